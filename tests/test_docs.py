@@ -117,8 +117,10 @@ def is_command(line: str) -> bool:
     command = build_command(name if name in COMMANDS else f"{first} {word.default}".rstrip())
     options = {name: param for param in command.params for name in (*param.opts, *param.secondary_opts)}
     for typed, following in zip(words, [*words[1:], ""], strict=False):
+        if typed == "--":
+            break
         option, _, value = typed.partition("=")
-        if not typed.startswith("--") or option in ("--", "--help") or KEY_OPTION.fullmatch(option):
+        if not typed.startswith("--") or option == "--help" or KEY_OPTION.fullmatch(option):
             continue
         if option not in options:
             return False

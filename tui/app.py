@@ -196,12 +196,12 @@ class GputrainApp(TerminalApp):
     def open_run(self, folder: str) -> None:
         """Open the screen of the run in `folder`."""
         from engine.runs.folder import RunFolder
-        from tui.screens.run import RunScreen
+        from tui.screens.command_run import make_run_screen
 
         opened = RunFolder(Path(folder))
         if opened not in self.opened_runs:
             self.opened_runs.append(opened)
-        self.push_screen(RunScreen(self, opened))
+        self.push_screen(make_run_screen(self, opened))
 
     def open_foreign_run(self, run: ForeignRun, process: ProcessPoller | None = None) -> None:
         """Open the screen of a run that another program recorded. `process` watches its process, which is looked for
@@ -227,6 +227,7 @@ class GputrainApp(TerminalApp):
         compared with."""
         from engine.runs.comparison import require_comparable
         from engine.runs.folder import RunFolder
+        from engine.show.foreign_run import as_foreign
         from tui.pollers.compare import CompareCache
         from tui.screens.compare import CompareScreen
 
@@ -237,7 +238,7 @@ class GputrainApp(TerminalApp):
             return
         if self._compare_cache is None:
             self._compare_cache = CompareCache()
-        opened = [RunFolder(run) if isinstance(run, Path) else run for run in runs]
+        opened = [as_foreign(RunFolder(run) if isinstance(run, Path) else run) for run in runs]
         self.push_screen(CompareScreen(self, opened, self._compare_cache, baseline))
 
     def open_sweep(self, run_name: str = "") -> None:
@@ -283,22 +284,19 @@ class GputrainApp(TerminalApp):
             return False
         return True
 
+    def action_command(self) -> None:
+        from tui.screens.command_dialog import ask_command
+
+        ask_command(self, self)
+
     def resume_run(self, folder: RunFolder, state: RunState | None) -> None:
-        """Resume a run that has ended from its last checkpoint. For a finished one, ask for the number of epochs."""
+        """Resume a run that has ended, or start its command again. For a finished training, ask for its epochs."""
         from engine.runs.claim import observe_claim
         from engine.runs.run_record import read_run_record
         from tui.screens.dialogs import epochs_dialog, take_over_dialog
 
-        if state is None:
-            self.show_toast(Problem("", f"{folder.name} is still loading", code="not-loaded"))
-            return
-        if (problem := folder.owner_problem()) is not None:
-            self.show_toast(
-                Problem("", f"{folder.name} {problem}; resume it in a shell with --trust-owner", code="foreign-owner")
-            )
-            return
-        if state.live or not folder.resumable:
-            self.show_toast(resume_problem(folder, state))
+        if (problem := resume_problem(folder, state)) is not None:
+            self.show_toast(problem)
             return
 
         observed, flags = observe_claim(folder.owner), list[str]()
@@ -357,12 +355,12 @@ class GputrainApp(TerminalApp):
     def switch_to_run(self, folder: RunFolder) -> None:
         """Replace the form and the starting screen with the screen of the run."""
         from tui.screens.form import FormScreen
-        from tui.screens.run import RunScreen
+        from tui.screens.run_requests import RunRequests
         from tui.screens.starting import StartingScreen
 
         while isinstance(self.screen, StartingScreen | FormScreen) and len(self.screen_stack) > 1:
             self.pop_screen()
-        if not (isinstance(self.screen, RunScreen) and self.screen.folder == folder):
+        if not (isinstance(self.screen, RunRequests) and self.screen.folder == folder):
             self.open_run(str(folder.path))
 
     def open_form(self, run_config: Path | None = None) -> None:

@@ -31,6 +31,7 @@ FLAG_TO_KEY = {
     "priority": "queue.priority",
     "after": "queue.after",
     "share": "queue.share",
+    "time_limit": "queue.time_limit",
 }
 BOOLEAN_FLAGS = {"queue", "resume"}
 

@@ -59,6 +59,7 @@ KEY_LABELS = {
     "right": "→",
     "escape": "esc",
     "f1": "F1",
+    "f2": "F2",
     "shift+up": "⇧↑",
     "shift+down": "⇧↓",
     "ctrl+c": "^c",
@@ -225,17 +226,38 @@ RUN_COMMANDS = (
     Command("l", "log", "Show the end of the log with full lines.", "log", 1),
     BACK_COMMAND,
 )
-FOREIGN_RUN_COMMANDS = (
+# Of charts that are not known in advance.
+_CHART_COMMANDS = (
     Command("c", "charts", "Choose the charts; the choice is remembered for this folder.", "charts", 9),
+    Command(
+        "X", "hide", "Hide the focused chart for this folder, such as a metric that was wrongly guessed.", "hide", 3
+    ),
     Command("x", "x axis", "Plot over steps, epochs or hours.", "x_axis", 7),
     Command("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 6),
     Command("L", "log scale", "Toggle the log scale of all charts but accuracies.", "log_scale", 5),
     *X_RANGE_COMMANDS,
     Command("f", "full", "Toggle full screen for the focused chart.", "full", 5),
     Command("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)"),
+)
+FOREIGN_RUN_COMMANDS = (
+    *_CHART_COMMANDS,
     Command("d", "parameters", "Show the parameters of this run.", "parameters", 6),
     Command("l", "log", "Show the end of the log with full lines.", "log", 4),
     Command("e", "export", "Save the focused chart as SVG and its data as CSV in the working directory.", "export", 3),
+    BACK_COMMAND,
+)
+COMMAND_RUN_COMMANDS = (
+    Command("s", "stop", "Stop the command with its stop signal, then SIGTERM, then SIGKILL.", "stop", 9),
+    Command("u", "resume", "Start the command of an ended run again.", "resume", 9),
+    Command("a", "again", "Start this command again as a new run, with changes.", "again", 2),
+    *_CHART_COMMANDS,
+    Command("d", "command", "Show the command, its working folder and its parameters.", "parameters", 6),
+    Command("p", "processes", "Show the processes of the command, and what they use.", "processes", 6),
+    Command("l", "log", "Show the end of the log with full lines.", "log", 4),
+    Command("T", "tags", "Change the tags of this run.", "tags", 2),
+    Command("N", "note", "Write a note about this run.", "note", 2),
+    Command("A", "archive", "Archive this run, or restore it from the archive.", "archive", 2),
+    Command("e", "export", "Save the focused chart as SVG and its data as CSV.", "export", 3),
     BACK_COMMAND,
 )
 PROFILE_COMMANDS = (
@@ -283,6 +305,7 @@ FORM_COMMANDS = (
     ),
     Command("ctrl+g", "use LR", "Set the suggested learning rate; again, the other suggestion.", "use_lr", 8),
     Command("ctrl+n", "open config", "Open a config file of your own in the form.", "open_config", 3),
+    Command("f2", "command", "Run a command, such as python train.py, in place of a config.", "app.command", 2),
     Command("ctrl+t", "save preset", "Save this config as a preset.", "save_preset", 4),
     Command("ctrl+y", "copy command", "Copy the command that starts this run.", "copy", 4),
     Command("ctrl+r", "defaults", "Reset all fields to their defaults; again, undo that.", "reset", 3),

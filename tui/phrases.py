@@ -51,8 +51,16 @@ def state_style(row: RunRow) -> str:
 
 
 def epochs_text(row: RunRow) -> str:
-    """Return how far a run is, and of a sweep the number of its trials."""
+    """Return how far a run is, of a sweep the number of its trials, and of a command its last step."""
+    if row.record.command:
+        return f"step {row.record.step}" if row.record.metrics or row.record.step else UNKNOWN
     return f"{row.trials} trials" if row.trials else f"{row.record.epochs}/{row.record.total_epochs or '?'}"
+
+
+def short_command(row: RunRow) -> str:
+    """Return the command of a run without the folder of its program."""
+    program, blank, rest = row.record.command.partition(" ")
+    return program.rpartition("/")[2] + blank + rest or UNKNOWN
 
 
 def when_text(row: RunRow) -> str:
@@ -80,14 +88,26 @@ def own_runs_problem(own: Collection[Path], command: str) -> Problem:
     return Problem("", reason, f"list them with {list_names(commands, 2)}", code="recorded-elsewhere")
 
 
-def resume_problem(folder: RunFolder, state: RunState) -> Problem:
-    """Return why a run that is live or has no checkpoint cannot be resumed."""
-    if state == "interrupted":
-        reason = f"{folder.name} was interrupted while it waited for GPUs; press Q, then u to start it again"
-        return Problem("", reason, code="interrupted")
+def resume_problem(folder: RunFolder, state: RunState | None) -> Problem | None:
+    """Return why a run in this state, None if it is not known yet, cannot be resumed; None if it can."""
+    from engine.command.spec import has_command
+
+    name = folder.name
+    if state is None:
+        return Problem("", f"{name} is still loading", code="not-loaded")
+    if (problem := folder.owner_problem()) is not None:
+        return Problem("", f"{name} {problem}; resume it in a shell with --trust-owner", code="foreign-owner")
     if state.live:
-        return Problem("", f"{folder.name} is {state}", code="already-running")
-    return Problem("", f"{folder.name} has no checkpoint to resume from", code="no-checkpoint")
+        return Problem("", f"{name} is {state}", code="already-running")
+    if state == "finished" and has_command(folder):
+        reason = f"{name} has already finished; start the command again as a new run"
+        return Problem("", reason, code="already-finished")
+    if folder.resumable:
+        return None
+    if state == "interrupted":
+        reason = f"{name} was interrupted while it waited for GPUs; press Q, then u to start it again"
+        return Problem("", reason, code="interrupted")
+    return Problem("", f"{name} has no checkpoint to resume from", code="no-checkpoint")
 
 
 # Vendor and brand, which the names of GPUs begin with.

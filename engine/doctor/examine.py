@@ -43,8 +43,9 @@ from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.unmonitored import has_driver_library, mark_reserved
 from engine.gpus.visible_devices import visible_devices
 from engine.launch.input_keys import with_input_keys
-from engine.launch.preflight import RunRequest, run_preflight
+from engine.launch.preflight import run_preflight
 from engine.launch.preflight_process import ModelCheck, ModelRequest
+from engine.launch.request import RunRequest
 from engine.utils.errors import Problem, UsageError
 from engine.utils.helper_process import HelperError, HelperProcess, start_helper
 from engine.utils.libraries import training_problem

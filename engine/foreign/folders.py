@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,7 @@ FORMATS = (
     json_lines.find,
     csv_file.find,
 )
+FOLDER_FORMATS = frozenset({"tensorboard", "mlflow", "trainer-state"})
 MAX_LOGS = 50  # per folder
 # A folder that was changed less than this before it was listed may change again without another modification time.
 FRESH_SECONDS = 2.0
@@ -73,14 +75,37 @@ class ForeignRun:
         return tuple(dict.fromkeys(log.format for log in self.logs))
 
     @property
+    def choice_folder(self) -> Path:
+        """The folder for which the user's choice of charts is remembered."""
+        return self.folder
+
+    def metric_key(self, name: str) -> str:
+        """Return what the names of a metric in several logs have in common."""
+        return name
+
+    def log_ids(self) -> list[tuple[str, str, Path]]:
+        """Return what tells each log from others: its format, its run, and its file or its folder.
+
+        TensorBoard, MLflow and Hugging Face follow the new files of a folder on their own.
+        """
+        return [
+            (log.format, log.run, self.folder if log.format in FOLDER_FORMATS else log.files[0]) for log in self.logs
+        ]
+
+    @property
     def has_ended(self) -> bool:
         """Whether a log said that the run had ended when it was found."""
         return any(log.has_ended for log in self.logs)
 
+    @property
+    def shares_file(self) -> bool:
+        """Whether its log is a part of a file, and tells when that part was written."""
+        return any(log.changed_at is not None for log in self.logs)
+
     def changed_at(self) -> float:
         """Return when its files, or its part of one, were last written, in Unix seconds; 0 if all are gone."""
-        if (changed_at := self.logs[0].changed_at) is not None:
-            return changed_at()
+        if self.shares_file:
+            return max((log.changed_at() for log in self.logs if log.changed_at is not None), default=0.0)
         files = (path for log in self.logs for path in (log.list_files() if log.list_files is not None else log.files))
         return max(map(_modified_ns, files), default=0) / 1e9
 
@@ -103,11 +128,16 @@ class FoundRuns:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of a tree is searched: folders, how deep they are nested, and runs."""
+    """How much of a tree is searched: folders, how deep they are nested, runs, and entries that were not listed before.
+
+    Folders with one of the `skipped` names are not searched.
+    """
 
     depth: int = 12
     folders: int = 100_000
     runs: int = 10_000
+    entries: int = 1_000_000_000
+    skipped: frozenset[str] = SKIPPED_FOLDERS
 
 
 def find_runs(path: Path, limits: Limits = Limits()) -> FoundRuns:
@@ -142,6 +172,7 @@ class RunFinder:
         self._root = Path(os.path.realpath(path))
         self._limits = limits
         self._known: dict[Path, _Folder] = {}
+        self._num_listed = 0
 
     def search(self) -> Iterator[FoundRuns]:
         """Yield the runs of each folder, none for most."""
@@ -149,24 +180,25 @@ class RunFinder:
         if not is_folder(root):
             if is_file(root):
                 listing = Listing(root.parent, (root.name,), ())
-                yield FoundRuns(tuple(_runs_in(root.parent, root.stem, _logs_in(listing), root)))
+                yield FoundRuns(tuple(_runs_in(root.parent, root.stem, logs_in(listing), root)))
             return
-        num_runs, num_folders = 0, 0
-        pending = [(root, "", 0)]
+        limits, num_runs, num_folders, self._num_listed = self._limits, 0, 0, 0
+        # The upper folders first: a limit then leaves out the depths of a data set.
+        pending = deque([(root, "", 0)])
         while pending:
-            folder, name, depth = pending.pop()
+            folder, name, depth = pending.popleft()
             num_folders += 1
-            if num_folders > self._limits.folders or num_runs >= self._limits.runs:
+            if num_folders > limits.folders or num_runs >= limits.runs or self._num_listed > limits.entries:
                 yield FoundRuns((), is_partial=True)
                 return
             known = self._list(folder)
             if known.is_own:
                 yield FoundRuns((), own=frozenset({folder}))
                 continue
-            runs = tuple(_runs_in(folder, name or root.name, known.logs, folder))[: self._limits.runs - num_runs]
+            runs = tuple(_runs_in(folder, name or root.name, known.logs, folder))[: limits.runs - num_runs]
             num_runs += len(runs)
             yield FoundRuns(runs, known.is_partial)
-            if depth == self._limits.depth:
+            if depth == limits.depth:
                 continue
             for inner in known.inner:
                 pending.append((folder / inner, f"{name}/{inner}" if name else inner, depth + 1))
@@ -177,9 +209,10 @@ class RunFinder:
             return known
         modified_ns = _modified_ns(folder)
         listing = list_folder(folder)
+        self._num_listed += len(listing.files) + len(listing.folders)
         is_own = OWN_FILES.issubset(listing.files)
-        logs = [] if is_own else _logs_in(listing)
-        owned = SKIPPED_FOLDERS.union(*(log.owned_folders for log in logs))
+        logs = [] if is_own else logs_in(listing)
+        owned = self._limits.skipped.union(*(log.owned_folders for log in logs))
         inner = tuple(name for name in listing.folders if name not in owned and not name.startswith("."))
         undecided = [] if is_own else _undecided(listing, logs)
         watched = (folder, *undecided[:MAX_UNDECIDED])
@@ -220,7 +253,8 @@ def _undecided(listing: Listing, logs: list[Log]) -> list[Path]:
     return [path for path in (*files, *checkpoints) if path not in read]
 
 
-def _logs_in(listing: Listing) -> list[Log]:
+def logs_in(listing: Listing) -> list[Log]:
+    """Return the logs of a folder, the preferred one first."""
     return [log for find in FORMATS for log in find(listing)]
 
 
@@ -248,7 +282,7 @@ class RunFollower:
     """
 
     def __init__(self, run: ForeignRun) -> None:
-        self._logs = run.logs
+        self._logs, self._key = run.logs, run.metric_key
         self._sources = [log.open() for log in run.logs]
         self._last = [_UNREAD for _ in run.logs]
         self._owners: dict[str, int] = {}
@@ -280,16 +314,16 @@ class RunFollower:
     def _choose_points(self, index: int, reading: Reading) -> bool:
         """Leave out points of metrics that an earlier log has. Return whether the later logs have to start over."""
         owners = self._owners
-        names = reading.points.names
-        later = any(owners.get(name, index) > index for name in names)
+        keys = {name: self._key(name) for name in reading.points.names}
+        later = any(owners.get(key, index) > index for key in keys.values())
         if later or reading.drop_from == -math.inf:
-            for name in [name for name, owner in owners.items() if owner >= index]:
-                del owners[name]
+            for key in [key for key, owner in owners.items() if owner >= index]:
+                del owners[key]
             later = True
-        for name in names:
-            owners.setdefault(name, index)
-        if any(owners[name] != index for name in names):
-            reading.points = reading.points.only(lambda name: owners[name] == index)
+        for key in keys.values():
+            owners.setdefault(key, index)
+        if any(owners[key] != index for key in keys.values()):
+            reading.points = reading.points.only(lambda name: owners[keys[name]] == index)
         return later
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.foreign.folders import OWN_FILES, ForeignRun, FoundRuns, Limits, RunFinder, merge_runs
-from engine.utils.process import process_start_ticks
+from engine.utils.process_table import ProcessId, ProcessStat, children_by_parent, live_processes
 from engine.utils.text import printable
 
 PROC = Path("/proc")
@@ -26,7 +26,6 @@ MAX_PROCESSES = 500  # per tree
 MAX_OPEN_FILES = 4000  # per process
 MAX_COMMAND_CHARS = 400
 MAX_COMMAND_BYTES = 1 << 14
-MAX_STAT_BYTES = 1 << 12
 # The folder of an open file may have the runs of a day, the working directory may be a home with millions of files.
 FILE_LIMITS = Limits(depth=1, folders=200, runs=50)
 CWD_LIMITS = Limits(depth=4, folders=1000, runs=200)
@@ -36,36 +35,6 @@ MAX_PARENTS = 3
 SEARCH_SECONDS = 5.0
 LOG_ENDINGS = (".log", ".out", ".err", ".txt")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-class ProcessId(NamedTuple):
-    """A process: its ID, and its start in clock ticks since the boot."""
-
-    pid: int
-    start_ticks: int
-
-    @classmethod
-    def find(cls, pid: int) -> ProcessId | None:
-        """Return the process that has this ID now; None if none has."""
-        start = process_start_ticks(pid)
-        return None if start is None else cls(pid, start)
-
-    def is_running(self) -> bool:
-        """Whether it has not ended."""
-        status = _read_stat(self.pid)
-        return status is not None and status.start_ticks == self.start_ticks and status.state not in "ZX"
-
-
-class _Stat(NamedTuple):
-    """Fields of proc_pid_stat(5)."""
-
-    name: str
-    state: str
-    parent: int
-    cpu_seconds: float
-    start_ticks: int
-    memory_bytes: int
 
 
 @dataclass(frozen=True)
@@ -109,19 +78,17 @@ class ProcessTree:
 
 def read_tree(root: ProcessId) -> ProcessTree:
     """Return the tree of a process; an empty one if it has ended. A scan of 500 processes takes 20 ms."""
-    found = {pid: status for pid in _all_pids() if (status := _read_stat(pid)) is not None and status.state not in "ZX"}
+    found = live_processes()
     first = found.get(root.pid)
     if first is None or first.start_ticks != root.start_ticks:
         return ProcessTree()
-    children: dict[int, list[tuple[int, _Stat]]] = {}
-    for pid, status in found.items():
-        children.setdefault(status.parent, []).append((pid, status))
+    children = children_by_parent(found)
     processes: list[HostProcess] = []
-    pending = [(root.pid, first, 0)]
+    pending = [(root.pid, 0)]
     while pending and len(processes) < MAX_PROCESSES:
-        pid, status, depth = pending.pop()
-        processes.append(_describe(pid, status, depth))
-        pending += [(child, status, depth + 1) for child, status in reversed(children.get(pid, ()))]
+        pid, depth = pending.pop()
+        processes.append(_describe(pid, found[pid], depth))
+        pending += [(child, depth + 1) for child in reversed(children.get(pid, ()))]
     tree = _with_files(processes)
     pid = first.parent
     for _ in range(MAX_PARENTS if tree.own_run is None else 0):
@@ -239,44 +206,7 @@ def started_at(process: ProcessId) -> float:
     return time.time() - time.clock_gettime(clock) + process.start_ticks / _TICKS_PER_SECOND
 
 
-def own_processes() -> Iterator[ProcessId]:
-    """Yield the processes of this user."""
-    for pid in _all_pids():
-        try:
-            is_own = os.stat(f"{PROC}/{pid}").st_uid == os.geteuid()  # noqa: PTH116
-        except OSError:
-            continue
-        if is_own and (process := ProcessId.find(pid)) is not None:
-            yield process
-
-
-def _all_pids() -> list[int]:
-    try:
-        return sorted(int(name) for name in os.listdir(PROC) if name.isdigit())  # noqa: PTH208
-    except OSError:
-        return []
-
-
-def _read_stat(pid: int) -> _Stat | None:
-    try:
-        with open(f"{PROC}/{pid}/stat", "rb") as file:  # noqa: PTH123
-            data = file.read(MAX_STAT_BYTES)
-        # The name of the command, in parentheses, may contain any character.
-        name, _, rest = data.partition(b"(")[2].rpartition(b")")
-        parts = rest.split()
-        return _Stat(
-            name.decode(errors="replace"),
-            parts[0].decode(),
-            int(parts[1]),
-            (int(parts[11]) + int(parts[12])) / _TICKS_PER_SECOND,
-            int(parts[19]),
-            int(parts[21]) * _PAGE_BYTES,
-        )
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _describe(pid: int, status: _Stat, depth: int) -> HostProcess:
+def _describe(pid: int, status: ProcessStat, depth: int) -> HostProcess:
     try:
         with open(f"{PROC}/{pid}/cmdline", "rb") as file:  # noqa: PTH123
             words = file.read(MAX_COMMAND_BYTES).decode(errors="replace").rstrip("\0").split("\0")

@@ -70,7 +70,7 @@ class ForeignRunList:
 
     def __init__(self, search: Callable[[], Iterator[FoundRuns]]) -> None:
         self._search = search
-        self._followed: dict[str, _FollowedRun] = {}
+        self._followed: dict[str, FollowedRun] = {}
         self._found: set[str] = set()
         self._is_limited = False
         self._searching: Iterator[FoundRuns] | None = None
@@ -130,7 +130,7 @@ class ForeignRunList:
         self._found.add(key)
         known = self._followed.get(key)
         if known is None:
-            self._followed[key] = _FollowedRun(run)
+            self._followed[key] = FollowedRun(run)
         else:
             known.update(run)
 
@@ -167,7 +167,7 @@ class ForeignRunList:
             pending = [run for run in pending if run.has_unread]
 
 
-class _FollowedRun:
+class FollowedRun:
     """One run of the list, and what has been read of it."""
 
     def __init__(self, run: ForeignRun) -> None:
@@ -179,6 +179,8 @@ class _FollowedRun:
         self._has_ended = run.has_ended
         self._follower: RunFollower | None = None
         self._metrics: list[dict[str, Figures]] = [{} for _ in run.logs]
+        self.not_finite: dict[str, int] = {}
+        """Step of each metric whose latest value is NaN or infinite."""
         self._parameters: Parameters = {}
         self._read_bytes = [0 for _ in run.logs]
         self.has_unread = True
@@ -188,7 +190,7 @@ class _FollowedRun:
     def update(self, run: ForeignRun) -> None:
         """Follow the logs that a search has found, from the beginning if there are others than before."""
         self.paths = tuple(path for log in run.logs for path in log.files)
-        if _identity(run) != _identity(self.listed.run):
+        if run.log_ids() != self.listed.run.log_ids():
             self._stamp = (0, 0)
             self._begin(run)
 
@@ -210,7 +212,7 @@ class _FollowedRun:
         self.has_unread = self.has_unread and not is_large
         run = self.listed.run
         # The file of several runs tells when any of them was written.
-        changed_at = stamp[0] / 1e9 if run.logs[0].changed_at is None else run.changed_at()
+        changed_at = run.changed_at() if run.shares_file else stamp[0] / 1e9
         ended_at = None if writers is None else writers.ended_at(self.paths)
         activity = judge(changed_at, now, has_ended=self._has_ended, writer_ended_at=ended_at)
         note = f"{format_bytes(stamp[1])} of logs; enter reads them" if is_large else ""
@@ -235,7 +237,7 @@ class _FollowedRun:
             self._parameters = run.read_parameters()
         readings = self._follower.poll(ROW_POLL_BYTES)
         for metrics, reading in zip(self._metrics, readings, strict=True):
-            _add(reading, metrics)
+            _add(reading, metrics, self.not_finite)
             self._parameters = merge_parameters(self._parameters, reading.parameters)
         self._has_ended = any(reading.has_ended for reading in readings)
         before, self._read_bytes = self._read_bytes, [reading.read_bytes for reading in readings]
@@ -255,15 +257,7 @@ class _FollowedRun:
             self.listed = replace(self.listed, **changes)  # type: ignore[arg-type]  # fields of ListedRun
 
 
-def _identity(run: ForeignRun) -> list[tuple[str, str, Path]]:
-    """Return what tells its logs from others. TensorBoard and MLflow follow the new files of a folder on their own."""
-    return [
-        (log.format, log.run, run.folder if log.format in ("tensorboard", "mlflow", "trainer-state") else log.files[0])
-        for log in run.logs
-    ]
-
-
-def _add(reading: Reading, metrics: dict[str, Figures]) -> None:
+def _add(reading: Reading, metrics: dict[str, Figures], not_finite: dict[str, int]) -> None:
     """Add the points of a reading. The lowest and highest values keep those that a restarted writer voids."""
     if reading.drop_from == -math.inf:
         metrics.clear()
@@ -276,6 +270,9 @@ def _add(reading: Reading, metrics: dict[str, Figures]) -> None:
         finite = [value for value in values if math.isfinite(value)]
         known = metrics.get(name)
         bounds = [*finite, *known[2:]] if known is not None else finite
+        not_finite.pop(name, None)
+        if not math.isfinite(values[-1]):
+            not_finite[name] = steps[name]
         if bounds:
             last = values[-1] if math.isfinite(values[-1]) else None
             metrics[name] = Figures(steps[name], last, min(bounds), max(bounds))

@@ -9,7 +9,8 @@ import time
 from collections.abc import Container, Iterable
 from pathlib import Path
 
-from engine.foreign.process import ProcessId, open_files, own_processes
+from engine.foreign.process import open_files
+from engine.utils.process_table import ProcessId, own_processes
 
 # Looking takes longer on a host with thousands of processes.
 LOOK_SECONDS, LOOK_SHARE = 3.0, 0.02

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 import threading
@@ -20,13 +19,13 @@ from engine.runs.claim import Claim, Origin, read_claim
 from engine.runs.folder import RunFolder, list_runs
 from engine.utils.errors import Problem, UsageError
 from engine.utils.process import process_start_ticks
+from engine.utils.systemd import lingering_scope, loginctl_enabled
 
 if TYPE_CHECKING:
     from engine.runs.history import History
     from engine.runs.journal import JournalReader
 
 ACCEPT_POLL_SECONDS = 0.05
-LOGINCTL_TIMEOUT_SECONDS = 3.0
 
 
 @dataclass
@@ -79,7 +78,7 @@ class LaunchedRun:
         reader, history = self._sessions[run.path]
         for event in reader.poll():
             history.add(event)
-        return any(event is not None for event in (history.waiting, history.started, history.finished))
+        return any(event is not None for event in (history.waiting, history.started, history.command, history.finished))
 
     def wait_until_accepted(self) -> RunFolder | None:
         """Return the folder of a run that was started with `--detach`, once it stays whatever becomes of the run.
@@ -153,35 +152,14 @@ def start_detached(command: Sequence[str], runs_dir: Path, title: str = "new run
 def systemd_scope_prefix() -> tuple[list[str], Problem | None]:
     """Return a command prefix that keeps a process alive after logout, or a warning if there is none.
 
-    With KillUserProcesses=yes (logind.conf(5)), systemd kills the processes of a user at logout. A scope of the user's
-    service manager survives if lingering is enabled (loginctl(1), enable-linger).
+    With KillUserProcesses=yes (logind.conf(5)), systemd kills the processes of a user at logout.
     """
-    if not _loginctl_enabled("KillUserProcesses"):
+    if not loginctl_enabled("KillUserProcesses"):
         return [], None
-    if shutil.which("systemd-run") and _loginctl_enabled("Linger", str(os.getuid())):
-        return ["systemd-run", "--user", "--scope", "--quiet", "--collect", "--"], None
+    if scope := lingering_scope():
+        return scope, None
     reason = (
         "this host kills your processes at logout (KillUserProcesses=yes): the run will NOT survive it. "
         "To keep it running: loginctl enable-linger"
     )
     return [], Problem("", reason, code="not-supported")
-
-
-def _loginctl_enabled(name: str, *user: str) -> bool:
-    """Return whether a logind property of the host, or of a user, is `yes`."""
-    loginctl = shutil.which("loginctl")
-    if loginctl is None:
-        return False
-    command = [loginctl, "show-user", *user, f"--property={name}", "--value"]
-    try:
-        result = subprocess.run(  # noqa: S603 (a fixed command)
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LOGINCTL_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return result.stdout.strip() == "yes"

@@ -38,7 +38,7 @@ from engine.launch.handshake import (
     wait_for_message,
 )
 from engine.launch.input_keys import with_input_keys
-from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, with_run_name
+from engine.launch.lifecycle import TrainingRun
 from engine.launch.node import (
     MultiNodeGpuUsage,
     allocate_node_gpus,
@@ -48,15 +48,10 @@ from engine.launch.node import (
     share_problems,
     with_lowest_capability,
 )
-from engine.launch.preflight import (
-    Preflight,
-    RunRequest,
-    find_problems,
-    run_preflight,
-    source_opener,
-    watch_other_claim,
-)
+from engine.launch.owned_run import AlreadyFinishedError, with_run_name
+from engine.launch.preflight import Preflight, find_problems, run_preflight, source_opener
 from engine.launch.progress import ProgressReporter, stderr_listener
+from engine.launch.request import RunRequest, watch_other_claim
 from engine.runs.control import consume_requests
 from engine.runs.events import ControlEvent, Event, RunStarted, WarningEvent
 from engine.runs.folder import RunFolder
@@ -127,7 +122,7 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
     os.environ.update(variables)
     this_rank = _ExternalRank(rank_info, start_method, SignalHandler())
     this_rank.stop_flag.install()
-    run = OwnedRun(request, listener if this_rank.rank == 0 else stderr_listener(this_rank.rank))
+    run = TrainingRun(request, listener if this_rank.rank == 0 else stderr_listener(this_rank.rank))
     try:
         code = _run(run, this_rank)
     except RankZeroEndedError as error:
@@ -170,7 +165,7 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
     return ExitCode.FINISHED if code == ExitCode.STOPPED and launcher == "env" else code
 
 
-def _run(run: OwnedRun, this_rank: _ExternalRank) -> ExitCode:
+def _run(run: TrainingRun, this_rank: _ExternalRank) -> ExitCode:
     """The steps of the driver: a rendezvous of the ranks, then those of `launcher._run`."""
     _connect(run, this_rank)
     # Ends before the training, whose DataLoader workers are forked and must not inherit the thread.
@@ -196,7 +191,7 @@ def _under_torchrun() -> bool:
     return TORCHRUN_RUN_ID in os.environ
 
 
-def _connect(run: OwnedRun, this_rank: _ExternalRank) -> None:
+def _connect(run: TrainingRun, this_rank: _ExternalRank) -> None:
     """Open the store of the ranks, restricted to this attempt. Raises UsageError and _RendezvousError."""
     config, rank_info = run.request.config, this_rank.rank_info
     problems = list(run.request.problems)
@@ -224,7 +219,7 @@ def _connect(run: OwnedRun, this_rank: _ExternalRank) -> None:
         run.request = continue_run_of_agents(request, run.listener, this_rank.check_stop)
 
 
-def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Preflight:
+def _run_preflight_on_all_ranks(run: TrainingRun, this_rank: _ExternalRank) -> Preflight:
     """Check the request on every host. Raises UsageError on rank 0, with the problems of all hosts."""
     rank_info, store, stop_flag = this_rank.rank_info, this_rank.store, this_rank.stop_flag
 
@@ -260,7 +255,7 @@ def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Pref
     return preflight
 
 
-def _prepare_and_broadcast(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) -> Job:
+def _prepare_and_broadcast(run: TrainingRun, this_rank: _ExternalRank, preflight: Preflight) -> Job:
     """Prepare the run on rank 0, and send its folder and what was auto to the other ranks. Raises UsageError."""
     job = run.prepare(preflight, this_rank.rank_info.world_size, this_rank.check_stop)
     folder = None if job.folder is None else str(job.folder.path)
@@ -270,7 +265,7 @@ def _prepare_and_broadcast(run: OwnedRun, this_rank: _ExternalRank, preflight: P
     return job
 
 
-def _receive_job(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) -> Job:
+def _receive_job(run: TrainingRun, this_rank: _ExternalRank, preflight: Preflight) -> Job:
     """Wait for the job of rank 0. Raises RankZeroEndedError if there is none."""
     message = wait_for_message(this_rank.store, "job", PreparedJob, this_rank.stop_flag)
     assert preflight.plan is not None  # noqa: S101 - else rank 0 would have refused the run
@@ -303,7 +298,7 @@ def _exit_code_of_refused_rank(this_rank: _ExternalRank, error: UsageError) -> E
     return ExitCode.USAGE_ERROR if shared is None else shared
 
 
-def _train(run: OwnedRun, this_rank: _ExternalRank, job: Job) -> RunResult:
+def _train(run: TrainingRun, this_rank: _ExternalRank, job: Job) -> RunResult:
     """Train to the end; rank 0 records the events and serves the control requests. Raises UsageError."""
     from engine.training.train import train
 
@@ -347,7 +342,7 @@ def _train(run: OwnedRun, this_rank: _ExternalRank, job: Job) -> RunResult:
 
 
 def _monitoring_listener(
-    run: OwnedRun, recorder: Recorder, nodes: MultiNodeGpuUsage, heartbeats: Heartbeats
+    run: TrainingRun, recorder: Recorder, nodes: MultiNodeGpuUsage, heartbeats: Heartbeats
 ) -> Listener:
     """Return a listener whose first event starts a thread for heartbeats, progress, GPU readings and control requests.
 

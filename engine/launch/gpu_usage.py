@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
+from engine.gpus.allocation import first_snapshot
 from engine.gpus.monitor import DriverMonitor
 from engine.gpus.reservation_reader import ReservedRank
-from engine.gpus.snapshot import Gpu, SamplerOptions
+from engine.gpus.snapshot import Gpu, SamplerOptions, Snapshot
 from engine.gpus.unmonitored import has_driver_library
+from engine.runs.command_events import CommandStarted
 from engine.runs.events import Event, GpuEvent, RunStarted, WaitingForGpus
 from engine.runs.records import GpuSample
 
@@ -29,17 +31,29 @@ RECORDED_READINGS = (
 
 
 class GpuUsagePoller:
-    """Samples the GPUs with these UUIDs. It never blocks and never fails a run; without UUIDs it does nothing."""
+    """Samples the GPUs with these UUIDs. It never blocks and never fails a run; without UUIDs it does nothing.
 
-    def __init__(self, uuids: Sequence[str]) -> None:
+    With `processes`, `snapshot` has those of all GPUs of the host."""
+
+    def __init__(self, uuids: Sequence[str], *, processes: bool = False) -> None:
         self._uuids = frozenset(uuids)
         self._monitor: DriverMonitor | None = None
         self._stale_at = time.monotonic() + 2 * USAGE_INTERVAL_SECONDS
+        self.snapshot: Snapshot | None = None
+        """The latest one."""
         if uuids and has_driver_library():
+            gpus = None if processes else tuple(uuids)
             with suppress(OSError):
                 self._monitor = DriverMonitor(
-                    SamplerOptions(period=USAGE_INTERVAL_SECONDS, processes=False, gpus=tuple(uuids))
+                    SamplerOptions(period=USAGE_INTERVAL_SECONDS, processes=processes, gpus=gpus)
                 )
+
+    def first(self) -> Snapshot | None:
+        """Wait for the first snapshot in which all GPUs have answered; None if the driver does not answer."""
+        if self.snapshot is None and self._monitor is not None:
+            with suppress(OSError, ValueError):
+                self.snapshot = first_snapshot(self._monitor)
+        return self.snapshot
 
     def poll(self) -> GpuEvent | None:
         """Return an event if one is due, also if the driver has stopped answering."""
@@ -54,6 +68,7 @@ class GpuUsagePoller:
         if snapshot is None:
             return None
         self._stale_at = time.monotonic() + 2 * USAGE_INTERVAL_SECONDS
+        self.snapshot = snapshot
         samples = [sample for gpu in snapshot.gpus for sample in _samples(gpu, snapshot.host, self._uuids)]
         return GpuEvent(gpus=samples) if samples else None
 
@@ -70,7 +85,7 @@ def _samples(gpu: Gpu, host: str, uuids: Collection[str]) -> list[GpuSample]:
     readings = {name: gpu.value(name) for name in RECORDED_READINGS}
     instances = [instance for instance in gpu.instances if instance.uuid in uuids]
     if not instances and not gpu.mig_enabled:
-        return [GpuSample(gpu.uuid, host, gpu.state, **readings)]
+        return [GpuSample(gpu.uuid, host, gpu.state, **readings)] if gpu.uuid in uuids else []
     # Heat and clocks are common to all instances. NVML has no utilization of an instance, and no power draw.
     unknown = {"util": None, "power": None}
     return [
@@ -99,7 +114,7 @@ def waiting_emitter(emit: Callable[[Event], None]) -> Callable[[str], None]:
     return emit_reason
 
 
-def local_gpu_ranks(started: RunStarted) -> list[ReservedRank]:
+def local_gpu_ranks(started: RunStarted | CommandStarted) -> list[ReservedRank]:
     """Return the ranks on GPUs of this host, for the reservation that other users read."""
     host = socket.gethostname()
     ranks = [rank for rank in started.ranks if rank.host == host and rank.device != "cpu"]

@@ -23,7 +23,7 @@ from engine.config.training_sections import AmpLevel
 from engine.distributed.messages import PeerFailedError, decode_message, send
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import keep_until_exit, store_timeout_s
-from engine.launch.preflight import RunRequest
+from engine.launch.request import RunRequest
 from engine.runs.claim import HEARTBEAT_TIMEOUT_SECONDS, read_claim
 from engine.runs.events import WarningEvent
 from engine.runs.find import newest_first

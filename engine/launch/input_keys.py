@@ -31,7 +31,7 @@ from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
 
 if TYPE_CHECKING:
-    from engine.launch.preflight import RunRequest
+    from engine.launch.request import RunRequest
 
 
 def with_input_keys(request: RunRequest) -> RunRequest:

@@ -6,36 +6,24 @@ The command line calls `launch`; under torchrun or srun it hands over to `extern
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from engine.distributed.node_plan import prepare_environment
 from engine.distributed.rank_env import detect_launcher
 from engine.distributed.rendezvous import remove_rendezvous_file
 from engine.distributed.watchdog import Heartbeats
-from engine.gpus.allocation import allocate_devices
-from engine.gpus.selection import CudaDevice
-from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
+from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.input_keys import with_input_keys
-from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart
-from engine.launch.preflight import (
-    RunRequest,
-    find_problems_before_wait,
-    run_preflight,
-    source_opener,
-    watch_other_claim,
-)
+from engine.launch.lifecycle import TrainingRun, record_restart, should_restart
+from engine.launch.owned_run import run_owned, with_interrupted_wait
+from engine.launch.preflight import find_problems_before_wait, run_preflight, source_opener
 from engine.launch.progress import ProgressReporter
 from engine.launch.rank_starter import RankStarter
+from engine.launch.request import RunRequest, watch_other_claim
 from engine.launch.supervisor import Supervisor
-from engine.queue.dependencies import DependencyError
-from engine.queue.place import CancelledError, backfill_of, fixed_terms
-from engine.queue.state import is_interrupted
 from engine.runs.events import RunFinished, WarningEvent
-from engine.runs.folder import RunFolder
-from engine.runs.ownership import OwnershipLostError
 from engine.runs.recorder import Listener
 from engine.runs.sinks import Sink
 from engine.training.job import Job, RunResult
@@ -57,58 +45,31 @@ def launch(request: RunRequest, listener: Listener) -> int:
 
         return run_external_rank(with_interrupted_wait(request), launcher, listener)
 
-    # Until the run starts, a signal ends this process through the clauses below, which release what it holds.
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.default_int_handler)
-    run, rank_starter = OwnedRun(request, listener), None
-    try:
+    run, rank_starter = TrainingRun(request, listener), None
+
+    def train() -> int:
+        nonlocal rank_starter
         watch_other_claim(request, listener)
         run.request = with_input_keys(with_interrupted_wait(request))
         if not (run.request.config.waits or run.request.problems):
             # It imports torch during the preflight. A run that may wait for GPUs for days must not hold that memory.
             rank_starter = RankStarter()
         return _run(run, rank_starter)
-    except (UsageError, DependencyError) as error:
-        if run.is_kept:
-            return run.end_before_start("failed", str(error))
-        run.discard()
-        if isinstance(error, DependencyError):
-            raise UsageError.one("queue.after", str(error), code=error.code) from error
-        raise
-    except CancelledError as error:
-        return run.end_before_start("stopped", str(error))
-    except AlreadyFinishedError:
-        return ExitCode.FINISHED
-    except KeyboardInterrupt:
-        if run.is_kept:
-            return run.interrupt()
-        run.discard()
-        listener(WarningEvent(message="stopped before the run began; nothing was created", code="stopped"))
-        return ExitCode.FAILED
-    except OwnershipLostError as error:
-        listener(RunFinished(state="failed", message=str(error)))
-        return ExitCode.FAILED
+
+    try:
+        return run_owned(run, train)
     finally:
         if rank_starter is not None:
             rank_starter.kill()
-        run.release()
 
 
-def with_interrupted_wait(request: RunRequest) -> RunRequest:
-    """Return the request to go on waiting, if it resumes a run whose wait was interrupted."""
-    run = request.config.run
-    if run.name is None or not run.resume or not is_interrupted(RunFolder(request.runs_dir / run.name)):
-        return request
-    return replace(request, config=request.config.with_values(device={"wait": True}))
-
-
-def _run(run: OwnedRun, rank_starter: RankStarter | None) -> ExitCode:
+def _run(run: TrainingRun, rank_starter: RankStarter | None) -> ExitCode:
     """The steps of the driver. `external._run` has those from the preflight on: torchrun starts no run detached."""
     if run.request.config.waits:
         # Whoever started it may be gone when it has its GPUs.
         raise_if_any(find_problems_before_wait(run.request))
     preflight = run_preflight(
-        run.request, lambda wait: _allocate_gpus(run, wait=wait), open_source=source_opener(run.listener)
+        run.request, lambda wait: run.allocate(wait=wait), open_source=source_opener(run.listener)
     )
     raise_if_any(preflight.problems)
     job = run.prepare(preflight)
@@ -119,27 +80,7 @@ def _run(run: OwnedRun, rank_starter: RankStarter | None) -> ExitCode:
     return run.end(result, should_requeue=requeues)
 
 
-def _allocate_gpus(run: OwnedRun, *, wait: bool) -> Sequence[CudaDevice]:
-    """Reserve the GPUs of the run, and the place in the queue while it waits for them.
-
-    Raises UsageError, and as `QueuePlace.poll_terms` does."""
-    config = run.request.config
-    place = run.enter_queue() if wait and not run.request.dry_run else None
-    run.allocation = allocate_devices(
-        config.device.gpus,
-        (config.run.name or run.request.default_name) if place is None else place.folder.name,
-        wait=wait,
-        on_wait=waiting_emitter(run.show_wait) if place is None else place.report,
-        poll_terms=(lambda: (fixed_terms(config), "")) if place is None else place.poll_terms,
-        backfill=backfill_of(config),
-    )
-    if place is not None:
-        place.leave([device.uuid for device in run.allocation.devices])
-    run.show_gpu_warnings()
-    return run.allocation.devices
-
-
-def _train(run: OwnedRun, job: Job, signals: SignalHandler, rank_starter: RankStarter | None) -> RunResult:
+def _train(run: TrainingRun, job: Job, signals: SignalHandler, rank_starter: RankStarter | None) -> RunResult:
     """Run the ranks to their end, and restart them if one fails. Raises UsageError."""
     recorder, restart, max_restarts = run.recorder, 0, job.config.run.max_restarts
     limit_min, began = job.config.queue.time_limit, time.monotonic()
@@ -174,7 +115,7 @@ def _train(run: OwnedRun, job: Job, signals: SignalHandler, rank_starter: RankSt
 
 
 def _run_ranks(
-    run: OwnedRun,
+    run: TrainingRun,
     job: Job,
     signals: SignalHandler,
     on_tick: Callable[[Heartbeats], None],

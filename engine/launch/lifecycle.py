@@ -6,109 +6,38 @@ that torchrun or srun started. Each holds only how its ranks train.
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+from engine.command.spec import has_command
 from engine.config.run_sections import RunConfig
-from engine.config.schema import Config
 from engine.distributed.failures import describe_failure
-from engine.gpus.allocation import GpuAllocation
 from engine.launch.batch_size import find_batch_size, previous_batch_size
-from engine.launch.gpu_usage import local_gpu_ranks
-from engine.launch.preflight import Preflight, RunRequest, check_dependencies, check_resumed_config
+from engine.launch.owned_run import AlreadyFinishedError, OwnedRun, claim_requested, with_run_name
+from engine.launch.preflight import Preflight, check_resumed_config
+from engine.launch.request import RunRequest
 from engine.launch.slurm import requeue, slurm_job_id
-from engine.notify.start import RunNotifier, start_watcher
-from engine.queue.dependencies import FollowedRun
-from engine.queue.place import QueuePlace, initial_state
-from engine.queue.state import Dependency, QueueStage
-from engine.runs.claimed_run import ClaimedRun, claim_run
-from engine.runs.control import RequestCounters
+from engine.queue.state import QueueStage
+from engine.runs.claimed_run import ClaimedRun
 from engine.runs.early_stop import has_stopped_early
-from engine.runs.event_lines import BatchSizeFound, RunStarting
-from engine.runs.events import Event, GpuEvent, RunFinished, RunStarted, WarningEvent
-from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, RunState
+from engine.runs.event_lines import BatchSizeFound
+from engine.runs.events import RunFinished, WarningEvent
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.metrics import METRICS, format_known
-from engine.runs.recorder import Listener, Recorder
+from engine.runs.recorder import Recorder
 from engine.runs.run_record import read_run_record
 from engine.training.job import Job, RunResult
-from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
 from engine.utils.exit_codes import ExitCode
 from engine.utils.files import shown_path
-from engine.utils.process import redirect_output
 from engine.utils.text import pluralize
 from engine.utils.units import UNKNOWN
 
 
-class AlreadyFinishedError(Exception):
-    """The run to resume has nothing left to do."""
-
-
 @dataclass
-class OwnedRun:
-    """What the owner of a run holds: GPUs, run folder and recorder. `release` releases all of it."""
-
-    request: RunRequest
-    listener: Listener
-    allocation: GpuAllocation = field(default_factory=GpuAllocation)
-    claimed: ClaimedRun | None = None
-    recorder: Recorder | None = None
-    requests: RequestCounters = field(default_factory=RequestCounters)
-    place: QueuePlace | None = None
-    """Its place in the queue, also after it has left it; None if it neither waited nor is detached."""
-    _started: bool = field(default=False, init=False)
-    _early_warnings: list[WarningEvent] = field(default_factory=list, init=False)
-    _early_usage: GpuEvent | None = field(default=None, init=False)
-    _notifier: RunNotifier = field(default_factory=RunNotifier, init=False)
-    _waiting_since: float | None = field(default=None, init=False)
-
-    def show_wait(self, event: Event) -> None:
-        """Show why the run waits for GPUs, and remember since when."""
-        self._waiting_since = time.monotonic() if self._waiting_since is None else self._waiting_since
-        self.listener(event)
-
-    def show_gpu_warnings(self) -> None:
-        """Show the warnings of the allocation."""
-        fallback = self.allocation.cpu_fallback
-        for problem in self.allocation.warnings:
-            self._show_early_warning(codec.replace(WarningEvent.of(problem), cpu_fallback=problem == fallback))
-
-    def _show_early_warning(self, warning: WarningEvent) -> None:
-        """Show a warning before there is a journal, which will contain it, too."""
-        self._early_warnings.append(warning)
-        self.listener(warning)
-
-    def enter_queue(self) -> QueuePlace:
-        """Claim the run folder and take a place in the queue, before the run has GPUs.
-
-        Raises UsageError, and AlreadyFinishedError if the run has nothing left to do."""
-        dependencies = check_dependencies(self.request)
-        self.claimed = self._claim_folder()
-        self.recorder = open_recorder(
-            self.claimed.folder, with_run_name(self.request.config, self.claimed.folder), self.listener
-        )
-        return self._take_place(QueueStage.WAITING, self.recorder, dependencies)
-
-    def _take_place(self, stage: QueueStage, recorder: Recorder, dependencies: Sequence[Dependency] = ()) -> QueuePlace:
-        folder, config = recorder.folder, self.request.config
-        state = codec.replace(initial_state(folder, config, os.getpid()), stage=stage)
-        # A run whose wait was interrupted waits for the same runs, whose folders it knows.
-        state = codec.replace(state, after=state.after or tuple(dependencies))
-        followed = [FollowedRun.open(self.request.runs_dir, dependency) for dependency in state.after]
-        self.place = QueuePlace(folder, state, config.queue.share, recorder, self.keep_alive, followed)
-        if self.request.detached:
-            # From here on, whoever started it may be gone.
-            with suppress(OSError):
-                redirect_output(folder.log)
-            recorder.listener = lambda _: None
-            self.listener = lambda _: None
-        self.place.save()
-        return self.place
+class TrainingRun(OwnedRun):
+    """A training in the process that owns it: the steps that both drivers share."""
 
     def prepare(
         self, preflight: Preflight, world_size: int | None = None, check_stop: Callable[[], None] = lambda: None
@@ -120,9 +49,10 @@ class OwnedRun:
         nothing left to do."""
         job = self._claim(preflight)
         for warning in preflight.warnings:
-            self._show_early_warning(WarningEvent.of(warning))
+            self.show_early_warning(WarningEvent.of(warning))
         job = self._resolve_batch_size(job, world_size or job.plan.local_world_size, check_stop)
-        self._record(job)
+        if job.folder is not None:
+            self.announce(job.folder, job.config)
         return job
 
     def _claim(self, preflight: Preflight) -> Job:
@@ -134,14 +64,10 @@ class OwnedRun:
         job = replace(job, input_source=request.input_source, amp_reason=preflight.amp.reason)
         if self.request.dry_run:
             return job
-        if self.claimed is None:
-            self.claimed = self._claim_folder()
-        folder = self.claimed.folder
-        config = with_run_name(config, folder)
-        if self.request.detached and self.place is None:
-            self.recorder = open_recorder(folder, config, self.listener)
-            self._take_place(QueueStage.GRANTED, self.recorder)
-        return replace(job, config=config, folder=folder, resumed=not self.claimed.is_new)
+        claimed = self.claim(config)
+        return replace(
+            job, config=with_run_name(config, claimed.folder), folder=claimed.folder, resumed=not claimed.is_new
+        )
 
     def _claim_folder(self) -> ClaimedRun:
         """Raises UsageError, and AlreadyFinishedError if the run has nothing left to do, which it also shows."""
@@ -168,66 +94,6 @@ class OwnedRun:
             batch_size = result.batch_size
         return replace(job, config=config.with_values(data={"batch_size": batch_size}))
 
-    def _record(self, job: Job) -> None:
-        """Open the journal and announce the run."""
-        if job.folder is None:
-            return
-        if self.recorder is None:
-            self.recorder = open_recorder(job.folder, job.config, self.listener)
-        self.recorder.set_config(job.config)
-        for warning in self._early_warnings:
-            self.recorder.record(warning, notify=False)
-        self.listener(RunStarting(name=job.folder.name, folder=str(job.folder.path)))
-        self.allocation.reservation.set_run_name(job.folder.name)
-        self._start_watcher(job.folder, job.config)
-
-    def _start_watcher(self, folder: RunFolder, config: Config) -> None:
-        """Start the process that sends messages about the run, if the user wants any and it does not run yet."""
-        if self._notifier.process is not None:
-            return
-        waited_s = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
-        if self.place is not None:
-            waited_s = self.place.waited_s
-        gpus = [device.uuid for device in self.allocation.devices]
-        self._notifier, warnings = start_watcher(folder, config, waited_s=waited_s, gpus=gpus)
-        for warning in warnings:
-            self.emit(WarningEvent.of(warning))
-
-    def emit(self, event: Event) -> None:
-        """Record an event of the ranks or of their GPUs; a dry run only shows it.
-
-        A GPU sample that precedes `run_started` is recorded behind it, because it belongs to the session that starts.
-        Raises RunTakenOverError.
-        """
-        if isinstance(event, GpuEvent) and not self._started:
-            self._early_usage = event
-            return
-        if self.claimed is not None:
-            self.claimed.ownership.check_late()
-        (self.listener if self.recorder is None else self.recorder.record)(event)
-        if not isinstance(event, RunStarted):
-            return
-        self._started = True
-        if self.claimed is not None:
-            # The folder now contains a started run, which `discard` must keep.
-            self.claimed.is_new = False
-            if self.place is not None:
-                self.place.save(stage=QueueStage.STARTED)
-            self.allocation.reservation.publish_ranks(local_gpu_ranks(event))
-        if self._early_usage is not None:
-            self.emit(codec.replace(self._early_usage, time=event.time))
-            self._early_usage = None
-
-    def keep_alive(self) -> None:
-        """Renew the heartbeats of the run and of its GPU reservation. Raises OwnershipLostError."""
-        self.allocation.reservation.touch()
-        if self.claimed is not None and (warning := self.claimed.ownership.renew_heartbeat()) is not None:
-            self.emit(WarningEvent.of(warning))
-        if self.recorder is not None:
-            self.recorder.catch_up()
-            for warning in self._notifier.keep_alive(self.recorder.folder, self.request.config):
-                self.emit(WarningEvent.of(warning))
-
     def end(self, result: RunResult, *, should_requeue: bool = False) -> ExitCode:
         """Record how the run ended, requeue its Slurm job if `should_requeue`, and return the exit code."""
         if self.recorder is None:
@@ -243,51 +109,6 @@ class OwnedRun:
             self.listener(WarningEvent.of(problem))
         return code
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether the folder of a run that ends before it starts stays, with the reason."""
-        if self.place is None or self.claimed is None or self._started:
-            return False
-        return self.request.detached or (self.place.has_waited and not self.claimed.is_new)
-
-    def end_before_start(self, state: Literal["stopped", "failed"], message: str) -> ExitCode:
-        """Record why a run that had a place in the queue does not start."""
-        assert self.place is not None and self.recorder is not None  # noqa: S101 - see `is_kept`
-        if state == "failed":
-            self._start_watcher(self.recorder.folder, self.request.config)
-        self.recorder.record(RunFinished(state=state, message=message))
-        self.place.save(stage=QueueStage.ENDED)
-        resumable = state == "stopped" and self.recorder.folder.resumable
-        return ExitCode.STOPPED if resumable else ExitCode.FAILED
-
-    def interrupt(self) -> ExitCode:
-        """Leave a detached run that has not started as it is: `gputrain queue resume` continues its wait.
-
-        A host that shuts down first sends SIGTERM to all processes."""
-        assert self.place is not None and self.recorder is not None  # noqa: S101 - see `is_kept`
-        name = shown_path(self.recorder.folder.root).name
-        message = f"interrupted by a signal before it started; `gputrain queue resume {name}` starts it"
-        self.recorder.record(WarningEvent(message=message, code="interrupted"))
-        return ExitCode.FAILED
-
-    def discard(self) -> None:
-        """Delete the folder of a run that has not started; a resumed one leaves the queue."""
-        if self.claimed is not None:
-            if self.place is not None and not self._started:
-                self.place.save(stage=QueueStage.ENDED)
-            self.claimed.discard()
-
-    def release(self) -> None:
-        """Close the journal, and release the folder and the GPUs."""
-        if self.place is not None:
-            self.place.close()
-        if self.recorder is not None:
-            self.recorder.close()
-        if self.claimed is not None:
-            self.claimed.ownership.release()
-        self.allocation.reservation.release()
-        self._notifier.wait_for_last_message()
-
 
 def _nothing_left(request: RunRequest) -> Problem:
     """Return why a finished run does not resume."""
@@ -302,20 +123,13 @@ def _nothing_left(request: RunRequest) -> Problem:
 
 def claim_if_unfinished(request: RunRequest) -> ClaimedRun:
     """Claim the run folder. Raises UsageError, and AlreadyFinishedError if a run to resume has nothing left to do."""
-    run = request.config.run
-    resume = run.resume or run.requeue
-    claimed = claim_run(
-        request.runs_dir,
-        run.name,
-        request.default_name,
-        resume=resume,
-        agents=request.agents,
-        trust_owner=request.trust_owner,
-        take_over=request.take_over,
-    )
+    run, claimed = request.config.run, claim_requested(request)
     if claimed.is_new:
         return claimed
     try:
+        if has_command(claimed.folder):
+            reason = "is the run of a command, which cannot go on as a training; use a new name with --name"
+            raise UsageError.one(claimed.folder.name, reason, code="name-in-use")
         # The preflight checked this before the lock was held; the run may have changed since.
         check_resumed_config(request.config, claimed.folder)
     except UsageError:
@@ -334,24 +148,6 @@ def claim_if_unfinished(request: RunRequest) -> ClaimedRun:
 def is_complete(run: RunConfig, history: History) -> bool:
     """Whether a finished run has nothing left to train with this config."""
     return len(history.epochs) >= run.epochs or has_stopped_early(run, history.epochs)
-
-
-def with_run_name(config: Config, folder: RunFolder) -> Config:
-    """Return the config that the run folder stores: with the name of the run, and without `run.resume`."""
-    return config.with_values(run={"name": folder.name, "resume": False})
-
-
-def open_recorder(folder: RunFolder, config: Config, listener: Listener) -> Recorder:
-    """Raises UsageError if the folder cannot be written to."""
-    try:
-        return Recorder(folder, config, listener)
-    except OSError as error:
-        raise UsageError.one(
-            "runs folder",
-            f"{folder.path} cannot be written to: {error.strerror}",
-            OTHER_RUNS_FOLDER_ADVICE,
-            code="not-writable",
-        ) from error
 
 
 def describe_early_stop(history: History) -> str:

@@ -14,7 +14,7 @@ from engine.config.effects import section_keys
 from engine.config.run_sections import CheckpointConfig
 from engine.config.training_sections import ScheduleConfig
 from engine.launch.launcher import launch
-from engine.launch.preflight import RunRequest
+from engine.launch.request import RunRequest
 from engine.optim.lr_range import LossCurve, LrRange
 from engine.runs.events import Event, StepEvent
 from engine.runs.recorder import Listener

@@ -18,7 +18,7 @@ from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.handshake import wait_for_key, wait_for_message
-from engine.launch.preflight import RunRequest
+from engine.launch.request import RunRequest
 from engine.queue.place import backfill_of, fixed_terms
 from engine.runs.events import GpuEvent, RunStarted
 from engine.runs.journal import from_line, to_line

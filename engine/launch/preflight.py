@@ -10,9 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from engine.config.code_trust import CodeTrust
 from engine.config.effects import NoEffect, keys_without_effect_on_devices, optimizer_keys_without_effect
 from engine.config.precision import AmpChoice, choose_amp
 from engine.config.resume import find_changes, immutable_key_problems
@@ -39,21 +37,17 @@ from engine.gpus.snapshot import SamplerOptions
 from engine.gpus.unmonitored import has_driver_library
 from engine.launch.batch_size import reduced_batch_size
 from engine.launch.input_keys import saved_config, with_input_keys
+from engine.launch.request import RunRequest, check_dependencies
 from engine.launch.slurm import slurm_job_id
 from engine.models.catalog import check_model_name
 from engine.models.weights_file import weights_problems
 from engine.notify.start import notify_problems
-from engine.optim.lr_range import LrRange
 from engine.optim.lr_schedule import schedule_length_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
 from engine.optim.user_schedule import SampledSchedule, check_user_schedule
-from engine.queue.dependencies import DependencyError, FollowedRun, check_cycles, find_dependencies
 from engine.queue.place import fixed_terms
-from engine.queue.state import Dependency
-from engine.runs.claim import observe_claim, uncertain_claims, watch_claims
 from engine.runs.claimed_run import check_claim
 from engine.runs.event_lines import DataDownload
-from engine.runs.events import WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import find_session_problem
 from engine.runs.recorder import Listener
@@ -64,36 +58,6 @@ from engine.utils.libraries import training_problem
 
 # Choose the GPUs of this host, none for the CPU; the argument is whether to wait for them. Raises UsageError.
 ChooseGpus = Callable[[bool], Sequence[CudaDevice]]
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """A run that a user requested.
-
-    `default_name` names it if `run.name` does not. `problems` are those of an invalid config, whose valid part is
-    `config`: such a request is refused, together with what the preflight finds. `agents` are the torchrun agents that
-    started the ranks, see `engine.launch.handshake.agent_id`. A dry run leaves no folder. `trust_owner` resumes a run
-    that other users can change, `take_over` one that another host claims and whose heartbeat does not move;
-    `code_trust` says whose code the config may name. With `lr_range`, a learning rate
-    range test replaces the training; such a request is a dry run. A `detached` run has no terminal: once its folder
-    exists, it stays, also if the run is refused later. `typed` are the keys that the user typed, and `warnings` what
-    the config alone gives reason to warn of. `input_source` says what of the model's input is that of its pretrained
-    weights, see `engine.launch.input_keys`."""
-
-    config: Config
-    runs_dir: Path
-    default_name: str
-    dry_run: bool = False
-    agents: tuple[str, ...] = ()
-    problems: tuple[Problem, ...] = ()
-    trust_owner: bool = False
-    take_over: bool = False
-    code_trust: CodeTrust = field(default_factory=CodeTrust)
-    lr_range: LrRange | None = None
-    detached: bool = False
-    typed: frozenset[str] = frozenset()
-    warnings: tuple[Problem, ...] = ()
-    input_source: str = ""
 
 
 @dataclass
@@ -122,24 +86,6 @@ class Preflight:
     def use_plan(self, plan: NodePlan, config: Config) -> None:
         """Set the plan, and the level of `precision.amp` on its devices."""
         self.plan, self.amp = plan, choose_amp(config, plan.capability, on_gpu=plan.on_gpu)
-
-
-def watch_other_claim(request: RunRequest, listener: Listener, check_stop: Callable[[], None] = lambda: None) -> None:
-    """If the run to resume is claimed by another host, watch until it is known whether its process lives.
-
-    Before the preflight, which would reserve GPUs for a run that cannot start. `check_stop` may raise."""
-    run = request.config.run
-    if run.name is None or not (run.resume or run.requeue) or request.dry_run or request.problems:
-        return
-    owner = RunFolder(request.runs_dir / run.name).owner
-    observed, waits = observe_claim(owner), uncertain_claims([owner], take_over=request.take_over)
-    if observed is None or not waits:
-        return
-    message = (
-        f"{run.name} is claimed by {observed.claim.process}; watching its heartbeat for up to {max(waits.values()):g} s"
-    )
-    listener(WarningEvent(message=message, code="already-running"))
-    watch_claims([owner], take_over=request.take_over, check_stop=check_stop)
 
 
 def source_opener(listener: Listener) -> Callable[[Config], ImageSource | None]:
@@ -300,23 +246,6 @@ def _check_run_folder(request: RunRequest) -> None:
     )
     if folder is not None:
         check_resumed_config(request.config, folder)
-
-
-def check_dependencies(request: RunRequest) -> list[Dependency]:
-    """Return the runs that a run waits for. Raises UsageError if one does not exist, or can no longer finish."""
-    root, config = request.runs_dir, request.config
-    dependencies = find_dependencies(root, config.queue.after, trust_owner=request.trust_owner)
-    if config.run.name is not None:
-        check_cycles(config.run.name, root, dependencies)
-    for dependency in dependencies:
-        followed = FollowedRun.open(root, dependency)
-        try:
-            followed.waits_because()
-        except DependencyError as error:
-            raise UsageError.one("queue.after", str(error), code=error.code) from error
-        finally:
-            followed.close()
-    return dependencies
 
 
 def check_resumed_config(config: Config, folder: RunFolder) -> None:

@@ -20,7 +20,8 @@ from engine.gpus.allocation import GpuAllocation, preview_allocation
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
 from engine.launch.input_keys import with_input_keys
-from engine.launch.preflight import Preflight, RunRequest, run_preflight
+from engine.launch.preflight import Preflight, run_preflight
+from engine.launch.request import RunRequest
 from engine.optim.user_schedule import SampledSchedule
 from engine.utils.codec import Count, Finite, Record, field, replace
 from engine.utils.errors import Problem, UsageError

@@ -33,6 +33,7 @@ _TITLES: dict[Occasion, tuple[str, Level]] = {
     "crashed": ("crashed", "failure"),
     "stalled": ("makes no progress", "warning"),
     "slowed": ("is slowed down", "warning"),
+    "nan": ("has a loss that is not finite", "warning"),
     "granted": ("has its GPUs", "info"),
 }
 

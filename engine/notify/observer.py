@@ -14,7 +14,8 @@ from engine.distributed.failures import describe_failure
 from engine.notify.message import Message, granted_sentence, make_message, stall_sentence
 from engine.runs.bottleneck import BottleneckKind, heat_bottleneck
 from engine.runs.claim import read_claim
-from engine.runs.events import RankFailed, RunFinished, RunStarted
+from engine.runs.command_events import CommandStarted
+from engine.runs.events import RankFailed, RunFinished, RunStarted, WarningEvent
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.journal import JournalReader
@@ -36,6 +37,9 @@ RESTART_GRACE_SECONDS = 60.0
 # A run stalls if it takes this many times as long as its longest step, evaluation or checkpoint so far.
 STALL_RATIO = 3.0
 SLOWED_REPEAT_SECONDS = 6 * 3600.0
+# Occasions by the codes of what the supervisor of a command warns of: it sees what does not reach the journal, such as
+# a progress bar.
+COMMAND_OCCASIONS: dict[str, Occasion] = {"stalled": "stalled", "non-finite": "nan", "process-failed": "restarted"}
 # A poll that comes this late means that this process or the host was suspended.
 SUSPENDED_SECONDS = 60.0
 
@@ -138,12 +142,15 @@ class SessionObserver:
         """Find a start of the ranks after a failure in this session (`run.max_restarts`), and its end."""
         for event in self._journal.poll():
             self._history.add(event)
-            if isinstance(event, RunStarted):
-                if self._started and self._failure is not None:
+            if isinstance(event, RunStarted | CommandStarted):
+                if isinstance(event, RunStarted) and self._started and self._failure is not None:
                     yield self._message("restarted", describe_failure(self._failure))
                 self._started, self._failure, self._progress = True, None, _Progress()
             elif isinstance(event, RankFailed):
                 self._failure = event
+            elif isinstance(event, WarningEvent) and self._history.command is not None:
+                if (occasion := COMMAND_OCCASIONS.get(event.code)) is not None:
+                    yield self._message(occasion, event.message)
             elif isinstance(event, RunFinished):
                 self._finished = event
 
@@ -176,6 +183,8 @@ class SessionObserver:
     def _poll_stall(self) -> Iterator[Message]:
         now, progress, history = self.clock(), self._progress, self._history
         is_late = self._last_poll is not None and now - self._last_poll > SUSPENDED_SECONDS
+        if history.command is not None:
+            return
         marker = (
             *(history.steps_done, history.current_epoch, history.phase, len(history.epochs), history.paused),
             history.latest_step.time if history.latest_step else None,

@@ -206,7 +206,14 @@ def _panel_keys(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[str]:
     foreign = {name: key for curves in foreign_curves for name, key in curves.keys.items()}
     if names or not foreign:
         own = list(dict.fromkeys(name for run in runs for name in run.curves.own_names))
-        return list(dict.fromkeys(find_panel(name, own, foreign) for name in names or DEFAULT_METRICS))
+        panels = [find_panel(name, own, foreign) for name in names or DEFAULT_METRICS]
+        for index, name in enumerate(names):
+            # The `loss` of a program that has no other one.
+            if name in foreign and not any(
+                run.curves.has(key) for key in find_chart(panels[index]).metrics for run in runs
+            ):
+                panels[index] = foreign[name]
+        return list(dict.fromkeys(panels))
     shown = {key for name in DEFAULT_METRICS for key in find_chart(name).metrics}
     keys = [
         name for name in DEFAULT_METRICS if any(run.curves.has(key) for key in find_chart(name).metrics for run in runs)

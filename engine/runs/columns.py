@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from engine.runs.fields import FOREIGN_FIELDS, Field, as_text, field_names, find_field
+from engine.runs.fields import COMMAND_PREFIX, FOREIGN_FIELDS, Field, as_text, field_names, find_field
 from engine.runs.foreign_record import by_importance, known_keys
-from engine.runs.metrics import METRICS, NO_METRICS, Better, own_metrics, recorded_foreign_metrics, recorded_metrics
+from engine.runs.metrics import (
+    METRIC_PREFIX,
+    METRICS,
+    NO_METRICS,
+    Better,
+    own_metrics,
+    recorded_foreign_metrics,
+    recorded_metrics,
+)
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError
@@ -16,6 +25,8 @@ from engine.utils.text import printable
 
 # Values of a key that are named.
 MAX_NAMED_VALUES, MAX_VALUE_LENGTH = 4, 16
+FIRST_METRICS = ("val_loss", "val_accuracy", "train_loss", "train_accuracy")
+MAX_METRIC_COLUMNS, MAX_PARAMETER_COLUMNS, MAX_MEASURED_ROWS = 4, 6, 500
 # Not worth a column: a list has them in each line, or hides those that have them.
 OMITTED_FIELDS = {"name", "archived", "folder"}
 
@@ -62,9 +73,31 @@ def column_choices(rows: Sequence[RunRow], first: Iterable[str]) -> list[ColumnC
     metrics = {metric.key: metric for metric in recorded_metrics(own_metrics(row.record for row in rows))}
     about |= {key: printable(metric.description) for key, metric in metrics.items()}
     own = [key for key in metrics if key not in METRICS]
+    arguments: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for key, value in row.record.command_parameters.items():
+            arguments.setdefault(COMMAND_PREFIX + key, {})[as_text(value)] = None
+    about |= {key: _about(list(found)) for key, found in arguments.items()}
+    own += sorted(arguments)
     shared = [name for name in (*own, *field_names()) if name not in OMITTED_FIELDS]
     names = dict.fromkeys([*first, *sorted(differing, key=list(defaults).index), *shared, *defaults])
     return [ColumnChoice(name, about.get(name, "")) for name in names]
+
+
+def command_columns(rows: Sequence[RunRow]) -> tuple[str, ...]:
+    """Return the columns for a list of commands without chosen ones: state, metrics of most runs, and what differs."""
+    measured = rows[:: max(len(rows) // MAX_MEASURED_ROWS, 1)]
+    metrics, values = Counter[str](), dict[str, set[str]]()
+    for row in measured:
+        record = row.record
+        metrics.update(key for key in FIRST_METRICS if METRICS[key].of_run(record) is not None)
+        metrics.update(METRIC_PREFIX + name for name in record.metrics)
+        for key in record.command_parameters.keys() | values.keys():
+            values.setdefault(key, set()).add(as_text(record.command_parameters.get(key)))
+    shown = by_importance(key for key, _ in metrics.most_common())[:MAX_METRIC_COLUMNS]
+    differing = sorted(key for key, found in values.items() if len(found) > 1 or len(measured) == 1)
+    arguments = (COMMAND_PREFIX + key for key in differing[:MAX_PARAMETER_COLUMNS])
+    return ("state", "step", "age", *shown, *arguments, "seconds", "command", "tags")
 
 
 def foreign_column_choices(rows: Sequence[RunRow], first: Iterable[str]) -> list[ColumnChoice]:

@@ -58,7 +58,7 @@ class ComparedRun:
     record: RunRecord
     problem: str | None = None
     formats: tuple[str, ...] = ()
-    """Formats of the logs of a foreign run, whose config has its parameters; empty for a run of gputrain."""
+    """Formats of the logs of a foreign run or of a command, whose config has its parameters; empty for a training."""
 
     @property
     def is_foreign(self) -> bool:
@@ -266,7 +266,11 @@ def read_run(folder: RunFolder) -> ComparedRun:
 
 
 def describe_foreign_run(
-    run: ForeignRun, record: RunRecord, parameters: Mapping[str, Scalar], activity: Activity, problem: str | None
+    run: ForeignRun,
+    record: RunRecord,
+    parameters: Mapping[str, Scalar],
+    state: Activity | RunState,
+    problem: str | None,
 ) -> ComparedRun:
     """Return what a comparison needs of a foreign run that has been read."""
     # JSON has no infinite numbers.
@@ -274,7 +278,7 @@ def describe_foreign_run(
         key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in parameters.items()
     } or None
-    return ComparedRun(run.name, str(run.folder), activity, config, record, problem, run.formats)
+    return ComparedRun(run.name, str(run.folder), str(state), config, record, problem, run.formats)
 
 
 def describe_run(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from engine.runs.bottleneck import MAX_DATA_WAIT_SHARE, describe_efficiency, valid_share
+from engine.runs.command_events import CommandStarted
 from engine.runs.control import REFUSAL_OUTCOMES
 from engine.runs.events import (
     CheckpointSaved,
@@ -62,6 +63,13 @@ class TrainingProgress(Event, frozen=True, kw_only=True, tag="progress"):
     """Global step, counted from 1 over all epochs."""
 
 
+class CommandOutput(Event, frozen=True, kw_only=True, tag="output"):
+    """Lines that a command printed. Shown on the terminal; the log of the run has them."""
+
+    lines: list[str]
+    """Printable text, and colors as SGR escape sequences."""
+
+
 def event_line(event: Event) -> str | None:
     """Return the log line of an event, without unprintable characters; None if the event has no line, like `step`."""
     line = _format_event(event)
@@ -111,6 +119,8 @@ def _format_event(event: Event) -> str | None:
             return f"{event.name}: resumed after step {event.from_step}, {describe_run_setup(event)}"
         case RunStarted():
             return f"{event.name}: {describe_run_setup(event)}"
+        case CommandStarted():
+            return f"{event.name}: process {event.pid} on {describe_run_devices(event)}: {event.command}"
         case EpochEvent():
             return _epoch_line(event)
         case WaitingForGpus():

@@ -354,6 +354,8 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     """How the run ended: finished, stopped or failed."""
     message: str = ""
     """Result of the run, or why it did not finish."""
+    exit_code: Integer | UnsetType = UNSET
+    """Exit code of a command, negative for the signal that ended it; absent for a training."""
 
 
 class WaitingForGpus(Event, frozen=True, kw_only=True, tag="waiting"):

@@ -113,6 +113,8 @@ ROW_FIELDS: Mapping[str, Field] = {
         Field("live", Kind.FLAG, lambda row: row.live),
         Field("folder", Kind.TEXT, lambda row: row.folder),
         Field("format", Kind.TEXT, lambda row: row.format),
+        Field("command", Kind.TEXT, lambda row: row.record.command or None),
+        Field("exit_code", Kind.NUMBER, lambda row: row.record.exit_code),
     )
 }
 # Fields of runs of other programs, besides their metrics and parameters.
@@ -125,6 +127,8 @@ _FOREIGN_ALIASES = {"run": "name", "updated": "updated_at", "changed": "age", "f
 _SYNONYMS = {"lr": "learning_rate", "learning_rate": "lr"}
 _LAST_PART = re.compile(r"[./]")
 _UNKNOWN = object()
+COMMAND_PREFIX = "command."
+"""Of the names of fields that are parameters of commands, whatever they are called."""
 _KINDS = {Unit.SCORE: Kind.SHARE, Unit.SHARE: Kind.SHARE, Unit.SECONDS: Kind.DURATION}
 ALIASES: Mapping[str, str] = {
     "tag": "tags",
@@ -163,9 +167,15 @@ ALIASES: Mapping[str, str] = {
 }
 
 
-def find_field(name: str, own: Mapping[str, Better] = NO_METRICS, parameters: Collection[str] | None = None) -> Field:
+def find_field(
+    name: str,
+    own: Mapping[str, Better] = NO_METRICS,
+    parameters: Collection[str] | None = None,
+    arguments: Collection[str] = (),
+) -> Field:
     """Return the field that a name means: a metric, a field of every row, an alias, a config key, the last part of one
-    config key only, or one of the user's own metrics in `own`, as `own_metrics` returns them.
+    config key only, one of the user's own metrics in `own`, as `own_metrics` returns them, or one of the `arguments`,
+    parameters of commands (`command_arguments`).
 
     Runs of other programs have `parameters` instead of config keys, whose names these are; it is None for runs of
     gputrain. Raises UsageError, with the nearest known name.
@@ -175,11 +185,13 @@ def find_field(name: str, own: Mapping[str, Better] = NO_METRICS, parameters: Co
     wanted = name.casefold()
     wanted = ALIASES.get(wanted.replace("-", "_"), wanted)
     if (field := _find_shared_field(wanted.replace("-", "_"))) is not None:
-        return field
+        return _with_command_metric(field, name) if name in own else field
     for prefix in (METRIC_PREFIX, BEST_PREFIX):
         if wanted.startswith(prefix) and wanted != prefix:
             # Not folded: the name of a metric is the user's.
             return _own_field(name[len(prefix) :], own, best=prefix == BEST_PREFIX)
+    if wanted.startswith(COMMAND_PREFIX) and wanted != COMMAND_PREFIX:
+        return _argument_field(name[len(COMMAND_PREFIX) :])
     if wanted in ALIASES.values() and wanted not in METRICS:
         return _config_field(wanted)
     keys = default_values()
@@ -201,7 +213,9 @@ def find_field(name: str, own: Mapping[str, Better] = NO_METRICS, parameters: Co
         return _own_field(name, own, best=False)
     if (rest := name.removeprefix("best_")) in own:
         return _own_field(rest, own, best=True)
-    found = nearest(wanted, known_names(own))
+    if name in arguments:
+        return _argument_field(name)
+    found = nearest(wanted, known_names([*own, *arguments]))
     advice = "" if found is None else f"did you mean {quote_key(found)}?"
     raise UsageError.one(name, "is no metric of a run and no config key", advice, code="unknown-key")
 
@@ -288,12 +302,45 @@ def _metric_field(metric: Metric) -> Field:
 def _config_field(key: str) -> Field:
     def value(row: RunRow) -> Any:
         config = row.record.config
+        if row.record.command:
+            return _parameter_of_command(row, key)
         if config is None:
             return None
         found = config[key] if key in config else default_values()[key]
         return "none" if found is None else found
 
     return Field(key, Kind.CONFIG, value)
+
+
+def _parameter_of_command(row: RunRow, key: str) -> Any:
+    """Return the parameter of a command by that name, else by that of a config key for the same: `lr` of `optim.lr`."""
+    short = key.rpartition(".")[2]
+    names = (key, *(alias for alias, meant in ALIASES.items() if meant == key), short)
+    parameters = row.record.command_parameters
+    return next((parameters[name] for name in names if name in parameters), (row.record.config or {}).get(key))
+
+
+def _with_command_metric(field: Field, name: str) -> Field:
+    """Return a field whose value for a command is that of its metric of this name, such as `loss`, if it has one."""
+
+    def value(row: RunRow) -> Any:
+        record = row.record
+        return record.metrics[name] if record.command and name in record.metrics else field.value(row)
+
+    return replace(field, value=value)
+
+
+def _argument_field(key: str) -> Field:
+    def value(row: RunRow) -> Any:
+        found = row.record.command_parameters.get(key, _UNKNOWN)
+        return None if found is _UNKNOWN else "none" if found is None else found
+
+    return Field(COMMAND_PREFIX + key, Kind.PARAMETER, value, title=key)
+
+
+def command_arguments(rows: Iterable[RunRow]) -> tuple[str, ...]:
+    """Return the names of the parameters that the commands of the rows have."""
+    return tuple(dict.fromkeys(key for row in rows for key in row.record.command_parameters))
 
 
 def _parameter_field(key: str) -> Field:

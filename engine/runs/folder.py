@@ -82,6 +82,14 @@ class RunFolder:
 
     config = _Entry("config.yaml")
     """Resolved config, enough to repeat the run."""
+    command = _Entry("command.json")
+    """What the run starts, if that is the command of another program, see `engine.command.spec`."""
+    metrics = _Entry("metrics")
+    """Folder of the metrics of a command, see `engine.command.metric_files`."""
+    torchrun = _Entry("torchrun")
+    """Folder of the logs that torchrun writes for each rank of a command."""
+    stacks = _Entry("stacks.txt")
+    """Python stacks of a command that has stalled, see `engine.command.stall`."""
     journal = _Entry("events.jsonl")
     """Journal of the run, see `engine.runs.events`."""
     reserve = _Entry(".reserve")
@@ -176,8 +184,8 @@ class RunFolder:
 
     @property
     def resumable(self) -> bool:
-        """Whether the run has a checkpoint to resume from."""
-        return any(self.checkpoints.glob("*.pt"))
+        """Whether the run has a checkpoint to resume from, or a command to start again."""
+        return any(self.checkpoints.glob("*.pt")) or is_file(self.command)
 
     @property
     def is_own(self) -> bool:
@@ -224,11 +232,12 @@ class RunFolder:
     def _opened_entries(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yield name and status of the existing files and folders of a run that gputrain opens by name."""
         outputs = (self.checkpoints, self.tensorboard, self.export, self.exports, self.flight_recorder)
-        folders = (*outputs, self.control, self.sync)
+        folders = (*outputs, self.control, self.sync, self.metrics, self.torchrun)
         files = (self.config, self.journal, self.summary, self.log, self.owner, self.lock, self.class_indices)
         more_files = (self.evaluation, self.inspection, self.labels, self.queue, self.skipped_files)
+        of_command = (self.command, self.stacks)
         profiles = (self.profiles, *self.profiles.glob("step-*"), *self.profiles.glob("step-*/*"))
-        for path in (*folders, *files, *more_files, *self.checkpoints.glob("*.pt"), *profiles):
+        for path in (*folders, *files, *more_files, *of_command, *self.checkpoints.glob("*.pt"), *profiles):
             with suppress(OSError):
                 yield path.relative_to(self.root), path.lstat()
 

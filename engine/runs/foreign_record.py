@@ -66,14 +66,18 @@ def _rank(key: str) -> int:
 
 def foreign_record(values: Mapping[str, MetricValues], keys: Mapping[str, str], updated_at: float | None) -> RunRecord:
     """Return the values of a run as a record. `values` and `keys` (see `metric_keys`) are by the names in the run."""
+    return codec.replace(with_metrics(NO_RECORD, values, keys), updated_at=updated_at)
+
+
+def with_metrics(record: RunRecord, values: Mapping[str, MetricValues], keys: Mapping[str, str]) -> RunRecord:
+    """Return a record with the values of a run as its metrics, all of `METRIC_FIELDS`."""
     keyed = {key: values[name] for name, key in keys.items()}
     own = {key.removeprefix(METRIC_PREFIX): part for key, part in keyed.items() if key.startswith(METRIC_PREFIX)}
     last = {key: part.last for key, part in keyed.items()}
     val_loss, val_accuracy = keyed.get("val_loss"), keyed.get("val_accuracy")
     return codec.replace(
-        NO_RECORD,
+        record,
         step=max(last_step(values) or 0, 0),
-        updated_at=updated_at,
         train_loss=last.get("train_loss"),
         train_accuracy=last.get("train_accuracy"),
         val_loss=last.get("val_loss"),

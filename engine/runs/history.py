@@ -18,6 +18,8 @@ from engine.runs.bottleneck import (
     update_throttling,
     valid_share,
 )
+from engine.runs.command_events import CommandStarted
+from engine.runs.command_record import command_fields
 from engine.runs.events import (
     CheckpointSaved,
     ControlEvent,
@@ -92,6 +94,8 @@ class History:
     """State of a run, updated by `add` with each event in journal order."""
 
     started: RunStarted | None = None
+    command: CommandStarted | None = None
+    """The start of the command, if the run is that of another program; `started` is None then."""
     epochs: list[EpochEvent] = field(default_factory=list)
     latest_step: StepEvent | None = None
     stopping: bool = False
@@ -124,7 +128,7 @@ class History:
     def add(self, event: Event) -> None:
         """Update the state with the next event."""
         self._advance(event)
-        if self.session_time is None or isinstance(event, RunStarted):
+        if self.session_time is None or isinstance(event, RunStarted | CommandStarted):
             self.session_time = event.time
         match event:
             case WaitingForGpus():
@@ -134,20 +138,14 @@ class History:
             case GpusGranted():
                 self.waiting, self.granted = None, True
             case RunStarted():
-                # A session that crashed has no run_finished event; it ends with its last event.
-                self._end_session()
-                self._session_start = event.time
-                self.started, self.finished, self.waiting, self.granted = event, None, None, False
-                if set(event.devices) != {"cpu"}:
-                    self.cpu_fallback = ""
-                self.stopping = self.paused = False
-                self.failures.clear()
-                for stats in self.gpus.values():
-                    stats.throttling = None
-                self.latest_step = None
+                self.started, self.latest_step = event, None
+                self._begin_session(event)
                 if isinstance(event, RunResumed):
                     self.epochs = [epoch for epoch in self.epochs if epoch.step <= event.from_step]
                 self._session_epochs = len(self.epochs)
+            case CommandStarted():
+                self.command = event
+                self._begin_session(event)
             case StepEvent():
                 self.latest_step = event
             case EpochEvent():
@@ -171,7 +169,7 @@ class History:
         if (
             self._session_start is not None
             and event.time < self._latest_time - CLOCK_STEP_SECONDS
-            and not isinstance(event, RunStarted)
+            and not isinstance(event, RunStarted | CommandStarted)
         ):
             # The clock of the host was set back during the session.
             self._session_start -= self._latest_time - event.time
@@ -181,6 +179,18 @@ class History:
             self._end_session()
         elif isinstance(event, RunContinued):
             self._session_start = event.time
+
+    def _begin_session(self, event: RunStarted | CommandStarted) -> None:
+        # A session that crashed has no run_finished event; it ends with its last event.
+        self._end_session()
+        self._session_start = event.time
+        self.finished, self.waiting, self.granted = None, None, False
+        if set(event.devices) != {"cpu"}:
+            self.cpu_fallback = ""
+        self.stopping = self.paused = False
+        self.failures.clear()
+        for stats in self.gpus.values():
+            stats.throttling = None
 
     def _advance(self, event: Event) -> None:
         """Update phase, step and epoch."""
@@ -287,7 +297,7 @@ class History:
             return RunState.WAITING
         if self.finished is not None and not self.granted:
             return final_state(self.finished.state)
-        if self.started is None or self.granted or self.failures:
+        if (self.started or self.command) is None or self.granted or self.failures:
             # A failure without a run_finished event means that the ranks are restarting.
             return RunState.STARTING
         if self.stopping:
@@ -342,6 +352,8 @@ class History:
             cpu_fallback=self.cpu_fallback,
             gpu_stats=[stats.summary(uuid) for uuid, stats in self.gpus.items()],
         )
+        if self.command is not None:
+            return replace(record, **command_fields(self.command, self.finished))
         if started is None:
             return record
         return replace(

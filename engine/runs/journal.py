@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from engine.runs.command_events import CommandStarted
 from engine.runs.events import (
     CheckpointSaved,
     ConfigRejected,
@@ -68,6 +69,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
     for kind in (
         RunStarted,
         RunResumed,
+        CommandStarted,
         StepEvent,
         EpochEvent,
         GpuEvent,
@@ -86,6 +88,10 @@ EVENT_TYPES: dict[str, type[Event]] = {
         FlushJournal,
     )
 }
+
+
+# A session begins with one of them. A journal of another format is refused by it.
+SESSION_TYPES = (RunStarted, RunResumed, CommandStarted)
 
 
 class _LineStart(Record, frozen=True, kw_only=True):
@@ -133,7 +139,7 @@ def from_line(line: bytes | str) -> Event | None:
             event = decode_valid_fields(line, kind)
         except InvalidRecordError:
             return None
-    return event if not isinstance(event, RunStarted) or event.format == FORMAT else None
+    return event if not isinstance(event, RunStarted | CommandStarted) or event.format == FORMAT else None
 
 
 class Journal:
@@ -309,7 +315,7 @@ class JournalReader:
 
 def find_session_problem(path: Path) -> str | None:
     """Return why a session in a journal cannot be read, as a clause that follows its name; None if all can."""
-    lines = (line for line in JournalReader(path).poll_lines() if event_type(line) in (RunStarted, RunResumed))
+    lines = (line for line in JournalReader(path).poll_lines() if event_type(line) in SESSION_TYPES)
     return next((_session_problem(line) for line in lines if from_line(line) is None), None)
 
 
@@ -317,7 +323,7 @@ def _session_problem(line: bytes) -> str | None:
     """Return why an invalid line cannot be read, as a clause that follows the name of the journal; None if it does not
     start a session."""
     kind = event_type(line)
-    if kind not in (RunStarted, RunResumed):
+    if kind not in SESSION_TYPES:
         return None
     try:
         if (problem := format_problem(decode(line, Header).format)) is not None:

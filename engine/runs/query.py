@@ -47,6 +47,8 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
 }
 Predicate = Callable[[RunRow], bool]
+Names = Collection[str]
+Own = Mapping[str, Better]
 
 
 @dataclass(frozen=True)
@@ -73,19 +75,18 @@ class Query:
 
 
 def parse_query(
-    words: str | Sequence[str], own: Mapping[str, Better] = NO_METRICS, parameters: Collection[str] | None = None
+    words: str | Sequence[str], own: Own = NO_METRICS, parameters: Names | None = None, arguments: Names = ()
 ) -> Query:
     """Parse a query: one text, or words of a command line, each of which may contain several conditions.
 
-    Quotes keep blanks together. `own` and `parameters` are those of `find_field`. Raises UsageError with a problem for
-    each condition that is not valid.
+    Quotes keep blanks together. The names are those of `find_field`. Raises UsageError with all invalid conditions.
     """
     texts = [words] if isinstance(words, str) else words
     predicates, problems, names = list[Predicate](), list[Problem](), set[str]()
     parts = [part for text in texts for part in _split(text)]
     for word in parts:
         with collect_problems(problems):
-            predicate, field = _parse_word(word, own, parameters)
+            predicate, field = _parse_word(word, own, parameters, arguments)
             predicates.append(predicate)
             names |= {field.name} if field is not None else set()
     if problems:
@@ -99,13 +100,11 @@ def _split(text: str) -> list[str]:
     return text.split() if parts is None else parts
 
 
-def _parse_word(
-    word: str, own: Mapping[str, Better], parameters: Collection[str] | None
-) -> tuple[Predicate, Field | None]:
+def _parse_word(word: str, own: Own, parameters: Names | None, arguments: Names) -> tuple[Predicate, Field | None]:
     """Return the condition of a word, and the field it is on. Raises UsageError."""
     sign, key, comparison, value = _parts_of(word)
     if key:
-        field = find_field(key, own, parameters)
+        field = find_field(key, own, parameters, arguments)
         predicate = _parse_condition(field, comparison, value)
     else:
         predicate, field = _parse_plain(value), None
@@ -145,7 +144,7 @@ class BestCondition:
     count: int
 
 
-def find_best_condition(query: Query, rows: Sequence[RunRow], own: Mapping[str, Better]) -> BestCondition | None:
+def find_best_condition(query: Query, rows: Sequence[RunRow], own: Own) -> BestCondition | None:
     """Return a condition with which the query finds runs, where one on the last value of a metric finds none."""
     for index, word in enumerate(query.words):
         sign, key, comparison, value = _parts_of(word)
@@ -352,10 +351,17 @@ class SortOrder:
     reverse: bool = False
 
     @classmethod
-    def parse(cls, name: str, own: Mapping[str, Better] = NO_METRICS, *, reverse: bool = False) -> SortOrder:
+    def parse(
+        cls,
+        name: str,
+        own: Mapping[str, Better] = NO_METRICS,
+        arguments: Collection[str] = (),
+        *,
+        reverse: bool = False,
+    ) -> SortOrder:
         """Return the order by a key; a minus before it reverses. Raises UsageError for an unknown key."""
         is_reversed = name.startswith("-")
-        return cls(find_field(parse_key(name.removeprefix("-")), own), reverse is not is_reversed)
+        return cls(find_field(parse_key(name.removeprefix("-")), own, None, arguments), reverse is not is_reversed)
 
     @property
     def descending(self) -> bool:
@@ -380,13 +386,13 @@ class SortOrder:
         return [*(row for _, row in parts), *unknown]
 
 
-def parse_columns(text: str, own: Mapping[str, Better] = NO_METRICS) -> list[Field]:
+def parse_columns(text: str, own: Mapping[str, Better] = NO_METRICS, arguments: Collection[str] = ()) -> list[Field]:
     """Return the fields of comma-separated keys. Raises UsageError with a problem for each unknown one."""
     fields, problems = list[Field](), list[Problem]()
     parts = split_unquoted(text, ",".__contains__, '"')
     for part in filter(str.strip, text.split(",")) if parts is None else parts:
         with collect_problems(problems):
-            fields.append(find_field(parse_key(part.strip()), own))
+            fields.append(find_field(parse_key(part.strip()), own, None, arguments))
     if problems:
         raise UsageError(problems)
     if not fields:

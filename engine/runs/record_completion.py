@@ -10,8 +10,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.run_record import MAX_RECORD_BYTES, NO_RECORD, RunRecord, StoredRecord, find_stored_record
-from engine.utils.codec import FORMAT, Header, InvalidRecordError, decode, write_record
+from engine.runs.run_record import (
+    MAX_RECORD_BYTES,
+    METRIC_FIELDS,
+    NO_RECORD,
+    RunRecord,
+    StoredRecord,
+    find_stored_record,
+)
+from engine.utils.codec import FORMAT, Header, InvalidRecordError, decode, replace, write_record
 from engine.utils.files import file_size, is_file, read_bytes
 
 if TYPE_CHECKING:
@@ -68,6 +75,7 @@ def open_run(folder: RunFolder) -> OpenedRun:
     else:
         journal_bytes = file_size(folder.journal)
         record, problem = read_journal_record(folder)
+        record = with_stored_metrics(record, stored and stored.record)
         if record.started_at is None:
             # The journal has no event: its owner was killed while it started, or it was deleted.
             record = record if stored is None else stored.record
@@ -86,8 +94,15 @@ def store_completed_record(folder: RunFolder, history: History, journal_bytes: i
 
     is_owned, stored = folder.is_owned(), find_stored_record(folder)
     if not is_owned and folder.is_own and not (stored is not None and _is_current(folder, *stored)):
-        record = history.record(read_changed_config(folder.config))
+        record = with_stored_metrics(history.record(read_changed_config(folder.config)), stored and stored.record)
         _store(folder, record, journal_bytes, stored)
+
+
+def with_stored_metrics(record: RunRecord, stored: RunRecord | None) -> RunRecord:
+    """Return the record of a journal; of a command, with the metrics of the stored one, which the journal lacks."""
+    if stored is None or not record.command:
+        return record
+    return replace(record, **{name: getattr(stored, name) for name in METRIC_FIELDS})
 
 
 def _is_current(folder: RunFolder, record: RunRecord, written_ns: int) -> bool:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
+from engine.runs.command_events import CommandStarted
 from engine.runs.event_lines import event_lines
 from engine.runs.events import (
     EpochEvent,
@@ -26,8 +28,9 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.foreign_record import MetricValues, metric_keys, with_metrics
 from engine.runs.journal import Journal
-from engine.runs.log import LogWriter
+from engine.runs.log import MAX_COMMAND_LOG_BYTES, LogWriter, PendingLines
 from engine.runs.run_config import changed_values, read_changed_config
 from engine.runs.sinks import Sink, describe_error, disk_problem
 from engine.runs.tensorboard import TensorBoardWriter
@@ -54,23 +57,30 @@ class Recorder:
         config: Config | None,
         listener: Listener,
         *,
+        is_command: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the files of the run folder; without a `config`, it keeps the one that it has. Raises OSError if it
-        cannot be written to."""
+        """Open the files of the run folder; without a `config`, it keeps the one that it has.
+
+        Of the config of a command, only values that differ from the defaults are stored; its log has a limit. Raises
+        OSError if the folder cannot be written to."""
         self.folder = folder
         self.history = folder.history()
         self.listener = listener
         folder.control.mkdir(exist_ok=True)
-        folder.checkpoints.mkdir(exist_ok=True)
-        self._config = config
+        if not is_command:
+            folder.checkpoints.mkdir(exist_ok=True)
+        self._config, self._is_command = config, is_command
         self._config_values = (
-            read_changed_config(folder.config) if config is None else changed_values(as_stored(config))
+            read_changed_config(folder.config) if config is None else changed_values(self._stored(config))
         )
+        self.metrics: Mapping[str, MetricValues] = {}
+        """The metrics of a run of another program, by its names for them."""
         if config is not None and not folder.config.exists():
             self._write_config()
         self._journal = Journal(folder.journal, folder.reserve)
-        self._log = LogWriter(folder.log)
+        self._log = LogWriter(folder.log, MAX_COMMAND_LOG_BYTES if is_command else None)
+        self._pending = PendingLines(folder.log)
         self._tensorboard = TensorBoardWriter(folder.tensorboard)
         self._warnings: list[WarningEvent] = []
         self.problem: str | None = None
@@ -132,9 +142,10 @@ class Recorder:
             self._write_journal(lambda: self._journal.append(event))
             self._log.add(self._log_text(event))
             self._record_is_due = True
-            if isinstance(event, RunStarted):
+            if isinstance(event, RunStarted | CommandStarted):
                 # Not earlier, because a resume that fails during setup must leave the run unchanged.
                 self._config_is_due = self._config is not None
+            if isinstance(event, RunStarted):
                 with suppress(OSError):
                     self._tensorboard.restart(event.from_step if isinstance(event, RunResumed) else 0)
             if isinstance(event, EpochEvent):
@@ -235,6 +246,8 @@ class Recorder:
         # The record must not be ahead of the journal.
         if not self._journal.is_behind and self.history.session_time is not None:
             record = self.history.record(self._config_values)
+        if self.metrics:
+            record = with_metrics(record, self.metrics, metric_keys(self.metrics))
         self._run_record = record = codec.replace(record, problem=problem)
         try:
             codec.write_record(self.folder.summary, record, durable=durable)
@@ -245,11 +258,32 @@ class Recorder:
 
     def set_config(self, config: Config) -> None:
         """Set the config that is written when training starts: the ranks may use other values than were requested."""
-        self._config, self._config_values = config, changed_values(as_stored(config))
+        self._config, self._config_values = config, changed_values(self._stored(config))
+
+    def set_metrics(self, metrics: Mapping[str, MetricValues]) -> None:
+        """Set the metrics of a run of another program, by its names for them. Its record has them, not its journal."""
+        with self._lock:
+            self.metrics, self._record_is_due = metrics, True
+
+    def add_output(self, lines: Sequence[str]) -> None:
+        """Add lines that a command has printed to the log."""
+        with self._lock:
+            if not self.closed.is_set():
+                self._log.add("".join(f"{line}\n" for line in lines))
+                self._log_sink.attempt(self._log.flush)
+
+    def show_pending(self, lines: Sequence[str]) -> None:
+        """Show lines below the log that may still change."""
+        with self._lock:
+            if not self.closed.is_set():
+                self._pending.write(lines)
+
+    def _stored(self, config: Config) -> dict[str, dict[str, Any]]:
+        return as_stored(config, only_changed=self._is_command)
 
     def _write_config(self) -> None:
         assert self._config is not None  # noqa: S101 - `_config_is_due` says so
-        text = to_yaml(as_stored(self._config))
+        text = to_yaml(self._stored(self._config))
         replace_file(self.folder.config, lambda file: file.write(text.encode()), durable=True)
         self._config_is_due = False
 
@@ -270,6 +304,8 @@ class Recorder:
     def close(self) -> None:
         with self._lock:
             self.closed.set()
+            if self._is_command:
+                self._pending.write(())
         with suppress(OSError):
             self._tensorboard.close()
         self._journal.close()

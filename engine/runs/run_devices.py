@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from engine.runs.command_events import CommandStarted
 from engine.runs.events import EpochEvent, RunResumed, RunStarted
 from engine.utils.text import pluralize
 
 
-def describe_run_devices(started: RunStarted) -> str:
+def describe_run_devices(started: RunStarted | CommandStarted) -> str:
     """Return the devices of a run by name, such as `2 x H200 (GPU 0, 3)`, `the CPU` or `16 x H200 on 2 hosts`."""
     if set(started.devices) <= {"cpu"}:
-        return "the CPU" if started.world_size == 1 else f"the CPU ({started.world_size} ranks)"
+        ranks = started.world_size if isinstance(started, RunStarted) else 1
+        return "the CPU" if ranks <= 1 else f"the CPU ({ranks} ranks)"
     names = [record.name.removeprefix("NVIDIA ") for record in started.ranks]
     if not names or not all(names):
         return pluralize(len(started.devices), "GPU")

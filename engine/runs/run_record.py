@@ -118,6 +118,12 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
 
     config: Annotated[dict[ConfigText, ConfigValue], ENTRIES] | None = None
     """The config values that differ from their defaults, by `section.key`."""
+    command: str = ""
+    """The command of another program that the run starts, as a line of a shell without secrets; "" for a training."""
+    command_parameters: Annotated[dict[ConfigText, _Scalar], ENTRIES] = field(default_factory=dict)
+    """The parameters of the command, by the names that its program has for them."""
+    exit_code: Integer | None = None
+    """Exit code of the command, negative for the signal that ended it."""
     host: str = ""
     """Host name of rank 0."""
     devices: str = ""
@@ -146,6 +152,11 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
     """Statistics of each GPU over the run."""
 
 
+METRIC_FIELDS = (
+    "step", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_loss", "best_val_accuracy",
+    "last_values", "metrics", "lowest_metrics", "highest_metrics",
+)  # fmt: skip
+"""What a run of another program has of metrics. They are in its own files, and not in the journal."""
 NO_RECORD = RunRecord(state=RunState.STARTING)
 """Stands for the record of a run without a readable record or journal."""
 

@@ -59,7 +59,10 @@ class RunRow(NamedTuple):
         known = to_builtins(self.record)
         values: dict[str, object] = {name: known.get(name) for name in RunRecord.__struct_fields__}
         values |= {**self._asdict(), "tags": list(self.tags), "age_seconds": self.age_seconds}
-        values["config"] = {} if self.record.config is None else all_values(self.name, self.record.config)
+        config = self.record.config or {}
+        # The other keys belong to trainings.
+        is_complete = self.record.command or self.record.config is None
+        values["config"] = config if is_complete else all_values(self.name, config)
         del values["trials"], values["record"], values["format"], values["metric_keys"]
         return values
 
@@ -165,6 +168,8 @@ def state_message(record: RunRecord, state: RunState) -> str:
     """Return why a run waits or ended; empty while it trains."""
     if state is RunState.INTERRUPTED:
         return "its supervisor was killed while it waited; `gputrain queue resume` starts it again"
+    if state is RunState.CRASHED and record.command:
+        return "supervisor exited unexpectedly, and its command with it; `gputrain resume` starts the command again"
     if state is RunState.CRASHED:
         return "supervisor exited unexpectedly; `gputrain resume` resumes from the last checkpoint"
     return record.message if state is RunState.WAITING or not state.live else ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import is_
 
-from engine.runs.fields import known_names
+from engine.runs.fields import command_arguments, known_names
 from engine.runs.metrics import NO_METRICS, Better, own_metrics
 from engine.runs.query import Query, SortOrder, parse_query
 from engine.runs.run_row import RunRow
@@ -41,6 +41,8 @@ class ViewRequest:
     """The user's own metrics in the rows, which a query can name."""
     parameters: Parameters = None
     """Names of the parameters in the rows, which a query can name; None for runs of gputrain."""
+    arguments: tuple[str, ...] = ()
+    """Names of the parameters of commands in the rows, which a query can name."""
 
 
 @dataclass(frozen=True)
@@ -83,26 +85,39 @@ class RunView:
 
 
 class OwnMetricsFinder:
-    """Finds the user's own metrics in the rows of a list, once for the same list. `directions` are those of their runs
-    folder."""
+    """Finds the user's own metrics in the rows of a list, and the arguments of commands, once for the same list.
+    `directions` are those of their runs folder."""
 
     def __init__(self) -> None:
         self.directions = NO_METRICS
-        self._found: tuple[object, object, OwnMetrics] = (None, None, ())
+        self._found: tuple[object, object] = (None, None)
+        self._own: OwnMetrics = ()
+        self._arguments: tuple[str, ...] = ()
 
     def find(self, rows: Sequence[RunRow]) -> OwnMetrics:
         """Return the own metrics of the rows."""
+        self._look(rows)
+        return self._own
+
+    def find_arguments(self, rows: Sequence[RunRow]) -> tuple[str, ...]:
+        """Return the names of the parameters of commands in the rows."""
+        self._look(rows)
+        return self._arguments
+
+    def _look(self, rows: Sequence[RunRow]) -> None:
         if self._found[0] is not rows or self._found[1] is not self.directions:
-            own = own_metrics((row.record for row in rows), self.directions)
-            self._found = rows, self.directions, tuple(own.items())
-        return self._found[2]
+            self._own = tuple(own_metrics((row.record for row in rows), self.directions).items())
+            self._arguments = command_arguments(rows)
+            self._found = rows, self.directions
 
 
 @lru_cache(maxsize=32)
-def query_of(text: str, own: OwnMetrics = (), parameters: Parameters = None) -> Query | str:
+def query_of(
+    text: str, own: OwnMetrics = (), parameters: Parameters = None, arguments: tuple[str, ...] = ()
+) -> Query | str:
     """Return the query of a text, or why it is none, in one line."""
     try:
-        return parse_query(text, dict(own), parameters)
+        return parse_query(text, dict(own), parameters, arguments)
     except UsageError as error:
         return "; ".join(str(problem) for problem in error.problems)
 
@@ -141,10 +156,10 @@ def _narrow(
 def _without_key(text: str, request: ViewRequest) -> Query | None:
     """Return the query without its last word if that is the beginning of a key."""
     rest, _, word = text.rpartition(" ")
-    names = known_names((name for name, _ in request.own), request.parameters)
+    names = known_names([*(name for name, _ in request.own), *request.arguments], request.parameters)
     if len(word) < MIN_KEY_LENGTH or not any(name.casefold().startswith(word.casefold()) for name in names):
         return None
-    query = query_of(rest, request.own, request.parameters)
+    query = query_of(rest, request.own, request.parameters, request.arguments)
     return query if isinstance(query, Query) else None
 
 

@@ -13,6 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
+from engine.command.metric_files import CommandMetrics
+from engine.command.run_metrics import metrics_of_run
 from engine.foreign.activity import Activity, judge
 from engine.foreign.folders import ForeignRun
 from engine.foreign.parameters import Parameters
@@ -20,11 +22,11 @@ from engine.runs.comparison import ComparedRun, describe_foreign_run
 from engine.runs.comparison import read_run as read_own_run
 from engine.runs.curves import XAxis
 from engine.runs.find import OpenedRun
-from engine.runs.folder import RunFolder
-from engine.runs.foreign_record import foreign_record, metric_keys
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.foreign_record import foreign_record, metric_keys, with_metrics
 from engine.runs.metrics import METRIC_PREFIX
 from engine.runs.reduced_curves import MAX_BLOCKS, BlockSeries, Curves
-from engine.runs.run_record import RunRecord
+from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
 from engine.runs.series import block_extremes, block_means, block_starts
 from engine.show.foreign_charts import group_metrics
 from engine.show.foreign_curves import CurveReader, Extremes, ForeignCurves
@@ -181,7 +183,7 @@ class ForeignData:
     def describe(self) -> ComparedRun:
         """Return what a comparison needs of the run."""
         problem = "; ".join(self._reader.problems) or None
-        return describe_foreign_run(self.run, self.record(), self.parameters(), self.activity(), problem)
+        return describe_foreign_run(self.run, self.record(), self.parameters(), self.state(), problem)
 
     def summary(self) -> RunSummary:
         """Return what is known of the run without its curves."""
@@ -189,18 +191,35 @@ class ForeignData:
         metrics = {name: curves.extremes(name) for name in sorted(curves.names)}
         return RunSummary(self.run, metrics, self.parameters(), self.activity(), self._reader.problems)
 
+    def state(self) -> Activity | RunState:
+        """Return whether the run goes on; of a command, the state of its run."""
+        if isinstance(self.run, CommandMetrics):
+            return RunFolder(self.run.folder).state(self._stored_record().state)
+        return self.activity()
+
     def activity(self) -> Activity:
-        """Return whether the run goes on."""
+        """Return whether the logs of the run go on."""
         return judge(self.run.changed_at(), time.time(), has_ended=self._reader.has_ended)
 
     def record(self) -> RunRecord:
-        """Return the last, lowest and highest value of each metric as a record of a run."""
+        """Return the last, lowest and highest value of each metric as a record of a run; of a command, with all else
+        that is recorded of its run."""
         curves = self.curves()
+        if isinstance(self.run, CommandMetrics):
+            return with_metrics(self._stored_record(), curves.values, curves.keys)
         return foreign_record(curves.values, curves.keys, self.run.changed_at())
+
+    def _stored_record(self) -> RunRecord:
+        return read_run_record(RunFolder(self.run.folder)) or NO_RECORD
 
     def curves(self, max_blocks: int = MAX_BLOCKS) -> KeyedCurves:
         """Return the curves in at most `max_blocks` blocks each."""
         return KeyedCurves(self._reader.curves, max_blocks)
+
+
+def as_foreign(run: OpenedRun) -> OpenedRun:
+    """Return the metrics of a run of a command, which are read as those of a foreign run; any other run as it is."""
+    return (metrics_of_run(run) or run) if isinstance(run, RunFolder) else run
 
 
 def read_run(run: OpenedRun, on_read: OnRead | None = None) -> ComparedRun:

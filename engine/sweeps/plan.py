@@ -22,7 +22,8 @@ from engine.config.yaml_io import to_yaml
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import NotFreeError
 from engine.launch.batch_size import BATCH_SIZE_KEY
-from engine.launch.preflight import RunRequest, find_problems
+from engine.launch.preflight import find_problems
+from engine.launch.request import RunRequest
 from engine.models.catalog import check_model_name
 from engine.models.weights_file import weights_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems

@@ -323,9 +323,9 @@ def find_valid_user_fields(root: Path, name: str, kind: type[T]) -> T | None:
     return find_valid_fields(root / name, kind) if user_path_problem(root, name) is None else None
 
 
-def write_record(path: Path, record: FileRecord, *, durable: bool = False) -> None:
+def write_record(path: Path, record: FileRecord, *, durable: bool = False, private: bool = False) -> None:
     """Replace `path` by an indented record, as `replace_file` does. Raises OSError."""
-    replace_file(path, lambda file: file.write(encode_indented(record) + b"\n"), durable=durable)
+    replace_file(path, lambda file: file.write(encode_indented(record) + b"\n"), durable=durable, private=private)
 
 
 def update_record(path: Path, record: FileRecord, max_bytes: int = MAX_JSON_BYTES) -> None:

@@ -18,6 +18,16 @@ class ExitCode(IntEnum):
     STOPPED = 3
 
 
+class CommandExit(IntEnum):
+    """Exit code of `gputrain run -- COMMAND` without one of the command, as of env(1) and docker-run(1).
+
+    A signal that ended the command is 128 and its number."""
+
+    FAILED = 125
+    NOT_EXECUTABLE = 126
+    NOT_FOUND = 127
+
+
 MEANINGS: dict[int, str] = {
     ExitCode.FINISHED: "success",
     ExitCode.FAILED: "failed",

@@ -152,17 +152,21 @@ def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:
+def replace_file(
+    path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False, private: bool = False
+) -> None:
     """Replace `path` atomically: write a temporary file beside it, then rename.
 
-    With `durable`, the file and then its folder are flushed to disk (fsync). On OSError the old content remains.
+    With `durable`, the file and then its folder are flushed to disk (fsync). Other users cannot read a `private` file.
+    On OSError the old content remains.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         # A leftover of a killed process with the same PID, or a planted link, is replaced and not written through.
         temporary.unlink(missing_ok=True)
         # Without write permission for others, also under the umask 002 or 000.
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        handle = os.open(temporary, flags, 0o600 if private else 0o644)
         with os.fdopen(handle, "wb") as file:
             write(file)
             file.flush()

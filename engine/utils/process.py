@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from engine.utils.files import append_to_file, read_text
+from engine.utils.process_table import read_stat
 
 _PR_SET_PDEATHSIG = 1
 
@@ -136,11 +137,8 @@ def process_start_ticks(pid: int) -> int | None:
 
     Process ID, start and `boot_id` identify a process: process IDs are reused. See proc_pid_stat(5).
     """
-    try:
-        # The name of the command, in parentheses, may contain any character.
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
+    status = read_stat(pid)
+    return None if status is None else status.start_ticks
 
 
 # Kernel functions that wait for a disk or a network file system.

@@ -14,7 +14,8 @@ ATTACKS.remove("attack")
 SKIPPED_EXIT_CODE = 77
 
 
-NIGHTLY_ATTACKS = ("checkpoint_code", "ports", "reservations", "run_folder", "user_folders")  # five to ten seconds each
+# Five to twenty seconds each.
+NIGHTLY_ATTACKS = ("checkpoint_code", "command", "ports", "reservations", "run_folder", "user_folders")
 
 
 @pytest.mark.expensive("each attack starts a run as another user would meet it")

@@ -36,7 +36,7 @@ ANSWERED = [
     "runs unarchive kept", "runs better speed high", "runs rename kept other", "runs delete other --yes", "runs trash",
     "runs restore other kept", "logs kept", "compare kept kept-2", "stop kept", "watch lightning --json",
     "queue --json", "gpus --json", "doctor", "config digits", "config describe optim.lr", "models",
-    "data pack photos -o photos.gpk", "data verify photos.gpk", "sweep stop kept-sweep",
+    "data pack photos -o photos.gpk", "data verify photos.gpk", "sweep stop kept-sweep", "queue resume",
 ]  # fmt: skip
 # Lines that do nothing here for another reason than torch: a library, a run that has ended, a terminal that is none.
 OTHERWISE_REFUSED = [
@@ -46,7 +46,7 @@ OTHERWISE_REFUSED = [
 ]  # fmt: skip
 REFUSED = {
     "bench": "digits", "data show": "digits", "export": "kept", "lr-find": "digits", "models show": "digits",
-    "predict": "kept photo.png", "queue resume": "", "resume": "kept", "run": "digits", "sweep resume": "kept-sweep",
+    "predict": "kept photo.png", "resume": "kept", "run": "digits", "sweep resume": "kept-sweep",
     "sweep run": "digits optim.lr=log:1e-3..0.3",
 }  # fmt: skip
 
@@ -127,11 +127,22 @@ def test_command_that_trains_names_the_extra(folder: Path, name: str) -> None:
     ]  # fmt: skip
 
 
+def test_command_of_another_program_runs(folder: Path, tmp_path: Path) -> None:
+    line = "run --headless --gpus cpu --name other -- sh -c"
+    done = call(folder, [*line.split(), "echo step 1 loss=0.5; exit 3", "--runs-dir", "is not ours"])
+    assert (done.returncode, done.stdout) == (3, "step 1 loss=0.5\n"), done.stderr
+    listed = json.loads(call(folder, ["runs", "other", "--json"]).stdout)["runs"]
+    assert [(run["state"], run["metrics"], run["exit_code"]) for run in listed] == [("failed", {"loss": 0.5}, 3)]
+    assert call(folder, ["resume", "other", "--headless"]).returncode == 3
+    assert call(folder, ["runs", "delete", "other", "--yes"]).returncode == 0
+
+
 def test_each_command_is_tried() -> None:
     tried = {name for name in COMMANDS for line in (*ANSWERED, *OTHERWISE_REFUSED) if f"{line} ".startswith(f"{name} ")}
     defaults = {"config show", "queue list", "runs list"}
     assert {*COMMANDS} == tried | {*REFUSED} | defaults | {"models list"}
-    assert {*REFUSED} == {name for name, entry in COMMANDS.items() if entry.needs_torch}
+    # `resume` starts the command of a run again without torch.
+    assert {*REFUSED} - {"resume"} == {name for name, entry in COMMANDS.items() if entry.needs_torch}
 
 
 def test_doctor_reports_missing_extra_as_a_warning(folder: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from engine.config.loader import resolve_config
 from engine.distributed.watchdog import Heartbeat, Phase, lagging_ranks
 from engine.launch.lifecycle import claim_if_unfinished
-from engine.launch.preflight import RunRequest
+from engine.launch.request import RunRequest
 from engine.launch.slurm import requeue
 from engine.runs.control import send_request
 from engine.training.checkpoint import load_newest

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from inputs import RAW_BYTES, damaged, json_files, json_line_files, large_json_files, large_yaml_files, yaml_files
 from readers import Reader
 
+from engine.command.output_metrics import OutputMetrics
+from engine.command.try_parse import try_parse
 from engine.foreign.folders import RunFollower, find_runs
 from engine.foreign.parameters import MAX_KEY_LENGTH, MAX_PARAMETERS, MAX_TEXT_LENGTH, Parameters, read_parameters
 from engine.foreign.reading import MAX_NAME_LENGTH, MAX_STEP, Reading
@@ -41,6 +43,14 @@ ROWS = [
 CONFIG = {"lr": 0.1, "model": {"name": "a", "sizes": [1, 2]}}
 CSV = b"epoch,step,train/loss,val/loss\n0,1,0.5,\n0,2,,0.25\nepoch,step,lr\n1,3,0.1\n"
 STATE = {"global_step": 2, "log_history": [{"step": 1, "loss": 0.5}, {"step": 2, "epoch": 1.0}], "max_steps": 2}
+OUTPUT = b"""Epoch 1/3
+ 12/100 [00:01<00:08,  9.9it/s, loss=0.5]
+{'loss': '0.5', 'epoch': '0.1'}
+[rank0]: epoch 1 step 3/9 [1/2] train loss 0.5 Acc@1: 12/34 lr=1e-3
+  Epoch    GPU_mem       loss  Size
+    1/3         0G      2.303    64: 100% 4/4
+Test: [ 9/10] Loss: 1 (2) INFO
+"""
 METRIC = b"1800000000000 0.5 1\n1800000000000 nan 2\n1 2\n"
 
 
@@ -112,6 +122,13 @@ def check_parameters(parameters: Parameters) -> None:
         assert 0 < len(key) <= MAX_ESCAPED_CHARACTERS * MAX_KEY_LENGTH
         assert isinstance(value, bool | int | float | str | None)
         assert len(json.dumps(value, ensure_ascii=False).encode()) <= 8 * MAX_TEXT_LENGTH
+
+
+def read_output(root: Path) -> None:
+    try_parse(root / "log.txt")
+    metrics, lines = OutputMetrics(), (root / "log.txt").read_text(errors="replace").split("\n")[:1000]
+    for index, line in enumerate(lines):
+        check([Reading(metrics.feed(line, lines[index + 1 : index + 3]))])
 
 
 def large_lines() -> Iterator[bytes]:
@@ -240,6 +257,13 @@ FOREIGN_READERS = [
         ),
         at("run/mlflow.db"),
         lambda: iter([mlflow_database(b"a" * LARGE_TEXT, b"9" * LARGE_TEXT, b"1" * LARGE_TEXT)]),
+    ),
+    Reader(
+        "output of a command",
+        st.one_of(damaged(OUTPUT), json_line_files(ROWS)),
+        lambda root: root / "log.txt",
+        read_output,
+        large=large_lines,
     ),
     Reader(
         "foreign parameters",

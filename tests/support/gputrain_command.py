@@ -93,9 +93,10 @@ class Gputrain:
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start the command in the background."""
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": self.environment} | options
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        options = pipes | {"env": self.environment, "cwd": self.folder} | options
         command = list(arguments) if "/" in arguments[0] else [GPUTRAIN, *arguments]
-        process = subprocess.Popen(command, cwd=self.folder, text=True, **options)
+        process = subprocess.Popen(command, text=True, **options)
         self.started.append(process)
         return process
 

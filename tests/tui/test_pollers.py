@@ -17,6 +17,7 @@ from engine.runs.curves import CurveData
 from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line, to_line
+from engine.runs.log import PendingLines, log_files
 from engine.runs.ownership import Ownership
 from engine.runs.record_completion import read_journal_record
 from engine.runs.run_record import read_run_record
@@ -257,6 +258,25 @@ def test_log_tail_reads_bounded_part_of_log_and_lines(tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write("x" * 20_000)
     assert [len(line) for line in read_log_tail(log)] == [3, MAX_LOG_LINE_LENGTH]
+
+
+def test_log_tail_of_a_log_with_limit_continues_in_its_earlier_files(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    for path, text in zip(log_files(log), ("first\n", "second\n", "third\n"), strict=True):
+        path.write_text(text)
+    assert read_log_tail(log) == ("first", "second", "third")
+
+
+def test_run_poller_shows_lines_that_may_still_change_below_the_log(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "run-1", make_run_started())
+    folder.log.write_text("final\n")
+    poller, pending = RunPoller(folder), PendingLines(folder.log)
+    pending.write(["10%"])
+    poller.poll()
+    assert poller.latest is not None and poller.latest.log == ("final", "10%")
+    pending.write(["20%"])
+    poller.poll()
+    assert poller.latest.log == ("final", "20%")
 
 
 def test_gpu_poller_records_loads_of_each_snapshot() -> None:

@@ -48,7 +48,7 @@ def compare(
     """
     from engine.runs.comparison import compare_runs, require_comparable
     from engine.runs.metric_directions import read_directions
-    from engine.show.foreign_run import read_run
+    from engine.show.foreign_run import as_foreign, read_run
     from tui.cli.console import print_warning, reading_line
 
     directions = read_directions(runs_root(runs_dir), better or ())
@@ -56,7 +56,7 @@ def compare(
     require_comparable(len(found))
     number = find_baseline(baseline, found, runs_dir, trust_owner=trust_owner)
     with reading_line(found) as on_read:
-        comparison = compare_runs([read_run(run, on_read) for run in found], directions)
+        comparison = compare_runs([read_run(as_foreign(run), on_read) for run in found], directions)
     for note in comparison.notes:
         print_warning(note)
     if as_json:

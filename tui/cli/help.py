@@ -179,11 +179,15 @@ class HelpCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         with exit_on_usage_error():
-            if self.needs_torch:
+            if self.trains(ctx):
                 from engine.utils.libraries import check_training
 
                 check_training(ctx.command_path)
             return super().invoke(ctx)
+
+    def trains(self, ctx: Any) -> bool:
+        """Whether the command as typed needs the libraries of the extra `train`."""
+        return self.needs_torch
 
     def check_words(self, ctx: Any, args: Sequence[str], commands: Sequence[str]) -> None:
         """Refuse arguments that name, or nearly name, commands of the group that calls this one by default."""

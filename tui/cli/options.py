@@ -20,7 +20,9 @@ RunsDirOption = Annotated[
 ]
 TrustCodeOption = Annotated[
     bool,
-    typer.Option("--trust-code", help="Run user code (module:name) that another user names or can change."),
+    typer.Option(
+        "--trust-code", help="Run user code (module:name) or a command that another user names or can change."
+    ),
 ]
 TrustOwnerOption = Annotated[
     bool, typer.Option("--trust-owner", help="Use a run that another user owns or can change.")

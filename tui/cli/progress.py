@@ -14,8 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
+from engine.runs.command_events import CommandStarted
 from engine.runs.epoch_progress import EpochProgress
 from engine.runs.event_lines import (
+    CommandOutput,
     RunStarting,
     TrainingProgress,
     epoch_name,
@@ -34,6 +36,7 @@ from engine.runs.events import (
 from engine.runs.history import History
 from engine.runs.journal import to_line
 from engine.runs.root import runs_root
+from engine.utils.colors import with_colors, without_colors
 from engine.utils.text import printable
 from engine.utils.units import format_duration
 
@@ -76,6 +79,8 @@ class NextCommands:
         """Return the lines that follow those of an event."""
         if isinstance(event, RunStarting):
             self._folder = Path(event.folder)
+        if isinstance(event, CommandStarted):
+            self._folder = None
         if not isinstance(event, RunFinished) or event.state != "finished" or self._folder is None:
             return []
         is_default = self._folder.parent == runs_root()
@@ -90,14 +95,29 @@ class NextCommands:
         return lines
 
 
+class OutputPrinter:
+    """Print the output of a command to stdout, with its colors if that is a terminal."""
+
+    def __init__(self) -> None:
+        self._out = DisconnectSafeStream(sys.stdout)
+        self._has_colors = sys.stdout is not None and sys.stdout.isatty()
+
+    def print(self, event: CommandOutput) -> None:
+        """Print the lines of an event."""
+        convert = with_colors if self._has_colors else without_colors
+        self._out.write("".join(f"{convert(line)}\n" for line in event.lines))
+        self._out.flush()
+
+
 class JsonPrinter:
-    """Print every event except `RunStarting` and `TrainingProgress` as a line of JSON to stdout."""
+    """Print every event as a line of JSON to stdout, except `RunStarting`, `TrainingProgress` and the output of a
+    command."""
 
     def __init__(self) -> None:
         self._out = DisconnectSafeStream(sys.stdout)
 
     def __call__(self, event: Event) -> None:
-        if not isinstance(event, RunStarting | TrainingProgress):
+        if not isinstance(event, RunStarting | TrainingProgress | CommandOutput):
             self._out.write(to_line(event) + "\n")
             self._out.flush()
 
@@ -110,12 +130,15 @@ class PlainPrinter:
 
     def __init__(self) -> None:
         self._out = DisconnectSafeStream(sys.stderr)
-        self._history, self._next = History(), NextCommands()
+        self._history, self._next, self._output = History(), NextCommands(), OutputPrinter()
         self._progress = EpochProgress(self._history)
         self._next_progress = math.inf
         """Unix time from which on the epoch gets another line."""
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, CommandOutput):
+            self._output.print(event)
+            return
         self._history.add(event)
         self._progress.add(event)
         lines = [*event_lines(event, self._history), *self._next.lines(event)]
@@ -156,7 +179,7 @@ class ProgressPrinter:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._history, self._next = History(), NextCommands()
+        self._history, self._next, self._output = History(), NextCommands(), OutputPrinter()
         self._console = Console(file=cast(IO[str], DisconnectSafeStream(sys.stderr)), highlight=False)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -172,6 +195,9 @@ class ProgressPrinter:
         self._epoch = EpochProgress(self._history)
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, CommandOutput):
+            self._output.print(event)
+            return
         self._history.add(event)
         self._epoch.add(event)
         for line in (*event_lines(event, self._history), *self._next.lines(event)):

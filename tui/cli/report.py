@@ -93,6 +93,7 @@ def report(
     from engine.runs.folder import RunFolder
     from engine.runs.metric_directions import read_directions
     from engine.runs.root import runs_root
+    from engine.show.foreign_run import as_foreign
     from engine.utils.errors import UsageError
     from engine.utils.files import expand_user
     from engine.utils.text import printable
@@ -125,11 +126,12 @@ def report(
     names = [run.name for run in found]
     mark = make_mark(PAGE_KIND if is_page else PLOT_KIND, names)
     check_output(path, mark, force=force)
-    with reading_line(found) as on_read:
+    shown = list(map(as_foreign, found))
+    with reading_line(shown) as on_read:
         if is_page:
-            data = make_page(found, directions, on_read).encode(errors="replace")
+            data = make_page(shown, directions, on_read).encode(errors="replace")
         else:
-            data = make_plot(found, options, kind, print_warning, on_read)
+            data = make_plot(shown, options, kind, print_warning, on_read)
     written = write_output(path, data, mark, force=force)
     if as_json:
         typer.echo(json.dumps({"format": 1, "runs": names, "file": str(written)}, indent=2))

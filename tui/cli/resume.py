@@ -9,6 +9,7 @@ from tui.cli.command import command
 from tui.cli.config_arguments import ChangesArgument
 from tui.cli.config_flags import FlagOverrides, config_flags
 from tui.cli.options import run_argument
+from tui.cli.run_command import check_keys, stored_command
 from tui.cli.run_options import find_runs
 from tui.cli.train import EXIT_CODES, StartOptions, build_request, start_run, takes_start
 
@@ -26,14 +27,19 @@ def resume(
     flags: FlagOverrides,
     start: StartOptions,
 ) -> None:
-    """Resume a run from its last checkpoint.
+    """Resume a run from its last checkpoint, or start its command again.
 
     The run keeps the config it was started with, except for the values set here.
     """
+    from engine.command.spec import has_command
     from engine.config.loader import resolve_config
     from engine.utils.errors import UsageError
+    from engine.utils.libraries import check_training
 
     [folder] = find_runs([run], start.runs_dir, trust_owner=start.trust_owner)
+    is_command = has_command(folder)
+    if not is_command:
+        check_training("gputrain resume")
     if not folder.config.exists():
         raise UsageError.one(folder.name, "has no config.yaml to resume with; start a new run", code="not-found")
     if any("=" not in change for change in changes or []):
@@ -48,4 +54,7 @@ def resume(
     request = build_request(
         lambda: resolve_config(str(folder.config), changes or [], flags | own, trust_code=start.trust_code), start
     )
+    if is_command:
+        check_keys(request, flags)
+        request = replace(request, command=stored_command(folder, trust_code=start.trust_code), warnings=())
     start_run(request, start)

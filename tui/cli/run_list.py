@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -88,13 +89,15 @@ def list_runs(
     """List runs, newest first.
 
     Lists the runs that meet all conditions. KEY is a config key (optim.lr), a metric of the last epoch (val_accuracy)
-    or of the run (best_val_accuracy, duration, age, started, images_per_second), one of your own metrics (f1, best_f1)
-    or a short name (model, dataset, lr, optimizer, batch, seed, tag). A key with blanks or operators is in double
-    quotes: '"val f1">0.9'. VALUE may contain *, and several values have commas between them. A condition after a minus
-    must not hold. The trials of a sweep are one row with the metrics of its best trial; sweep=NAME, --quiet and --json
-    list them one by one. AGE is the time since the start. The first word decides whether it is a command:
-    `gputrain runs list archive` searches for the word archive.
+    or of the run (best_val_accuracy, duration, age, started, images_per_second), one of your own metrics (f1, best_f1),
+    a parameter of a command (hidden is that of --hidden 64) or a short name (model, dataset, lr, optimizer, batch,
+    seed, tag). A key with blanks or operators is in double quotes: '"val f1">0.9'. VALUE may contain *, and several
+    values have commas between them. A condition after a minus must not hold. The trials of a sweep are one row with the
+    metrics of its best trial; sweep=NAME, --quiet and --json list them one by one. AGE is the
+    time since the start. The first word decides whether it is a command: `gputrain runs list archive` searches for the
+    word archive.
     """
+    from engine.runs.fields import command_arguments
     from engine.runs.keys import quote_key
     from engine.runs.metric_directions import read_directions
     from engine.runs.metrics import own_metrics
@@ -115,10 +118,12 @@ def list_runs(
     _read(run_list)
     # The metrics of the runs are keys, too.
     own = own_metrics((row.record for row in run_list.rows), directions)
-    fields = None if columns is None else parse_columns(columns, own)
+    arguments = command_arguments(run_list.rows)
+    fields = None if columns is None else parse_columns(columns, own, arguments)
     # The list is sorted by start, newest first, as it is read.
-    order = SortOrder.parse(sort or "started_at", own, reverse=reverse) if sort or reverse else None
-    options = ListOptions(parse_query(words or [], own), order, count, with_archived, folds=not (as_json or quiet))
+    order = SortOrder.parse(sort or "started_at", own, arguments, reverse=reverse) if sort or reverse else None
+    query = parse_query(words or [], own, None, arguments)
+    options = ListOptions(query, order, count, with_archived, folds=not (as_json or quiet))
     rows = options.choose(run_list.rows)
     for row in rows:
         if row.unreadable:
@@ -137,6 +142,7 @@ def list_runs(
         typer.echo(f"There are no runs in {root}. Start one with `gputrain run CONFIG --runs-dir {root}`.", err=True)
     else:
         typer.echo(f"None of the {pluralize(run_list.count, 'run')} in {root} matches.", err=True)
+    _name_survivors(rows)
     if not rows and words and (name := nearest(words[0], subcommands("runs"))) is not None:
         typer.echo(f"`gputrain runs {name}` is a command.", err=True)
     if not rows and (best := find_best_condition(options.query, options.listed(run_list.rows), own)) is not None:
@@ -149,6 +155,18 @@ def list_runs(
     if hidden and not (as_json or quiet) and "archived" not in options.query.fields:
         verb = "is" if hidden == 1 else "are"
         typer.echo(f"{pluralize(hidden, 'archived run')} {verb} not listed; --all lists them too.", err=True)
+
+
+def _name_survivors(rows: Sequence[RunRow]) -> None:
+    """Name what is left of commands whose supervisors were killed."""
+    from engine.launch.survivors import find_survivors
+    from engine.runs.folder import RunFolder, RunState
+    from engine.utils.text import list_names, printable
+
+    crashed = [RunFolder(Path(row.folder)) for row in rows if row.state is RunState.CRASHED and row.record.command]
+    for folder, survivors in find_survivors(crashed).items() if crashed else ():
+        pids, name = list_names([str(process.pid) for process in survivors]), printable(folder.name)
+        typer.echo(f"{name} has crashed, and processes of it go on ({pids}): `gputrain stop {name}`.", err=True)
 
 
 def _read(run_list: RunList) -> None:

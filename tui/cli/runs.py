@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,16 +73,18 @@ def logs(
 ) -> None:
     """Print the log of a run.
 
-    The log holds the messages of the supervisor and the output of the ranks. --follow also prints new lines.
+    The log holds the messages of the supervisor and the output of the ranks. --follow also prints new lines. A terminal
+    shows the colors of the output, unless NO_COLOR is set.
     """
     import time
 
-    from engine.runs.log import LogReader
+    from engine.runs.log import open_log
     from engine.runs.record_completion import open_run
     from engine.utils.files import shown_path
 
+    colors = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     try:
-        log = LogReader(folder.log)
+        *full, log = open_log(folder.log, colors=colors, count=count)
     except FileNotFoundError:
         typer.echo(f"{printable(folder.name)} has no log yet.", err=True)
         return
@@ -89,8 +92,8 @@ def logs(
         raise UsageError.one(
             str(shown_path(folder.log)), f"cannot be read: {error.strerror}", code="not-readable"
         ) from error
-    if count is not None:
-        log.skip_to_last(count)
+    for reader in full:
+        sys.stdout.writelines(reader.read())
     while True:
         live = follow and open_run(folder).state.live
         for text in log.read():

@@ -1,10 +1,10 @@
-"""`gputrain run`: train a config in the foreground, in the background or on the screen."""
+"""`gputrain run`: train a config or run a command, in the foreground, in the background or on the screen."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,11 +26,19 @@ from tui.cli.options import (
     TrustOwnerOption,
     dry_run_option,
 )
+from tui.cli.run_command import (
+    CommandOptions,
+    RunCommand,
+    show_try_parse,
+    split_command,
+    takes_command,
+    with_command,
+)
 from tui.cli.run_options import announce_watch
 
 if TYPE_CHECKING:
     from engine.config.loader import ResolvedConfig
-    from engine.launch.preflight import RunRequest
+    from engine.launch.request import RunRequest
     from engine.utils.errors import Problem
 
 EXIT_CODES = {
@@ -71,30 +79,43 @@ def takes_start(function: Callback) -> Callback:
         "gputrain run flowers.yaml --gpus free:2 --queue --detach",
         "gputrain run flowers.yaml --detach --after flowers-3",
         "gputrain run flowers.yaml --dry-run",
+        "gputrain run --gpus free:2 -- torchrun --nproc-per-node {gpus} train.py",
+        "gputrain run --detach --time-limit 60 --env WANDB_API_KEY -- python train.py",
     ],
     "All config keys: gputrain config describe",
+    "In the words of a command, {gpus} is the number of its GPUs, {ids} and {uuids} are the GPUs themselves, {run} and "
+    "{folder} name and folder of the run.",
+    "With a command, the exit code is that of the command, 125 if gputrain failed or was used wrongly, 126 if the "
+    "command is not executable, 127 if it is not found.",
     exit_codes=EXIT_CODES,
+    kind=RunCommand,
 )
 @config_flags()
 @takes_start
+@takes_command
 def run(
     *,
     arguments: ConfigArguments = None,
     flags: FlagOverrides,
     start: StartOptions,
+    words: Sequence[str] | None,
+    options: CommandOptions,
     dry_run: Annotated[bool, dry_run_option(" and train one batch per rank; keep no files.")] = False,
 ) -> None:
-    """Train a model.
+    """Train a model, or run the command of another program.
 
     On a terminal, the screen shows the run; quitting the screen does not stop it. Without a terminal, or with
     --headless, --json or --dry-run, the run stays in the foreground: Ctrl-C saves a checkpoint and stops at the next
-    step, a second Ctrl-C kills the run.
+    step, a second Ctrl-C kills the run. A command gets SIGINT.
     """
+    if options.try_parse is not None:
+        show_try_parse(options, as_json=start.as_json)
+        return
     file, _ = split_arguments(arguments)
     request = build_request(
         lambda: resolve_arguments(arguments, flags, trust_code=start.trust_code), start, base=file, dry_run=dry_run
     )
-    start_run(request, start)
+    start_run(with_command(request, words, options, flags, file), start)
 
 
 def start_run(request: RunRequest, start: StartOptions) -> None:
@@ -106,19 +127,20 @@ def start_run(request: RunRequest, start: StartOptions) -> None:
         raise UsageError.one("--detach", f"cannot be combined with {other}", code="conflict")
     if start.detach:
         start_in_background(request, sys.argv[1:], start.runs_dir)
-    elif should_open_screen(headless=start.headless or start.as_json or request.dry_run):
+    elif should_open_screen(request, headless=start.headless or start.as_json or request.dry_run):
         run_with_screen(request, sys.argv[1:], start.runs_dir)
     else:
         run_headless(request, as_json=start.as_json)
 
 
-def should_open_screen(*, headless: bool) -> bool:
+def should_open_screen(request: RunRequest | None = None, *, headless: bool) -> bool:
     """Return whether to open the screen: on a terminal, unless torchrun or srun started this process as a rank."""
     from engine.distributed.rank_env import detect_launcher
 
-    return (
-        not headless and sys.stdin.isatty() and sys.stdout.isatty() and detect_launcher("auto", os.environ) == "spawn"
-    )
+    if headless or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    is_command = request is not None and request.command is not None
+    return is_command or detect_launcher("auto", os.environ) == "spawn"
 
 
 def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str | None) -> None:
@@ -133,7 +155,7 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
     from engine.utils.text import printable
     from tui.launcher import launch_run
 
-    if detect_launcher(request.config.device.launcher, os.environ) != "spawn":
+    if request.command is None and detect_launcher(request.config.device.launcher, os.environ) != "spawn":
         raise UsageError.one(
             "--detach",
             "is not available under torchrun and srun, which start the ranks themselves",
@@ -141,7 +163,9 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
         )
     raise_problems(request)
     request.code_trust.check(request.config)
-    rest = [argument for argument in arguments[1:] if argument not in ("--detach", "--headless")]
+    before, command = split_command(arguments[1:])
+    rest = [argument for argument in before if argument not in ("--detach", "--headless")]
+    rest += [] if command is None else ["--", *command]
     launched = launch_run([arguments[0], "--headless", "--detached", *rest], runs_root(runs_dir))
     for warning in (*([launched.warning] if launched.warning is not None else []), *request.warnings):
         print_warning(warning)
@@ -193,7 +217,7 @@ def build_request(
     """
     from engine.config.loader import ConfigError
     from engine.config.run_name import name_from_stem, run_stem, stem_of_numbered
-    from engine.launch.preflight import RunRequest
+    from engine.launch.request import RunRequest
     from engine.runs.root import runs_root
 
     problems: tuple[Problem, ...] = ()
@@ -241,7 +265,12 @@ def repeats_stored_run(resolved: ResolvedConfig, root: Path) -> bool:
 
 def raise_problems(request: RunRequest) -> None:
     """Raise UsageError, with all problems of the preflight, if the config of a request is invalid."""
-    if request.problems:
+    if request.command is not None:
+        from engine.launch.command_checks import find_command_problems
+        from engine.utils.errors import raise_if_any
+
+        raise_if_any(find_command_problems(request))
+    elif request.problems:
         from engine.launch.preflight import find_problems
         from engine.utils.errors import UsageError
 
@@ -249,13 +278,19 @@ def raise_problems(request: RunRequest) -> None:
 
 
 def run_headless(request: RunRequest, *, as_json: bool) -> None:
-    """Train in the foreground and exit with the exit code of the run. Raises UsageError."""
-    from engine.launch.launcher import launch
+    """Carry out a request in the foreground and exit with the exit code of the run. Raises UsageError."""
     from tui.cli.progress import BackgroundPrinter, make_printer
 
     printer = BackgroundPrinter(make_printer(json=as_json, dry_run=request.dry_run))
     try:
-        code = launch(request, printer)
+        if request.command is not None:
+            from engine.launch.command_run import launch_command
+
+            code = launch_command(request, printer)
+        else:
+            from engine.launch.launcher import launch
+
+            code = launch(request, printer)
     finally:
         printer.close()
     # A regular exit takes a second with torch loaded and blocks on a pipe whose reader has stopped reading.

@@ -32,8 +32,8 @@ class Word:
 
 
 WORDS = {
-    "run": Word(TRAIN, "Train a model."),
-    "resume": Word(TRAIN, "Resume a run from its last checkpoint."),
+    "run": Word(TRAIN, "Train a model, or run the command of another program."),
+    "resume": Word(TRAIN, "Resume a run from its last checkpoint, or start its command again."),
     "sweep": Word(TRAIN, "Search the best values of config keys, and list searches.", "run"),
     "lr-find": Word(TRAIN, "Find a learning rate with a short test."),
     "bench": Word(TRAIN, "Measure how training scales with the number of GPUs or CPU ranks."),
@@ -58,7 +58,7 @@ WORDS = {
 
 COMMANDS = {
     "run": Entry("train:run", WORDS["run"].summary, needs_torch=True),
-    "resume": Entry("resume:resume", WORDS["resume"].summary, needs_torch=True),
+    "resume": Entry("resume:resume", WORDS["resume"].summary),
     "sweep run": Entry("sweep:run", "Search the best values of config keys with Optuna.", needs_torch=True),
     "sweep list": Entry("sweep:list_sweeps", "List sweeps, the latest result first."),
     "sweep show": Entry("sweep:show", "List the trials of a sweep, and what matters."),
@@ -101,7 +101,7 @@ COMMANDS = {
     "queue release": Entry("queue:release", "Let a held run start again."),
     "queue move": Entry("queue:move", "Change the order of your own waiting runs."),
     "queue priority": Entry("queue:priority", "Set the priority of a run among your own waiting runs."),
-    "queue resume": Entry("queue:resume", "Start the runs again that a reboot interrupted.", needs_torch=True),
+    "queue resume": Entry("queue:resume", "Start the runs again that a reboot interrupted."),
     "evaluate": Entry("evaluate:evaluate", WORDS["evaluate"].summary),
     "predict": Entry("predict:predict", WORDS["predict"].summary, needs_torch=True),
     "export": Entry("export:export", WORDS["export"].summary, needs_torch=True),
@@ -113,7 +113,7 @@ COMMANDS = {
 
 GUESSES = {
     "cancel": "gputrain stop RUN",
-    "exec": "gputrain run CONFIG",
+    "exec": "gputrain run -- COMMAND",
     "eval": "gputrain evaluate RUN",
     "features": "gputrain predict RUN PATH --features LAYER -o FILE",
     "follow": "gputrain logs RUN -f",

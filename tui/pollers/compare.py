@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine.command.metric_files import CommandMetrics
+from engine.command.run_metrics import MetricsFinder
 from engine.foreign.activity import Activity
 from engine.foreign.folders import ForeignRun
 from engine.runs.comparison import (
@@ -156,9 +158,11 @@ class _RunFollower:
 
 
 class _ForeignFollower:
-    """Reads one foreign run: all of its logs at first, then what is new. Its curves keep bounded memory."""
+    """Reads one foreign run, or the metrics of a command: all of its logs at first, then what is new, and of a command
+    the logs that it begins later. Its curves keep bounded memory."""
 
     def __init__(self, run: ForeignRun) -> None:
+        self._finder = MetricsFinder(RunFolder(run.folder)) if isinstance(run, CommandMetrics) else None
         self._data = ForeignData(run)
         self.state = ReadRun(run)
 
@@ -169,10 +173,12 @@ class _ForeignFollower:
 
     def describe(self) -> bool:
         """Describe the run as far as it has been read; return whether that has changed."""
+        if self._finder is not None and (found := self._finder.find()).log_ids() != self._data.run.log_ids():
+            self._data = ForeignData(found)
         before, data = self.state, self._data
         if not data.run.changed_at() and before.described is not None:
             self.state = replace(before, is_missing=True)
-        elif before.described is None or before.is_missing or before.described.state != data.activity():
+        elif before.described is None or before.is_missing or before.described.state != data.state():
             self.state = replace(before, described=data.describe(), is_missing=False)
         return self.state != before
 

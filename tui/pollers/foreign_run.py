@@ -32,10 +32,16 @@ class ForeignRunPoller(Poller):
     No `Watched`: it publishes between two slices.
     """
 
-    def __init__(self, run: ForeignRun, is_busy: Callable[[], bool] = lambda: False) -> None:
-        """`is_busy` tells whether the screen draws or handles a key."""
+    def __init__(
+        self,
+        run: ForeignRun,
+        is_busy: Callable[[], bool] = lambda: False,
+        find: Callable[[], ForeignRun] | None = None,
+    ) -> None:
+        """`is_busy` tells whether the screen draws or handles a key. `find` returns the run with the logs that it has
+        by now."""
         super().__init__("foreign run", POLL_INTERVAL_SECONDS)
-        self._is_busy = is_busy
+        self._is_busy, self._find = is_busy, find
         self.run = run
         self.reader = CurveReader(run)
         self.caught_up = False
@@ -64,6 +70,8 @@ class ForeignRunPoller(Poller):
     def poll(self) -> None:
         # Else the first drawing imports it in the event loop.
         import_module("plotext")
+        if self._find is not None and (run := self._find()).log_ids() != self.run.log_ids():
+            self.run, self.reader, self.caught_up = run, CurveReader(run), False
         self._poll_log()
         while not self._stop_event.is_set():
             has_more = self.reader.read_slice(SLICE_BYTES)

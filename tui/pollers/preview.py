@@ -6,9 +6,12 @@ takes a quarter of a second.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import chain
 
+from engine.command.run_metrics import MetricsFinder
+from engine.command.spec import has_command
 from engine.runs.curves import CurveData
 from engine.runs.events import (
     EpochEvent,
@@ -21,12 +24,18 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal_follower import JournalFollower
 from engine.runs.record_completion import open_run, read_listed_record
 from engine.runs.run_record import RunRecord, read_run_record
+from engine.show.foreign_charts import group_metrics
+from engine.show.foreign_curves import CurveReader
 from engine.utils.files import FileStamp, find_file_stamp
+from tui.chart_choice import read_chart_choice
+from tui.charts.foreign_view import curves_for
 from tui.charts.plot import Curve
 from tui.charts.view import ChartView
 from tui.tables.config import config_changes
-from tui.tables.preview import PREVIEW_CHARTS, RunPreview
+from tui.tables.preview import MAX_CHARTS, PREVIEW_CHARTS, RunPreview
 
+# A poll reads the metrics of a command for as long as this.
+READ_SECONDS = 0.2
 # Before the second epoch, the training loss of the steps is all there is to draw.
 MIN_EPOCHS = 2
 # Events that the curves need from the whole journal. All others are read from its end only.
@@ -73,6 +82,41 @@ class PreviewReader:
             return open_run(self._folder).record
         # The journal of another user may be of any length.
         return read_run_record(self._folder) or read_listed_record(self._folder).record
+
+
+class CommandPreviewReader:
+    """Reads the run of a command: its metrics at first, then what is new."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder, self._metrics = folder, MetricsFinder(folder)
+        self._reader: CurveReader | None = None
+        self._state: object = None
+        self._preview: RunPreview | None = None
+
+    def poll(self) -> RunPreview:
+        """Return the preview: the same object as before if the run has not changed."""
+        run, deadline = self._metrics.find(), time.monotonic() + READ_SECONDS
+        reader = self._reader
+        if reader is None or reader.run is not run:
+            reader = self._reader = CurveReader(run)
+        while reader.read_slice() and time.monotonic() < deadline:
+            pass
+        data = reader.curves
+        state = (data, data.version, find_file_stamp(self._folder.summary))
+        if self._preview is None or state != self._state:
+            self._state = state
+            hidden = read_chart_choice(run.choice_folder).hidden
+            charts = [chart for chart in group_metrics(data.names) if chart.id not in hidden][:MAX_CHARTS]
+            curves = {chart.id: curves_for(data, chart, "step") for chart in charts}
+            record = read_run_record(self._folder) or read_listed_record(self._folder).record
+            window = ChartView("step").window(data, "loss")
+            self._preview = RunPreview(str(self._folder.path), curves, window, record, (), tuple(charts))
+        return self._preview
+
+
+def make_preview_reader(folder: RunFolder) -> PreviewReader | CommandPreviewReader:
+    """Return the reader for a run."""
+    return CommandPreviewReader(folder) if has_command(folder) else PreviewReader(folder)
 
 
 def _frozen(curve: Curve) -> Curve:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, cast
 
 from engine.queue.listing import QueueRow, list_queue
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.record_completion import store_completed_record
+from engine.runs.log import log_files, pending_file, read_pending
+from engine.runs.record_completion import store_completed_record, with_stored_metrics
 from engine.runs.run_list import RunList
 from engine.runs.run_record import read_run_record
 from engine.runs.run_row import RunRow, make_row, read_row
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
-from engine.utils.files import file_stamp, open_regular_file
+from engine.utils.files import FileStamp, file_stamp, find_file_stamp, open_regular_file
 from tui.charts.rank_loads import RankLoads
 from tui.pollers.watched import POLL_INTERVAL_SECONDS, Poller, Watched
 from tui.tables.ranks import rank_readings
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from engine.runs.events import EpochEvent, Event, GpuEvent, RankFailed
     from engine.runs.history import History
     from engine.runs.records import RankDevice
-    from tui.pollers.preview import PreviewReader
+    from tui.pollers.preview import CommandPreviewReader, PreviewReader
     from tui.tables.preview import RunPreview
     from tui.tables.ranks import RankReadings
 
@@ -138,14 +139,15 @@ class RunPoller(Poller):
     While a long journal is being read, the state comes from the record of the run.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, *, queues_events: bool = True) -> None:
+        """Without `queues_events`, nobody reads them."""
         super().__init__("run", RUN_POLL_INTERVAL_SECONDS)
-        self.folder = folder
+        self.folder, self._queues_events = folder, queues_events
         self.latest: RunSnapshot | None = None
         self.events: queue.Queue[list[Event] | None] = queue.Queue(MAX_QUEUED_BATCHES)
         """Batches of events; None means that the journal was replaced and earlier events are void."""
         self.caught_up = False
-        self._log = Watched(folder.log.name, partial(read_log_tail, folder.log), partial(file_stamp, folder.log))
+        self._log = Watched(folder.log.name, partial(_read_log, folder), partial(_log_stamp, folder))
         # Events take 0.1 s to import, and the first screen needs none.
         from engine.runs.journal_follower import JournalFollower
 
@@ -197,7 +199,7 @@ class RunPoller(Poller):
         if row is None:
             # Of a run that cannot be recorded, the journal does not say so.
             stored = read_run_record(self.folder)
-            record = history.record(None if stored is None else stored.config)
+            record = with_stored_metrics(history.record(None if stored is None else stored.config), stored)
             problem = stored.problem if stored is not None and record.state.live else ""
             row = make_row(self.folder, codec.replace(record, problem=problem), problem=self._journal.problem)
         self._log.poll()
@@ -215,7 +217,7 @@ class RunPoller(Poller):
         )
 
     def _enqueue(self, batch: list[Event] | None) -> None:
-        while not self._stop_event.is_set():
+        while self._queues_events and not self._stop_event.is_set():
             with suppress(queue.Full):
                 self.events.put(batch, timeout=0.2)
                 return
@@ -227,7 +229,7 @@ class RunPreviews:
 
     def __init__(self) -> None:
         self._folder: str | None = None
-        self._readers: dict[str, PreviewReader] = {}
+        self._readers: dict[str, PreviewReader | CommandPreviewReader] = {}
         self._previews: dict[str, RunPreview] = {}
 
     def request(self, folder: str | None) -> None:
@@ -244,9 +246,9 @@ class RunPreviews:
         if folder is None:
             return None
         # Imports NumPy and the config schema, which the first screen does not need.
-        from tui.pollers.preview import PreviewReader
+        from tui.pollers.preview import make_preview_reader
 
-        reader = self._readers.pop(folder, None) or PreviewReader(RunFolder(Path(folder)))
+        reader = self._readers.pop(folder, None) or make_preview_reader(RunFolder(Path(folder)))
         self._readers[folder] = reader
         preview = self._previews[folder] = reader.poll()
         while len(self._readers) > MAX_PREVIEWS:
@@ -259,9 +261,34 @@ class RunPreviews:
 
 def read_log_tail(path: Path) -> tuple[str, ...]:
     """Return the last lines of a log, which may be as long as the run. Raises OSError."""
-    with open_regular_file(path) as file:
-        start = max(os.fstat(file.fileno()).st_size - MAX_LOG_BYTES, 0)
-        file.seek(start)
-        text = file.read(MAX_LOG_BYTES).decode(errors="replace")
-    lines = text.splitlines()[1 if start else 0 :][-MAX_LOG_LINES:]
+    *older, log = log_files(path)
+    text, start = _read_tail(log, MAX_LOG_BYTES)
+    for full in reversed(older):
+        # Of a log with a limit that has just begun a new file.
+        if start == 0 and (room := MAX_LOG_BYTES - len(text)) > 0:
+            with suppress(OSError):
+                before, start = _read_tail(full, room)
+                text = before + text
+    lines = text.decode(errors="replace").splitlines()[1 if start else 0 :][-MAX_LOG_LINES:]
     return tuple(line[:MAX_LOG_LINE_LENGTH] for line in lines)
+
+
+def _read_log(folder: RunFolder) -> tuple[str, ...]:
+    """Return the last lines of a run's log, and below them those that may still change."""
+    lines = read_log_tail(folder.log)
+    with suppress(OSError):
+        lines += tuple(read_pending(folder.log))
+    return lines
+
+
+def _log_stamp(folder: RunFolder) -> tuple[FileStamp | None, FileStamp | None] | None:
+    stamps = file_stamp(folder.log), find_file_stamp(pending_file(folder.log))
+    return stamps if any(stamps) else None
+
+
+def _read_tail(path: Path, max_bytes: int) -> tuple[bytes, int]:
+    """Return the end of a file, and where it begins."""
+    with open_regular_file(path) as file:
+        start = max(os.fstat(file.fileno()).st_size - max_bytes, 0)
+        file.seek(start)
+        return file.read(max_bytes), start

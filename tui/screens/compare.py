@@ -14,6 +14,7 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
+from engine.command.metric_files import CommandMetrics
 from engine.foreign.folders import require_unwatched
 from engine.runs.comparison import Column, Comparison
 from engine.runs.curves import X_AXES
@@ -380,11 +381,13 @@ class CompareScreen(ChartScreen):
         run = self._runs[column.runs[0]].run
         if isinstance(run, RunFolder):
             self.gputrain_app.open_run(str(run.path))
+        elif isinstance(run, CommandMetrics):
+            self.gputrain_app.open_run(str(run.folder))
         else:
             self.gputrain_app.open_foreign_run(run)
 
     def export_folder(self) -> tuple[Path, str]:
-        folders = [run.run.folder for run in self._runs if not isinstance(run.run, RunFolder)]
+        folders = [run.run.folder for run in self._runs if not isinstance(run.run, RunFolder | CommandMetrics)]
         if folders:
             require_unwatched(Path.cwd(), [*folders, *self.gputrain_app.watched_paths])
         return super().export_folder()

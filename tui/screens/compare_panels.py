@@ -61,14 +61,17 @@ class ComparePanels(ChartPanels[CompareRoom]):
         if room.width >= MIN_COLUMNS_OF_TWO_CHARTS:
             slots = ((charts[0], *charts[3:]), charts[1:3])
             if room.height >= MIN_ROWS_OF_FOUR_CHARTS:
-                slots = ((charts[0],), (charts[1],), (charts[2],), charts[3:])
+                slots = (charts[:1], charts[1:2], charts[2:3], charts[3:])
             slots = tuple(filter(None, slots))
-        span = GRID_COLUMNS if len(slots) == 1 else GRID_COLUMNS // 2
-        rows = ["1fr"] * max(len(slots) // 2, 1)
+        slot_spans = [GRID_COLUMNS // 2] * len(slots)
+        if len(slots) % 2:
+            # The last chart fills its row.
+            slot_spans[-1] = GRID_COLUMNS
+        rows = ["1fr"] * -(-len(slots) // 2)
         below = min(max(room.lines + FRAME_ROWS, MIN_TABLE_ROWS), int(room.height * MAX_TABLE_SHARE))
         runs_span = WIDE_RUNS_SPAN if room.width >= MIN_WIDE_COLUMNS else RUNS_SPAN
         spans = {RUNS_PANEL: runs_span, TABLE_PANEL: GRID_COLUMNS - runs_span}
-        return Layout(tuple(slots), (*rows, str(below)), (span,) * len(slots), spans)
+        return Layout(tuple(slots), (*rows, str(below)), tuple(slot_spans), spans)
 
     def rename_charts(self, charts: Mapping[str, Chart]) -> None:
         """Give the panels the titles of these charts, by the ids of the panels."""

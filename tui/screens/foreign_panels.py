@@ -1,4 +1,5 @@
-"""The panels of the screen of a foreign run: charts that are chosen among its metrics, and the end of its log."""
+"""The panels of the screen of a foreign run, or of a command: charts that are chosen among its metrics, the GPUs of a
+command, and the end of the log."""
 
 from __future__ import annotations
 
@@ -9,58 +10,68 @@ from rich.text import Text
 from textual.app import ComposeResult
 
 from engine.show.charts import Chart as ChartRow
-from engine.utils.text import printable
 from tui.chart_choice import MAX_CHARTS
 from tui.screens.chart_panels import ChartPanels
 from tui.screens.run_layout import FRAME_ROWS, GRID_COLUMNS, MIN_CHART_ROWS, MIN_ROWS_WITH_LOG, Layout
 from tui.screens.run_panels import LogPanel
+from tui.tables.log_lines import fit_bar
+from tui.widgets.lines import Lines
 
 PANELS = tuple(f"chart-{number}" for number in range(MAX_CHARTS))
 NO_CHARTS = dict.fromkeys(PANELS, ChartRow("", "", {}))
 # From these widths, two and three charts are beside each other.
 COLUMN_WIDTHS = (80, 140)
-LOG_PANEL = "log"
+GPU_PANEL, LOG_PANEL = "gpus", "log"
 MAX_LOG_LINES = 200
 
 
 @dataclass(frozen=True)
 class ForeignRoom:
-    """What the layout depends on: cells for the panels, number of charts, and of log lines."""
+    """What the layout depends on: cells for the panels, number of charts, of log lines, and of lines about GPUs."""
 
     width: int
     height: int
     charts: int
     log_lines: int
+    gpu_lines: int = 0
 
 
 def foreign_layout(room: ForeignRoom, *, full: bool = False) -> Layout:
-    """Return the layout; with `full`, of a single chart. The charts that have no place take turns in the last one."""
-    charts = PANELS[: max(room.charts, 1)]
-    if full:
+    """Return the layout; with `full`, of a single chart. The charts that have no place take turns in the last one.
+
+    Without charts, the log has their place.
+    """
+    charts = PANELS[: room.charts]
+    if full and charts:
         return Layout((charts,), ("1fr",), (GRID_COLUMNS,))
+    gpu_rows = room.gpu_lines + FRAME_ROWS if room.gpu_lines and room.height >= MIN_ROWS_WITH_LOG else 0
+    below = {GPU_PANEL: str(gpu_rows)} if gpu_rows else {}
+    if not charts:
+        below[LOG_PANEL] = "1fr"
+        return Layout((), tuple(below.values()), (), dict.fromkeys(below, GRID_COLUMNS))
     columns = min(1 + sum(room.width >= width for width in COLUMN_WIDTHS), len(charts))
     if len(charts) == 4:
         columns = min(columns, 2)
     log_rows = min(room.log_lines, max(room.height // 5, 2)) + FRAME_ROWS if room.log_lines else 0
-    if room.height < MIN_ROWS_WITH_LOG:
+    if room.height - gpu_rows - log_rows <= MIN_CHART_ROWS:
         log_rows = 0
+    if log_rows:
+        below[LOG_PANEL] = str(log_rows)
     wanted_rows = -(-len(charts) // columns)
-    chart_rows = min(max((room.height - log_rows) // MIN_CHART_ROWS, 1), wanted_rows)
+    chart_rows = min(max((room.height - gpu_rows - log_rows) // MIN_CHART_ROWS, 1), wanted_rows)
     places = min(chart_rows * columns, len(charts))
     slots = (*((chart,) for chart in charts[: places - 1]), charts[places - 1 :])
     spans = [GRID_COLUMNS // columns] * places
     # The last chart fills its row.
     spans[-1] += GRID_COLUMNS // columns * (chart_rows * columns - places)
-    rows = ["1fr"] * chart_rows
-    if not log_rows:
-        return Layout(slots, tuple(rows), tuple(spans))
-    return Layout(slots, (*rows, str(log_rows)), tuple(spans), {LOG_PANEL: GRID_COLUMNS})
+    rows = ("1fr",) * chart_rows
+    return Layout(slots, (*rows, *below.values()), tuple(spans), dict.fromkeys(below, GRID_COLUMNS))
 
 
 class ForeignPanels(ChartPanels[ForeignRoom]):
     """Charts and log. The charts are chosen with `choose`."""
 
-    OTHER_PANELS = (LOG_PANEL,)
+    OTHER_PANELS = (GPU_PANEL, LOG_PANEL)
 
     def __init__(self, id: str) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id, ForeignRoom(0, 0, 1, 0), [ChartRow(panel, "", {}) for panel in PANELS])
@@ -68,7 +79,7 @@ class ForeignPanels(ChartPanels[ForeignRoom]):
         """The charts by the ids of their panels; one without metrics in a panel that is not used."""
 
     def compose(self) -> ComposeResult:
-        for panel in (*self.make_charts(), LogPanel(id=LOG_PANEL)):
+        for panel in (*self.make_charts(), Lines(id=GPU_PANEL), LogPanel(id=LOG_PANEL)):
             # Until the layout is known.
             panel.display = panel.id == PANELS[0]
             yield panel
@@ -82,8 +93,16 @@ class ForeignPanels(ChartPanels[ForeignRoom]):
         for widget in self.chart_widgets:
             widget.rename(self.chosen[str(widget.id)].title)
 
-    def show_log(self, lines: Sequence[str], *, live: bool) -> None:
+    def show_log(self, lines: Sequence[Text], *, live: bool) -> None:
         """Show the end of the log, which follows its last line unless the user has scrolled up."""
-        log = self.query_one(LogPanel)
-        log.set_texts([Text(printable(line), no_wrap=True, end="") for line in lines[-MAX_LOG_LINES:]])
+        log = self.log_panel
+        log.set_texts([fit_bar(line, log.text_width) for line in lines])
         log.set_titles("log ─ following" if live and log.follows else "log")
+
+    @property
+    def log_panel(self) -> LogPanel:
+        return self.get_child_by_id(LOG_PANEL, LogPanel)
+
+    @property
+    def gpu_panel(self) -> Lines:
+        return self.get_child_by_id(GPU_PANEL, Lines)

@@ -24,21 +24,22 @@ from engine.show.foreign_curves import ForeignCurves
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_age, format_count
-from tui.chart_choice import MAX_CHARTS, read_chart_choice, save_chart_choice
+from tui.chart_choice import MAX_CHARTS, FolderCharts, read_chart_choice, save_chart_choice
 from tui.charts.foreign_view import best_note, curves_for, data_notes
 from tui.charts.view import ChartView
 from tui.keymap import CHANGE_COMMANDS, FOREIGN_RUN_COMMANDS, Command
 from tui.palette import BAD, MUTED, WARNING
 from tui.phrases import foreign_refusal
 from tui.pollers.foreign_run import ForeignRunPoller
-from tui.pollers.process import ProcessPoller, WriterPoller
+from tui.pollers.process import ProcessPoller, SoughtPoller, WriterPoller
 from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen, file_name_of
 from tui.screens.dialogs import MultiChoiceDialog, TextDialog
-from tui.screens.foreign_panels import NO_CHARTS, ForeignPanels, ForeignRoom
+from tui.screens.foreign_panels import MAX_LOG_LINES, NO_CHARTS, ForeignPanels, ForeignRoom
 from tui.screens.log import LogDialog
 from tui.tables import fact_lines
 from tui.tables.foreign_runs import parameter_text
+from tui.tables.log_lines import output_line
 from tui.widgets.chart import Chart
 from tui.widgets.lines import Row
 from tui.widgets.text_line import TextLine
@@ -54,21 +55,27 @@ class ForeignRunScreen(ChartScreen):
 
     CSS_PATH = "run.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = FOREIGN_RUN_COMMANDS
+    REFUSED_COMMANDS: ClassVar[Sequence[Command]] = CHANGE_COMMANDS
 
-    def __init__(self, app: AppServices, run: ForeignRun, process: ProcessPoller | None = None) -> None:
+    def __init__(self, app: AppServices, run: ForeignRun, process: ProcessPoller | SoughtPoller | None = None) -> None:
         """`process` watches the process of the run. Without it, the one that writes the run is looked for."""
         super().__init__(app)
         self.watched_run = run
-        self._process: ProcessPoller | WriterPoller = process or self.follow(WriterPoller(run, app.intervals.poll_s))
+        self._process: ProcessPoller | SoughtPoller = process or self.follow(WriterPoller(run, app.intervals.poll_s))
         self.view = ChartView(axis="step", axes=("step",), charts=NO_CHARTS)
-        self.run_poller = self.follow(ForeignRunPoller(run, self._is_busy))
-        self._choice = read_chart_choice(run.folder)
+        self.run_poller = self.follow(self.make_poller(run))
+        self._choice = read_chart_choice(run.choice_folder)
         self._charts: list[ChartRow] = []
         self._grouped_names: list[str] = []
         self._drawn: tuple[ForeignCurves | None, int] = (None, -1)
         self._draw_time = -math.inf
-        for command in CHANGE_COMMANDS:
+        self._status_rows = 1
+        for command in self.REFUSED_COMMANDS:
             self.add_binding(Binding(command.key, "refuse", command.title, show=False))
+
+    def make_poller(self, run: ForeignRun) -> ForeignRunPoller:
+        """Return what reads the run."""
+        return ForeignRunPoller(run, self.is_busy)
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="progress")
@@ -85,7 +92,8 @@ class ForeignRunScreen(ChartScreen):
         """Whether a key is likely to be handled now."""
         return time.monotonic() - self.gputrain_app.last_key_time < KEY_SECONDS
 
-    def _is_busy(self) -> bool:
+    def is_busy(self) -> bool:
+        """Whether the screen draws or handles a key."""
         return self._has_key or bool(self._charts_to_draw)
 
     @property
@@ -129,10 +137,11 @@ class ForeignRunScreen(ChartScreen):
 
     def _choose(self) -> None:
         """Show the charts that the user chose for this folder, else the first ones."""
-        chosen = [chart for chart in self._charts if self._choice is not None and chart.id in self._choice]
+        chosen = [chart for chart in self._charts if chart.id in self._choice.charts]
         panels = self.foreign_panels
-        results = [chart for chart in self._charts if kind_of(chart.id) is not Kind.PROGRESS]
-        panels.choose(chosen[:MAX_CHARTS] or (results or self._charts)[:DEFAULT_CHARTS])
+        shown = [chart for chart in self._charts if chart.id not in self._choice.hidden]
+        results = [chart for chart in shown if kind_of(chart.id) is not Kind.PROGRESS]
+        panels.choose(chosen[:MAX_CHARTS] or (results or shown)[:DEFAULT_CHARTS])
         self.view = replace(self.view, charts=panels.chosen)
 
     def draw_chart(self, chart: Chart) -> None:
@@ -148,52 +157,88 @@ class ForeignRunScreen(ChartScreen):
         return file_name_of(self.view.charts[chart_id].id)
 
     def update_content(self) -> None:
-        poller, run = self.run_poller, self.watched_run
+        run = self.watched_run
         self.show_title(f"{run.name}   {printable(str(run.folder))}")
-        self.show_line("#progress", self._progress_line())
-        for selector, text in (("#bottleneck", self._process_line()), ("#message", self._message())):
-            line = self.query_one(selector, TextLine)
-            line.display = text is not None
-            line.show(text or Text(""))
+        self.show_status()
         if self._fit_panels() and self._drawn[0] is not None:
             self.call_after_refresh(self.draw_charts)
-        self.foreign_panels.show_log(poller.log, live=self._activity is Activity.GROWING)
+        self.foreign_panels.show_log(self.log_texts(), live=self.is_live)
+
+    def log_texts(self) -> list[Text]:
+        """Return the end of the log as texts for its panel."""
+        return list(map(output_line, self.log_tail[-MAX_LOG_LINES:]))
+
+    @property
+    def log_tail(self) -> Sequence[str]:
+        """The end of the log."""
+        return self.run_poller.log
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the log goes on."""
+        return self._activity is Activity.GROWING
+
+    def show_status(self) -> None:
+        """Show the lines below the title."""
+        self.show_lines([self.progress_line()], self._process_lines(), self.message())
+
+    def show_lines(self, progress: Sequence[Text], process: Sequence[Text], message: Sequence[Text]) -> None:
+        """Show the lines below the title, those of progress, process and message."""
+        self._status_rows = 0
+        for selector, lines in (("#progress", progress), ("#bottleneck", process), ("#message", message)):
+            line = self.query_one(selector, TextLine)
+            line.display, line.styles.height = bool(lines), max(len(lines), 1)
+            line.show(lines[0] if len(lines) == 1 else Text("\n", end="").join(lines))
+            self._status_rows += len(lines)
 
     def _fit_panels(self) -> bool:
         """Arrange the panels. Return whether a chart appeared, which is then to be drawn."""
-        panels = self.foreign_panels
-        charts = sum(bool(chart.metrics) for chart in panels.chosen.values())
-        # Title, progress and footer have a line each.
-        height = self.size.height - 3 - sum(self.query_one(line).display for line in ("#bottleneck", "#message"))
-        return panels.fit(ForeignRoom(self.size.width, height, charts, len(self.run_poller.log)))
+        # Title and footer have a line each.
+        return self.foreign_panels.fit(self.make_room(self.size.width, self.size.height - 2 - self._status_rows))
 
-    def _progress_line(self) -> Text:
+    def make_room(self, width: int, height: int) -> ForeignRoom:
+        """Return what the panels have to show in these cells."""
+        return ForeignRoom(width, height, max(self.num_charts, 1), len(self.log_tail))
+
+    @property
+    def num_charts(self) -> int:
+        return sum(bool(chart.metrics) for chart in self.foreign_panels.chosen.values())
+
+    def progress_line(self) -> Text:
         """Return how much has been read, how far the run is, and when it was last written."""
-        poller, curves = self.run_poller, self.chart_data
-        line = Text(no_wrap=True, overflow="ellipsis", end="")
-        if not poller.caught_up:
-            line.append(f" {min(poller.reader.share, 0.99):.0%} read", WARNING)
-        if curves.num_points:
-            line.append(f" step {format_count(curves.last_x('step'))}   {pluralize(len(curves.names), 'metric')}")
-        else:
-            line.append(" No values yet" if poller.caught_up else " Reading", MUTED)
+        poller = self.run_poller
+        line = self.reading_text()
         if poller.changed_at:
             line.append(f"   {activity_text(self._activity, poller.changed_at)}")
             if self._activity is not Activity.QUIET:
                 line.append(f"   changed {format_age(max(time.time() - poller.changed_at, 0))} ago", MUTED)
         return line.append(f"   {', '.join(self.watched_run.formats)}", MUTED)
 
+    def reading_text(self) -> Text:
+        """Return how much has been read, and how far the run is."""
+        poller, curves = self.run_poller, self.chart_data
+        line = Text(no_wrap=True, overflow="ellipsis", end="")
+        if not poller.caught_up:
+            line.append(f" {min(poller.reader.share, 0.99):.0%} read", WARNING)
+        if curves.num_points:
+            line.append(f" step {format_count(curves.last_x('step'))}   {pluralize(len(curves.names), 'metric')}")
+            if hidden := sum(chart.id in self._choice.hidden for chart in self._charts):
+                line.append(f"   {pluralize(hidden, 'chart')} hidden", MUTED)
+        else:
+            line.append(" No values yet" if poller.caught_up else " Reading", MUTED)
+        return line
+
     @property
     def _activity(self) -> Activity:
         reading = self._process.latest
         return self.run_poller.activity(None if reading is None else reading.ended_at)
 
-    def _process_line(self) -> Text | None:
-        """Return what the process of the run uses, None while none is known."""
+    def _process_lines(self) -> list[Text]:
+        """Return what the process of the run uses; nothing while none is known."""
         reading = self._process.latest
-        return None if reading is None else reading.status_line(self.gputrain_app.gpu_poller.snapshot)
+        return [] if reading is None else [reading.status_line(self.gputrain_app.gpu_poller.snapshot)]
 
-    def _message(self) -> Text | None:
+    def message(self) -> list[Text]:
         """Return what of the run cannot be read, in one line."""
         parts = [(printable(problem), WARNING) for problem in self.run_poller.reader.problems]
         if self.run_poller.unexpected_error is not None:
@@ -203,13 +248,15 @@ class ForeignRunScreen(ChartScreen):
         line = Text(no_wrap=True, overflow="ellipsis", end="")
         for text, style in parts:
             line.append(f" {text}  ", style)
-        return line if parts else None
+        return [line] if parts else []
 
     def is_available(self, action: str) -> bool:
         if action == "x_axis":
             return len(self.view.axes) > 1
         if action == "log":
             return self.run_poller.log_file is not None
+        if action == "hide":
+            return bool(self.view.charts[str(self.active_chart.id)].metrics)
         return super().is_available(action)
 
     def action_charts(self) -> None:
@@ -228,12 +275,21 @@ class ForeignRunScreen(ChartScreen):
         if len(chosen) > MAX_CHARTS:
             reason = f"{len(chosen)} charts are too many; the first {MAX_CHARTS} are shown"
             self.gputrain_app.show_toast(Problem("", reason, code="too-many"))
-        self._choice = tuple(chosen[:MAX_CHARTS])
+        self._set_choice(self._choice.with_charts(tuple(chosen[:MAX_CHARTS])))
+
+    def action_hide(self) -> None:
+        """Hide the focused chart, for this folder. `c` shows it again."""
+        chart = self.view.charts[str(self.active_chart.id)]
+        if chart.metrics:
+            self._set_choice(self._choice.without(chart.id))
+            self.gputrain_app.show_toast(f"{printable(chart.title)} is hidden for this folder; c shows it again")
+
+    def _set_choice(self, choice: FolderCharts) -> None:
+        self._choice = choice
         self._choose()
         self.update_content()
         self.call_after_refresh(self.draw_charts)
-        choice = self._choice
-        self.act(lambda: save_chart_choice(self.watched_run.folder, choice), in_thread=True)
+        self.act(lambda: save_chart_choice(choice), in_thread=True)
 
     def action_parameters(self) -> None:
         """Show the parameters, which are read in a thread."""

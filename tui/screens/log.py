@@ -13,10 +13,12 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Input
 
+from engine.utils.colors import without_colors
 from engine.utils.text import pluralize, printable
 from tui.palette import ACCENT, CURSOR, MUTED
 from tui.screens.base import Dialog, Filter
 from tui.tables import wrap_text
+from tui.tables.log_lines import fit_bar, output_line
 from tui.widgets.lines import Lines, escape_markup
 from tui.widgets.text_line import TextLine
 
@@ -112,12 +114,12 @@ class LogDialog(Dialog[None]):
         self._matches = []
         for line in log:
             if line not in self._wrapped:
-                text = Text(printable(line))
+                text = fit_bar(output_line(line), width)
                 if query:
                     text.highlight_words([query], ACCENT, case_sensitive=False)
                 fits = cell_len(text.plain) <= width
                 self._wrapped[line] = [text] if fits else wrap_text(text, width)
-            if query and query in printable(line).lower():
+            if query and query in without_colors(line).lower():
                 self._matches.append(len(shown))
             shown += self._wrapped[line]
         # Without the lines that the log has lost, or a log that is open for days would fill the memory.
@@ -163,7 +165,7 @@ class LogDialog(Dialog[None]):
             self._select((self._match + step) % len(self._matches))
 
     def action_copy(self) -> None:
-        self.app.copy_to_clipboard("\n".join(self._log))
+        self.app.copy_to_clipboard("\n".join(map(without_colors, self._log)))
         self.app.notify("Copied to the clipboard")
 
     def action_back(self) -> None:

@@ -18,6 +18,7 @@ from tui.palette import MUTED
 from tui.pollers.process import ProcessPoller, ProcessReading
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.host_panel import load_text
+from tui.tables.log_lines import fit_bar, output_line
 from tui.tables.process import gpu_lines, hidden_text, run_lines, tree_lines
 from tui.widgets.lines import Lines, Row, escape_markup
 from tui.widgets.text_line import TextLine
@@ -29,11 +30,12 @@ class ProcessScreen(GputrainScreen):
     CSS_PATH = "process.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = PROCESS_COMMANDS
 
-    def __init__(self, app: AppServices, process: ProcessId) -> None:
+    def __init__(self, app: AppServices, process: ProcessId, *, opens_run: bool = True) -> None:
+        """Opens the run of the process, unless it is shown below with `opens_run=False`."""
         super().__init__(app)
         self._process = process
         self.poller = self.follow(ProcessPoller(process, app.intervals.poll_s))
-        self._has_opened = False
+        self._opens_run, self._has_opened = opens_run, not opens_run
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="status")
@@ -50,7 +52,9 @@ class ProcessScreen(GputrainScreen):
         yield Lines(id="output")
 
     def on_mount(self) -> None:
-        self.query_one("#written").focus()
+        for panel in ("#written", "#output"):
+            self.query_one(panel).display = self._opens_run
+        self.query_one("#written" if self._opens_run else "#tree").focus()
 
     @property
     def has_content(self) -> bool:
@@ -79,7 +83,7 @@ class ProcessScreen(GputrainScreen):
         output = self.query_one("#output", Lines)
         name = printable(str(reading.log)) if reading.log is not None else "its output goes to no file"
         output.set_titles(f"Log  {escape_markup(name)}")
-        output.set_texts([Text(printable(line), no_wrap=True, end="") for line in self._tail(reading, output)])
+        output.set_texts([fit_bar(output_line(line), output.text_width) for line in self._tail(reading, output)])
 
     def _tail(self, reading: ProcessReading, output: Lines) -> Sequence[str]:
         return reading.log_lines[-max(output.size.height, 1) :]

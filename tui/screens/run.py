@@ -8,28 +8,26 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
 
-from engine.runs.control import RequestName, send_request
 from engine.runs.curves import CurveData
 from engine.runs.folder import RunFolder, RunState
 from engine.utils.errors import Problem
 from engine.utils.text import printable
 from tui.keymap import RUN_COMMANDS, Command
-from tui.palette import BAD, MUTED, WARNING
-from tui.phrases import FAILED_STATES
+from tui.palette import MUTED, WARNING
 from tui.pollers.runs import RunPoller, RunSnapshot
 from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen
-from tui.screens.dialogs import ConfigDialog, stop_dialog
+from tui.screens.dialogs import ConfigDialog
 from tui.screens.log import LogDialog
 from tui.screens.run_panels import PanelRoom, RunPanels
-from tui.screens.run_progress import bottleneck_text, failure_lines, progress_line
+from tui.screens.run_progress import bottleneck_text, progress_line, state_lines
+from tui.screens.run_requests import RunRequests
 from tui.widgets.chart import Chart
 from tui.widgets.text_line import TextLine
 
@@ -37,16 +35,10 @@ from tui.widgets.text_line import TextLine
 DRAIN_BUDGET_SECONDS = 0.02
 DRAIN_INTERVAL_SECONDS = 0.05
 IDLE_SECONDS = 0.25
-STOP_QUESTIONS = {
-    RunState.RUNNING: "Stop the run? It saves a checkpoint and can be resumed.",
-    RunState.PAUSED: "Stop the run? It saves a checkpoint and can be resumed.",
-    RunState.STARTING: "Stop the run before its first step?",
-    RunState.WAITING: "Cancel the run? It leaves the queue and does not start.",
-}
 PROFILED_STATES = (RunState.STARTING, RunState.RUNNING, RunState.PAUSED)
 
 
-class RunScreen(ChartScreen):
+class RunScreen(RunRequests, ChartScreen):
     """Follows one run, live or ended, and sends it control requests."""
 
     CSS_PATH = "run.tcss"
@@ -149,24 +141,17 @@ class RunScreen(ChartScreen):
 
     def _message_lines(self, snapshot: RunSnapshot) -> list[Text]:
         """Return the lines below the progress: why the run failed, or what else the user should know."""
-        known = self._poller.unexpected_error is None and not snapshot.folder_missing and not snapshot.row.foreign
-        if known and snapshot.row.state in FAILED_STATES:
-            return failure_lines(snapshot, self.gputrain_app.gpu_poller.snapshot, self.size.width, self.app.console)
-        line = Text(no_wrap=True, overflow="ellipsis", end="")
-        if self._poller.unexpected_error is not None:
-            line.append(f" {printable(str(self._poller.unexpected_error))}", BAD)
-        elif snapshot.folder_missing:
-            line.append(" The run folder was deleted; this is the last known state", BAD)
-        elif snapshot.row.foreign:
-            line.append(f" {printable(f'This run {snapshot.row.foreign}')}", WARNING)
-        elif snapshot.row.message and snapshot.row.state != RunState.FINISHED:
-            is_problem = snapshot.row.live and snapshot.row.state != RunState.WAITING
-            line.append(f" {printable(snapshot.row.message)}", WARNING if is_problem else MUTED)
-        elif snapshot.row.state == RunState.STARTING:
-            line.append(" Starting the ranks", MUTED)
-        elif not self._poller.caught_up:
-            line.append(f" Reading the journal: {self.data.last_step:,} steps so far", WARNING)
-        return [line] if line.plain else []
+        lines = state_lines(
+            snapshot, self._poller.unexpected_error, self.gputrain_app.gpu_poller.snapshot, self.size.width,
+            self.app.console,
+        )  # fmt: skip
+        if lines:
+            return lines
+        if snapshot.row.state == RunState.STARTING:
+            return [Text(" Starting the ranks", MUTED)]
+        if not self._poller.caught_up:
+            return [Text(f" Reading the journal: {self.data.last_step:,} steps so far", WARNING)]
+        return []
 
     def is_available(self, action: str) -> bool:
         """Hide commands that have no effect in the state of the run."""
@@ -193,42 +178,11 @@ class RunScreen(ChartScreen):
         """The state of the run at the latest poll; None before the first one."""
         return RunState(self._poller.latest.row.state) if self._poller.latest is not None else None
 
-    def _send_request(self, request: RequestName) -> None:
-        if self.state is None or not self.state.live:
-            if self.state is None:
-                self.gputrain_app.show_toast(Problem("", f"{self.folder.name} is still loading", code="not-loaded"))
-            else:
-                reason = f"{self.folder.name} is not running: it is {self.state}"
-                self.gputrain_app.show_toast(Problem("", reason, code="not-running"))
-            return
-
-        def done(_: object) -> None:
-            # Toasts of earlier requests would cover the charts.
-            self.app.clear_notifications()
-            self.gputrain_app.show_toast(f"Sent the {request} request; the log shows its effect")
-
-        self.act(partial(send_request, self.folder.control, request), done)
-
-    def action_stop(self) -> None:
-        question = STOP_QUESTIONS.get(self.state) if self.state is not None else None
-        if question is None:
-            self._send_request("stop")
-            return
-
-        def answer(key: str | None) -> None:
-            if key == "yes":
-                self._send_request("stop")
-
-        self.app.push_screen(stop_dialog(question), answer)
-
     def action_checkpoint(self) -> None:
-        self._send_request("checkpoint")
+        self.send_request("checkpoint")
 
     def action_pause(self) -> None:
-        self._send_request("continue" if self.state is RunState.PAUSED else "pause")
-
-    def action_resume(self) -> None:
-        self.gputrain_app.resume_run(self.folder, self.state)
+        self.send_request("continue" if self.state is RunState.PAUSED else "pause")
 
     def action_again(self) -> None:
         self.gputrain_app.open_form(self.folder.config)

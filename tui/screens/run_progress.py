@@ -14,10 +14,11 @@ from engine.runs.folder import RunState
 from engine.runs.metrics import METRICS, format_known
 from engine.runs.run_row import RunRow
 from engine.show.table import Align, pad
+from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_duration, format_share
 from tui.charts.meter import meter
-from tui.palette import BAD, GOOD, MUTED, STRONG, series_style
+from tui.palette import BAD, GOOD, MUTED, STRONG, WARNING, series_style
 from tui.phrases import FAILED_STATES, gpu_name, state_symbol
 from tui.pollers.runs import RunSnapshot
 
@@ -102,6 +103,27 @@ def bottleneck_text(row: RunRow, width: int) -> Text:
         line.append(" " * (room if row.record.bottleneck else 1)).append(figures, MUTED)
     line.truncate(max(width - 1, 1), overflow="ellipsis")
     return line
+
+
+def state_lines(
+    snapshot: RunSnapshot, error: Problem | None, gpus: Snapshot | None, width: int, console: Console
+) -> list[Text]:
+    """Return the lines below the progress: why the run failed, or what else the user should know. `error` is that of
+    its poller."""
+    row = snapshot.row
+    if error is None and not snapshot.folder_missing and not row.foreign and row.state in FAILED_STATES:
+        return failure_lines(snapshot, gpus, width, console)
+    line = Text(no_wrap=True, overflow="ellipsis", end="")
+    if error is not None:
+        line.append(f" {printable(str(error))}", BAD)
+    elif snapshot.folder_missing:
+        line.append(" The run folder was deleted; this is the last known state", BAD)
+    elif row.foreign:
+        line.append(f" {printable(f'This run {row.foreign}')}", WARNING)
+    elif row.message and row.state != RunState.FINISHED:
+        is_problem = row.live and row.state != RunState.WAITING
+        line.append(f" {printable(row.message)}", WARNING if is_problem else MUTED)
+    return [line] if line.plain else []
 
 
 def failure_lines(snapshot: RunSnapshot, gpus: Snapshot | None, width: int, console: Console) -> list[Text]:

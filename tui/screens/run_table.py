@@ -176,13 +176,14 @@ class RunTableScreen(GputrainScreen):
         text = self.query_one(Filter).value.strip()
         rows = self.row_poller.rows or []
         own, parameters = self._own_metrics.find(rows), self.parameters
-        query = query_of(text, own, parameters)
+        arguments = self._own_metrics.find_arguments(rows)
+        query = query_of(text, own, parameters, arguments)
         self._problem = query if isinstance(query, str) else ""
         if isinstance(query, Query):
             self._query, self._query_text = query, text
         minute = int(time.time() / 60) if "age" in self._query.fields else 0
         request = ViewRequest(
-            rows, self._query_text, self._order, self._archived, minute, self._opened, own, parameters
+            rows, self._query_text, self._order, self._archived, minute, self._opened, own, parameters, arguments
         )
         before = self._requested
         if before is not None and replace(before, rows=rows) == request and same_rows(before.rows, rows):

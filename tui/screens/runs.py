@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from engine.runs.columns import ColumnChoice, column_choices
+from engine.runs.columns import ColumnChoice, column_choices, command_columns
 from engine.runs.control import send_request
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metric_directions import read_directions
@@ -51,7 +51,8 @@ class RunsScreen(RunTableScreen):
 
     @property
     def default_columns(self) -> tuple[str, ...]:
-        return DEFAULT_COLUMNS
+        rows = self.row_poller.rows or ()
+        return command_columns(rows) if rows and all(row.record.command for row in rows) else DEFAULT_COLUMNS
 
     @property
     def reading_text(self) -> str:
@@ -90,7 +91,8 @@ class RunsScreen(RunTableScreen):
     def is_available(self, action: str) -> bool:
         row = self._selected_row()
         if action in ("stop", "resume"):
-            return row is not None and not row.trials and row.live is (action == "stop")
+            is_over = row is not None and row.state == RunState.FINISHED and bool(row.record.command)
+            return row is not None and not row.trials and row.live is (action == "stop") and not is_over
         if row is not None and row.trials and action in NOT_OF_SWEEP:
             return False
         return row is not None or action not in ONE_RUN_ACTIONS
@@ -129,7 +131,8 @@ class RunsScreen(RunTableScreen):
                 done = f"Sent the stop request to {folder.name}"
                 self.act(partial(send_request, folder.control, "stop"), lambda _: self.gputrain_app.show_toast(done))
 
-        self.app.push_screen(stop_dialog(f"Stop {printable(folder.name)}? It saves a checkpoint first."), answer)
+        result = "All that its command started ends." if row.record.command else "It saves a checkpoint first."
+        self.app.push_screen(stop_dialog(f"Stop {printable(folder.name)}? {result}"), answer)
 
     def action_resume(self) -> None:
         if (row := self._selected_row()) is not None:
@@ -140,7 +143,13 @@ class RunsScreen(RunTableScreen):
         self.gputrain_app.open_sweep(row.name if row is not None else "")
 
     def action_again(self) -> None:
-        if (row := self._selected_row()) is not None:
+        from tui.screens.command_dialog import ask_command
+
+        row = self._selected_row()
+        if row is not None and row.record.command:
+            folder = RunFolder(Path(row.folder))
+            self.act(lambda: ask_command(self.app, self.gputrain_app, folder))
+        elif row is not None:
             self.gputrain_app.open_form(RunFolder(Path(row.folder)).config)
 
     def action_tags(self) -> None:

@@ -47,7 +47,7 @@ def fact_lines(facts: Mapping[str, object]) -> list[str]:
 
 def wrap_text(text: Text, width: int) -> list[Text]:
     """Wrap a styled text at words to lines of at most `width` columns; an empty text is one line."""
-    return list(text.wrap(_plain_console(), max(width, 1))) or [Text("")]
+    return list(text.wrap(_plain_console(), max(width, 1), no_wrap=False)) or [Text("")]
 
 
 @cache

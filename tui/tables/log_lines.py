@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
+from rich.ansi import AnsiDecoder
 from rich.text import Text
 
 from engine.runs.metrics import METRIC_PREFIX, METRICS, format_known, format_of_epoch
 from engine.show.table import Align, pad
+from engine.utils.colors import colored_parts
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN
 from tui.palette import MUTED, STRONG, series_style
+from tui.tables import styled
 
 if TYPE_CHECKING:
     from engine.runs.events import EpochEvent
 
 STAMP = re.compile(r"\d{4}-\d\d-\d\d (\d\d:\d\d:\d\d)  ")
+TAB_COLUMNS = 8
+MIN_BAR_COLUMNS = 4
+BAR = re.compile(rf"\|([█▉▊▋▌▍▎▏ ]{{{MIN_BAR_COLUMNS},}})\|")
 TRAIN_STYLE, VALIDATION_STYLE = series_style(1), series_style(2)
 
 
@@ -30,14 +36,41 @@ def log_lines(lines: Sequence[str], epochs: Sequence[EpochEvent]) -> list[Text]:
     return [_log_line(line, by_line) for line in lines]
 
 
+def output_line(line: str) -> Text:
+    """Return a line of a log, which other programs may have written, as text with its colors."""
+    text = styled(tuple((part, style and _style_definition(style)) for part, style in colored_parts(line)))
+    if "\t" in text.plain:
+        text.expand_tabs(TAB_COLUMNS)
+    return text
+
+
+def fit_bar(text: Text, width: int) -> Text:
+    """Return a line of a log with the bar of tqdm shortened, if that makes the figures behind it fit the width."""
+    excess = text.cell_len - width
+    if excess <= 0 or (bar := BAR.search(text.plain)) is None:
+        return text
+    start, end = bar.span(1)
+    columns = end - start - excess
+    if columns < MIN_BAR_COLUMNS:
+        return text
+    filled = round(len(bar[1].rstrip()) * columns / (end - start))
+    return text[:start].append(("█" * filled).ljust(columns)).append_text(text[end:])
+
+
+@lru_cache(maxsize=1024)
+def _style_definition(style: str) -> str:
+    decoder = AnsiDecoder()
+    decoder.decode_line(f"\x1b[{style}m")
+    return str(decoder.style)
+
+
 def _log_line(line: str, by_line: dict[str | None, EpochEvent]) -> Text:
-    text = Text(no_wrap=True, end="")
     if (stamp := STAMP.match(line)) is None:
-        return text.append(printable(line))
-    text.append(f"{stamp[1]}  ", MUTED)
+        return output_line(line)
+    text = Text(no_wrap=True, end="").append(f"{stamp[1]}  ", MUTED)
     rest = line[stamp.end() :]
     epoch = by_line.get(rest)
-    return text.append(printable(rest)) if epoch is None else text.append_text(_epoch_metrics(epoch))
+    return text.append_text(output_line(rest) if epoch is None else _epoch_metrics(epoch))
 
 
 def _epoch_metrics(epoch: EpochEvent) -> Text:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
+from engine.runs.fields import as_text
 from engine.runs.folder import RunState
-from engine.runs.metrics import METRICS, format_metric
+from engine.runs.foreign_record import by_importance
+from engine.runs.metrics import METRIC_PREFIX, METRICS, format_metric, metric_of_key
 from engine.runs.run_row import RunRow
 from engine.show.charts import Place, charts_of
 from engine.show.table import pad
@@ -21,14 +23,16 @@ from engine.utils.text import printable
 from engine.utils.units import format_count
 from tui.palette import ACCENT, BAD, MUTED, STRONG, WARNING
 from tui.phrases import epochs_text, state_symbol, when_text
-from tui.tables import wrap_text
+from tui.tables import fact_lines, wrap_text
 
 if TYPE_CHECKING:
     from engine.runs.run_record import RunRecord
+    from engine.show.charts import Chart
     from tui.charts.plot import Curve, PlotWindow
     from tui.tables.config import ConfigChange
 
 PREVIEW_CHARTS = charts_of(Place.PREVIEW)
+MAX_CHARTS, MAX_METRICS, MAX_COMMAND_LINES = 2, 4, 2
 LABEL_COLUMNS = 14
 # The metrics of each line; the first known one gives the line its label.
 METRIC_LINES = (
@@ -42,26 +46,38 @@ METRIC_LINES = (
 
 @dataclass(frozen=True, eq=False)
 class RunPreview:
-    """What a preview shows of a run besides its row in the list. `curves` holds the curves of the
-    `PREVIEW_CHARTS` by id."""
+    """What a preview shows of a run besides its row in the list. `curves` holds the curves of the `charts` by id."""
 
     folder: str
     curves: Mapping[str, Sequence[Curve]]
     window: PlotWindow
     record: RunRecord
     changes: tuple[ConfigChange, ...]
+    charts: tuple[Chart, ...] = PREVIEW_CHARTS
+
+    def parameter_lines(self, width: int) -> list[Text]:
+        """Return the config keys that the run changed, or the parameters of its command."""
+        if not self.record.command:
+            return change_lines(self.changes, width)
+        parameters = self.record.command_parameters
+        if not parameters:
+            return [Text("The command has no parameters", MUTED)]
+        lines = fact_lines({printable(key): printable(as_text(value)) for key, value in parameters.items()})
+        return [Text("Parameters", STRONG), *(Text(line, no_wrap=True, end="") for line in lines)]
 
 
 def figure_lines(row: RunRow, preview: RunPreview | None, width: int) -> list[Text]:
     """Return state, results and hardware of a run, as labels and values wrapped to `width` columns."""
     sign, style = state_symbol(row.state)
-    epoch = epochs_text(row) if row.trials else f"{METRICS['epochs'].label} {epochs_text(row)}"
+    epoch = epochs_text(row) if row.trials or row.record.command else f"{METRICS['epochs'].label} {epochs_text(row)}"
     state = Text.assemble((f"{sign} {row.state}", style or STRONG), f"  {epoch}  ", (when_text(row), MUTED))
     lines = _field("state", state, width)
     if row.message:
         failed = row.state in (RunState.FAILED, RunState.CRASHED)
         style = BAD if failed else WARNING if row.live and row.state != RunState.WAITING else ""
         lines += _field("reason" if failed or row.live else "result", Text(printable(row.message), style), width)
+    if row.record.command:
+        lines += _field("command", Text(printable(row.record.command)), width)[:MAX_COMMAND_LINES]
     if row.foreign:
         lines += _field("foreign", Text(f"This run {printable(row.foreign)}", WARNING), width)
     if preview is not None:
@@ -75,13 +91,15 @@ def figure_lines(row: RunRow, preview: RunPreview | None, width: int) -> list[Te
 
 def _result_lines(preview: RunPreview, width: int) -> list[Text]:
     record, lines = preview.record, list[Text]()
-    for keys in METRIC_LINES:
-        values = ((METRICS[key], METRICS[key].of_run(record)) for key in keys)
+    own = by_importance(METRIC_PREFIX + name for name in record.metrics)[:MAX_METRICS] if record.command else []
+    for keys in (*METRIC_LINES, own):
+        metrics = map(metric_of_key, keys)
+        values = ((metric, metric.of_run(record)) for metric in metrics)
         known = [(metric.label, format_metric(metric, value)) for metric, value in values if value is not None]
         if not known:
             continue
         (label, first), *others = known
-        line = Text.assemble((first, ACCENT if keys[0] == "best_val_accuracy" else ""))
+        line = Text.assemble((first, ACCENT if "best_val_accuracy" in keys else ""))
         for name, text in others:
             line.append(f"   {name} ", MUTED).append(text)
         lines += _field(label, line, width)

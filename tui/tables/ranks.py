@@ -28,6 +28,7 @@ from tui.tables import styled
 from tui.tables.gpus import FIRST_READING, reading_column
 
 if TYPE_CHECKING:
+    from engine.runs.command_events import CommandStarted
     from engine.runs.events import RunStarted
     from engine.runs.history import History
 
@@ -63,6 +64,8 @@ class RankReadings:
     """What the journal, or this host, tells about the ranks of a run."""
 
     started: RunStarted | None = None
+    command: CommandStarted | None = None
+    """The start of the command of another program, whose GPUs have the table then."""
     live: bool = False
     samples: Sequence[GpuSample] = ()
     """The latest readings of the GPUs."""
@@ -94,6 +97,7 @@ def rank_readings(history: History, loads: RankLoads, *, live: bool) -> RankRead
     rate = step.images_per_second if step is not None else epoch.images_per_second if epoch is not None else None
     return RankReadings(
         started=history.started,
+        command=history.command,
         live=live,
         samples=latest.gpus if latest else (),
         samples_time=latest.time if latest else 0.0,
@@ -119,7 +123,7 @@ def rank_lines(readings: RankReadings, snapshot: Snapshot | None, width: int, ro
 
     `snapshot` names the GPUs of this host by their index and has their capacity.
     """
-    started = readings.started
+    started = readings.started or readings.command
     if started is None:
         return "ranks", [Text("The run is starting", MUTED)]
     if not started.ranks:
@@ -161,7 +165,7 @@ def _cut(line: Text, width: int, *, pad: bool = True) -> Text:
 
 
 def _title(readings: RankReadings, on_cpu: bool) -> str:
-    title = "ranks on the CPU" if on_cpu else "ranks"
+    title = "GPUs" if readings.command is not None else "ranks on the CPU" if on_cpu else "ranks"
     if not readings.live and not on_cpu:
         return f"{title} ─ mean and maximum of the whole run"
     age = time.time() - readings.samples_time
@@ -204,19 +208,20 @@ def _silence(readings: RankReadings, rank: RankDevice) -> tuple[str, Line] | Non
 
 
 def _gpu_columns(readings: RankReadings, snapshot: Snapshot | None, width: int) -> list[Column[RankDevice]]:
-    ranks = readings.started.ranks if readings.started is not None else []
-    samples = {rank.rank: _sample(readings, rank) for rank in ranks}
-    capacities = {rank.rank: _capacity(rank.device, snapshot) for rank in ranks}
+    started = readings.started or readings.command
+    ranks = started.ranks if started is not None else []
+    samples = {rank.device: _sample(readings, rank) for rank in ranks}
+    capacities = {rank.device: _capacity(rank.device, snapshot) for rank in ranks}
 
     def value(rank: RankDevice, key: str) -> Any:
         """Return a reading of the GPU of a rank, or of an ended run its mean or maximum."""
-        if key in capacities[rank.rank]:
-            return capacities[rank.rank][key]
-        source = samples[rank.rank] if readings.live else readings.figures.get(rank.device)
+        if key in capacities[rank.device]:
+            return capacities[rank.device][key]
+        source = samples[rank.device] if readings.live else readings.figures.get(rank.device)
         return getattr(source, key, None)
 
     def slowed_by(rank: RankDevice) -> str:
-        sample = samples[rank.rank]
+        sample = samples[rank.device]
         return "" if sample is None else READINGS["throttle"].value_text(sample.throttle_reasons)
 
     # Key, priority, cells of the meter.
@@ -225,8 +230,8 @@ def _gpu_columns(readings: RankReadings, snapshot: Snapshot | None, width: int) 
         ("power", 5, _meter_columns(width) // 2 if width >= POWER_METER_MIN_WIDTH else 0),
         ("temperature", 4, 0),
     )
-    return [
-        Column[RankDevice]("rank", "rank", lambda rank: str(rank.rank), Align.RIGHT, style=STRONG, priority=9),
+    columns = [
+        _rank_column(),
         Column[RankDevice]("gpu", "GPU", lambda rank: gpu_name(rank.device, snapshot), Align.RIGHT, priority=9),
         reading_column(FIRST_READING, ranks, value, _meter_columns(width), priority=8),
         *(reading_column(key, ranks, value, meter, priority) for key, priority, meter in others),
@@ -235,6 +240,9 @@ def _gpu_columns(readings: RankReadings, snapshot: Snapshot | None, width: int) 
             "slowed_by", READINGS["throttle"].label, slowed_by, style=WARNING, priority=1, optional=True
         ),
     ]
+    # Only the ranks of a training tell more than their GPUs.
+    of_training = ("rank", "data_wait") if readings.command is not None else ()
+    return [column for column in columns if column.key not in of_training]
 
 
 def _capacity(device: str, snapshot: Snapshot | None) -> dict[str, Any]:
@@ -256,7 +264,7 @@ def _cpu_columns(readings: RankReadings, width: int) -> list[Column[RankDevice]]
     started, rate = readings.started, readings.images_per_second
     ranks = started.ranks if started is not None else []
     columns = [
-        Column[RankDevice]("rank", "rank", lambda rank: str(rank.rank), Align.RIGHT, style=STRONG, priority=9),
+        _rank_column(),
         Column[RankDevice]("pid", "pid", lambda rank: str(rank.pid), Align.RIGHT, priority=8),
     ]
     if readings.live and any(load(rank, "cpu") is not None for rank in ranks):
@@ -266,6 +274,10 @@ def _cpu_columns(readings: RankReadings, width: int) -> list[Column[RankDevice]]
         columns.append(Column("rate", METRICS["rate_now"].unit.value, lambda _: share, Align.RIGHT, priority=6))
     columns.append(_data_wait_column(readings))
     return [*columns, Column[RankDevice]("host", "host", lambda rank: rank.host, priority=1, flex=True, width=4)]
+
+
+def _rank_column() -> Column[RankDevice]:
+    return Column("rank", "rank", lambda rank: str(rank.rank), Align.RIGHT, style=STRONG, priority=9)
 
 
 def _meter_columns(width: int) -> int:

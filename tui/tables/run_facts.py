@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from engine.command.spec import read_command
 from engine.runs.checkpoint_files import list_checkpoints
 from engine.runs.claim import read_claim
+from engine.runs.fields import as_text
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import Better, format_metric, own_metrics, recorded_metrics
 from engine.runs.run_row import RunRow
+from engine.utils.errors import UsageError
 from engine.utils.text import printable
 from engine.utils.trust import name_of_user
 from engine.utils.units import format_age, format_bytes, format_count, format_date
 from tui.phrases import ENDED_BADLY
+
+# What the record of a command has no value for, which is 0 then.
+TRAINING_FACTS = ("epochs", "current_epoch")
 
 
 def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) -> dict[str, str]:
@@ -26,16 +32,23 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
     record, is_live, claim = row.record, row.live, read_claim(folder.owner)
     facts = {"state": row.state}
     facts["reason" if is_live or RunState(row.state) in ENDED_BADLY else "result"] = row.message
+    facts["command"], facts["working folder"] = record.command, _working_folder(folder) if record.command else ""
+    facts["exit code"] = "" if record.exit_code is None else str(record.exit_code)
     facts["foreign"] = f"This run {row.foreign}" if row.foreign else ""
     facts["problem"] = record.problem if is_live and record.problem not in row.message else ""
     if record.started_at is not None:
         facts["started"] = f"{format_date(record.started_at)}, {format_age(row.age_seconds)} ago"
     for metric in recorded_metrics(own_metrics([record], directions)):
+        if record.command and metric.key in TRAINING_FACTS:
+            continue
         if (value := metric.of_run(record)) is not None:
             facts[metric.label] = format_metric(metric, value)
     if record.train_images is not None:
         counts = map(format_count, (record.train_images, record.val_images or 0, record.classes or 0))
         facts["data"] = "{} training images, {} validation images, {} classes".format(*counts)
+    if record.command:
+        parameters = (f"{key}={as_text(value)}" for key, value in record.command_parameters.items())
+        facts["parameters"] = ", ".join(parameters)
     facts["limit"] = "" if record.bottleneck is None else record.bottleneck.message
     facts["devices"], facts["on CPU"], facts["host"] = record.devices, record.cpu_fallback, record.host
     facts["owner"] = claim.process if is_live and claim is not None else ""
@@ -48,3 +61,10 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
     facts["tags"], facts["note"] = " ".join(row.tags), " ".join(row.note.split())
     facts["archived"] = "yes" if row.archived else ""
     return {printable(name): printable(value) for name, value in facts.items() if value}
+
+
+def _working_folder(folder: RunFolder) -> str:
+    try:
+        return read_command(folder).cwd
+    except UsageError:
+        return ""

@@ -28,6 +28,7 @@ from tui.phrases import (
     MARK,
     epochs_text,
     note,
+    short_command,
     state_style,
     state_symbol,
     when_text,
@@ -51,6 +52,7 @@ SPECIAL_CELLS: dict[str, tuple[Callable[[RunRow], str], int]] = {
     "state": (lambda row: "unreadable" if row.unreadable else row.state, 10),
     "epochs": (epochs_text, 7),
     "age": (when_text, 10),
+    "command": (short_command, 0),
 }
 MIN_MONITOR_NAME_COLUMNS, MAX_MONITOR_NAME_COLUMNS = 10, 32
 STATE_COLUMNS, EPOCHS_COLUMNS, TIME_COLUMNS, MIN_NOTE_COLUMNS = 8, 6, 10, 14

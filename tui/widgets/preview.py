@@ -20,7 +20,7 @@ from tui.phrases import when_text
 from tui.pollers.runs import RunPreviews
 from tui.pollers.watched import RefreshIntervals, Watched
 from tui.tables import wrap_text
-from tui.tables.preview import PREVIEW_CHARTS, RunPreview, change_lines, figure_lines
+from tui.tables.preview import RunPreview, figure_lines
 from tui.widgets.lines import Lines, escape_markup
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Preview(Lines):
         if not self.with_text:
             beside = two_columns and room < MIN_STACKED_LINES
             return self._chart_lines(preview, room, column if beside else width, beside=beside)
-        figures, changes = figure_lines(row, preview, column), change_lines(preview.changes, column)
+        figures, changes = figure_lines(row, preview, column), preview.parameter_lines(column)
         if two_columns:
             room -= max(len(figures), len(changes)) + 1
             if room < MIN_CHART_LINES:
@@ -171,9 +171,9 @@ class Preview(Lines):
         key = (preview, width, height, count)
         if key != self._charts_key:
             self._charts_key = key
-            shown = PREVIEW_CHARTS if beside or count == 2 else PREVIEW_CHARTS[-1:]
+            shown = preview.charts if beside or count == 2 else preview.charts[-1:]
             self._charts = [_chart(preview, chart, width, height) for chart in shown]
-        if beside:
+        if beside and len(self._charts) > 1:
             return _side_by_side(self._charts[0], self._charts[1], width=width)
         return [line for chart in self._charts for line in chart]
 

@@ -27,7 +27,8 @@ from engine.gpus.allocation import GpuAllocation
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import CudaDevice, select
 from engine.gpus.snapshot import Gpu, Snapshot
-from engine.launch.preflight import RunRequest, run_preflight
+from engine.launch.preflight import run_preflight
+from engine.launch.request import RunRequest
 from engine.utils.codec import decode
 from engine.utils.errors import Problem
 from engine.utils.trust import name_of_user

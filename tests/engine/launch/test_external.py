@@ -31,7 +31,7 @@ from engine.launch.node import (
     share_problems,
     with_lowest_capability,
 )
-from engine.launch.preflight import RunRequest
+from engine.launch.request import RunRequest
 from engine.runs.events import Event, WarningEvent
 from engine.utils.errors import UsageError
 from engine.utils.exit_codes import ExitCode

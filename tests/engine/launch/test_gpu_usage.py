@@ -14,9 +14,9 @@ from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.reservation_reader import read_reservations
 from engine.launch.gpu_usage import GpuUsagePoller
-from engine.launch.lifecycle import OwnedRun
+from engine.launch.lifecycle import TrainingRun
 from engine.launch.node import MultiNodeGpuUsage, allocate_node_gpus, publish_gpu_usage
-from engine.launch.preflight import RunRequest
+from engine.launch.request import RunRequest
 from engine.runs.bottleneck import BottleneckKind
 from engine.runs.events import Event, GpuEvent
 from engine.runs.history import history_from_events
@@ -106,7 +106,7 @@ def test_summary_aggregates_gpu_usage() -> None:
 
 def test_owned_run_records_gpu_samples_behind_run_started(tmp_path: Path) -> None:
     events: list[Event] = []
-    run = OwnedRun(RunRequest(Config(), tmp_path, "digits"), events.append)
+    run = TrainingRun(RunRequest(Config(), tmp_path, "digits"), events.append)
     for util in (1, 2):
         run.emit(GpuEvent(time=1.0, gpus=[GpuSample("a", "h", util=util)]))
     run.emit(make_run_started(5.0))

@@ -13,7 +13,7 @@ from engine.config.loader import resolve_config
 from engine.data.sources.base import ItemFormat
 from engine.launch import input_keys
 from engine.launch.input_keys import with_input_keys
-from engine.launch.preflight import RunRequest
+from engine.launch.request import RunRequest
 from engine.models.catalog import library_version
 from engine.models.pretrained_input import InputListing, PretrainedInput
 from engine.utils.codec import write_user_record

@@ -10,9 +10,9 @@ import pytest
 from engine.config.schema import Config
 from engine.distributed.watchdog import Heartbeats, Phase
 from engine.launch import launcher
-from engine.launch.lifecycle import OwnedRun
-from engine.launch.preflight import RunRequest
+from engine.launch.lifecycle import TrainingRun
 from engine.launch.progress import ProgressReporter
+from engine.launch.request import RunRequest
 from engine.runs.event_lines import TrainingProgress
 from engine.runs.events import Event
 from engine.training.job import Job, RunResult
@@ -43,7 +43,7 @@ def test_supervisor_passes_heartbeats_of_ranks_to_each_tick() -> None:
 
 def test_launcher_shows_progress_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_ranks(
-        run: OwnedRun, job: Job, signals: SignalHandler, on_tick: Callable[[Heartbeats], None], *_: object
+        run: TrainingRun, job: Job, signals: SignalHandler, on_tick: Callable[[Heartbeats], None], *_: object
     ) -> RunResult:
         heartbeats = Heartbeats(1)
         heartbeats.write(0, 3, 0, Phase.FORWARD)
@@ -53,6 +53,6 @@ def test_launcher_shows_progress_of_ranks(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(launcher, "_run_ranks", run_ranks)
     events: list[Event] = []
-    run = OwnedRun(RunRequest(Config(), tmp_path, "a"), events.append)
+    run = TrainingRun(RunRequest(Config(), tmp_path, "a"), events.append)
     launcher._train(run, Job(Config(), PLAN, None, resumed=False, source=None), SignalHandler(), None)
     assert [event.step for event in events if isinstance(event, TrainingProgress)] == [3]

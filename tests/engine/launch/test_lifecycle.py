@@ -19,10 +19,12 @@ from engine.distributed.node_plan import NodePlan
 from engine.gpus import reservation
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.reservation_reader import ReservedRank, read_reservations
-from engine.launch import lifecycle
+from engine.launch import lifecycle, owned_run
 from engine.launch.batch_size import BatchSizeResult
-from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart
-from engine.launch.preflight import Preflight, RunRequest, run_preflight
+from engine.launch.lifecycle import TrainingRun, record_restart, should_restart
+from engine.launch.owned_run import AlreadyFinishedError
+from engine.launch.preflight import Preflight, run_preflight
+from engine.launch.request import RunRequest
 from engine.notify.start import RunNotifier
 from engine.queue.state import QueueStage, read_queue_state
 from engine.runs import ownership
@@ -179,7 +181,7 @@ def test_detached_owner_writes_to_the_log_and_no_longer_to_its_starter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs: list[Path | None] = []
-    monkeypatch.setattr(lifecycle, "redirect_output", logs.append)
+    monkeypatch.setattr(owned_run, "redirect_output", logs.append)
     with owner(tmp_path, detached=True) as owned:
         owned.run.prepare(PREFLIGHT)
         owned.run.emit(WarningEvent(message="slow", code="no-effect"))
@@ -221,7 +223,7 @@ def test_owner_waits_for_last_message_of_slurm_job_and_records_nothing_afterward
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     sender = subprocess.Popen(["sleep", "0.1"])
-    monkeypatch.setattr(lifecycle, "start_watcher", lambda *_, **__: (RunNotifier(sender), []))
+    monkeypatch.setattr(owned_run, "start_watcher", lambda *_, **__: (RunNotifier(sender), []))
     with owner(tmp_path) as owned:
         owned.run.prepare(PREFLIGHT)
     assert sender.returncode == 0
@@ -309,7 +311,7 @@ def test_owner_renews_heartbeat_and_keeps_reservation_from_tmp_cleaners(
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
     monkeypatch.setattr(ownership, "HEARTBEAT_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(reservation, "TOUCH_INTERVAL_SECONDS", 0.0)
-    owned = OwnedRun(RunRequest(Config(), tmp_path / "runs", "a"), lambda _: None)
+    owned = TrainingRun(RunRequest(Config(), tmp_path / "runs", "a"), lambda _: None)
     owned.enter_queue()
     owned.allocation.reservation.enqueue("free:1", ["GPU-0"], "a")
     [folder] = list_runs(tmp_path / "runs")

@@ -10,9 +10,11 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.config.schema import Config, as_stored
 from engine.gpus.reservation import Reservation
-from engine.launch import lifecycle
-from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun
-from engine.launch.preflight import Preflight, RunRequest, run_preflight
+from engine.launch import owned_run
+from engine.launch.lifecycle import TrainingRun
+from engine.launch.owned_run import AlreadyFinishedError
+from engine.launch.preflight import Preflight, run_preflight
+from engine.launch.request import RunRequest
 from engine.notify.start import RunNotifier
 from engine.queue.state import QueueStage, is_interrupted, read_queue_state
 from engine.runs.control import send_request
@@ -94,7 +96,7 @@ def test_owner_keeps_folder_of_resumed_run_that_does_not_start(tmp_path: Path) -
 
 
 def test_owner_takes_run_out_of_queue_that_fails_before_it_starts(tmp_path: Path) -> None:
-    owned = OwnedRun(RunRequest(Config(), tmp_path, "a"), lambda _: None)
+    owned = TrainingRun(RunRequest(Config(), tmp_path, "a"), lambda _: None)
     owned.enter_queue().leave([])
     owned.end(FAILED)
     owned.release()
@@ -191,7 +193,7 @@ def test_run_that_ends_in_the_queue_is_reported_unless_its_user_cancelled_it(
         watchers.append(1)
         return RunNotifier(), []
 
-    monkeypatch.setattr(lifecycle, "start_watcher", start_watcher)
+    monkeypatch.setattr(owned_run, "start_watcher", start_watcher)
     with owner(tmp_path) as owned:
         owned.run.enter_queue()
         assert owned.run.end_before_start(state, "b failed") == ExitCode.FAILED

@@ -22,9 +22,11 @@ from engine.gpus import allocation, cpu_fallback
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import CudaDevice
 from engine.launch import launcher, preflight
+from engine.launch import request as run_request
 from engine.launch.batch_size import reduced_batch_size
-from engine.launch.lifecycle import OwnedRun
-from engine.launch.preflight import Preflight, RunRequest, run_preflight, watch_other_claim
+from engine.launch.lifecycle import TrainingRun
+from engine.launch.preflight import Preflight, run_preflight
+from engine.launch.request import RunRequest, watch_other_claim
 from engine.runs.events import Event, WarningEvent
 from engine.runs.folder import list_runs
 from engine.utils.errors import Problem
@@ -76,7 +78,7 @@ def test_run_that_waits_is_refused_before_it_has_a_place_in_the_queue(
     monkeypatch.setattr(allocation, "unmonitored_gpus", lambda _: [])
     settings = [f"device.gpus={selection}", "device.wait=true", "device.ranks=1", *overrides]
     request = RunRequest(resolve_config("digits", settings).config, tmp_path, "run", detached=True)
-    run = OwnedRun(request, lambda _: None)
+    run = TrainingRun(request, lambda _: None)
     with raises_problem(code, location):
         launcher._run(run, None)
     assert list_runs(tmp_path) == []
@@ -114,7 +116,7 @@ def test_preflight_does_not_warn_of_float16_on_gpu(tmp_path: Path) -> None:
 def test_run_records_precision_that_auto_chose(tmp_path: Path, capability: tuple[int, int], level: str) -> None:
     gpus = (CudaDevice(0, "GPU-0", "H100", None, capability=capability),)
     request, preflight = preflight_of(tmp_path, "precision.amp=auto", gpus=gpus)
-    owned = OwnedRun(request, lambda event: None)
+    owned = TrainingRun(request, lambda event: None)
     try:
         job = owned.prepare(preflight)
         assert job is not None and job.folder is not None
@@ -173,7 +175,7 @@ def test_run_reduces_default_batch_size_to_training_images(tmp_path: Path, accum
     preflight = run_preflight(request, lambda wait: ())
     assert preflight.problems == []
     assert has_problem(preflight.warnings, "too-large", "data.batch_size", " 64 ", f" {batch_size} ", " 12 ")
-    owned = OwnedRun(request, lambda event: None)
+    owned = TrainingRun(request, lambda event: None)
     try:
         job = owned.prepare(preflight)
         assert job is not None and job.folder is not None
@@ -242,7 +244,7 @@ def test_run_shows_warnings_of_preflight_and_records_them(dry_run: bool, tmp_pat
     request, preflight = preflight_of(tmp_path, "precision.amp=fp16")
     shown: list[str] = []
     request = RunRequest(request.config, request.runs_dir, "run", dry_run=dry_run)
-    owned = OwnedRun(request, lambda event: shown.append(event.message) if isinstance(event, WarningEvent) else None)
+    owned = TrainingRun(request, lambda event: shown.append(event.message) if isinstance(event, WarningEvent) else None)
     try:
         assert owned.prepare(preflight) is not None
     finally:
@@ -276,7 +278,7 @@ def test_claim_of_another_host_is_watched_before_a_resume(
     folder = make_run_folder(tmp_path, "a", make_run_started())
     folder.owner.write_text(json.dumps({"format": 1, "host": host, "pid": 7, "heartbeat": time.time()}))
     watched: list[Path] = []
-    monkeypatch.setattr(preflight, "watch_claims", lambda owners, **_: watched.extend(owners))
+    monkeypatch.setattr(run_request, "watch_claims", lambda owners, **_: watched.extend(owners))
     shown: list[Event] = []
     config = Config.model_validate({"run": {"name": "a"} | run})
     watch_other_claim(RunRequest(config, tmp_path, "a", dry_run, problems=problems), shown.append)

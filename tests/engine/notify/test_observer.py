@@ -15,13 +15,22 @@ import pytest
 
 from engine.config.notify_section import OCCASIONS
 from engine.notify.observer import SLOWED_REPEAT_SECONDS, SessionObserver, WatchOptions
-from engine.runs.events import Event, GpuEvent, PhaseChanged, RankFailed, RunContinued, RunFinished, RunPaused
+from engine.runs.events import (
+    Event,
+    GpuEvent,
+    PhaseChanged,
+    RankFailed,
+    RunContinued,
+    RunFinished,
+    RunPaused,
+    WarningEvent,
+)
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.records import GpuSample
 from engine.runs.run_record import read_run_record
 from support.replace import replace
-from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
+from support.runs.event_factories import make_command_started, make_epoch, make_run_resumed, make_run_started, make_step
 from support.runs.factories import (
     append_events,
     append_to_journal,
@@ -240,6 +249,19 @@ def test_pause_suspended_host_and_long_phases_are_no_stall(run: ObservedRun) -> 
     # That evaluation took 240 s, so the next step may take 720 s.
     assert [run.poll(50) for _ in range(14)] == [[]] * 14
     assert run.poll(50) == ["stalled"]
+
+
+def test_warnings_of_a_command_are_messages_and_its_journal_is_no_sign_of_a_stall(run: ObservedRun) -> None:
+    run.poll(events=(make_command_started(START),))
+    assert [run.poll(50) for _ in range(10)] == [[]] * 10
+    for code, occasion in (("stalled", "stalled"), ("non-finite", "nan"), ("process-failed", "restarted")):
+        assert run.poll(events=(WarningEvent(message="why", code=code),)) == [occasion]
+    run.record(WarningEvent(message="loss is NaN at step 3", code="non-finite"))
+    (message,) = run.observer.poll()
+    assert (message.title.partition(" on ")[0], message.body.splitlines()[0]) == (
+        "digits-3 has a loss that is not finite",
+        "loss is NaN at step 3",
+    )
 
 
 def test_stall_detection_can_be_disabled(run: ObservedRun) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -195,7 +196,7 @@ def test_repeat_command_resolves_to_the_config_of_the_run(kept_run: RunFolder) -
     from engine.report.sections import repeat_command
 
     command = repeat_command(read_reported_run(kept_run))
-    words = command.replace("\\\n", "").split()
+    words = shlex.split(command.replace("\\\n", ""))
     resolved = resolve_config(None, words[2:]).config
     kept_run.config.with_name("again.yaml").write_text(to_yaml(as_stored(resolved)))
     again, _ = read_flat_config(kept_run.config.with_name("again.yaml"))

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.runs.log import MAX_PART_BYTES, LogReader
+from engine.runs.log import (
+    MAX_PART_BYTES,
+    MAX_PENDING_LENGTH,
+    LogReader,
+    LogWriter,
+    PendingLines,
+    log_files,
+    open_log,
+    read_pending,
+)
 
 
 def test_log_reader_escapes_control_characters_except_tabs(tmp_path: Path) -> None:
@@ -88,3 +97,81 @@ def test_log_reader_skips_long_log_in_little_memory(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2 << 20
+
+
+def test_log_reader_keeps_or_drops_colors(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text("\x1b[1;31mred\tand\x1b[K\nplain\n")
+    assert "".join(LogReader(tmp_path / "log.txt").read()) == "red\tand\\x1b[K\nplain\n"
+    colored = "".join(LogReader(tmp_path / "log.txt", colors=True).read())
+    assert colored == "\x1b[0;1;31mred\tand\\x1b[K\x1b[0m\nplain\n"
+
+
+def write_lines(log: Path, count: int, max_bytes: int) -> None:
+    writer = LogWriter(log, max_bytes)
+    for number in range(count):
+        writer.add(f"line {number:03}\n")
+        writer.flush()
+    writer.close()
+
+
+def test_log_with_limit_keeps_beginning_and_end_and_says_what_is_lost(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    write_lines(log, 200, 450)
+    beginning, previous, _ = (path.read_text().splitlines() for path in log_files(log))
+    assert beginning == [f"line {number:03}" for number in range(50)]
+    lost, *last = log.read_text().splitlines()
+    kept = [line for line in previous + last if line.startswith("line")]
+    first = int(kept[0].removeprefix("line "))
+    assert kept == [f"line {number:03}" for number in range(first, 200)]
+    assert first > 50
+    assert "not kept" in lost
+    assert sum(path.stat().st_size for path in log_files(log)) < 4 * 450
+
+
+def test_log_without_limit_stays_one_file(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "log.txt")
+    writer.add("x" * 1000)
+    writer.flush()
+    assert list(tmp_path.iterdir()) == [tmp_path / "log.txt"]
+
+
+def test_log_reader_follows_log_with_limit_without_losing_a_line(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    writer = LogWriter(log, 200)
+    reader, text = LogReader(log), ""
+    for number in range(400):
+        writer.add(f"{number}\n")
+        writer.flush()
+        if number % 7 == 0:
+            text += "".join(reader.read())
+    text += "".join(reader.read())
+    assert [line for line in text.splitlines() if line.isdigit()] == [str(number) for number in range(400)]
+
+
+@pytest.mark.parametrize("count", [1, 20, 70, 100, 500, None])
+def test_open_log_reads_all_files_of_a_log_with_limit(tmp_path: Path, count: int | None) -> None:
+    log = tmp_path / "log.txt"
+    write_lines(log, 200, 450)
+    everything = [line for path in log_files(log) for line in path.read_text().splitlines()]
+    text = "".join(part for reader in open_log(log, count=count) for part in reader.read())
+    assert text.splitlines() == everything[-(count or 0) :]
+
+
+def test_pending_lines_are_replaced_and_end_with_the_run(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    pending = PendingLines(log)
+    pending.write(["\x1b[0;32m10%\x1b[0m"])
+    assert read_pending(log) == ["\x1b[0;32m10%\x1b[0m"]
+    pending.write(["20%", "x" * 2 * MAX_PENDING_LENGTH])
+    assert read_pending(log) == ["20%", "x" * MAX_PENDING_LENGTH]
+    pending.write([])
+    assert (read_pending(log), list(tmp_path.iterdir())) == ([], [])
+
+
+def test_pending_lines_that_cannot_be_written_are_written_later(tmp_path: Path) -> None:
+    log = tmp_path / "run" / "log.txt"
+    pending = PendingLines(log)
+    pending.write(["10%"])
+    log.parent.mkdir()
+    pending.write(["10%"])
+    assert read_pending(log) == ["10%"]

@@ -16,7 +16,8 @@ from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership
 from engine.runs.record_completion import open_run, read_journal_record
 from engine.runs.run_record import RunRecord, read_run_record
-from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
+from engine.utils.codec import replace, write_record
+from support.runs.event_factories import make_command_started, make_epoch, make_run_resumed, make_run_started
 from support.runs.factories import append_events, append_to_journal, make_run_folder, row_of
 
 EPOCH = to_line(make_epoch(1, 0.5)) + "\n"
@@ -166,3 +167,13 @@ def test_record_of_run_without_events_is_not_written_at_each_opening(tmp_path: P
     empty.summary.unlink()
     assert [open_run(empty).state for _ in range(3)] == ["crashed"] * 3
     assert not empty.summary.exists()
+
+
+def test_record_of_crashed_command_keeps_its_metrics(tmp_path: Path) -> None:
+    run = make_run_folder(tmp_path, "a", make_command_started(1.0))
+    stored = read_run_record(run)
+    assert stored is not None
+    write_record(run.summary, replace(stored, step=7, metrics={"loss": 0.5}))
+    append_to_journal(run, to_line(RunFinished(time=2.0, state="failed", exit_code=3)) + "\n")
+    record, state = open_run(run)
+    assert (record.step, record.metrics, record.exit_code, state) == (7, {"loss": 0.5}, 3, RunState.FAILED)

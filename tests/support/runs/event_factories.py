@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.runs.command_events import CommandStarted
 from engine.runs.events import EpochEvent, RunResumed, RunStarted, StepEvent
 from engine.utils.codec import FORMAT
 
@@ -52,6 +53,23 @@ def make_run_started(time: float = 0.0) -> RunStarted:
 
 def make_run_resumed(from_step: int, time: float) -> RunResumed:
     return RunResumed(time=time, from_step=from_step, **RUN_FIELDS)
+
+
+def make_command_started(time: float = 0.0, **fields: Any) -> CommandStarted:
+    defaults = {
+        "format": FORMAT,
+        "name": "a",
+        "host": "h",
+        "command": "python train.py --lr 0.1",
+        "cwd": "/work",
+        "pid": 1,
+        "run_id": "a-1",
+        "devices": ["cpu"],
+        "ranks": [],
+        "parameters": {"lr": 0.1},
+        "versions": {"python": "3"},
+    }
+    return CommandStarted(time=time, **(defaults | fields))
 
 
 def make_step(number: int, epoch: int = 1, time: float = 1.0) -> StepEvent:

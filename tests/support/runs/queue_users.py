@@ -20,8 +20,8 @@ from typing import Any
 from engine.config.schema import Config
 from engine.gpus import allocation
 from engine.gpus.snapshot import Snapshot
-from engine.launch.lifecycle import OwnedRun
-from engine.launch.preflight import RunRequest
+from engine.launch.lifecycle import TrainingRun
+from engine.launch.request import RunRequest
 from engine.queue.place import CancelledError, backfill_of
 from engine.queue.state import QueueStage
 from engine.runs.events import RunFinished
@@ -111,7 +111,7 @@ class SharedHost:
             allocation.has_driver_library = lambda: True  # type: ignore[attr-defined]
             allocation.DriverMonitor = lambda options: StillMonitor(snapshot, self.period_s)  # type: ignore[assignment,misc]
             allocation.gpus_unknown_to_nvml = lambda snapshot: []
-        owned = OwnedRun(RunRequest(run.config(), self.runs_dir(run.uid), run.name), lambda event: None)
+        owned = TrainingRun(RunRequest(run.config(), self.runs_dir(run.uid), run.name), lambda event: None)
         place = owned.enter_queue()
         waiting = False
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.schema import Config
-from engine.launch.lifecycle import OwnedRun
-from engine.launch.preflight import RunRequest
+from engine.launch.lifecycle import TrainingRun
+from engine.launch.request import RunRequest
 from engine.runs.events import Event, RankFailed, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line
@@ -29,7 +29,7 @@ class Owner:
         self.shown: list[Event] = []
         config = Config.model_validate(sections | {"run": {"name": "a"} | sections.get("run", {})})
         request = RunRequest(config, root, "a", dry_run, trust_owner=trust_owner, detached=detached)
-        self.run = OwnedRun(request, self.shown.append)
+        self.run = TrainingRun(request, self.shown.append)
         self.folder = RunFolder(root / "a")
 
     @property

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.config.loader import resolve_config
-from engine.launch.preflight import RunRequest, run_preflight
+from engine.launch.preflight import run_preflight
+from engine.launch.request import RunRequest
 from engine.utils.errors import Problem
 from support.messages import has_problem, says
 from tui.cli.main import app

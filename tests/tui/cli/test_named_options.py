@@ -34,7 +34,7 @@ def test_problems_are_located_at_options_that_a_command_has() -> None:
             for opt in (*param.opts, *param.secondary_opts):
                 known[opt].append(param)
     # Of other programs, of the sandbox, and of all commands.
-    others = {"--demo", "--help", "--version", "--user", "--scope", "--collect"}
+    others = {"--demo", "--help", "--version", "--user", "--scope", "--collect", "--nproc-per-node"}
     for path, text in named_options():
         option, _, value = text.partition(" ")
         types = [param.type_descriptor for param in known[option]]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from engine.command.terminal import Terminal as CommandTerminal
 from engine.runs.folder import RunFolder
 from support.gputrain_command import GPUTRAIN, Gputrain
 from support.messages import says
@@ -35,6 +37,22 @@ def test_logs_prints_the_last_lines_of_an_ended_run(root: Path, options: tuple[s
     RunFolder(root / "run-0").log.write_text("first\nsecond\nthird")
     result = call("logs", "run-0", *options)
     assert (result.exit_code, result.stdout, result.stderr) == (0, printed, "")
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_logs_shows_colors_on_a_terminal_and_escapes_the_rest(
+    root: Path, monkeypatch: pytest.MonkeyPatch, no_color: bool
+) -> None:
+    RunFolder(root / "run-0").log.write_text("\x1b[31mred\x1b[0m \x1b[2J\x1b]0;title\x07\n")
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    terminal = CommandTerminal(tty=True)
+    command = [GPUTRAIN, "logs", "run-0"]
+    with subprocess.Popen(command, stdin=terminal.stdin, stdout=terminal.stdout, stderr=terminal.stderr):
+        terminal.close_child_side()
+    (line,) = terminal.close()
+    red = "red" if no_color else "\x1b[0;31mred\x1b[0m"
+    assert line.text == f"{red} \\x1b[2J\\x1b]0;title\\x07"
 
 
 def test_logs_names_run_without_log(root: Path) -> None:

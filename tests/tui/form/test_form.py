@@ -16,7 +16,7 @@ from engine.config.loader import presets, resolve_config
 from engine.config.rules import DEPENDS_ON
 from engine.config.schema import Config, as_dict, fields
 from engine.config.section import Section
-from engine.launch.preflight import RunRequest
+from engine.launch.request import RunRequest
 from engine.optim.lr_schedule import lr_factor
 from engine.utils.errors import UsageError
 from support.gputrain_command import Gputrain

@@ -27,7 +27,7 @@ from support.screen.demo_app import (
 )
 from support.screen.layouts import each_layout
 from support.screen.screen_driver import Drive, drive, press
-from tui.chart_choice import MAX_CHARTS, MAX_FOLDERS, read_chart_choice, save_chart_choice
+from tui.chart_choice import MAX_CHARTS, MAX_FOLDERS, FolderCharts, read_chart_choice, save_chart_choice
 from tui.pollers.foreign_run import MAX_BUSY_PAUSES, ForeignRunPoller
 from tui.screens.foreign_panels import PANELS, ForeignRoom, foreign_layout
 from tui.screens.foreign_run import ForeignRunScreen
@@ -142,17 +142,47 @@ def test_chosen_charts_are_remembered_for_the_folder(tmp_path: Path) -> None:
     open_run(tmp_path, make_run(tmp_path / "other", "trainer"), look_at_other)
 
 
+def test_hidden_chart_makes_room_and_is_remembered_for_the_folder(tmp_path: Path) -> None:
+    async def hide(pilot: Pilot[None]) -> None:
+        titles = chart_titles(pilot)
+        assert titles[0] == "loss"
+        await press(pilot, "X")
+        assert chart_titles(pilot)[: len(titles) - 1] == titles[1:]
+        await wait_until(pilot, lambda: read_chart_choice(run.folder).hidden == ("loss",))
+
+    async def show_again(pilot: Pilot[None]) -> None:
+        assert "loss" not in chart_titles(pilot)
+        await press(pilot, "c", "space", "enter")
+        assert chart_titles(pilot)[0] == "loss"
+        await wait_until(pilot, lambda: read_chart_choice(run.folder).hidden == ())
+
+    run = make_run(tmp_path / "logs", "trainer")
+    open_run(tmp_path, run, hide)
+    open_run(tmp_path, run, show_again)
+
+
+def test_all_charts_can_be_hidden(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        for _ in range(12):
+            await press(pilot, "X")
+        assert chart_titles(pilot) == []
+
+    open_run(tmp_path, make_run(tmp_path / "logs", "trainer"), act)
+
+
 def test_chart_choice_forgets_the_oldest_folders(tmp_path: Path) -> None:
     for number in range(MAX_FOLDERS + 1):
-        save_chart_choice(tmp_path / str(number), ("loss",))
-    assert read_chart_choice(tmp_path / "0") is None
-    assert read_chart_choice(tmp_path / "1") == read_chart_choice(tmp_path / str(MAX_FOLDERS)) == ("loss",)
+        save_chart_choice(FolderCharts(folder=str(tmp_path / str(number)), charts=("loss",)))
+    assert read_chart_choice(tmp_path / "0").charts == ()
+    assert (
+        read_chart_choice(tmp_path / "1").charts == read_chart_choice(tmp_path / str(MAX_FOLDERS)).charts == ("loss",)
+    )
 
 
 def test_chart_choice_ignores_a_damaged_file(tmp_path: Path) -> None:
-    save_chart_choice(tmp_path, ("loss",))
+    save_chart_choice(FolderCharts(folder=str(tmp_path), charts=("loss",)))
     (state_folder() / "foreign-charts.json").write_bytes(b"\xff{")
-    assert read_chart_choice(tmp_path) is None
+    assert read_chart_choice(tmp_path).charts == ()
 
 
 def test_foreign_screen_shows_parameters(tmp_path: Path) -> None:
@@ -164,14 +194,14 @@ def test_foreign_screen_shows_parameters(tmp_path: Path) -> None:
     open_run(tmp_path, make_run(tmp_path / "logs", "lightning/csv"), act)
 
 
-def test_foreign_screen_shows_log_with_escapes_as_text(tmp_path: Path) -> None:
+def test_foreign_screen_shows_log_with_colors_and_other_escapes_as_text(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        assert "epoch 1 [bold] \\x1b[31m" in visible_text(pilot, "#log")
+        assert "epoch 1 [bold] red\\x1b[2J" in visible_text(pilot, "#log")
         await press(pilot, "l")
         assert "Log of logs" in visible_text(pilot)
 
     run = make_run(tmp_path / "logs", "keras")
-    (run.folder / "train.log").write_text("epoch 1 [bold] \x1b[31m\n")
+    (run.folder / "train.log").write_text("epoch 1 [bold] \x1b[31mred\x1b[2J\n")
     open_run(tmp_path, run, act)
 
 
@@ -277,14 +307,21 @@ def test_export_names_the_chart(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("logs-*")) == ["logs-loss.csv", "logs-loss.svg"]
 
 
-@pytest.mark.parametrize("charts", [0, 1, 2, 3, 4, 5, 7, MAX_CHARTS])
+@pytest.mark.parametrize("charts", [1, 2, 3, 4, 5, 7, MAX_CHARTS])
 @pytest.mark.parametrize("size", [(60, 12), (80, 20), (120, 30), (160, 44)])
 @pytest.mark.parametrize("log_lines", [0, 100])
 def test_foreign_layout_has_a_place_for_every_chart(size: tuple[int, int], charts: int, log_lines: int) -> None:
     layout = foreign_layout(ForeignRoom(*size, charts, log_lines))
-    assert [panel for slot in layout.slots for panel in slot] == list(PANELS[: max(charts, 1)])
+    assert [panel for slot in layout.slots for panel in slot] == list(PANELS[:charts])
     rows = [row for row in layout.rows if row.endswith("fr")]
     assert sum(layout.slot_spans) == 12 * len(rows)
+
+
+@pytest.mark.parametrize("gpu_lines", [0, 3])
+def test_foreign_layout_without_charts_gives_their_place_to_the_log(gpu_lines: int) -> None:
+    layout = foreign_layout(ForeignRoom(80, 20, 0, 100, gpu_lines))
+    assert layout.slots == () and layout.rows[-1] == "1fr"
+    assert layout.spans == {**({"gpus": 12} if gpu_lines else {}), "log": 12}
 
 
 def test_layout_of_foreign_screen_at_each_size(tmp_path: Path) -> None:

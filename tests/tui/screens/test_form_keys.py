@@ -245,6 +245,7 @@ FOOTER = {
     "ctrl+l": lambda pilot: pilot.app.screen.lr_test.in_progress,
     "ctrl+g": lambda pilot: says(last_toast(pilot), "not-selected", "^l"),
     "ctrl+n": lambda pilot: "Open a config file" in visible_text(pilot),
+    "f2": lambda pilot: "Run a command" in visible_text(pilot),
     "ctrl+t": lambda pilot: isinstance(pilot.app.screen, TextInputDialog),
     "ctrl+y": lambda pilot: "--epochs 7" in pilot.app.clipboard,
     "ctrl+r": lambda pilot: pilot.app.screen.form.overrides == {},

@@ -160,7 +160,7 @@ def test_run_screen_shows_malformed_journal(tmp_path: Path) -> None:
 
     async def act(pilot: Pilot[None]) -> None:
         assert "3 not finite" not in visible_text(pilot) and "2 not finite" in visible_text(pilot, "#loss")
-        assert "\\x1b[31mred\\x1b[0m [bold]not bold[/]" in visible_text(pilot, "#log")
+        assert "red [bold]not bold[/]" in visible_text(pilot, "#log")
         assert "odd-[red]" in visible_text(pilot)
         assert "crashed" in visible_text(pilot)
         await press(pilot, "x", "x", "L", "m", "f", "plus", "plus", "minus", "left", "comma", "0", "d", "escape", "l")

@@ -30,6 +30,7 @@ from tui import keymap
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.keymap import Command, CommandProvider
+from tui.screens.command_run import CommandRunScreen
 from tui.screens.foreign_runs import ForeignRunsScreen
 from tui.screens.form import FormScreen
 from tui.screens.gpu import GpuScreen
@@ -117,6 +118,7 @@ TABLES: dict[type[Any], tuple[Command, ...]] = {
     RunsScreen: keymap.RUNS_COMMANDS,
     ForeignRunsScreen: keymap.FOREIGN_RUNS_COMMANDS,
     ProcessScreen: keymap.PROCESS_COMMANDS,
+    CommandRunScreen: keymap.COMMAND_RUN_COMMANDS,
     FormScreen: keymap.FORM_COMMANDS,
     GpuScreen: keymap.GPU_COMMANDS,
     StartingScreen: keymap.STARTING_COMMANDS,

@@ -1,0 +1,143 @@
+"""GPUs of a command: how it is told which ones it may use, and whether it uses others.
+
+The devices come from `engine.gpus.allocation`, the processes on them from a snapshot of all GPUs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from engine.command.spec import GpuIds
+from engine.gpus.selection import CudaDevice
+from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
+from engine.gpus.visible_devices import query_cuda_uuids, show_devices
+from engine.utils.errors import Problem, UsageError
+
+# `${run}` is a variable of a shell, and `{{run}}` belongs to a template.
+_PLACEHOLDER = re.compile(r"(?<![${])\{(gpus|ids|uuids|run|folder)\}")
+# The inode of the first PID namespace of a host (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h).
+_HOST_PID_NAMESPACE = "pid:[4026531836]"
+
+
+@dataclass(frozen=True)
+class DeviceNames:
+    """What a command is told of its GPUs: `ids` for CUDA_VISIBLE_DEVICES, and the full UUIDs. None for the CPU."""
+
+    ids: tuple[str, ...] = ()
+    uuids: tuple[str, ...] = ()
+
+
+def name_devices(
+    devices: Sequence[CudaDevice], snapshot: Snapshot | None, gpu_ids: GpuIds, environ: Mapping[str, str]
+) -> DeviceNames:
+    """Return how a command that starts now names the devices.
+
+    CUDA's numbers in PCI bus order, which every program accepts; UUIDs break vLLM (vllm#13815) and DeepSpeed
+    (DeepSpeed#5278). A MIG instance has no number. They are UUIDs too if the number is not certain.
+    """
+    uuids = tuple(device.uuid for device in devices)
+    if gpu_ids == "uuid" or any(device.mig_ids is not None for device in devices):
+        return DeviceNames(uuids, uuids)
+    if not all(uuid.startswith("GPU-") for uuid in uuids):
+        # An AMD GPU has its number in place of a UUID.
+        return DeviceNames(uuids, uuids)
+    order = _cuda_order(uuids, snapshot, environ)
+    if not set(uuids) <= set(order):
+        return DeviceNames(uuids, uuids)
+    return DeviceNames(tuple(str(order.index(uuid)) for uuid in uuids), uuids)
+
+
+def _cuda_order(uuids: Sequence[str], snapshot: Snapshot | None, environ: Mapping[str, str]) -> list[str]:
+    """Return the UUIDs of all GPUs in CUDA's PCI bus order, empty if it is unknown.
+
+    NVML has that order, too, but it also counts GPUs that are lost, and CUDA has its own rules for those in MIG mode.
+    With one of them before a GPU of the run, and for a GPU that NVML does not report, CUDA is asked.
+    """
+    gpus = snapshot.gpus if snapshot is not None else ()
+    places = {gpu.uuid: place for place, gpu in enumerate(gpus)}
+    if set(uuids) <= places.keys():
+        before = gpus[: max((places[uuid] for uuid in uuids), default=0)]
+        if all(gpu.uuid is not None and gpu.state != "lost" and not gpu.mig_enabled for gpu in before):
+            return [gpu.uuid or "" for gpu in gpus]
+    everything = {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    try:
+        return query_cuda_uuids(everything | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    except UsageError:
+        return []
+
+
+def device_environment(names: DeviceNames, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that make these GPUs, or none, the only ones that a command with this environment sees."""
+    found = {name: "" for name in ("HIP_VISIBLE_DEVICES",) if name in environ}
+    show_devices(names.ids, found)
+    return found
+
+
+def expand(words: Sequence[str], names: DeviceNames, run: str, folder: Path) -> list[str]:
+    """Return words with `{gpus}` (a number), `{ids}`, `{uuids}`, `{run}` and `{folder}` replaced.
+
+    Other text in braces, such as JSON, stays as it is.
+    """
+    values = {
+        "gpus": str(len(names.uuids)),
+        "ids": ",".join(names.ids),
+        "uuids": ",".join(names.uuids),
+        "run": run,
+        "folder": str(folder),
+    }
+    return [_PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in words]
+
+
+def misplaced_use(
+    snapshot: Snapshot, members: Collection[int], reserved: Collection[str], run: str, *, pids_match: bool | None = None
+) -> Problem | None:
+    """Return that processes of a run (`members`, PIDs) compute on GPUs that it has not reserved; None if they do not.
+
+    `reserved` are the UUIDs of its GPUs and MIG instances. In a container NVML may list the PIDs of the host, which are
+    those of other processes here: unless `pids_match`, nothing is reported.
+    """
+    if not (_pids_match() if pids_match is None else pids_match):
+        return None
+    used = [gpu for gpu in snapshot.gpus if _uses_other_device(gpu, members, reserved)]
+    if not used:
+        return None
+    indices = [gpu.index for gpu in snapshot.gpus if _is_reserved(gpu, reserved)]
+    reserved_text = ",".join(map(str, indices)) if indices else "none"
+    return Problem(
+        "",
+        f"run {run} computes on GPU {','.join(str(gpu.index) for gpu in used)}, reserved {reserved_text}",
+        "let the command use the GPUs in CUDA_VISIBLE_DEVICES",
+        code="gpu-not-reserved",
+    )
+
+
+def _is_reserved(gpu: Gpu, reserved: Collection[str]) -> bool:
+    return gpu.uuid in reserved or any(instance.uuid in reserved for instance in gpu.instances)
+
+
+def _uses_other_device(gpu: Gpu, members: Collection[int], reserved: Collection[str]) -> bool:
+    if gpu.uuid in reserved:
+        return False
+    own = [process for process in gpu.processes.value or () if process.kind == "compute" and process.pid in members]
+    return any(_device_uuid(gpu, process) not in (None, *reserved) for process in own)
+
+
+def _device_uuid(gpu: Gpu, process: GpuProcess) -> str | None:
+    """Return the UUID of the device on which a process computes, None if it is unknown."""
+    if not gpu.mig_enabled:
+        return gpu.uuid
+    ids = process.instance, process.compute_instance
+    return next((mig.uuid for mig in gpu.instances if ids == (mig.gpu_instance, mig.compute_instance)), None)
+
+
+@cache
+def _pids_match() -> bool:
+    """Whether NVML lists the PIDs that this process knows: it is in no container with PIDs of its own."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink()) == _HOST_PID_NAMESPACE
+    except OSError:
+        return False

@@ -1,0 +1,173 @@
+"""Environment of a command: what it inherits from the shell in which it was typed, and the variables of torchrun.
+
+`engine.utils.redaction` hides its secrets where it is shown. `engine.command.spec` stores it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path, PurePath
+
+from engine.command.inner_commands import InnerCommand, inner_commands
+from engine.gpus.unmonitored import VISIBILITY_VARIABLES
+from engine.utils.errors import Problem, raise_if_any
+from engine.utils.text import printable
+
+# A command must not believe that it is a rank of the process in which it was typed.
+RANK_VARIABLES = frozenset({
+    "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE", "ROLE_NAME",
+})  # fmt: skip
+RANK_PREFIXES = ("MASTER_", "TORCHELASTIC_")
+SLURM_PREFIX = "SLURM_"
+# Set for each command anew.
+MARKER_VARIABLE = "GPUTRAIN_RUN_ID"
+OWN_VARIABLES = frozenset({MARKER_VARIABLE, "GPUTRAIN_METRICS"})
+# torchrun takes each option that it is not given from PET_<OPTION> (torch/distributed/argparse_util.py).
+LOG_DIR, TEE, MASTER_PORT = "PET_LOG_DIR", "PET_TEE", "PET_MASTER_PORT"
+BOTH_STREAMS = "3"
+_NODE_OPTIONS = ("--nnodes", "--node-rank", "--rdzv-", "--master-", "--standalone")
+_NODE_VARIABLES = ("PET_NNODES", "PET_NODE_RANK", "PET_RDZV_", "PET_MASTER_", "PET_STANDALONE")
+_ONE_NODE = ("1", "1:1")
+# torch 2.12 takes a free port for a single node (pytorch#175699); earlier ones take 29500.
+FIRST_TORCH_WITH_FREE_PORT = (2, 12)
+MAX_SHEBANG_BYTES = 1024
+
+
+def capture_environment(own: Mapping[str, str], settings: Sequence[str] = (), *, slurm: bool = True) -> dict[str, str]:
+    """Return the environment of a command that is typed in the environment `own`.
+
+    `settings` are the values of `--env`: `KEY=VALUE`, or the `NAME` of a variable in `own`, which is kept even if the
+    command would not inherit it. Without `slurm`, the variables of a Slurm allocation are left out. Raises UsageError.
+    """
+    inherited = {name: value for name, value in own.items() if not _is_left_out(name, own, slurm)}
+    return inherited | _read_settings(settings, own)
+
+
+def _is_left_out(name: str, own: Mapping[str, str], slurm: bool) -> bool:
+    if name in RANK_VARIABLES or name in OWN_VARIABLES or name.startswith(RANK_PREFIXES):
+        return True
+    if name in (LOG_DIR, TEE, MASTER_PORT):
+        # Inside the command of another run, they are that run's.
+        return MARKER_VARIABLE in own
+    return not slurm and name.startswith(SLURM_PREFIX)
+
+
+def _read_settings(settings: Sequence[str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of `--env`. Raises UsageError with every setting that cannot be used."""
+    found: dict[str, str] = {}
+    problems: list[Problem] = []
+    for setting in settings:
+        name, sign, value = setting.partition("=")
+        if not name or "\0" in setting:
+            problems.append(
+                Problem(
+                    "--env", f"{printable(setting)!r} names no variable", "type KEY=VALUE or NAME", code="invalid-value"
+                )
+            )
+        elif name in VISIBILITY_VARIABLES:
+            advice = "choose GPUs with --gpus, and their UUIDs in place of numbers with --gpu-ids uuid"
+            problems.append(Problem("--env", f"{name} is set from the reserved GPUs", advice, code="conflict"))
+        elif not sign and name not in own:
+            reason = f"{printable(name)} is not set in this shell"
+            problems.append(
+                Problem("--env", reason, f"export it, or type --env {printable(name)}=VALUE", code="missing-value")
+            )
+        else:
+            found[name] = value if sign else own[name]
+    raise_if_any(problems)
+    return found
+
+
+def torchrun_variables(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, folder: Path) -> dict[str, str]:
+    """Return the variables from which torchrun takes its options, if the command is torchrun or starts it.
+
+    `argv` has no placeholders any more. Each rank of several gets a log and an error file below `folder`, and its lines
+    are echoed to the output of torchrun. Options of the command and variables of the user win. A free port is set if
+    torchrun would take 29500, where runs on one host collide.
+    """
+    torchruns = [command for command in inner_commands(argv) if command.is_torchrun]
+    found = {LOG_DIR: str(folder)}
+    if all(_may_be_echoed(command, environ) for command in torchruns):
+        found[TEE] = BOTH_STREAMS
+    if len(torchruns) == 1 and _takes_fixed_port(torchruns[0], environ, cwd):
+        found[MASTER_PORT] = str(_free_port())
+    return {name: value for name, value in found.items() if name not in environ}
+
+
+def _may_be_echoed(command: InnerCommand, environ: Mapping[str, str]) -> bool:
+    """Whether torchrun may write its ranks' output to files and echo it from there.
+
+    A single rank would lose its terminal, and gain nothing. Output that the user redirects would come to the terminal.
+    """
+    options = _torchrun_options(command)
+    if "PET_REDIRECTS" in environ or any(name in ("--redirects", "-r") for name in options):
+        return False
+    return options.get("--nproc-per-node", environ.get("PET_NPROC_PER_NODE", "1")) != "1"
+
+
+def _torchrun_options(command: InnerCommand) -> dict[str, str]:
+    """Return the options of torchrun before its script, spelled with minus signs, with their values."""
+    words, options = command.own_arguments, {}
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        name, sign, value = word.partition("=")
+        if word.startswith("-"):
+            options[name.replace("_", "-")] = value if sign else following
+    return options
+
+
+def _takes_fixed_port(command: InnerCommand, environ: Mapping[str, str], cwd: Path) -> bool:
+    """Whether torchrun listens on port 29500: it is old, and the command names neither nodes nor a rendezvous."""
+    if any(name.startswith(_NODE_VARIABLES) for name in environ):
+        return False
+    for name, value in _torchrun_options(command).items():
+        if name.startswith(_NODE_OPTIONS) and (name != "--nnodes" or value not in _ONE_NODE):
+            return False
+    version = torch_version(command.words[0], environ, cwd)
+    return version is not None and version < FIRST_TORCH_WITH_FREE_PORT
+
+
+def _free_port() -> int:
+    """Return a TCP port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def torch_version(program: str, environ: Mapping[str, str], cwd: Path) -> tuple[int, int] | None:
+    """Return major and minor version of the torch that `program`, python or torchrun, imports; None if it is unknown.
+
+    It is read from the names of the metadata beside the interpreter: to start that would take a second.
+    """
+    path = str(cwd / program) if "/" in program else shutil.which(program, path=environ.get("PATH"))
+    for packages in _package_folders(Path(path)) if path is not None else ():
+        for metadata in packages.glob("torch-*.dist-info"):
+            if match := re.match(r"torch-(\d+)\.(\d+)", metadata.name):
+                return int(match[1]), int(match[2])
+    return None
+
+
+def _package_folders(program: Path) -> Iterator[Path]:
+    """Yield the folders of packages beside a program and beside the interpreter in its first line.
+
+    Links are not followed: the `python` of a virtual environment is a link to that of the system.
+    """
+    for place in (program, _interpreter(program)):
+        if place is not None:
+            for library in ("lib", "lib64"):
+                yield from (place.parent.parent / library).glob("python3*/*-packages")
+
+
+def _interpreter(program: Path) -> Path | None:
+    try:
+        with program.open("rb") as file:
+            first_line = file.read(MAX_SHEBANG_BYTES).partition(b"\n")[0]
+    except OSError:
+        return None
+    words = first_line.removeprefix(b"#!").split() if first_line.startswith(b"#!") else []
+    interpreter = Path(words[0].decode(errors="surrogateescape")) if words else None
+    return interpreter if interpreter is not None and PurePath(interpreter).name.startswith("python") else None

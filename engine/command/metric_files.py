@@ -1,0 +1,271 @@
+"""The curves of a command run: the metric files of its run folder, and those that it writes below its working folder.
+
+The owner of the run searches for files with `MetricFiles`, and records where they are. `command_metrics` opens them as
+one run of `engine.foreign`, so that screens and reports show it as a watched one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from engine.foreign.folders import SKIPPED_FOLDERS, ForeignRun, FoundRuns, Limits, RunFinder, logs_in
+from engine.foreign.json_lines import JsonLines
+from engine.foreign.parameters import Parameters, merge_parameters, read_parameters
+from engine.foreign.reading import Log, list_folder
+from engine.foreign.writers import Writers
+from engine.utils.codec import FileRecord, Meta, Record, UnixTime, find_record, write_record
+from engine.utils.files import is_file, is_folder
+from engine.utils.text import printable
+
+METRICS_FOLDER = "metrics"
+OUTPUT_FILE, OWN_FILE, FILES_FILE = "output.jsonl", "own.jsonl", "files.json"
+"""Files in the metrics folder: what was found in the output, `$GPUTRAIN_METRICS`, and the places of all others."""
+METRICS_VARIABLE = "GPUTRAIN_METRICS"
+_LogId = tuple[str, str, Path]
+MAX_LOGS = 100
+MAX_FILES_BYTES = 1 << 20
+
+# A working folder may be a home: of a search, as much as a second of a core can list.
+DATA_FOLDERS = frozenset({"data", "dataset", "datasets", "env", "venv"})
+SEARCH_LIMITS = Limits(depth=6, folders=3000, runs=5000, entries=200_000, skipped=SKIPPED_FOLDERS | DATA_FOLDERS)
+SEARCH_SECONDS, SEARCH_SHARE = 2.0, 0.02
+# A file system may have coarser times than the clock.
+START_SLACK_SECONDS = 0.05
+_SOURCE = re.compile(r"^(?:train|training)[_/.]")
+
+
+def make_metrics_folder(run: Path) -> Mapping[str, str]:
+    """Create the folder of a run's metrics, and return the environment that tells the command of its own file.
+
+    Raises OSError.
+    """
+    folder = run / METRICS_FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return {METRICS_VARIABLE: str(folder / OWN_FILE)}
+
+
+@lru_cache(maxsize=4096)
+def metric_key(name: str) -> str:
+    """Return what two names of the same metric have in common: `train/loss` of a file is the `loss` of the output."""
+    return re.sub(r"[^a-z0-9@%]+", "_", _SOURCE.sub("", name.lower()))
+
+
+@dataclass(frozen=True)
+class CommandMetrics(ForeignRun):
+    """The metrics of a command run.
+
+    A metric that several logs have counts once: that of `$GPUTRAIN_METRICS` before that of a file below the working
+    folder, and the output last. `arguments` are the parameters of the command, and `cwd` is its working folder.
+    """
+
+    arguments: Parameters = field(default_factory=dict)
+    cwd: Path = Path()
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        return super().formats or ("command",)
+
+    def metric_key(self, name: str) -> str:
+        return metric_key(name)
+
+    @property
+    def choice_folder(self) -> Path:
+        return self.cwd
+
+    def changed_at(self) -> float:
+        # A command may have no metrics.
+        return super().changed_at() or _changed_at(self.folder)
+
+    def log_ids(self) -> list[_LogId]:
+        return [(log.format, log.run, log.files[0]) for log in self.logs]
+
+    def read_parameters(self) -> Parameters:
+        """Return the arguments, and what the files beside the metric files say."""
+        folders = dict.fromkeys(path.parent for log in self.logs if not log.run for path in log.files)
+        found: Parameters = {}
+        for folder in folders:
+            if not folder.is_relative_to(self.folder):
+                found = merge_parameters(read_parameters(folder), found)
+        return merge_parameters(found, self.arguments)
+
+
+class LogPlace(Record, frozen=True, kw_only=True):
+    """A log that was found: its format, the name of its run in a file with several, and its file or folder."""
+
+    kind: Annotated[str, Meta(max_length=50)]
+    run: Annotated[str, Meta(max_length=1000)] = ""
+    place: Annotated[str, Meta(max_length=4096)]
+
+
+class FoundFiles(FileRecord, frozen=True, kw_only=True):
+    """Content of `files.json`. `ended_at` is None until the command has ended; what is written later is not its own."""
+
+    ended_at: UnixTime | None = None
+    logs: Annotated[tuple[LogPlace, ...], Meta(max_length=MAX_LOGS)] = ()
+
+
+def command_metrics(
+    run: Path, *, cwd: Path = Path(), arguments: Parameters | None = None, is_own: bool = True
+) -> CommandMetrics:
+    """Return the metrics of a command run that are there now; a run without any has no logs.
+
+    Of a run that another user may have written (`is_own` is False), only the files in its folder are read.
+    """
+    found = find_record(run / METRICS_FOLDER / FILES_FILE, FoundFiles, MAX_FILES_BYTES) if is_own else None
+    return _combine(run, found or FoundFiles(), cwd, arguments or {})
+
+
+def _combine(run: Path, found: FoundFiles, cwd: Path, arguments: Parameters) -> CommandMetrics:
+    elsewhere = [log for place in found.logs for log in _open_place(place, found.ended_at)]
+    logs = (*_own_logs(run, OWN_FILE), *elsewhere, *_own_logs(run, OUTPUT_FILE))
+    return CommandMetrics(printable(run.name), run, logs, str(run), arguments=arguments, cwd=cwd)
+
+
+def _own_logs(run: Path, name: str) -> list[Log]:
+    path = run / METRICS_FOLDER / name
+    kind = f"${METRICS_VARIABLE}" if name == OWN_FILE else "output"
+    return [Log(kind, (path,), lambda: JsonLines(path))] if is_file(path) else []
+
+
+def _open_place(place: LogPlace, ended_at: float | None) -> Iterator[Log]:
+    """Yield the log that was found in a place, unless all of it was written after the end of the command."""
+    path = Path(place.place)
+    folder = path if is_folder(path) else path.parent
+    wanted = (place.kind, place.run, path)
+    for log in logs_in(list_folder(folder)):
+        if ForeignRun("", folder, (log,), "").log_ids() != [wanted]:
+            continue
+        times = [_changed_at(file) for file in log.files]
+        if ended_at is None or min(times, default=0.0) <= ended_at + START_SLACK_SECONDS:
+            yield log
+        return
+
+
+class MetricFiles:
+    """Searches for the files of a command, again and again, and records where they are. Not safe for threads."""
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        cwd: Path,
+        started_at: float,
+        paths: Sequence[Path] = (),
+        arguments: Parameters | None = None,
+        members: Callable[[], Collection[int]] | None = None,
+    ) -> None:
+        """`started_at` is in Unix seconds. `paths` are those of `--metrics`, in place of the working folder.
+
+        `members` returns the IDs of the processes of the command: a file that another process of this user has open for
+        writing belongs to another command in the same folder.
+        """
+        self._members, self._writers = members, Writers()
+        self._run, self._cwd, self._started_at = Path(os.path.realpath(run)), cwd, started_at
+        self._arguments = arguments or {}
+        # Whoever names files may name those of a container, which writes them as another user.
+        self._are_named = bool(paths)
+        self._finders = [RunFinder(path, SEARCH_LIMITS) for path in paths or [cwd]]
+        self._searching: Iterator[FoundRuns] | None = None
+        self._next_search, self._search_seconds, self._num_searches = 0.0, 0.0, 0
+        self._places: dict[_LogId, LogPlace] = {}
+        self._earlier: set[_LogId] = set()
+        self._shown: tuple[object, ...] = ()
+        self.is_partial = False
+        """Whether the search has met one of its limits: `--metrics` names the place of the files."""
+        self.metrics = self._update(None)
+
+    def poll(self, max_seconds: float = 0.05) -> CommandMetrics:
+        """Search for about `max_seconds` if it is time to, and return the metrics: the same object if it finds nothing.
+
+        Raises OSError if the places cannot be recorded.
+        """
+        if self._searching is None and time.monotonic() < self._next_search:
+            return self._update(None)
+        if self._search(time.monotonic() + max_seconds):
+            self._num_searches += 1
+            self._next_search = time.monotonic() + max(SEARCH_SECONDS, self._search_seconds / SEARCH_SHARE)
+        return self._update(None)
+
+    def close(self, max_seconds: float = 2.0) -> CommandMetrics:
+        """Search once more, because the command has ended, record the end, and return the metrics. Raises OSError."""
+        ended_at = time.time()
+        self._searching = None
+        self._search(time.monotonic() + max_seconds)
+        return self._update(ended_at)
+
+    def _update(self, ended_at: float | None) -> CommandMetrics:
+        """Record the places and open the logs if there are others than before."""
+        found = FoundFiles(ended_at=ended_at, logs=tuple(self._places.values()))
+        own = [is_file(self._run / METRICS_FOLDER / name) for name in (OWN_FILE, OUTPUT_FILE)]
+        if self._shown != (found, *own):
+            if found.logs or ended_at is not None:
+                write_record(self._run / METRICS_FOLDER / FILES_FILE, found)
+            self._shown = (found, *own)
+            self.metrics = _combine(self._run, found, self._cwd, self._arguments)
+        return self.metrics
+
+    def _search(self, deadline: float) -> bool:
+        """Begin or continue a search until `deadline`. Return whether it is over."""
+        began = time.monotonic()
+        if self._searching is None:
+            self._searching = (part for finder in self._finders for part in finder.search())
+            self._search_seconds = 0.0
+        for part in self._searching:
+            self.is_partial |= part.is_partial
+            for run in part.runs:
+                self._add(run)
+            if time.monotonic() > deadline:
+                self._search_seconds += time.monotonic() - began
+                return False
+        self._search_seconds += time.monotonic() - began
+        self._searching = None
+        return True
+
+    def _add(self, run: ForeignRun) -> None:
+        """Add the logs of a run that have changed since the start of the command."""
+        if run.folder.is_relative_to(self._run):
+            return
+        for log, log_id in zip(run.logs, run.log_ids(), strict=True):
+            if log_id in self._places or log_id in self._earlier or len(self._places) == MAX_LOGS:
+                continue
+            # A database has the runs of other days.
+            if log.run and not self._num_searches:
+                self._earlier.add(log_id)
+            elif any(_changed_at(file) >= self._started_at - START_SLACK_SECONDS for file in log.files):
+                if self._is_of_others(log):
+                    continue
+                kind, name, place = log_id
+                self._places[log_id] = LogPlace(kind=kind, run=name, place=str(place))
+
+    def _is_of_others(self, log: Log) -> bool:
+        """Whether another user wrote a file of the log, or a process that is not of the command has it open."""
+        if not self._are_named and any(_is_foreign(file) for file in log.files):
+            return True
+        if self._members is None:
+            return False
+        self._writers.look(frozenset(log.files))
+        writer = self._writers.writer_of(log.files)
+        return writer is not None and writer.pid not in self._members()
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a file belongs to another user than this one and root, as which containers write."""
+    try:
+        return os.lstat(path).st_uid not in (os.geteuid(), 0)
+    except OSError:
+        return True
+
+
+def _changed_at(path: Path) -> float:
+    """Return when a file was created or changed, in Unix seconds; 0 if it is gone."""
+    try:
+        return os.stat(path, follow_symlinks=False).st_ctime  # noqa: PTH116 - a Path takes longer
+    except OSError:
+        return 0.0

@@ -1,0 +1,235 @@
+"""A command of somebody else and every process that it starts: none escapes, and no other is ever ended.
+
+`CommandProcess` is the supervisor's side; the command is a child of a keeper, see `engine.command.keeper`.
+`engine.command.membership` decides which processes belong to it, `engine.command.stop` in which order they are ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import engine
+from engine.command.cgroup import PREFIX, needs_scope, remove_cgroup
+from engine.command.keeper import KILL_SECONDS, SIZE_BYTES
+from engine.command.membership import MARKER, find_members, is_member, kill_all, signal_all
+from engine.utils.files import is_folder
+from engine.utils.process_table import ProcessId, read_stat
+from engine.utils.systemd import lingering_scope
+
+_KEEPER = "import sys; sys.path.append({path!r}); from engine.command.keeper import main; main({control}, {report})"
+# What Python needs to find its library, and systemd-run to find the user's service manager.
+KEEPER_VARIABLES = ("LD_LIBRARY_PATH", "PATH", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
+READ_BYTES = 1 << 12
+# The keeper waits so long for processes that cannot be killed.
+CLOSE_SECONDS = KILL_SECONDS + 2.0
+
+
+class CommandError(OSError):
+    """The command cannot be started: `strerror` says why, `filename` is what the fault is in."""
+
+
+class CommandNotFoundError(CommandError):
+    """There is no such program: exit code 127 of a shell."""
+
+
+class NotExecutableError(CommandError):
+    """There is such a program, and it cannot be executed: exit code 126 of a shell."""
+
+
+class CommandProcess:
+    """A running command and everything that it started.
+
+    `pid` is the process of the command itself, the leader of a session of its own.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        marker: str,
+        controlling_terminal: bool,
+    ) -> None:
+        """Start the command. `marker` is the unique ID of this start of the run, which its environment gets.
+
+        With `controlling_terminal`, stdout is a terminal that becomes that of the command. Raises CommandError.
+        """
+        self._run_id = marker
+        self._cgroup: str | None = None
+        request = _request(marker, argv, cwd, {**env, MARKER: marker}, controlling_terminal)
+        # In a login session, only the user's service manager can make a cgroup.
+        scope = lingering_scope("--property=Delegate=yes", f"--unit={PREFIX}{marker}") if needs_scope() else []
+        answer = self._start_keeper(scope, request, stdin, stdout, stderr)
+        if scope and not answer:
+            self.close()
+            answer = self._start_keeper([], request, stdin, stdout, stderr)
+        result, _, rest = answer.partition(" ")
+        if result != "started":
+            self.close()
+            raise _start_error(rest, argv[0], cwd, env)
+        pid, _, cgroup = rest.partition(" ")
+        self.pid, self._cgroup = int(pid), cgroup or None
+
+    def _start_keeper(self, prefix: Sequence[str], request: bytes, stdin: int, stdout: int, stderr: int) -> str:
+        """Start the keeper with the streams of the command and return its answer; empty if it has ended."""
+        self._exit_code: int | None = None
+        self._unread = b""
+        control, self._control = os.pipe()
+        self._report, report = os.pipe()
+        env = {name: os.environ[name] for name in KEEPER_VARIABLES if name in os.environ}
+        program = _KEEPER.format(path=str(Path(engine.__file__).parents[1]), control=control, report=report)
+        try:
+            self._keeper = subprocess.Popen(  # noqa: S603 (our own program)
+                # Packages and start files of the user are not loaded.
+                [*prefix, sys.executable, "-I", "-S", "-c", program],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=(control, report),
+                # The marker tells an outer run that the keeper is none of its processes.
+                env=env | {MARKER: self._run_id},
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(self._control)
+            os.close(self._report)
+            raise CommandError(error.errno, error.strerror, sys.executable) from error
+        finally:
+            os.close(control)
+            os.close(report)
+        try:
+            _send(self._control, request)
+            return self._read_line()
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `poll` returns the exit code."""
+        return self._report
+
+    def poll(self) -> int | None:
+        """Return the exit code of the command, negative for a signal; None while it runs."""
+        return self.wait(0.0)
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait for the end of the command and return its exit code; None if it has not ended in time."""
+        if self._exit_code is None and self._is_readable(timeout_s):
+            result, _, code = self._read_line().partition(" ")
+            # Linux kills the command if its keeper was killed.
+            self._exit_code = int(code) if result == "exit" else -signal.SIGKILL
+        return self._exit_code
+
+    def members(self) -> list[ProcessId]:
+        """Return the processes of the command that have not ended, also after the end of the command itself."""
+        return find_members(self._run_id, self._root())
+
+    def has_member(self, pid: int) -> bool:
+        """Whether a process, such as one that computes on a GPU, belongs to the command. Reads few files."""
+        return is_member(pid, self._run_id, self._root())
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the process group of the command, as a terminal does, but to no inner run in it."""
+        groups = [(member, read_stat(member.pid)) for member in self.members()]
+        signal_all((member for member, status in groups if status is not None and status.group == self.pid), number)
+
+    def end_all(self, number: int) -> None:
+        """Send a signal to every process of the command. What it forks meanwhile is reached by the next call."""
+        if number == signal.SIGKILL:
+            kill_all(self._run_id, self._root(), self._cgroup)
+        else:
+            signal_all(self.members(), number)
+
+    def close(self) -> list[ProcessId]:
+        """Kill what is left, and return what cannot be killed: it is in a call of the kernel that does not return."""
+        if self._control >= 0:
+            os.close(self._control)
+            with suppress(subprocess.TimeoutExpired):
+                self._keeper.wait(CLOSE_SECONDS)
+            self.poll()
+            os.close(self._report)
+            self._control = self._report = -1
+            if self._cgroup is not None:
+                # The keeper does that, too, unless it was killed.
+                remove_cgroup(self._cgroup)
+        return [member for member in find_marked(self._run_id) if member.pid != self._keeper.pid]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _root(self) -> int | None:
+        return self._keeper.pid if self._keeper.poll() is None else None
+
+    def _is_readable(self, timeout_s: float | None) -> bool:
+        if b"\n" in self._unread:
+            return True
+        if self._report < 0:
+            return False
+        # poll(2), because select(2) fails for descriptors from 1024 up.
+        poll = select.poll()
+        poll.register(self._report, select.POLLIN)
+        return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
+
+    def _read_line(self) -> str:
+        """Return the next line of the keeper; empty if it has ended."""
+        while b"\n" not in self._unread and (data := os.read(self._report, READ_BYTES)):
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return os.fsdecode(line)
+
+
+def find_marked(run_id: str) -> list[ProcessId]:
+    """Return the processes of a start of a run whose supervisor has ended."""
+    return find_members(run_id) if run_id else []
+
+
+def _request(run_id: str, argv: Sequence[str], cwd: Path, env: Mapping[str, str], has_terminal: bool) -> bytes:
+    # Bytes, because the keeper need not have the encoding of this process.
+    environment = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
+    return marshal.dumps((run_id, list(map(os.fsencode, argv)), os.fsencode(cwd), environment, has_terminal))
+
+
+def _send(control: int, request: bytes) -> None:
+    data = len(request).to_bytes(SIZE_BYTES, "big") + request
+    # A keeper that has ended is noticed when its answer is read.
+    with suppress(BrokenPipeError):
+        while data:
+            data = data[os.write(control, data) :]
+
+
+def _start_error(failure: str, program: str, cwd: Path, env: Mapping[str, str]) -> CommandError:
+    step, _, number = failure.partition(" ")
+    code = int(number) if number.isdigit() else 0
+    reason = os.strerror(code)
+    if step == "chdir":
+        return CommandError(code, reason, str(cwd))
+    if step != "exec":
+        return CommandError(code, reason if code else "the process that holds it could not be started", program)
+    path = str(cwd / program) if "/" in program else program
+    if code not in (errno.ENOENT, errno.ENOTDIR):
+        if code == errno.ENOEXEC:
+            reason = "it is neither a program for this machine nor a script with a first line like #!/bin/sh"
+        elif is_folder(Path(path)):
+            reason = "it is a folder"
+        return NotExecutableError(code, reason, program)
+    if shutil.which(path, path=env.get("PATH")):
+        return NotExecutableError(code, "the interpreter in its first line does not exist", program)
+    return CommandNotFoundError(code, reason, program)

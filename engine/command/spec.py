@@ -1,0 +1,116 @@
+"""The command of a run, `RUN/command.json`: what `gputrain run -- COMMAND` starts, where, and with which environment.
+
+`tui.cli` makes it of a typed line, `engine.launch.command_run` stores it once the run folder is claimed, and reads it
+again to resume the run. It holds secrets and it is code, so only its user may read it and nobody else may have written
+it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import Annotated, Literal
+
+from engine.runs.folder import RunFolder
+from engine.runs.run_record import read_run_record
+from engine.utils.codec import (
+    ENTRIES,
+    FileNumber,
+    FileRecord,
+    InvalidRecordError,
+    Meta,
+    decode,
+    field,
+    replace,
+    write_record,
+)
+from engine.utils.errors import UsageError
+from engine.utils.files import is_file, read_file, shown_path
+from engine.utils.trust import foreign_reason
+
+# The kernel accepts arguments and an environment of 2 MiB together (execve(2)); JSON escapes some characters.
+MAX_COMMAND_BYTES = 1 << 24
+GpuIds = Literal["index", "uuid"]
+# Signals that a program can handle.
+STOP_SIGNALS = tuple(each.name for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP))
+# What the kernel passes to a program; the file may be anybody's.
+Argument = Annotated[str, Meta(pattern=r"^[^\0]*\Z")]
+VariableName = Annotated[str, Meta(pattern=r"^[^=\0]+\Z")]
+AbsolutePath = Annotated[str, Meta(pattern=r"^/[^\0]*\Z")]
+StopSignal = Annotated[str, Meta(pattern=rf"^(?:{'|'.join(STOP_SIGNALS)})\Z")]
+GPU_IDS: tuple[GpuIds, ...] = ("index", "uuid")
+
+
+class Command(FileRecord, frozen=True, kw_only=True):
+    """Content of `command.json`."""
+
+    argv: Annotated[tuple[Argument, ...], ENTRIES, Meta(min_length=1)]
+    """Program and arguments as typed, with placeholders such as {gpus}, see `engine.command.devices`."""
+    cwd: AbsolutePath
+    """Absolute path of the working folder."""
+    cwd_inode: FileNumber
+    """Inode of that folder when the command was typed: another folder may take its place until it starts."""
+    environment: Annotated[dict[VariableName, Argument], ENTRIES] = field(default_factory=dict)
+    """All variables of the command, without those that are set when it starts, such as CUDA_VISIBLE_DEVICES. Empty once
+    the run has finished."""
+    expanded: Annotated[tuple[str, ...], ENTRIES] = ()
+    """Names of the variables whose values were typed with `--env`, so that they may have placeholders, too."""
+    stop_signal: StopSignal = "SIGINT"
+    """Name of the signal that asks the command to stop."""
+    tty: bool = True
+    """Whether its output goes to a terminal of its own; otherwise stdout and stderr are pipes."""
+    gpu_ids: GpuIds = "index"
+    """How CUDA_VISIBLE_DEVICES names the GPUs."""
+    parse: Annotated[tuple[str, ...], ENTRIES] = ()
+    """Regular expressions that find metrics in the output, beside those of `engine.command.output_metrics`."""
+    metrics: Annotated[tuple[str, ...], ENTRIES] = ()
+    """Files and folders with its metrics; empty: those that appear below the working folder."""
+
+
+def write_command(folder: RunFolder, command: Command) -> None:
+    """Store the command of a run, readable for its user only. Raises OSError."""
+    write_record(folder.command, command, private=True)
+
+
+def has_command(folder: RunFolder) -> bool:
+    """Whether a run is that of a command. Without its file, the record says so."""
+    if is_file(folder.command):
+        return True
+    record = read_run_record(folder)
+    return record is not None and record.command != ""
+
+
+def read_command(folder: RunFolder) -> Command:
+    """Return the command of a run. Raises UsageError if it is missing or damaged."""
+    try:
+        data, _ = read_file(folder.command, MAX_COMMAND_BYTES)
+        return decode(data, Command)
+    except OSError as error:
+        raise _unusable(folder, f"cannot be read: {error.strerror}", "not-readable") from error
+    except InvalidRecordError as error:
+        raise _unusable(folder, str(error), error.code) from error
+
+
+def foreign_command_reason(folder: RunFolder) -> str | None:
+    """Return why somebody else may have written the command of a run, as a clause that follows its name; None if only
+    this user can."""
+    try:
+        status = os.lstat(folder.command)
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file"
+    return foreign_reason(status, trust_root=False)
+
+
+def forget_environment(folder: RunFolder, command: Command) -> None:
+    """Delete the environment of a command that does not start again. Raises OSError."""
+    write_command(folder, replace(command, environment={}))
+
+
+def _unusable(folder: RunFolder, reason: str, code: str) -> UsageError:
+    return UsageError.one(
+        str(shown_path(Path(folder.command))), reason, "start the command again as a new run", code=code
+    )

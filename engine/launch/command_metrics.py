@@ -1,0 +1,123 @@
+"""The metrics of a running command: found in its output and in its files, and kept in the record of the run.
+
+`command_supervisor` polls it. Reading is bounded, so that a command without metrics costs nearly nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from engine.command.metric_files import METRICS_FOLDER, OUTPUT_FILE, MetricFiles
+from engine.command.metric_writer import MetricWriter
+from engine.command.output_metrics import OutputMetrics
+from engine.command.spec import Command
+from engine.command.terminal import OutputLine
+from engine.foreign.parameters import Parameters
+from engine.foreign.run_list import Figures, FollowedRun
+from engine.runs.recorder import Recorder
+from engine.runs.sinks import Sink
+from engine.utils.colors import without_colors
+from engine.utils.errors import Problem
+from engine.utils.files import shown_path
+from engine.utils.process_table import ProcessId
+from engine.utils.text import printable
+
+POLL_SECONDS = 1.0
+# What is read after the end of the command.
+MAX_LAST_SECONDS = 5.0
+
+
+class RunningMetrics:
+    """Finds the metrics of a command, and writes the last, lowest and highest value of each to the record."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        command: Command,
+        parameters: Parameters,
+        started_at: float,
+        warn: Callable[[Problem], None],
+        members: Callable[[], Iterable[ProcessId]],
+    ) -> None:
+        """`members` returns the processes of the command. Raises UsageError for a pattern that cannot be used."""
+        self._recorder, self._warn = recorder, warn
+        self._output = OutputMetrics(command.parse)
+        run, cwd = shown_path(recorder.folder.root), Path(command.cwd)
+        self._writer = MetricWriter(run / METRICS_FOLDER / OUTPUT_FILE)
+        self._files = MetricFiles(
+            run,
+            cwd=cwd,
+            started_at=started_at,
+            paths=[cwd / path for path in command.metrics],
+            arguments=parameters,
+            members=lambda: {member.pid for member in members()},
+        )
+        self._followed = FollowedRun(self._files.metrics)
+        self._sink = Sink("the metrics", self._report)
+        self._next_poll = time.monotonic()
+        self._warned: set[Problem] = set()
+        self._reported: set[str] = set()
+        """Losses that are not finite."""
+
+    @property
+    def latest(self) -> Mapping[str, Figures]:
+        """The last, lowest and highest value of each metric."""
+        return self._followed.listed.metrics
+
+    def add_lines(self, lines: Sequence[OutputLine], pending: Sequence[OutputLine]) -> None:
+        """Find metrics in lines of output. `pending` are the lines below them that may still change."""
+        below = [without_colors(line.text) for line in pending] if lines else []
+        for line in lines:
+            self._writer.add(self._output.feed(without_colors(line.text), below))
+
+    def poll(self, pending: Callable[[], Sequence[OutputLine]]) -> None:
+        """Read what is new if it is time."""
+        if time.monotonic() < self._next_poll:
+            return
+        self._next_poll = time.monotonic() + POLL_SECONDS
+        self._writer.add(self._output.feed_pending([without_colors(line.text) for line in pending()]))
+        self._writer.poll()
+        self._sink.attempt(self._follow)
+        for problem in (self._output.problem, self._writer.problem):
+            if problem is not None:
+                self._report(Problem("", problem, code="not-recorded"))
+
+    def close(self) -> None:
+        """Read the rest once the command has ended."""
+        self._writer.close()
+        self._sink.attempt(self._follow_rest, force=True)
+
+    def _follow(self) -> None:
+        """Raises OSError."""
+        self._followed.update(self._files.poll())
+        self._read()
+
+    def _follow_rest(self) -> None:
+        """Raises OSError."""
+        self._followed.update(self._files.close())
+        self._read()
+        deadline = time.monotonic() + MAX_LAST_SECONDS
+        while self._followed.has_unread and time.monotonic() < deadline:
+            self._read()
+
+    def _report(self, problem: Problem) -> None:
+        """Warn once of each problem."""
+        if problem not in self._warned:
+            self._warned.add(problem)
+            self._warn(problem)
+
+    def _read(self) -> None:
+        before = self._followed.listed.metrics
+        self._followed.check(time.time(), None)
+        if self._followed.has_unread:
+            self._followed.read()
+        if self._followed.listed.metrics is not before:
+            self._recorder.set_metrics(self._followed.listed.metrics)
+        for name, step in self._followed.not_finite.items():
+            # The first gradients of mixed precision overflow, and other metrics may have no value.
+            if "loss" in name.lower() and name not in self._reported:
+                self._reported.add(name)
+                reason = f"{printable(name)} is NaN or infinite at step {step}"
+                self._warn(Problem("", reason, code="non-finite"))

@@ -1,0 +1,367 @@
+"""The driver of commands: run the command of another program to its end in this process, which supervises it.
+
+The command line calls `launch_command`. It imports no torch, and little else, because it waits in memory for days.
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from engine.command.argument_parameters import argument_parameters
+from engine.command.devices import DeviceNames, device_environment, expand, misplaced_use, name_devices
+from engine.command.environment import torchrun_variables
+from engine.command.metric_files import make_metrics_folder
+from engine.command.process_tree import CommandError, CommandNotFoundError, CommandProcess, NotExecutableError
+from engine.command.spec import Command, forget_environment, has_command, write_command
+from engine.command.stall import StackDump, StallWatch, stall_sentence
+from engine.command.terminal import Terminal
+from engine.command.warnings import command_warnings
+from engine.config.schema import Config
+from engine.gpus.selection import CudaDevice
+from engine.launch.command_checks import find_command_problems, folder_problem
+from engine.launch.command_metrics import RunningMetrics
+from engine.launch.command_supervisor import CommandEnd, CommandSupervisor
+from engine.launch.gpu_usage import GpuUsagePoller
+from engine.launch.owned_run import AlreadyFinishedError, OwnedRun, run_owned, with_interrupted_wait, with_run_name
+from engine.launch.request import RunRequest, watch_other_claim
+from engine.launch.survivors import check_survivors
+from engine.runs.claimed_run import ClaimedRun
+from engine.runs.command_events import CommandStarted
+from engine.runs.events import RankFailed, RunFinished, WarningEvent
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.foreign_record import by_importance, metric_keys
+from engine.runs.metrics import METRIC_PREFIX
+from engine.runs.recorder import Listener, Recorder
+from engine.runs.records import RankDevice
+from engine.runs.run_record import read_run_record
+from engine.runs.sinks import Sink
+from engine.utils.codec import FORMAT
+from engine.utils.errors import Problem, UsageError, raise_if_any
+from engine.utils.exit_codes import CommandExit, ExitCode
+from engine.utils.exits import exit_status, oom_kill_count
+from engine.utils.files import shown_path
+from engine.utils.host import raise_open_files_limit
+from engine.utils.process import SignalHandler, ignore_sighup
+from engine.utils.redaction import redact, redact_argv, redact_values
+
+PAUSE_STEP_SECONDS = 0.1
+RESTART_SECONDS = 1.0  # a command that fails at once is not started again and again without a pause
+
+
+@dataclass
+class CommandRun(OwnedRun):
+    """The run of a command in the process that owns it."""
+
+    @property
+    def command(self) -> Command:
+        assert self.request.command is not None  # noqa: S101 - `launch_command` is called with one
+        return self.request.command
+
+    def warn(self, problem: Problem) -> None:
+        """Record a warning."""
+        self.emit(WarningEvent.of(problem))
+
+    def _claim_folder(self) -> ClaimedRun:
+        claimed = super()._claim_folder()
+        try:
+            if not claimed.is_new:
+                self._check_resumed(claimed.folder)
+            # Before the run waits: a reboot may interrupt that.
+            write_command(claimed.folder, self.command)
+        except OSError as error:
+            _give_back(claimed)
+            reason = f"{claimed.folder.path} cannot be written to: {error.strerror}"
+            raise UsageError.one("runs folder", reason, code="not-writable") from error
+        except (UsageError, AlreadyFinishedError):
+            _give_back(claimed)
+            raise
+        return claimed
+
+    def _check_resumed(self, folder: RunFolder) -> None:
+        """Raises UsageError for a training, and AlreadyFinishedError for a command that has finished."""
+        if not has_command(folder):
+            reason = "is a training, which cannot go on as a command; use a new name with --name"
+            raise UsageError.one(folder.name, reason, code="name-in-use")
+        record = read_run_record(folder)
+        if record is not None and record.state is RunState.FINISHED:
+            reason = f"{folder.name} has already finished; start the command again as a new run"
+            self.listener(WarningEvent(message=reason, code="already-finished"))
+            raise AlreadyFinishedError
+        check_survivors(folder)
+
+    def _make_recorder(self, folder: RunFolder, config: Config) -> Recorder:
+        return Recorder(folder, config, self.listener, is_command=True)
+
+
+def _give_back(claimed: ClaimedRun) -> None:
+    claimed.discard()
+    claimed.ownership.release()
+
+
+def launch_command(request: RunRequest, listener: Listener) -> int:
+    """Run the command of a request to its end, and return the exit code of `gputrain run -- COMMAND`.
+
+    `listener` receives every event. Raises UsageError if the request is refused, with nothing left behind."""
+    ignore_sighup()
+    raise_open_files_limit()
+    run = CommandRun(request, listener)
+    code = run_owned(run, lambda: _run(run))
+    # `run_owned` returns codes of trainings for a run that has not started.
+    return CommandExit.FAILED if isinstance(code, ExitCode) and code is not ExitCode.FINISHED else code
+
+
+def _run(run: CommandRun) -> int:
+    watch_other_claim(run.request, run.listener)
+    run.request = with_interrupted_wait(run.request)
+    config = run.request.config
+    raise_if_any(find_command_problems(run.request))
+    devices = run.allocate(wait=config.waits)
+    folder = run.claim(config).folder
+    for warning in (*run.request.warnings, *command_warnings(run.command.argv, len(devices), Path(run.command.cwd))):
+        run.show_early_warning(WarningEvent.of(warning))
+    run.announce(folder, with_run_name(config, folder))
+    signals = SignalHandler()
+    signals.install()
+    usage = GpuUsagePoller([device.uuid for device in devices], processes=True)
+    restart, max_restarts, began = 0, config.run.max_restarts, time.monotonic()
+    try:
+        session = _Session(run, folder, devices, signals, usage, began)
+        end = session.run()
+        while end.exit_code != 0 and not end.stopped_by and restart < max_restarts:
+            restart += 1
+            why = session.describe_failure(end)
+            reason = f"{why}; starting the command again (restart {restart} of {max_restarts})"
+            run.emit(WarningEvent(message=reason, code="process-failed"))
+            _pause(run, signals)
+            if signals.signal_name is not None:
+                end = replace(end, stopped_by=signals.signal_name)
+                break
+            session = _Session(run, folder, devices, signals, usage, began)
+            end = session.run()
+        return _record_end(run, folder, session, end)
+    except UsageError as error:
+        if restart > 0:
+            run.emit(RunFinished(state="failed", message=str(error)))
+        raise
+    finally:
+        usage.close()
+
+
+def _pause(run: CommandRun, signals: SignalHandler) -> None:
+    """Wait before a restart, unless a signal requests a stop."""
+    end = time.monotonic() + RESTART_SECONDS
+    while signals.signal_name is None and time.monotonic() < end:
+        run.keep_alive()
+        time.sleep(PAUSE_STEP_SECONDS)
+
+
+@dataclass
+class _Session:
+    """One start of the command. `began` is when the first one began, in monotonic seconds: restarts share the time
+    limit."""
+
+    owned: CommandRun
+    folder: RunFolder
+    devices: Sequence[CudaDevice]
+    signals: SignalHandler
+    usage: GpuUsagePoller
+    began: float
+    _misplaced: set[Problem] = field(default_factory=set, init=False)
+    _initial_oom_kills: int | None = field(default_factory=oom_kill_count, init=False)
+
+    def describe_failure(self, end: CommandEnd) -> str:
+        """Record the rank that failed first, if the command has ranks, and return why the command failed."""
+        # They take 20 ms to import, and most commands do not fail.
+        from engine.command.failure import find_failure
+        from engine.distributed.failures import describe_failure
+
+        oom_killed = None if self._initial_oom_kills is None else oom_kill_count() != self._initial_oom_kills
+        logs = shown_path(self.folder.torchrun)
+        failure = find_failure(end.exit_code, end.last_lines, logs, oom_killed=oom_killed)
+        hide = partial(redact_values, environment=self.owned.command.environment)
+        failure = replace(failure, cause=hide(failure.cause), lines=tuple(map(hide, failure.lines)))
+        if failure.rank is None:
+            return failure.cause
+        uuids = [device.uuid for device in self.devices]
+        device = uuids[failure.rank] if failure.rank < len(uuids) else "cpu" if not uuids else "unknown"
+        lines = "\n".join(failure.lines)
+        event = RankFailed(rank=failure.rank, device=device, cause=failure.cause, code=failure.code, traceback=lines)
+        self.owned.emit(event)
+        return describe_failure(event)
+
+    def run(self) -> CommandEnd:
+        """Start the command, and supervise it to its end. Raises UsageError if it cannot be started."""
+        run, recorder = self.owned, self.owned.recorder
+        assert recorder is not None  # noqa: S101 - `announce` opened it
+        command, path = run.command, shown_path(self.folder.root)
+        names = name_devices(self.devices, self.usage.first(), command.gpu_ids, command.environment)
+        argv = expand(command.argv, names, path.name, path)
+        run_id = f"{path.name}-{uuid.uuid4().hex}"
+        try:
+            terminal = Terminal(tty=command.tty)
+        except OSError as error:
+            reason = f"cannot be started: no terminal can be opened ({error.strerror})"
+            raise UsageError.one(argv[0], reason, "start it with --no-tty", code="not-started") from error
+        try:
+            process = self._start(argv, names, path, terminal, run_id)
+        except BaseException:
+            terminal.close_child_side()
+            terminal.close()
+            raise
+        with process:
+            terminal.close_child_side()
+            started = self._started_event(process.pid, run_id, argv)
+            run.emit(started)
+            metrics = RunningMetrics(
+                recorder, command, argument_parameters(argv), started.time, run.warn, process.members
+            )
+            number = signal.Signals[command.stop_signal]
+            supervisor = CommandSupervisor(
+                process,
+                terminal,
+                recorder,
+                metrics,
+                self.signals,
+                run.emit,
+                self._on_tick(process, lambda: (terminal.num_bytes, metrics.latest)),
+                number,
+            )
+            return supervisor.run()
+
+    def _start(
+        self, argv: list[str], names: DeviceNames, path: Path, terminal: Terminal, run_id: str
+    ) -> CommandProcess:
+        """Raises UsageError."""
+        command, cwd = self.owned.command, Path(self.owned.command.cwd)
+        # Again: the command may have waited for days.
+        if (problem := folder_problem(self.owned.request, command)) is not None:
+            raise UsageError([problem])
+        typed = {name: value for name, value in command.environment.items() if name in command.expanded}
+        values = expand(list(typed.values()), names, path.name, path)
+        environment = command.environment | dict(zip(typed, values, strict=True))
+        try:
+            environment |= torchrun_variables(argv, environment, cwd, shown_path(self.folder.torchrun))
+            environment |= make_metrics_folder(path)
+            environment |= terminal.environment | device_environment(names, environment)
+            return CommandProcess(
+                argv,
+                cwd=cwd,
+                env=environment,
+                stdin=terminal.stdin,
+                stdout=terminal.stdout,
+                stderr=terminal.stderr,
+                marker=run_id,
+                controlling_terminal=False,
+            )
+        except OSError as error:
+            kind = "command-not-found" if isinstance(error, CommandNotFoundError) else "not-started"
+            kind = "command-not-executable" if isinstance(error, NotExecutableError) else kind
+            place = str(error.filename) if isinstance(error, CommandError) else command.argv[0]
+            raise UsageError.one(place, f"cannot be started: {error.strerror}", code=kind) from error
+
+    def _started_event(self, pid: int, run_id: str, argv: list[str]) -> CommandStarted:
+        host, command = socket.gethostname(), self.owned.command
+        ranks = [RankDevice(0, host, pid, device.uuid, device.name, device.index) for device in self.devices]
+        return CommandStarted(
+            format=FORMAT,
+            name=shown_path(self.folder.root).name,
+            host=host,
+            command=shlex.join(redact_argv(argv)),
+            cwd=command.cwd,
+            pid=pid,
+            run_id=run_id,
+            devices=[device.uuid for device in self.devices] or ["cpu"],
+            ranks=ranks or [RankDevice(0, host, pid, "cpu")],
+            parameters={key: _shown(key, value) for key, value in argument_parameters(argv).items()},
+            versions={"gputrain": version("gputrain"), "python": platform.python_version()},
+        )
+
+    def _on_tick(self, process: CommandProcess, read_signs: Callable[[], object]) -> Callable[[], None]:
+        """Return what is done twice per second. `read_signs` returns what changes when the command does something."""
+        run, config = self.owned, self.owned.request.config
+        limit_min = config.queue.time_limit
+        readings = Sink("the reading of the GPUs", run.warn)
+        stall, busy_at = StallWatch(60 * config.notify.stall_minutes), 0.0
+        dump: StackDump | None = None
+
+        def read_gpus() -> None:
+            nonlocal busy_at
+            if (event := self.usage.poll()) is None:
+                return
+            run.emit(event)
+            busy_at = event.time if any(sample.util for sample in event.gpus) else busy_at
+            if self.usage.snapshot is not None:
+                self._check_use(process)
+
+        def check_stall() -> None:
+            nonlocal dump
+            if (seconds := stall.poll(read_signs(), busy_at)) is not None:
+                dump = StackDump(seconds, process.members(), self.folder.stacks)
+                dump.start()
+            if dump is not None and dump.message is not None:
+                run.warn(Problem("", stall_sentence(dump.seconds, dump.message), code="stalled"))
+                dump = None
+
+        def on_tick() -> None:
+            run.keep_alive()
+            readings.attempt(read_gpus)
+            check_stall()
+            if limit_min and time.monotonic() - self.began > 60 * limit_min:
+                self.signals.request_stop(f"queue.time_limit ({limit_min:g} min)")
+
+        return on_tick
+
+    def _check_use(self, process: CommandProcess) -> None:
+        """Warn once of each GPU that the command uses without a reservation."""
+        assert self.usage.snapshot is not None  # noqa: S101 - see `read_gpus`
+        # To find all members of a run takes 50 ms on a host with thousands of processes.
+        users = {user.pid for gpu in self.usage.snapshot.gpus for user in gpu.processes.value or ()}
+        members = {pid for pid in users if process.has_member(pid)}
+        reserved, name = {device.uuid for device in self.devices}, shown_path(self.folder.root).name
+        problem = misplaced_use(self.usage.snapshot, members, reserved, name)
+        if problem is not None and problem not in self._misplaced:
+            self._misplaced.add(problem)
+            self.owned.warn(problem)
+
+
+def _shown(key: str, value: bool | int | float | str | None) -> bool | int | float | str | None:
+    return redact(key, value) if isinstance(value, str) else value
+
+
+def _record_end(run: CommandRun, folder: RunFolder, session: _Session, end: CommandEnd) -> int:
+    """Record how the command ended, and return the exit code of this process."""
+    name, status = shown_path(folder.root).name, exit_status(end.exit_code)
+    again = f"`gputrain resume {name}` starts it again"
+    if end.stopped_by:
+        message = f"stop requested by {end.stopped_by}; it {status}; {again}"
+        finished = RunFinished(state="stopped", message=message, exit_code=end.exit_code)
+    elif end.exit_code == 0:
+        finished = RunFinished(state="finished", message=_result(run), exit_code=0)
+    else:
+        finished = RunFinished(state="failed", message=session.describe_failure(end), exit_code=end.exit_code)
+    run.emit(finished)
+    if finished.state == "finished":
+        with suppress(OSError):
+            forget_environment(folder, run.command)
+    return end.exit_code if end.exit_code >= 0 else 128 - end.exit_code
+
+
+def _result(run: CommandRun) -> str:
+    """Return the last value of the most important metric."""
+    assert run.recorder is not None  # noqa: S101 - `announce` opened it
+    values = run.recorder.metrics
+    keys = metric_keys(values)
+    known = {key: values[name].last for name, key in keys.items() if values[name].last is not None}
+    first = next(iter(by_importance(known)), None)
+    return "" if first is None else f"{first.removeprefix(METRIC_PREFIX)} {known[first]:.4g}"

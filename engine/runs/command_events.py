@@ -1,0 +1,35 @@
+"""The event with which the session of a command begins, in place of that of a training in `engine.runs.events`."""
+
+from __future__ import annotations
+
+from engine.runs.events import Event
+from engine.runs.records import RankDevice
+from engine.utils.codec import Count, Finite, Integer
+
+
+class CommandStarted(Event, frozen=True, kw_only=True, tag="command_started"):
+    """The command of another program begins, in place of `run_started`. Written again when the run is resumed or the
+    command is restarted."""
+
+    format: Count
+    """Version of the journal format."""
+    name: str
+    """Name of the run and of its folder."""
+    host: str
+    """Host name."""
+    command: str
+    """The command as a line of a shell, without secrets."""
+    cwd: str
+    """Its working folder."""
+    pid: Count
+    """Its process."""
+    run_id: str
+    """ID of this start, which the environment of each of its processes has as GPUTRAIN_RUN_ID."""
+    devices: list[str]
+    """UUID of each of its GPUs and MIG instances, or "cpu"."""
+    ranks: list[RankDevice]
+    """Its process as one rank, one entry for each device."""
+    parameters: dict[str, bool | Integer | Finite | str | None]
+    """The parameters among its arguments, by dotted keys."""
+    versions: dict[str, str]
+    """Version of gputrain and python, by name."""

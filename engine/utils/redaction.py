@@ -1,0 +1,98 @@
+"""Text without secrets: values of variables and options whose names say so, and passwords in URLs.
+
+For everything that shows a command or its environment: list, journal, alerts, report, sync and screens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+HIDDEN = "***"
+# Shorter values, such as 1, stand in text for other reasons.
+MIN_VALUE_LENGTH = 6
+# One part of a name in capitals: WANDB_API_KEY, --hf-token, dbPassword. KEYBOARD and TOKENIZERS are other words.
+KEY_WORDS = frozenset({"KEY", "TOKEN", "APIKEY", "AUTHTOKEN", "CREDENTIAL", "CREDENTIALS", "PAT", "PASS"})
+SECRET_WORDS = frozenset({"SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "PASSCODE", "PWD"})
+WORKING_FOLDERS = frozenset({"PWD", "OLDPWD"})
+# Of a model rather than a secret: --pad-token-id 0, --key-dim 64, use_auth_token=true.
+_PLAIN_VALUE = re.compile(r"[+-]?\d{1,6}(\.\d+)?|true|false|none|null|", re.IGNORECASE)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_NAME = r"[A-Za-z_][\w.\-]*"
+_SETTING = re.compile(rf"[-+]*({_NAME})=(.*)", re.DOTALL)
+_SHELL_OPTION = re.compile(r"-[a-z]*c")  # the next word is a command line: sh -c, bash -lc
+_ASSIGNMENT = re.compile(rf"((?<![\w.\-]){_NAME})['\"]?\s*[=:]\s*")
+_OPTION = re.compile(rf"((?<!\S)--?{_NAME})\s+(?!-)")
+_VALUE = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|[\"']?(?:[^\s'\",;)}\]&]|[,;](?=[^\s'\"]))+")
+_AUTHORIZATION = re.compile(r"\b(?P<name>Bearer|Basic)\s+(?P<value>[^\s'\"]+)", re.IGNORECASE)
+_SCHEME = r"(?<![\w+.\-])[A-Za-z][A-Za-z0-9+.\-]*://"
+_URL_PASSWORD = re.compile(rf"({_SCHEME}[^\s/:@'\"]*):[^\s/'\"]+@")
+# A user name of this length is a token: https://ghp_…@github.com
+_URL_TOKEN = re.compile(rf"({_SCHEME})[^\s/:@'\"]{{20,}}@")
+
+
+def is_secret(name: str) -> bool:
+    """Whether the name of a variable, an option or a key says that its value is secret."""
+    words = _words(name)
+    return bool(words & KEY_WORDS or (words & SECRET_WORDS and name not in WORKING_FOLDERS))
+
+
+def redact(name: str, value: str) -> str:
+    """Return the value of a variable or an option, or `***` in its place if it is secret."""
+    words = _words(name)
+    if words & SECRET_WORDS and name not in WORKING_FOLDERS:
+        return HIDDEN
+    if words & KEY_WORDS and not _PLAIN_VALUE.fullmatch(value):
+        return HIDDEN
+    return redact_text(value)
+
+
+def redact_text(text: str) -> str:
+    """Return a text without the secrets in it: `--api-key X`, `TOKEN=X`, `"password": "X"` and passwords in URLs."""
+    text = _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", text)
+    text = _URL_TOKEN.sub(rf"\1{HIDDEN}@", text)
+    text = _AUTHORIZATION.sub(rf"\g<name> {HIDDEN}", text)
+    return _without_values(_OPTION, _without_values(_ASSIGNMENT, text))
+
+
+def redact_argv(argv: Sequence[str]) -> list[str]:
+    """Return the arguments of a command without the secrets in them."""
+    shown: list[str] = []
+    for before, word in zip(("", *argv), argv, strict=False):
+        is_value = before.startswith("-") and "=" not in before
+        is_value = is_value and (not word.startswith("-") or bool(_words(before) & SECRET_WORDS))
+        setting = None if _SHELL_OPTION.fullmatch(before) else _SETTING.fullmatch(word)
+        if is_value and is_secret(before):
+            shown.append(redact(before, word))
+        elif setting and is_secret(setting[1]):
+            shown.append(word[: setting.start(2)] + redact(setting[1], setting[2]))
+        else:
+            shown.append(redact_text(word))
+    return shown
+
+
+def redact_values(text: str, environment: Mapping[str, str]) -> str:
+    """Return a text without the values of the secret variables of an environment."""
+    for name, value in environment.items():
+        if len(value) >= MIN_VALUE_LENGTH and value in text and redact(name, value) == HIDDEN:
+            text = text.replace(value, HIDDEN)
+    return text
+
+
+def _words(name: str) -> set[str]:
+    # What follows a KeyError is the reason why a program failed.
+    if name.endswith(("Error", "Exception")):
+        return set()
+    return {word.upper() for word in _WORD.findall(name)}
+
+
+def _without_values(name: re.Pattern[str], text: str) -> str:
+    """Return the text without the values behind secret names. `name` matches a name and what stands before a value."""
+    parts, position = [], 0
+    for match in name.finditer(text):
+        if match.end() < position or not is_secret(match[1]) or not (value := _VALUE.match(text, match.end())):
+            continue
+        quote = value[0][0] if value[0][0] in "\"'" else ""
+        parts.append(f"{text[position : match.end()]}{quote}{redact(match[1], value[0].strip(quote or None))}{quote}")
+        position = value.end()
+    return "".join(parts) + text[position:]

@@ -1,0 +1,90 @@
+"""Parameters in the arguments of a command."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from engine.command.argument_parameters import argument_parameters
+from engine.foreign.parameters import Parameters
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--lr 0.1", {"lr": 0.1}),
+        ("--lr=0.1", {"lr": 0.1}),
+        ("lr=0.1", {"lr": 0.1}),
+        ("-lr 1e-4", {"lr": 1e-4}),
+        ("-b 32", {"b": 32}),
+        ("-b32", {"b": 32}),
+        ("--batch-size 32", {"batch_size": 32}),
+        ("--flag", {"flag": True}),
+        ("--no-amp", {"amp": False}),
+        ("--no-amp --lr 1", {"amp": False, "lr": 1}),
+        ("--flag --lr 0.1", {"flag": True, "lr": 0.1}),
+        ("--shift -0.5 --low -1e-3", {"shift": -0.5, "low": -1e-3}),
+        ("optim.lr=0.1 ++model.depth=3 +x=a", {"optim.lr": 0.1, "model.depth": 3, "x": "a"}),
+        ("--betas 0.9 0.999", {"betas": "[0.9, 0.999]"}),
+        ("--tag a --tag b", {"tag": '["a", "b"]'}),
+        ("--path /data/a=b --name run=1", {"path": "/data/a=b", "name": True, "run": 1}),
+        ("--text 'two words'", {"text": "two words"}),
+        ("--empty= --none None --yes True", {"empty": None, "none": None, "yes": True}),
+        ("train ~trainer -- --lr 1", {"lr": 1}),
+    ],
+)
+def test_arguments_of_script_are_typed_parameters(arguments: str, expected: Parameters) -> None:
+    assert argument_parameters(["python", "train.py", *shlex.split(arguments)]) == expected
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -u -X dev train.py --lr 0.1",
+        "python -m package.train --lr 0.1",
+        "./train.py --lr 0.1",
+        "uv run --with torch python train.py --lr 0.1",
+        "uv run train.py --lr 0.1",
+        "uv run --offline train.py --lr 0.1",
+        "env CUDA_LAUNCH_BLOCKING=1 python3.11 train.py --lr 0.1",
+        "bash -c 'cd /tmp && python train.py --lr 0.1'",
+        "bash train.sh --lr 0.1",
+        "yolo train lr=0.1",
+    ],
+)
+def test_options_before_the_script_are_no_parameters(command: str) -> None:
+    assert argument_parameters(shlex.split(command)) == {"lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("torchrun --nproc-per-node 2 --standalone train.py --lr 0.1", "torchrun"),
+        ("python -m torch.distributed.run --nproc-per-node=2 --standalone train.py --lr 0.1", "torchrun"),
+        ("torchrun --nproc_per_node=2 --standalone -m package.train --lr 0.1", "torchrun"),
+        ("accelerate launch --nproc-per-node 2 --standalone train.py --lr 0.1", "accelerate"),
+    ],
+)
+def test_options_of_launcher_have_its_name(command: str, launcher: str) -> None:
+    expected = {f"{launcher}.nproc_per_node": 2, f"{launcher}.standalone": True, "lr": 0.1}
+    assert argument_parameters(shlex.split(command)) == expected
+
+
+def test_secrets_are_hidden() -> None:
+    arguments = ["--api-key", "sk-1", "--hf_token=abc", "db.password=x", "--max-tokens", "10"]
+    arguments += ["--url", "https://me:secret@host/x"]
+    assert argument_parameters(["python", "train.py", *arguments]) == {
+        "api_key": "***", "hf_token": "***", "db.password": "***", "max_tokens": 10, "url": "https://me:***@host/x",
+    }  # fmt: skip
+
+
+def test_number_and_size_of_parameters_are_bounded() -> None:
+    found = argument_parameters(["python", "train.py", *(f"--a{number}=1" for number in range(5000)), "x" * 100_000])
+    assert len(found) == 1000
+    (long,) = argument_parameters(["python", "train.py", f"--text={'x' * 100_000}"]).values()
+    assert isinstance(long, str) and len(long) == 500
+
+
+def test_command_without_arguments_has_no_parameters() -> None:
+    assert argument_parameters(["python", "train.py"]) == argument_parameters(["bash", "-c", "true"]) == {}

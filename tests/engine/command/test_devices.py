@@ -1,0 +1,160 @@
+"""GPUs of a command, on fake GPUs: its numbers and UUIDs, placeholders, and use of GPUs that are not reserved."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from engine.command.devices import DeviceNames, device_environment, expand, misplaced_use, name_devices
+from engine.gpus.selection import CudaDevice, cuda_devices
+from engine.gpus.snapshot import Snapshot
+from engine.gpus.visible_devices import visible_devices
+from support.gpu.fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
+from support.messages import says
+
+MIG_UUIDS = ["MIG-11aa", "MIG-22bb"]
+INSTANCES = [f"instance 0 uuid={uuid} gi={gi} ci=0" for gi, uuid in enumerate(MIG_UUIDS, 1)]
+
+
+def four_gpus(host: FakeGpuHost, *lines: str) -> Snapshot:
+    host.set_scene([gpu_line(index) for index in range(4)], *lines)
+    return sample_gpus()
+
+
+def chosen(snapshot: Snapshot, *uuids: str) -> list[CudaDevice]:
+    return [device for device in cuda_devices(snapshot) if device.uuid in uuids]
+
+
+def test_command_gets_numbers_in_pci_order(loaded_gpu_host: FakeGpuHost) -> None:
+    snapshot = four_gpus(loaded_gpu_host)
+    names = name_devices(chosen(snapshot, gpu_uuid(1), gpu_uuid(3)), snapshot, "index", {})
+    assert names == DeviceNames(("1", "3"), (gpu_uuid(1), gpu_uuid(3)))
+    assert device_environment(names, {}) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1,3"}
+
+
+def test_numbers_are_those_at_start_if_order_changed_since_reservation(loaded_gpu_host: FakeGpuHost) -> None:
+    device = chosen(four_gpus(loaded_gpu_host), gpu_uuid(1))
+    loaded_gpu_host.set_scene([gpu_line(index) for index in (3, 2, 1)])
+    assert name_devices(device, sample_gpus(), "index", {}).ids == ("2",)
+
+
+def test_numbers_count_all_gpus_within_inherited_allocation(loaded_gpu_host: FakeGpuHost) -> None:
+    snapshot = four_gpus(loaded_gpu_host)
+    environ = {"CUDA_VISIBLE_DEVICES": "3,2", "HIP_VISIBLE_DEVICES": "0"}
+    devices = visible_devices(cuda_devices(snapshot), environ)
+    names = name_devices(devices, snapshot, "index", environ)
+    assert device_environment(names, environ) == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "3,2",
+        "HIP_VISIBLE_DEVICES": "3,2",
+    }
+
+
+def test_command_gets_uuids_if_it_asks_for_them(loaded_gpu_host: FakeGpuHost) -> None:
+    snapshot = four_gpus(loaded_gpu_host)
+    assert name_devices(chosen(snapshot, gpu_uuid(2)), snapshot, "uuid", {}).ids == (gpu_uuid(2),)
+
+
+def test_mig_instance_is_named_by_full_uuid(loaded_gpu_host: FakeGpuHost) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0, mig=1), INSTANCES)
+    snapshot = sample_gpus()
+    names = name_devices(chosen(snapshot, MIG_UUIDS[1]), snapshot, "index", {})
+    assert names.ids == names.uuids == (MIG_UUIDS[1],)
+
+
+def test_amd_gpu_is_named_as_torch_names_it() -> None:
+    device = CudaDevice(0, "2", "AMD Instinct", None, physical_id="0000:c1:00.0")
+    assert name_devices([device], None, "index", {}).ids == ("2",)
+
+
+CUDA = """
+#include <string.h>
+#include <stdlib.h>
+int cuInit(unsigned flags) { (void)flags; return getenv("CUDA_VISIBLE_DEVICES") ? 1 : 0; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetUuid(unsigned char *uuid, int device) { memset(uuid, device ? 0x33 : 0x11, 16); return 0; }
+"""
+
+
+@pytest.mark.skipif(COMPILER is None, reason=NO_COMPILER)
+def test_numbers_behind_gpu_in_mig_mode_are_those_of_cuda(loaded_gpu_host: FakeGpuHost, tmp_path: Path) -> None:
+    (tmp_path / "cuda.c").write_text(CUDA)
+    library = str(tmp_path / "libcuda.so.1")
+    subprocess.run([str(COMPILER), "-shared", "-fPIC", "-o", library, str(tmp_path / "cuda.c")], check=True)
+    whole = "GPU-33333333-3333-3333-3333-333333333333"
+    loaded_gpu_host.set_scene(gpu_line(0, mig=1), INSTANCES, gpu_line(1), f"gpu uuid={whole}")
+    snapshot = sample_gpus()
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "2"}
+    assert name_devices(chosen(snapshot, whole), snapshot, "index", environ).ids == ("1",)
+
+
+def test_uuids_replace_numbers_that_cuda_does_not_tell(loaded_gpu_host: FakeGpuHost, tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_text("")
+    loaded_gpu_host.set_scene(gpu_line(0, mig=1), INSTANCES, gpu_line(1))
+    snapshot = sample_gpus()
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    assert name_devices(chosen(snapshot, gpu_uuid(1)), snapshot, "index", environ).ids == (gpu_uuid(1),)
+
+
+def test_command_on_cpu_sees_no_gpu() -> None:
+    names = name_devices([], None, "index", {})
+    assert device_environment(names, {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "expanded"),
+    [
+        ("{gpus}", "2"),
+        ("--include=localhost:{ids}", "--include=localhost:1,3"),
+        ('"device={uuids}"', '"device=GPU-a,GPU-b"'),
+        ("{folder}/out-{run}", "/runs/q/out-q"),
+        ('{"gpus":{gpus}}', '{"gpus":2}'),
+        ('{"lr": 0.1, "run": {"id": 1}}', '{"lr": 0.1, "run": {"id": 1}}'),
+        ("{print $1} {} {0} {GPUS} {gpu}", "{print $1} {} {0} {GPUS} {gpu}"),
+        ("echo ${run} {{gpus}}", "echo ${run} {{gpus}}"),
+    ],
+)
+def test_expand_replaces_known_placeholders_only(word: str, expanded: str) -> None:
+    names = DeviceNames(("1", "3"), ("GPU-a", "GPU-b"))
+    assert expand([word], names, "q", Path("/runs/q")) == [expanded]
+
+
+def test_expand_on_cpu_gives_no_gpus() -> None:
+    assert expand(["{gpus}", "{ids}"], DeviceNames(), "q", Path("/runs/q")) == ["0", ""]
+
+
+def test_misplaced_use_names_used_and_reserved_gpus(loaded_gpu_host: FakeGpuHost) -> None:
+    snapshot = four_gpus(loaded_gpu_host, "process 0 77 900 compute", "process 3 77 900 compute")
+    problem = misplaced_use(snapshot, {77}, {gpu_uuid(3)}, "q-12", pids_match=True)
+    assert problem is not None
+    assert says(str(problem), problem.code, "run q-12 computes on GPU 0, reserved 3")
+
+
+def test_misplaced_use_of_cpu_run_has_no_reserved_gpu(loaded_gpu_host: FakeGpuHost) -> None:
+    snapshot = four_gpus(loaded_gpu_host, "process 2 77 900 compute")
+    assert "computes on GPU 2, reserved none" in str(misplaced_use(snapshot, {77}, (), "q", pids_match=True))
+
+
+@pytest.mark.parametrize(
+    "process", ["3 77 900 compute", "0 78 900 compute", "0 77 10 graphics", f"0 {UNKNOWN_PID} 900 compute"]
+)
+def test_misplaced_use_ignores_reserved_gpu_other_processes_and_graphics(
+    loaded_gpu_host: FakeGpuHost, process: str
+) -> None:
+    snapshot = four_gpus(loaded_gpu_host, f"process {process}")
+    assert misplaced_use(snapshot, {77}, {gpu_uuid(3)}, "q", pids_match=True) is None
+
+
+def test_misplaced_use_is_not_reported_for_pids_of_another_namespace(loaded_gpu_host: FakeGpuHost) -> None:
+    snapshot = four_gpus(loaded_gpu_host, "process 0 77 900 compute")
+    assert misplaced_use(snapshot, {77}, {gpu_uuid(3)}, "q", pids_match=False) is None
+
+
+@pytest.mark.parametrize(("reserved", "is_misplaced"), [(MIG_UUIDS[0], True), (MIG_UUIDS[1], False)])
+def test_misplaced_use_compares_mig_instances(loaded_gpu_host: FakeGpuHost, reserved: str, is_misplaced: bool) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0, mig=1), INSTANCES, "process 0 77 90 compute 2")
+    assert (misplaced_use(sample_gpus(), {77}, {reserved}, "q", pids_match=True) is not None) is is_misplaced

@@ -1,0 +1,180 @@
+"""The environment of a command: what it inherits, `--env`, and the variables of torchrun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.command.environment import capture_environment, torch_version, torchrun_variables
+from engine.command.spec import Command
+from engine.utils.codec import decode, encode
+from engine.utils.errors import UsageError
+from support.messages import has_problem, raises_problem
+
+TORCHRUN = ["torchrun", "--nproc-per-node", "2", "train.py"]
+
+
+def test_capture_environment_leaves_out_rank_of_this_process_and_own_variables() -> None:
+    own = {
+        "HOME": "/home/ann", "SLURM_JOB_ID": "7", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h",
+        "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x", "GPUTRAIN_RUN_ID": "y", "GPUTRAIN_METRICS": "z",
+        "GPUTRAIN_RUNS": "/runs", "PET_LOG_DIR": "/outer",
+    }  # fmt: skip
+    assert capture_environment(own) == {"HOME": "/home/ann", "SLURM_JOB_ID": "7", "GPUTRAIN_RUNS": "/runs"}
+
+
+def test_capture_environment_keeps_torchrun_variables_of_user() -> None:
+    assert capture_environment({"PET_TEE": "0"}) == {"PET_TEE": "0"}
+
+
+def test_capture_environment_without_slurm_leaves_out_allocation() -> None:
+    assert capture_environment({"SLURM_NTASKS": "4", "A": "b"}, slurm=False) == {"A": "b"}
+
+
+def test_capture_environment_takes_settings_and_named_variables() -> None:
+    own = {"HF_TOKEN": "s3cr3t", "MASTER_PORT": "1"}
+    captured = capture_environment(own, ["A=b=c", "EMPTY=", "HF_TOKEN", "MASTER_PORT"])
+    assert captured == {"HF_TOKEN": "s3cr3t", "A": "b=c", "EMPTY": "", "MASTER_PORT": "1"}
+
+
+def test_capture_environment_reports_every_bad_setting() -> None:
+    with pytest.raises(UsageError) as caught:
+        capture_environment({}, ["MISSING", "=x", "CUDA_VISIBLE_DEVICES=0"])
+    problems = caught.value.problems
+    assert has_problem(problems, "missing-value", "--env", "MISSING")
+    assert has_problem(problems, "invalid-value", "--env", "=x")
+    assert has_problem(problems, "conflict", "--env", "CUDA_VISIBLE_DEVICES", "--gpus")
+
+
+def test_capture_environment_refuses_missing_variable_in_one_sentence() -> None:
+    with raises_problem("missing-value", "--env", "HF_TOKEN is not set in this shell"):
+        capture_environment({}, ["HF_TOKEN"])
+
+
+def test_captured_environment_with_other_bytes_than_utf8_is_stored() -> None:
+    environment = capture_environment({"A": "\udcff"})
+    stored = decode(encode(Command(argv=("a",), cwd="/", cwd_inode=2, environment=environment)), Command)
+    assert stored.environment == {"A": "\udcff"}
+
+
+def test_torchrun_variables_give_each_rank_a_log(tmp_path: Path) -> None:
+    assert torchrun_variables(["./train.sh"], {}, tmp_path, tmp_path / "torchrun") == {
+        "PET_LOG_DIR": str(tmp_path / "torchrun"),
+        "PET_TEE": "3",
+    }
+
+
+def test_torchrun_variables_of_user_win(tmp_path: Path) -> None:
+    environ = {"PET_LOG_DIR": "/mine", "PET_TEE": "0"}
+    assert torchrun_variables(TORCHRUN, environ, tmp_path, tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["torchrun", "train.py"],
+        ["torchrun", "--nproc_per_node=1", "train.py"],
+        ["torchrun", "--nproc-per-node=2", "--redirects", "3", "train.py"],
+        ["python", "-m", "torch.distributed.run", "--nproc-per-node=2", "-r", "3", "train.py"],
+    ],
+)
+def test_torchrun_output_is_not_echoed_from_files_of_single_or_redirected_rank(
+    command: list[str], tmp_path: Path
+) -> None:
+    assert list(torchrun_variables(command, {}, tmp_path, tmp_path)) == ["PET_LOG_DIR"]
+
+
+@pytest.fixture
+def old_torch(tmp_path: Path) -> dict[str, str]:
+    """Return the PATH of a virtual environment with torch 2.11, whose python is a link."""
+    programs, packages = tmp_path / "venv/bin", tmp_path / "venv/lib/python3.12/site-packages"
+    programs.mkdir(parents=True)
+    (packages / "torch-2.11.0+cu128.dist-info").mkdir(parents=True)
+    (packages / "torch_geometric-2.6.1.dist-info").mkdir()
+    (programs / "python").symlink_to(sys.executable)
+    (programs / "torchrun").write_text("#!/usr/bin/env python3\n")
+    (programs / "torchrun").chmod(0o755)
+    return {"PATH": str(programs)}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        TORCHRUN,
+        ["torchrun", "--nnodes=1", "train.py"],
+        ["python", "-m", "torch.distributed.run", "train.py", "--nnodes", "2"],
+        ["env", "A=b", "venv/bin/torchrun", "train.py"],
+        ["sh", "-c", "cd . && exec torchrun train.py"],
+    ],
+)
+def test_torchrun_gets_free_port_from_old_torch(command: list[str], old_torch: dict[str, str], tmp_path: Path) -> None:
+    found = torchrun_variables(command, old_torch, tmp_path, tmp_path)
+    assert 1024 < int(found["PET_MASTER_PORT"]) < 1 << 16
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--nnodes=2", "--nnodes 1:2", "--rdzv_endpoint=h:1", "--rdzv-backend c10d", "--standalone", "--master_port 1"],
+)
+def test_torchrun_keeps_port_of_command_with_nodes_or_rendezvous(
+    option: str, old_torch: dict[str, str], tmp_path: Path
+) -> None:
+    command = ["torchrun", *option.split(), "train.py"]
+    assert "PET_MASTER_PORT" not in torchrun_variables(command, old_torch, tmp_path, tmp_path)
+
+
+def test_torchrun_keeps_port_of_variables(old_torch: dict[str, str], tmp_path: Path) -> None:
+    environ = old_torch | {"PET_RDZV_BACKEND": "c10d"}
+    assert "PET_MASTER_PORT" not in torchrun_variables(TORCHRUN, environ, tmp_path, tmp_path)
+
+
+def test_torchrun_of_new_or_unknown_torch_chooses_port_itself(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path)}
+    assert torch_version("torchrun", environ, tmp_path) is None
+    assert "PET_MASTER_PORT" not in torchrun_variables(TORCHRUN, environ, tmp_path, tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/torchrun").write_text(f"#!{tmp_path}/venv/bin/python\n")
+    (tmp_path / "bin/torchrun").chmod(0o755)
+    (tmp_path / "venv/lib/python3.11/site-packages/torch-2.12.0.dist-info").mkdir(parents=True)
+    environ = {"PATH": str(tmp_path / "bin")}
+    assert torch_version("torchrun", environ, tmp_path) == (2, 12)
+    assert "PET_MASTER_PORT" not in torchrun_variables(TORCHRUN, environ, tmp_path, tmp_path)
+
+
+RANK = """
+import os, sys
+print("out", os.environ["RANK"], os.environ["MASTER_PORT"], flush=True)
+sys.exit(os.environ["RANK"] == "1" and "error of rank 1")
+"""
+
+
+def run_torchrun(folder: Path, *options: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], list[Path]]:
+    """Start two ranks with the variables of a command, and return the logs that torchrun has written."""
+    (folder / "train.py").write_text(RANK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *options, "train.py"]
+    environ = os.environ | torchrun_variables(command, variables, folder, folder / "torchrun") | variables
+    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True)
+    return done, sorted(folder.rglob("torchrun/*/attempt_0/*/*.log"))
+
+
+@pytest.mark.nightly
+def test_torchrun_writes_log_of_each_rank_and_prints_it_once(tmp_path: Path) -> None:
+    done, logs = run_torchrun(tmp_path, PET_MASTER_PORT="29411")
+    assert [f"{path.parent.name}/{path.name}" for path in logs] == [
+        "0/stderr.log", "0/stdout.log", "1/stderr.log", "1/stdout.log",
+    ]  # fmt: skip
+    assert logs[1].read_text() == "out 0 29411\n"
+    assert "error of rank 1" in logs[2].read_text()
+    assert done.stdout.count("out 0") == 1
+    assert done.stderr.count("]:error of rank 1") == 1
+
+
+@pytest.mark.nightly
+def test_torchrun_options_of_user_win(tmp_path: Path) -> None:
+    done, logs = run_torchrun(tmp_path, "--tee", "0")
+    assert logs == []
+    assert any(line.startswith("out 0") for line in done.stdout.splitlines())

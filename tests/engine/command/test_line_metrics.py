@@ -1,0 +1,254 @@
+"""Metrics in single lines of the output of trainers, and lines that only look as if they had some."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from engine.command.line_metrics import (
+    MAX_LINE_LENGTH,
+    MAX_PAIRS_LENGTH,
+    ParsedLine,
+    parse_counter,
+    parse_heading,
+    parse_line,
+    parse_row,
+)
+
+STAMP = "2026-11-27 22:25:22,123"
+HUGGING_FACE = {"loss": 0.5, "grad_norm": 1.25, "learning_rate": 5e-05}
+BAR = "12/100 [00:01<00:08,  9.9it/s"
+TORCHTITAN = "step:  1  loss:  8.1025  grad_norm:  1.2  memory:  1.22GiB(3.0%)  tps: 1,234  tflops: 1.20  mfu: 3.1%"
+
+
+def values_of(text: str) -> dict[str, float] | None:
+    line = parse_line(text)
+    return None if line is None else line.values
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Hugging Face, before and since version 5
+        (
+            "{'loss': 0.5, 'grad_norm': 1.25, 'learning_rate': 5e-05, 'epoch': 0.1}",
+            ParsedLine(HUGGING_FACE, epoch=0.1, has_exact_epoch=True),
+        ),
+        (
+            "{'loss': '0.5', 'grad_norm': '1.25', 'learning_rate': '5e-05', 'epoch': '0.1'}",
+            ParsedLine(HUGGING_FACE, epoch=0.1, has_exact_epoch=True),
+        ),
+        ("{'eval_loss': 0.4, 'epoch': 1.0}", ParsedLine({"eval_loss": 0.4}, None, None, 1, True, True)),
+        ('{"step": 10, "loss": 0.7}', ParsedLine({"loss": 0.7}, step=10)),
+        (
+            "step 100: {'loss': tensor(0.25, device='cuda:0'), 'acc': np.float64(0.5)}",
+            ParsedLine({"loss": 0.25, "acc": 0.5}, step=100),
+        ),
+        # tqdm
+        (f" 12%|█▏   | {BAR}, loss=0.5]", ParsedLine({"loss": 0.5}, step=12, total=100)),
+        (f"Training a model of many words:  12%|#2   | {BAR}, loss=0.5]", ParsedLine({"loss": 0.5}, 12, 100)),
+        ("12it [00:01,  9.9it/s, loss=0.5]", ParsedLine({"loss": 0.5}, step=12, total=0)),
+        # Lightning: a bar of tqdm, and one of Rich
+        (f"Epoch 3:  12%|█▏  | {BAR}, v_num=0, train_loss=0.5]", ParsedLine({"train_loss": 0.5}, 12, 100, 3)),
+        (
+            "Epoch 3/9 ━━━━━━╸━━━ 12/100 0:00:01 • 0:00:08 9.90it/s v_num: 0.000 train_loss: 0.5",
+            ParsedLine({"train_loss": 0.5}, 12, 100, 3),
+        ),
+        # What Rich's bar overwrote on a terminal
+        (
+            "Epoch 3/9 ━━━ 20/20 0:00:01 9.90it/s train_loss: 0.5`Trainer.fit` stopped: `max_epochs=4` reached.",
+            ParsedLine({"train_loss": 0.5}, 20, 20, 3),
+        ),
+        # Keras
+        (
+            "400/400 ━━━━━━━━━━━━━━━ 3s 7ms/step - accuracy: 0.9 - loss: 0.5 - val_loss: 0.6",
+            ParsedLine({"accuracy": 0.9, "loss": 0.5, "val_loss": 0.6}, 400, 400),
+        ),
+        ("Epoch 3/10 - 12s - loss: 0.5", ParsedLine({"loss": 0.5}, epoch=3)),
+        # loops of torch
+        ("epoch 3 | loss 0.5 | acc 91.2%", ParsedLine({"loss": 0.5, "acc": 91.2}, epoch=3)),
+        ("[GPU0] Epoch 3 | Batchsize: 32 | Steps: 4 | Loss: 0.5", ParsedLine({"Loss": 0.5}, epoch=3)),
+        ("step 100 loss 0.5", ParsedLine({"loss": 0.5}, step=100)),
+        ("Epoch [3/10], Step [100/600], Loss: 0.5", ParsedLine({"Loss": 0.5}, 100, 600, 3)),
+        ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.3", ParsedLine({"Loss": 2.3}, 640, 60000, 1)),
+        (
+            "Test set: Average loss: 0.0571, Accuracy: 9812/10000 (98%)",
+            ParsedLine({"test/loss": 0.0571, "test/Accuracy": 0.9812}, held_out=True),
+        ),
+        ("loss: 2.3  [   64/60000]", ParsedLine({"loss": 2.3}, 64, 60000)),
+        ("[2/5][100/1583]\tLoss_D: 1.7\tLoss_G: 5.4", ParsedLine({"Loss_D": 1.7, "Loss_G": 5.4}, 100, 1583, 2)),
+        ("step 0: train loss 4.2, val loss 4.3", ParsedLine({"train_loss": 4.2, "val_loss": 4.3}, step=0)),
+        (
+            "epoch 1  train loss 0.9 acc 0.6  val loss 0.7 acc 0.8  3,582 images/s",
+            ParsedLine({"train_loss": 0.9, "acc": 0.6, "val_loss": 0.7, "val_acc": 0.8}, epoch=1),
+        ),
+        ("Validation Loss: 0.123", ParsedLine({"validation_loss": 0.123}, held_out=True)),
+        ("episode 7 reward: -12.5", ParsedLine({"reward": -12.5})),
+        # trainers
+        (
+            f"[titan] {STAMP} - root - INFO - {TORCHTITAN}",
+            ParsedLine({"loss": 8.1025, "grad_norm": 1.2, "tps": 1234, "tflops": 1.2, "mfu": 3.1}, step=1),
+        ),
+        (
+            "Train: 3 [ 100/ 400 ( 25%)]  Loss: 6.9 (6.95)  Time: 0.5s, 200.1/s  LR: 1.000e-05  Data: 0.010 (0.02)",
+            ParsedLine({"Loss": 6.9, "LR": 1e-05, "Data": 0.01}, 100, 400, 3),
+        ),
+        (
+            "Test: [  10/10]  Time: 0.4 (0.4)  Loss:   6.9 (6.9)  Acc@1:   2.5 ( 2.0)",
+            ParsedLine({"test/Time": 0.4, "test/Loss": 6.9, "test/Acc@1": 2.5}, 10, 10, held_out=True),
+        ),
+        (
+            "Epoch: [0]  [  10/1000]  eta: 0:10:00  lr: 0.1  loss: 6.9 (6.95)  acc1: 1.0 (1.0)",
+            ParsedLine({"lr": 0.1, "loss": 6.9, "acc1": 1.0}, 10, 1000, 0),
+        ),
+        (
+            "11/27 22:00:00 - mmengine - INFO - Epoch(train) [1][10/100]  lr: 1.0e-02  eta: 0:00:10  loss: 2.3",
+            ParsedLine({"lr": 0.01, "loss": 2.3}, 10, 100, 1),
+        ),
+        (
+            "11/27 22:00:00 - mmengine - INFO - Epoch(val) [1][10/10]    accuracy/top1: 80.5",
+            ParsedLine({"val/accuracy/top1": 80.5}, 10, 10, 1, held_out=True),
+        ),
+        (
+            "[11/27 22:00:00 d2.utils.events]:  eta: 0:10:00  iter: 19  total_loss: 1.2  lr: 0.001  max_mem: 2000M",
+            ParsedLine({"total_loss": 1.2, "lr": 0.001}, step=19),
+        ),
+        ("[10]\ttrain-rmse:0.34\teval-rmse:0.45", ParsedLine({"train-rmse": 0.34, "eval-rmse": 0.45}, step=10)),
+        (
+            "2026-11-27 22:00:00 | INFO | train | epoch 001:    100 / 1000 loss=9.8, ppl=900, lr=0.001",
+            ParsedLine({"loss": 9.8, "ppl": 900, "lr": 0.001}, 100, 1000, 1),
+        ),
+        (f"[INFO|trainer.py:123] {STAMP} >> loss = 0.5", ParsedLine({"loss": 0.5})),
+    ],
+)  # fmt: skip
+def test_lines_of_trainers_have_metrics(text: str, expected: ParsedLine) -> None:
+    assert parse_line(text) == expected
+
+
+@pytest.mark.parametrize("text", ["loss: nan", "{'loss': nan}", '{"loss": NaN}', "loss=inf", "loss=-inf, step=3"])
+def test_values_that_are_not_finite_are_kept(text: str) -> None:
+    assert list(values_of(text) or ()) == ["loss"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        # prose
+        "The best loss: 0.3 was found after a long search, saving the model",
+        "Accuracy of the network on the 10000 test images: 54 %",
+        "Metric val_loss improved by 0.1 >= min_delta = 0.0. New best score: 0.5",
+        "Epoch 1: val_loss improved from inf to 0.51, saving model to best.keras",
+        "Epoch 3, global step 100: 'val_loss' reached 0.51, saving model to '/x/epoch=3-val_loss=0.51.ckpt' as top 1",
+        "Loaded 3 losses and 2 accuracies",
+        "map: yes",
+        # arguments and configurations
+        "Namespace(lr=0.1, loss='l1', epochs=10, seed=1, loss_weight=0.5)",
+        "TrainingArguments(learning_rate=5e-05, num_train_epochs=3, seed=42, label_smoothing_factor=0.0)",
+        "{'learning_rate': 0.1, 'batch_size': 32, 'epochs': 10, 'loss_weight': 0.3}",
+        '{"hidden_dropout_prob": 0.1, "num_labels": 2, "loss_type": "ce"}',
+        "learning_rate=5e-05,",
+        "loss_scale=128,",
+        "lr: 0.1",
+        "+ python train.py --loss 0.5 --lr=0.1",
+        "python train.py --loss 0.5 --target-acc=0.9",
+        # versions, dates, paths, addresses
+        "map: 2.1.0",
+        "accuracy: 2026-11-27",
+        "loss: 12:30:01",
+        "/data/loss=0.5/x",
+        "saved to runs/epoch=3-loss=0.5.pt",
+        "https://host/?loss=0.5&acc=3",
+        # code, tracebacks, warnings
+        "    loss = 0.5 * x",
+        '  File "train.py", line 12, in loss',
+        "ValueError: loss: 0.5",
+        "torch.cuda.OutOfMemoryError: loss=3",
+        "UserWarning: loss=0.5",
+        "2026-11-27 22:00:00 ERROR loss: 0.5",
+        # what belongs to other programs
+        "wandb: loss 0.5",
+        "Downloading: 100%|██████████| 12/12 [00:01<00:00, 9it/s]",
+        "Map: 100%|██████████| 60000/60000 [00:01<00:00, 9000 examples/s]",
+        "error: 1",
+        "0 errors, 3 warnings",
+    ],
+)
+def test_other_lines_have_none(text: str) -> None:
+    assert parse_line(text) is None
+
+
+def test_line_that_is_too_long_has_none() -> None:
+    for text, limit in (("loss: 1", MAX_PAIRS_LENGTH), ("{'loss': 1}", MAX_LINE_LENGTH)):
+        assert values_of(text.ljust(limit)) == {"loss": 1}
+        assert values_of(text.ljust(limit + 1)) is None
+
+
+def test_names_of_one_line_may_be_many() -> None:
+    values = {f"loss_{number}": number / 2 for number in range(150)}
+    assert values_of(str(values)) == values
+    few = dict(list(values.items())[:45])
+    assert values_of(" ".join(f"{name}={value}" for name, value in few.items())) == few
+
+
+# Tables
+
+CLASSIFY = ["Epoch", "GPU_mem", "loss", "Instances", "Size"]
+
+
+def test_heading_of_table_names_columns() -> None:
+    assert parse_heading("      Epoch    GPU_mem       loss  Instances       Size") == CLASSIFY
+    bar = "100% ━━━━━━━━━━━━ 1/1 5.0it/s 0.2s"
+    assert parse_heading(f"               classes   top1_acc   top5_acc: {bar}") == ["classes", "top1_acc", "top5_acc"]
+    detection = parse_heading(f"       Class     Images  Instances      Box(P          R      mAP50  mAP50-95): {bar}")
+    assert detection == ["Class", "Images", "Instances", "Box/P", "R", "mAP50", "mAP50-95"]
+
+
+@pytest.mark.parametrize(
+    "text", ["the loss of this run is what we want", "loss  acc", "a  table of losses that nobody has  ever  seen", ""]
+)
+def test_other_lines_are_no_heading(text: str) -> None:
+    assert parse_heading(text) is None
+
+
+def test_rows_of_table_have_results() -> None:
+    row = parse_row("        2/3         0G      2.303         16         64: 100% ━━━━ 4/4 5.2it/s 0.8s", CLASSIFY)
+    assert row == ParsedLine({"loss": 2.303}, epoch=2)
+    heading = ["Class", "Images", "Instances", "Box/P", "R", "mAP50"]
+    row = parse_row("                   all          4         17      0.5      0.4      0.25", heading)
+    assert row == ParsedLine({"Box/P": 0.5, "R": 0.4, "mAP50": 0.25}, held_out=True)
+    assert parse_row("                person          4         17      0.5      0.4      0.25", heading) is None
+    assert parse_row("all 4 17", heading) is None
+
+
+# Cost
+
+PIECES = [
+    "a", " ", "1", "[", "{", "(", "=", ":", "'", '"', "/", "|", ",", ".", "-", "_", "\t", "é", "loss", "loss ", "loss=",
+    "loss: 1 ", "loss=1,", "epoch", "epoch ", "step ", "1/2 ", "1/2 [", "[1/2", "1,234", "1e", "{'loss': ", "train ",
+    "%|", "lossloss_", "a.b/", "tensor(", "INFO ", "2026-11-27 ", "'a': 1, ", "--", "nan", "Epoch(", "[1][", "avg ",
+]  # fmt: skip
+
+
+def cost_of(text: str) -> float:
+    """Return the CPU time of reading a line, in seconds; the least of three."""
+    costs = []
+    for _ in range(3):
+        began = time.process_time()
+        parse_line(text)
+        parse_heading(text)
+        parse_row(text, CLASSIFY)
+        parse_counter(text)
+        costs.append(time.process_time() - began)
+    return min(costs)
+
+
+# An unloaded core takes less than 1 ms. One backtracking pattern would take seconds.
+@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize("form", ["loss {}", "{{'loss': 1, {}}}", "loss {}=", "loss 1/2 [{}", "INFO {}"])
+def test_line_of_any_content_is_read_quickly(piece: str, form: str) -> None:
+    limit = MAX_LINE_LENGTH if form.startswith("{") else MAX_PAIRS_LENGTH
+    text = form.format((piece * limit)[: limit - len(form)])
+    assert len(text) <= limit
+    assert cost_of(text) < 0.02

@@ -1,0 +1,324 @@
+"""The curves of a command: `$GPUTRAIN_METRICS`, files below the working folder, and what was found in the output."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.command import metric_files
+from engine.command.metric_files import (
+    FILES_FILE,
+    METRICS_FOLDER,
+    OUTPUT_FILE,
+    OWN_FILE,
+    CommandMetrics,
+    MetricFiles,
+    command_metrics,
+    make_metrics_folder,
+    metric_key,
+)
+from engine.foreign.folders import RunFollower
+from engine.foreign.points import Point
+from support.foreign import event, event_file, scalar
+
+CSV = "step,loss\n1,3\n2,2\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    run = tmp_path / "runs/first"
+    run.mkdir(parents=True)
+    make_metrics_folder(run)
+    return run
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def searches_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metric_files, "SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr(metric_files, "SEARCH_SHARE", 1e9)
+
+
+def write(path: Path, text: str = CSV) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def files_of(metrics: CommandMetrics) -> list[Path]:
+    return [path for log in metrics.logs for path in log.files]
+
+
+def read(metrics: CommandMetrics) -> list[list[Point]]:
+    """Return the points of each log that are not void."""
+    follower, points = RunFollower(metrics), [list[Point]() for _ in metrics.logs]
+    for _ in range(20):
+        for found, reading in zip(points, follower.poll(), strict=True):
+            if reading.drop_from is not None:
+                found[:] = [point for point in found if point.step < reading.drop_from]
+            found += reading.points
+    return points
+
+
+def names_of(metrics: CommandMetrics) -> list[list[str]]:
+    return [sorted({point.name for point in points}) for points in read(metrics)]
+
+
+# Files below the working folder
+
+
+def test_file_that_the_command_creates_is_found(run: Path, cwd: Path) -> None:
+    files = MetricFiles(run, cwd=cwd, started_at=time.time())
+    assert files.poll(10).logs == ()
+    created = write(cwd / "logs/version_0/metrics.csv")
+    assert files_of(files.poll(10)) == [created]
+    assert files.poll(10) is files.metrics
+
+
+def test_file_that_was_there_before_is_found_when_it_grows(run: Path, cwd: Path) -> None:
+    path = write(cwd / "metrics.csv")
+    time.sleep(0.1)
+    files = MetricFiles(run, cwd=cwd, started_at=time.time())
+    assert files.poll(10).logs == ()
+    with path.open("a") as file:
+        file.write("3,1\n")
+    assert files_of(files.poll(10)) == [path]
+
+
+def test_event_files_of_one_folder_are_one_log(run: Path, cwd: Path) -> None:
+    files = MetricFiles(run, cwd=cwd, started_at=time.time())
+    for name in ("a", "b"):
+        (cwd / f"events.out.tfevents.1.{name}").write_bytes(event_file(event(1, scalar("loss", 1.0))))
+        found = files.poll(10)
+        assert found.formats == ("tensorboard",) and len(found.logs) == 1
+
+
+def test_paths_are_searched_in_place_of_the_working_folder(run: Path, cwd: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    files = MetricFiles(run, cwd=cwd, started_at=time.time(), paths=[elsewhere, cwd / "one.csv"])
+    write(cwd / "other/metrics.csv")
+    wanted = [write(elsewhere / "metrics.csv"), write(cwd / "one.csv")]
+    assert files_of(files.poll(10)) == wanted
+
+
+@pytest.mark.parametrize(
+    "place", [".hidden", ".git/logs", "venv/lib/site-packages", "data", "datasets/x", "node_modules", "a/b/c/d/e/f/g"]
+)
+def test_places_without_logs_are_not_searched(run: Path, cwd: Path, place: str) -> None:
+    files = MetricFiles(run, cwd=cwd, started_at=time.time())
+    write(cwd / place / "metrics.csv")
+    assert files.poll(10).logs == ()
+
+
+def test_own_run_folder_and_other_runs_below_the_working_folder_are_not_searched(cwd: Path) -> None:
+    run, other = cwd / "runs/own", cwd / "runs/other"
+    for folder in (run, other):
+        folder.mkdir(parents=True)
+        make_metrics_folder(folder)
+        write(folder / METRICS_FOLDER / OUTPUT_FILE, '{"step": 1, "loss": 1}\n')
+    for name in ("events.jsonl", "owner.json"):
+        (other / name).touch()
+    files = MetricFiles(run, cwd=cwd, started_at=time.time() - 1)
+    assert files_of(files.poll(10)) == [run / METRICS_FOLDER / OUTPUT_FILE]
+
+
+def test_links_and_pipes_are_not_followed(run: Path, cwd: Path, tmp_path: Path) -> None:
+    files = MetricFiles(run, cwd=cwd, started_at=time.time())
+    outside = write(tmp_path / "outside/metrics.csv")
+    (cwd / "link").symlink_to(outside.parent)
+    (cwd / "metrics.csv").symlink_to(outside)
+    os.mkfifo(cwd / "log.jsonl")
+    assert files.poll(10).logs == ()
+
+
+def test_search_of_large_folder_is_spread_over_polls(run: Path, cwd: Path) -> None:
+    for number in range(300):
+        (cwd / f"many/{number}").mkdir(parents=True)
+    files = MetricFiles(run, cwd=cwd, started_at=time.time())
+    created = write(cwd / "many/299/metrics.csv")
+    num_polls = 1
+    while not files.poll(max_seconds=0.0).logs and num_polls < 1000:
+        num_polls += 1
+    assert num_polls > 100
+    assert files_of(files.metrics) == [created]
+
+
+def test_limit_of_entries_leaves_out_the_depths(run: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = metric_files.SEARCH_LIMITS
+    monkeypatch.setattr(metric_files, "SEARCH_LIMITS", type(limits)(entries=200, skipped=limits.skipped))
+    for number in range(300):
+        write(cwd / f"images/deep/{number}.txt", "")
+    write(cwd / "images/deep/deeper/metrics.csv")
+    upper = write(cwd / "logs/metrics.csv")
+    files = MetricFiles(run, cwd=cwd, started_at=time.time() - 1)
+    assert files_of(files.poll(10)) == [upper]
+    assert files.is_partial
+
+
+def test_runs_of_a_database_that_were_there_before_are_left_out(run: Path, cwd: Path) -> None:
+    path = cwd / "project.db"
+    with sqlite3.connect(path) as database:
+        database.execute(
+            "CREATE TABLE metrics (id INTEGER PRIMARY KEY, timestamp TEXT, run_name TEXT, step INTEGER, metrics TEXT)"
+        )
+        database.execute("INSERT INTO metrics VALUES (1, '2026-01-01T00:00:00', 'old', 1, '{\"loss\": 1}')")
+    files = MetricFiles(run, cwd=cwd, started_at=time.time() - 1)
+    assert files.poll(10).logs == ()
+    with sqlite3.connect(path) as database:
+        database.execute("INSERT INTO metrics VALUES (2, '2026-01-01T00:00:00', 'new', 1, '{\"loss\": 1}')")
+    database.close()
+    assert [log.run for log in files.poll(10).logs] == ["project/new"]
+
+
+def test_file_that_a_process_of_another_command_has_open_is_left_out(run: Path, cwd: Path) -> None:
+    script = f"exec 3>>metrics.csv; printf '{CSV}' >&3; echo; cat"
+    other = subprocess.Popen(["sh", "-c", script], cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdin is not None and other.stdout is not None and other.stdout.readline() == b"\n"
+    members = {os.getpid()}
+    files = MetricFiles(run, cwd=cwd, started_at=time.time() - 1, members=lambda: members)
+    assert files.poll(10).logs == ()
+    members.add(other.pid)
+    assert files_of(files.poll(10)) == [cwd / "metrics.csv"]
+    other.communicate()
+
+
+# The record of where they are
+
+
+def test_record_finds_the_files_without_a_search(run: Path, cwd: Path) -> None:
+    files = MetricFiles(run, cwd=cwd, started_at=time.time())
+    created = write(cwd / "logs/metrics.csv")
+    files.poll(10)
+    write(cwd / "later/metrics.csv")
+    assert files_of(command_metrics(run)) == [created]
+
+
+def test_last_search_finds_what_was_written_at_the_end(run: Path, cwd: Path) -> None:
+    files = MetricFiles(run, cwd=cwd, started_at=time.time())
+    files.poll(10)
+    created = write(cwd / "metrics.csv")
+    assert files_of(files.close()) == files_of(command_metrics(run)) == [created]
+
+
+def test_file_that_another_run_has_written_since_the_end_is_left_out(run: Path, cwd: Path) -> None:
+    path = write(cwd / "metrics.csv")
+    MetricFiles(run, cwd=cwd, started_at=time.time() - 1).close()
+    assert files_of(command_metrics(run)) == [path]
+    time.sleep(0.1)
+    write(path, "step,loss\n1,9\n")
+    assert command_metrics(run).logs == ()
+
+
+def test_run_of_another_user_leads_to_no_file_outside(run: Path, cwd: Path) -> None:
+    write(cwd / "metrics.csv")
+    write(run / METRICS_FOLDER / OWN_FILE, '{"step": 1, "loss": 1}\n')
+    MetricFiles(run, cwd=cwd, started_at=time.time() - 1).close()
+    assert files_of(command_metrics(run, is_own=False)) == [run / METRICS_FOLDER / OWN_FILE]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[", '{"format": 9}', "x" * 2_000_000])
+def test_damaged_record_is_passed_over(run: Path, text: str) -> None:
+    write(run / METRICS_FOLDER / FILES_FILE, text)
+    assert command_metrics(run).logs == ()
+
+
+# One metric of several logs
+
+
+def test_metric_of_several_logs_counts_once(run: Path, cwd: Path) -> None:
+    files = MetricFiles(run, cwd=cwd, started_at=time.time())
+    write(run / METRICS_FOLDER / OUTPUT_FILE, '{"step": 9, "loss": 9, "acc": 9, "Train/LR": 9, "only": 9}\n')
+    write(cwd / "metrics.csv", "step,train/loss,acc,own\n1,3,1,1\n")
+    write(run / METRICS_FOLDER / OWN_FILE, '{"step": 1, "acc": 7, "lr": 7}\n')
+    assert names_of(files.poll(10)) == [["acc", "lr"], ["own", "train/loss"], ["only"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("loss", "train/loss"), ("Loss", "train_loss"), ("val/acc@1", "val_acc@1"), ("LR", "lr")]
+)
+def test_names_of_the_same_metric_have_one_key(name: str, other: str) -> None:
+    assert metric_key(name) == metric_key(other)
+    assert metric_key(name) != metric_key(f"val_{name}")
+
+
+def test_parameters_are_arguments_and_files_beside_the_metrics(run: Path, cwd: Path) -> None:
+    write(cwd / "out/metrics.csv")
+    write(cwd / "out/args.yaml", "lr: 0.1\ndepth: 3\n")
+    write(run / "config.yaml", "run:\n  name: x\n")
+    files = MetricFiles(run, cwd=cwd, started_at=time.time() - 1, arguments={"lr": 0.5, "b": 32})
+    assert files.poll(10).read_parameters() == {"lr": 0.5, "depth": 3, "b": 32}
+
+
+# $GPUTRAIN_METRICS
+
+
+def test_any_language_appends_metrics(run: Path, tmp_path: Path) -> None:
+    environment = dict(make_metrics_folder(run)) | {"PATH": os.environ["PATH"]}
+    script = 'for i in 1 2 3; do echo "{\\"step\\": $i, \\"loss\\": 0.$i}" >> "$GPUTRAIN_METRICS"; done'
+    subprocess.run(["sh", "-c", script], env=environment, check=True)
+    subprocess.run(["awk", 'BEGIN { print "{\\"step\\": 4, \\"loss\\": 0.4}" >> ENVIRON["GPUTRAIN_METRICS"] }'],
+                   env=environment, check=True)  # fmt: skip
+    (points,) = read(command_metrics(run))
+    assert points == [Point("loss", step, step / 10) for step in (1, 2, 3, 4)]
+
+
+def test_own_file_is_followed_while_it_grows_and_is_truncated_or_rotated(run: Path) -> None:
+    path = write(run / METRICS_FOLDER / OWN_FILE, '{"step": 1, "loss": 1}\n')
+    follower = RunFollower(command_metrics(run))
+
+    def poll() -> list[int]:
+        return [point.step for point in follower.poll()[0].points]
+
+    assert poll() == [1]
+    with path.open("a") as file:
+        file.write('{"step": 2, "loss": 1}\n{"step": 3, "lo')
+        file.flush()
+        assert poll() == [2]
+        file.write('ss": 1}\n')
+    assert poll() == [3]
+    path.write_text("")
+    assert poll() == []
+    assert follower.poll()[0].points == []
+    write(path, '{"step": 7, "loss": 1}\n')
+    assert poll() == [7]
+    path.rename(path.with_suffix(".1"))
+    assert poll() == []
+    write(path, '{"step": 8, "loss": 2}\n')
+    assert poll() == [8]
+
+
+def test_own_file_of_5_gb_is_read_in_parts(run: Path) -> None:
+    path = run / METRICS_FOLDER / OWN_FILE
+    with path.open("wb") as file:
+        file.write(b'{"step": 1, "loss": 1}\n')
+        file.truncate(5_000_000_000)
+    follower = RunFollower(command_metrics(run))
+    began = time.process_time()
+    readings = [follower.poll()[0] for _ in range(5)]
+    assert time.process_time() - began < 0.5
+    assert 0 < readings[-1].read_bytes < 1 << 23 and readings[-1].share < 0.01
+    assert [point.step for reading in readings for point in reading.points] == [1]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+def test_own_file_of_another_kind_is_not_opened(run: Path, tmp_path: Path, kind: str) -> None:
+    path = run / METRICS_FOLDER / OWN_FILE
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(write(tmp_path / "secret.jsonl", json.dumps({"step": 1, "loss": 1}) + "\n"))
+    assert [points for points in read(command_metrics(run)) if points] == []

@@ -1,0 +1,264 @@
+"""Steps, ranks, bars and patterns of the user: what needs more than one line of output."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from engine.command import output_metrics
+from engine.command.output_metrics import MAX_SLOW_LINES, OutputMetrics
+from engine.foreign.points import Point
+from engine.utils.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_metrics, "PENDING_SECONDS", 0.0)
+
+
+def feed(metrics: OutputMetrics, *lines: str) -> list[Point]:
+    return [point for line in lines for point in metrics.feed(line)]
+
+
+def steps_of(*lines: str, name: str = "loss") -> list[tuple[int, float]]:
+    """Return step and value of a metric in final lines."""
+    return [(point.step, point.value) for point in feed(OutputMetrics(), *lines) if point.name == name]
+
+
+# Steps
+
+
+def test_step_and_epoch_of_line_count() -> None:
+    assert feed(OutputMetrics(), "epoch 2 step 30 loss 0.5") == [Point("loss", 30, 0.5, 2.0)]
+
+
+def test_lines_without_step_are_counted() -> None:
+    assert steps_of("loss: 3", "loading", "loss: 2", "loss: 1") == [(0, 3), (1, 2), (2, 1)]
+
+
+def test_whole_epochs_are_steps_of_lines_without_others() -> None:
+    assert steps_of("Epoch 1/3 loss: 3", "Epoch 2/3 loss: 2") == [(1, 3), (2, 2)]
+
+
+def test_epoch_of_keras_is_in_the_line_before() -> None:
+    lines = ("Epoch 1/2", "40/40 - 1s - loss: 3", "Epoch 2/2", "40/40 - 1s - loss: 2")
+    assert feed(OutputMetrics(), *lines) == [Point("loss", 40, 3.0, 1.0), Point("loss", 80, 2.0, 2.0)]
+
+
+def test_counter_that_starts_again_in_each_epoch_counts_on() -> None:
+    lines = [f"Epoch [{epoch}/3], Step [{step}/20], loss: {epoch}" for epoch in (1, 2, 3) for step in (10, 20)]
+    assert [step for step, _ in steps_of(*lines)] == [10, 20, 30, 40, 50, 60]
+
+
+def test_bar_that_starts_again_without_epoch_counts_on() -> None:
+    bars = ("10/10 [00:01<00:00, loss=3]", "10/10 [00:01<00:00, loss=2]", "10/10 [00:01<00:00, loss=1]")
+    assert [step for step, _ in steps_of(*bars)] == [10, 20, 30]
+
+
+def test_step_without_total_goes_back_when_the_command_starts_again() -> None:
+    assert [step for step, _ in steps_of("step 10 loss 3", "step 20 loss 2", "step 15 loss 2")] == [10, 20, 15]
+
+
+def test_counter_goes_back_with_its_epoch() -> None:
+    lines = [f"Epoch [{epoch}/9], Step [20/20], loss: 1" for epoch in (1, 2, 3, 2, 3)]
+    assert [step for step, _ in steps_of(*lines)] == [20, 40, 60, 40, 60]
+
+
+def test_validation_has_the_step_of_the_training() -> None:
+    lines = ("step 100 loss 0.5", "val_loss: 0.6", "Validation loss: 0.7")
+    assert [(point.name, point.step) for point in feed(OutputMetrics(), *lines)] == [
+        ("loss", 100), ("val_loss", 100), ("validation_loss", 100),
+    ]  # fmt: skip
+
+
+def test_summary_of_epoch_has_the_step_of_the_training() -> None:
+    lines = ("Epoch 1 [100/100] loss: 0.5", "Epoch 1: loss=0.6", "Epoch 2 [100/100] loss: 0.4")
+    assert steps_of(*lines) == [(100, 0.5), (100, 0.6), (200, 0.4)]
+
+
+def test_batches_of_validation_count_when_all_are_done() -> None:
+    lines = ("Train: 0 [  50/50] Loss: 3", "Test: [   0/9] Loss: 9", "Test: [   5/9] Loss: 8", "Test: [   9/9] Loss: 7")
+    points = feed(OutputMetrics(), *lines)
+    assert [(point.name, point.step, point.value) for point in points] == [("Loss", 50, 3), ("test/Loss", 50, 7)]
+
+
+# Bars and other lines that may still change
+
+
+def test_pending_bar_has_points_as_it_changes() -> None:
+    metrics = OutputMetrics()
+    bars = [f"{step}/20 [00:01<00:01, loss={20 - step}]" for step in (5, 10, 10, 20)]
+    found = [metrics.feed_pending([bar]) for bar in bars]
+    assert found == [[Point("loss", 5, 15.0)], [Point("loss", 10, 10.0)], [], [Point("loss", 20, 0.0)]]
+    assert metrics.feed(bars[-1]) == []
+
+
+def test_next_bar_follows_the_one_that_has_become_final() -> None:
+    metrics = OutputMetrics()
+    metrics.feed_pending(["20/20 [00:01<00:01, loss=3]"])
+    metrics.feed("20/20 [00:01<00:01, loss=3]")
+    assert metrics.feed_pending(["5/20 [00:01<00:01, loss=2]"]) == [Point("loss", 25, 2.0)]
+
+
+def test_metrics_without_step_have_that_of_the_bar_below() -> None:
+    metrics = OutputMetrics()
+    lines = ["{'loss': '3', 'epoch': '0.5'}", " 10%|█  | 10/96 [00:01<00:08,  9.9it/s]"]
+    assert metrics.feed_pending(lines) == [Point("loss", 10, 3.0, 0.5)]
+    # Settled a while later, when the bar has moved on.
+    assert metrics.feed(lines[0], [" 12%|█  | 12/96 [00:01<00:08,  9.9it/s]"]) == []
+    assert metrics.feed("{'loss': '2', 'epoch': '1.0'}", ["21/96 [00:01<00:08]"]) == [Point("loss", 20, 2.0, 1.0)]
+    assert metrics.feed("{'train_loss': '2', 'epoch': '1.5'}") == [Point("train_loss", 30, 2.0, 1.5)]
+
+
+def test_summary_of_epoch_has_the_step_of_its_own_bar_not_of_the_next_one() -> None:
+    metrics = OutputMetrics()
+    assert [point.step for point in metrics.feed("Epoch 0: 50/50 [00:01<00:00, loss=3]")] == [50]
+    below = ["Epoch 1: 4/50 [00:00<00:01, loss=2]"]
+    assert metrics.feed("Epoch 0: val_loss=0.5", below) == [Point("val_loss", 50, 0.5, 0.0)]
+    assert [point.step for point in metrics.feed_pending(below)] == [54]
+
+
+def test_bar_of_the_next_epoch_tells_no_step() -> None:
+    metrics = OutputMetrics()
+    summaries = [
+        (f"epoch {epoch}: {{'accuracy': 0.5, 'loss': {3 - epoch}}}", f"{epoch}/20 [00:00<?]") for epoch in range(3)
+    ]
+    found = [point for line, bar in summaries for point in metrics.feed(line, [bar]) if point.name == "loss"]
+    assert found == [Point("loss", epoch, 3.0 - epoch, float(epoch)) for epoch in range(3)]
+
+
+def test_bar_that_starts_again_below_lines_without_epoch_tells_no_step() -> None:
+    metrics = OutputMetrics()
+    found = [metrics.feed(f"loss: {count}", [f"{count}/20 [00:00<?]"]) for count in (2, 1, 3, 1)]
+    assert [point.step for points in found for point in points] == [2, 3, 4, 5]
+
+
+def test_pending_metrics_wait_for_the_bar_below() -> None:
+    metrics = OutputMetrics()
+    line = "{'loss': '3', 'epoch': '0.5'}"
+    assert metrics.feed_pending([line]) == []
+    assert metrics.feed(line, ["10/96 [00:01<00:08]"]) == [Point("loss", 10, 3.0, 0.5)]
+
+
+def test_bar_of_validation_counts_when_it_is_full() -> None:
+    metrics = OutputMetrics()
+    assert metrics.feed_pending(["Validation: 50%|█ | 5/10 [00:01<00:01, loss=3]"]) == []
+    assert metrics.feed("Validation: 100%|██| 10/10 [00:01<00:00, loss=2]") == [Point("val/loss", 0, 2.0)]
+
+
+def test_equal_values_of_two_validations_are_two_points() -> None:
+    lines = [
+        line
+        for epoch in range(2)
+        for line in (
+            f"Train: {epoch} [   1/2 (100%)]  Loss: 1.0 (1.0)",
+            "Test: [   1/1]  Loss:  0.5 ( 0.5)  Acc@1: 100.000",
+        )
+    ]
+    assert len(steps_of(*lines, name="test/Acc@1")) == 2
+
+
+def test_bar_repeats_values_of_validation_once() -> None:
+    metrics = OutputMetrics()
+    bars = [f"Epoch 1: {step}/9 [00:01<00:01, train_loss={step}, val_loss=5]" for step in (1, 2)]
+    assert [point.name for bar in bars for point in metrics.feed_pending([bar])] == [
+        "train_loss", "val_loss", "train_loss",
+    ]  # fmt: skip
+
+
+def test_pending_lines_are_read_a_few_times_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    metrics = OutputMetrics()
+    began = time.monotonic()
+    found = [metrics.feed_pending([f"step {step} loss 1"]) for step in range(100)]
+    assert sum(map(bool, found)) <= 1 + (time.monotonic() - began) / output_metrics.PENDING_SECONDS
+
+
+# Ranks
+
+
+@pytest.mark.parametrize(
+    "prefix", ["[rank{}]: ", "[rank{}]:", "[default{}]:", "[trainer{}]:", "[train.py/{}]: ", "[RANK {}] "]
+)
+def test_lines_of_the_lowest_rank_count(prefix: str) -> None:
+    lines = [f"{prefix.format(rank)}step 10 loss {rank}" for rank in (1, 0, 2, 1, 0)]
+    assert [value for _, value in steps_of(*lines)] == [1, 0, 0]
+
+
+def test_labels_of_srun_are_ranks() -> None:
+    lines = ["0: start", "1: start", "0: step 1 loss 5", "1: step 1 loss 6", "0: step 2 loss 5", "1: step 2 loss 6"]
+    assert steps_of(*lines) == [(1, 5), (2, 5)]
+
+
+def test_step_at_the_beginning_of_lines_is_no_rank() -> None:
+    assert [value for _, value in steps_of("0: loss 5", "1: loss 4", "1: loss 3", "2: loss 2")] == [5, 4, 3, 2]
+
+
+@pytest.mark.parametrize("line", ["[Epoch 3]: loss 0.5", "[step 3]: loss 0.5", "[10]\tloss:0.5"])
+def test_brackets_that_are_no_ranks_are_kept(line: str) -> None:
+    assert steps_of(line, line.replace("3", "4"))[0][0] in (3, 10)
+
+
+# Tables
+
+
+def test_table_has_metrics_by_its_heading() -> None:
+    metrics = OutputMetrics()
+    heading = "      Epoch    GPU_mem       loss  Instances       Size"
+    lines = [heading, "        1/3         0G      2.303         16         64: 100% ━━━━ 4/4 5.2it/s 0.8s"]
+    lines += ["               classes   top1_acc   top5_acc: 100% ━━━━ 1/1 5.0it/s 0.2s", "  all        0.1          1"]
+    lines += [heading, "        2/3         0G        2.1         16         64: 100% ━━━━ 4/4 5.2it/s 0.8s"]
+    assert [(point.name, point.step, point.value) for point in feed(metrics, *lines)] == [
+        ("loss", 1, 2.303), ("top1_acc", 1, 0.1), ("top5_acc", 1, 1.0), ("loss", 2, 2.1),
+    ]  # fmt: skip
+
+
+# Patterns of the user
+
+
+def test_named_groups_of_pattern_are_metrics() -> None:
+    metrics = OutputMetrics([r"it(?P<step>\d+) .* cost (?P<cost>[\d.,%]+) \((?P<epoch>\d+)"])
+    assert metrics.feed("it30 has cost 1,234.5% (7 of 9") == [Point("cost", 30, 1234.5, 7.0)]
+
+
+def test_pattern_replaces_built_in_ones_for_its_lines() -> None:
+    metrics = OutputMetrics([r"total (?P<total>[\d.]+)"])
+    assert [point.name for point in feed(metrics, "loss=1, total 3", "loss=2")] == ["total", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("loss=([0-9.]+)", "has no named group for a metric"),
+        ("(?P<step>[0-9]+) (?P<epoch>[0-9]+)", "has no named group for a metric"),
+        ("(?P<loss>[0-9.+", "is not a regular expression"),
+        ("", "has no named group for a metric"),
+        ("\x1b(", r"\x1b( is not a regular expression"),
+        ("(" * 200_000, "is not a regular expression"),
+    ],
+    ids=range(6),
+)
+def test_bad_pattern_is_refused_with_an_example(pattern: str, reason: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        OutputMetrics([pattern])
+    (problem,) = caught.value.problems
+    assert problem.location == "--parse" and reason in problem.reason and "(?P<loss>" in problem.advice
+    assert len(problem.reason) < 400
+
+
+def test_pattern_that_takes_for_ever_is_given_up() -> None:
+    metrics = OutputMetrics([r"(?P<loss>(1+)+)x"])
+    began = time.process_time()
+    for _ in range(2 * MAX_SLOW_LINES):
+        assert metrics.feed("1" * 60) == []
+    assert time.process_time() - began < 1
+    assert metrics.problem is not None and "(1+)+" in metrics.problem
+    assert metrics.feed("loss: 3") != []
+
+
+def test_names_of_metrics_are_bounded_and_printable() -> None:
+    metrics = OutputMetrics()
+    assert [point.name for point in metrics.feed(r'{"loss\u001b[2J": 3}')] == [r"loss\x1b[2J"]
+    points = feed(metrics, *(f"{{'loss{number}': 1}}" for number in range(2100)))
+    assert len({point.name for point in points}) < 2001

@@ -1,0 +1,255 @@
+"""A command and all that it starts: how it starts and ends, and which processes belong to it. Real processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pty
+import select
+import signal
+import subprocess
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from engine.command.membership import MARKER, find_members, processes_by_run
+from engine.command.process_tree import (
+    CommandError,
+    CommandNotFoundError,
+    CommandProcess,
+    NotExecutableError,
+    find_marked,
+)
+from engine.utils.process_table import ProcessId, read_stat
+from support.commands import DAEMON, output_of, python, started, supervised_members, supervisor_command, wait_for_end
+from support.gputrain_command import wait_for
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can start processes of another user")
+OTHER_USER = 65534
+
+
+def keeper_of(process: CommandProcess) -> int:
+    status = read_stat(process.pid)
+    assert status is not None
+    return status.parent
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", -signal.SIGTERM)])
+def test_poll_returns_exit_code_of_command(tmp_path: Path, script: str, code: int) -> None:
+    with started(["sh", "-c", script], tmp_path) as process:
+        assert process.wait(30) == code
+        assert process.poll() == code
+
+
+def test_command_runs_in_its_folder_with_its_environment_and_marker(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "TEXT": "ä \udcff"}
+    with started(["sh", "-c", f'pwd; echo "$TEXT"; echo ${MARKER}'], tmp_path, marker="abc", env=env) as process:
+        process.wait(30)
+    assert (tmp_path / "output.txt").read_bytes() == os.fsencode(f"{tmp_path}\nä \udcff\nabc\n")
+
+
+def test_descriptor_is_readable_at_the_end_of_the_command(tmp_path: Path) -> None:
+    with started(["sleep", "0.1"], tmp_path) as process:
+        assert process.poll() is None
+        assert select.select([process], [], [], 30)[0]
+        assert process.poll() == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "error", "number"),
+    [
+        ("no-such-program", CommandNotFoundError, errno.ENOENT),
+        ("./missing", CommandNotFoundError, errno.ENOENT),
+        ("./text", NotExecutableError, errno.EACCES),
+        ("./folder", NotExecutableError, errno.EACCES),
+        ("./no-interpreter", NotExecutableError, errno.ENOENT),
+        ("./no-format", NotExecutableError, errno.ENOEXEC),
+    ],
+)
+def test_command_that_cannot_be_executed_raises(
+    tmp_path: Path, program: str, error: type[CommandError], number: int
+) -> None:
+    (tmp_path / "folder").mkdir()
+    for name, text, mode in (("text", "", 0o644), ("no-interpreter", "#!/none\n", 0o755), ("no-format", "ls\n", 0o755)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(mode)
+    with pytest.raises(error) as caught, started([program], tmp_path):
+        pass
+    assert (caught.value.errno, caught.value.filename) == (number, program)
+
+
+def test_command_in_missing_folder_raises(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    with pytest.raises(CommandError) as caught:
+        CommandProcess(
+            ["true"], cwd=folder, env={}, stdin=0, stdout=1, stderr=2, marker="abc", controlling_terminal=False
+        )
+    assert (type(caught.value), caught.value.filename) == (CommandError, str(folder))
+
+
+def test_command_has_default_signals_whatever_the_supervisor_ignores(tmp_path: Path) -> None:
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with started(["grep", "^Sig[BI]", "/proc/self/status"], tmp_path) as process:
+            process.wait(30)
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    assert {line.split()[1] for line in output_of(tmp_path).splitlines()} == {"0" * 16}
+
+
+def test_command_gets_terminal_that_ends_with_it(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    with started(["sh", "-c", "echo to terminal > /dev/tty"], tmp_path, terminal=slave) as process:
+        os.close(slave)
+        assert os.read(master, 100) == b"to terminal\r\n"
+        process.wait(30)
+        # No other process has it open.
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            os.read(master, 100)
+    os.close(master)
+
+
+ESCAPES = {
+    "background": "sleep 61 &",
+    "session": "setsid sleep 61 &",
+    "double fork": "(sleep 61 &)",
+    "daemon without environment": DAEMON,
+    "200 processes": "for i in $(seq 200); do sleep 61 & done",
+}
+
+
+@pytest.mark.parametrize("script", ESCAPES.values(), ids=ESCAPES)
+def test_no_process_of_the_command_is_left(tmp_path: Path, script: str) -> None:
+    count = 200 if "200" in script else 1
+    with started(["sh", "-c", script], tmp_path) as process:
+        assert process.wait(30) == 0
+        wait_for(lambda: commands_of(process.members()) == ["sleep"] * count, "the processes")
+        members = process.members()
+        assert all(process.has_member(member.pid) for member in members)
+        process.end_all(signal.SIGKILL)
+        wait_for_end(members)
+        assert process.members() == []
+        assert not process.has_member(members[0].pid) and not process.has_member(os.getpid())
+
+
+def commands_of(members: list[ProcessId]) -> list[str]:
+    return [status.name for member in members if (status := read_stat(member.pid)) is not None]
+
+
+def test_close_kills_what_is_left(tmp_path: Path) -> None:
+    with started(["sh", "-c", "trap '' INT TERM; setsid sleep 61 & wait"], tmp_path) as process:
+        wait_for(lambda: "sleep" in commands_of(process.members()), "the processes")
+        members = process.members()
+    assert len(members) == 2 and not any(member.is_running() for member in members)
+    assert process.poll() == -signal.SIGKILL
+
+
+def test_orphans_are_reaped_without_disturbing_other_children(tmp_path: Path) -> None:
+    own = subprocess.Popen(["sh", "-c", "sleep 0.2; exit 3"])
+    with started(["sh", "-c", "for i in 1 2 3; do (sleep 0.05 &); done; sleep 0.2; sleep 61"], tmp_path) as process:
+        assert own.wait(30) == 3
+        wait_for(lambda: len(process.members()) == 2, "the end of the orphans")
+        states = subprocess.run(
+            ["ps", "--ppid", str(keeper_of(process)), "-o", "stat="], capture_output=True, text=True, check=True
+        )
+        assert "Z" not in states.stdout
+
+
+def test_command_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
+    script = f"trap '' INT TERM HUP; {DAEMON} setsid sleep 61 & sleep 61"
+    with subprocess.Popen(supervisor_command(tmp_path, script)) as supervisor:
+        members = supervised_members(tmp_path)
+        assert len(members) == 4 and all(member.is_running() for member in members)
+        supervisor.kill()
+    wait_for_end(members)
+
+
+def test_survivors_of_the_keeper_are_found_by_their_marker(tmp_path: Path) -> None:
+    with started(["sh", "-c", "setsid sleep 61 & wait"], tmp_path, marker=(run_id := uuid.uuid4().hex)) as process:
+        wait_for(lambda: "sleep" in commands_of(process.members()), "the processes")
+        os.kill(keeper_of(process), signal.SIGKILL)
+        assert process.wait(30) == -signal.SIGKILL
+        wait_for(lambda: commands_of(find_marked(run_id)) == ["sleep"], "the end of the command")
+        survivors = process.members()
+        assert survivors == find_marked(run_id)
+        process.end_all(signal.SIGKILL)
+        wait_for_end(survivors)
+
+
+def test_process_without_marker_is_found_by_its_marked_parent() -> None:
+    program = "import subprocess; subprocess.run(['sleep', '61'], env={})"
+    run_id = uuid.uuid4().hex
+    with subprocess.Popen(python(program), env=os.environ | {MARKER: run_id}) as parent:
+        wait_for(lambda: "sleep" in commands_of(find_marked(run_id)), "the child")
+        found = find_marked(run_id)
+        assert len(found) == 2 and found[0].pid == parent.pid
+        for process in reversed(found):
+            assert process.send_signal(signal.SIGKILL)
+
+
+def test_marked_processes_are_listed_by_run() -> None:
+    first, second = uuid.uuid4().hex, uuid.uuid4().hex
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(subprocess.Popen(["sleep", "61"], env={MARKER: run})) for run in (first, second)
+        ]
+        stack.callback(lambda: [child.kill() for child in children])
+        wait_for(lambda: {first, second} <= set(processes_by_run()), "the marked processes")
+        found = processes_by_run()
+        assert [[process.pid for process in found[run]] for run in (first, second)] == [[c.pid] for c in children]
+
+
+def test_processes_that_replace_each_other_are_killed(tmp_path: Path) -> None:
+    program = (
+        "import os\nos.setsid()\nread, write = os.pipe()\n"
+        "while True:\n"
+        "    if os.fork() == 0:\n"
+        "        os.close(write)\n"
+        # Until the parent has ended.
+        "        os.read(read, 1)\n        os.close(read)\n        read, write = os.pipe()\n        continue\n"
+        "    os.wait()\n"
+    )
+    with started(["sh", "-c", '"$@" & exit 0', "", *python(program)], tmp_path) as process:
+        assert process.wait(30) == 0
+        wait_for(lambda: len(process.members()) == 2, "both processes")
+        first = process.members()
+        first[0].send_signal(signal.SIGKILL)
+        wait_for(lambda: len(set(process.members()) - set(first)) == 1, "the replacement")
+        process.end_all(signal.SIGKILL)
+        wait_for(lambda: process.members() == [], "the end of the processes")
+
+
+def test_no_run_has_no_members() -> None:
+    assert find_marked("") == []
+
+
+@needs_root
+def test_marker_in_a_process_of_another_user_makes_it_no_member() -> None:
+    run_id = uuid.uuid4().hex
+    with subprocess.Popen(["sleep", "61"], env={MARKER: run_id}, user=OTHER_USER) as stranger:
+        with subprocess.Popen(["sleep", "61"], env={MARKER: run_id}) as own:
+            wait_for(lambda: [pid for pid, _ in find_members(run_id)] == [own.pid], "the member")
+            own.kill()
+        stranger.kill()
+
+
+def test_signal_reaches_no_later_process_with_the_same_id() -> None:
+    with subprocess.Popen(["sleep", "61"]) as later:
+        process = ProcessId.find(later.pid)
+        assert process is not None
+        assert not ProcessId(process.pid, process.start_ticks - 1).send_signal(signal.SIGKILL)
+        assert later.poll() is None
+        assert process.send_signal(signal.SIGKILL)
+        assert later.wait() == -signal.SIGKILL
+    assert not process.send_signal(signal.SIGKILL)
+
+
+def test_signal_is_sent_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    with subprocess.Popen(["sleep", "61"]) as child:
+        process = ProcessId.find(child.pid)
+        assert process is not None
+        assert not ProcessId(process.pid, process.start_ticks - 1).send_signal(signal.SIGKILL)
+        assert process.send_signal(signal.SIGKILL)

@@ -1,0 +1,80 @@
+"""A command that shows no sign of life for too long: reported once, with its Python stacks if py-spy is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.command.stall import StackDump, StallWatch
+from engine.utils.process_table import ProcessId
+from support.gputrain_command import wait_for
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_stall_is_reported_once_until_the_next_sign_of_life() -> None:
+    clock = Clock()
+    watch = StallWatch(300.0, clock)
+    found = []
+    for now, sign in [(0, 1), (299, 1), (300, 1), (500, 1), (501, 2), (900, 2), (2100, 2)]:
+        clock.now = now
+        found.append(watch.poll(sign))
+    # The longest silence was 501 s: three times as much is a stall.
+    assert found == [None, None, 300, None, None, None, 1599]
+
+
+def test_stall_detection_can_be_disabled() -> None:
+    clock = Clock()
+    watch = StallWatch(0.0, clock)
+    clock.now = 1e6
+    assert watch.poll() is None
+
+
+@pytest.fixture
+def sleeper() -> Iterator[ProcessId]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        found = ProcessId.find(process.pid)
+        assert found is not None
+        yield found
+        process.kill()
+
+
+def dump(process: ProcessId, folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> StackDump:
+    """Return the dump of a process with a py-spy that runs `program`."""
+    (folder / "py-spy").write_text(f"#!/bin/sh\n{program}\n")
+    (folder / "py-spy").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    found = StackDump(300.0, [process], folder / "stacks.txt")
+    found.start()
+    wait_for(lambda: found.message is not None, "the stacks")
+    return found
+
+
+def test_stacks_of_python_processes_are_written(
+    sleeper: ProcessId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = dump(sleeper, tmp_path, monkeypatch, 'echo "$@"')
+    assert (tmp_path / "stacks.txt").read_text() == f"dump --pid {sleeper.pid}\n"
+    assert "stacks.txt" in str(found.message)
+
+
+def test_reason_why_there_are_no_stacks_is_in_the_message(
+    sleeper: ProcessId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert dump(sleeper, tmp_path, monkeypatch, "echo denied >&2; exit 1").message == "py-spy: denied"
+
+
+def test_without_py_spy_there_is_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = StackDump(300.0, [], tmp_path / "stacks.txt")
+    found.start()
+    assert found.message == ""

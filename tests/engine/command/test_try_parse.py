@@ -1,0 +1,45 @@
+"""What `--try-parse` finds in a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.command.try_parse import MAX_READ_BYTES, TriedMetric, try_parse
+from engine.utils.errors import UsageError
+
+
+def test_metrics_of_file_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text("loading\nstep 10 loss 3\nstep 20 loss 2, acc 0.5\n")
+    tried = try_parse(path)
+    assert tried.metrics == {"loss": TriedMetric(2, 10, 20, 2.0), "acc": TriedMetric(1, 20, 20, 0.5)}
+    assert (tried.num_lines, tried.num_used, tried.problem) == (3, 2, None)
+
+
+def test_patterns_are_used(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text("cost is 3\n")
+    assert list(try_parse(path, [r"cost is (?P<cost>\d+)"]).metrics) == ["cost"]
+
+
+def test_colors_and_overwritten_bars_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    bars = "".join(f"\r {step}/20 [00:01<00:01, loss={20 - step}]" for step in range(1, 21))
+    path.write_text(f"\x1b[32mstep\x1b[0m 10 \x1b[1;31mloss\x1b[m 3\r\n{bars}\n")
+    assert try_parse(path).metrics == {"loss": TriedMetric(2, 10, 20, 0.0)}
+
+
+def test_long_lines_and_binary_data_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_bytes(b"x" * (2 * MAX_READ_BYTES + 10) + b" loss: 1\n" + bytes(range(256)) + b"\nloss: 2")
+    assert try_parse(path).metrics == {"loss": TriedMetric(1, 0, 0, 2.0)}
+
+
+def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("missing", "pipe", "."):
+        with pytest.raises(UsageError, match="cannot be read"):
+            try_parse(tmp_path / name)

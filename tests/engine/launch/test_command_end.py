@@ -1,0 +1,127 @@
+"""What the run of a command records of its failure, a stall and a loss that is not finite."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from engine.command.membership import MARKER
+from engine.command.spec import read_command
+from engine.config.schema import Config
+from engine.launch.owned_run import OwnedRun, run_owned
+from engine.launch.request import RunRequest
+from engine.runs.events import RankFailed, RunFinished, WarningEvent
+from engine.runs.folder import RunState
+from engine.utils.errors import UsageError
+from support.messages import has_problem
+from support.runs.command_owner import CommandRuns, unchanged_process
+
+RANKS = r"""
+echo '[rank1]: Traceback (most recent call last):'
+echo '[rank1]: ValueError: bad label'
+echo '[rank0]: RuntimeError: Connection closed by peer'
+exit 1
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> CommandRuns:
+    return CommandRuns(tmp_path)
+
+
+def warnings(runs: CommandRuns, code: str) -> list[str]:
+    return [event.message for event in runs.events if isinstance(event, WarningEvent) and event.code == code]
+
+
+def test_rank_that_failed_first_is_recorded_with_its_last_lines(runs: CommandRuns) -> None:
+    assert runs.run("sh", "-c", RANKS) == 1
+    [failed] = [event for event in runs.events if isinstance(event, RankFailed)]
+    assert (failed.rank, failed.device, failed.cause) == (1, "cpu", "ValueError: bad label")
+    assert failed.traceback.splitlines()[-1] == "ValueError: bad label"
+    assert (runs.record.state, runs.record.message) == (RunState.FAILED, "rank 1 (cpu) failed: ValueError: bad label")
+
+
+def test_restart_records_why(runs: CommandRuns) -> None:
+    runs.run("sh", "-c", "echo 'ValueError: bad'; exit 2", config={"run": {"max_restarts": 1}})
+    [restarted] = warnings(runs, "process-failed")
+    assert restarted.startswith("ended with exit code 2: ValueError: bad; starting the command again")
+    assert sum(isinstance(event, RunFinished) for event in runs.events) == 1
+
+
+@pytest.mark.parametrize("values", ["0.5 nan", "nan"])
+def test_loss_that_is_not_finite_is_reported_once(runs: CommandRuns, values: str) -> None:
+    script = f'i=0; for loss in {values} nan; do i=$((i+1)); echo "step $i loss=$loss"; done'
+    runs.run("sh", "-c", script)
+    [message] = warnings(runs, "non-finite")
+    assert message.startswith("loss is NaN or infinite at step ")
+
+
+def test_other_metrics_may_have_no_value(runs: CommandRuns) -> None:
+    runs.run("sh", "-c", 'echo "step 1 loss=0.5 grad_norm=inf"')
+    assert warnings(runs, "non-finite") == []
+
+
+def test_stall_is_reported(runs: CommandRuns) -> None:
+    runs.run("sh", "-c", "echo start; sleep 2.5", config={"notify": {"stall_minutes": 0.01}})
+    [message] = warnings(runs, "stalled")
+    assert message.startswith("no output, no metric and no work on its GPUs for ")
+
+
+def test_progress_bar_without_a_new_line_is_no_stall(runs: CommandRuns) -> None:
+    script = r'for i in 1 2 3 4 5 6 7 8; do printf "\rloading $i"; sleep 0.2; done'
+    runs.run("sh", "-c", script, config={"notify": {"stall_minutes": 0.015}})
+    assert warnings(runs, "stalled") == []
+
+
+def test_program_that_is_gone_at_a_restart_fails_the_run(runs: CommandRuns) -> None:
+    script = runs.cwd / "train.sh"
+    script.write_text("#!/bin/sh\nrm train.sh; exit 1\n")
+    script.chmod(0o755)
+    with pytest.raises(UsageError):
+        runs.run("./train.sh", config={"run": {"max_restarts": 1}})
+    assert runs.record.state is RunState.FAILED
+
+
+def test_folder_that_is_swapped_before_a_restart_is_not_used(runs: CommandRuns) -> None:
+    script = 'mv "$PWD" "$PWD.old"; mkdir "$PWD"; exit 1'
+    with pytest.raises(UsageError) as refused:
+        runs.run("sh", "-c", script, config={"run": {"max_restarts": 1}})
+    assert has_problem(refused.value.problems, "untrusted-code", "--cwd")
+
+
+def test_owner_of_a_run_leaves_the_command_in_which_it_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARKER, "outer-1")
+    run = OwnedRun(RunRequest(Config(), tmp_path, "a"), lambda _: None)
+    with unchanged_process():
+        assert run_owned(run, lambda: 0) == 0
+    assert os.environ[MARKER] == "0" * len("outer-1")
+
+
+def test_command_does_not_start_again_beside_its_own_survivors(runs: CommandRuns) -> None:
+    runs.run("false")
+    command, started = read_command(runs.run_folder), runs.run_folder.history().command
+    assert started is not None
+    with subprocess.Popen(["sleep", "61"], env={MARKER: started.run_id}) as survivor:
+        with pytest.raises(UsageError) as refused:
+            runs.run(command=command, config={"run": {"resume": True}})
+        survivor.kill()
+    assert has_problem(refused.value.problems, "process-left", "a")
+    assert runs.run(command=command, config={"run": {"resume": True}}) == 1
+
+
+def test_restarts_share_the_time_limit(runs: CommandRuns) -> None:
+    config = {"run": {"max_restarts": 20}, "queue": {"time_limit": 1.5 / 60}}
+    runs.run("sh", "-c", "sleep 0.3; exit 1", config=config)
+    assert runs.record.state is RunState.STOPPED
+    assert "stop requested by queue.time_limit" in runs.record.message
+
+
+def test_failure_shows_no_value_of_a_secret_variable(runs: CommandRuns) -> None:
+    environment = {"PATH": os.environ["PATH"], "MY_TOKEN": "abc-123-def"}
+    runs.run("sh", "-c", 'echo "login with $MY_TOKEN failed"; exit 1', environment=environment)
+    assert runs.record.message == "ended with exit code 1: login with *** failed"

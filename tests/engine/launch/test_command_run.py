@@ -1,0 +1,233 @@
+"""The run of a command: what its folder records, which exit code it has, and how it is stopped and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from engine.command.spec import read_command
+from engine.config.code_trust import CodeTrust
+from engine.runs.command_events import CommandStarted
+from engine.runs.control import send_request
+from engine.runs.events import ControlEvent, RunFinished, WarningEvent
+from engine.runs.folder import RunState
+from engine.runs.labels import read_labels
+from engine.utils.errors import UsageError
+from support.messages import has_problem
+from support.runs.command_owner import CommandRuns
+
+PYTHON = (sys.executable, "-I", "-S", "-c")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> CommandRuns:
+    return CommandRuns(tmp_path)
+
+
+def refusal(runs: CommandRuns, *argv: str, **values: object) -> UsageError:
+    with pytest.raises(UsageError) as refused:
+        runs.run(*argv, **values)
+    return refused.value
+
+
+def test_run_of_command_records_its_output_and_its_end(runs: CommandRuns) -> None:
+    assert runs.run("sh", "-c", "echo out; echo err >&2") == 0
+    assert sorted(runs.output) == ["err", "out"]
+    assert "out\n" in runs.log and "err\n" in runs.log
+    assert (runs.record.state, runs.record.exit_code, runs.record.devices) == (RunState.FINISHED, 0, "the CPU")
+    assert runs.record.command == "sh -c 'echo out; echo err >&2'"
+    history = runs.run_folder.history()
+    assert history.command is not None and history.finished is not None and history.started is None
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "recorded"), [("exit 7", 7, 7), ("kill -9 $$", 137, -9), ("kill -2 $$", 130, -2)]
+)
+def test_exit_code_is_that_of_the_command(runs: CommandRuns, line: str, code: int, recorded: int) -> None:
+    assert runs.run("sh", "-c", line) == code
+    assert (runs.record.state, runs.record.exit_code) == (RunState.FAILED, recorded)
+
+
+def test_last_line_of_output_tells_why_a_command_failed(runs: CommandRuns) -> None:
+    runs.run("sh", "-c", "echo 'no such data set'; exit 1")
+    assert runs.record.message == "ended with exit code 1: no such data set"
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [
+        ("no-such-command", "command-not-found"),
+        ("./missing", "command-not-found"),
+        ("./data", "command-not-executable"),
+    ],
+)
+def test_command_that_cannot_be_executed_is_refused(runs: CommandRuns, program: str, kind: str) -> None:
+    (runs.cwd / "data").touch()
+    assert has_problem(refusal(runs, program).problems, kind, program)
+    assert not runs.folder.exists()
+
+
+def test_command_without_a_valid_interpreter_leaves_no_run(runs: CommandRuns) -> None:
+    script = runs.cwd / "train"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    assert has_problem(refusal(runs, "./train").problems, "command-not-executable", "./train")
+    assert not runs.folder.exists()
+
+
+def test_command_runs_in_its_folder_with_its_environment_only(runs: CommandRuns) -> None:
+    environment = {"PATH": os.environ["PATH"], "MINE": "yes"}
+    runs.run("sh", "-c", "pwd; echo $MINE-$HOME-$PYTHONUNBUFFERED", environment=environment)
+    assert runs.output == [str(runs.cwd), "yes--1"]
+
+
+def test_command_has_no_gpu_and_no_terminal_input_on_the_cpu(runs: CommandRuns) -> None:
+    runs.run("sh", "-c", 'echo "[$CUDA_VISIBLE_DEVICES]"; cat; test -t 1 && echo terminal')
+    assert runs.output == ["[]", "terminal"]
+
+
+def test_pipes_replace_the_terminal(runs: CommandRuns) -> None:
+    runs.run("sh", "-c", "test -t 1 || echo pipe; echo bad >&2", tty=False)
+    assert sorted(runs.output) == ["pipe", "stderr: bad"]
+
+
+def test_placeholders_name_the_run(runs: CommandRuns) -> None:
+    runs.run("echo", "{gpus}", "{ids}", "{run}", "{folder}")
+    assert runs.output == [f"0  a {runs.folder / 'a'}"]
+
+
+def test_metrics_of_output_and_of_own_file_are_in_the_record(runs: CommandRuns) -> None:
+    program = 'echo "step 1 loss=0.5"; echo "step 2 loss=0.25"; echo \'{"step": 9, "acc": 0.75}\' >> $GPUTRAIN_METRICS'
+    runs.run("sh", "-c", program)
+    record = runs.record
+    assert (record.metrics["loss"], record.lowest_metrics["loss"], record.highest_metrics["loss"]) == (0.25, 0.25, 0.5)
+    assert record.metrics["acc"] == 0.75
+    assert record.step == 9
+
+
+def test_metric_file_below_the_working_folder_is_found(runs: CommandRuns) -> None:
+    (runs.cwd / "old.jsonl").write_text('{"step": 1, "before": 1.0}\n')
+    os.utime(runs.cwd / "old.jsonl", (1, 1))
+    runs.run("sh", "-c", 'mkdir logs; echo \'{"step": 3, "score": 0.125}\' > logs/new.jsonl')
+    assert runs.record.metrics == {"score": 0.125}
+
+
+def test_pattern_of_the_user_finds_a_metric(runs: CommandRuns) -> None:
+    runs.run("echo", "reached 0.5 of it", parse=(r"reached (?P<part>[0-9.]+)",))
+    assert runs.record.metrics == {"part": 0.5}
+
+
+def test_invalid_pattern_is_refused(runs: CommandRuns) -> None:
+    assert "--parse" in str(refusal(runs, "true", parse=("(",)))
+    assert not runs.folder.exists()
+
+
+def test_secret_arguments_are_in_no_record(runs: CommandRuns) -> None:
+    runs.run("true", "--api-key", "hunter2", "--lr", "0.1")
+    texts = [file.read_text() for file in (runs.run_folder.journal, runs.run_folder.summary, runs.run_folder.log)]
+    assert not any("hunter2" in text for text in texts)
+    assert "--api-key '***' --lr 0.1" in runs.record.command
+
+
+def test_command_file_is_private_and_loses_the_environment_at_the_end(runs: CommandRuns) -> None:
+    modes = []
+    runs.when("ready", lambda: modes.append(stat.S_IMODE(runs.run_folder.command.stat().st_mode)))
+    runs.run("sh", "-c", "echo ready; sleep 0.3")
+    assert modes == [0o600]
+    assert read_command(runs.run_folder).environment == {}
+
+
+def test_stop_request_sends_the_stop_signal(runs: CommandRuns) -> None:
+    program = (
+        "import signal,sys,time; signal.signal(signal.SIGUSR2, lambda *_: sys.exit(5)); print('ready'); time.sleep(60)"
+    )
+    thread = runs.when("ready", lambda: send_request(runs.run_folder.control, "stop"))
+    assert runs.run(*PYTHON, program, stop_signal="SIGUSR2") == 5
+    thread.join()
+    assert (runs.record.state, runs.record.exit_code) == (RunState.STOPPED, 5)
+    assert "SIGUSR2 sent" in next(event.outcome for event in runs.events if isinstance(event, ControlEvent))
+
+
+def test_signal_to_the_supervisor_stops_the_command(runs: CommandRuns) -> None:
+    runs.when("ready", partial(os.kill, os.getpid(), signal.SIGTERM))
+    assert runs.run("sh", "-c", "echo ready; exec sleep 60") == 130
+    assert runs.record.state is RunState.STOPPED
+
+
+def test_second_interrupt_kills_a_command_that_ignores_the_first(runs: CommandRuns) -> None:
+    def interrupt_twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    runs.when("ready", interrupt_twice)
+    assert runs.run("sh", "-c", "trap '' INT TERM; echo ready; while :; do sleep 1; done") == 137
+
+
+def test_other_requests_are_refused(runs: CommandRuns) -> None:
+    runs.when("ready", lambda: send_request(runs.run_folder.control, "pause"))
+    runs.run("sh", "-c", "echo ready; sleep 2")
+    assert "refused" in next(event.outcome for event in runs.events if isinstance(event, ControlEvent))
+    assert runs.record.state is RunState.FINISHED
+
+
+def test_time_limit_stops_the_command(runs: CommandRuns) -> None:
+    assert runs.run("sleep", "60", config={"queue": {"time_limit": 0.005}}) == 130
+    assert runs.record.state is RunState.STOPPED
+
+
+def test_processes_that_are_left_behind_are_ended_with_a_warning(runs: CommandRuns) -> None:
+    assert runs.run("sh", "-c", "sleep 61 & exit 0") == 0
+    assert "process-left" in [event.code for event in runs.events if isinstance(event, WarningEvent)]
+
+
+def test_failed_command_is_restarted(runs: CommandRuns) -> None:
+    script = "test -e mark && exit 0; touch mark; exit 1"
+    assert runs.run("sh", "-c", script, config={"run": {"max_restarts": 2}}) == 0
+    assert sum(isinstance(event, CommandStarted) for event in runs.events) == 2
+
+
+def test_resumed_command_runs_again_in_its_folder(runs: CommandRuns) -> None:
+    runs.run("sh", "-c", "exit 3")
+    command = read_command(runs.run_folder)
+    assert command.environment
+    assert runs.run(command=command, config={"run": {"resume": True}}) == 3
+    assert sum(isinstance(event, RunFinished) for event in runs.events) == 2
+
+
+def test_finished_command_is_not_run_again(runs: CommandRuns) -> None:
+    runs.run("true")
+    runs.events.clear()
+    assert runs.run("true", config={"run": {"resume": True}}) == 0
+    assert [event.code for event in runs.events if isinstance(event, WarningEvent)] == ["already-finished"]
+
+
+def test_other_folder_in_place_of_the_working_folder_is_refused(runs: CommandRuns) -> None:
+    runs.run("sh", "-c", "exit 3")
+    command = read_command(runs.run_folder)
+    runs.cwd.rename(runs.cwd.with_name("moved"))
+    runs.cwd.mkdir()
+    assert has_problem(
+        refusal(runs, command=command, config={"run": {"resume": True}}).problems, "untrusted-code", "--cwd"
+    )
+    assert runs.run(command=command, config={"run": {"resume": True}}, code_trust=CodeTrust(granted=True)) == 3
+
+
+def test_tags_are_put_on_the_run(runs: CommandRuns) -> None:
+    runs.run("true", tags=("night",))
+    assert read_labels(runs.run_folder).tags == ("night",)
+
+
+def test_command_waits_for_another_run(runs: CommandRuns) -> None:
+    runs.run("false", config={"run": {"name": "b"}})
+    assert runs.run("true", config={"queue": {"after": ("b:any",)}}) == 0
+    assert has_problem(
+        refusal(runs, "true", config={"run": {"name": "c"}, "queue": {"after": ("b",)}}).problems, "wrong-state"
+    )

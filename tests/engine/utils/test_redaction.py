@@ -1,0 +1,97 @@
+"""Secrets in names and values, arguments, URLs and free text."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.utils.redaction import HIDDEN, is_secret, redact, redact_argv, redact_text, redact_values
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD", "--api-key", "apiKey", "DB_PWD",
+     "dbPassword", "wandb.api_key", "GITHUB_PAT", "APIKEY"],
+)  # fmt: skip
+def test_is_secret_knows_words_of_names(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["KEYBOARD", "MONKEY", "TOKENIZERS_PARALLELISM", "PATH", "PWD", "OLDPWD", "max_tokens", "secretary", "LR"]
+)
+def test_is_secret_knows_no_parts_of_words(name: str) -> None:
+    assert not is_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("HF_TOKEN", "hf_abc", HIDDEN),
+        ("PASSWORD", "1234", HIDDEN),
+        ("pad_token_id", "0", "0"),
+        ("key_dim", "64", "64"),
+        ("use_auth_token", "true", "true"),
+        ("PROXY", "http://ann:pw@proxy:80/", f"http://ann:{HIDDEN}@proxy:80/"),
+    ],
+)
+def test_redact_hides_value_by_name(name: str, value: str, shown: str) -> None:
+    assert redact(name, value) == shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("train.py --api-key s3cr3t --lr 0.1", "train.py --api-key *** --lr 0.1"),
+        ("train.py --token=s3cr3t", "train.py --token=***"),
+        ("train.py +wandb.api_key=s3cr3t model=key", "train.py +wandb.api_key=*** model=key"),
+        ("train.py --use-token --lr 0.1", "train.py --use-token --lr 0.1"),
+        ("curl https://ann:s3cr3t@host/path?token=s3cr3t&x=1", "curl https://ann:***@host/path?token=***&x=1"),
+        ("git clone https://ghp_0123456789abcdefghij@github.com/a/b", "git clone https://***@github.com/a/b"),
+        ("git clone ssh://git@github.com/a/b", "git clone ssh://git@github.com/a/b"),
+    ],
+)
+def test_redact_argv_hides_values_of_options_and_passwords(typed: str, shown: str) -> None:
+    assert redact_argv(typed.split()) == shown.split()
+
+
+def test_redact_argv_hides_secrets_inside_shell_command() -> None:
+    words = ["sh", "-c", "WANDB_API_KEY=s3cr3t python t.py --password 's3 cr3t' -H 'Authorization: Bearer s3cr3t'"]
+    shown = "WANDB_API_KEY=*** python t.py --password '***' -H 'Authorization: Bearer ***'"
+    assert redact_argv(words) == ["sh", "-c", shown]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"api_key": "s3cr3t", "lr": 0.1}', '{"api_key": "***", "lr": 0.1}'),
+        ("config: token=s3cr3t", "config: token=***"),
+        ("login(token=s3cr3t, user=ann)", "login(token=***, user=ann)"),
+        ('--password "it\'s" --lr 1', '--password "***" --lr 1'),
+        ("PASSWORD=a,b;c x", "PASSWORD=*** x"),
+        ("{'loss': 0.5, 'epoch': 1}", "{'loss': 0.5, 'epoch': 1}"),
+        ("HTTPError at http://ann:p%40ss@h:8080", "HTTPError at http://ann:***@h:8080"),
+    ],
+)
+def test_redact_text_hides_secrets_in_free_text(text: str, shown: str) -> None:
+    assert redact_text(text) == shown
+
+
+@pytest.mark.parametrize("part", ["a", "a.", "key ", "a://", "key=", "--key ", "a:b@", " ", '"'])
+def test_redact_text_takes_linear_time(part: str) -> None:
+    assert redact_text(part * (1 << 16))
+
+
+@pytest.mark.parametrize("text", ["KeyError: 'labels'", "module.TokenError: bad input", "KeyException: x"])
+def test_exception_is_no_secret(text: str) -> None:
+    assert redact_text(text) == text
+
+
+def test_values_of_secret_variables_are_hidden_wherever_they_stand() -> None:
+    environment = {"MY_TOKEN": "abc-123-def", "SHORT_KEY": "1", "HOME": "/home/ana"}
+    text = "login with abc-123-def failed in /home/ana at step 1"
+    assert redact_values(text, environment) == "login with *** failed in /home/ana at step 1"
+
+
+def test_password_may_have_any_characters() -> None:
+    assert redact_text("https://user:p@ss@host/path") == "https://user:***@host/path"
+    assert redact_argv(["--password", "-abc"]) == ["--password", "***"]

@@ -1,0 +1,93 @@
+"""The dialog that starts a command: its line, its options, and the commands of earlier runs."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from engine.command.spec import write_command
+from engine.utils.errors import UsageError
+from support.runs.command_folder import COMMAND, make_command_finished, make_command_run
+from support.runs.command_owner import make_command
+from support.screen.demo_app import visible_text, wait_until_idle
+from support.screen.screen_driver import Drive, drive, press, real_app
+from tui.form.command_lines import CommandLine, line_of_run
+from tui.screens.command_dialog import CommandDialog
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_command_run(tmp_path / "runs", "a", make_command_finished(time.time()), now=time.time())
+    return tmp_path / "runs"
+
+
+def show(root: Path, act: Drive) -> list[Sequence[str]]:
+    """Open the dialog, and return the arguments of what was started."""
+    app: Any = real_app(root)
+    started: list[Sequence[str]] = []
+    app.launch = lambda arguments, title: started.append(arguments)
+
+    async def open_and_act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n", "f2")
+        assert isinstance(pilot.app.screen, CommandDialog)
+        await act(pilot)
+        await wait_until_idle(pilot)
+
+    drive(app, open_and_act, (100, 30))
+    return started
+
+
+def test_command_and_options_are_started_as_typed(root: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, *"echo 'a b'", "tab", *"--gpus cpu", "enter")
+
+    assert show(root, act) == [["run", "--headless", "--gpus", "cpu", "--", "echo", "a b"]]
+
+
+@pytest.mark.parametrize(("typed", "code"), [("", "missing-value"), ("echo 'a", "invalid-value")])
+def test_line_that_is_no_command_is_refused_in_the_dialog(root: Path, typed: str, code: str) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, *typed, "enter")
+        assert isinstance(pilot.app.screen, CommandDialog)
+        assert "Command" in visible_text(pilot, ".problem")
+
+    assert show(root, act) == []
+    with pytest.raises(UsageError) as refused:
+        CommandLine(typed).arguments()
+    assert refused.value.problems[0].code == code
+
+
+def test_arrow_keys_show_earlier_commands_and_keep_what_is_typed(root: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, *"mine", "up")
+        assert COMMAND in visible_text(pilot, "#words")
+        await press(pilot, "down", "enter")
+
+    assert show(root, act) == [["run", "--headless", "--", "mine"]]
+
+
+def test_again_offers_the_command_of_a_run_with_its_options(root: Path) -> None:
+    folder = make_command_run(root, "b", make_command_finished(time.time()), now=time.time())
+    folder.config.write_text("run:\n  name: b\ndevice:\n  gpus: free:2\n  wait: true\nqueue:\n  time_limit: 60\n")
+    command = make_command(root, "echo", "a b", stop_signal="SIGTERM", tty=False, parse=("loss (?P<loss>.*)",))
+    write_command(folder, command)
+    line = line_of_run(folder)
+    assert line.words == "echo 'a b'"
+    expected = ["--gpus", "free:2", "--queue", "--time-limit", "60", "--cwd", str(root), "--stop-signal", "SIGTERM"]
+    assert shlex.split(line.options) == [*expected, "--no-tty", "--parse", "loss (?P<loss>.*)"]
+
+
+def test_command_that_others_can_change_is_not_offered(root: Path) -> None:
+    folder = make_command_run(root, "c", make_command_finished(time.time()), now=time.time())
+    folder.command.chmod(0o666)
+    with pytest.raises(UsageError) as refused:
+        line_of_run(folder)
+    assert refused.value.problems[0].code == "untrusted-code"

@@ -1,0 +1,97 @@
+"""Runs of commands in the list of runs: columns, filter, preview, and their comparison."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from engine.runs.ownership import Ownership
+from support.runs.command_folder import make_command_finished, make_command_run
+from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import drive, press, real_app
+from tui.screens.command_run import CommandRunScreen
+from tui.screens.compare import CompareScreen
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path) -> Iterator[Path]:
+    """A live and a finished run of the same command."""
+    root, now = tmp_path / "runs", time.time()
+    for name, hidden in (("small", 8), ("large", 64)):
+        rows = [{"loss": 8 / (hidden * (step + 1))} for step in range(10)]
+        end = [make_command_finished(now)] if name == "small" else []
+        folder = make_command_run(root, name, *end, now=now, rows=rows, parameters={"lr": 0.1, "hidden": hidden})
+    owner = Ownership(folder)
+    yield root
+    owner.release()
+
+
+async def open_list(pilot: Pilot[None]) -> None:
+    await press(pilot, "r")
+    await wait_until_idle(pilot)
+
+
+def test_list_of_commands_has_their_metrics_and_differing_parameters(runs: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot)
+        header = visible_text(pilot, "#all-runs").splitlines()[1].split()
+        assert {"state", "step", "loss", "hidden", "command"} <= set(header) and "lr" not in header
+        await press(pilot, "slash", *"hidden>10")
+        text = visible_text(pilot, "#all-runs")
+        assert "large" in text and "small" not in text
+
+    drive(real_app(runs), act, (160, 40))
+
+
+def test_preview_shows_command_parameters_and_curve(runs: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot)
+        await wait_until(pilot, lambda: "step" in visible_text(pilot, "#run-preview").splitlines()[-2])
+        text = visible_text(pilot, "#run-preview")
+        assert "torchrun --nproc-per-node 2" in text and "hidden" in text and "loss" in text
+
+    drive(real_app(runs), act, (160, 40))
+
+
+def test_list_opens_a_command_and_offers_what_it_takes(runs: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot)
+        await press(pilot, "slash", *"small", "enter")
+        screen = pilot.app.screen
+        assert screen.is_available("again") and not screen.is_available("resume")  # type: ignore[attr-defined]
+        screen.query_one("#all-runs").focus()
+        await press(pilot, "enter")
+        assert isinstance(pilot.app.screen, CommandRunScreen)
+
+    drive(real_app(runs), act, (120, 34), notifications=True)
+
+
+def test_comparison_shows_metrics_that_a_command_begins_later(runs: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot)
+        await press(pilot, "M", "c")
+        (runs / "large" / "metrics" / "own.jsonl").write_text('{"step": 1, "reward": 5}\n{"step": 2, "reward": 6}\n')
+        await wait_until(pilot, lambda: "reward" in visible_text(pilot))
+
+    drive(real_app(runs), act, (160, 48))
+
+
+def test_marked_commands_are_compared_and_opened(runs: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot)
+        await press(pilot, "M", "c")
+        assert isinstance(pilot.app.screen, CompareScreen)
+        await wait_until(pilot, lambda: "hidden" in visible_text(pilot))
+        await wait_until_idle(pilot)
+        text = visible_text(pilot)
+        assert "loss" in text and "running" in text
+        await press(pilot, "enter")
+        assert isinstance(pilot.app.screen, CommandRunScreen)
+
+    drive(real_app(runs), act, (160, 48))

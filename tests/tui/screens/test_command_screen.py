@@ -1,0 +1,171 @@
+"""The screen of the run of a command: charts of what it has, its log, its processes, and the requests that it sends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from engine.command.metric_files import OWN_FILE
+from engine.runs.folder import RunFolder
+from engine.runs.labels import read_labels
+from engine.runs.ownership import Ownership
+from engine.runs.run_record import read_run_record
+from support.gputrain_command import GPUTRAIN, wait_for
+from support.messages import says
+from support.runs.command_folder import make_command_failed, make_command_finished, make_command_run, make_gpu_event
+from support.screen.demo_app import FROZEN_NOW, demo_app, gpu_uuid, toasts, visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import Drive, drive, press, real_app
+from tui.app import GputrainApp
+from tui.screens.command_run import CommandRunScreen
+from tui.screens.process import ProcessScreen
+
+ROWS = [{"loss": 1 / (step + 1), "lr": 0.1} for step in range(20)]
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+
+
+def screen_of(pilot: Pilot[None]) -> CommandRunScreen:
+    assert isinstance(pilot.app.screen, CommandRunScreen)
+    return pilot.app.screen
+
+
+def chart_titles(pilot: Pilot[None]) -> list[str]:
+    return [chart.title for chart in screen_of(pilot).foreign_panels.chosen.values() if chart.metrics]
+
+
+def show(root: Path, act: Drive, size: tuple[int, int] = (100, 30)) -> None:
+    """Open the run `a` and call `act`."""
+    drive(real_app(root, "a"), act, size, notifications=True)
+
+
+def test_command_screen_shows_state_command_charts_and_log(tmp_path: Path) -> None:
+    finished = make_command_finished(time.time() - 60)
+    make_command_run(tmp_path / "runs", "a", finished, now=time.time(), rows=ROWS, log="\x1b[1mready\x1b[0m\n")
+
+    async def act(pilot: Pilot[None]) -> None:
+        assert chart_titles(pilot) == ["loss", "lr"]
+        assert "finished after 49m" in visible_text(pilot, "#progress")
+        assert "step 19   2 metrics" in visible_text(pilot, "#progress")
+        assert "$ torchrun --nproc-per-node 2 train.py" in visible_text(pilot, "#bottleneck")
+        assert "ready" in visible_text(pilot, "#log") and "\x1b" not in visible_text(pilot, "#log")
+
+    show(tmp_path / "runs", act)
+
+
+def test_command_without_metrics_gives_its_log_the_place_of_charts(tmp_path: Path) -> None:
+    failed = make_command_failed(time.time() - 60, "ended with exit code 1: no module")
+    make_command_run(tmp_path / "runs", "a", failed, now=time.time(), log="first\nlast\n")
+
+    async def act(pilot: Pilot[None]) -> None:
+        assert "ended with exit code 1: no module" in visible_text(pilot, "#message")
+        log = screen_of(pilot).foreign_panels.log_panel
+        assert log.size.height > 15 and log.has_focus
+        assert not [chart for chart in screen_of(pilot).foreign_panels.chart_widgets if chart.display]
+
+    show(tmp_path / "runs", act)
+
+
+def test_command_screen_shows_metrics_of_files_that_appear_later(tmp_path: Path) -> None:
+    folder = make_command_run(tmp_path / "runs", "a", now=time.time(), rows=ROWS)
+    owner = Ownership(folder)
+
+    async def act(pilot: Pilot[None]) -> None:
+        own = folder.metrics / OWN_FILE
+        own.write_text('{"step": 1, "accuracy": 0.5}\n{"step": 2, "accuracy": 0.6}\n')
+        await wait_until(pilot, lambda: "accuracy" in chart_titles(pilot))
+        assert "loss" in chart_titles(pilot)
+
+    show(tmp_path / "runs", act)
+    owner.release()
+
+
+def test_command_screen_shows_what_its_gpus_do(tmp_path: Path) -> None:
+    gpus = [gpu_uuid(1), gpu_uuid(3)]
+    events = make_gpu_event(FROZEN_NOW - 1, *gpus)
+    folder = make_command_run(tmp_path / "runs", "a", events, now=FROZEN_NOW, devices=gpus, rows=ROWS)
+    owner = Ownership(folder)
+
+    async def act(pilot: Pilot[None]) -> None:
+        lines = visible_text(pilot, "#gpus").splitlines()[1:4]
+        assert [line.strip("│ ").split()[0] for line in lines] == ["GPU", "1", "3"]
+        assert "90%" in lines[1] and "85%" in lines[2]
+        # Where there is no room for a table, the first line has the use of each GPU.
+        await pilot.resize_terminal(100, 18)
+        await wait_until_idle(pilot)
+        assert "GPU 1 " in visible_text(pilot, "#progress") and "GPU 3 " in visible_text(pilot, "#progress")
+
+    drive(demo_app(tmp_path / "runs", demo=None, run="a"), act)
+    owner.release()
+
+
+def test_command_screen_shows_parameters_and_changes_labels(tmp_path: Path) -> None:
+    folder = make_command_run(tmp_path / "runs", "a", make_command_finished(time.time()), now=time.time(), rows=ROWS)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "d")
+        await wait_until(pilot, lambda: "Loading" not in visible_text(pilot))
+        text = visible_text(pilot)
+        assert "working folder" in text and "hidden  64" in text
+        await press(pilot, "escape", "T", *"night", "enter")
+        await wait_until(pilot, lambda: read_labels(folder).tags == ("night",))
+
+    show(tmp_path / "runs", act)
+
+
+def test_finished_command_is_not_resumed(tmp_path: Path) -> None:
+    make_command_run(tmp_path / "runs", "a", make_command_finished(time.time()), now=time.time())
+
+    async def act(pilot: Pilot[None]) -> None:
+        assert not screen_of(pilot).is_available("resume")
+        await press(pilot, "u")
+        assert says(toasts(pilot)[-1], "already-finished", "a")
+
+    show(tmp_path / "runs", act)
+
+
+@pytest.fixture
+def live_command(tmp_path: Path) -> Iterator[RunFolder]:
+    """A command that prints and sleeps, supervised by another process."""
+    script = "import time\nfor step in range(1000): print('step', step, 'loss', 1, flush=True); time.sleep(0.1)"
+    arguments = ["run", "--headless", "--name", "a", "--runs-dir", str(tmp_path / "runs"), "--gpus", "cpu"]
+    line = [GPUTRAIN, *arguments, "--", sys.executable, "-c", script]
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL) as process:
+        folder = RunFolder(tmp_path / "runs" / "a")
+        wait_for(lambda: folder.log.exists() and "loss" in folder.log.read_text(), "output")
+        yield folder
+        process.kill()
+
+
+def test_command_screen_shows_processes_and_stops_them(live_command: RunFolder) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await wait_until(pilot, lambda: "memory" in visible_text(pilot, "#progress"))
+        await press(pilot, "p")
+        assert isinstance(pilot.app.screen, ProcessScreen)
+        await wait_until(pilot, lambda: "import time" in visible_text(pilot, "#tree"))
+        await press(pilot, "escape", "s", "down", "enter")
+        await wait_until(pilot, lambda: "stopped" in visible_text(pilot, "#progress"))
+        assert screen_of(pilot).is_available("resume")
+
+    show(live_command.path.parent, act, (120, 30))
+    record = read_run_record(live_command)
+    assert record is not None and record.state == "stopped"
+
+
+def test_start_of_a_command_ends_on_its_screen(tmp_path: Path) -> None:
+    folder = make_command_run(tmp_path / "runs", "a", make_command_finished(time.time()), now=time.time())
+
+    async def act(pilot: Pilot[None]) -> None:
+        assert isinstance(pilot.app, GputrainApp)
+        pilot.app.switch_to_run(folder)
+        await wait_until_idle(pilot)
+        assert screen_of(pilot).folder == folder
+        pilot.app.switch_to_run(folder)
+        assert len(pilot.app.screen_stack) == 2
+
+    drive(real_app(tmp_path / "runs"), act)

@@ -1,0 +1,82 @@
+"""Lines that start commands: what `tui.screens.command_dialog` asks for, and those of earlier runs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.command.spec import Command, foreign_command_reason, read_command
+from engine.runs.folder import RunFolder
+from engine.runs.run_config import read_changed_config
+from engine.runs.run_row import RunRow
+from engine.utils.errors import UsageError
+from tui.flags import FLAG_TO_KEY
+
+MAX_LINES = 20
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """The options of `gputrain run` and the words of the command, as a person types them."""
+
+    words: str = ""
+    options: str = ""
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of `gputrain` that run the command in the background. Raises UsageError."""
+        words = _split(self.words, "Command")
+        if not words:
+            raise UsageError.one("Command", "is empty; type it as in a shell", code="missing-value")
+        before = ["run", "--headless", *_split(self.options, "Options")]
+        return [*before, "--", *words]
+
+
+def _split(text: str, label: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError.one(label, f"cannot be split into words: {error}", code="invalid-value") from error
+
+
+def line_of_run(folder: RunFolder) -> CommandLine:
+    """Return the line that starts the command of a run again, as a new run. Raises UsageError unless this user wrote
+    it."""
+    if (reason := folder.foreign_reason() or foreign_command_reason(folder)) is not None:
+        raise UsageError.one(folder.name, f"is not started again, because it {reason}", code="untrusted-code")
+    command = read_command(folder)
+    options = [*_config_options(read_changed_config(folder.config) or {}), *_command_options(command)]
+    return CommandLine(shlex.join(command.argv), shlex.join(options))
+
+
+def _config_options(config: Mapping[str, Any]) -> list[str]:
+    options: list[str] = []
+    for flag, key in FLAG_TO_KEY.items():
+        value = config.get(key)
+        if value is None or key.startswith("run.") or key == "queue.after":
+            continue
+        options += [f"--{flag.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return options
+
+
+def _command_options(command: Command) -> list[str]:
+    options = [] if command.cwd == str(Path.cwd()) else ["--cwd", command.cwd]
+    options += [] if command.stop_signal == "SIGINT" else ["--stop-signal", command.stop_signal]
+    options += [] if command.gpu_ids == "index" else ["--gpu-ids", command.gpu_ids]
+    options += [] if command.tty else ["--no-tty"]
+    options += [word for path in command.metrics for word in ("--metrics", path)]
+    return options + [word for pattern in command.parse for word in ("--parse", pattern)]
+
+
+def earlier_lines(rows: Iterable[RunRow]) -> list[CommandLine]:
+    """Return the lines of the latest commands of this user, the oldest first, each once."""
+    found: dict[CommandLine, None] = {}
+    for row in rows:
+        if row.record.command and not row.foreign and len(found) < MAX_LINES:
+            try:
+                found.setdefault(line_of_run(RunFolder(Path(row.folder))))
+            except UsageError:
+                continue
+    return list(found)[::-1]

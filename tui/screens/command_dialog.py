@@ -1,0 +1,84 @@
+"""The dialog that asks for a command to run: a line of a shell, and the options of `gputrain run`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.widgets import Input, Static
+
+from engine.runs.folder import RunFolder
+from engine.utils.errors import UsageError
+from tui.form.command_lines import CommandLine, earlier_lines, line_of_run
+from tui.screens.base import AppServices, Dialog
+from tui.screens.form_rows import picked_gpus
+from tui.widgets.entry import Entry
+
+
+class CommandDialog(Dialog[list[str] | None]):
+    """Type a command. Returns the arguments of `gputrain` that run it, or None if canceled.
+
+    The arrow keys show the `earlier` lines, the oldest of which is first.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", show=False),
+        Binding("up", "recall(-1)", show=False),
+        Binding("down", "recall(1)", show=False),
+    ]
+
+    def __init__(self, line: CommandLine, earlier: Sequence[CommandLine] = ()) -> None:
+        super().__init__()
+        self._lines, self._position = [*earlier, line], len(earlier)
+
+    def compose(self) -> ComposeResult:
+        line = self._lines[-1]
+        with Vertical(classes="dialog wide") as box:
+            box.border_title = "Run a command"
+            yield Static("Command, in this working folder", classes="label", markup=False)
+            yield Entry(line.words, id="words", placeholder="python train.py --lr 0.1")
+            yield Static("Options of gputrain run", classes="label", markup=False)
+            yield Entry(line.options, id="options", placeholder="--gpus free:2 --queue --name fit --time-limit 60")
+            yield Static("", classes="problem", markup=False)
+            yield Static("enter start   tab options   ↑ ↓ earlier commands   esc cancel", classes="hint")
+
+    @property
+    def _line(self) -> CommandLine:
+        return CommandLine(self.query_one("#words", Entry).value, self.query_one("#options", Entry).value)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        try:
+            self.dismiss(self._line.arguments())
+        except UsageError as error:
+            self.query_one(".problem", Static).update(str(error))
+
+    def action_recall(self, steps: int) -> None:
+        """Show an earlier or a later line. What is typed stays below all of them."""
+        if self._position == len(self._lines) - 1:
+            self._lines[-1] = self._line
+        self._position = min(max(self._position + steps, 0), len(self._lines) - 1)
+        line = self._lines[self._position]
+        for name, text in (("#words", line.words), ("#options", line.options)):
+            entry = self.query_one(name, Entry)
+            entry.value, entry.cursor_position = text, len(text)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+
+def ask_command(app: App[None], services: AppServices, run: RunFolder | None = None) -> None:
+    """Ask for a command and start it; of the run of a command, that one. Raises UsageError if it cannot be read."""
+
+    def start(arguments: list[str] | None) -> None:
+        if arguments is not None:
+            services.launch(arguments, title="new command")
+
+    if run is not None:
+        line = line_of_run(run)
+    else:
+        picked = picked_gpus(services.gpu_poller.snapshot, services.picked_gpu_uuids)
+        line = CommandLine(options=f"--gpus {picked}" if picked else "")
+    app.push_screen(CommandDialog(line, earlier_lines(services.run_list_poller.rows or ())), start)
