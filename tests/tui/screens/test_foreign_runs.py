@@ -277,7 +277,7 @@ def test_monitor_offers_no_way_to_a_list_that_was_not_opened(tmp_path: Path) -> 
 def test_empty_folder_says_that_runs_appear(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await open_list(pilot, tmp_path)
-        assert "it appears here" in visible_text(pilot, "#all-runs")
+        await wait_until(pilot, lambda: "it appears here" in visible_text(pilot, "#all-runs"))
 
     drive(real_app(tmp_path / "runs"), act, (120, 30))
 

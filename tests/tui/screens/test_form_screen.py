@@ -293,7 +293,7 @@ def test_form_screen_opens_config_file_by_its_path(tmp_path: Path) -> None:
         await press(pilot, "n", "ctrl+n")
         await pilot.press(*"none.yaml")
         await press(pilot, "enter")
-        assert says(visible_text(pilot), "not-found", "none.yaml")
+        await wait_until(pilot, lambda: says(visible_text(pilot), "not-found", "none.yaml"))
         await pilot.press(*["backspace"] * 9, *"mine.yaml")
         await press(pilot, "enter")
         form = form_of(pilot).form
