@@ -1,4 +1,4 @@
-"""GPUs of a command: how it is told which ones it may use, and whether it uses others.
+"""The reserved GPUs in the environment of a command (`CUDA_VISIBLE_DEVICES`), and the check that it uses no others.
 
 The devices come from `engine.gpus.allocation`, the processes on them from a snapshot of all GPUs.
 """
@@ -25,7 +25,7 @@ _HOST_PID_NAMESPACE = "pid:[4026531836]"
 
 @dataclass(frozen=True)
 class DeviceNames:
-    """What a command is told of its GPUs: `ids` for CUDA_VISIBLE_DEVICES, and the full UUIDs. None for the CPU."""
+    """Names of the reserved GPUs: `ids` for `CUDA_VISIBLE_DEVICES`, and full UUIDs. Both are empty on the CPU."""
 
     ids: tuple[str, ...] = ()
     uuids: tuple[str, ...] = ()

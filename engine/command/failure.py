@@ -20,7 +20,7 @@ from engine.utils.redaction import redact_text
 from engine.utils.text import printable
 
 MAX_LINES = 20
-# The files of ranks that torchrun has started, of which a command may make any number.
+# torchrun makes a folder of log files for each start, and a command may start it any number of times.
 MAX_ENTRIES = 10_000
 # What a shell reports of a child that SIGKILL has ended.
 SHELL_SIGKILL = 128 + signal.SIGKILL

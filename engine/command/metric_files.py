@@ -169,7 +169,7 @@ class MetricFiles:
         self._members, self._writers = members, Writers()
         self._run, self._cwd, self._started_at = Path(os.path.realpath(run)), cwd, started_at
         self._arguments = arguments or {}
-        # Whoever names files may name those of a container, which writes them as another user.
+        # A container may write the files that `--metrics` names as another user.
         self._are_named = bool(paths)
         self._finders = [RunFinder(path, SEARCH_LIMITS) for path in paths or [cwd]]
         self._searching: Iterator[FoundRuns] | None = None

@@ -81,7 +81,7 @@ class OutputMetrics:
         return next((pattern.problem for pattern in self._patterns if pattern.problem is not None), None)
 
     def feed(self, line: str, below: Sequence[str] = ()) -> list[Point]:
-        """Return the points of a final line. `below` are the lines that may still change. None has colors."""
+        """Return the points of a final line. `below` are the lines that may still change. The lines have no colors."""
         if self._pending[line]:
             self._pending[line] -= 1
             return []

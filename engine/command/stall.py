@@ -29,7 +29,7 @@ MAX_DUMP_BYTES = 1 << 20
 
 @dataclass
 class StallWatch:
-    """Finds when a command has stalled, once per stall."""
+    """Detects stalls of a command, and reports each one once."""
 
     limit_s: float
     """Seconds without a sign of life; 0 disables."""

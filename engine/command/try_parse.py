@@ -21,7 +21,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,2
 
 @dataclass
 class TriedMetric:
-    """What was found of a metric."""
+    """Number of values of a metric, its first and last step, and its last value."""
 
     count: int
     first_step: int

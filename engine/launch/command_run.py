@@ -61,7 +61,7 @@ RESTART_SECONDS = 1.0  # a command that fails at once is not started again and a
 
 @dataclass
 class CommandRun(OwnedRun):
-    """The run of a command in the process that owns it."""
+    """What the owner of a command run holds, see `OwnedRun`."""
 
     @property
     def command(self) -> Command:

@@ -84,7 +84,7 @@ def _visible(text: str) -> str:
 
 
 def encode_parts(parts: Iterable[tuple[str, str]]) -> str:
-    """Return a line with SGR sequences, each of which sets the whole style. It ends in the default style."""
+    """Return a line with SGR sequences. Each sequence sets the whole style, and the last one resets it."""
     encoded, current = [], ""
     for index, (text, style) in enumerate(parts):
         if index >= MAX_STYLED_PARTS:

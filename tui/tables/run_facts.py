@@ -20,7 +20,7 @@ from engine.utils.trust import name_of_user
 from engine.utils.units import format_age, format_bytes, format_count, format_date
 from tui.phrases import ENDED_BADLY
 
-# What the record of a command has no value for, which is 0 then.
+# The record of a command keeps 0 for these fields, because only trainings have epochs.
 TRAINING_FACTS = ("epochs", "current_epoch")
 
 

@@ -1,4 +1,4 @@
-"""GPUs of a command's run, on fake GPUs: what the command is told of them, and use of others."""
+"""The environment that a command gets for its reserved GPUs, and the warning when it uses other GPUs, on fake GPUs."""
 
 from __future__ import annotations
 
