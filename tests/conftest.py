@@ -29,9 +29,10 @@ from support.gputrain_command import (
 
 pytest_plugins = ["support.cpu_time"]
 
-# No test depends on the load of the machine.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# No test depends on the load of the machine. `pytest -m hypothesis --hypothesis-profile thorough` tries more examples.
+settings.register_profile("ordinary", max_examples=30, deadline=None)
+settings.register_profile("thorough", max_examples=400, deadline=None)
+settings.load_profile("ordinary")
 
 
 def restore_signals() -> None:

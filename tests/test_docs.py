@@ -24,6 +24,8 @@ PAGES = [
     ".github/CONTRIBUTING.md",
     ".github/SECURITY.md",
     "engine/README.md",
+    "engine/JSON.md",
+    "tui/cli/skill.md",
     "tui/README.md",
     "tests/README.md",
     "tests/bench/README.md",

@@ -31,9 +31,12 @@ FLAG_TO_KEY = {
     "priority": "queue.priority",
     "after": "queue.after",
     "share": "queue.share",
+    "min_free": "queue.min_free",
+    "begin": "queue.begin",
     "time_limit": "queue.time_limit",
+    "snapshot": "run.snapshot",
 }
-BOOLEAN_FLAGS = {"queue", "resume"}
+BOOLEAN_FLAGS = {"queue", "resume", "snapshot"}
 
 
 def run_arguments(base: str | None, base_config: Config, config: Config) -> list[str]:

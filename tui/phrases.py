@@ -7,14 +7,15 @@ from collections.abc import Collection
 from pathlib import Path
 
 from engine.foreign.activity import Activity
-from engine.gpus.current_use import find_current_use
-from engine.gpus.snapshot import Gpu, MigInstance, Snapshot
+from engine.gpus.current_use import MAX_UNATTRIBUTED_BYTES, find_current_use
+from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Snapshot
 from engine.gpus.unmonitored import torch_may_see_gpus
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.metrics import METRICS
 from engine.runs.run_row import RunRow
 from engine.utils.errors import Problem
 from engine.utils.text import list_names, pluralize, printable
-from engine.utils.units import UNKNOWN, format_age, format_duration
+from engine.utils.units import UNKNOWN, format_age, format_bytes, format_duration
 from tui.palette import BAD, GOOD, MUTED, WARNING
 
 # Symbol and style of each state; screens print the state's name next to them.
@@ -35,6 +36,8 @@ STATE_SYMBOLS: dict[str, tuple[str, str]] = {
 }
 ENDED_BADLY = (RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED)
 FAILED_STATES = (RunState.FAILED, RunState.CRASHED)
+# Trainings compile, evaluate and load data for minutes without using their GPUs.
+MIN_IDLE_SECONDS = 300.0
 FOREIGN_SIGN, MARK = "!", "◆"
 FOLD_SIGNS = {False: "▸", True: "▾"}
 """Signs of a sweep by whether its trials are shown."""
@@ -53,7 +56,8 @@ def state_style(row: RunRow) -> str:
 def epochs_text(row: RunRow) -> str:
     """Return how far a run is, of a sweep the number of its trials, and of a command its last step."""
     if row.record.command:
-        return f"step {row.record.step}" if row.record.metrics or row.record.step else UNKNOWN
+        step = METRICS["step"].of_run(row.record)
+        return UNKNOWN if step is None else f"step {step}"
     return f"{row.trials} trials" if row.trials else f"{row.record.epochs}/{row.record.total_epochs or '?'}"
 
 
@@ -64,8 +68,9 @@ def short_command(row: RunRow) -> str:
 
 
 def when_text(row: RunRow) -> str:
-    """Return when a live run ends, or how long ago another one started. It changes with time, not only with the row."""
-    if not row.live:
+    """Return when a live run ends, or how long ago another one started, and a command, whose end is unknown. It changes
+    with time, not only with the row."""
+    if not row.live or (row.record.command and row.state != RunState.WAITING):
         return f"{format_age(row.age_seconds)} ago"
     return "" if row.record.eta_seconds is None else f"ETA {format_duration(row.record.eta_seconds)}"
 
@@ -190,8 +195,13 @@ def users_text(gpu: Gpu) -> str:
     return ", ".join(users(gpu)) or ("unknown" if gpu.processes.value is None else "in use")
 
 
+def reserved_text(gpu: Gpu) -> str:
+    """Return how much of its memory runs have reserved, "" if they have reserved whole GPUs."""
+    return f"{format_bytes(gpu.reserved_by_runs)} reserved" if gpu.reserved_by_runs else ""
+
+
 def notes(gpu: Gpu) -> list[str]:
-    """Return what slows the GPU down, its memory errors, and its MIG instances."""
+    """Return what slows the GPU down, its memory errors, its MIG instances, and what holds it without using it."""
     reasons = dict.fromkeys(
         THROTTLE_WORDS.get(reason, reason) for reason in gpu.value("throttle") or () if reason != "idle"
     )
@@ -200,7 +210,37 @@ def notes(gpu: Gpu) -> list[str]:
         found.append(pluralize(gpu.value("ecc_uncorrected"), "ECC error"))
     if gpu.mig_enabled:
         found.append(pluralize(len(gpu.instances), "MIG instance"))
-    return [printable(note) for note in found]
+    found += [note for process in gpu.processes.value or () for note in holder_notes(process)]
+    return [printable(note) for note in dict.fromkeys(found)]
+
+
+def holder_notes(process: GpuProcess) -> list[str]:
+    """Return that a process holds memory of a GPU without computing, and whether it is an orphan, in few words."""
+    idle = (
+        f"idle {'≥ ' if process.idle_at_least else ''}{format_age(process.idle.value or 0.0)}"
+        if is_idle(process)
+        else ""
+    )
+    return [note for note in (idle, "orphan" if process.orphan_of else "") if note]
+
+
+def is_idle(process: GpuProcess) -> bool:
+    """Whether a process has held memory of a GPU for long without computing."""
+    idle, memory = process.idle.value or 0.0, process.gpu_memory.value or 0
+    return process.kind == "compute" and idle >= MIN_IDLE_SECONDS and memory >= MAX_UNATTRIBUTED_BYTES
+
+
+def holder_sentence(process: GpuProcess) -> str:
+    """Return what is to be known of a process that holds a GPU, such as `holds 61 GiB, idle 42 min, by ana`; empty if
+    it is neither idle nor an orphan."""
+    memory, idle = process.gpu_memory.value, ""
+    if not holder_notes(process):
+        return ""
+    if is_idle(process):
+        idle = f"idle {'for at least ' if process.idle_at_least else ''}{format_age(process.idle.value or 0.0)}"
+    orphan = f"orphan of {process.orphan_of}" if process.orphan_of else ""
+    held = f"holds {format_bytes(memory)}" if memory is not None else ""
+    return printable(", ".join(part for part in (held, idle, orphan, f"by {process.user.value or '?'}") if part))
 
 
 def silence_reason(gpu: Gpu) -> str:
@@ -225,9 +265,7 @@ def no_driver_problem(snapshot: Snapshot) -> Problem:
     used = f"the CPU, {cores}"
     if torch_may_see_gpus():
         used = f"the GPUs that torch sees, else {used}"
-    return Problem(
-        "", f"No NVIDIA driver on {snapshot.host} ({error}): training uses {used}.", code="driver-unavailable"
-    )
+    return Problem("", f"No NVIDIA driver on {snapshot.host} ({error}): runs use {used}.", code="driver-unavailable")
 
 
 def foreign_refusal(name: str) -> Problem:

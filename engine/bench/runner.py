@@ -51,7 +51,7 @@ FIXED_VALUES: dict[str, dict[str, Any]] = {
 }
 UNUSED_KEYS = {
     **{f"{section}.{key}": "in a benchmark" for section, values in FIXED_VALUES.items() for key in values},
-    **dict.fromkeys(("run.name", "queue.after", *section_keys("schedule")), "in a benchmark"),
+    **dict.fromkeys(("run.name", "queue.after", "queue.begin", *section_keys("schedule")), "in a benchmark"),
     "device.ranks": "in a benchmark, which measures the rank counts of --ranks-list",
 }
 """Config keys that a benchmark does not use, and the reason."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from engine.command.inner_commands import LAUNCHER_MODULES, SHELLS, InnerCommand, inner_commands
 from engine.foreign.parameters import Parameters, flatten, parse_scalar
 from engine.foreign.reading import Scalar, parse_number
-from engine.utils.redaction import redact
+from engine.utils.redaction import redact, redact_argv
 
 _OPTION = re.compile(r"--?(?P<name>[A-Za-z_][\w.:/-]*)(?:=(?P<value>.*))?", re.DOTALL)
 # `-b32`
@@ -30,7 +30,7 @@ def argument_parameters(argv: Sequence[str]) -> Parameters:
     options of a launcher have its name before theirs: `torchrun.nproc_per_node`. Secrets are `***`.
     """
     found: dict[str, list[str | bool]] = {}
-    for command in inner_commands(argv):
+    for command in inner_commands(redact_argv(argv)):
         launcher_words, words = _split(command)
         prefix = f"{_launcher_of(command)}." if command.is_launcher else ""
         for name, values in (*_read(launcher_words, prefix), *_read(words, "")):

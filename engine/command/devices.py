@@ -6,7 +6,7 @@ The devices come from `engine.gpus.allocation`, the processes on them from a sna
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,9 @@ from engine.gpus.visible_devices import query_cuda_uuids, show_devices
 from engine.utils.errors import Problem, UsageError
 
 # `${run}` is a variable of a shell, and `{{run}}` belongs to a template.
-_PLACEHOLDER = re.compile(r"(?<![${])\{(gpus|ids|uuids|run|folder)\}")
+_PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_][\w.-]*)\}")
+PLACEHOLDERS = ("gpus", "ids", "uuids", "run", "folder")
+"""The names that `expand` replaces."""
 # The inode of the first PID namespace of a host (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h).
 _HOST_PID_NAMESPACE = "pid:[4026531836]"
 
@@ -77,11 +79,13 @@ def device_environment(names: DeviceNames, environ: Mapping[str, str]) -> dict[s
     return found
 
 
-def expand(words: Sequence[str], names: DeviceNames, run: str, folder: Path) -> list[str]:
-    """Return words with `{gpus}` (a number), `{ids}`, `{uuids}`, `{run}` and `{folder}` replaced.
+def has_placeholder(word: str) -> bool:
+    """Whether `expand` replaces a part of a word."""
+    return _PLACEHOLDER.search(word) is not None
 
-    Other text in braces, such as JSON, stays as it is.
-    """
+
+def expand(words: Sequence[str], names: DeviceNames, run: str, folder: Path) -> list[str]:
+    """Return words with `{gpus}` (a number), `{ids}`, `{uuids}`, `{run}` and `{folder}` replaced."""
     values = {
         "gpus": str(len(names.uuids)),
         "ids": ",".join(names.ids),
@@ -89,7 +93,20 @@ def expand(words: Sequence[str], names: DeviceNames, run: str, folder: Path) -> 
         "run": run,
         "folder": str(folder),
     }
-    return [_PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in words]
+    return fill(words, values)
+
+
+def fill(words: Iterable[str], values: Mapping[str, str]) -> list[str]:
+    """Return words with `{name}` replaced by its value, for each name in `values`.
+
+    Other text in braces, such as JSON, stays as it is.
+    """
+    return [_PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), word) for word in words]
+
+
+def find_placeholders(words: Iterable[str]) -> list[str]:
+    """Return the names in `{name}`, each once."""
+    return list(dict.fromkeys(match[1] for word in words for match in _PLACEHOLDER.finditer(word)))
 
 
 def misplaced_use(

@@ -13,6 +13,7 @@ from itertools import zip_longest
 from pathlib import Path, PurePath
 
 from engine.command.inner_commands import InnerCommand, inner_commands
+from engine.command.spec import Command
 from engine.gpus.unmonitored import VISIBILITY_VARIABLES
 from engine.utils.errors import Problem, raise_if_any
 from engine.utils.text import printable
@@ -46,6 +47,27 @@ def capture_environment(own: Mapping[str, str], settings: Sequence[str] = (), *,
     """
     inherited = {name: value for name, value in own.items() if not _is_left_out(name, own, slurm)}
     return inherited | _read_settings(settings, own)
+
+
+def renew_environment(
+    command: Command, own: Mapping[str, str], settings: Sequence[str] = ()
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the environment of a stored command that starts again from the environment `own`, and the names of its
+    variables that may have placeholders.
+
+    It is the one that was captured, with the values of `--env` (`settings`). The variables of Slurm are those of the
+    job in which it starts again. Raises UsageError.
+    """
+    kept = {
+        name: value
+        for name, value in command.environment.items()
+        if not name.startswith(SLURM_PREFIX) or name in command.expanded
+    }
+    current = {name: value for name, value in own.items() if name.startswith(SLURM_PREFIX) and command.slurm_env}
+    typed = _read_settings(settings, own)
+    expanded = [name for name in command.expanded if name not in typed]
+    expanded += (name for name, sign, _ in (setting.partition("=") for setting in settings) if sign)
+    return current | kept | typed, tuple(expanded)
 
 
 def _is_left_out(name: str, own: Mapping[str, str], slurm: bool) -> bool:

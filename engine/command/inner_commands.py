@@ -94,9 +94,20 @@ def inner_commands(argv: Sequence[str], depth: int = MAX_DEPTH) -> list[InnerCom
     command = InnerCommand(tuple(argv[:start]), tuple(argv[start:]))
     if command.program not in SHELLS or depth == 0:
         return [command]
-    option = next((place for place, word in enumerate(command.words) if re.fullmatch(r"-[a-z]*c[a-z]*", word)), None)
+    option = _line_option(command.words)
     texts = command.words[option + 1 : option + 2] if option is not None else ()
     return [command, *(inner for text in texts for inner in _shell_commands(text[:MAX_SHELL_TEXT], depth - 1))]
+
+
+def ends_with_shell_line(argv: Sequence[str]) -> bool:
+    """Whether a command is `sh -c LINE`, whose further arguments are `$0`, `$1` … of the line."""
+    program = inner_commands(argv, 0)[0]
+    return program.program in SHELLS and _line_option(program.words) == len(program.words) - 2
+
+
+def _line_option(words: Sequence[str]) -> int | None:
+    """Return the place of the option of a shell that the line to run follows; None without one."""
+    return next((place for place, word in enumerate(words) if re.fullmatch(r"-[a-z]*c[a-z]*", word)), None)
 
 
 def _program_index(words: Sequence[str]) -> int:

@@ -23,7 +23,8 @@ from contextlib import suppress
 from engine.command.cgroup import enter_cgroup, make_cgroup, remove_cgroup
 from engine.command.membership import kill_all
 
-# What the supervisor sends first: the size of the rest, then (run ID, argv, cwd, env, has a terminal) for marshal.
+# What the supervisor sends first: the size of the rest, then (run ID, argv, cwd, env, has a terminal, signals that the
+# command ignores) for marshal.
 SIZE_BYTES = 8
 # A process that does not return from a call of the kernel cannot be killed.
 KILL_SECONDS = 5.0
@@ -47,9 +48,10 @@ def main(control: int, report: int) -> None:
     child_ended, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    run_id, argv, cwd, env, has_terminal = marshal.loads(_read(control, int.from_bytes(_read(control, SIZE_BYTES))))  # noqa: S302 (of the supervisor)
+    request = marshal.loads(_read(control, int.from_bytes(_read(control, SIZE_BYTES))))  # noqa: S302 (of the supervisor)
+    run_id, argv, cwd, env, has_terminal, ignored = request
     cgroup = make_cgroup(run_id)
-    command = _Command(argv, cwd, env, has_terminal, cgroup, libc)
+    command = _Command(argv, cwd, env, has_terminal, ignored, cgroup, libc)
     if command.pid is None:
         _write(report, f"failed {command.failure}")
     else:
@@ -73,6 +75,7 @@ class _Command:
         cwd: bytes,
         env: dict[bytes, bytes],
         has_terminal: bool,
+        ignored_signals: list[int],
         cgroup: str | None,
         libc: ctypes.CDLL,
     ) -> None:
@@ -96,7 +99,7 @@ class _Command:
                     fcntl.ioctl(1, termios.TIOCSCTTY, 0)
                 if cgroup is not None:
                     enter_cgroup(cgroup)
-                _restore_signals()
+                _restore_signals(ignored_signals)
                 step = "chdir"
                 os.chdir(cwd)
                 step = "exec"
@@ -115,11 +118,11 @@ class _Command:
         self.pid = pid if not self.failure else None
 
 
-def _restore_signals() -> None:
-    """Give all signals their default action: the supervisor ignores some, and Python others."""
+def _restore_signals(ignored: list[int]) -> None:
+    """Give all other signals their default action: the supervisor ignores some, and Python others."""
     for number in signal.valid_signals():
         with suppress(OSError):
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated
 
-from engine.foreign.folders import SKIPPED_FOLDERS, ForeignRun, FoundRuns, Limits, RunFinder, logs_in
+from engine.command.rivals import Rivals, has_arguments
+from engine.foreign.folders import FOLDER_FORMATS, SKIPPED_FOLDERS, ForeignRun, FoundRuns, Limits, RunFinder, logs_in
 from engine.foreign.json_lines import JsonLines
 from engine.foreign.parameters import Parameters, merge_parameters, read_parameters
 from engine.foreign.reading import Log, list_folder
+from engine.foreign.resumed_log import resumed_log
 from engine.foreign.writers import Writers
-from engine.utils.codec import FileRecord, Meta, Record, UnixTime, find_record, write_record
+from engine.utils.codec import Count, FileRecord, Meta, Record, UnixTime, find_record, write_record
 from engine.utils.files import is_file, is_folder
 from engine.utils.text import printable
 
@@ -35,7 +38,9 @@ MAX_FILES_BYTES = 1 << 20
 # A working folder may be a home: of a search, as much as a second of a core can list.
 DATA_FOLDERS = frozenset({"data", "dataset", "datasets", "env", "venv"})
 SEARCH_LIMITS = Limits(depth=6, folders=3000, runs=5000, entries=200_000, skipped=SKIPPED_FOLDERS | DATA_FOLDERS)
-SEARCH_SECONDS, SEARCH_SHARE = 2.0, 0.02
+SEARCH_SECONDS = 2.0
+# Of a core, which decides only for a folder with more than 50 inner ones. A program creates most files when it starts.
+FIRST_SHARE, FIRST_SECONDS, LATER_SHARE = 0.004, 60.0, 0.0005
 # A file system may have coarser times than the clock.
 START_SLACK_SECONDS = 0.05
 _SOURCE = re.compile(r"^(?:train|training)[_/.]")
@@ -102,12 +107,16 @@ class LogPlace(Record, frozen=True, kw_only=True):
     kind: Annotated[str, Meta(max_length=50)]
     run: Annotated[str, Meta(max_length=1000)] = ""
     place: Annotated[str, Meta(max_length=4096)]
+    start: Count = 0
+    """Number of the start of the command that wrote it first, counted from 0."""
 
 
 class FoundFiles(FileRecord, frozen=True, kw_only=True):
-    """Content of `files.json`. `ended_at` is None until the command has ended; what is written later is not its own."""
+    """Content of `files.json`. `ended_at` is None until the command has ended; what is written later is not its own.
+    `starts` is how often the command has begun."""
 
     ended_at: UnixTime | None = None
+    starts: Count = 0
     logs: Annotated[tuple[LogPlace, ...], Meta(max_length=MAX_LOGS)] = ()
 
 
@@ -123,9 +132,22 @@ def command_metrics(
 
 
 def _combine(run: Path, found: FoundFiles, cwd: Path, arguments: Parameters) -> CommandMetrics:
-    elsewhere = [log for place in found.logs for log in _open_place(place, found.ended_at)]
+    elsewhere = _join_starts([(place, log) for place in found.logs for log in _open_place(place, found.ended_at)])
     logs = (*_own_logs(run, OWN_FILE), *elsewhere, *_own_logs(run, OUTPUT_FILE))
     return CommandMetrics(printable(run.name), run, logs, str(run), arguments=arguments, cwd=cwd)
+
+
+def _join_starts(found: Sequence[tuple[LogPlace, Log]]) -> list[Log]:
+    """Return the logs with those that several starts wrote as one log each: the first `metrics.csv` of a start follows
+    the first of the start before it."""
+    numbers = Counter[tuple[int, str, str]]()
+    joined: dict[tuple[str, str, int], list[Log]] = {}
+    for place, log in sorted(found, key=lambda pair: pair[0].start):
+        name = log.run or ("" if log.format in FOLDER_FORMATS else PurePath(place.place).name)
+        number = numbers[place.start, place.kind, name]
+        numbers[place.start, place.kind, name] += 1
+        joined.setdefault((place.kind, name, number), []).append(log)
+    return [resumed_log(logs) for logs in joined.values()]
 
 
 def _own_logs(run: Path, name: str) -> list[Log]:
@@ -166,7 +188,7 @@ class MetricFiles:
         `members` returns the IDs of the processes of the command: a file that another process of this user has open for
         writing belongs to another command in the same folder.
         """
-        self._members, self._writers = members, Writers()
+        self._members, self._writers, self._rivals = members, Writers(), Rivals(cwd)
         self._run, self._cwd, self._started_at = Path(os.path.realpath(run)), cwd, started_at
         self._arguments = arguments or {}
         # A container may write the files that `--metrics` names as another user.
@@ -174,12 +196,27 @@ class MetricFiles:
         self._finders = [RunFinder(path, SEARCH_LIMITS) for path in paths or [cwd]]
         self._searching: Iterator[FoundRuns] | None = None
         self._next_search, self._search_seconds, self._num_searches = 0.0, 0.0, 0
-        self._places: dict[_LogId, LogPlace] = {}
+        before = find_record(self._run / METRICS_FOLDER / FILES_FILE, FoundFiles, MAX_FILES_BYTES) or FoundFiles()
+        self._start = before.starts
+        # Another run may have overwritten a file since the end of the last start.
+        kept = (place for place in before.logs if any(True for _ in _open_place(place, before.ended_at)))
+        self._places = {(place.kind, place.run, Path(place.place)): place for place in kept}
+        self._began = time.monotonic()
         self._earlier: set[_LogId] = set()
         self._shown: tuple[object, ...] = ()
         self.is_partial = False
         """Whether the search has met one of its limits: `--metrics` names the place of the files."""
         self.metrics = self._update(None)
+
+    @property
+    def seconds(self) -> float:
+        """How long the files have been searched for."""
+        return time.monotonic() - self._began
+
+    @property
+    def may_lack_files(self) -> bool:
+        """Whether no file was found, and not all places were searched."""
+        return self.is_partial and not self._places
 
     def poll(self, max_seconds: float = 0.05) -> CommandMetrics:
         """Search for about `max_seconds` if it is time to, and return the metrics: the same object if it finds nothing.
@@ -190,7 +227,8 @@ class MetricFiles:
             return self._update(None)
         if self._search(time.monotonic() + max_seconds):
             self._num_searches += 1
-            self._next_search = time.monotonic() + max(SEARCH_SECONDS, self._search_seconds / SEARCH_SHARE)
+            share = FIRST_SHARE if self.seconds < FIRST_SECONDS else LATER_SHARE
+            self._next_search = time.monotonic() + max(SEARCH_SECONDS, self._search_seconds / share)
         return self._update(None)
 
     def close(self, max_seconds: float = 2.0) -> CommandMetrics:
@@ -202,7 +240,7 @@ class MetricFiles:
 
     def _update(self, ended_at: float | None) -> CommandMetrics:
         """Record the places and open the logs if there are others than before."""
-        found = FoundFiles(ended_at=ended_at, logs=tuple(self._places.values()))
+        found = FoundFiles(ended_at=ended_at, starts=self._start + 1, logs=tuple(self._places.values()))
         own = [is_file(self._run / METRICS_FOLDER / name) for name in (OWN_FILE, OUTPUT_FILE)]
         if self._shown != (found, *own):
             if found.logs or ended_at is not None:
@@ -213,7 +251,7 @@ class MetricFiles:
 
     def _search(self, deadline: float) -> bool:
         """Begin or continue a search until `deadline`. Return whether it is over."""
-        began = time.monotonic()
+        began = time.thread_time()
         if self._searching is None:
             self._searching = (part for finder in self._finders for part in finder.search())
             self._search_seconds = 0.0
@@ -222,9 +260,9 @@ class MetricFiles:
             for run in part.runs:
                 self._add(run)
             if time.monotonic() > deadline:
-                self._search_seconds += time.monotonic() - began
+                self._search_seconds += time.thread_time() - began
                 return False
-        self._search_seconds += time.monotonic() - began
+        self._search_seconds += time.thread_time() - began
         self._searching = None
         return True
 
@@ -242,17 +280,23 @@ class MetricFiles:
                 if self._is_of_others(log):
                     continue
                 kind, name, place = log_id
-                self._places[log_id] = LogPlace(kind=kind, run=name, place=str(place))
+                self._places[log_id] = LogPlace(kind=kind, run=name, place=str(place), start=self._start)
 
     def _is_of_others(self, log: Log) -> bool:
-        """Whether another user wrote a file of the log, or a process that is not of the command has it open."""
+        """Whether another user wrote a file of the log, a process that is not of the command has it open, or another
+        command in the same folder may have written it."""
         if not self._are_named and any(_is_foreign(file) for file in log.files):
             return True
         if self._members is None:
             return False
         self._writers.look(frozenset(log.files))
-        writer = self._writers.writer_of(log.files)
-        return writer is not None and writer.pid not in self._members()
+        writer, members = self._writers.writer_of(log.files), self._members()
+        if writer is not None:
+            return writer.pid not in members
+        if self._are_named:
+            return False
+        rivals = self._rivals.find(frozenset(members))
+        return bool(rivals) and not has_arguments(log, self._arguments, rivals)
 
 
 def _is_foreign(path: Path) -> bool:

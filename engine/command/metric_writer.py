@@ -13,12 +13,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.foreign.points import Point
+from engine.foreign.reading import parse_json_object
+from engine.utils.files import open_regular_file
 
 # A bar that is redrawn changes the values of a step.
 HOLD_SECONDS = 0.5
 # 10,000 rows at once, then 4 rows per second, half of that when the file has 8 MiB: about 60 MB in a week.
 BURST_BYTES, BYTES_PER_SECOND, HALVING_BYTES = 1 << 20, 400, 1 << 23
 FILE_MODE = 0o600
+LAST_BYTES = 1 << 16
 
 
 class MetricWriter:
@@ -89,6 +92,19 @@ class MetricWriter:
         # A row may be larger than what is left.
         self._budget -= len(line)
         return True
+
+
+def find_last_step(path: Path) -> int | None:
+    """Return the step of the last row that an earlier start of the command wrote; None without one."""
+    try:
+        with open_regular_file(path) as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - LAST_BYTES, 0))
+            lines = file.read(LAST_BYTES).splitlines()
+    except OSError:
+        return None
+    rows = (parse_json_object(line) for line in reversed(lines))
+    steps = (row.get("step") for row in rows if row is not None)
+    return next((step for step in steps if isinstance(step, int)), None)
 
 
 def _append(path: Path, line: bytes) -> int:

@@ -57,8 +57,9 @@ class OutputMetrics:
     a step above the bar that counts the steps, so a line is read together with those below it.
     """
 
-    def __init__(self, patterns: Sequence[str] = ()) -> None:
-        """Raises UsageError for a pattern that cannot be used."""
+    def __init__(self, patterns: Sequence[str] = (), first_count: int = 0) -> None:
+        """`first_count` is the step of the first line if lines without steps are counted: not 0 for a training that
+        goes on. Raises UsageError for a pattern that cannot be used."""
         self._patterns = [_Pattern(pattern) for pattern in patterns]
         self._names = MetricNames()
         self._ranks = _Ranks()
@@ -69,7 +70,7 @@ class OutputMetrics:
         self._steps_per_epoch = math.inf
         self._has_bar = False
         """Whether the steps are those of a bar without metrics."""
-        self._step = 0
+        self._step, self._first_count = 0, first_count
         self._held_out: dict[str, float] = {}
         self._pending = Counter[str]()
         """The lines that were read before they are final."""
@@ -93,6 +94,10 @@ class OutputMetrics:
         if now < self._next_pending:
             return []
         self._next_pending = now + PENDING_SECONDS
+        return self.feed_drawn(lines)
+
+    def feed_drawn(self, lines: Sequence[str]) -> list[Point]:
+        """Return the points of lines that may still change."""
         points: list[Point] = []
         earlier, self._pending = self._pending, Counter()
         for index, line in enumerate(lines):
@@ -168,7 +173,7 @@ class OutputMetrics:
         elif epoch is not None and epoch != int(epoch) and not is_final:
             return None
         elif self._axis != "step" and not parsed.held_out and (epoch is None or self._axis != "epoch"):
-            self._step += self._axis == "count"
+            self._step = self._step + 1 if self._axis == "count" else self._step or self._first_count
             self._axis = "count"
         return self._step
 

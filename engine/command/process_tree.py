@@ -64,14 +64,16 @@ class CommandProcess:
         stderr: int,
         marker: str,
         controlling_terminal: bool,
+        ignored_signals: Sequence[int] = (),
     ) -> None:
         """Start the command. `marker` is the unique ID of this start of the run, which its environment gets.
 
-        With `controlling_terminal`, stdout is a terminal that becomes that of the command. Raises CommandError.
+        With `controlling_terminal`, stdout is a terminal that becomes that of the command. The command ignores
+        `ignored_signals` unless it handles them. Raises CommandError.
         """
         self._run_id = marker
         self._cgroup: str | None = None
-        request = _request(marker, argv, cwd, {**env, MARKER: marker}, controlling_terminal)
+        request = _request(marker, argv, cwd, {**env, MARKER: marker}, controlling_terminal, ignored_signals)
         # In a login session, only the user's service manager can make a cgroup.
         scope = lingering_scope("--property=Delegate=yes", f"--unit={PREFIX}{marker}") if needs_scope() else []
         answer = self._start_keeper(scope, request, stdin, stdout, stderr)
@@ -201,10 +203,18 @@ def find_marked(run_id: str) -> list[ProcessId]:
     return find_members(run_id) if run_id else []
 
 
-def _request(run_id: str, argv: Sequence[str], cwd: Path, env: Mapping[str, str], has_terminal: bool) -> bytes:
+def _request(
+    run_id: str,
+    argv: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str],
+    has_terminal: bool,
+    ignored_signals: Sequence[int],
+) -> bytes:
     # Bytes, because the keeper need not have the encoding of this process.
     environment = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
-    return marshal.dumps((run_id, list(map(os.fsencode, argv)), os.fsencode(cwd), environment, has_terminal))
+    words, ignored = list(map(os.fsencode, argv)), list(map(int, ignored_signals))
+    return marshal.dumps((run_id, words, os.fsencode(cwd), environment, has_terminal, ignored))
 
 
 def _send(control: int, request: bytes) -> None:

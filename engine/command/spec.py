@@ -11,7 +11,7 @@ import os
 import signal
 import stat
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from engine.runs.folder import RunFolder
 from engine.runs.run_record import read_run_record
@@ -65,12 +65,31 @@ class Command(FileRecord, frozen=True, kw_only=True):
     """How CUDA_VISIBLE_DEVICES names the GPUs."""
     parse: Annotated[tuple[str, ...], ENTRIES] = ()
     """Regular expressions that find metrics in the output, beside those of `engine.command.output_metrics`."""
+    data: Annotated[tuple[str, ...], ENTRIES] = ()
+    """Files and folders that it reads, by which a run with the same data is found (`--needed`)."""
     metrics: Annotated[tuple[str, ...], ENTRIES] = ()
     """Files and folders with its metrics; empty: those that appear below the working folder."""
+    on_resume: Annotated[tuple[Argument, ...], ENTRIES] = ()
+    """Arguments that follow those of `argv` when the command starts again in the same run, with the same
+    placeholders."""
+    slurm_env: bool = True
+    """Whether it sees the variables of the Slurm job in which it starts."""
+
+    def has_same_program(self, other: Command) -> bool:
+        """Whether both start the same program with the same arguments in the same folder. What surrounds it may
+        differ: variables, metrics, and the arguments of a resume."""
+        return (self.argv, self.cwd) == (other.argv, other.cwd)
 
 
-def write_command(folder: RunFolder, command: Command) -> None:
-    """Store the command of a run, readable for its user only. Raises OSError."""
+class CommandFolder(Protocol):
+    """The folder of a run, or of a sweep whose trials run the command."""
+
+    command: Path
+    """Path of `command.json`."""
+
+
+def write_command(folder: CommandFolder, command: Command) -> None:
+    """Store a command, readable for its user only. Raises OSError."""
     write_record(folder.command, command, private=True)
 
 
@@ -82,8 +101,8 @@ def has_command(folder: RunFolder) -> bool:
     return record is not None and record.command != ""
 
 
-def read_command(folder: RunFolder) -> Command:
-    """Return the command of a run. Raises UsageError if it is missing or damaged."""
+def read_command(folder: CommandFolder) -> Command:
+    """Return the stored command. Raises UsageError if it is missing or damaged."""
     try:
         data, _ = read_file(folder.command, MAX_COMMAND_BYTES)
         return decode(data, Command)
@@ -93,9 +112,9 @@ def read_command(folder: RunFolder) -> Command:
         raise _unusable(folder, str(error), error.code) from error
 
 
-def foreign_command_reason(folder: RunFolder) -> str | None:
-    """Return why somebody else may have written the command of a run, as a clause that follows its name; None if only
-    this user can."""
+def foreign_command_reason(folder: CommandFolder) -> str | None:
+    """Return why somebody else may have written a stored command, as a clause that follows its name; None if only this
+    user can."""
     try:
         status = os.lstat(folder.command)
     except OSError:
@@ -110,7 +129,7 @@ def forget_environment(folder: RunFolder, command: Command) -> None:
     write_command(folder, replace(command, environment={}))
 
 
-def _unusable(folder: RunFolder, reason: str, code: str) -> UsageError:
+def _unusable(folder: CommandFolder, reason: str, code: str) -> UsageError:
     return UsageError.one(
         str(shown_path(Path(folder.command))), reason, "start the command again as a new run", code=code
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from engine.command.keeper import KILL_SECONDS
@@ -117,9 +117,14 @@ def _describe(process: ProcessId) -> str:
 
 def end_survivors(run_id: str, grace_s: float = LEFTOVER_GRACE_SECONDS) -> list[ProcessId]:
     """End what has survived the supervisor of a command, and return what cannot be killed."""
-    signal_all(find_marked(run_id), signal.SIGTERM)
+    return end_processes(lambda: find_marked(run_id), grace_s)
+
+
+def end_processes(find: Callable[[], list[ProcessId]], grace_s: float = LEFTOVER_GRACE_SECONDS) -> list[ProcessId]:
+    """End the processes that `find` returns, also those that they start meanwhile. Return what cannot be killed."""
+    signal_all(find(), signal.SIGTERM)
     kill_at = time.monotonic() + grace_s
-    while survivors := find_marked(run_id):
+    while survivors := find():
         if time.monotonic() > kill_at + KILL_SECONDS:
             break
         if time.monotonic() > kill_at:

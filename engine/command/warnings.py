@@ -24,6 +24,9 @@ SUBMITTERS = frozenset({"sbatch", "qsub", "bsub"})
 # Programs that give the command to a process outside the run, and end.
 DEPARTURES = frozenset({"tmux", "screen", "systemd-run", "at", "batch", "daemonize"})
 
+# What srun passes on to its tasks. It shows their state at SIGINT, and kills them at SIGTERM and SIGHUP.
+SRUN_SIGNALS = ("SIGUSR1", "SIGUSR2")
+
 # The last part of a name, spelled with underscores: --trainer.devices=2 and device=0 count, too.
 CHOICE_NAMES = frozenset({
     "device", "devices", "device_id", "device_ids", "gpu", "gpus", "gpu_id", "gpu_ids", "gpuid", "gpu_devices",
@@ -53,12 +56,18 @@ _IMPORTS_TRAINER = re.compile(
 _DEVICE_MAP = "device_map"
 
 
-def command_warnings(argv: Sequence[str], gpus: int, cwd: Path) -> list[Problem]:
+def command_warnings(argv: Sequence[str], gpus: int, cwd: Path, stop_signal: str = "SIGINT") -> list[Problem]:
     """Return what a user should know before this command starts on this number of GPUs (0: the CPU).
 
     `argv` is as typed: a value with a placeholder such as {ids} names the reserved GPUs, whatever they will be.
+    `stop_signal` asks the command to stop.
     """
-    found = [warning for command in inner_commands(argv) for warning in _warnings_of(command, gpus, cwd)]
+    commands = inner_commands(argv)
+    found = [warning for command in commands for warning in _warnings_of(command, gpus, cwd)]
+    if stop_signal not in SRUN_SIGNALS and any(command.program == "srun" for command in commands):
+        reason = f"does not pass {stop_signal} on, so a stop kills its tasks before they can save"
+        advice = "let the program handle another signal, as in --stop-signal USR2"
+        found.append(Problem("srun", reason, advice, code="wrapper-breaks-run"))
     if gpus == 0 and (names := [name for name in GPU_PLACEHOLDERS if any(name in word for word in argv)]):
         reason = "the run has no GPU, so this is 0" if names == ["{gpus}"] else "the run has no GPU"
         found.append(Problem(" ".join(names), reason, "type a number, or reserve GPUs with --gpus", code="no-gpu"))

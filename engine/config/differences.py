@@ -29,6 +29,7 @@ NEUTRAL_KEYS = SESSION_KEYS | {
         "run.watchdog",
         "run.max_restarts",
         "run.requeue",
+        "run.snapshot",
         "data.download",
         "data.archive",
         "data.checksum",

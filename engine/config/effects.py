@@ -6,11 +6,13 @@ devices of the run. Every front end shows the same messages.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from engine.config.begin_time import begin_time
 from engine.config.command_line import shown_value
 from engine.config.data_sections import IMAGE_FILE_DATASETS
 from engine.config.optimizer_options import COMMON_OPTIONS, OPTIMIZERS, accepts_key
@@ -58,7 +60,7 @@ def keys_without_effect(config: Config, layers: Sequence[Mapping[str, Any]]) -> 
             stored = stored | keys_set if _is_complete(section, names) else stored - keys_set
     found = []
     for rule in _RULES:
-        decided_at = max(set_at.get(other, -1) for other in rule.others)
+        decided_at = max((set_at.get(other, -1) for other in rule.others), default=-1)
         if rule.key not in set_at or rule.key in stored or set_at[rule.key] < decided_at:
             continue
         if not _is_default(config, rule.key) and (why := rule.why(config)):
@@ -189,6 +191,13 @@ def _without_resize(config: Config) -> str:
     return "" if is_resized else f"on images of {data.dataset}, which are not resized"
 
 
+def _past_begin(text: str | None) -> str:
+    """Return that a begin time is in the past, as for sbatch the run then starts at once."""
+    now = time.time()
+    seconds = begin_time(text or "now", now)
+    return f"because {text} is in the past" if seconds is not None and seconds < now else ""
+
+
 def _unless(has_effect: Callable[[Config], object], why: str) -> Callable[[Config], str]:
     return lambda config: "" if has_effect(config) else why
 
@@ -208,20 +217,16 @@ _RULES = (
         ("run.early_stop",),
         _unless(lambda config: config.run.early_stop, "without run.early_stop"),
     ),
-    _Rule(
-        "run.code",
-        (
-            *(
-                "model.name",
-                "data.dataset",
-                "loss.name",
-                "augment.transform",
-                "optim.name",
-                "schedule.name",
-                "eval.metrics",
+    *(
+        _Rule(
+            key,
+            (
+                *("model.name", "data.dataset", "loss.name", "augment.transform"),
+                *("optim.name", "schedule.name", "eval.metrics"),
             ),
-        ),
-        _unless(user_code_names, "without user code (module:name)"),
+            _unless(user_code_names, "without user code (module:name)"),
+        )
+        for key in ("run.code", "run.snapshot")
     ),
     *(
         _Rule(key, ("data.workers",), _unless(lambda config: config.data.workers, "with data.workers=0"))
@@ -297,4 +302,10 @@ _RULES = (
         )
         for key in ("queue.priority", "queue.backfill")
     ),
+    _Rule(
+        "queue.min_free",
+        ("device.gpus",),
+        _unless(lambda config: config.device.gpus != "cpu", "on the CPU (device.gpus=cpu)"),
+    ),
+    _Rule("queue.begin", (), lambda config: _past_begin(config.queue.begin)),
 )

@@ -11,10 +11,21 @@ from pydantic import BeforeValidator, Field, Strict
 
 from engine.config.section import Section, as_list
 
-Occasion = Literal["finished", "stopped", "failed", "restarted", "crashed", "stalled", "slowed", "granted", "nan"]
+Occasion = Literal[
+    "finished", "stopped", "failed", "restarted", "crashed", "stalled", "slowed", "granted", "nan", "held"
+]
 OCCASIONS: tuple[Occasion, ...] = get_args(Occasion)
 # A stop is what the user requested, and a restart needs nobody.
-DEFAULT_OCCASIONS: tuple[Occasion, ...] = ("finished", "failed", "crashed", "stalled", "slowed", "granted", "nan")
+DEFAULT_OCCASIONS: tuple[Occasion, ...] = (
+    "finished",
+    "failed",
+    "crashed",
+    "stalled",
+    "slowed",
+    "granted",
+    "nan",
+    "held",
+)
 FILE_PREFIX = "file:"
 # A path never contains ://, but a URL that was written with one of the prefixes does.
 REFERENCE_PATTERN = r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:([^:\x00-\x1f]|:[^/\x00-\x1f]|:/[^/\x00-\x1f])+)$"
@@ -41,8 +52,8 @@ class NotifyConfig(Section):
         DEFAULT_OCCASIONS,
         title="message when",
         description="Occasions that send a message: finished, stopped, failed, restarted, crashed, stalled, slowed "
-        "(a throttled GPU), granted (GPUs, after a wait), nan (a loss of a command that is NaN or infinite). [] sends "
-        "none.",
+        "(a throttled GPU), granted (GPUs, after a wait), nan (a loss of a command that is NaN or infinite), held "
+        "(waiting runs, because others of their batch failed at once). [] sends none.",
     )
     min_minutes: float = Field(
         0.0,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, Strict
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
+from pydantic_core import PydanticCustomError
 
-from engine.config.section import Section, as_text_list
+from engine.config.begin_time import begin_time
+from engine.config.section import Section, Text, as_text_list
+from engine.utils.units import parse_size
 
 MAX_PRIORITY = 1000
 ANY_END = ":any"
@@ -15,6 +19,26 @@ ANY_END = ":any"
 RunReferences = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...], BeforeValidator(as_text_list), Strict(False)
 ]
+
+
+def _check_memory_size(text: str) -> str:
+    """Raise PydanticCustomError unless the text is a size with a unit."""
+    if parse_size(text) is None:
+        raise PydanticCustomError("memory_size", "must be a size with a unit, such as 20G or 512M")
+    return text
+
+
+def _check_begin(text: str) -> str:
+    """Raise PydanticCustomError unless the text is a time."""
+    if begin_time(text, time.time()) is None:
+        raise PydanticCustomError(
+            "begin_time", "must be a time, such as now+2h, 22:00, tomorrow or 2026-12-01T08:00 (local)"
+        )
+    return text
+
+
+MemorySize = Annotated[Text, AfterValidator(_check_memory_size)]
+BeginText = Annotated[Text, AfterValidator(_check_begin)]
 
 
 class QueueConfig(Section):
@@ -39,15 +63,28 @@ class QueueConfig(Section):
         le=64,
         title="runs per GPU",
         description="Let up to this many runs use one GPU, if all of them allow it. With more than 1, device.gpus=auto "
-        "means one GPU.",
+        "means one GPU. With queue.min_free, 1 is any number.",
+    )
+    min_free: MemorySize | None = Field(
+        None,
+        title="memory per GPU",
+        description="Reserve this much memory of each GPU, such as 20G, instead of whole GPUs: the run starts on GPUs "
+        "that have it free, and runs whose reservations fit share a GPU. Processes of others count with what they use. "
+        "It is not enforced. With it, device.gpus=auto means one GPU.",
+    )
+    begin: BeginText | None = Field(
+        None,
+        title="begin",
+        description="Wait until this time, as sbatch --begin: now+2h, 22:00, tomorrow, 2026-12-01T08:00. The time is "
+        "local; a time of day that has passed is that of tomorrow. Implies device.wait. Set it on the command line.",
     )
     time_limit: float = Field(
         0.0,
         ge=0,
         le=1e6,
         title="time limit",
-        description="Stop with a checkpoint after this many minutes of training; 0 disables. Lets the run use GPUs "
-        "that a run with queue.backfill waits for.",
+        description="Stop the run this many minutes after its start, a training with a checkpoint; 0 disables. Lets "
+        "the run use GPUs that a run with queue.backfill waits for.",
     )
     backfill: float = Field(
         0.0,
@@ -58,3 +95,8 @@ class QueueConfig(Section):
         "queue.time_limit ends within these minutes, counted from when the first GPU became free. They delay this run "
         "by no more than that. 0: no run passes this one.",
     )
+
+    @property
+    def min_free_bytes(self) -> int:
+        """The memory that the run reserves of each GPU, 0 for whole GPUs."""
+        return parse_size(self.min_free or "") or 0

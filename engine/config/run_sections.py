@@ -17,7 +17,11 @@ class RunConfig(Section):
     )
     epochs: int = Field(10, ge=1, le=10**9, description="Number of training epochs.")
     seed: int = Field(0, ge=0, lt=2**32, description="Seed for weights, validation split, shuffling and augmentation.")
-    resume: bool = Field(False, description="Resume run.name from its last checkpoint; start it if it does not exist.")
+    resume: bool = Field(
+        False,
+        description="Continue run.name: a training from its last checkpoint, a command from its start. Start it if it "
+        "does not exist.",
+    )
     code: Text | None = Field(
         None,
         title="code folder",
@@ -28,6 +32,11 @@ class RunConfig(Section):
         (),
         description="Installed packages that user code (module:name) may name, such as [torchvision]. Only the command "
         "line and the user's settings.yaml can set it.",
+    )
+    snapshot: bool = Field(
+        False,
+        description="Run from a copy of the code as it is when the run is made, queued runs too. Needs a git "
+        "repository; what it ignores, such as data/, is linked.",
     )
     early_stop: int = Field(
         0,
@@ -54,14 +63,14 @@ class RunConfig(Section):
     max_restarts: int = Field(
         0,
         ge=0,
-        description="Maximum restarts from the last checkpoint after a rank fails. Under torchrun, its own "
-        "--max-restarts applies instead.",
+        description="Maximum restarts from the last checkpoint after a rank fails, or of a command that fails. Under "
+        "torchrun, its own --max-restarts applies instead.",
     )
     requeue: bool = Field(
         False,
         title="Slurm requeue",
         description="Requeue the Slurm job when SIGUSR1 stops the run; implies run.resume. Submit the job with sbatch "
-        "--signal=USR1@60.",
+        "--signal=B:USR1@60 and exec gputrain, or --signal=USR1@60 and srun gputrain.",
     )
 
 

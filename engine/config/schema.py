@@ -6,6 +6,7 @@ A config is frozen and does not record where its values came from; `engine.confi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -27,35 +28,34 @@ from engine.config.training_sections import (
 )
 
 
+def _section(model: type[Section], title: str, description: str) -> Any:
+    # Validators of a section are built when one is validated: the run of a command needs those of few.
+    return Field(model.model_construct(), title=title, description=description)
+
+
 class Config(Section):
     """Config of a run: all sections."""
 
-    run: RunConfig = Field(RunConfig(), title="Run", description="Name, length and lifecycle of the run.")
-    device: DeviceConfig = Field(DeviceConfig(), title="Hardware", description="GPUs, ranks and how they communicate.")
-    data: DataConfig = Field(DataConfig(), title="Data", description="Dataset and input pipeline.")
-    augment: AugmentConfig = Field(
-        AugmentConfig(), title="Augmentation", description="Augmentation of training images."
+    run: RunConfig = _section(RunConfig, "Run", "Name, length and lifecycle of the run.")
+    device: DeviceConfig = _section(DeviceConfig, "Hardware", "GPUs, ranks and how they communicate.")
+    data: DataConfig = _section(DataConfig, "Data", "Dataset and input pipeline.")
+    augment: AugmentConfig = _section(AugmentConfig, "Augmentation", "Augmentation of training images.")
+    model: ModelConfig = _section(ModelConfig, "Model", "Model, initial weights and compilation.")
+    loss: LossConfig = _section(LossConfig, "Loss", "Loss function.")
+    optim: OptimConfig = _section(OptimConfig, "Optimization", "Optimizer and gradient handling.")
+    schedule: ScheduleConfig = _section(ScheduleConfig, "Schedule", "LR schedule and warmup.")
+    precision: PrecisionConfig = _section(PrecisionConfig, "Precision", "Mixed precision.")
+    eval: EvalConfig = _section(EvalConfig, "Evaluation", "Evaluation of the model.")
+    checkpoint: CheckpointConfig = _section(
+        CheckpointConfig, "Checkpoints", "When checkpoints are saved and how many are kept."
     )
-    model: ModelConfig = Field(ModelConfig(), title="Model", description="Model, initial weights and compilation.")
-    loss: LossConfig = Field(LossConfig(), title="Loss", description="Loss function.")
-    optim: OptimConfig = Field(OptimConfig(), title="Optimization", description="Optimizer and gradient handling.")
-    schedule: ScheduleConfig = Field(ScheduleConfig(), title="Schedule", description="LR schedule and warmup.")
-    precision: PrecisionConfig = Field(PrecisionConfig(), title="Precision", description="Mixed precision.")
-    eval: EvalConfig = Field(EvalConfig(), title="Evaluation", description="Evaluation of the model.")
-    checkpoint: CheckpointConfig = Field(
-        CheckpointConfig(), title="Checkpoints", description="When checkpoints are saved and how many are kept."
-    )
-    notify: NotifyConfig = Field(
-        NotifyConfig(), title="Notifications", description="Messages about a run, sent through apprise."
-    )
-    queue: QueueConfig = Field(
-        QueueConfig(), title="Queue", description="Order, dependencies and sharing of runs that wait for GPUs."
-    )
+    notify: NotifyConfig = _section(NotifyConfig, "Notifications", "Messages about a run, sent through apprise.")
+    queue: QueueConfig = _section(QueueConfig, "Queue", "Order, dependencies and sharing of runs that wait for GPUs.")
 
     @property
     def waits(self) -> bool:
-        """Whether the run waits for GPUs that are not free, or for other runs."""
-        return self.device.wait or bool(self.queue.after)
+        """Whether the run waits for GPUs that are not free, for other runs or for a time."""
+        return self.device.wait or bool(self.queue.after or self.queue.begin)
 
     def with_values(self, **sections: Mapping[str, Any]) -> Config:
         """Return a config that also sets these values, by section. They are not validated."""
@@ -93,20 +93,28 @@ def describe_key(key: str) -> str:
 
 
 # Keys that no config file may set, and none holds: a setting of the user, and what one start of a run waits for.
-UNSTORED_KEYS = ("run.code_packages", "queue.after")
+UNSTORED_KEYS = ("run.code_packages", "queue.after", "queue.begin")
 
 
 def as_dict(config: Config, *, only_changed: bool = False) -> dict[str, dict[str, Any]]:
     """Return plain values by section, for YAML and JSON. `only_changed` omits the defaults."""
-    values: dict[str, dict[str, Any]] = config.model_dump(mode="json")
+    default = Config.model_construct()
+    changed = [(name, section) for name, section in config if not only_changed or section != getattr(default, name)]
+    values: dict[str, dict[str, Any]] = {name: section.model_dump(mode="json") for name, section in changed}
     if not only_changed:
         return values
-    default = Config().model_dump(mode="json")
-    changed = {
-        section: {key: value for key, value in keys.items() if value != default[section][key]}
-        for section, keys in values.items()
-    }
-    return {section: keys for section, keys in changed.items() if keys}
+    kept = {section: _changed(keys, default_section(section)) for section, keys in values.items()}
+    return {section: keys for section, keys in kept.items() if keys}
+
+
+def _changed(keys: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if value != default[key]}
+
+
+@cache
+def default_section(name: str) -> Mapping[str, Any]:
+    """Return the plain default values of a section."""
+    return sections()[name].model_construct().model_dump(mode="json")
 
 
 def as_stored(config: Config, *, only_changed: bool = False) -> dict[str, dict[str, Any]]:

@@ -136,7 +136,7 @@ RunName = Annotated[Text, AfterValidator(_as_run_name)]
 class Section(BaseModel):
     """Base of the config sections: frozen, strictly typed, without unknown keys. Choices match in any case."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

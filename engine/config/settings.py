@@ -1,22 +1,45 @@
 """The user's settings file, `$XDG_CONFIG_HOME/gputrain/settings.yaml`: what the user allows in all runs.
 
-Its only content is `run: {code_packages: [...]}`. `engine.config.loader` merges it below all other layers, and
-`engine.inference` reads it for commands that take no config.
+It holds `run: {code_packages: [...]}`, which `engine.config.loader` merges below all other layers and
+`engine.inference` reads for commands that take no config, and `limits: {gpus: N, runs: N, hours: H}`, see
+`engine.config.limits`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import Field
 
 from engine.config.run_sections import RunConfig
+from engine.config.section import Section
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
 from engine.utils.errors import UsageError
 from engine.utils.files import config_folder, own_folder_advice, read_bytes, user_path_problem
 
 SETTINGS_FILE = "settings.yaml"
+CONTENT = "run: {code_packages: [PACKAGE, ...]} and limits: {gpus: N, runs: N, hours: H}"
+
+
+class LimitValues(Section):
+    """Section `limits` of the settings file."""
+
+    gpus: int | None = Field(None, ge=1, le=1024, description="GPUs that your runs on one host use at once.")
+    runs: int | None = Field(None, ge=1, le=1024, description="Runs that you have on one host at once.")
+    hours: float | None = Field(
+        None, gt=0, le=1e5, description="Hours of one run: the highest queue.time_limit, and its default."
+    )
+
+
+@dataclass(frozen=True)
+class UserSettings:
+    """Content of the settings file."""
+
+    code_packages: tuple[str, ...] = ()
+    limits: LimitValues = field(default_factory=LimitValues)
 
 
 def settings_file() -> Path:
@@ -25,7 +48,12 @@ def settings_file() -> Path:
 
 
 def read_code_packages() -> tuple[str, ...]:
-    """Return `run.code_packages` of the user's settings, empty if there is no file, or no access to its folder.
+    """Return `run.code_packages` of the user's settings. Raises UsageError as `read_settings` does."""
+    return read_settings().code_packages
+
+
+def read_settings() -> UserSettings:
+    """Return the user's settings, the defaults if there is no file, or no access to its folder.
 
     Raises UsageError if the file is invalid, or others can change it.
     """
@@ -33,12 +61,12 @@ def read_code_packages() -> tuple[str, ...]:
     try:
         path.lstat()
     except OSError:
-        return ()
+        return UserSettings()
     try:
         # It may be a link, as programs that manage dotfiles make it.
         text = read_bytes(path.resolve(), MAX_CONFIG_BYTES).decode()
     except FileNotFoundError:
-        return ()
+        return UserSettings()
     except OSError as error:
         raise UsageError.one(str(path), f"cannot be read: {error.strerror or error}", code="not-readable") from error
     except UnicodeDecodeError as error:
@@ -49,16 +77,16 @@ def read_code_packages() -> tuple[str, ...]:
     try:
         return _parse(parse_yaml(text))
     except (yaml.YAMLError, ValueError) as error:
-        reason = "is not valid: its only content is run: {code_packages: [PACKAGE, ...]}"
+        reason = f"is not valid: it may hold {CONTENT}"
         raise UsageError.one(str(path), reason, code="wrong-format") from error
 
 
-def _parse(content: Any) -> tuple[str, ...]:
-    """Raises ValueError for anything but the one known key."""
+def _parse(content: Any) -> UserSettings:
+    """Raises ValueError for anything but the known keys."""
     content = content or {}
-    if not isinstance(content, dict) or set(content) - {"run"}:
+    if not isinstance(content, dict) or set(content) - {"run", "limits"}:
         raise ValueError("unknown content")
-    run = content.get("run") or {}
+    run, limits = content.get("run") or {}, content.get("limits") or {}
     if not isinstance(run, dict) or set(run) - {"code_packages"}:
         raise ValueError("unknown content")
-    return RunConfig.model_validate(run).code_packages
+    return UserSettings(RunConfig.model_validate(run).code_packages, LimitValues.model_validate(limits))

@@ -31,21 +31,20 @@ from engine.doctor.software import (
 from engine.gpus.allocation import (
     UNMONITORED_WARNING,
     GpuAllocation,
-    first_snapshot,
-    gpus_unknown_to_nvml,
     preview_allocation,
 )
 from engine.gpus.cpu_fallback import describe_driver_failure
-from engine.gpus.monitor import open_monitor, recording_path
+from engine.gpus.monitor import first_snapshot, open_monitor, recording_path
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from engine.gpus.snapshot import SamplerOptions, Snapshot
-from engine.gpus.unmonitored import has_driver_library, mark_reserved
+from engine.gpus.unmonitored import gpus_unknown_to_nvml, has_driver_library, mark_reserved
 from engine.gpus.visible_devices import visible_devices
 from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import run_preflight
 from engine.launch.preflight_process import ModelCheck, ModelRequest
 from engine.launch.request import RunRequest
+from engine.queue.place import fixed_terms
 from engine.utils.errors import Problem, UsageError
 from engine.utils.helper_process import HelperError, HelperProcess, start_helper
 from engine.utils.libraries import training_problem
@@ -150,7 +149,7 @@ class _Examination:
             nonlocal allocation
             try:
                 allocation = preview_allocation(
-                    device.gpus, self._snapshot, wait=self._config.waits, share=self._config.queue.share
+                    device.gpus, self._snapshot, wait=self._config.waits, terms=fixed_terms(self._config)
                 )
             except NotFreeError as error:
                 reason = f"the run waits: {error.problems[0].reason}"

@@ -15,6 +15,7 @@ from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.gpus.unmonitored import gpu_device_files
 from engine.utils.process import user_name
 from engine.utils.text import pluralize
+from engine.utils.units import format_bytes
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA_VENDOR_ID, DISPLAY_CLASS_PREFIX = "0x10de", "0x03"
@@ -69,10 +70,10 @@ def no_driver_check(found: str, cards: int) -> Check:
     A problem if the host has NVIDIA cards, a warning if it has other signs of a GPU, otherwise ok.
     """
     if cards == 0 and (files := gpu_device_files()):
-        found = f"{found} and torch sees no GPU, but {files[0]} exists: training uses the CPU"
+        found = f"{found} and torch sees no GPU, but {files[0]} exists: runs use the CPU"
         return Check("GPUs", "driver", "warning", found, UNSEEN_GPU_ADVICE, code="driver-unavailable")
     if cards == 0:
-        return Check("GPUs", "driver", "ok", f"no NVIDIA GPU ({found}): training uses the CPU")
+        return Check("GPUs", "driver", "ok", f"no NVIDIA GPU ({found}): runs use the CPU")
     found = f"{found}, but this host has {pluralize(cards, 'NVIDIA card')}"
     return Check("GPUs", "driver", "problem", found, INSTALL_ADVICE, code="driver-unavailable")
 
@@ -124,7 +125,8 @@ def _usage_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator
     uuids = {gpu.uuid, *(instance.uuid for instance in gpu.instances)}
     runs = [reservation for reservation in reservations if uuids & set(reservation.gpus)]
     for run in runs:
-        found = f"reserved by run {run.run} (user {run.user})"
+        memory = f"{format_bytes(run.min_free)} " if run.min_free else ""
+        found = f"{memory}reserved by run {run.run} (user {run.user})"
         if run.uid == os.getuid():
             yield Check("GPUs", name, "ok", found)
         else:

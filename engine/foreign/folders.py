@@ -200,8 +200,8 @@ class RunFinder:
             yield FoundRuns(runs, known.is_partial)
             if depth == limits.depth:
                 continue
-            for inner in known.inner:
-                pending.append((folder / inner, f"{name}/{inner}" if name else inner, depth + 1))
+            for inner, inner_name in known.inner:
+                pending.append((inner, f"{name}/{inner_name}" if name else inner_name, depth + 1))
 
     def _list(self, folder: Path) -> _Folder:
         known = self._known.get(folder)
@@ -213,7 +213,8 @@ class RunFinder:
         is_own = OWN_FILES.issubset(listing.files)
         logs = [] if is_own else logs_in(listing)
         owned = self._limits.skipped.union(*(log.owned_folders for log in logs))
-        inner = tuple(name for name in listing.folders if name not in owned and not name.startswith("."))
+        # To join a path takes as long as to check a folder that has not changed.
+        inner = tuple((folder / name, name) for name in listing.folders if name not in owned and name[0] != ".")
         undecided = [] if is_own else _undecided(listing, logs)
         watched = (folder, *undecided[:MAX_UNDECIDED])
         stamp = (modified_ns, *_stamp_of(watched[1:]))
@@ -236,7 +237,7 @@ class _Folder(NamedTuple):
     watched: tuple[Path, ...]
     stamp: tuple[int, ...]
     logs: tuple[Log, ...]
-    inner: tuple[str, ...]
+    inner: tuple[tuple[Path, str], ...]
     is_own: bool
     is_partial: bool
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.foreign.folders import OWN_FILES, ForeignRun, FoundRuns, Limits, RunFinder, merge_runs
-from engine.utils.process_table import ProcessId, ProcessStat, children_by_parent, live_processes
+from engine.utils.process_table import ProcessId, ProcessStat, children_by_parent, live_processes, read_stat
 from engine.utils.text import printable
 
 PROC = Path("/proc")
@@ -82,14 +82,7 @@ def read_tree(root: ProcessId) -> ProcessTree:
     first = found.get(root.pid)
     if first is None or first.start_ticks != root.start_ticks:
         return ProcessTree()
-    children = children_by_parent(found)
-    processes: list[HostProcess] = []
-    pending = [(root.pid, 0)]
-    while pending and len(processes) < MAX_PROCESSES:
-        pid, depth = pending.pop()
-        processes.append(_describe(pid, found[pid], depth))
-        pending += [(child, depth + 1) for child in reversed(children.get(pid, ()))]
-    tree = _with_files(processes)
+    tree = _with_files(_describe_trees([root.pid], found))
     pid = first.parent
     for _ in range(MAX_PARENTS if tree.own_run is None else 0):
         # The supervisor of a rank has the files of the run open.
@@ -99,6 +92,25 @@ def read_tree(root: ProcessId) -> ProcessTree:
             break
         pid = parent.parent
     return tree
+
+
+def read_processes(wanted: Iterable[ProcessId]) -> tuple[HostProcess, ...]:
+    """Return those of the processes that have not ended, each below its parent if that is one of them."""
+    found = {each.pid: status for each in wanted if (status := read_stat(each.pid)) and each.is_running()}
+    roots = [pid for pid, status in found.items() if status.parent not in found]
+    return tuple(_describe_trees(roots, found))
+
+
+def _describe_trees(roots: Iterable[int], found: dict[int, ProcessStat]) -> list[HostProcess]:
+    """Return processes and their descendants among those that were found, parents first."""
+    children = children_by_parent(found)
+    processes: list[HostProcess] = []
+    pending = [(pid, 0) for pid in reversed(list(roots))]
+    while pending and len(processes) < MAX_PROCESSES:
+        pid, depth = pending.pop()
+        processes.append(_describe(pid, found[pid], depth))
+        pending += [(child, depth + 1) for child in reversed(children.get(pid, ()))]
+    return processes
 
 
 def _own_run(files: Iterable[OpenFile]) -> Path | None:

@@ -6,18 +6,16 @@ first, then of others. `engine.runs.foreign_rows` makes rows of them.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from engine.foreign.activity import Activity, judge
+from engine.foreign.figures import Figures, LogFigures
 from engine.foreign.folders import ForeignRun, FoundRuns, RunFollower
 from engine.foreign.parameters import Parameters, merge_parameters
-from engine.foreign.reading import Reading
 from engine.foreign.writers import Writers
 from engine.utils.units import format_bytes
 
@@ -28,18 +26,6 @@ CHECK_SECONDS, CHECK_INTERVAL_SECONDS = 0.05, 0.5
 ROW_POLL_BYTES = 1 << 18
 # The list does not read larger logs: the last values are at their end, and the screen of the run reads them.
 MAX_ROW_BYTES = 1 << 26
-
-
-class Figures(NamedTuple):
-    """What is known of a metric: its last step and value, and the lowest and highest value of all that were written.
-
-    `last` is None if it is not finite.
-    """
-
-    step: int
-    last: float | None
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -178,12 +164,10 @@ class FollowedRun:
     def _begin(self, run: ForeignRun) -> None:
         self._has_ended = run.has_ended
         self._follower: RunFollower | None = None
-        self._metrics: list[dict[str, Figures]] = [{} for _ in run.logs]
-        self.not_finite: dict[str, int] = {}
-        """Step of each metric whose latest value is NaN or infinite."""
+        self._metrics = [LogFigures() for _ in run.logs]
         self._parameters: Parameters = {}
         self._read_bytes = [0 for _ in run.logs]
-        self.has_unread = True
+        self.has_unread, self._reads_again = True, False
         self.listed = ListedRun(run, Activity.QUIET, 0.0)
         self.check(time.time(), None)
 
@@ -197,6 +181,11 @@ class FollowedRun:
     @property
     def is_growing(self) -> bool:
         return self.listed.activity is Activity.GROWING
+
+    @property
+    def not_finite(self) -> dict[str, int]:
+        """Step of each metric whose latest value is NaN or infinite."""
+        return {name: step for log in self._metrics for name, step in log.not_finite.items()}
 
     @property
     def is_settled(self) -> bool:
@@ -236,15 +225,21 @@ class FollowedRun:
             self._follower = RunFollower(run)
             self._parameters = run.read_parameters()
         readings = self._follower.poll(ROW_POLL_BYTES)
-        for metrics, reading in zip(self._metrics, readings, strict=True):
-            _add(reading, metrics, self.not_finite)
+        for log, reading in zip(self._metrics, readings, strict=True):
+            log.add(reading)
             self._parameters = merge_parameters(self._parameters, reading.parameters)
         self._has_ended = any(reading.has_ended for reading in readings)
         before, self._read_bytes = self._read_bytes, [reading.read_bytes for reading in readings]
         has_moved = before != self._read_bytes or any(reading.drop_from is not None for reading in readings)
         # An incomplete last record is read when the file has grown.
         self.has_unread = has_moved and any(reading.share < 1 for reading in readings)
-        metrics = {name: figures for part in self._metrics for name, figures in part.items()}
+        if not self.has_unread and any(log.needs_second_reading for log in self._metrics):
+            self._follower, self.has_unread, self._reads_again = None, True, True
+            self._metrics = [log.begin_again() for log in self._metrics]
+        self._reads_again = self._reads_again and self.has_unread
+        metrics = {name: figures for log in self._metrics for name, figures in log.figures().items()}
+        if self._reads_again:
+            metrics = dict(self.listed.metrics)
         self._publish(
             metrics=metrics if metrics != self.listed.metrics else self.listed.metrics,
             parameters=self._parameters,
@@ -255,24 +250,3 @@ class FollowedRun:
         """Replace what is listed, unless nothing changes."""
         if any(getattr(self.listed, name) != value for name, value in changes.items()):
             self.listed = replace(self.listed, **changes)  # type: ignore[arg-type]  # fields of ListedRun
-
-
-def _add(reading: Reading, metrics: dict[str, Figures], not_finite: dict[str, int]) -> None:
-    """Add the points of a reading. The lowest and highest values keep those that a restarted writer voids."""
-    if reading.drop_from == -math.inf:
-        metrics.clear()
-    found: dict[str, list[float]] = {}
-    steps: dict[str, int] = {}
-    for name, step, value, _, _ in reading.points:
-        steps[name] = step
-        found.setdefault(name, []).append(value)
-    for name, values in found.items():
-        finite = [value for value in values if math.isfinite(value)]
-        known = metrics.get(name)
-        bounds = [*finite, *known[2:]] if known is not None else finite
-        not_finite.pop(name, None)
-        if not math.isfinite(values[-1]):
-            not_finite[name] = steps[name]
-        if bounds:
-            last = values[-1] if math.isfinite(values[-1]) else None
-            metrics[name] = Figures(steps[name], last, min(bounds), max(bounds))

@@ -1,7 +1,6 @@
 """Allocation of GPUs to a run: resolves `device.gpus`, waits in the queue if requested, and reserves the devices.
 
-Called by `engine.launch` and `engine.bench`. Uses `monitor`, `visible_devices`, `selection`, `run_queue`, `reservation`
-and `reservation_reader`.
+Called by `engine.launch` and `engine.bench`.
 """
 
 from __future__ import annotations
@@ -12,14 +11,18 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from engine.gpus.cpu_fallback import TRAINING_ON_CPU, describe_cpu_fallback, describe_driver_failure
-from engine.gpus.monitor import DriverMonitor, GpuMonitor, recording_path
-from engine.gpus.queue_terms import Backfill, QueueTerms, queue_order
+from engine.config.limits import NO_LIMITS, Limits
+from engine.gpus.cpu_fallback import RUN_ON_CPU, describe_cpu_fallback, describe_driver_failure
+from engine.gpus.free_memory import check_memory_is_known
+from engine.gpus.monitor import DriverMonitor, first_snapshot, recording_path
+from engine.gpus.own_limits import CPU_RUN, OwnRuns, over_limit
+from engine.gpus.queue_terms import WHOLE_DEVICES, Backfill, QueueTerms, queue_order
 from engine.gpus.reservation import Reservation, allocation_lock
 from engine.gpus.reservation_reader import ReservationInfo, read_reservations
 from engine.gpus.run_queue import RunQueue
 from engine.gpus.selection import (
     CPU,
+    CPU_ADVICE,
     CudaDevice,
     NotFreeError,
     cuda_devices,
@@ -29,12 +32,11 @@ from engine.gpus.selection import (
     why_not_free,
 )
 from engine.gpus.snapshot import SamplerOptions, Snapshot
-from engine.gpus.unmonitored import has_driver_library, mark_reserved, unmonitored_gpus
+from engine.gpus.unmonitored import gpus_unknown_to_nvml, has_driver_library, mark_reserved
 from engine.gpus.visible_devices import visible_devices
+from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
 
-FIRST_SNAPSHOT_TIMEOUT_SECONDS = 30.0  # without persistence mode, the driver initializes the GPUs first
-ALL_GPUS_TIMEOUT_SECONDS = 5.0  # for every GPU to answer, if at least one has
 WAIT_POLL_SECONDS = 1.0
 CLOCK_STEP_SECONDS = 5.0  # a larger change of the system time is published
 MAX_PROBLEMS = 10
@@ -87,6 +89,7 @@ def allocate_devices(
     ranks: int | None = None,
     poll_terms: TermsPoller = lambda: (QueueTerms(), ""),
     backfill: Backfill | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> GpuAllocation:
     """Reserve the devices that `selection`, a value of `device.gpus`, selects within CUDA_VISIBLE_DEVICES.
 
@@ -96,10 +99,11 @@ def allocate_devices(
 
     `ranks` is the number of ranks that an external launcher started on this host: "auto" then reserves that many
     devices, if necessary shared. While the terms of `poll_terms` are blocked, the run is listed in the queue and
-    claims nothing; afterwards it joins at the end of the queue. Raises UsageError if the selection is invalid or not
-    available.
+    claims nothing; afterwards it joins at the end of the queue. So does a run that waits because of the `limits` of
+    its user; without `wait`, it is refused. Raises UsageError if the selection is invalid or not available.
     """
-    allocator = _Allocator(selection, run, wait, ranks, poll_terms, backfill or Backfill(), on_wait)
+    own = OwnRuns(limits, selection)
+    allocator = _Allocator(selection, run, wait, ranks, poll_terms, backfill or Backfill(), on_wait, own)
     try:
         allocator.wait_while_blocked()
         return _allocate(allocator)
@@ -127,7 +131,9 @@ def _allocate(allocator: _Allocator) -> GpuAllocation:
         return allocator.allocate(snapshot, monitor)
 
 
-def preview_allocation(selection: str, snapshot: Snapshot | None, *, wait: bool, share: int = 1) -> GpuAllocation:
+def preview_allocation(
+    selection: str, snapshot: Snapshot | None, *, wait: bool, terms: QueueTerms = WHOLE_DEVICES
+) -> GpuAllocation:
     """Choose the devices that `allocate_devices` would choose at the time of a snapshot, and reserve nothing.
 
     Without a `snapshot` the driver does not answer. Raises UsageError as `allocate_devices` does, and NotFreeError if
@@ -136,36 +142,17 @@ def preview_allocation(selection: str, snapshot: Snapshot | None, *, wait: bool,
         return _fall_back_to_cpu(selection, snapshot)
     allocation, reservations = GpuAllocation(), read_reservations()
     if unmonitored := gpus_unknown_to_nvml(snapshot):
-        devices = mark_reserved(unmonitored, reservations, share)
+        check_memory_is_known(terms)
+        devices = mark_reserved(unmonitored, reservations, terms)
     elif snapshot is None or snapshot.error is not None:
         return _fall_back_to_cpu(selection, snapshot)
     else:
-        devices = visible_devices(cuda_devices(snapshot, reservations, share), os.environ)
-    allocation.choose(select(selection, devices, only_free=wait, share=share), devices, snapshot, selection)
+        devices = visible_devices(cuda_devices(snapshot, reservations, terms), os.environ)
+    only_free = wait or bool(terms.min_free)
+    chosen = select(selection, devices, only_free=only_free, shares=terms.shares)
+    allocation.choose(chosen, devices, snapshot, selection)
     allocation.warnings += [UNMONITORED_WARNING] if unmonitored and allocation.devices else []
     return allocation
-
-
-def gpus_unknown_to_nvml(snapshot: Snapshot | None) -> list[CudaDevice]:
-    """Return the GPUs that torch sees although NVML sees none."""
-    if snapshot is None:
-        # A driver that does not answer NVML would not answer torch either.
-        return [] if has_driver_library() else unmonitored_gpus(os.environ)
-    return [] if snapshot.gpus or snapshot.pending else unmonitored_gpus(os.environ)
-
-
-def first_snapshot(monitor: GpuMonitor, timeout_s: float = FIRST_SNAPSHOT_TIMEOUT_SECONDS) -> Snapshot | None:
-    """Return the first snapshot in which all GPUs have answered, or the latest one after a timeout.
-
-    `timeout_s` is the timeout for the driver. Return None if there was no snapshot at all.
-    """
-    began = time.monotonic()
-    snapshot = monitor.read(timeout_s)
-    while snapshot is not None and snapshot.pending:
-        if time.monotonic() - began > (ALL_GPUS_TIMEOUT_SECONDS if snapshot.gpus else timeout_s):
-            break
-        snapshot = monitor.read(WAIT_POLL_SECONDS) or snapshot
-    return snapshot
 
 
 def _fall_back_to_cpu(selection: str, snapshot: Snapshot | None) -> GpuAllocation:
@@ -175,11 +162,12 @@ def _fall_back_to_cpu(selection: str, snapshot: Snapshot | None) -> GpuAllocatio
         reason = RECORDING_REASON if is_recorded else describe_driver_failure(snapshot)
         raise UsageError.one(
             "device.gpus",
-            f"{selection} cannot be used: {reason}; train on the CPU with --gpus cpu",
+            f"{selection} cannot be used: {reason}",
+            CPU_ADVICE,
             code="driver-unavailable",
         )
     if is_recorded and selection == "auto":
-        allocation.warnings.append(Problem("", f"{RECORDING_REASON}; {TRAINING_ON_CPU}", code="gpu-fallback"))
+        allocation.warnings.append(Problem("", f"{RECORDING_REASON}; {RUN_ON_CPU}", code="gpu-fallback"))
     else:
         allocation.choose([], [], snapshot, selection)
     return allocation
@@ -196,6 +184,7 @@ class _Allocator:
     poll_terms: TermsPoller
     backfill: Backfill
     on_wait: Callable[[str], None]
+    own: OwnRuns = field(default_factory=OwnRuns)
     reservation: Reservation = field(default_factory=Reservation, init=False)
     _queue: RunQueue = field(init=False)
     _terms: QueueTerms = field(default_factory=QueueTerms, init=False)
@@ -223,6 +212,9 @@ class _Allocator:
         """Publish the current terms and return why the run is blocked, "" if it is not."""
         was_blocked = bool(self._terms.blocked)
         self._terms, reason = self.poll_terms()
+        self.own.terms, self.own.num_visible = self._terms, len(visible_ids)
+        if self.wait and not self._terms.blocked and (limited := self._limit_reached()):
+            self._terms, reason = codec.replace(self._terms, blocked="limit"), limited
         self.reservation.set_terms(self._terms, reason if self._terms.blocked else None)
         if self._terms.blocked:
             if self.reservation.key is None:
@@ -233,11 +225,18 @@ class _Allocator:
             self.reservation.rejoin(self.selection, visible_ids, self.run)
         return ""
 
+    def _limit_reached(self) -> str:
+        """Return which limit of its user keeps the run from its start now, "" if none does. Raises UsageError."""
+        if not self.own.limits.all():
+            return ""
+        self.own.update(read_reservations(), self.reservation.key, wait=self.wait)
+        return self.own.reached()
+
     def allocate(self, snapshot: Snapshot, monitor: DriverMonitor) -> GpuAllocation:
         allocation = GpuAllocation(reservation=self.reservation)
 
         def list_devices(reservations: Sequence[ReservationInfo]) -> list[CudaDevice]:
-            return cuda_devices(snapshot, reservations, self._terms.share)
+            return cuda_devices(snapshot, reservations, self._terms)
 
         visible_ids = [device.reservation_id for device in visible_devices(cuda_devices(snapshot), os.environ)]
         # The driver may become unavailable and return while the run waits.
@@ -247,12 +246,12 @@ class _Allocator:
             self._report(reason)
             snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
             if snapshot.error is not None and not self.wait:
-                self.reservation.release()
-                return _fall_back_to_cpu(self.selection, snapshot)
+                return self.allocate_cpu(snapshot)
         return allocation
 
     def allocate_unmonitored(self, gpus: Sequence[CudaDevice]) -> GpuAllocation:
         """Allocate from the GPUs that only torch sees."""
+        check_memory_is_known(self._terms)
         allocation = self._allocate_unread(gpus)
         allocation.warnings += [UNMONITORED_WARNING] if allocation.devices else []
         return allocation
@@ -262,19 +261,29 @@ class _Allocator:
         allocation = _fall_back_to_cpu(self.selection, snapshot)
         # Of an external launcher, one process per node is here, and the nodes of a run may be on one host.
         if not self.wait or self.ranks is not None:
-            self.reservation.release()
-            return allocation
+            self._reserve_cpu_run()
+            return replace(allocation, reservation=self.reservation)
         self.selection = CPU.uuid
         turn = self._allocate_unread([CPU])
         turn.devices, turn.warnings = [], allocation.warnings + turn.reservation_problems
         return replace(turn, cpu_fallback=allocation.cpu_fallback)
+
+    def _reserve_cpu_run(self) -> None:
+        """Count a run that uses the CPU at once, if its user limits their runs. Raises UsageError."""
+        self.reservation.release()
+        if self.own.limits.runs is None:
+            return
+        with allocation_lock(self._lock_timeout_s):
+            if reason := self._limit_reached():
+                raise over_limit(reason)
+            self.reservation.reserve((CPU_RUN,), "cpu", (), self.run)
 
     def _allocate_unread(self, devices: Sequence[CudaDevice]) -> GpuAllocation:
         """Allocate from devices without readings: only the reservations show which are free."""
         allocation, visible_ids = GpuAllocation(reservation=self.reservation), [each.reservation_id for each in devices]
 
         def list_devices(reservations: Sequence[ReservationInfo]) -> list[CudaDevice]:
-            return mark_reserved(devices, reservations, self._terms.share)
+            return mark_reserved(devices, reservations, self._terms)
 
         while (reason := self._try_allocate(allocation, list_devices, visible_ids)) is not None:
             self._report(reason)
@@ -304,8 +313,14 @@ class _Allocator:
             is_claimed_soon = self._queue.is_moving and any(device.is_queued for device in devices)
             if self.wait and visible_ids and not devices:
                 return "the driver currently reports no GPU"
+            if reason := self._limit_reached():
+                if not self.wait:
+                    raise over_limit(reason)
+                return reason
             try:
-                chosen = select(self.selection, devices, only_free=self.wait, ranks=self.ranks, share=self._terms.share)
+                only_free, shares = self.wait or bool(self._terms.min_free), self._terms.shares
+                chosen = select(self.selection, devices, only_free=only_free, ranks=self.ranks, shares=shares)
+                chosen, warnings = self.own.check_chosen(chosen)
             except NotFreeError as error:
                 if self.wait:
                     self.enqueue(visible_ids)
@@ -317,13 +332,17 @@ class _Allocator:
             if is_claimed_soon and (not chosen or (self.ranks and not all(device.is_free for device in chosen))):
                 return f"no GPU is free: {why_not_free(devices)}"
             if chosen:
+                # Devices may have become free because a run has failed, which may hold this one.
+                if reason := self._poll_terms(visible_ids):
+                    return reason
                 chosen_ids = [device.reservation_id for device in chosen]
                 self.reservation.reserve(chosen_ids, self.selection, visible_ids, self.run)
                 if self._has_conflict(chosen):
                     self.enqueue(visible_ids)
                     return "another run has reserved the same GPUs at the same time"
-            else:
-                self.reservation.release()
+        if not chosen:
+            self._reserve_cpu_run()
+        allocation.warnings += warnings
         allocation.choose(chosen, devices, snapshot, self.selection)
         allocation.reservation_problems = list(self._problems)
         allocation.warnings += allocation.reservation_problems
@@ -367,7 +386,7 @@ class _Allocator:
             name
             for other in others
             for name in other.gpus
-            if name in free and not shared_with(name, others, self._terms.share)
+            if name in free and not shared_with(name, others, self._terms)
         }
         self._conflicts += bool(taken)
         if self._conflicts > MAX_CONFLICTS:

@@ -14,7 +14,7 @@ from engine.gpus.unmonitored import gpu_device_files, has_driver_library
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize
 
-TRAINING_ON_CPU = "training uses the CPU"
+RUN_ON_CPU = "the run uses the CPU"
 DOCTOR_ADVICE = "see `gputrain doctor`"
 
 
@@ -31,20 +31,20 @@ def describe_cpu_fallback(
         # The run ahead may wait for long, or never reserve the GPU, and a desktop never leaves it.
         if shared := next((device for device in devices if device.may_be_shared), None):
             advice = f"share a GPU with --gpus {shared.selector}, or wait for one with --queue"
-        return Problem("", f"no GPU is free ({why_not_free(devices)}); {TRAINING_ON_CPU}", advice, code="gpu-fallback")
+        return Problem("", f"no GPU is free ({why_not_free(devices)}); {RUN_ON_CPU}", advice, code="gpu-fallback")
     if snapshot is not None and snapshot.gpus:
         gpus, variable = pluralize(len(snapshot.gpus), "GPU"), environ.get("CUDA_VISIBLE_DEVICES")
         if variable is None:
-            reason = f"the driver reports no UUID of {gpus}; {TRAINING_ON_CPU}"
+            reason = f"the driver reports no UUID of {gpus}; {RUN_ON_CPU}"
             return Problem("", reason, DOCTOR_ADVICE, code="gpu-fallback")
-        reason = f"CUDA_VISIBLE_DEVICES={variable!r} hides {gpus} of this host; {TRAINING_ON_CPU}"
+        reason = f"CUDA_VISIBLE_DEVICES={variable!r} hides {gpus} of this host; {RUN_ON_CPU}"
         return Problem("", reason, "unset it to use them", code="gpu-fallback")
     failure, files = describe_driver_failure(snapshot), gpu_device_files()
     if has_driver_library() and (snapshot is None or snapshot.pending):
-        return Problem("", f"{failure}; {TRAINING_ON_CPU}", DOCTOR_ADVICE, code="gpu-fallback")
+        return Problem("", f"{failure}; {RUN_ON_CPU}", DOCTOR_ADVICE, code="gpu-fallback")
     if not files:
         return None
-    reason = f"{failure} and torch sees no GPU, but {files[0]} exists; {TRAINING_ON_CPU}"
+    reason = f"{failure} and torch sees no GPU, but {files[0]} exists; {RUN_ON_CPU}"
     return Problem("", reason, DOCTOR_ADVICE, code="gpu-fallback")
 
 

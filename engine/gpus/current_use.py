@@ -37,6 +37,8 @@ class Obstacle(StrEnum):
     STALE = "stale"
     """It currently does not answer."""
     LOST = "lost"
+    MEMORY = "memory"
+    """It has less memory left than the run reserves."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +150,12 @@ def processes_on(gpu: Gpu, instance: MigInstance) -> list[GpuProcess]:
     """Return the processes on a MIG instance, and those of its GPU whose instance is unknown."""
     return [
         process
-        for process in _memory_holders(gpu, instance)
+        for process in memory_holders(gpu, instance)
         if process.compute_instance in (instance.compute_instance, None)
     ]
 
 
-def _memory_holders(gpu: Gpu, instance: MigInstance | None) -> list[GpuProcess]:
+def memory_holders(gpu: Gpu, instance: MigInstance | None) -> list[GpuProcess]:
     """Return the processes on a GPU, or in the GPU instance of a MIG instance, whose memory is in common."""
     return [
         process
@@ -169,7 +171,7 @@ def _unattributed_bytes(gpu: Gpu, instance: MigInstance | None = None) -> int:
     """
     memory_used = _memory_used(gpu, instance)
     attributed_bytes = sum(
-        process.gpu_memory.value or 0 for process in _memory_holders(gpu, instance) if process.kind != "mps server"
+        process.gpu_memory.value or 0 for process in memory_holders(gpu, instance) if process.kind != "mps server"
     )
     return 0 if memory_used is None else memory_used - attributed_bytes
 

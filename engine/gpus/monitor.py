@@ -24,6 +24,9 @@ RESTART_DELAY_SECONDS = 1.0
 MAX_RESTART_DELAY_SECONDS = 60.0
 UNRESPONSIVE_SECONDS = 15.0  # silence after which the sampler is killed and restarted
 KILL_WAIT_SECONDS = 0.2
+FIRST_SNAPSHOT_TIMEOUT_SECONDS = 30.0  # without persistence mode, the driver initializes the GPUs first
+ALL_GPUS_TIMEOUT_SECONDS = 5.0  # for every GPU to answer, if at least one has
+NEXT_SNAPSHOT_TIMEOUT_SECONDS = 1.0
 
 
 class GpuMonitor(Protocol):
@@ -156,3 +159,17 @@ def _error_snapshot(error: str) -> Snapshot:
     return Snapshot(
         time=now, source=DRIVER, host=os.uname().nodename, driver=unknown, cuda=unknown, error=error, gpus=()
     )
+
+
+def first_snapshot(monitor: GpuMonitor, timeout_s: float = FIRST_SNAPSHOT_TIMEOUT_SECONDS) -> Snapshot | None:
+    """Return the first snapshot in which all GPUs have answered, or the latest one after a timeout.
+
+    `timeout_s` is the timeout for the driver. Return None if there was no snapshot at all.
+    """
+    began = time.monotonic()
+    snapshot = monitor.read(timeout_s)
+    while snapshot is not None and snapshot.pending:
+        if time.monotonic() - began > (ALL_GPUS_TIMEOUT_SECONDS if snapshot.gpus else timeout_s):
+            break
+        snapshot = monitor.read(NEXT_SNAPSHOT_TIMEOUT_SECONDS) or snapshot
+    return snapshot

@@ -1,17 +1,23 @@
-"""Processes on a GPU as NVML lists them, also through the handles of its MIG devices. Called by `sampler`.
+"""Processes on a GPU as NVML lists them, also through the handles of its MIG devices, and for how long each has been
+idle. Called by `sampler`.
 
 `engine.gpus.processes` adds what the host knows about them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pynvml as nv
 
 from engine.gpus.nvml import MAX_VALUE, VALUES_NOT_AVAILABLE, query
-from engine.gpus.snapshot import MigInstance, Reading
+from engine.gpus.snapshot import MigInstance, Reading, current_time
+
+MICROSECONDS = 1_000_000
+# After a longer gap, such as a driver that hangs, nobody knows what the processes did.
+MAX_GAP_SECONDS = 15.0
+IDLE_UNKNOWN = "the driver does not tell which process computes"
 
 
 class NvmlProcess(NamedTuple):
@@ -72,3 +78,62 @@ def _listed_processes(handle: Any, instance: MigInstance | None = None) -> Readi
 
 def _known_id(value: int) -> int | None:
     return None if value in VALUES_NOT_AVAILABLE else int(value)
+
+
+class IdleTime(NamedTuple):
+    """For how many seconds a process has not computed, as far as it was watched. With `at_least`, it has not computed
+    since then."""
+
+    seconds: Reading[float]
+    at_least: bool
+
+
+class ProcessActivity:
+    """When each process of one GPU has last computed.
+
+    ``nvmlDeviceGetProcessUtilization`` (nvidia-smi pmon) reports the utilization per process, only of those that were
+    not idle. Where it does not, all processes count as busy while the GPU is.
+    """
+
+    def __init__(self) -> None:
+        self._watched_since: dict[int, float] = {}
+        self._busy_at: dict[int, float] = {}
+        self._updated_at = float("-inf")
+
+    def update(self, handle: Any, util: Reading[int], pids: Iterable[int]) -> dict[int, IdleTime]:
+        """Return the idle time of each process. `util` is the utilization of the GPU, in percent."""
+        now, pids = current_time(), set(pids)
+        busy = self._busy_processes(handle, util, pids, now)
+        if now - self._updated_at > MAX_GAP_SECONDS:
+            self._watched_since, self._busy_at = {}, {}
+        self._watched_since = {pid: self._watched_since.get(pid, now) for pid in pids}
+        if busy is None:
+            self._busy_at.clear()
+            self._updated_at = float("-inf")
+            return {pid: IdleTime(Reading(None, now, IDLE_UNKNOWN, "s"), at_least=False) for pid in pids}
+        self._updated_at = now
+        self._busy_at = {pid: at for pid, at in (self._busy_at | busy).items() if pid in pids}
+        return {
+            pid: IdleTime(
+                Reading(round(now - self._busy_at.get(pid, since), 1), now, unit="s"), pid not in self._busy_at
+            )
+            for pid, since in self._watched_since.items()
+        }
+
+    def _busy_processes(
+        self, handle: Any, util: Reading[int], pids: Iterable[int], now: float
+    ) -> dict[int, float] | None:
+        """Return when processes have computed since the last call, in Unix seconds; None if that is unknown."""
+        since = max(self._updated_at, now - MAX_GAP_SECONDS)
+        samples = query(lambda: nv.nvmlDeviceGetProcessUtilization(handle, int(since * MICROSECONDS)))
+        if samples.value:
+            busy: dict[int, float] = {}
+            for sample in samples.value:
+                # Graphics, decoding and copies are use, too.
+                if sample.smUtil or sample.memUtil or sample.encUtil or sample.decUtil:
+                    at = min(sample.timeStamp / MICROSECONDS, now)
+                    busy[int(sample.pid)] = max(at, busy.get(int(sample.pid), 0.0))
+            return busy
+        if util.value is None:
+            return None
+        return dict.fromkeys(pids, now) if util.value > 0 else {}

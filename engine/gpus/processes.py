@@ -5,14 +5,15 @@ Called by `sampler`; the ranks come from `reservation_reader`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import psutil
 
-from engine.gpus.nvml_processes import NvmlProcess
+from engine.gpus.nvml_processes import IdleTime, NvmlProcess
 from engine.gpus.reservation_reader import ReservationInfo, ReservedRank
 from engine.gpus.snapshot import GpuProcess, Missing, Reading, current_time
 from engine.utils.codec import replace
@@ -25,9 +26,10 @@ MPS_SERVER_NAME = "nvidia-cuda-mps-server"
 
 @dataclass(frozen=True)
 class _ProcessIdentity:
-    """Name, user and command of a process, looked up once."""
+    """Name, user, command and ancestors of a process, looked up once."""
 
     process: psutil.Process
+    ancestors: tuple[int, ...]
     name: Reading[str]
     user: Reading[str]
     command: Reading[str]
@@ -39,10 +41,17 @@ class ProcessTable:
     def __init__(self) -> None:
         self._identities: dict[int, _ProcessIdentity] = {}
 
-    def describe(self, nvml_processes: Sequence[NvmlProcess], ranks: Sequence[ReservedRank]) -> tuple[GpuProcess, ...]:
-        """Return the processes on one GPU, given those that NVML lists and the ranks that run on it.
+    def describe(
+        self,
+        nvml_processes: Sequence[NvmlProcess],
+        ranks: Sequence[ReservedRank],
+        idle: Mapping[int, IdleTime] = MappingProxyType({}),
+    ) -> tuple[GpuProcess, ...]:
+        """Return the processes on one GPU, given those that NVML lists, the ranks that run on it, and idle times by
+        PID.
 
-        Ranks are matched by PID. In a container NVML may list PIDs of the host's PID namespace, or no processes. So if
+        Ranks are matched by PID; a process below a rank is one of its run, such as a worker of torchrun below the
+        command of a run. In a container NVML may list PIDs of the host's PID namespace, or no processes. So if
         exactly one rank and one compute process remain unmatched, they are the same process. Any other unmatched rank
         is added to the list, with unknown GPU memory.
         """
@@ -51,11 +60,13 @@ class ProcessTable:
             pid: identity for pid, identity in self._identities.items() if pid in pids and identity.process.is_running()
         }
         by_pid = {rank.pid: rank for rank in ranks}
+        found = [self._rank_of(process.pid, by_pid) for process in nvml_processes]
         described = [
-            self._describe_process(process.pid, process, by_pid.get(process.pid)) for process in nvml_processes
+            self._describe_process(process.pid, process, rank)
+            for process, rank in zip(nvml_processes, found, strict=True)
         ]
-        listed_pids = {process.pid for process in nvml_processes}
-        unlisted_ranks = [rank for rank in ranks if rank.pid not in listed_pids and psutil.pid_exists(rank.pid)]
+        listed_ranks = {rank.pid for rank in found if rank is not None}
+        unlisted_ranks = [rank for rank in ranks if rank.pid not in listed_ranks and psutil.pid_exists(rank.pid)]
         unknown_positions = [
             position
             for position, process in enumerate(nvml_processes)
@@ -75,7 +86,20 @@ class ProcessTable:
                 self._describe_process(rank.pid, NvmlProcess(rank.pid, "compute", None, None, unlisted_memory), rank)
                 for rank in unlisted_ranks
             ]
-        return tuple(described)
+        return tuple(
+            process
+            if (time := idle.get(process.pid)) is None
+            else replace(process, idle=time.seconds, idle_at_least=time.at_least)
+            for process in described
+        )
+
+    def _rank_of(self, pid: int, ranks: Mapping[int, ReservedRank]) -> ReservedRank | None:
+        """Return the rank that a process is, or the one that has started it, None if it belongs to no run."""
+        if pid in ranks or not ranks:
+            return ranks.get(pid)
+        with suppress(psutil.NoSuchProcess):
+            return next((ranks[parent] for parent in self._identify(pid).ancestors if parent in ranks), None)
+        return None
 
     def _describe_process(self, pid: int, nvml_process: NvmlProcess, rank: ReservedRank | None) -> GpuProcess:
         now = current_time()
@@ -115,6 +139,7 @@ class ProcessTable:
             process = psutil.Process(pid)
             self._identities[pid] = _ProcessIdentity(
                 process,
+                _read_if_permitted(lambda: tuple(parent.pid for parent in process.parents())).value or (),
                 _read_if_permitted(process.name),
                 _read_if_permitted(process.username),
                 _read_if_permitted(lambda: _command(process)),

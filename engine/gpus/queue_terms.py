@@ -20,29 +20,51 @@ MAX_PATH_CHARS = 4096  # PATH_MAX of Linux
 MAX_DEVICES = 1024
 MAX_PRIORITY = 1 << 20
 MAX_TIME = 1e11  # in Unix seconds
+MAX_MEMORY_BYTES = 1 << 50
 
 Text = Annotated[str, Meta(max_length=MAX_STRING_CHARS)]
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 QueuePosition = Annotated[float, Meta(ge=-MAX_TIME, le=MAX_TIME)]
 """A Unix time, or an order that is comparable with one."""
 NumSharers = Annotated[int, Meta(ge=1, le=MAX_DEVICES)]
-# What a run waits for before it waits for GPUs.
-Blocked = Literal["", "held", "dependency"]
+MemoryBytes = Annotated[int, Meta(ge=0, le=MAX_MEMORY_BYTES)]
+BeginTime = Annotated[float, Meta(ge=0, le=MAX_TIME)]
+# What a run waits for before it waits for GPUs: a release, other runs, its begin time, a limit of its user.
+Blocked = Literal["", "held", "dependency", "begin", "limit"]
 
 
 class QueueTerms(Record, frozen=True, kw_only=True):
     """How a run waits. Among the runs of one user, the highest `priority` is first, then the lowest `position`.
 
     `position` is the Unix time at which the run was submitted, unless the user has moved it; an unknown one is that of
-    arrival. A run that is `blocked` for a reason of `Blocked` claims no devices. Up to `share` runs may use one device
-    if all of them allow it. `folder` is the run folder.
+    arrival. A run that is `blocked` for a reason of `Blocked` claims no devices. `begin` is the Unix time before which
+    it does not start, 0 if it has none. `folder` is the run folder.
+
+    Runs share a device if all of them allow it: up to `share` runs, or as many as its memory is enough for if they
+    reserve `min_free` bytes of it. A run with a `share` of 1 and no `min_free` has its devices for itself.
     """
 
     priority: Priority = 0
     position: QueuePosition | UnsetType = UNSET
     blocked: Text = ""
     share: NumSharers = 1
+    min_free: MemoryBytes = 0
+    begin: BeginTime = 0.0
     folder: Annotated[str, Meta(max_length=MAX_PATH_CHARS)] = ""
+
+    @property
+    def max_runs(self) -> int:
+        """The number of runs on a device that the run allows, with itself."""
+        return MAX_DEVICES if self.min_free and self.share == 1 else self.share
+
+    @property
+    def shares(self) -> bool:
+        """Whether the run allows others on its devices."""
+        return self.max_runs > 1
+
+
+WHOLE_DEVICES = QueueTerms()
+"""The terms of a run that has its devices for itself, and does not wait."""
 
 
 @dataclass(frozen=True)

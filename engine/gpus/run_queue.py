@@ -5,7 +5,7 @@ Called by `allocation`. The order is that of `queue_terms.queue_order`.
 A run ahead claims as many of the devices that are free as it waits for. If they are not enough for it, nobody behind it
 gets them, unless it allows it (`queue.backfill`) to a run that ends soon enough (`queue.time_limit`). Devices beyond
 its claim, and devices that it cannot use, are free for the runs behind it. A run that shares its devices
-(`queue.share`) joins no GPU that a run ahead waits for.
+(`queue.share`, `queue.min_free`) joins no GPU that a run ahead waits for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.reservation_reader import ReservationInfo
-from engine.gpus.selection import CudaDevice, NotFreeError, select, select_named
+from engine.gpus.selection import CudaDevice, NotFreeError, lack_of_memory, select, select_named
 from engine.utils.errors import UsageError
 
 # A waiting run polls once per second. One that does not reserve the devices that it waits for, within this time after
@@ -67,12 +67,12 @@ class RunQueue:
 def _claimed_devices(waiter: ReservationInfo, by_id: dict[str, CudaDevice]) -> tuple[list[CudaDevice], bool]:
     """Return the devices that a waiting run claims, and whether they may be all that it waits for.
 
-    It claims free devices. While they are not enough, it also claims those that it can only get when all runs that
-    share them have ended.
+    It claims free devices. While they are not enough, it also claims those that only this run could join, because it
+    shares them with fewer runs or needs more memory of them.
     """
     visible = [_as_seen_by(waiter, by_id[name]) for name in waiter.visible if name in by_id]
     try:
-        chosen = select(waiter.selection, visible, only_free=True, share=waiter.share)
+        chosen = select(waiter.selection, visible, only_free=True, shares=waiter.shares)
         return _free_devices(chosen, by_id), bool(chosen)
     except NotFreeError:
         pass
@@ -82,7 +82,7 @@ def _claimed_devices(waiter: ReservationInfo, by_id: dict[str, CudaDevice]) -> t
             return [], False
     # A device that this process does not see may be free. A user can name devices that do not exist.
     is_servable = len(visible) < len(waiter.visible)
-    shared = [device for device in visible if device.sharers and not device.is_free]
+    shared = [device for device in visible if not device.is_free and by_id[device.reservation_id].is_free]
     candidates = [device for device in visible if device.is_free or device in shared]
     if match := re.fullmatch(r"free:(\d+)", waiter.selection):
         free = [device for device in visible if device.is_free]
@@ -99,10 +99,14 @@ def _claimed_devices(waiter: ReservationInfo, by_id: dict[str, CudaDevice]) -> t
 
 def _as_seen_by(waiter: ReservationInfo, device: CudaDevice) -> CudaDevice:
     """Return a device with the state that it has for a waiting run, which may share devices with fewer runs than this
-    one."""
-    if device.is_free and device.sharers and device.sharers >= waiter.share:
+    one, or need more memory."""
+    if not device.is_free:
+        return device
+    if device.sharers and device.sharers >= waiter.max_runs:
         return replace(device, unavailable=Unavailable(Obstacle.RESERVED, "shared by other runs"))
-    return device
+    if not waiter.min_free:
+        return replace(device, unavailable=device.other_use)
+    return replace(device, unavailable=lack_of_memory(device.unreserved_bytes, waiter.min_free))
 
 
 def _free_devices(chosen: Sequence[CudaDevice], by_id: dict[str, CudaDevice]) -> list[CudaDevice]:

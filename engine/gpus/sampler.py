@@ -99,6 +99,7 @@ class GpuThread(threading.Thread):
         self._pcie_at = time.monotonic()
         self._pcie_readings: dict[str, Reading[Any]] = {}
         self._process_table: ProcessTable | None = None
+        self._process_activity = nvml_processes.ProcessActivity()
         self._processes: Reading[tuple[GpuProcess, ...]] = Reading(None, current_time(), Missing.NOT_REQUESTED)
         self._processes_at = float("-inf")
 
@@ -140,7 +141,7 @@ class GpuThread(threading.Thread):
         )
         if options.processes and now - self._processes_at >= min(options.period, 1.0):
             self._processes_at = now
-            self._processes = self._query_processes(handle, uuids)
+            self._processes = self._query_processes(handle, uuids, answers["util"])
         if options.activity:
             answers |= self._gpm.read(handle)
             self._query_mig_activity(handle)
@@ -220,7 +221,7 @@ class GpuThread(threading.Thread):
         self._cached_readings |= nvml.query_all(nvml.INFREQUENT_QUERIES, handle)
         self._infrequent_at = now
 
-    def _query_processes(self, handle: Any, uuids: list[str]) -> Reading[tuple[GpuProcess, ...]]:
+    def _query_processes(self, handle: Any, uuids: list[str], util: Reading[int]) -> Reading[tuple[GpuProcess, ...]]:
         # Imported here so that psutil's import runs during the GPM sampling interval.
         from engine.gpus.processes import ProcessTable, ranks_on
 
@@ -229,7 +230,8 @@ class GpuThread(threading.Thread):
         ranks = ranks_on(uuids, self._state.reservations)
         if listed.value is None and not ranks:
             return Reading(None, listed.time, listed.reason)
-        return Reading(self._process_table.describe(listed.value or [], ranks), listed.time)
+        idle = self._process_activity.update(handle, util, [process.pid for process in listed.value or ()])
+        return Reading(self._process_table.describe(listed.value or [], ranks, idle), listed.time)
 
     def _build_gpu(
         self,
@@ -240,7 +242,7 @@ class GpuThread(threading.Thread):
         processes: Reading[tuple[GpuProcess, ...]],
     ) -> Gpu:
         uuids = {self._uuid, *(instance.uuid for instance in self._mig_instances)}
-        runs = tuple(reservation.run for reservation in self._state.reservations if uuids & set(reservation.gpus))
+        holders = [reservation for reservation in self._state.reservations if uuids & set(reservation.gpus)]
         return Gpu(
             index=self.index,
             uuid=self._uuid,
@@ -250,7 +252,8 @@ class GpuThread(threading.Thread):
             **with_units(readings),
             processes=processes,
             instances=self._mig_instances,
-            runs=runs,
+            runs=tuple(holder.run for holder in holders),
+            reserved_by_runs=sum(holder.min_free for holder in holders),
         )
 
     def _gpu_without_readings(self, state: GpuState, reason: str, age: float = 0.0) -> Gpu:

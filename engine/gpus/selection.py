@@ -10,16 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.gpus.current_use import Obstacle, Reason, Unavailable, find_current_use, find_doubt
+from engine.gpus.free_memory import unreserved_bytes
+from engine.gpus.queue_terms import WHOLE_DEVICES, QueueTerms
 from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.snapshot import Gpu, MigInstance, Snapshot
 from engine.utils.codec import Count
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize
+from engine.utils.units import format_bytes
 
 WAIT_ADVICE = "wait for them with --queue, or request fewer"
 NCCL_MIG_MESSAGE = "NCCL cannot communicate between MIG instances, and CUDA exposes only one to a process"
 MIG_ADVICE = "select one instance, or whole GPUs"
-CPU_ADVICE = "train on the CPU with --gpus cpu"
+CPU_ADVICE = "use the CPU with --gpus cpu"
 
 
 class NotFreeError(UsageError):
@@ -33,9 +36,11 @@ class CudaDevice:
     `index` is that of the GPU in PCI bus order. `memory_used` is in bytes. A MIG instance has the UUID of its GPU as
     `parent_uuid`, and `mig_ids` as "<GPU instance ID>/<compute instance ID>". `unavailable` is None if it is free.
     `physical_id` identifies an AMD GPU on this host: its `uuid` is only an index among the visible ones. `sharers` is
-    the number of runs on a device that is free because they share it (`queue.share`). `doubt` is why a free device may
-    be in use, see `find_doubt`. `capability` is the compute capability of an NVIDIA GPU; a MIG instance has that
-    and the `pci_bus_id` of its GPU.
+    the number of runs on a device that is free because they share it (`queue.share`, `queue.min_free`).
+    `unreserved_bytes` is its memory that is neither in use nor reserved, None if NVML does not report it. `other_use`
+    is who else computes on a device that is free because it has enough memory. `doubt` is why a free device may be in
+    use, see `find_doubt`. `capability` is the compute capability of an NVIDIA GPU; a MIG instance has that and the
+    `pci_bus_id` of its GPU.
     """
 
     index: Count
@@ -47,6 +52,8 @@ class CudaDevice:
     unavailable: Unavailable | None = None
     physical_id: str | None = None
     sharers: Count = 0
+    unreserved_bytes: Count | None = None
+    other_use: Unavailable | None = None
     doubt: Reason | None = None
     capability: tuple[Count, Count] | None = None
     pci_bus_id: str | None = None
@@ -88,14 +95,16 @@ class CudaDevice:
 CPU = CudaDevice(0, "cpu", "CPU", None)
 
 
-def cuda_devices(snapshot: Snapshot, reservations: Sequence[ReservationInfo] = (), share: int = 1) -> list[CudaDevice]:
+def cuda_devices(
+    snapshot: Snapshot, reservations: Sequence[ReservationInfo] = (), terms: QueueTerms = WHOLE_DEVICES
+) -> list[CudaDevice]:
     """Return the GPUs and MIG instances of a snapshot in PCI bus order.
 
-    Lost, stale, reserved and used ones are marked as unavailable, for a run that shares its devices with up to
-    `share` - 1 others. A GPU without a UUID is skipped.
+    Lost, stale, reserved and used ones, and those with too little memory, are marked as unavailable for a run with
+    these terms. A GPU without a UUID is skipped.
     """
     return [
-        _device(gpu, gpu.uuid, instance, reservations, share)
+        _device(gpu, gpu.uuid, instance, reservations, terms)
         for gpu in snapshot.gpus
         if gpu.uuid is not None
         for instance in ((gpu.mig_enabled and gpu.instances) or (None,))
@@ -103,15 +112,16 @@ def cuda_devices(snapshot: Snapshot, reservations: Sequence[ReservationInfo] = (
 
 
 def _device(
-    gpu: Gpu, gpu_uuid: str, instance: MigInstance | None, reservations: Sequence[ReservationInfo], share: int
+    gpu: Gpu, gpu_uuid: str, instance: MigInstance | None, reservations: Sequence[ReservationInfo], terms: QueueTerms
 ) -> CudaDevice:
     """Return a GPU, or one of its MIG instances."""
     uuid = gpu_uuid if instance is None else instance.uuid
-    sharers = shared_with(uuid, reservations, share)
+    sharers, holders = shared_with(uuid, reservations, terms), holders_of(uuid, reservations)
+    use, unreserved = find_current_use(gpu, instance, sharers), unreserved_bytes(gpu, instance, holders)
     unavailable = (
         _unresponsive(gpu)
         or (None if sharers else reserved_by(uuid, reservations))
-        or find_current_use(gpu, instance, sharers)
+        or (lack_of_memory(unreserved, terms.min_free, holders) if terms.min_free else use)
     )
     capability = gpu.value("compute_capability")
     device = CudaDevice(
@@ -121,7 +131,9 @@ def _device(
         gpu.value("memory_used"),
         unavailable=unavailable,
         sharers=len(sharers),
-        doubt=None if unavailable or sharers or instance is not None else find_doubt(gpu),
+        unreserved_bytes=unreserved,
+        other_use=None if unavailable else use,
+        doubt=None if unavailable or use or sharers or instance is not None else find_doubt(gpu),
         capability=capability and tuple(map(int, capability.split("."))),
         pci_bus_id=gpu.value("pci_bus_id"),
     )
@@ -152,10 +164,31 @@ def reserved_by(uuid: str, reservations: Sequence[ReservationInfo]) -> Unavailab
     return Unavailable(Obstacle.RESERVED, f"reserved by run {holder.run} (user {holder.user})")
 
 
-def shared_with(uuid: str, reservations: Sequence[ReservationInfo], share: int) -> list[ReservationInfo]:
-    """Return the runs that hold a device which a run with this `queue.share` may join; none if it may not."""
-    holders = [reservation for reservation in reservations if uuid in reservation.gpus]
-    return holders if all(len(holders) < limit for limit in (share, *(holder.share for holder in holders))) else []
+def holders_of(uuid: str, reservations: Sequence[ReservationInfo]) -> list[ReservationInfo]:
+    """Return the runs that have reserved a device, or memory of it."""
+    return [reservation for reservation in reservations if uuid in reservation.gpus]
+
+
+def shared_with(uuid: str, reservations: Sequence[ReservationInfo], terms: QueueTerms) -> list[ReservationInfo]:
+    """Return the runs that hold a device which a run with these terms may join, if there is enough memory; none if it
+    may not."""
+    holders = holders_of(uuid, reservations)
+    # Memory of GPUs limits no runs on the CPU.
+    limits = [each.share if uuid == CPU.uuid else each.max_runs for each in (terms, *holders)]
+    return holders if len(holders) < min(limits) else []
+
+
+def lack_of_memory(
+    unreserved: int | None, min_free: int, holders: Sequence[ReservationInfo] = ()
+) -> Unavailable | None:
+    """Return that less than `min_free` bytes of a device are neither in use nor reserved, None if they are enough."""
+    if unreserved is None:
+        return Unavailable(Obstacle.UNKNOWN, "the driver does not report its free memory")
+    if unreserved >= min_free:
+        return None
+    runs = ", ".join(f"{holder.run} {format_bytes(holder.min_free)}" for holder in holders if holder.min_free)
+    reserved = f" (reserved: {runs})" if runs else ""
+    return Unavailable(Obstacle.MEMORY, f"{format_bytes(unreserved)} of memory left{reserved}")
 
 
 def select(
@@ -164,15 +197,15 @@ def select(
     *,
     only_free: bool = False,
     ranks: int | None = None,
-    share: int = 1,
+    shares: bool = False,
 ) -> list[CudaDevice]:
     """Return the devices that `selection`, a value of `device.gpus`, selects. An empty list means the CPU, which is a
     device only in the queue: `allocation` passes `CPU` for a run that waits for it.
 
-    With `only_free`, for runs that wait, devices selected by index or UUID must be free too, and stale devices count as
-    not free instead of unusable. `ranks` is the number of ranks that an external launcher started on this host: "auto"
-    then selects that many devices, free ones first. With a `share` of several runs, "auto" selects one device. Raises
-    NotFreeError if waiting may help, else UsageError.
+    With `only_free`, for runs that wait or reserve memory, devices selected by index or UUID must be free too, and
+    stale devices count as not free instead of unusable. `ranks` is the number of ranks that an external launcher
+    started on this host: "auto" then selects that many devices, free ones first. For a run that `shares` its devices,
+    "auto" selects one. Raises NotFreeError if waiting may help, else UsageError.
     """
     if selection == "cpu":
         cpu = [device for device in devices if device.uuid == CPU.uuid]
@@ -186,7 +219,7 @@ def select(
         return _validate(sorted(usable[:ranks], key=lambda device: device.index), only_free)
     if selection == "auto":
         chosen = _select_auto(_usable(devices, only_free), devices, only_free)
-        return chosen if share == 1 else sorted(chosen, key=_preference)[:1]
+        return sorted(chosen, key=_preference)[:1] if shares else chosen
     if selection == "all":
         if not devices:
             raise UsageError.one("device.gpus", "all: no GPU is visible here", CPU_ADVICE, code="no-gpu")
@@ -206,7 +239,9 @@ def _select_auto(usable: Sequence[CudaDevice], devices: Sequence[CudaDevice], on
     free = [device for device in usable if device.is_free]
     chosen = [device for device in free if device.mig_ids is None] or free[:1]
     if not chosen and usable and only_free:
-        raise NotFreeError.one("device.gpus", f"no GPU is free: {why_not_free(devices)}", code="gpu-in-use")
+        raise NotFreeError.one(
+            "device.gpus", f"no GPU is free: {why_not_free(devices)}", WAIT_ADVICE, code="gpu-in-use"
+        )
     return chosen
 
 
@@ -290,9 +325,8 @@ def _validate(chosen: list[CudaDevice], only_free: bool) -> list[CudaDevice]:
         reason = f"{len(chosen)} devices selected, including MIG instances: {NCCL_MIG_MESSAGE}"
         raise UsageError.one("device.gpus", reason, MIG_ADVICE, code="not-supported")
     if only_free and any(not device.is_free for device in chosen):
-        raise NotFreeError.one(
-            "device.gpus", f"not all selected GPUs are free: {why_not_free(chosen)}", code="gpu-in-use"
-        )
+        reason = f"not all selected GPUs are free: {why_not_free(chosen)}"
+        raise NotFreeError.one("device.gpus", reason, WAIT_ADVICE, code="gpu-in-use")
     return chosen
 
 
@@ -308,12 +342,16 @@ def why_not_free(devices: Sequence[CudaDevice]) -> str:
 def use_warnings(devices: Sequence[CudaDevice]) -> list[Problem]:
     """Return who else uses, or may use, the devices of a run: one warning per kind, grouped like `why_not_free`."""
     sharers = _group_by_reason((device.index, _describe_sharers(device)) for device in devices)
+    others = _group_by_reason((device.index, device.other_use) for device in devices)
     doubts = _group_by_reason((device.index, device.doubt) for device in devices)
     warnings = []
     if in_use := why_not_free(devices):
         warnings.append(Problem("", f"sharing GPUs that are not free: {in_use}", code="gpu-in-use"))
     if sharers:
-        reason = f"sharing GPUs with runs that allow it (queue.share): {sharers}"
+        reason = f"sharing GPUs with runs that allow it (queue.share, queue.min_free): {sharers}"
+        warnings.append(Problem("", reason, code="gpu-in-use"))
+    if others:
+        reason = f"sharing GPUs that have enough memory left (queue.min_free): {others}"
         warnings.append(Problem("", reason, code="gpu-in-use"))
     if doubts:
         warnings.append(Problem("", f"GPUs that count as free may be in use: {doubts}", code="gpu-in-use"))

@@ -60,6 +60,10 @@ class GpuProcess(Record, frozen=True, kw_only=True):
     listed themselves.
     `gpu_memory` and `memory` (resident set size in host memory) are in bytes, `cpu` is in percent of one core.
     `run` and `rank` are set if the process is a rank of a gputrain run.
+    `idle` is the number of seconds for which the process has not computed, as far as it was watched. With
+    `idle_at_least`, it has not computed since then, and may have been idle for longer.
+    `orphan_of` is "torchrun" or the ID of a run if what has started the process and must end it is dead, see
+    `engine.command.orphans`. A `detached` process has an init process as its parent, as after `nohup`.
     """
 
     pid: Count
@@ -73,6 +77,10 @@ class GpuProcess(Record, frozen=True, kw_only=True):
     gpu_memory: Reading[Count]
     cpu: Reading[Number]
     memory: Reading[Count]
+    idle: Reading[Number] = _absent("s")
+    idle_at_least: bool = False
+    orphan_of: str = ""
+    detached: bool = False
 
 
 ACTIVITY_READINGS = ("sm_active", "tensor_active", "dram_active")
@@ -192,6 +200,8 @@ class Gpu(Record, frozen=True, kw_only=True):
     processes: Reading[tuple[GpuProcess, ...]]
     runs: tuple[str, ...] = ()
     """Names of the runs that have reserved this GPU or one of its MIG instances."""
+    reserved_by_runs: Count = 0
+    """Bytes of its memory that these runs have reserved (`queue.min_free`); 0 if each has reserved whole devices."""
 
     def __getitem__(self, name: str) -> Reading[Any]:
         reading: Reading[Any] = getattr(self, name)

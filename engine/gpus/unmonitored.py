@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from engine.gpus.queue_terms import WHOLE_DEVICES, QueueTerms
 from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.selection import CudaDevice, reserved_by, shared_with
+from engine.gpus.snapshot import Snapshot
 from engine.utils.codec import Count, Record
 from engine.utils.helper_process import HelperError, ask_helper
 
@@ -63,6 +66,14 @@ def unmonitored_gpus(environ: Mapping[str, str]) -> list[CudaDevice]:
     return devices_from_answer(_answers[key], environ)
 
 
+def gpus_unknown_to_nvml(snapshot: Snapshot | None) -> list[CudaDevice]:
+    """Return the GPUs that torch sees although NVML sees none."""
+    if snapshot is None:
+        # A driver that does not answer NVML would not answer torch either.
+        return [] if has_driver_library() else unmonitored_gpus(os.environ)
+    return [] if snapshot.gpus or snapshot.pending else unmonitored_gpus(os.environ)
+
+
 @cache
 def torch_may_see_gpus() -> bool:
     """Whether torch may see GPUs that NVML does not report: AMD's, or NVIDIA's without a working NVML library."""
@@ -99,12 +110,12 @@ def devices_from_answer(answer: Sequence[TorchGpu], environ: Mapping[str, str]) 
 
 
 def mark_reserved(
-    devices: Sequence[CudaDevice], reservations: Sequence[ReservationInfo], share: int = 1
+    devices: Sequence[CudaDevice], reservations: Sequence[ReservationInfo], terms: QueueTerms = WHOLE_DEVICES
 ) -> list[CudaDevice]:
-    """Return the devices, marked as unavailable if they are reserved, for a run with this `queue.share`."""
+    """Return the devices, marked as unavailable if they are reserved, for a run with these terms."""
     marked = []
     for device in devices:
-        sharers = len(shared_with(device.reservation_id, reservations, share))
+        sharers = len(shared_with(device.reservation_id, reservations, terms))
         unavailable = None if sharers else reserved_by(device.reservation_id, reservations)
         marked.append(replace(device, unavailable=unavailable, sharers=sharers))
     return marked

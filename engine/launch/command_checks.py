@@ -10,28 +10,61 @@ import shlex
 import shutil
 from pathlib import Path
 
+from engine.command.devices import has_placeholder
+from engine.command.interpreters import script_line
 from engine.command.output_metrics import OutputMetrics
-from engine.command.spec import Command
-from engine.launch.request import RunRequest, check_dependencies
+from engine.command.spec import Command, has_command, read_command
+from engine.launch.request import RunRequest, check_dependencies, limit_problems
+from engine.launch.run_code import with_code_copy
 from engine.notify.start import notify_problems
-from engine.utils.errors import Problem, collect_problems
+from engine.runs.folder import RunFolder
+from engine.runs.root import is_run_folder
+from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.files import file_number, is_folder
+from engine.utils.redaction import redact_argv
 from engine.utils.text import printable
+
+MAX_SHOWN_CHARS = 1000  # of a stored command, in an error
 
 
 def find_command_problems(request: RunRequest) -> list[Problem]:
     """Return every reason to refuse a command that can be found before it waits for GPUs."""
     command, problems = request.command, [*request.problems]
     assert command is not None  # noqa: S101 - see `launch_command`
-    if (problem := folder_problem(request, command) or _program_problem(command)) is not None:
+    started = with_code_copy(request).command or command
+    if (problem := folder_problem(request, started) or _program_problem(started)) is not None:
         problems.append(problem)
+    run = request.config.run
+    if run.name is not None and (run.resume or run.requeue) and is_run_folder(request.runs_dir / run.name):
+        # Of a folder of others, the claim says more.
+        folder = RunFolder(request.runs_dir / run.name)
+        problems += find_other_program(folder, command) if folder.is_own else []
     with collect_problems(problems):
         OutputMetrics(command.parse)
     with collect_problems(problems):
         check_dependencies(request)
+    problems += limit_problems(request)
     if not request.config.run.resume:
         problems += notify_problems(request.config)
     return problems
+
+
+def find_other_program(folder: RunFolder, command: Command) -> list[Problem]:
+    """Return why a command cannot go on as the run in a folder: that is a training, or the run of another command."""
+    if not has_command(folder):
+        reason = "is a training, which cannot go on as a command"
+        return [Problem(folder.name, reason, "use a new name with --name", code="name-in-use")]
+    try:
+        stored = read_command(folder)
+    except UsageError:
+        # What is missing or damaged is written anew.
+        return []
+    if stored.has_same_program(command):
+        return []
+    line, place = shlex.join(redact_argv(stored.argv)), printable(stored.cwd)
+    reason = f"is the run of another command: {printable(line[:MAX_SHOWN_CHARS])}, in {place}"
+    advice = f"`gputrain resume {folder.name}` starts that one again; a new run needs another --name"
+    return [Problem(folder.name, reason, advice, code="name-in-use")]
 
 
 def folder_problem(request: RunRequest, command: Command) -> Problem | None:
@@ -58,15 +91,20 @@ def _program_problem(command: Command) -> Problem | None:
         file = Path(command.cwd) / program
         if not file.exists():
             return Problem(program, "there is no such file", code="command-not-found")
+        if file.is_dir():
+            return Problem(program, "is a folder and no program", code="command-not-executable")
         found = file.is_file() and os.access(file, os.X_OK)
-        advice = f"`chmod +x {shlex.quote(program)}`, or name its interpreter, as in python {shlex.quote(program)}"
+        advice = f"type {script_line(program)}"
         return None if found else Problem(program, "is not executable", advice, code="command-not-executable")
     # A relative folder of PATH is relative to the working folder of the command.
     if (
-        "{" in program
+        has_placeholder(program)
         or shutil.which(program, path=path) is not None
         or any(not Path(each).is_absolute() for each in path.split(":"))
     ):
         return None
-    advice = f"type ./{program}" if (Path(command.cwd) / program).is_file() else ""
+    file = Path(command.cwd) / program
+    is_executable = os.access(file, os.X_OK)
+    line = f"./{shlex.quote(program)}" if is_executable else script_line(program)
+    advice = f"to run the file of this name, type {line}" if file.is_file() else ""
     return Problem(program, "there is no such command", advice, code="command-not-found")

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from engine.command.metric_files import METRICS_FOLDER, OUTPUT_FILE, MetricFiles
-from engine.command.metric_writer import MetricWriter
+from engine.command.metric_files import FIRST_SECONDS, METRICS_FOLDER, OUTPUT_FILE, MetricFiles
+from engine.command.metric_writer import MetricWriter, find_last_step
 from engine.command.output_metrics import OutputMetrics
 from engine.command.spec import Command
 from engine.command.terminal import OutputLine
 from engine.foreign.parameters import Parameters
 from engine.foreign.run_list import Figures, FollowedRun
+from engine.runs.foreign_record import MetricValues, by_importance, metric_keys
 from engine.runs.recorder import Recorder
 from engine.runs.sinks import Sink
 from engine.utils.colors import without_colors
@@ -43,9 +44,11 @@ class RunningMetrics:
     ) -> None:
         """`members` returns the processes of the command. Raises UsageError for a pattern that cannot be used."""
         self._recorder, self._warn = recorder, warn
-        self._output = OutputMetrics(command.parse)
         run, cwd = shown_path(recorder.folder.root), Path(command.cwd)
-        self._writer = MetricWriter(run / METRICS_FOLDER / OUTPUT_FILE)
+        output = run / METRICS_FOLDER / OUTPUT_FILE
+        last_step = find_last_step(output)
+        self._output = OutputMetrics(command.parse, 0 if last_step is None else last_step + 1)
+        self._writer = MetricWriter(output)
         self._files = MetricFiles(
             run,
             cwd=cwd,
@@ -92,11 +95,19 @@ class RunningMetrics:
     def _follow(self) -> None:
         """Raises OSError."""
         self._followed.update(self._files.poll())
+        if self._files.seconds > FIRST_SECONDS:
+            self._report_partial_search()
         self._read()
+
+    def _report_partial_search(self) -> None:
+        if self._files.may_lack_files:
+            reason = "no metric file was found, and the working folder is too large to be searched whole"
+            self._report(Problem("", reason, "name the place of the files with --metrics PATH", code="too-large"))
 
     def _follow_rest(self) -> None:
         """Raises OSError."""
         self._followed.update(self._files.close())
+        self._report_partial_search()
         self._read()
         deadline = time.monotonic() + MAX_LAST_SECONDS
         while self._followed.has_unread and time.monotonic() < deadline:
@@ -121,3 +132,10 @@ class RunningMetrics:
                 self._reported.add(name)
                 reason = f"{printable(name)} is NaN or infinite at step {step}"
                 self._warn(Problem("", reason, code="non-finite"))
+
+
+def result_line(values: Mapping[str, MetricValues]) -> str:
+    """Return the last value of the most important metric, by the name that the command has for it."""
+    known = {key: name for name, key in metric_keys(values).items() if values[name].last is not None}
+    first = next((known[key] for key in by_importance(known)), None)
+    return "" if first is None else f"{first} {values[first].last:.4g}"

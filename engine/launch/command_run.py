@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,30 +23,33 @@ from engine.command.devices import DeviceNames, device_environment, expand, misp
 from engine.command.environment import torchrun_variables
 from engine.command.metric_files import make_metrics_folder
 from engine.command.process_tree import CommandError, CommandNotFoundError, CommandProcess, NotExecutableError
-from engine.command.spec import Command, forget_environment, has_command, write_command
+from engine.command.spec import Command, forget_environment, write_command
 from engine.command.stall import StackDump, StallWatch, stall_sentence
 from engine.command.terminal import Terminal
 from engine.command.warnings import command_warnings
+from engine.config.limits import read_limits
 from engine.config.schema import Config
+from engine.foreign.parameters import Parameters
 from engine.gpus.selection import CudaDevice
-from engine.launch.command_checks import find_command_problems, folder_problem
-from engine.launch.command_metrics import RunningMetrics
+from engine.launch.command_checks import find_command_problems, find_other_program, folder_problem
+from engine.launch.command_metrics import RunningMetrics, result_line
 from engine.launch.command_supervisor import CommandEnd, CommandSupervisor
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.owned_run import AlreadyFinishedError, OwnedRun, run_owned, with_interrupted_wait, with_run_name
 from engine.launch.request import RunRequest, watch_other_claim
+from engine.launch.run_code import copied_command
+from engine.launch.slurm import requeue, requeue_warnings, slurm_job_id
 from engine.launch.survivors import check_survivors
 from engine.runs.claimed_run import ClaimedRun
-from engine.runs.command_events import CommandStarted
+from engine.runs.command_events import CommandResumed, CommandStarted
 from engine.runs.events import RankFailed, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.foreign_record import by_importance, metric_keys
-from engine.runs.metrics import METRIC_PREFIX
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.records import RankDevice
 from engine.runs.run_record import read_run_record
 from engine.runs.sinks import Sink
 from engine.utils.codec import FORMAT
+from engine.utils.codec import replace as replace_fields
 from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.exit_codes import CommandExit, ExitCode
 from engine.utils.exits import exit_status, oom_kill_count
@@ -67,6 +70,17 @@ class CommandRun(OwnedRun):
     def command(self) -> Command:
         assert self.request.command is not None  # noqa: S101 - `launch_command` is called with one
         return self.request.command
+
+    @cached_property
+    def started_command(self) -> Command:
+        """The command as it starts: in the copy of its code if there is one."""
+        assert self.claimed is not None  # noqa: S101 - it starts in its folder
+        return copied_command(self.command, self.code, self.claimed.folder)
+
+    @property
+    def code_folder(self) -> Path:
+        """The folder whose code the run uses."""
+        return Path(self.command.cwd)
 
     def warn(self, problem: Problem) -> None:
         """Record a warning."""
@@ -89,10 +103,8 @@ class CommandRun(OwnedRun):
         return claimed
 
     def _check_resumed(self, folder: RunFolder) -> None:
-        """Raises UsageError for a training, and AlreadyFinishedError for a command that has finished."""
-        if not has_command(folder):
-            reason = "is a training, which cannot go on as a command; use a new name with --name"
-            raise UsageError.one(folder.name, reason, code="name-in-use")
+        """Raises UsageError for the run of something else, and AlreadyFinishedError if the command has finished."""
+        raise_if_any(find_other_program(folder, self.command))
         record = read_run_record(folder)
         if record is not None and record.state is RunState.FINISHED:
             reason = f"{folder.name} has already finished; start the command again as a new run"
@@ -101,7 +113,7 @@ class CommandRun(OwnedRun):
         check_survivors(folder)
 
     def _make_recorder(self, folder: RunFolder, config: Config) -> Recorder:
-        return Recorder(folder, config, self.listener, is_command=True)
+        return Recorder(folder, config, self.listener, command=shlex.join(redact_argv(self.command.argv)))
 
 
 def _give_back(claimed: ClaimedRun) -> None:
@@ -128,15 +140,18 @@ def _run(run: CommandRun) -> int:
     raise_if_any(find_command_problems(run.request))
     devices = run.allocate(wait=config.waits)
     folder = run.claim(config).folder
-    for warning in (*run.request.warnings, *command_warnings(run.command.argv, len(devices), Path(run.command.cwd))):
+    command = run.command
+    found = command_warnings(command.argv, len(devices), Path(command.cwd), command.stop_signal)
+    for warning in (*run.request.warnings, *requeue_warnings(config), *found):
         run.show_early_warning(WarningEvent.of(warning))
     run.announce(folder, with_run_name(config, folder))
     signals = SignalHandler()
     signals.install()
     usage = GpuUsagePoller([device.uuid for device in devices], processes=True)
     restart, max_restarts, began = 0, config.run.max_restarts, time.monotonic()
+    limit = read_limits().minutes(config)
     try:
-        session = _Session(run, folder, devices, signals, usage, began)
+        session = _Session(run, folder, devices, signals, usage, began, limit)
         end = session.run()
         while end.exit_code != 0 and not end.stopped_by and restart < max_restarts:
             restart += 1
@@ -145,11 +160,14 @@ def _run(run: CommandRun) -> int:
             run.emit(WarningEvent(message=reason, code="process-failed"))
             _pause(run, signals)
             if signals.signal_name is not None:
-                end = replace(end, stopped_by=signals.signal_name)
                 break
-            session = _Session(run, folder, devices, signals, usage, began)
+            session = _Session(run, folder, devices, signals, usage, began, limit)
             end = session.run()
-        return _record_end(run, folder, session, end)
+        if end.exit_code != 0 and not end.stopped_by and signals.signal_name is not None:
+            # Slurm sends SIGTERM to the command, too, which may end before this process has noticed its own.
+            end = replace(end, stopped_by=signals.signal_name)
+        requeues = config.run.requeue and signals.time_limit_near and not signals.kill_requested
+        return _record_end(run, folder, session, end, should_requeue=requeues)
     except UsageError as error:
         if restart > 0:
             run.emit(RunFinished(state="failed", message=str(error)))
@@ -169,7 +187,7 @@ def _pause(run: CommandRun, signals: SignalHandler) -> None:
 @dataclass
 class _Session:
     """One start of the command. `began` is when the first one began, in monotonic seconds: restarts share the time
-    limit."""
+    limit. `limit` is that in minutes, 0 for none, and what sets it."""
 
     owned: CommandRun
     folder: RunFolder
@@ -177,6 +195,7 @@ class _Session:
     signals: SignalHandler
     usage: GpuUsagePoller
     began: float
+    limit: tuple[float, str]
     _misplaced: set[Problem] = field(default_factory=set, init=False)
     _initial_oom_kills: int | None = field(default_factory=oom_kill_count, init=False)
 
@@ -204,9 +223,12 @@ class _Session:
         """Start the command, and supervise it to its end. Raises UsageError if it cannot be started."""
         run, recorder = self.owned, self.owned.recorder
         assert recorder is not None  # noqa: S101 - `announce` opened it
-        command, path = run.command, shown_path(self.folder.root)
+        run.check_code()
+        command, path = run.started_command, shown_path(self.folder.root)
         names = name_devices(self.devices, self.usage.first(), command.gpu_ids, command.environment)
-        argv = expand(command.argv, names, path.name, path)
+        words = expand(command.argv, names, path.name, path)
+        is_resumed = recorder.history.command is not None
+        argv = [*words, *expand(command.on_resume, names, path.name, path)] if is_resumed else words
         run_id = f"{path.name}-{uuid.uuid4().hex}"
         try:
             terminal = Terminal(tty=command.tty)
@@ -221,11 +243,11 @@ class _Session:
             raise
         with process:
             terminal.close_child_side()
-            started = self._started_event(process.pid, run_id, argv)
-            run.emit(started)
-            metrics = RunningMetrics(
-                recorder, command, argument_parameters(argv), started.time, run.warn, process.members
-            )
+            parameters = argument_parameters(words)
+            started = self._started_event(process.pid, run_id, argv, parameters)
+            run.emit(CommandResumed.of(started) if is_resumed else started)
+            named = replace_fields(command, metrics=tuple(expand(command.metrics, names, path.name, path)))
+            metrics = RunningMetrics(recorder, named, parameters, started.time, run.warn, process.members)
             number = signal.Signals[command.stop_signal]
             supervisor = CommandSupervisor(
                 process,
@@ -243,7 +265,7 @@ class _Session:
         self, argv: list[str], names: DeviceNames, path: Path, terminal: Terminal, run_id: str
     ) -> CommandProcess:
         """Raises UsageError."""
-        command, cwd = self.owned.command, Path(self.owned.command.cwd)
+        command, cwd = self.owned.started_command, Path(self.owned.started_command.cwd)
         # Again: the command may have waited for days.
         if (problem := folder_problem(self.owned.request, command)) is not None:
             raise UsageError([problem])
@@ -263,6 +285,7 @@ class _Session:
                 stderr=terminal.stderr,
                 marker=run_id,
                 controlling_terminal=False,
+                ignored_signals=self._ignored_signals,
             )
         except OSError as error:
             kind = "command-not-found" if isinstance(error, CommandNotFoundError) else "not-started"
@@ -270,7 +293,13 @@ class _Session:
             place = str(error.filename) if isinstance(error, CommandError) else command.argv[0]
             raise UsageError.one(place, f"cannot be started: {error.strerror}", code=kind) from error
 
-    def _started_event(self, pid: int, run_id: str, argv: list[str]) -> CommandStarted:
+    @property
+    def _ignored_signals(self) -> tuple[int, ...]:
+        """With `srun`, Slurm sends its warning to the command, too, which it would kill before it is asked to stop."""
+        requeues = self.owned.request.config.run.requeue and slurm_job_id() is not None
+        return (signal.SIGUSR1,) if requeues and self.owned.command.stop_signal != "SIGUSR1" else ()
+
+    def _started_event(self, pid: int, run_id: str, argv: list[str], parameters: Parameters) -> CommandStarted:
         host, command = socket.gethostname(), self.owned.command
         ranks = [RankDevice(0, host, pid, device.uuid, device.name, device.index) for device in self.devices]
         return CommandStarted(
@@ -283,14 +312,14 @@ class _Session:
             run_id=run_id,
             devices=[device.uuid for device in self.devices] or ["cpu"],
             ranks=ranks or [RankDevice(0, host, pid, "cpu")],
-            parameters={key: _shown(key, value) for key, value in argument_parameters(argv).items()},
+            parameters={key: _shown(key, value) for key, value in parameters.items()},
             versions={"gputrain": version("gputrain"), "python": platform.python_version()},
         )
 
     def _on_tick(self, process: CommandProcess, read_signs: Callable[[], object]) -> Callable[[], None]:
         """Return what is done twice per second. `read_signs` returns what changes when the command does something."""
         run, config = self.owned, self.owned.request.config
-        limit_min = config.queue.time_limit
+        limit_min, limit = self.limit
         readings = Sink("the reading of the GPUs", run.warn)
         stall, busy_at = StallWatch(60 * config.notify.stall_minutes), 0.0
         dump: StackDump | None = None
@@ -318,7 +347,7 @@ class _Session:
             readings.attempt(read_gpus)
             check_stall()
             if limit_min and time.monotonic() - self.began > 60 * limit_min:
-                self.signals.request_stop(f"queue.time_limit ({limit_min:g} min)")
+                self.signals.request_stop(limit)
 
         return on_tick
 
@@ -339,29 +368,25 @@ def _shown(key: str, value: bool | int | float | str | None) -> bool | int | flo
     return redact(key, value) if isinstance(value, str) else value
 
 
-def _record_end(run: CommandRun, folder: RunFolder, session: _Session, end: CommandEnd) -> int:
-    """Record how the command ended, and return the exit code of this process."""
+def _record_end(run: CommandRun, folder: RunFolder, session: _Session, end: CommandEnd, *, should_requeue: bool) -> int:
+    """Record how the command ended, requeue its Slurm job if `should_requeue`, and return the exit code of this
+    process."""
     name, status = shown_path(folder.root).name, exit_status(end.exit_code)
     again = f"`gputrain resume {name}` starts it again"
+    job = slurm_job_id() if should_requeue and end.stopped_by else None
     if end.stopped_by:
         message = f"stop requested by {end.stopped_by}; it {status}; {again}"
+        message += f"; job {job} is requeued" if job else ""
         finished = RunFinished(state="stopped", message=message, exit_code=end.exit_code)
     elif end.exit_code == 0:
-        finished = RunFinished(state="finished", message=_result(run), exit_code=0)
+        assert run.recorder is not None  # noqa: S101 - `announce` opened it
+        finished = RunFinished(state="finished", message=result_line(run.recorder.metrics), exit_code=0)
     else:
         finished = RunFinished(state="failed", message=session.describe_failure(end), exit_code=end.exit_code)
     run.emit(finished)
     if finished.state == "finished":
         with suppress(OSError):
             forget_environment(folder, run.command)
+    if job is not None and (problem := requeue(job)) is not None:
+        run.listener(WarningEvent.of(problem))
     return end.exit_code if end.exit_code >= 0 else 128 - end.exit_code
-
-
-def _result(run: CommandRun) -> str:
-    """Return the last value of the most important metric."""
-    assert run.recorder is not None  # noqa: S101 - `announce` opened it
-    values = run.recorder.metrics
-    keys = metric_keys(values)
-    known = {key: values[name].last for name, key in keys.items() if values[name].last is not None}
-    first = next(iter(by_importance(known)), None)
-    return "" if first is None else f"{first.removeprefix(METRIC_PREFIX)} {known[first]:.4g}"

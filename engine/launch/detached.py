@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -125,14 +125,16 @@ class LaunchedRun:
         return self.process.poll()
 
 
-def start_detached(command: Sequence[str], runs_dir: Path, title: str = "new run") -> LaunchedRun:
-    """Start a `gputrain` command in its own session, with `runs_dir` as its runs folder.
+def start_detached(
+    command: Sequence[str], runs_dir: Path, title: str = "new run", environ: Mapping[str, str] = os.environ
+) -> LaunchedRun:
+    """Start a `gputrain` command in its own session with the environment `environ`, and `runs_dir` as its runs folder.
 
     Raises UsageError if it cannot be started.
     """
     scope, warning = systemd_scope_prefix()
     output = tempfile.TemporaryFile()  # noqa: SIM115 (read while the run starts)
-    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+    environment = {key: value for key, value in environ.items() if key not in ("COLUMNS", "LINES")}
     launched_at = time.time()
     try:
         process = subprocess.Popen(  # noqa: S603 (our own command)

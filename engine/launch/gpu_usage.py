@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
-from engine.gpus.allocation import first_snapshot
-from engine.gpus.monitor import DriverMonitor
+from engine.gpus.monitor import DriverMonitor, first_snapshot
 from engine.gpus.reservation_reader import ReservedRank
 from engine.gpus.snapshot import Gpu, SamplerOptions, Snapshot
 from engine.gpus.unmonitored import has_driver_library

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from engine.config.limits import read_limits
 from engine.distributed.node_plan import prepare_environment
 from engine.distributed.rank_env import detect_launcher
 from engine.distributed.rendezvous import remove_rendezvous_file
@@ -22,6 +23,7 @@ from engine.launch.preflight import find_problems_before_wait, run_preflight, so
 from engine.launch.progress import ProgressReporter
 from engine.launch.rank_starter import RankStarter
 from engine.launch.request import RunRequest, watch_other_claim
+from engine.launch.run_code import with_code_copy
 from engine.launch.supervisor import Supervisor
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.recorder import Listener
@@ -50,7 +52,7 @@ def launch(request: RunRequest, listener: Listener) -> int:
     def train() -> int:
         nonlocal rank_starter
         watch_other_claim(request, listener)
-        run.request = with_input_keys(with_interrupted_wait(request))
+        run.request = with_code_copy(with_input_keys(with_interrupted_wait(request)))
         if not (run.request.config.waits or run.request.problems):
             # It imports torch during the preflight. A run that may wait for GPUs for days must not hold that memory.
             rank_starter = RankStarter()
@@ -69,7 +71,10 @@ def _run(run: TrainingRun, rank_starter: RankStarter | None) -> ExitCode:
         # Whoever started it may be gone when it has its GPUs.
         raise_if_any(find_problems_before_wait(run.request))
     preflight = run_preflight(
-        run.request, lambda wait: run.allocate(wait=wait), open_source=source_opener(run.listener)
+        run.request,
+        lambda wait: run.allocate(wait=wait),
+        open_source=source_opener(run.listener),
+        after_wait=run.with_code_copy,
     )
     raise_if_any(preflight.problems)
     job = run.prepare(preflight)
@@ -83,7 +88,7 @@ def _run(run: TrainingRun, rank_starter: RankStarter | None) -> ExitCode:
 def _train(run: TrainingRun, job: Job, signals: SignalHandler, rank_starter: RankStarter | None) -> RunResult:
     """Run the ranks to their end, and restart them if one fails. Raises UsageError."""
     recorder, restart, max_restarts = run.recorder, 0, job.config.run.max_restarts
-    limit_min, began = job.config.queue.time_limit, time.monotonic()
+    (limit_min, limit), began = read_limits().minutes(job.config), time.monotonic()
     usage = GpuUsagePoller([device.uuid for device in run.allocation.devices] if recorder else [])
     readings = Sink("the reading of the GPUs", lambda problem: run.emit(WarningEvent.of(problem)))
     progress = ProgressReporter(run.listener)
@@ -97,7 +102,7 @@ def _train(run: TrainingRun, job: Job, signals: SignalHandler, rank_starter: Ran
         progress.poll(heartbeats)
         readings.attempt(read_gpus)
         if limit_min and time.monotonic() - began > 60 * limit_min:
-            signals.request_stop(f"queue.time_limit ({limit_min:g} min)")
+            signals.request_stop(limit)
 
     try:
         result = _run_ranks(run, job, signals, on_tick, rank_starter)

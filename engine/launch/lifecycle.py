@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from engine.command.spec import has_command
 from engine.config.run_sections import RunConfig
+from engine.config.schema import Config
+from engine.config.user_code import user_code_names
+from engine.config.user_errors import code_root
 from engine.distributed.failures import describe_failure
 from engine.launch.batch_size import find_batch_size, previous_batch_size
 from engine.launch.owned_run import AlreadyFinishedError, OwnedRun, claim_requested, with_run_name
@@ -52,8 +56,27 @@ class TrainingRun(OwnedRun):
             self.show_early_warning(WarningEvent.of(warning))
         job = self._resolve_batch_size(job, world_size or job.plan.local_world_size, check_stop)
         if job.folder is not None:
-            self.announce(job.folder, job.config)
+            self.announce(job.folder, self._stored_config(job.config))
+            self.check_code()
         return job
+
+    @property
+    def code_folder(self) -> Path | None:
+        """The folder whose code the run uses; None without user code: its code is gputrain then."""
+        config = self.request.config
+        return code_root(config.run.code) if user_code_names(config) else None
+
+    def with_code_copy(self, config: Config) -> Config:
+        """Return a config whose user code is that in the copy of the run, if it has one."""
+        place = None if self.claimed is None else self.code.copied_folder(self.claimed.folder)
+        return config if place is None else config.with_values(run={"code": str(place)})
+
+    def _stored_config(self, config: Config) -> Config:
+        """Return a config with the original folder of its user code: a run that repeats it makes a copy of its own."""
+        record = self.code.record
+        if record is None or not record.snapshot:
+            return config
+        return config.with_values(run={"code": str(Path(record.root, record.folder))})
 
     def _claim(self, preflight: Preflight) -> Job:
         """Claim the run folder; a dry run has a job without one."""
@@ -65,9 +88,8 @@ class TrainingRun(OwnedRun):
         if self.request.dry_run:
             return job
         claimed = self.claim(config)
-        return replace(
-            job, config=with_run_name(config, claimed.folder), folder=claimed.folder, resumed=not claimed.is_new
-        )
+        config = self.with_code_copy(with_run_name(config, claimed.folder))
+        return replace(job, config=config, folder=claimed.folder, resumed=not claimed.is_new)
 
     def _claim_folder(self) -> ClaimedRun:
         """Raises UsageError, and AlreadyFinishedError if the run has nothing left to do, which it also shows."""

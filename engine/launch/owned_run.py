@@ -11,14 +11,18 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from engine.command.membership import leave_outer_run
+from engine.config.limits import read_limits
 from engine.config.schema import Config
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.selection import CudaDevice
 from engine.launch.gpu_usage import local_gpu_ranks, waiting_emitter
 from engine.launch.request import RunRequest, check_dependencies
+from engine.launch.run_code import RunCode, code_changed, record_code, stored_code
+from engine.notify.held import send_held
 from engine.notify.start import RunNotifier, start_watcher
 from engine.queue.dependencies import DependencyError, FollowedRun
 from engine.queue.place import CancelledError, QueuePlace, backfill_of, fixed_terms, initial_state
@@ -55,11 +59,13 @@ class OwnedRun:
     requests: RequestCounters = field(default_factory=RequestCounters)
     place: QueuePlace | None = None
     """Its place in the queue, also after it has left it; None if it neither waited nor is detached."""
+    code: RunCode = field(default_factory=RunCode)
     _started: bool = field(default=False, init=False)
     _early_warnings: list[WarningEvent] = field(default_factory=list, init=False)
     _early_usage: GpuEvent | None = field(default=None, init=False)
     _notifier: RunNotifier = field(default_factory=RunNotifier, init=False)
     _waiting_since: float | None = field(default=None, init=False)
+    _code_is_checked: bool = field(default=False, init=False)
 
     def show_wait(self, event: Event) -> None:
         """Show why the run waits for GPUs, and remember since when."""
@@ -90,11 +96,23 @@ class OwnedRun:
 
     def _take_place(self, stage: QueueStage, recorder: Recorder, dependencies: Sequence[Dependency] = ()) -> QueuePlace:
         folder, config = recorder.folder, self.request.config
-        state = codec.replace(initial_state(folder, config, os.getpid()), stage=stage)
+        # A sweep counts the failures of its trials itself.
+        program = "" if folder.sweep else self.request.default_name
+        state = initial_state(folder, config, os.getpid(), program, self._working_folder())
+        granted_at = time.time() if stage is QueueStage.GRANTED else None
+        state = codec.replace(state, stage=stage, granted_at=granted_at)
         # A run whose wait was interrupted waits for the same runs, whose folders it knows.
         state = codec.replace(state, after=state.after or tuple(dependencies))
         followed = [FollowedRun.open(self.request.runs_dir, dependency) for dependency in state.after]
-        self.place = QueuePlace(folder, state, config.queue.share, recorder, self.keep_alive, followed)
+        self.place = QueuePlace(
+            folder,
+            state,
+            fixed_terms(config),
+            recorder,
+            self.keep_alive,
+            followed,
+            lambda reason: send_held(folder, config, reason),
+        )
         if self.request.detached:
             # From here on, whoever started it may be gone.
             with suppress(OSError):
@@ -103,6 +121,10 @@ class OwnedRun:
             self.listener = lambda _: None
         self.place.save()
         return self.place
+
+    def _working_folder(self) -> str:
+        command = self.request.command
+        return str(self.request.runs_dir) if command is None else command.cwd
 
     def allocate(self, *, wait: bool) -> Sequence[CudaDevice]:
         """Reserve the GPUs of the run, and the place in the queue while it waits for them.
@@ -117,6 +139,7 @@ class OwnedRun:
             on_wait=waiting_emitter(self.show_wait) if place is None else place.report,
             poll_terms=(lambda: (fixed_terms(config), "")) if place is None else place.poll_terms,
             backfill=backfill_of(config),
+            limits=read_limits(),
         )
         if place is not None:
             place.leave([device.uuid for device in self.allocation.devices])
@@ -140,6 +163,33 @@ class OwnedRun:
         self.claimed = self._claim_folder()
         if tags := self.request.tags:
             change_labels(self.claimed.folder, lambda labels: labels.with_tags(tags))
+        self._record_code(self.claimed)
+
+    @property
+    def code_folder(self) -> Path | None:
+        """The folder whose code the run uses; None if it uses none of the user's."""
+        return None
+
+    def _record_code(self, claimed: ClaimedRun) -> None:
+        """Record the code of a new run. Raises UsageError if there can be no copy."""
+        if not claimed.is_new:
+            self.code = stored_code(claimed.folder)
+        elif (cwd := self.code_folder) is not None:
+            data = () if self.request.command is None else self.request.command.data
+            self.code = record_code(claimed.folder, cwd, snapshot=self.request.config.run.snapshot, data=data)
+
+    def check_code(self) -> None:
+        """Record how the code differs at this start from that with which the run was made."""
+        was_checked, self._code_is_checked = self._code_is_checked, True
+        if self.claimed is None or self.recorder is None or (cwd := self.code_folder) is None:
+            return
+        if self.code.event is not None and self.place is None and not was_checked:
+            # It was recorded a moment ago.
+            return
+        known = self.recorder.history.code
+        event = code_changed(self.code, self.claimed.folder, cwd, "" if known is None else known.changed)
+        if event is not None:
+            self.emit(event)
 
     def _claim_folder(self) -> ClaimedRun:
         """Raises UsageError, and AlreadyFinishedError if the run has nothing left to do, which it also shows."""
@@ -148,7 +198,7 @@ class OwnedRun:
     def open_recorder(self, folder: RunFolder, config: Config) -> Recorder:
         """Return what records the run. Raises UsageError if the folder cannot be written to."""
         try:
-            return self._make_recorder(folder, config)
+            recorder = self._make_recorder(folder, config)
         except OSError as error:
             raise UsageError.one(
                 "runs folder",
@@ -156,6 +206,11 @@ class OwnedRun:
                 OTHER_RUNS_FOLDER_ADVICE,
                 code="not-writable",
             ) from error
+        warning = None if self.code.warning is None else WarningEvent.of(self.code.warning)
+        for event in filter(None, (self.code.event, warning)):
+            # The terminal of a detached run becomes its log, which has the lines of all events.
+            recorder.record(event, notify=not self.request.detached)
+        return recorder
 
     def _make_recorder(self, folder: RunFolder, config: Config) -> Recorder:
         return Recorder(folder, config, self.listener)
@@ -317,7 +372,11 @@ def run_owned(run: OwnedRun, body: Callable[[], int]) -> int:
 def with_interrupted_wait(request: RunRequest) -> RunRequest:
     """Return the request to go on waiting, if it resumes a run whose wait was interrupted."""
     run = request.config.run
-    if run.name is None or not run.resume or not is_interrupted(RunFolder(request.runs_dir / run.name)):
+    if (
+        run.name is None
+        or not (run.resume or run.requeue)
+        or not is_interrupted(RunFolder(request.runs_dir / run.name))
+    ):
         return request
     return replace(request, config=request.config.with_values(device={"wait": True}))
 

@@ -30,15 +30,15 @@ from engine.data.sources.open import open_source_for_preflight
 from engine.distributed.node_plan import NodePlan, plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import check_rendezvous
-from engine.gpus.allocation import allocate_devices, first_snapshot, preview_allocation
-from engine.gpus.monitor import DriverMonitor
+from engine.gpus.allocation import allocate_devices, preview_allocation
+from engine.gpus.monitor import DriverMonitor, first_snapshot
 from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.gpus.snapshot import SamplerOptions
 from engine.gpus.unmonitored import has_driver_library
 from engine.launch.batch_size import reduced_batch_size
 from engine.launch.input_keys import saved_config, with_input_keys
-from engine.launch.request import RunRequest, check_dependencies
-from engine.launch.slurm import slurm_job_id
+from engine.launch.request import RunRequest, check_dependencies, limit_problems
+from engine.launch.slurm import requeue_warnings
 from engine.models.catalog import check_model_name
 from engine.models.weights_file import weights_problems
 from engine.notify.start import notify_problems
@@ -102,9 +102,11 @@ def run_preflight(
     choose_gpus: ChooseGpus,
     rank_info: RankInfo | None = None,
     open_source: Callable[[Config], ImageSource | None] = open_source_for_preflight,
+    after_wait: Callable[[Config], Config] = lambda config: config,
 ) -> Preflight:
     """Check a run request on this host, and return all problems together.
 
+    `after_wait` returns the config for what is checked once the run has its GPUs.
     `rank_info` is set for a rank that an external launcher started: the first rank of each host checks the host, the
     others only their data and devices, and rank 0 also checks the run folder."""
     if (problem := training_problem()) is not None:
@@ -125,6 +127,7 @@ def run_preflight(
     wait = config.waits and not (request.problems or preflight.problems)
     try:
         gpus = list(choose_gpus(wait))
+        config = after_wait(config)
     except UsageError as error:
         devices_known = False
         preflight.problems += [] if config.waits and isinstance(error, NotFreeError) else error.problems
@@ -164,10 +167,7 @@ def _keys_without_effect(
         found += keys_without_effect_on_devices(
             config, request.typed, world_size, on_gpu=plan.on_gpu, external=external
         )
-    warnings = [part.warning for part in found]
-    if config.run.requeue and slurm_job_id() is None:
-        warnings.append(Problem("", "run.requeue=true has no effect: this is not a Slurm job", code="no-effect"))
-    return list(dict.fromkeys([*request.warnings, *warnings]))
+    return list(dict.fromkeys([*request.warnings, *(part.warning for part in found), *requeue_warnings(config)]))
 
 
 def find_problems(request: RunRequest, rank_info: RankInfo | None = None) -> list[Problem]:
@@ -202,7 +202,7 @@ def find_problems_before_wait(request: RunRequest) -> list[Problem]:
             with closing(DriverMonitor(SamplerOptions(activity=False))) as monitor:
                 snapshot = first_snapshot(monitor)
         # Reserves nothing: for a moment, another run would find the GPUs in use.
-        return preview_allocation(selection, snapshot, wait=True, share=request.config.queue.share).devices
+        return preview_allocation(selection, snapshot, wait=True, terms=fixed_terms(request.config)).devices
 
     return run_preflight(request, choose_gpus).problems
 
@@ -226,10 +226,13 @@ def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInf
             check_rendezvous(config.device.init_method, os.environ)
         with collect_problems(problems):
             check_dependencies(request)
+        problems += limit_problems(request)
     else:
         reason = "is not available under torchrun and srun; start the run with gputrain"
-        problems += [Problem("queue.after", reason, code="not-supported")] if config.queue.after else []
-        problems += [Problem("queue.time_limit", reason, code="not-supported")] if config.queue.time_limit else []
+        unsupported = ("after", "begin", "time_limit")
+        keys = [name for name in unsupported if getattr(config.queue, name)]
+        problems += [Problem(f"queue.{name}", reason, code="not-supported") for name in keys]
+        problems += [Problem("run.snapshot", reason, code="not-supported")] if config.run.snapshot else []
     if request.lr_range is None and (rank_info is None or rank_info.rank == 0):
         with collect_problems(problems):
             _check_run_folder(request)

@@ -23,6 +23,7 @@ from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import Preflight, run_preflight
 from engine.launch.request import RunRequest
 from engine.optim.user_schedule import SampledSchedule
+from engine.queue.place import fixed_terms
 from engine.utils.codec import Count, Finite, Record, field, replace
 from engine.utils.errors import Problem, UsageError
 from engine.utils.helper_process import ParentPipe
@@ -123,7 +124,7 @@ def check_request(form: PreflightRequest, sources: dict[str, ImageSource | None]
         device, snapshot = request.config.device, form.snapshot
         try:
             allocation = preview_allocation(
-                device.gpus, snapshot, wait=request.config.waits, share=request.config.queue.share
+                device.gpus, snapshot, wait=request.config.waits, terms=fixed_terms(request.config)
             )
             gpus = allocation.devices
         except UsageError:

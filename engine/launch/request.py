@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.command.spec import Command
 from engine.config.code_trust import CodeTrust
+from engine.config.limits import read_limits
 from engine.config.schema import Config
 from engine.queue.dependencies import DependencyError, FollowedRun, check_cycles, find_dependencies
 from engine.queue.state import Dependency
@@ -56,6 +57,14 @@ class RunRequest:
     input_source: str = ""
     command: Command | None = None
     tags: tuple[str, ...] = ()
+
+
+def limit_problems(request: RunRequest) -> list[Problem]:
+    """Return why a run exceeds the limits of its user, whatever else runs."""
+    try:
+        return read_limits().problems(request.config, request.typed)
+    except UsageError as error:
+        return error.problems
 
 
 def watch_other_claim(request: RunRequest, listener: Listener, check_stop: Callable[[], None] = lambda: None) -> None:

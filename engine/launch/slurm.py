@@ -1,10 +1,12 @@
-"""Requeue the Slurm job of a run before its time limit (`run.requeue`)."""
+"""Requeue the Slurm job of a run before its time limit (`run.requeue`). Both trainings and commands do."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 
+from engine.config.schema import Config
 from engine.utils.errors import Problem
 from engine.utils.exits import exit_status
 
@@ -15,6 +17,13 @@ def slurm_job_id() -> str | None:
     """Return the ID of the Slurm job that this process runs in; None outside of Slurm."""
     job = os.environ.get("SLURM_JOB_ID", "")
     return job if job.isdigit() else None
+
+
+def requeue_warnings(config: Config) -> list[Problem]:
+    """Return that `run.requeue` has no effect, unless this process is in a Slurm job."""
+    if not config.run.requeue or slurm_job_id() is not None:
+        return []
+    return [Problem("", "run.requeue=true has no effect: this is not a Slurm job", code="no-effect")]
 
 
 def requeue(job_id: str) -> Problem | None:
@@ -29,7 +38,8 @@ def requeue(job_id: str) -> Problem | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Problem("", f"job {job_id} could not be requeued: {error}", code="library-failed")
-    if done.returncode != 0:
+    # Slurm ends the processes of the job, and scontrol is one of them.
+    if done.returncode not in (0, -signal.SIGTERM):
         reason = " ".join(done.stderr.split()) or f"scontrol {exit_status(done.returncode)}"
         return Problem("", f"job {job_id} could not be requeued: {reason}", code="library-failed")
     return None

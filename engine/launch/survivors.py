@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Iterable
 
 from engine.command.membership import processes_by_run
+from engine.command.orphans import ownerless_run_id
 from engine.command.process_tree import find_marked
-from engine.command.spec import has_command
 from engine.command.stop import end_survivors
 from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
@@ -22,7 +22,7 @@ def find_survivors(folders: Iterable[RunFolder]) -> dict[RunFolder, list[Process
     """Return the processes of runs without an owner. A folder that others can change names none."""
     found = processes_by_run()
     # Journals are read only if there is something to find.
-    run_ids = {folder: _run_id(folder) for folder in folders} if found else {}
+    run_ids = {folder: ownerless_run_id(folder) for folder in folders} if found else {}
     return {folder: found[run_id] for folder, run_id in run_ids.items() if run_id in found}
 
 
@@ -37,13 +37,6 @@ def check_survivors(folder: RunFolder) -> None:
 
 def stop_survivors(folder: RunFolder) -> tuple[int, list[ProcessId]]:
     """End the processes of a run without an owner. Return how many there were, and those that cannot be killed."""
-    run_id = _run_id(folder)
+    run_id = ownerless_run_id(folder)
     found = [] if run_id is None else find_marked(run_id)
     return (len(found), end_survivors(run_id)) if run_id is not None and found else (0, [])
-
-
-def _run_id(folder: RunFolder) -> str | None:
-    if not has_command(folder) or not folder.is_own or folder.is_owned():
-        return None
-    command = folder.history().command
-    return None if command is None else command.run_id

@@ -35,6 +35,7 @@ _TITLES: dict[Occasion, tuple[str, Level]] = {
     "slowed": ("is slowed down", "warning"),
     "nan": ("has a loss that is not finite", "warning"),
     "granted": ("has its GPUs", "info"),
+    "held": ("is held", "warning"),
 }
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from engine.config.notify_section import URLS_KEY
 from engine.config.schema import Config
 from engine.notify.destinations import has_destinations, read_destinations
-from engine.notify.observer import CRASH_GRACE_SECONDS, RESTART_GRACE_SECONDS, WatchOptions
-from engine.notify.outbox import RETRY_DELAYS_SECONDS
 from engine.runs.folder import RunFolder
 from engine.runs.sinks import Sink, SinkError
 from engine.utils.codec import encode
@@ -102,6 +100,10 @@ def start_watcher(
     """
     if not is_notified(config):
         return RunNotifier(), []
+    # Most runs send no messages, and need neither.
+    from engine.notify.observer import CRASH_GRACE_SECONDS, RESTART_GRACE_SECONDS, WatchOptions
+    from engine.notify.outbox import RETRY_DELAYS_SECONDS
+
     notify = config.notify
     journal_start = file_size(folder.journal) if journal_start is None else journal_start
     options = WatchOptions(

@@ -1,4 +1,4 @@
-"""Change the place of a waiting run of this user: hold, release, cancel, priority and order.
+"""Change the place of a waiting run of this user: hold, release, cancel, priority, order and begin time.
 
 The supervisor of the run carries out the requests (`place`), because only the owner of a run writes to its folder. An
 interrupted run has no supervisor; it can only be cancelled, or started again with `engine.launch.queue_resume`.
@@ -17,7 +17,7 @@ from engine.config.run_name import normalize_name
 from engine.config.schema import Config
 from engine.queue.listing import QueueRow, RowState, list_queue
 from engine.queue.state import PENDING_STAGES, QueueStage, read_queue_state, write_queue_state
-from engine.runs.control import send_request
+from engine.runs.control import QueueRequestName, send_request
 from engine.runs.events import RunFinished
 from engine.runs.find import check_last, find_run
 from engine.runs.folder import RunFolder
@@ -27,6 +27,7 @@ from engine.runs.recorder import Recorder
 from engine.runs.root import LAST_RUN
 from engine.utils.codec import UNSET, UnsetType, replace
 from engine.utils.errors import UsageError
+from engine.utils.units import format_date
 
 # A supervisor polls once per second.
 APPLY_TIMEOUT_SECONDS = 5.0
@@ -76,7 +77,10 @@ def hold(row: QueueRow) -> str:
 
 def release(row: QueueRow) -> str:
     """Let a held run start. Return what became of it, as a sentence. Raises UsageError."""
-    return _request(row, "release", lambda now: now.state is not RowState.HELD, "is released")
+    state = read_queue_state(RunFolder(Path(row.folder)))
+    # The other runs of its batch see that this one is released.
+    result = "is released, and so is the rest of its batch" if state and state.crash_hold else "is released"
+    return _request(row, "release", lambda now: now.state is not RowState.HELD, result)
 
 
 def set_priority(row: QueueRow, priority: int) -> str:
@@ -86,6 +90,14 @@ def set_priority(row: QueueRow, priority: int) -> str:
             "priority", f"{priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}", code="out-of-range"
         )
     return _order(row, priority, row.position, f"has priority {priority}")
+
+
+def set_begin(row: QueueRow, begin: float) -> str:
+    """Set the Unix time before which a run does not start, 0 for none. Return the result as a sentence.
+
+    Raises UsageError."""
+    result = f"begins at {format_date(begin)}" if begin else "has no begin time"
+    return _request(row, "begin", lambda now: now.begin == begin, result, begin=begin)
 
 
 def move(row: QueueRow, rows: Sequence[QueueRow], before: QueueRow | Destination) -> str:
@@ -156,16 +168,18 @@ def _order(row: QueueRow, priority: int, position: float, result: str = "is move
 
 def _request(
     row: QueueRow,
-    request: Literal["hold", "release", "order"],
+    request: QueueRequestName,
     is_done: Callable[[QueueRow], bool],
     result: str,
     priority: int | UnsetType = UNSET,
     position: float | UnsetType = UNSET,
+    begin: float | UnsetType = UNSET,
 ) -> str:
     """Send a request and wait until the supervisor has carried it out. Return the result as a sentence."""
     if not row.is_live:
         raise UsageError.one(row.name, row.reason, code="wrong-state")
-    send_request(RunFolder(Path(row.folder)).control, request, priority=priority, position=position)
+    control = RunFolder(Path(row.folder)).control
+    send_request(control, request, priority=priority, position=position, begin=begin)
     deadline = time.monotonic() + APPLY_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         now = next((each for each in list_queue() if each.folder == row.folder and each.is_own), None)

@@ -23,11 +23,14 @@ from engine.utils.trust import name_of_user
 
 
 class RowState(StrEnum):
-    """How a run waits. INTERRUPTED: its supervisor is gone, and `gputrain queue resume` starts it again."""
+    """How a run waits. SCHEDULED: for its begin time. LIMITED: for other runs of its user, because of a limit.
+    INTERRUPTED: its supervisor is gone, and `gputrain queue resume` starts it again."""
 
     WAITING = "waiting"
     HELD = "held"
     DEPENDENT = "dependent"
+    SCHEDULED = "scheduled"
+    LIMITED = "limited"
     INTERRUPTED = "interrupted"
 
 
@@ -36,7 +39,9 @@ class QueueRow:
     """A run in the queue. `place` counts from 1 among those that wait for GPUs only; None for the others.
 
     `since` is when the run joined the queue, in Unix seconds; `gpus` its `device.gpus`. `reason` is what it waits for,
-    as a sentence that may come from another user. `folder` is empty for the runs of other users.
+    as a sentence that may come from another user. `min_free` is the memory in bytes that it reserves of each GPU, 0 for
+    whole GPUs, and `begin` the Unix time before which it does not start, 0 for none. `folder` is empty for the runs of
+    other users.
     """
 
     name: str
@@ -50,6 +55,8 @@ class QueueRow:
     priority: int = 0
     position: float = 0.0
     share: int = 1
+    min_free: int = 0
+    begin: float = 0.0
     folder: str = ""
     key: str = ""
 
@@ -112,6 +119,7 @@ def interrupted_rows(root: Path) -> list[QueueRow]:
             gpus="",
             priority=state.priority,
             position=state.position,
+            begin=state.begin,
             folder=str(run.path),
             key=str(run.path),
         )
@@ -121,7 +129,12 @@ def interrupted_rows(root: Path) -> list[QueueRow]:
 
 def _row(entry: ReservationInfo, ahead: Sequence[ReservationInfo], place: int | None) -> QueueRow:
     is_own = entry.uid == os.geteuid()
-    states = {"": RowState.WAITING, "held": RowState.HELD}
+    states = {
+        "": RowState.WAITING,
+        "held": RowState.HELD,
+        "begin": RowState.SCHEDULED,
+        "limit": RowState.LIMITED,
+    }
     return QueueRow(
         name=entry.run,
         user=entry.user,
@@ -134,6 +147,8 @@ def _row(entry: ReservationInfo, ahead: Sequence[ReservationInfo], place: int | 
         priority=entry.priority,
         position=entry.position,
         share=entry.share,
+        min_free=entry.min_free,
+        begin=entry.begin,
         folder=entry.folder if is_own else "",
         key=f"waiting {entry.key}",
     )

@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from engine.config.begin_time import begin_time
+from engine.config.limits import read_limits
 from engine.config.schema import Config
 from engine.gpus.queue_terms import MAX_PRIORITY, MAX_TIME, Backfill, Blocked, QueueTerms
+from engine.queue.crash_guard import CrashGuard
 from engine.queue.dependencies import FollowedRun
 from engine.queue.listing import find_place
 from engine.queue.state import (
@@ -28,6 +31,7 @@ from engine.runs.recorder import Recorder
 from engine.utils.codec import UNSET, replace
 from engine.utils.errors import CodedError
 from engine.utils.files import shown_path
+from engine.utils.units import format_date
 
 # A reason may change every second, for as long as a run waits.
 RECORD_INTERVAL_SECONDS = 30.0
@@ -41,14 +45,18 @@ class CancelledError(CodedError):
 
 @dataclass
 class QueuePlace:
-    """The place of this run in the queue. `keep_alive` is called once per second."""
+    """The place of this run in the queue. `fixed` are the terms that do not change while it waits. `keep_alive` is
+    called once per second.
+
+    `on_crash_hold` gets the reason once per batch, when runs of it that failed at once hold the rest."""
 
     folder: RunFolder
     state: QueueState
-    share: int
+    fixed: QueueTerms
     recorder: Recorder
     keep_alive: Callable[[], None]
     followed: list[FollowedRun] = field(default_factory=list)
+    on_crash_hold: Callable[[str], None] = lambda _: None
     waited_s: float = 0.0
     """How long the run waited, once it has its devices."""
     _entered_at: float = field(default_factory=time.monotonic, init=False)
@@ -56,6 +64,9 @@ class QueuePlace:
     _reason: str = field(default="", init=False)
     _recorded: tuple[str, int | None] | None = field(default=None, init=False)
     """Reason and place in the journal."""
+
+    def __post_init__(self) -> None:
+        self._crash_guard = CrashGuard(self.folder)
 
     @property
     def has_waited(self) -> bool:
@@ -75,11 +86,12 @@ class QueuePlace:
         for request in consume_requests(self.folder.control):
             self._apply(request)
         blocked, reason = self._blocked()
-        terms = QueueTerms(
+        terms = replace(
+            self.fixed,
             priority=self.state.priority,
             position=self.state.position,
             blocked=blocked,
-            share=self.share,
+            begin=self.state.begin,
             folder=str(shown_path(self.folder.root)),
         )
         return terms, reason
@@ -89,21 +101,39 @@ class QueuePlace:
         # Also while the run is held: a failed dependency ends it.
         reasons = [reason for run in self.followed if (reason := run.waits_because())]
         name = shown_path(self.folder.root).name
+        self._poll_crash_guard()
+        if self.state.crash_hold:
+            return "held", f"held: {self.state.crash_hold}; `gputrain queue release {name}` starts the rest"
         if self.state.held:
             return "held", f"held; `gputrain queue release {name}` lets it start"
         if any(run.is_stopped for run in self.followed):
             return "held", "; ".join([*reasons, f"`gputrain queue release {name}` starts this run without it"])
-        return "dependency" if reasons else "", "; ".join(reasons)
+        blocked: Blocked = "dependency" if reasons else ""
+        if time.time() < self.state.begin:
+            reasons.append(f"begins at {format_date(self.state.begin)}")
+        return blocked or ("begin" if reasons else ""), "; ".join(reasons)
+
+    def _poll_crash_guard(self) -> None:
+        """Hold this run because of its batch, or no longer, because the user has released a run of it."""
+        reason, released_at = self._crash_guard.poll(self.state)
+        if self.state.crash_hold and released_at >= self.state.crash_held_at:
+            self.save(crash_hold="")
+        elif reason is not None and not self.state.crash_hold:
+            self.save(crash_hold=reason, crash_held_at=time.time())
+            if self._crash_guard.is_first(self.state):
+                self.on_crash_hold(reason)
 
     def _release(self) -> str:
-        """Let the run wait for its turn, no longer for runs that were stopped. Return the outcome."""
+        """Let the run wait for its turn, no longer for runs that were stopped, and its batch too. Return the
+        outcome."""
         stopped = [run for run in self.followed if run.is_stopped]
-        if not self.state.held and not stopped:
+        if not self.state.held and not self.state.crash_hold and not stopped:
             return "not held"
         for run in stopped:
             self.followed.remove(run)
             run.close()
-        self.save(held=False, after=tuple(run.dependency for run in self.followed))
+        after = tuple(run.dependency for run in self.followed)
+        self.save(held=False, crash_hold="", released_at=time.time(), after=after)
         return "the run waits for its turn"
 
     def _apply(self, request: ControlRequest) -> None:
@@ -130,6 +160,11 @@ class QueuePlace:
                     return "refused: the request has no valid priority and position"
                 self.save(priority=priority, position=position)
                 return f"priority {priority}"
+            case "begin":
+                if request.begin is UNSET or not 0 <= request.begin <= MAX_TIME:
+                    return "refused: the request has no valid time"
+                self.save(begin=request.begin)
+                return f"begin {format_date(request.begin)}" if request.begin else "no begin time"
         ignored = f"ignored: a waiting run accepts {', '.join(QUEUE_REQUEST_NAMES)} and stop"
         return REFUSAL_OUTCOMES.get(request.request, ignored)
 
@@ -148,7 +183,7 @@ class QueuePlace:
 
     def leave(self, devices: Sequence[str]) -> None:
         """Record that the run has its devices."""
-        self.save(stage=QueueStage.GRANTED)
+        self.save(stage=QueueStage.GRANTED, granted_at=time.time())
         if self.has_waited:
             self.waited_s = time.monotonic() - self._entered_at
             self.recorder.record(GpusGranted(devices=list(devices), seconds=round(self.waited_s, 3)))
@@ -160,8 +195,10 @@ class QueuePlace:
         self.followed.clear()
 
 
-def initial_state(folder: RunFolder, config: Config, pid: int) -> QueueState:
-    """Return the place of a run that joins the queue: the one it had, if its wait was interrupted."""
+def initial_state(folder: RunFolder, config: Config, pid: int, program: str = "", cwd: str = "") -> QueueState:
+    """Return the place of a run that joins the queue: the one it had, if its wait was interrupted.
+
+    `program` and `cwd` say to which batch it belongs, see `crash_guard`."""
     previous, now = read_queue_state(folder), time.time()
     if previous is not None and previous.stage in PENDING_STAGES:
         return replace(previous, pid=pid, stage=QueueStage.WAITING)
@@ -173,13 +210,20 @@ def initial_state(folder: RunFolder, config: Config, pid: int) -> QueueState:
         after=(),
         stage=QueueStage.WAITING,
         pid=pid,
+        begin=begin_time(config.queue.begin or "", now) or 0.0,
+        program=program,
+        cwd=cwd,
     )
 
 
 def backfill_of(config: Config) -> Backfill:
-    return Backfill(allowed_s=60 * config.queue.backfill, time_limit_s=60 * config.queue.time_limit)
+    """Return what a config declares. Raises UsageError if the limits of the user are invalid."""
+    limit_min, _ = read_limits().minutes(config)
+    return Backfill(allowed_s=60 * config.queue.backfill, time_limit_s=60 * limit_min)
 
 
 def fixed_terms(config: Config) -> QueueTerms:
-    """Return the terms of a run without a `QueuePlace`: it does not wait, or torchrun or srun started it."""
-    return QueueTerms(priority=config.queue.priority, share=config.queue.share)
+    """Return the terms that a config sets, which are all of a run without a `QueuePlace`: it does not wait, or torchrun
+    or srun started it."""
+    queue = config.queue
+    return QueueTerms(priority=queue.priority, share=queue.share, min_free=queue.min_free_bytes)

@@ -10,9 +10,9 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated
 
-from engine.gpus.queue_terms import Priority, QueuePosition
+from engine.gpus.queue_terms import BeginTime, Priority, QueuePosition
 from engine.runs.folder import RunFolder
-from engine.utils.codec import ENTRIES, Count, FileNumber, FileRecord, Meta, Record, find_record, write_record
+from engine.utils.codec import ENTRIES, Count, FileNumber, FileRecord, Meta, Record, UnixTime, find_record, write_record
 
 MAX_QUEUE_BYTES = 1 << 16
 
@@ -41,7 +41,8 @@ class Dependency(Record, frozen=True, kw_only=True):
 
 
 class QueueState(FileRecord, frozen=True, kw_only=True):
-    """Content of `queue.json`. `submitted_at` is in Unix seconds, `pid` that of the latest supervisor.
+    """Content of `queue.json`. `submitted_at` is in Unix seconds, `pid` that of the latest supervisor, `begin` the Unix
+    time before which the run does not start, 0 if it has none.
 
     `priority` and `position` order the waiting runs of one user, see `engine.gpus.queue_terms`.
     """
@@ -53,6 +54,19 @@ class QueueState(FileRecord, frozen=True, kw_only=True):
     after: Annotated[tuple[Dependency, ...], ENTRIES]
     stage: QueueStage
     pid: Count
+    begin: BeginTime = 0.0
+    program: str = ""
+    """What it starts, as the beginning of its default name; empty: it belongs to no batch, see `crash_guard`."""
+    cwd: str = ""
+    """Its working folder."""
+    granted_at: UnixTime | None = None
+    """When it got its devices, in Unix seconds."""
+    crash_hold: str = ""
+    """Why it is held although the user does not hold it, as a clause: runs of its batch failed at once."""
+    crash_held_at: UnixTime = 0.0
+    """When that began."""
+    released_at: UnixTime = 0.0
+    """When the user last released it: no earlier failure holds its batch."""
 
 
 def read_queue_state(folder: RunFolder) -> QueueState | None:

@@ -28,7 +28,7 @@ from engine.runs.curves import XAxis
 from engine.runs.fields import ALIASES
 from engine.runs.find import OpenedRun
 from engine.runs.keys import parse_key
-from engine.runs.metrics import METRIC_PREFIX, METRICS, Better
+from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, find_key
 from engine.runs.reduced_curves import STEP_CURVES
 from engine.show.charts import Chart, Place, Source, charts_of, find_chart
 from engine.show.foreign_run import OnRead, default_axis, further_keys
@@ -91,7 +91,7 @@ def find_panel(name: str, own: Collection[str] = (), foreign: Mapping[str, str] 
     if name in foreign:
         return foreign[name]
     # `learning_rate` and `optim.lr` mean the curve `lr`, as `lr` means the config key elsewhere.
-    meant = ALIASES.get(wanted, wanted)
+    meant = find_key(name) or ALIASES.get(wanted, wanted)
     for key in curves:
         if meant in (key, ALIASES.get(key)):
             return key

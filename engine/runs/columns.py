@@ -19,6 +19,7 @@ from engine.runs.metrics import (
     recorded_metrics,
 )
 from engine.runs.run_config import default_values
+from engine.runs.run_record import RunRecord
 from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError
 from engine.utils.text import printable
@@ -27,6 +28,7 @@ from engine.utils.text import printable
 MAX_NAMED_VALUES, MAX_VALUE_LENGTH = 4, 16
 FIRST_METRICS = ("val_loss", "val_accuracy", "train_loss", "train_accuracy")
 MAX_METRIC_COLUMNS, MAX_PARAMETER_COLUMNS, MAX_MEASURED_ROWS = 4, 6, 500
+MAX_LISTED_METRICS = 2  # of commands in a list with few columns
 # Not worth a column: a list has them in each line, or hides those that have them.
 OMITTED_FIELDS = {"name", "archived", "folder"}
 
@@ -84,14 +86,26 @@ def column_choices(rows: Sequence[RunRow], first: Iterable[str]) -> list[ColumnC
     return [ColumnChoice(name, about.get(name, "")) for name in names]
 
 
+def commands_metrics(rows: Sequence[RunRow]) -> list[str]:
+    """Return the keys of the most important metric of commands without a validation accuracy, those of most first."""
+    records = [row.record for row in rows if row.record.command and row.record.best_val_accuracy is None]
+    counts = Counter(key for record in records for key in _known_metrics(record)[:1])
+    return [key for key, _ in counts.most_common(MAX_LISTED_METRICS)]
+
+
+def _known_metrics(record: RunRecord) -> list[str]:
+    """Return the keys of the metrics that a command has, the most important ones first."""
+    known = [key for key in FIRST_METRICS if METRICS[key].of_run(record) is not None]
+    return by_importance([*known, *(METRIC_PREFIX + name for name in record.metrics)])
+
+
 def command_columns(rows: Sequence[RunRow]) -> tuple[str, ...]:
     """Return the columns for a list of commands without chosen ones: state, metrics of most runs, and what differs."""
     measured = rows[:: max(len(rows) // MAX_MEASURED_ROWS, 1)]
     metrics, values = Counter[str](), dict[str, set[str]]()
     for row in measured:
         record = row.record
-        metrics.update(key for key in FIRST_METRICS if METRICS[key].of_run(record) is not None)
-        metrics.update(METRIC_PREFIX + name for name in record.metrics)
+        metrics.update(_known_metrics(record))
         for key in record.command_parameters.keys() | values.keys():
             values.setdefault(key, set()).add(as_text(record.command_parameters.get(key)))
     shown = by_importance(key for key, _ in metrics.most_common())[:MAX_METRIC_COLUMNS]

@@ -8,8 +8,7 @@ from engine.utils.codec import Count, Finite, Integer
 
 
 class CommandStarted(Event, frozen=True, kw_only=True, tag="command_started"):
-    """The command of another program begins, in place of `run_started`. Written again when the run is resumed or the
-    command is restarted."""
+    """The command of another program begins, in place of `run_started`. Written once per run."""
 
     format: Count
     """Version of the journal format."""
@@ -33,3 +32,13 @@ class CommandStarted(Event, frozen=True, kw_only=True, tag="command_started"):
     """The parameters among its arguments, by dotted keys."""
     versions: dict[str, str]
     """Version of gputrain and python, by name."""
+
+
+class CommandResumed(CommandStarted, frozen=True, kw_only=True, tag="command_resumed"):
+    """The command begins again, because the run was resumed or the command has failed (`run.max_restarts`). What its
+    metric files have of steps that come again is no longer valid."""
+
+    @classmethod
+    def of(cls, started: CommandStarted) -> CommandResumed:
+        """Return the same start as one that is not the first of its run."""
+        return cls(**{name: getattr(started, name) for name in started.__struct_fields__})

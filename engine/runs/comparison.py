@@ -28,6 +28,7 @@ from engine.runs.metrics import (
 )
 from engine.runs.record_completion import open_run
 from engine.runs.run_record import RunRecord
+from engine.utils.codec import to_builtins
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
     from engine.foreign.reading import Scalar
 
-COMPARISON_FORMAT = 1
 # Each run has a letter of its own.
 MAX_RUNS = 16
 DATASETS_WITHOUT_FILES = {"digits", "fake"}
@@ -120,11 +120,14 @@ class Comparison:
 
     @property
     def shown_metrics(self) -> list[Metric]:
-        """The metrics with a value in at least one run, except for `OMITTED_KEYS`."""
+        """The metrics with a value in at least one run, except for `OMITTED_KEYS`, and for the GPUs if only other
+        programs without any are compared."""
+        without_gpus = all(run.is_foreign and not run.record.gpus for run in self.runs)
+        omitted = {*OMITTED_KEYS, *(("gpus",) if without_gpus else ())}
         return [
             metric
             for metric in self.metrics
-            if metric.key not in OMITTED_KEYS and any(run.value(metric) is not None for run in self.runs)
+            if metric.key not in omitted and any(run.value(metric) is not None for run in self.runs)
         ]
 
     def value(self, column: Column, metric: Metric) -> Spread | None:
@@ -132,7 +135,8 @@ class Comparison:
         return spread(self.runs[run].value(metric) for run in column.runs)
 
     def best_columns(self, columns: Sequence[Column], metric: Metric) -> set[int]:
-        """Return the indices of the columns with the best value. Empty if all are equal, or fewer than two are known.
+        """Return the indices of the columns with the best value. Empty if all look the same, or fewer than two are
+        known.
 
         Durations compare only between runs that have finished.
         """
@@ -142,12 +146,14 @@ class Comparison:
             value = self.value(column, metric)
             if value is not None and (finished or metric.key != "seconds"):
                 values[index] = value.mean
-        if metric.better is Better.NEITHER or len(set(values.values())) < 2:
+        if metric.better is Better.NEITHER or not values:
             return set()
-        best = (max if metric.better is Better.HIGH else min)(values.values())
-        return {index for index, value in values.items() if value == best}
+        # Of two values with the same digits, no reader sees which one is better.
+        shown = {index: format_metric(metric, value) for index, value in values.items()}
+        best = shown[max(values, key=lambda index: metric.merit(values[index]))]
+        return {index for index, text in shown.items() if text == best} if len(set(shown.values())) > 1 else set()
 
-    def to_dict(self, baseline: int | None = None) -> dict[str, object]:
+    def to_dict(self, baseline: int | None = None) -> dict[str, Any]:
         """Return the comparison as JSON values, with differences from the run `baseline` if there is one."""
         columns = self.columns(grouped=False)
         metrics = [{metric.key: run.value(metric) for metric in self.metrics} for run in self.runs]
@@ -157,6 +163,7 @@ class Comparison:
             entry: dict[str, object] = {"name": run.name, "folder": run.folder, "state": run.state}
             entry |= {"formats": list(run.formats)} if run.is_foreign else {}
             entry |= {"figures": values, "problem": run.problem}
+            entry |= {} if run.record.code is None else {"code": to_builtins(run.record.code)}
             if baseline is not None:
                 entry["difference"] = {
                     key: None if value is None or reference is None else value - reference
@@ -164,7 +171,6 @@ class Comparison:
                 }
             runs.append(entry)
         return {
-            "format": COMPARISON_FORMAT,
             "runs": runs,
             "baseline": None if baseline is None else self.runs[baseline].name,
             "config": {difference.key: list(difference.values) for difference in self.differences},

@@ -1,4 +1,5 @@
-"""Control requests to a running run (stop, checkpoint, pause, continue) or a waiting one (hold, release, order, stop).
+"""Control requests to a running run (stop, checkpoint, pause, continue) or a waiting one (hold, release, order, begin,
+stop).
 
 A request is one JSON file in `RUN/control/`, created by rename and removed when the supervisor (or rank 0 under
 torchrun and srun) receives it. A shared runs folder can be writable for a group, so write permission is not enough: a
@@ -44,7 +45,7 @@ from engine.utils.process import user_name
 RequestName = Literal["stop", "checkpoint", "pause", "continue", "profile"]
 REQUEST_NAMES: tuple[str, ...] = get_args(RequestName)
 # Requests to a run that waits for GPUs, see `engine.queue.place`.
-QueueRequestName = Literal["hold", "release", "order"]
+QueueRequestName = Literal["hold", "release", "order", "begin"]
 QUEUE_REQUEST_NAMES: tuple[str, ...] = get_args(QueueRequestName)
 # Optimizer steps of a profile.
 DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS = 10, 100
@@ -74,6 +75,8 @@ class ControlRequest(FileRecord, frozen=True, kw_only=True, omit_defaults=True):
     priority: Integer | UnsetType = UNSET
     position: Number | UnsetType = UNSET
     """With `priority`, the new place in the order of the queue, see `engine.gpus.queue_terms`."""
+    begin: Number | UnsetType = UNSET
+    """The Unix time before which the run does not start; 0 for none."""
 
 
 @dataclass
@@ -136,13 +139,16 @@ def send_request(
     steps: int = 0,
     priority: int | UnsetType = UNSET,
     position: float | UnsetType = UNSET,
+    begin: float | UnsetType = UNSET,
 ) -> None:
     """Write a control request for the owner of the run. Raises UsageError if this user may not control the run."""
     by = f"{user_name()}@{socket.gethostname()} (process {os.getpid()})"
     name = f"{time.time_ns()}-{os.getpid()}"
     location = str(shown_path(control_folder))
     now = round(time.time(), 3)
-    record = ControlRequest(request=request, by=by, time=now, steps=steps, priority=priority, position=position)
+    record = ControlRequest(
+        request=request, by=by, time=now, steps=steps, priority=priority, position=position, begin=begin
+    )
     try:
         # A run that never had an owner has no such file.
         with suppress(FileNotFoundError):
@@ -157,7 +163,7 @@ def send_request(
             try:
                 write_record(folder / f"{name}.json", record)
             except OSError as error:
-                if disk_problem(error) is None or request in ("profile", "order"):
+                if disk_problem(error) is None or request in ("profile", "order", "begin"):
                     raise
                 _send_without_content(control_folder, folder / f"{name}-{request}.json", request)
     except OSError as error:

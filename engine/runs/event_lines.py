@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from engine.runs.bottleneck import MAX_DATA_WAIT_SHARE, describe_efficiency, valid_share
-from engine.runs.command_events import CommandStarted
+from engine.runs.code_events import CodeChanged, CodeRecorded, change_line, code_line
+from engine.runs.command_events import CommandResumed, CommandStarted
 from engine.runs.control import REFUSAL_OUTCOMES
 from engine.runs.events import (
     CheckpointSaved,
@@ -119,8 +120,14 @@ def _format_event(event: Event) -> str | None:
             return f"{event.name}: resumed after step {event.from_step}, {describe_run_setup(event)}"
         case RunStarted():
             return f"{event.name}: {describe_run_setup(event)}"
+        case CommandResumed():
+            return f"{event.name}: resumed as process {event.pid} on {describe_run_devices(event)}: {event.command}"
         case CommandStarted():
             return f"{event.name}: process {event.pid} on {describe_run_devices(event)}: {event.command}"
+        case CodeRecorded():
+            return code_line(event)
+        case CodeChanged():
+            return change_line(event)
         case EpochEvent():
             return _epoch_line(event)
         case WaitingForGpus():

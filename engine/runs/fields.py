@@ -20,10 +20,15 @@ from engine.runs.metrics import (
     METRIC_PREFIX,
     METRICS,
     NO_METRICS,
+    SHORT_NAMES,
     Better,
     Metric,
     Unit,
+    find_key,
+    fold_name,
     foreign_metric,
+    key_by_name,
+    metric_of_key,
     own_metric,
 )
 from engine.runs.run_config import default_values
@@ -93,6 +98,7 @@ LABELS: Mapping[str, str] = {
     "optim.name": "optimizer", "schedule.name": "schedule", "data.batch_size": "batch/rank",
 }  # fmt: skip
 
+_HEADINGS = {label.replace(" ", "_"): name for name, label in LABELS.items()}
 ROW_FIELDS: Mapping[str, Field] = {
     field.name: field
     for field in (
@@ -125,6 +131,7 @@ FOREIGN_METRICS = (
 )  # fmt: skip
 _FOREIGN_ALIASES = {"run": "name", "updated": "updated_at", "changed": "age", "formats": "format"}
 _SYNONYMS = {"lr": "learning_rate", "learning_rate": "lr"}
+_BEST = re.compile(r"\Abest[_ ]")
 _LAST_PART = re.compile(r"[./]")
 _UNKNOWN = object()
 COMMAND_PREFIX = "command."
@@ -132,18 +139,7 @@ COMMAND_PREFIX = "command."
 _KINDS = {Unit.SCORE: Kind.SHARE, Unit.SHARE: Kind.SHARE, Unit.SECONDS: Kind.DURATION}
 ALIASES: Mapping[str, str] = {
     "tag": "tags",
-    "accuracy": "best_val_accuracy",
-    "acc": "best_val_accuracy",
-    "best": "best_val_accuracy",
-    "best_accuracy": "best_val_accuracy",
-    "loss": "val_loss",
-    "images_s": "images_per_second",
-    "throughput": "images_per_second",
-    "top5": "val_top5",
-    "epoch": "epochs",
-    "duration": "seconds",
-    "time": "seconds",
-    "eta": "eta_seconds",
+    **SHORT_NAMES,
     "started": "started_at",
     "updated": "updated_at",
     "run": "name",
@@ -174,8 +170,9 @@ def find_field(
     arguments: Collection[str] = (),
 ) -> Field:
     """Return the field that a name means: a metric, a field of every row, an alias, a config key, the last part of one
-    config key only, one of the user's own metrics in `own`, as `own_metrics` returns them, or one of the `arguments`,
-    parameters of commands (`command_arguments`).
+    config key only, one of the metrics in `own`, as `metric_names` returns them, a metric by what other programs call
+    it, or one of the `arguments`, parameters of commands (`command_arguments`). The heading of a field is a name of it,
+    too.
 
     Runs of other programs have `parameters` instead of config keys, whose names these are; it is None for runs of
     gputrain. Raises UsageError, with the nearest known name.
@@ -183,8 +180,8 @@ def find_field(
     if parameters is not None:
         return _find_foreign_field(name, own, parameters)
     wanted = name.casefold()
-    wanted = ALIASES.get(wanted.replace("-", "_"), wanted)
-    if (field := _find_shared_field(wanted.replace("-", "_"))) is not None:
+    wanted = ALIASES.get(fold_name(name), _HEADINGS.get(fold_name(name), wanted))
+    if (field := _find_shared_field(wanted)) is not None:
         return _with_command_metric(field, name) if name in own else field
     for prefix in (METRIC_PREFIX, BEST_PREFIX):
         if wanted.startswith(prefix) and wanted != prefix:
@@ -194,7 +191,7 @@ def find_field(
         return _argument_field(name[len(COMMAND_PREFIX) :])
     if wanted in ALIASES.values() and wanted not in METRICS:
         return _config_field(wanted)
-    keys = default_values()
+    keys, wanted = default_values(), wanted.replace(" ", "_")
     if wanted in keys:
         return _config_field(wanted)
     # An option of the model or the optimizer: model.options.width.
@@ -209,12 +206,15 @@ def find_field(
         raise UsageError.one(
             name, f"is part of several config keys: {', '.join(matches)}; write one of them", code="ambiguous-name"
         )
-    if name in own:
-        return _own_field(name, own, best=False)
-    if (rest := name.removeprefix("best_")) in own:
-        return _own_field(rest, own, best=True)
+    registered = METRICS.get(find_key(name) or "")
+    for logged in (name, _BEST.sub("", name)):
+        if logged in own:
+            field = _own_field(logged, own, best=logged != name)
+            return field if registered is None else _with_registered(field, registered, logged)
     if name in arguments:
         return _argument_field(name)
+    if registered is not None:
+        return _metric_field(registered)
     found = nearest(wanted, known_names([*own, *arguments]))
     advice = "" if found is None else f"did you mean {quote_key(found)}?"
     raise UsageError.one(name, "is no metric of a run and no config key", advice, code="unknown-key")
@@ -250,6 +250,8 @@ def _find_foreign_field(name: str, own: Collection[str], parameters: Collection[
             if matches:
                 reason = f"is part of several names: {list_names(sorted(matches), 5)}; write one of them"
                 raise UsageError.one(name, reason, code="ambiguous-name")
+    if (key := find_key(name)) in FOREIGN_METRICS:
+        return _metric_field(METRICS[key])
     found = nearest(folded, known_names(own, parameters))
     advice = "" if found is None else f"did you mean {quote_key(found)}?"
     raise UsageError.one(name, "is no metric and no parameter of these runs", advice, code="unknown-key")
@@ -274,7 +276,8 @@ def known_names(own: Iterable[str] = (), parameters: Iterable[str] | None = None
     return [*field_names(), *aliases, *(key for key in default_values() if key not in ALIASES), *own]
 
 
-def _find_shared_field(name: str) -> Field | None:
+def _find_shared_field(wanted: str) -> Field | None:
+    name = fold_name(wanted)
     metric = METRICS.get(name)
     return ROW_FIELDS.get(name) if metric is None or not metric.is_recorded else _metric_field(metric)
 
@@ -317,17 +320,31 @@ def _parameter_of_command(row: RunRow, key: str) -> Any:
     short = key.rpartition(".")[2]
     names = (key, *(alias for alias, meant in ALIASES.items() if meant == key), short)
     parameters = row.record.command_parameters
-    return next((parameters[name] for name in names if name in parameters), (row.record.config or {}).get(key))
+    known = (row.record.config or {}).get(key, row.record.last_values.get(short))
+    return next((parameters[name] for name in names if name in parameters), known)
 
 
 def _with_command_metric(field: Field, name: str) -> Field:
-    """Return a field whose value for a command is that of its metric of this name, such as `loss`, if it has one."""
+    """Return a field that is, for a command, the metric that it calls so, such as `loss`, if it has one.
+
+    Its heading is that name, because it is not the same metric for all runs."""
 
     def value(row: RunRow) -> Any:
-        record = row.record
-        return record.metrics[name] if record.command and name in record.metrics else field.value(row)
+        key = key_by_name(row.record, name) if row.record.command else None
+        return field.value(row) if key is None else metric_of_key(key).of_run(row.record)
 
-    return replace(field, value=value)
+    return replace(field, name=name, value=value, title=name)
+
+
+def _with_registered(field: Field, registered: Metric, logged: str) -> Field:
+    """Return the field of a metric that some runs call `logged`, and that is `registered` in all others."""
+
+    def value(row: RunRow) -> Any:
+        found = key_by_name(row.record, logged) == METRIC_PREFIX + logged
+        return field.value(row) if found else registered.of_run(row.record)
+
+    prefix = "best_" if field.name.startswith(BEST_PREFIX) else ""
+    return replace(field, name=prefix + logged, value=value)
 
 
 def _argument_field(key: str) -> Field:

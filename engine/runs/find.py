@@ -61,8 +61,25 @@ def find_any_runs(root: Path, reference: str, *, trust_owner: bool = False) -> l
         reason = f"is the beginning of the run {found.name} and a path with runs of other programs"
         raise UsageError.one(reference, reason, f"type {found.name} or ./{reference}", code="ambiguous-name")
     if not foreign:
-        raise found
+        raise _neither_run_nor_path(found, reference)
     return [*foreign]
+
+
+def _neither_run_nor_path(error: UsageError, reference: str) -> UsageError:
+    """Return the error that no run is meant, which also says so of a path that does not exist."""
+    [problem] = error.problems
+    if problem.code != "unknown-run" or _exists(expand_user(reference)):
+        return error
+    return UsageError([replace(problem, reason=f"is no path, and {problem.reason}")])
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is anything at a path; False also if it is inaccessible or too long."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _is_prefix_of(run: RunFolder, reference: str) -> bool:
@@ -158,6 +175,8 @@ def _find_own_run(root: Path, reference: str, *, trust_owner: bool) -> RunFolder
         return _hold_own(same[0], trust_owner=trust_owner)
     if is_run_folder(path):
         return _hold_own(RunFolder(path), trust_owner=trust_owner)
+    if "/" in reference and not _exists(path):
+        return UsageError.one(reference, "there is no such path", code="not-found")
     matches = [run for run in usable if normalize_name(run.name).startswith(prefix)]
     if len(matches) == 1:
         return _hold_own(matches[0], trust_owner=trust_owner)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # Two confusion matrices of 1,000 classes take 24 MB, with counts of four digits.
 MAX_EVALUATION_BYTES = 48 << 20
 TRUST_OWNER_ADVICE = "use it anyway with --trust-owner"
+# In the folder of the code: its record, and the copy from which a run with `run.snapshot` runs.
+CODE_RECORD, CODE_COPY = "code.json", "copy"
 # The settings in the folder of a sweep, which make it one. `engine.sweeps.folder` knows its other files.
 SWEEP_FILE = "sweep.yaml"
 _TRIAL = re.compile(r"(.+)-([0-9]{3,})")
@@ -84,6 +86,8 @@ class RunFolder:
     """Resolved config, enough to repeat the run."""
     command = _Entry("command.json")
     """What the run starts, if that is the command of another program, see `engine.command.spec`."""
+    code = _Entry("code")
+    """Folder of the code of the run as it was when the run was made, see `engine.code.record`."""
     metrics = _Entry("metrics")
     """Folder of the metrics of a command, see `engine.command.metric_files`."""
     torchrun = _Entry("torchrun")
@@ -232,7 +236,8 @@ class RunFolder:
     def _opened_entries(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yield name and status of the existing files and folders of a run that gputrain opens by name."""
         outputs = (self.checkpoints, self.tensorboard, self.export, self.exports, self.flight_recorder)
-        folders = (*outputs, self.control, self.sync, self.metrics, self.torchrun)
+        code = (self.code, self.code / CODE_RECORD, self.code / CODE_COPY)
+        folders = (*outputs, *code, self.control, self.sync, self.metrics, self.torchrun)
         files = (self.config, self.journal, self.summary, self.log, self.owner, self.lock, self.class_indices)
         more_files = (self.evaluation, self.inspection, self.labels, self.queue, self.skipped_files)
         of_command = (self.command, self.stacks)

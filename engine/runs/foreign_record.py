@@ -86,6 +86,7 @@ def with_metrics(record: RunRecord, values: Mapping[str, MetricValues], keys: Ma
         best_val_accuracy=None if val_accuracy is None else val_accuracy.high,
         last_values={"lr": last["lr"]} if "lr" in last else {},
         metrics={name: part.last for name, part in own.items()},
+        metric_names={key: name for name, key in keys.items() if key in METRICS},
         **low_and_high(own),
     )
 

@@ -18,6 +18,7 @@ from engine.runs.bottleneck import (
     update_throttling,
     valid_share,
 )
+from engine.runs.code_events import CodeChanged, CodeRecorded
 from engine.runs.command_events import CommandStarted
 from engine.runs.command_record import command_fields
 from engine.runs.events import (
@@ -40,7 +41,7 @@ from engine.runs.events import (
 )
 from engine.runs.folder import RunState, final_state
 from engine.runs.metrics import stored_values
-from engine.runs.records import Bottleneck, GpuSample, GpuSummary
+from engine.runs.records import Bottleneck, CodeSummary, GpuSample, GpuSummary
 from engine.runs.run_devices import describe_run_devices, fully_trained_epochs, mean_epoch_seconds
 from engine.runs.run_record import RunRecord
 from engine.utils.codec import or_none, replace
@@ -96,6 +97,7 @@ class History:
     started: RunStarted | None = None
     command: CommandStarted | None = None
     """The start of the command, if the run is that of another program; `started` is None then."""
+    code: CodeSummary | None = None  # that of `RunRecord.code`
     epochs: list[EpochEvent] = field(default_factory=list)
     latest_step: StepEvent | None = None
     stopping: bool = False
@@ -146,6 +148,10 @@ class History:
             case CommandStarted():
                 self.command = event
                 self._begin_session(event)
+            case CodeRecorded():
+                self.code = event.code
+            case CodeChanged() if self.code is not None:
+                self.code = replace(self.code, changed=event.message)
             case StepEvent():
                 self.latest_step = event
             case EpochEvent():
@@ -349,6 +355,7 @@ class History:
             started_at=self.session_time,
             updated_at=self._latest_time or None,
             config=None if config is None else dict(config),
+            code=self.code,
             cpu_fallback=self.cpu_fallback,
             gpu_stats=[stats.summary(uuid) for uuid, stats in self.gpus.items()],
         )

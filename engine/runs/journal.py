@@ -13,7 +13,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from engine.runs.command_events import CommandStarted
+from engine.runs.code_events import CodeChanged, CodeRecorded
+from engine.runs.command_events import CommandResumed, CommandStarted
 from engine.runs.events import (
     CheckpointSaved,
     ConfigRejected,
@@ -70,6 +71,9 @@ EVENT_TYPES: dict[str, type[Event]] = {
         RunStarted,
         RunResumed,
         CommandStarted,
+        CommandResumed,
+        CodeRecorded,
+        CodeChanged,
         StepEvent,
         EpochEvent,
         GpuEvent,
@@ -91,7 +95,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
 
 
 # A session begins with one of them. A journal of another format is refused by it.
-SESSION_TYPES = (RunStarted, RunResumed, CommandStarted)
+SESSION_TYPES = (RunStarted, RunResumed, CommandStarted, CommandResumed)
 
 
 class _LineStart(Record, frozen=True, kw_only=True):
@@ -102,7 +106,6 @@ class _LineStart(Record, frozen=True, kw_only=True):
 
 
 _parse_start = parser(_LineStart)
-_PARSERS = {kind: parser(kind) for kind in EVENT_TYPES.values()}
 
 
 def to_line(event: Event) -> str:
@@ -131,7 +134,7 @@ def from_line(line: bytes | str) -> Event | None:
     if kind is None:
         return None
     try:
-        event = _PARSERS[kind](line)
+        event = parser(kind)(line)
     except UnicodeDecodeError:
         return from_line(line.decode(errors="replace")) if isinstance(line, bytes) else None
     except (ValueError, RecursionError):

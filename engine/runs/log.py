@@ -12,6 +12,7 @@ no other file. A file that grows is never rewritten. What may still change, such
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -44,16 +45,18 @@ class LogWriter:
     """Appends text to a log. What cannot be written waits in memory."""
 
     def __init__(self, path: Path, max_bytes: int | None = None) -> None:
-        """With `max_bytes`, the log has up to three files of about that size.
+        """With `max_bytes`, the log is that of a command: it has up to three files of about that size, and only this
+        user can read it, because programs print secrets.
 
         Never raises OSError: a log that cannot be written must not keep a run from starting.
         """
         self._path, self._max_bytes = path, max_bytes
+        self._mode = 0o644 if max_bytes is None else 0o600
         self._lost_bytes = 0
         self._unwritten = b""
         self._fd: int | None = None
         with suppress(OSError):
-            self._fd = append_to_file(path)
+            self._fd = append_to_file(path, self._mode)
 
     def add(self, text: str) -> None:
         """Add text for the next `flush`. More than `MAX_UNWRITTEN_BYTES` are not kept."""
@@ -70,7 +73,7 @@ class LogWriter:
             reason = f"{self._path.name} was deleted; a new one begins here, without what the ranks print"
             warning = Problem("", reason, code="recovered")
         if self._fd is None:
-            self._fd = append_to_file(self._path)
+            self._fd = append_to_file(self._path, self._mode)
         while self._unwritten:
             self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
         if self._max_bytes is not None and os.fstat(self._fd).st_size >= self._max_bytes:
@@ -81,10 +84,12 @@ class LogWriter:
         """Continue in a new file, whose first line says how much is lost."""
         beginning, previous, log = log_files(self._path)
         full = previous if os.path.lexists(beginning) else beginning
+        # The user may have let others read it.
+        self._mode = stat.S_IMODE(log.stat().st_mode)
         lost_bytes = file_size(full)
         log.rename(full)
         self.close()
-        self._fd = append_to_file(log)
+        self._fd = append_to_file(log, self._mode)
         self._lost_bytes += lost_bytes
         if self._lost_bytes:
             lost = f"{format_bytes(self._lost_bytes)} of output after {beginning.name} are not kept"
@@ -110,7 +115,7 @@ class PendingLines:
             return
         with suppress(OSError):
             if text:
-                replace_file(self._path, lambda file: file.write(text))
+                replace_file(self._path, lambda file: file.write(text), private=True)
             else:
                 self._path.unlink(missing_ok=True)
             self._written = text

@@ -113,6 +113,11 @@ class Metric:
         return -math.inf if value is None else -value if self.better is Better.LOW else value
 
 
+def _step(run: RunRecord) -> int | None:
+    """Return the step of a run. A command without metrics has none that is known."""
+    return None if run.command and not (run.step or run.metrics) else run.step
+
+
 def _rows() -> Iterable[Metric]:
     high, low, neither = Better.HIGH, Better.LOW, Better.NEITHER
     last, best, now, total = Aggregate.LAST, Aggregate.BEST, Aggregate.NOW, Aggregate.TOTAL
@@ -135,7 +140,7 @@ def _rows() -> Iterable[Metric]:
         Metric("epochs", "epochs", "completed epochs", count, neither, total, lambda run: run.epochs),
         Metric("total_epochs", "planned epochs", "epochs that the run trains for", count, neither, total,
                lambda run: run.total_epochs),
-        Metric("step", "step", "completed optimizer steps", count, neither, now, lambda run: run.step),
+        Metric("step", "step", "completed optimizer steps", count, neither, now, _step),
         Metric("steps", "planned steps", "optimizer steps that the run trains for", count, neither, total,
                lambda run: run.steps),
         Metric("seconds", "duration", "duration of all sessions without pauses, or of an epoch", Unit.SECONDS, low,
@@ -203,6 +208,37 @@ FOREIGN_NAMES: Mapping[str, tuple[str, ...]] = {
 # The names of Keras and of Hugging Face's Trainer for training, which count beside a metric of the validation.
 _BARE_NAMES = (("loss", "train_loss", "val_loss"), ("accuracy", "train_accuracy", "val_accuracy"))
 _KEYS_OF_NAMES = {name: key for key, names in FOREIGN_NAMES.items() for name in names}
+SHORT_NAMES: Mapping[str, str] = MappingProxyType({
+    "accuracy": "best_val_accuracy",
+    "acc": "best_val_accuracy",
+    "best": "best_val_accuracy",
+    "best_accuracy": "best_val_accuracy",
+    "loss": "val_loss",
+    "images_s": "images_per_second",
+    "throughput": "images_per_second",
+    "top5": "val_top5",
+    "epoch": "epochs",
+    "duration": "seconds",
+    "time": "seconds",
+    "eta": "eta_seconds",
+})  # fmt: skip
+"""What people type for a metric of the registry."""
+
+
+def fold_name(name: str) -> str:
+    """Return a name as it is compared: lower case, with underscores for blanks and hyphens."""
+    return name.casefold().replace("-", "_").replace(" ", "_")
+
+
+def find_key(name: str) -> str | None:
+    """Return the key in the registry of a metric by its key, a short name, its label, or what other programs call it,
+    with `best` before it for the best value; None if there is none."""
+    folded = fold_name(name)
+    if folded in METRICS or folded in SHORT_NAMES:
+        return SHORT_NAMES.get(folded, folded)
+    labels = {fold_name(metric.label): key for key, metric in METRICS.items()}
+    best = f"best_{_KEYS_OF_NAMES.get(folded.removeprefix('best_'))}"
+    return labels.get(folded) or _KEYS_OF_NAMES.get(folded) or (best if best in METRICS else None)
 
 
 def registry_keys(names: Iterable[str]) -> dict[str, str]:
@@ -289,6 +325,21 @@ def own_metrics(records: Iterable[RunRecord], directions: Mapping[str, Better] =
         names.update(record.metrics)
         names.update(record.highest_metrics)
     return {name: directions.get(name) or better_of_name(name) for name in names}
+
+
+def metric_names(records: Iterable[RunRecord], directions: Mapping[str, Better] = NO_METRICS) -> dict[str, Better]:
+    """Return the names that runs have for their metrics, as `own_metrics` does, and those of commands for metrics of
+    the registry."""
+    rows = list(records)
+    printed = {name for record in rows if record.command for name in record.metric_names.values()}
+    return {name: better_of_name(name) for name in sorted(printed)} | own_metrics(rows, directions)
+
+
+def key_by_name(record: RunRecord, name: str) -> str | None:
+    """Return the key of the metric that a run calls so; None if it has none."""
+    if name in record.metrics:
+        return METRIC_PREFIX + name
+    return next((key for key, known in record.metric_names.items() if known == name and key in METRICS), None)
 
 
 def recorded_metrics(own: Mapping[str, Better]) -> list[Metric]:

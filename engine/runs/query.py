@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any
 
 from engine.config.run_name import normalize_name
@@ -94,6 +93,11 @@ def parse_query(
     return Query(" ".join(texts), tuple(parts), tuple(predicates), frozenset(names))
 
 
+def condition_keys(text: str) -> list[str]:
+    """Return the keys that a query has conditions on. Raises UsageError as `parse_query` does."""
+    return [key for word in _split(text) if (key := _parts_of(word)[1])]
+
+
 def _split(text: str) -> list[str]:
     """Split at blanks outside of quotes. An open quote, as while typing, counts as text."""
     parts = split_unquoted(text, str.isspace, "\"'")
@@ -148,16 +152,16 @@ def find_best_condition(query: Query, rows: Sequence[RunRow], own: Own) -> BestC
     """Return a condition with which the query finds runs, where one on the last value of a metric finds none."""
     for index, word in enumerate(query.words):
         sign, key, comparison, value = _parts_of(word)
-        metric = find_field(key, own).metric if key else None
-        if metric is None or metric.aggregate is not Aggregate.LAST:
+        field = find_field(key, own) if key else None
+        if field is None or field.metric is None or field.metric.aggregate is not Aggregate.LAST:
             continue
-        best = f"best_{metric.key}"
-        if metric.key in METRICS and best not in METRICS:
+        best = f"best_{field.name}"
+        if field.name in METRICS and best not in METRICS:
             continue
         text = f"{sign}{quote_key(best)}{comparison}{value}"
         words = [*query.words[:index], text, *query.words[index + 1 :]]
         if count := len(parse_query(words, own).filter(rows)):
-            return BestCondition(metric.key, text, count)
+            return BestCondition(field.name, text, count)
     return None
 
 
@@ -314,6 +318,14 @@ def _as_duration(text: str) -> Operand | None:
     return Operand(text, seconds) if math.isfinite(seconds) else None
 
 
+def parse_duration(option: str, text: str) -> float:
+    """Return the seconds of a duration such as 90s, 5min, 1h30m or 2d. Raises UsageError, which names the option."""
+    operand = _as_duration(text.casefold())
+    if operand is None or operand.number is None:
+        raise UsageError.one(option, f"{text} is not {_FORMS[Kind.DURATION]}", code="invalid-value")
+    return operand.number
+
+
 def _as_date(text: str) -> Operand | None:
     if text in ("today", "yesterday"):
         text = time.strftime("%Y-%m-%d", time.localtime(time.time() - 86_400 * (text == "yesterday")))
@@ -341,49 +353,6 @@ _PARSERS: Mapping[Kind, Callable[[str], Operand | None]] = {
     Kind.FLAG: lambda text: Operand(_FLAGS[text]) if text in _FLAGS else None,
 }
 """How each kind reads a value in lower case; others are text."""
-
-
-@dataclass(frozen=True)
-class SortOrder:
-    """The order of a list: by a field, in its own direction (the best and the newest first) or `reverse`."""
-
-    field: Field
-    reverse: bool = False
-
-    @classmethod
-    def parse(
-        cls,
-        name: str,
-        own: Mapping[str, Better] = NO_METRICS,
-        arguments: Collection[str] = (),
-        *,
-        reverse: bool = False,
-    ) -> SortOrder:
-        """Return the order by a key; a minus before it reverses. Raises UsageError for an unknown key."""
-        is_reversed = name.startswith("-")
-        return cls(find_field(parse_key(name.removeprefix("-")), own, None, arguments), reverse is not is_reversed)
-
-    @property
-    def descending(self) -> bool:
-        """Whether large values come first."""
-        return self.field.descending is not self.reverse
-
-    def sort(self, rows: Iterable[RunRow]) -> list[RunRow]:
-        """Return the rows in this order. Rows without a value come last in both directions; equal ones keep theirs."""
-        numbers, texts, unknown = list[tuple[float, RunRow]](), list[tuple[str, RunRow]](), list[RunRow]()
-        for row in rows:
-            value = self.field.value(row)
-            if value is None or value == ():
-                unknown.append(row)
-            elif isinstance(value, int | float):
-                numbers.append((value, row))
-            else:
-                texts.append((as_text(value).casefold(), row))
-        numbers.sort(key=itemgetter(0), reverse=self.descending)
-        texts.sort(key=itemgetter(0), reverse=self.descending)
-        # Numbers are less than texts.
-        parts = [*texts, *numbers] if self.descending else [*numbers, *texts]
-        return [*(row for _, row in parts), *unknown]
 
 
 def parse_columns(text: str, own: Mapping[str, Better] = NO_METRICS, arguments: Collection[str] = ()) -> list[Field]:

@@ -31,7 +31,9 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.foreign_record import MetricValues, metric_keys, with_metrics
 from engine.runs.journal import Journal
 from engine.runs.log import MAX_COMMAND_LOG_BYTES, LogWriter, PendingLines
+from engine.runs.record_completion import with_stored_metrics
 from engine.runs.run_config import changed_values, read_changed_config
+from engine.runs.run_record import RunRecord, read_run_record
 from engine.runs.sinks import Sink, describe_error, disk_problem
 from engine.runs.tensorboard import TensorBoardWriter
 from engine.utils import codec
@@ -57,20 +59,22 @@ class Recorder:
         config: Config | None,
         listener: Listener,
         *,
-        is_command: bool = False,
+        command: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the files of the run folder; without a `config`, it keeps the one that it has.
 
-        Of the config of a command, only values that differ from the defaults are stored; its log has a limit. Raises
-        OSError if the folder cannot be written to."""
+        `command` is the line of a command, by default that of the record. Of its config, only values that differ from
+        the defaults are stored; its log has a limit. Raises OSError if the folder cannot be written to."""
+        stored = read_run_record(folder)
+        self._command = command or ("" if stored is None else stored.command)
         self.folder = folder
         self.history = folder.history()
         self.listener = listener
         folder.control.mkdir(exist_ok=True)
-        if not is_command:
+        if not self._command:
             folder.checkpoints.mkdir(exist_ok=True)
-        self._config, self._is_command = config, is_command
+        self._config = config
         self._config_values = (
             read_changed_config(folder.config) if config is None else changed_values(self._stored(config))
         )
@@ -79,7 +83,7 @@ class Recorder:
         if config is not None and not folder.config.exists():
             self._write_config()
         self._journal = Journal(folder.journal, folder.reserve)
-        self._log = LogWriter(folder.log, MAX_COMMAND_LOG_BYTES if is_command else None)
+        self._log = LogWriter(folder.log, MAX_COMMAND_LOG_BYTES if self._command else None)
         self._pending = PendingLines(folder.log)
         self._tensorboard = TensorBoardWriter(folder.tensorboard)
         self._warnings: list[WarningEvent] = []
@@ -96,7 +100,8 @@ class Recorder:
         self._clock, self._recorded_at = clock, -math.inf
         self._recorded: tuple[RunState, str] | None = None
         """State and problem that were written last."""
-        record = self.history.record(self._config_values)
+        record = self._history_record()
+        self._earlier_record = stored if self._command else None
         self._run_record = (
             record if record.started_at is not None else codec.replace(record, started_at=round(time.time(), 3))
         )
@@ -245,9 +250,12 @@ class Recorder:
         record = self._run_record
         # The record must not be ahead of the journal.
         if not self._journal.is_behind and self.history.session_time is not None:
-            record = self.history.record(self._config_values)
+            record = self._history_record()
         if self.metrics:
             record = with_metrics(record, self.metrics, metric_keys(self.metrics))
+        else:
+            # While a command that is resumed waits, or has written none again.
+            record = with_stored_metrics(record, self._earlier_record)
         self._run_record = record = codec.replace(record, problem=problem)
         try:
             codec.write_record(self.folder.summary, record, durable=durable)
@@ -255,6 +263,11 @@ class Recorder:
             # It needs no space on a full disk.
             codec.overwrite_record(self.folder.summary, record)
         self._record_is_due = self._journal.is_behind
+
+    def _history_record(self) -> RunRecord:
+        """Return the record of the journal. That of a command which waits does not name it yet."""
+        record = self.history.record(self._config_values)
+        return record if record.command else codec.replace(record, command=self._command)
 
     def set_config(self, config: Config) -> None:
         """Set the config that is written when training starts: the ranks may use other values than were requested."""
@@ -279,7 +292,7 @@ class Recorder:
                 self._pending.write(lines)
 
     def _stored(self, config: Config) -> dict[str, dict[str, Any]]:
-        return as_stored(config, only_changed=self._is_command)
+        return as_stored(config, only_changed=bool(self._command))
 
     def _write_config(self) -> None:
         assert self._config is not None  # noqa: S101 - `_config_is_due` says so
@@ -304,7 +317,7 @@ class Recorder:
     def close(self) -> None:
         with self._lock:
             self.closed.set()
-            if self._is_command:
+            if self._command:
                 self._pending.write(())
         with suppress(OSError):
             self._tensorboard.close()

@@ -124,3 +124,20 @@ class Bottleneck(Record, frozen=True):
 
     kind: BottleneckKind
     message: str
+
+
+class CodeSummary(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The code of a run in short, see `engine.code`."""
+
+    commit: str
+    """The commit that was checked out when the run was made; "" before the first commit."""
+    is_dirty: bool
+    """Whether files had changed since the commit, or were not tracked."""
+    fingerprint: str
+    """A digest that is equal for the same commit, changes and untracked text files."""
+    snapshot: bool = False
+    """Whether the run uses a copy of the code."""
+    changed: str = ""
+    """How the code at the latest start differs from it, as a clause; "" if it does not."""
+    data: str = ""
+    """A digest of names, sizes and modification times of the files that `--data` names for a command; "" without it."""

@@ -43,11 +43,13 @@ def read_stored_config(path: Path, max_bytes: int) -> dict[str, Any] | None:
 
 def changed_values(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a parsed config that differ from their defaults, by `section.key`."""
+    from engine.config.schema import sections
+
     changed = {}
-    for section, defaults in _default_sections().items():
+    for section in sections():
         values = stored.get(section)
         for name, value in values.items() if isinstance(values, dict) else ():
-            if name not in defaults:
+            if name not in (defaults := _default_section(section)):
                 continue
             default = defaults[name]
             # `True == 1`, but a flag is no number.
@@ -59,17 +61,18 @@ def changed_values(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _default_sections() -> Mapping[str, Mapping[str, Any]]:
-    from engine.config.schema import Config, as_dict, without_unstored
+def _default_section(section: str) -> Mapping[str, Any]:
+    from engine.config.schema import default_section, without_unstored
 
-    return without_unstored(as_dict(Config()))
+    return without_unstored({section: default_section(section)}).get(section, {})
 
 
 @cache
 def default_values() -> Mapping[str, Any]:
     """Return the default of each config key, by `section.key`. Imports the schema, which takes 0.3 s."""
-    sections = _default_sections().items()
-    return {f"{section}.{name}": value for section, values in sections for name, value in values.items()}
+    from engine.config.schema import sections
+
+    return {f"{section}.{name}": value for section in sections() for name, value in _default_section(section).items()}
 
 
 def all_values(name: str, changed: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.records import Bottleneck, GpuSummary, RankDevice
+from engine.runs.records import Bottleneck, CodeSummary, GpuSummary, RankDevice
 from engine.utils.codec import (
     ENTRIES,
     Count,
@@ -81,6 +81,8 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
     """The user's own metrics of the last epoch, by name."""
     last_values: Annotated[dict[str, Finite | None], ENTRIES] = field(default_factory=dict)
     """Further metrics of the last epoch by their keys in `engine.runs.metrics`, such as `val_top5`."""
+    metric_names: Annotated[dict[str, str], ENTRIES] = field(default_factory=dict)
+    """What another program calls the metrics that have a key in `engine.runs.metrics`, by that key."""
     best_epoch: Count | None = None
     """Epoch with the highest validation accuracy, of the EMA weights if there are any."""
     best_val_accuracy: Finite | None = None
@@ -122,6 +124,8 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
     """The command of another program that the run starts, as a line of a shell without secrets; "" for a training."""
     command_parameters: Annotated[dict[ConfigText, _Scalar], ENTRIES] = field(default_factory=dict)
     """The parameters of the command, by the names that its program has for them."""
+    code: CodeSummary | None = None
+    """The code of the run when it was made, and how it had changed at the latest start; null if it is not recorded."""
     exit_code: Integer | None = None
     """Exit code of the command, negative for the signal that ended it."""
     host: str = ""
@@ -154,7 +158,7 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
 
 METRIC_FIELDS = (
     "step", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_loss", "best_val_accuracy",
-    "last_values", "metrics", "lowest_metrics", "highest_metrics",
+    "last_values", "metrics", "metric_names", "lowest_metrics", "highest_metrics",
 )  # fmt: skip
 """What a run of another program has of metrics. They are in its own files, and not in the journal."""
 NO_RECORD = RunRecord(state=RunState.STARTING)

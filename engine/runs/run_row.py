@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from engine.runs.claim import MAX_TEXT_CHARS, observe_claim
 from engine.runs.folder import LIVE_STATES, RunFolder, RunState
@@ -20,12 +20,41 @@ from engine.runs.record_completion import read_listed_record
 from engine.runs.run_config import all_values
 from engine.runs.run_record import NO_RECORD, RunRecord, find_stored_record, read_run_record
 from engine.runs.sinks import file_system_problem
-from engine.utils.codec import to_builtins
+from engine.utils.codec import ENTRIES, UNSET, Seconds, UnsetType, asdict, to_builtins
 from engine.utils.text import printable
 from engine.utils.units import format_duration
 
 # A live run with a problem of its disk has no news if its record is older than this.
 NO_NEWS_SECONDS = 2.0
+
+
+class RunValues(RunRecord, frozen=True, kw_only=True, tag=False):
+    """What `gputrain runs --json` prints of a run: its record, and what only a reader can tell. `state` is the state
+    now, `message` says why the run waits or ended, or why a live one records nothing, and `config` has every key of a
+    training, not only the changed ones."""
+
+    name: str
+    """Name of the run and of its folder."""
+    folder: str
+    """Path of the run folder."""
+    unreadable: bool
+    """Whether its files cannot be read; then `message` says why."""
+    foreign: str | None
+    """Why other users can change the run, as a clause that follows its name; null if they cannot."""
+    tags: Annotated[tuple[str, ...], ENTRIES]
+    """Its tags (`gputrain runs tag`)."""
+    note: str
+    """Its note (`gputrain runs note`)."""
+    archived: bool
+    """Whether lists leave it out."""
+    sweep: str
+    """Sweep that the run is a trial of; "" if it is none."""
+    age_seconds: Seconds
+    """Seconds since the latest session started; 0 if unknown."""
+    config: Annotated[dict[str, Any], ENTRIES] | None = None
+    """The config values by `section.key`."""
+    columns: Annotated[dict[str, Any], ENTRIES] | UnsetType = UNSET
+    """The values of `--columns` by their keys; absent without the option."""
 
 
 class RunRow(NamedTuple):
@@ -54,16 +83,20 @@ class RunRow(NamedTuple):
     format: str = ""
     metric_keys: Mapping[str, str] = MappingProxyType({})
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the row as JSON values: the fields of the record, None if unknown, and those of the row."""
-        known = to_builtins(self.record)
-        values: dict[str, object] = {name: known.get(name) for name in RunRecord.__struct_fields__}
-        values |= {**self._asdict(), "tags": list(self.tags), "age_seconds": self.age_seconds}
+    def values(self) -> RunValues:
+        """Return the row as what commands print of it as JSON."""
         config = self.record.config or {}
         # The other keys belong to trainings.
         is_complete = self.record.command or self.record.config is None
-        values["config"] = config if is_complete else all_values(self.name, config)
-        del values["trials"], values["record"], values["format"], values["metric_keys"]
+        own = {name: getattr(self, name) for name in ("name", "folder", "unreadable", "foreign", "tags", "note")}
+        own |= {"archived": self.archived, "sweep": self.sweep, "age_seconds": self.age_seconds}
+        own |= {"state": self.state, "message": self.message}
+        own["config"] = config if is_complete else all_values(self.name, config)
+        return RunValues(**asdict(self.record) | own)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the row as JSON values."""
+        values: dict[str, object] = to_builtins(self.values())
         return values
 
     @property

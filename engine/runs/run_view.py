@@ -10,9 +10,10 @@ from functools import cached_property, lru_cache
 from operator import is_
 
 from engine.runs.fields import command_arguments, known_names
-from engine.runs.metrics import NO_METRICS, Better, own_metrics
-from engine.runs.query import Query, SortOrder, parse_query
+from engine.runs.metrics import NO_METRICS, Better, metric_names
+from engine.runs.query import Query, parse_query
 from engine.runs.run_row import RunRow
+from engine.runs.sort_order import SortOrder
 from engine.runs.trials import fold_trials, group_trials
 from engine.utils.errors import UsageError
 from engine.utils.text import pluralize, printable
@@ -106,7 +107,7 @@ class OwnMetricsFinder:
 
     def _look(self, rows: Sequence[RunRow]) -> None:
         if self._found[0] is not rows or self._found[1] is not self.directions:
-            self._own = tuple(own_metrics((row.record for row in rows), self.directions).items())
+            self._own = tuple(metric_names((row.record for row in rows), self.directions).items())
             self._arguments = command_arguments(rows)
             self._found = rows, self.directions
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from engine.runs.folder import RunState
 from engine.runs.metrics import METRICS
 from engine.runs.run_row import RunRow
-from engine.utils.codec import replace
+from engine.utils.codec import FileRecord, Meta, find_record, replace
+
+BEST_TRIAL_FILE = "best.json"
+MAX_BEST_TRIAL_BYTES = 4096
 
 
 def group_trials(rows: Iterable[RunRow]) -> dict[str, list[RunRow]]:
@@ -42,8 +46,22 @@ def fold_trials(rows: Sequence[RunRow], opened: Container[str] = ()) -> list[Run
     return folded
 
 
+class BestTrial(FileRecord, frozen=True, kw_only=True):
+    """Content of `best.json` in the folder of a sweep."""
+
+    run: Annotated[str, Meta(max_length=255)]
+    """Name of the run of the best trial so far."""
+
+
 def best_trial(trials: Sequence[RunRow]) -> RunRow:
-    """Return the trial with the best validation accuracy, the first of equals."""
+    """Return the trial that the sweep recorded as its best one, else that with the best validation accuracy. A single
+    run is its own best one, also if it is no trial."""
+    if len(trials) == 1:
+        return trials[0]
+    sweep = Path(trials[0].folder).with_name(trials[0].sweep)
+    recorded = find_record(sweep / BEST_TRIAL_FILE, BestTrial, MAX_BEST_TRIAL_BYTES)
+    if recorded is not None and (best := next((row for row in trials if row.name == recorded.run), None)) is not None:
+        return best
     metric = METRICS["best_val_accuracy"]
     return max(trials, key=lambda row: metric.merit(metric.of_run(row.record)))
 

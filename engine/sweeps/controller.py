@@ -5,7 +5,8 @@ A kill at any moment loses nothing, because each step is recorded before the nex
 1. The journal gets the trial with all its values, running, and with it the number that names its run.
 2. The command of the run is started. A controller that is started later finds a running trial without a run and starts
    it, or finds its run and watches it.
-3. Epochs are recorded as they appear in the journal of the run, and the decision to prune before the stop request.
+3. Epochs, or the steps of a script's metric, are recorded as they appear in the files of the run, and the decision to
+   prune before the stop request.
 4. When the run has ended, the result is recorded, which ends the trial. Until then, each later controller reads it from
    the run again.
 """
@@ -18,23 +19,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from engine.config.loader import resolve_config
-from engine.config.schema import as_stored
-from engine.config.yaml_io import to_yaml
+from engine.queue.crash_guard import JobStart, hold_reason, judge_trial
 from engine.runs.control import consume_requests
 from engine.runs.metrics import Metric
+from engine.runs.trials import BestTrial
 from engine.sweeps.folder import SweepFolder
-from engine.sweeps.messages import send_end, trial_override
-from engine.sweeps.plan import SweepPlan, without_name
+from engine.sweeps.messages import send_end
+from engine.sweeps.plan import SweepPlan, divide_gpus
 from engine.sweeps.settings import SweepSettings
-from engine.sweeps.space import overrides_of
-from engine.sweeps.study import CRASHES, PRESET, PRUNED_AT, RUN, SweepStudy
-from engine.sweeps.trial_run import Ended, TrialRun, result_of
+from engine.sweeps.study import CRASHES, GPUS, PRESET, PRUNED_AT, RUN, SweepStudy
+from engine.sweeps.trial_kinds import best_command, kind_of
+from engine.sweeps.trial_run import Ended, TrialRun
+from engine.utils.codec import write_record
 from engine.utils.errors import Problem
 from engine.utils.exit_codes import ExitCode
-from engine.utils.files import replace_file
 from engine.utils.process import SignalHandler
-from engine.utils.text import pluralize, printable
+from engine.utils.text import pluralize
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -64,10 +64,14 @@ class Controller:
     signals: SignalHandler = field(default_factory=SignalHandler)
 
     def __post_init__(self) -> None:
+        self._kind = kind_of(self.folder, self.plan)
         self._active: dict[int, TrialRun] = {}
         self._queued: list[TrialRun] = []
         self._stopping = self._exhausted = False
         self._failures: list[Problem] = []
+        self._starts: list[JobStart] = []
+        self._held: str | None = None
+        """Why no more trials start, see `engine.queue.crash_guard`."""
         self._has_result = False
 
     @property
@@ -83,9 +87,9 @@ class Controller:
                 self._poll(trial)
                 if self._stopping:
                     trial.request_stop()
-            if not self._stopping:
+            if not self._stopping and self._held is None:
                 self._start_trials()
-            if not self._active and (self._stopping or not self._queued):
+            if not self._active and (self._stopping or self._held is not None or not self._queued):
                 break
             time.sleep(TICK_SECONDS)
         return self._end()
@@ -98,7 +102,7 @@ class Controller:
                     trial.number, Problem("", "its values are not in the space of the sweep", code="conflict")
                 )
             elif not trial.state.is_finished():
-                run = TrialRun(trial.number, self.folder.trial(trial.number), may_be_starting=True)
+                run = self._trial_run(trial.number, may_be_starting=True)
                 if run.folder.is_owned():
                     self._active[trial.number] = run
                     self.emit(f"trial {trial.number} ({run.folder.name}) is still running")
@@ -106,10 +110,16 @@ class Controller:
                     self._queued.append(run)
             self._has_result = self._has_result or trial.value is not None
 
+    def _trial_run(self, number: int, *, may_be_starting: bool = False) -> TrialRun:
+        folder = self.folder.trial(number)
+        return TrialRun(number, folder, self._kind.refusals, may_be_starting=may_be_starting)
+
     def _is_in_space(self, trial: FrozenTrial) -> bool:
         """Whether the values of a trial in the journal, which become arguments of a command, are those of the sweep."""
         spaces = self.settings.spaces()
-        return all(key in spaces and spaces[key].contains(value) for key, value in trial.params.items())
+        # A preset lacks those of its values that are not in the space.
+        is_whole = bool(trial.user_attrs.get(PRESET)) or trial.params.keys() == spaces.keys()
+        return is_whole and all(key in spaces and spaces[key].contains(value) for key, value in trial.params.items())
 
     def _poll_requests(self) -> None:
         for request in consume_requests(self.folder.control):
@@ -125,26 +135,31 @@ class Controller:
         if self._stopping:
             return
         self._stopping = True
-        self.emit(f"stopping on request of {by}: {pluralize(len(self._active), 'trial')} will save a checkpoint")
+        how = "will be ended" if self.settings.command else "will save a checkpoint"
+        self.emit(f"stopping on request of {by}: {pluralize(len(self._active), 'trial')} {how}")
 
     def _start_trials(self) -> None:
         """Start queued and new trials until `parallel` run."""
-        while len(self._active) < self.settings.parallel and not self._stopping:
+        while self._may_start():
             if self._queued:
                 self._continue(self._queued.pop(0))
             elif not self._start_new_trial():
                 return
 
+    def _may_start(self) -> bool:
+        """Whether the next trial may start now."""
+        return len(self._active) < self.settings.parallel and not self._stopping and self._held is None
+
     def _start_new_trial(self) -> bool:
         number = len(self.study.trials())
         if number >= self.settings.trials or self._exhausted:
             return False
-        is_preset = number == 0
+        is_preset = number == 0 and not self.settings.command
         params = self.plan.preset if is_preset else self.study.propose()
         if params is None:
             self._exhausted = True
             return False
-        trial = TrialRun(number, self.folder.trial(number))
+        trial = self._trial_run(number)
         self.study.add(params, {RUN: trial.folder.name, PRESET: is_preset})
         self._start(trial)
         return True
@@ -156,23 +171,35 @@ class Controller:
             self._active[trial.number] = trial
         elif ended in (Ended.FINISHED, Ended.FAILED) or self._is_pruned(trial):
             self._active[trial.number] = trial
-            self._record_epochs(trial, ended)
+            self._record_values(trial, ended)
             self._record_end(trial, ended)
         else:
             self._start(trial)
 
     def _start(self, trial: TrialRun) -> None:
         frozen = self.study.trial(trial.number)
-        verb = "continues" if trial.history.epochs else "started"
-        overrides = [] if frozen.user_attrs.get(PRESET) else overrides_of(frozen.params)
-        overrides += [*overrides_of(self.settings.device), trial_override(self.plan.config)]
+        is_preset, device = bool(frozen.user_attrs.get(PRESET)), dict(self.settings.device)
+        shares = divide_gpus(device["device.gpus"], self.settings.parallel)
+        if len(shares) > 1:
+            device["device.gpus"] = self._free_share(shares)
+            # A controller that is started later gives other trials the other GPUs.
+            self.study.set_attribute(trial.number, GPUS, device["device.gpus"])
+        self._kind.clean_up(trial)
+        start = self._kind.start(frozen.params, device, is_preset=is_preset)
         runs_dir = self.folder.path.parent
-        arguments = ["run", "--headless", str(self.folder.config), *overrides, "--name", trial.folder.name, "--resume"]
-        trial.start([*self.command, *arguments, "--runs-dir", str(runs_dir), *self.flags], runs_dir)
+        arguments = ["run", "--headless", *start.arguments, "--name", trial.folder.name, "--resume"]
+        arguments += ["--runs-dir", str(runs_dir), *self.flags, *(["--", *start.words] if start.words else [])]
+        trial.start([*self.command, *arguments], runs_dir, start.environ)
         self._active[trial.number] = trial
         values = " ".join(f"{key}={shown(value)}" for key, value in frozen.params.items())
-        what = "the config itself" if frozen.user_attrs.get(PRESET) else values
-        self.emit(f"trial {trial.number} ({trial.folder.name}) {verb}: {what}")
+        verb = "started" if frozen.last_step is None else "starts again" if self.settings.command else "continues"
+        self.emit(f"trial {trial.number} ({trial.folder.name}) {verb}: {'the config itself' if is_preset else values}")
+
+    def _free_share(self, shares: Sequence[str]) -> str:
+        """Return the GPUs that no active trial has."""
+        used = {self.study.trial(number).user_attrs.get(GPUS) for number in self._active}
+        # Trials of a controller with another number of parallel ones may have others: then, this one waits.
+        return next((share for share in shares if share not in used), shares[0])
 
     def _is_pruned(self, trial: TrialRun) -> bool:
         """Whether the decision to prune the trial is recorded."""
@@ -180,25 +207,26 @@ class Controller:
 
     def _poll(self, trial: TrialRun) -> None:
         ended = trial.poll()
-        self._record_epochs(trial, ended)
+        self._record_values(trial, ended)
         if ended is not None:
             self._record_end(trial, ended)
         elif self._is_pruned(trial):
             trial.request_stop()
 
-    def _record_epochs(self, trial: TrialRun, ended: Ended | None) -> None:
-        """Record the metric of new epochs, and decide after each whether to prune the trial, unless it has ended."""
-        recorded = self.study.trial(trial.number).intermediate_values
-        total = trial.history.started.epochs if trial.history.started else 0
-        for epoch in trial.history.epochs:
-            if epoch.epoch in recorded:
+    def _record_values(self, trial: TrialRun, ended: Ended | None) -> None:
+        """Record new values of the metric, and decide after each whether to prune the trial, unless it has ended."""
+        frozen = self.study.trial(trial.number)
+        recorded = frozen.intermediate_values
+        # The config itself is the baseline of the others.
+        may_prune = ended is None and not frozen.user_attrs.get(PRESET) and not self._is_pruned(trial)
+        for step, value in self._kind.new_values(trial, has_ended=ended is not None):
+            if step in recorded:
                 continue
-            self.study.report(trial.number, epoch.epoch, self.settings.objective.of_epoch(epoch))
-            # Trial 0 is the baseline of the others. They are compared with the trials that have ended, too.
-            is_worse = self.study.should_prune(trial.number, total)
-            may_prune = trial.number > 0 and ended is None and epoch.epoch < total and not self._is_pruned(trial)
-            if is_worse and may_prune:
-                self.study.set_attribute(trial.number, PRUNED_AT, epoch.epoch)
+            self.study.report(trial.number, step, value)
+            total = self._kind.planned(trial, self.study.trials())
+            if may_prune and step < total and self.study.should_prune(trial.number, total):
+                self.study.set_attribute(trial.number, PRUNED_AT, step)
+                may_prune = False
 
     def _record_end(self, trial: TrialRun, ended: Ended) -> None:
         """Record the result of a trial whose run has ended, or start the run again."""
@@ -206,12 +234,15 @@ class Controller:
         pruned_at = self.study.trial(number).user_attrs.get(PRUNED_AT)
         if ended is Ended.FINISHED:
             self._complete(trial)
+            self._guard(trial, None)
         elif ended is Ended.FAILED:
             self._fail(trial, trial.reason(ended))
+            self._guard(trial, trial.reason(ended))
         elif pruned_at is not None:
-            self.study.prune(number, Problem("", f"pruned after epoch {pruned_at}", code="stopped"))
+            when = f"pruned after {self.settings.step_name} {pruned_at}"
+            self.study.prune(number, Problem("", when, code="stopped"))
             self._has_result = True
-            self.emit(f"trial {number} pruned after epoch {pruned_at}: {self._value_text(number)}")
+            self.emit(f"trial {number} {when}: {self._value_text(number)}")
         elif self._stopping:
             self.emit(f"trial {number} {ended}; it goes on with the sweep")
         elif ended is Ended.STOPPED_BY_USER:
@@ -219,6 +250,7 @@ class Controller:
             self.emit(f"trial {number} was stopped by a user: {self._value_text(number)}")
         elif ended is Ended.REFUSED and not trial.may_be_starting:
             self._fail(trial, trial.reason(ended))
+            self._guard(trial, trial.reason(ended))
         elif self._may_restart(trial, ended):
             trial.may_be_starting = False
             self._start(trial)
@@ -227,23 +259,26 @@ class Controller:
         trial.release()
 
     def _may_restart(self, trial: TrialRun, ended: Ended) -> bool:
-        """Count a crash; after `MAX_CRASHES` without a new epoch, the trial has failed."""
+        """Count a crash; after `MAX_CRASHES` without a new value, the trial has failed."""
         if ended is Ended.REFUSED:
             return True
-        epochs = len(trial.history.epochs)
+        epochs = len(self.study.trial(trial.number).intermediate_values)
         before = self.study.trial(trial.number).user_attrs.get(CRASHES, {})
         count = 1 + (before.get("count", 0) if before.get("epochs") == epochs else 0)
         self.study.set_attribute(trial.number, CRASHES, {"count": count, "epochs": epochs})
         if count < MAX_CRASHES:
             self.emit(f"trial {trial.number} {ended}; it starts again")
             return True
-        self._fail(trial, Problem("", f"{ended} {count} times without a new epoch", code="run-failed"))
+        self._kind.clean_up(trial)
+        reason = Problem("", f"{ended} {count} times without a new {self.settings.step_name}", code="run-failed")
+        self._fail(trial, reason)
+        self._guard(trial, reason)
         return False
 
     def _complete(self, trial: TrialRun) -> None:
-        value = result_of(trial.history, self.settings.objective)
-        if value is None:
-            self._fail(trial, Problem("", f"no epoch has a finite {self.settings.objective.key}", code="non-finite"))
+        value = self._kind.result(trial)
+        if isinstance(value, Problem):
+            self._fail(trial, value)
             return
         previous = self._best()
         self.study.complete(trial.number, value)
@@ -254,7 +289,7 @@ class Controller:
             note = f" (best so far {shown(best.value)}, trial {best.number})"
             if previous is None or previous.number != best.number:
                 self._write_best(best)
-        self.emit(f"trial {trial.number} finished: {self.settings.objective.key} {shown(value)}{note}")
+        self.emit(f"trial {trial.number} finished: {self.settings.metric_name} {shown(value)}{note}")
 
     def _fail(self, trial: TrialRun, reason: Problem) -> None:
         self.study.fail(trial.number, reason)
@@ -264,21 +299,24 @@ class Controller:
             self.emit(f"the first {len(self._failures)} trials failed for the same reason, so the sweep ends here")
             self._stopping = True
 
+    def _guard(self, trial: TrialRun, failure: Problem | None) -> None:
+        """Start no more trials if those so far failed at once, until the user continues the sweep."""
+        self._starts += judge_trial(trial.folder.name, trial.history, failure)
+        if self._held is None and (reason := hold_reason(self._starts)) is not None:
+            self._held = reason
+            self.emit(f"held: {reason}; `gputrain sweep resume {self.folder.name}` starts the rest")
+
     def _best(self) -> FrozenTrial | None:
         return best_trial(self.study.trials(), self.settings.objective)
 
     def _value_text(self, number: int) -> str:
         value = self.study.trial(number).value
-        return "no epoch has a result" if value is None else f"{self.settings.objective.key} {shown(value)}"
+        name = self.settings.step_name
+        return f"no {name} has a result" if value is None else f"{self.settings.metric_name} {shown(value)}"
 
     def _write_best(self, best: FrozenTrial) -> None:
-        """Write what the config of the best trial changes, without the devices that only the sweep has chosen."""
-        overrides = [] if best.user_attrs.get(PRESET) else overrides_of(best.params)
-        config = resolve_config(str(self.folder.config), overrides, trust_code=True).config
-        head = f"# Trial {best.number} of {self.folder.name}: {printable(self.settings.objective.key)} {best.value}\n"
-        changed = as_stored(without_name(config), only_changed=True)
-        text = head + (to_yaml(changed) if changed else "")
-        replace_file(self.folder.best, lambda file: file.write(text.encode()))
+        self._kind.write_best(best, {} if best.user_attrs.get(PRESET) else best.params)
+        write_record(self.folder.best_trial, BestTrial(run=self.folder.trial(best.number).name))
 
     def _end(self) -> ExitCode:
         trials = self.study.trials()
@@ -293,15 +331,19 @@ class Controller:
         best = self._best()
         if best is not None:
             self._write_best(best)
-            value = f"{self.settings.objective.key} {shown(best.value)}"
-            lines.append(f"best: trial {best.number}, {value}; {best_command(self.folder)}")
+            value = f"{self.settings.metric_name} {shown(best.value)}"
+            again = best_command(self.folder, self.settings, best.params)
+            lines.append(f"best: trial {best.number}, {value}; {again}")
         code = ExitCode.FINISHED if self._has_result else ExitCode.FAILED
-        if counts["running"] or (self._stopping and len(trials) < self.settings.trials and self._has_result):
+        if self._held is not None:
+            lines.append(f"held: {self._held}")
+        is_ended_early = len(trials) < self.settings.trials and (self._held or (self._stopping and self._has_result))
+        if counts["running"] or is_ended_early:
             lines.append(f"continue with `gputrain sweep resume {self.folder.name}`")
             code = ExitCode.STOPPED
         for line in lines:
             self.emit(line)
-        for problem in send_end(self.folder, self.plan.config, code, lines):
+        for problem in send_end(self.folder, self.plan.config, code, lines, is_held=self._held is not None):
             self.emit(str(problem))
         return code
 
@@ -315,11 +357,6 @@ def best_trial(trials: Sequence[FrozenTrial], metric: Metric) -> FrozenTrial | N
     """Return the completed trial with the best value, the first of equals; None if there is none."""
     complete = [trial for trial in trials if trial.state.name == "COMPLETE" and trial.value is not None]
     return max(complete, key=lambda trial: (metric.merit(trial.value), -trial.number), default=None)
-
-
-def best_command(folder: SweepFolder) -> str:
-    """Return what trains the best config, as a clause with the command."""
-    return f"train it with `gputrain run {folder.best} --name {folder.name}-best`"
 
 
 def shown(value: Any) -> str:

@@ -20,6 +20,7 @@ from engine.config.run_name import MAX_NAME_CHARACTERS as MAX_RUN_CHARACTERS
 from engine.config.run_name import normalize_name
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, SWEEP_FILE, TRUST_OWNER_ADVICE, RunFolder
 from engine.runs.root import is_run_folder
+from engine.runs.trials import BEST_TRIAL_FILE
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import is_file, is_locked
 from engine.utils.trust import foreign_reason, is_shared
@@ -40,10 +41,14 @@ class SweepFolder:
         self.name = self.path.name
         self.settings = self.path / SWEEP_FILE
         """What the sweep searches and how, see `engine.sweeps.settings`. It makes the folder a sweep."""
+        self.command = self.path / "command.json"
+        """Command of the trials, with its placeholders, if they are those of a script (`engine.command.spec`)."""
         self.config = self.path / "config.yaml"
         """Resolved config that all trials start from; that of trial 0."""
         self.best = self.path / "best.yaml"
-        """Config of the best trial so far: what differs from the defaults."""
+        """Config of the best trial so far: what differs from the defaults. That of a script has none."""
+        self.best_trial = self.path / BEST_TRIAL_FILE
+        """Name of the best trial so far, for the list of runs (`engine.runs.trials`)."""
         self.journal = self.path / "optuna.jsonl"
         """Optuna's journal of the study, JSON lines."""
         self.log = self.path / "log.txt"
@@ -82,7 +87,8 @@ class SweepFolder:
         return next((f"contains the link {name}" for name in links), None)
 
     def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
-        for path in (self.settings, self.config, self.best, self.journal, self.log, self.lock, self.control):
+        files = (self.settings, self.command, self.config, self.best, self.best_trial, self.journal, self.log)
+        for path in (*files, self.lock, self.control):
             with suppress(OSError):
                 yield path, path.lstat()
 
@@ -167,7 +173,8 @@ def make_sweep_folder(sweep: SweepFolder) -> None:
 def _is_incomplete(folder: Path) -> bool:
     """Whether the creation of a sweep in a folder was interrupted: `sweep.yaml` is written last."""
     try:
-        return all(name in ("sweep.lock", "config.yaml") or name.endswith(".tmp") for name in os.listdir(folder))  # noqa: PTH208
+        known = ("sweep.lock", "config.yaml", "command.json")
+        return all(name in known or name.endswith(".tmp") for name in os.listdir(folder))  # noqa: PTH208
     except OSError:
         return False
 

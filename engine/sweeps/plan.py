@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engine.command.spec import Command
 from engine.config.code_trust import CodeTrust
 from engine.config.effects import deciding_keys
 from engine.config.loader import ConfigError, resolve_config
@@ -42,6 +43,7 @@ class SweepPlan:
 
     `config` is the config of trial 0, without a name. `preset` holds the values of trial 0 that lie in their space, and
     `outside` the searched keys whose value does not. `warnings` name the keys that have no effect in any trial.
+    `command` is that of a script with its placeholders, None for trainings: such a sweep has no preset.
     """
 
     settings: SweepSettings
@@ -49,6 +51,7 @@ class SweepPlan:
     preset: Mapping[str, Value]
     outside: tuple[str, ...]
     warnings: tuple[Problem, ...] = ()
+    command: Command | None = None
 
     @property
     def config_yaml(self) -> str:
@@ -77,7 +80,10 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, tru
     device: dict[str, str] = {}
     if not problems:
         device = device_overrides(config, settings.parallel)
-        problems += _host_problems(config, device, runs_dir, trust)
+        with collect_problems(problems):
+            for share in divide_gpus(device["device.gpus"], settings.parallel):
+                found = _host_problems(config, device | {"device.gpus": share}, runs_dir, trust)
+                problems += [problem for problem in found if problem not in problems]
     raise_if_any(problems)
     if BATCH_SIZE_KEY in spaces:
         # Else the run could reduce the size of the first trial, and the results would list another one.
@@ -183,8 +189,8 @@ def _value_of(stored: Mapping[str, Mapping[str, Any]], key: str) -> Any:
 def device_overrides(config: Config, parallel: int) -> dict[str, str]:
     """Return the overrides of section `device` for the trials.
 
-    Without a choice of the user, a trial takes one free GPU and waits for it. On the CPU, the trials that run at the
-    same time divide the cores.
+    Without a choice of the user, a trial takes one free GPU and waits for it; listed GPUs are divided among the trials
+    that run at the same time, see `divide_gpus`. On the CPU, they divide the cores.
     """
     device = config.device
     gpus = device.gpus
@@ -194,6 +200,19 @@ def device_overrides(config: Config, parallel: int) -> dict[str, str]:
         return {"device.gpus": gpus, "device.wait": "true"}
     threads = device.threads or max(1, available_cores() // (parallel * device.ranks))
     return {"device.gpus": "cpu", "device.threads": value_text(threads)}
+
+
+def divide_gpus(gpus: str, parallel: int) -> list[str]:
+    """Return a value of `device.gpus` for each of the trials that run at the same time: parts of listed GPUs, such as
+    `0,1`, else one value that all have. Raises UsageError if there are fewer GPUs than trials."""
+    listed = [part.strip() for part in gpus.split(",")]
+    if len(listed) == 1 or parallel == 1:
+        return [gpus]
+    if parallel > len(listed):
+        reason = f"{parallel} trials at the same time need as many GPUs; --gpus {gpus} names {len(listed)}"
+        raise UsageError.one("--parallel", reason, code="out-of-range")
+    each = len(listed) // parallel
+    return [",".join(listed[start : start + each]) for start in range(0, each * parallel, each)]
 
 
 def host_has_gpus() -> bool:

@@ -1,28 +1,24 @@
-"""The settings of a sweep: what it searches and how; `sweep.yaml` in its folder, and the YAML that a user writes.
+"""The settings of a sweep: what it searches and how.
 
-`gputrain sweep` builds them from its arguments, `validate_settings` finds every problem before anything starts.
+`sweep_file` reads and writes them, `script` has what only the sweep of a script has. `check_numbers` finds the problems
+that do not depend on the config.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import get_args
 
-import yaml
-
+from engine.config.limits import read_limits
 from engine.config.resume import PATH_KEYS
-from engine.config.yaml_io import read_yaml, to_yaml
 from engine.runs.keys import parse_key, quote_key
 from engine.runs.metric_directions import DIRECTIONS
-from engine.runs.metrics import METRIC_PREFIX, METRICS, NO_METRICS, Better, Metric, own_metric
+from engine.runs.metrics import METRIC_PREFIX, METRICS, NO_METRICS, Better, Metric, foreign_metric, own_metric
 from engine.sweeps import Pruner, Sampler
 from engine.sweeps.space import Range, Space, parse_space, split_choices
-from engine.utils.codec import format_problem
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, raise_if_any
-from engine.utils.files import expand_user, is_file, replace_file
-from engine.utils.trust import foreign_path_reason
+from engine.utils.files import expand_user
 
 SETTINGS_FORMAT = 1
 DEFAULT_TRIALS = 40
@@ -47,6 +43,9 @@ class SweepSettings:
     `config` is the config file or preset as typed, None for the defaults. `space` maps config keys to their SPACE as
     typed (`engine.sweeps.space`), `fixed` the other keys to their values. `device` holds the overrides of section
     `device` that only the trials have. `metric` is a text for `find_objective`. `seed` is that of the sampler.
+
+    `command` is the command of each trial as a line of a shell, without secrets, and empty for trainings. Then `space`
+    maps the names of its placeholders.
     """
 
     config: str | None = None
@@ -59,6 +58,7 @@ class SweepSettings:
     metric: str = "best_val_accuracy"
     seed: int = 0
     device: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
 
     @property
     def objective(self) -> Metric:
@@ -66,7 +66,18 @@ class SweepSettings:
         metric = find_objective(self.metric)
         if metric is None:
             raise ValueError(f"{self.metric} is no metric of an epoch")
-        return metric
+        # A metric of a script can be anything, so it has digits for a number of any size.
+        return foreign_metric(metric.label, better=metric.better) if self.command else metric
+
+    @property
+    def metric_name(self) -> str:
+        """The name of the metric in messages: its key, or what the script calls it."""
+        return self.objective.label if self.command else self.objective.key
+
+    @property
+    def step_name(self) -> str:
+        """What the intermediate values of a trial are counted in."""
+        return "step" if self.command else "epoch"
 
     def spaces(self) -> dict[str, Space]:
         """Return the parsed space of each searched key. Raises UsageError with every problem."""
@@ -74,7 +85,7 @@ class SweepSettings:
         problems: list[Problem] = []
         for key, text in self.space.items():
             with collect_problems(problems):
-                space = parse_space(key, text)
+                space = parse_space(key, text, integers=False if self.command else None)
                 if space is None:
                     raise UsageError.one(
                         key, f"{text!r} is a single value, which leaves nothing to search", code="invalid-value"
@@ -181,11 +192,16 @@ def check_numbers(settings: SweepSettings) -> list[Problem]:
     problems: list[Problem] = []
     for name, maximum in (("trials", MAX_TRIALS), ("parallel", MAX_PARALLEL)):
         value = getattr(settings, name)
-        if not _is_integer(value) or not 1 <= value <= maximum:
+        if not is_integer(value) or not 1 <= value <= maximum:
             problems.append(
                 Problem(f"--{name}", f"must be an integer from 1 to {maximum:,}, not {value!r}", code="out-of-range")
             )
-    if not _is_integer(settings.seed) or not 0 <= settings.seed < 2**32:
+    with collect_problems(problems):
+        runs = read_limits().runs
+        if runs is not None and is_integer(settings.parallel) and settings.parallel > runs.value:
+            reason = f"{settings.parallel} trials at the same time are too many: {runs}"
+            problems.append(Problem("--parallel", reason, "raise the limit there", code="over-limit"))
+    if not is_integer(settings.seed) or not 0 <= settings.seed < 2**32:
         problems.append(
             Problem(
                 "--sampler-seed",
@@ -207,7 +223,8 @@ def check_numbers(settings: SweepSettings) -> list[Problem]:
                 )
             )
     if not settings.space:
-        example = "give at least one KEY=SPACE, such as optim.lr=log:1e-3..0.3 or optim.name=sgd,adamw"
+        names = ("lr", "opt") if settings.command else ("optim.lr", "optim.name")
+        example = f"give at least one KEY=SPACE, such as {names[0]}=log:1e-3..0.3 or {names[1]}=sgd,adamw"
         problems.append(Problem("", f"there is nothing to search; {example}", code="missing-value"))
     if settings.sampler != "grid":
         problems += [
@@ -225,158 +242,5 @@ def _parsed(key: str, text: str) -> Space | None:
         return None
 
 
-def _is_integer(value: object) -> bool:
+def is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def to_stored(settings: SweepSettings) -> str:
-    """Return the content of `sweep.yaml`."""
-    values = {"format": SETTINGS_FORMAT, **asdict(settings)}
-    return to_yaml({key: dict(value) if isinstance(value, Mapping) else value for key, value in values.items()})
-
-
-def write_settings(path: Path, settings: SweepSettings) -> None:
-    """Write `sweep.yaml`. Raises OSError."""
-    replace_file(path, lambda file: file.write(to_stored(settings).encode()), durable=True)
-
-
-def read_settings(path: Path) -> SweepSettings:
-    """Read the `sweep.yaml` of a sweep's folder. Raises UsageError if it is not valid."""
-    values = _read_mapping(path)
-    if (problem := format_problem(values.get("format"), SETTINGS_FORMAT)) is not None:
-        raise UsageError.one(str(path), problem, "use the version of gputrain that wrote it", code="wrong-version")
-    known = [part.name for part in fields(SweepSettings)]
-    if missing := [name for name in known if name not in values]:
-        # The defaults of another version would search something else.
-        raise UsageError.one(str(path), f"is damaged: it lacks {', '.join(missing)}", code="damaged")
-    settings = _from_values(path, {key: values[key] for key in known})
-    if find_objective(settings.metric) is None:
-        raise UsageError.one(str(path), f"is damaged: {settings.metric!r} is no metric of an epoch", code="damaged")
-    return settings
-
-
-def is_sweep_file(path: Path) -> bool:
-    """Whether a YAML file describes a sweep, by its key `space`; a config file has no such section."""
-    if not is_file(path):
-        return False
-    try:
-        values, _ = read_yaml(path.resolve(), str(path))
-    except UsageError:
-        return False
-    return isinstance(values, dict) and "space" in values
-
-
-def read_sweep_file(path: Path, *, trust_owner: bool = False) -> tuple[SweepSettings, str | None]:
-    """Read the YAML file in which a user describes a sweep. Returns the settings and the name of the sweep, if any.
-
-    Its values count as typed on the command line, so it must not be a file that others can change. `config` is relative
-    to the file. Raises UsageError.
-    """
-    try:
-        foreign = foreign_path_reason(path)
-    except OSError as error:
-        raise UsageError.one(str(path), f"cannot be read: {error.strerror}", code="not-readable") from error
-    if foreign is not None and not trust_owner:
-        advice = "copy it, or use it anyway with --trust-owner"
-        raise UsageError.one(str(path), foreign, advice, code="foreign-writable")
-    values = _read_mapping(path.resolve())
-    name, gpus = values.pop("name", None), values.pop("gpus", None)
-    known = {part.name for part in fields(SweepSettings)} - {"fixed", "device"}
-    problems = [
-        Problem(
-            str(key),
-            f"is no setting of a sweep{did_you_mean(str(key), (*known, 'name', 'gpus'))}",
-            source=str(path),
-            code="unknown-key",
-        )
-        for key in values
-        if key not in known
-    ]
-    if not isinstance(name, str | None):
-        problems.append(Problem("name", "must be text", source=str(path), code="invalid-value"))
-    if not isinstance(values.get("space"), dict):
-        problems.append(
-            Problem("space", "must map config keys to their values", source=str(path), code="invalid-value")
-        )
-    raise_if_any(problems)
-    space, fixed = split_space((str(key), _space_text(value)) for key, value in values.pop("space").items())
-    if gpus is not None:
-        fixed["device.gpus"] = str(gpus)
-    settings = replace(_from_values(path, values), space=space, fixed=fixed)
-    if settings.config is not None and is_file(path.parent / expand_user(settings.config)):
-        settings = replace(settings, config=str(path.parent / expand_user(settings.config)))
-    return settings, name
-
-
-def _space_text(value: Any) -> str:
-    """Return a SPACE in YAML as it is typed: a list holds the choices."""
-    if isinstance(value, list):
-        return ",".join(_scalar_text(part) for part in value)
-    return _scalar_text(value)
-
-
-def _scalar_text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
-
-
-def _from_values(path: Path, values: Mapping[str, Any]) -> SweepSettings:
-    """Raises UsageError if a value has another type than its setting."""
-    problems: list[Problem] = []
-    for key, value in values.items():
-        kind = "text"
-        if key in ("space", "fixed", "device"):
-            keys = ", ".join(sorted(DEVICE_KEYS)) if key == "device" else "config keys"
-            kind = f"a mapping of {keys} to text"
-            valid = isinstance(value, dict) and all(isinstance(part, str) for part in (*value, *value.values()))
-            # They become arguments of the trials without a check of their own.
-            valid = valid and (key != "device" or DEVICE_KEYS.issuperset(value))
-        elif key == "config":
-            valid = isinstance(value, str | None)
-        elif key in ("trials", "parallel", "seed"):
-            kind, valid = "an integer", _is_integer(value)
-        else:
-            valid = isinstance(value, str)
-        if not valid:
-            problems.append(
-                Problem(key, f"{value!r} is not allowed: must be {kind}", source=str(path), code="invalid-value")
-            )
-    raise_if_any(problems)
-    return SweepSettings(**values)
-
-
-def _read_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises UsageError."""
-    values, _ = read_yaml(path, str(path))
-    if not isinstance(values, dict):
-        raise UsageError.one(str(path), "must map the settings of a sweep to their values", code="wrong-format")
-    return values
-
-
-def typed_settings(
-    file: str | None,
-    overrides: Sequence[str],
-    fixed_values: Mapping[str, str],
-    given: Mapping[str, Any],
-    *,
-    trust: bool,
-) -> tuple[SweepSettings, str | None]:
-    """Return the settings that CONFIG, KEY=SPACE, fixed values and `given` fields describe, and the name in a sweep
-    file, if any. `trust` reads a sweep file that another user can change. Raises UsageError."""
-    pairs = ((key.strip(), value) for key, _, value in (text.partition("=") for text in overrides))
-    space, fixed = split_space(pairs, fixed_values.items())
-    settings, name = SweepSettings(), None
-    path = expand_user(file) if file is not None else None
-    if path is not None and is_sweep_file(path):
-        settings, name = read_sweep_file(path, trust_owner=trust)
-        # A key of the command line replaces that of the file, searched or fixed.
-        typed = {*space, *fixed}
-        space = {key: text for key, text in settings.space.items() if key not in typed} | space
-        fixed = {key: text for key, text in settings.fixed.items() if key not in typed} | fixed
-    elif path is not None:
-        settings = replace(settings, config=str(path.absolute()) if is_file(path) else file)
-    is_grid = given.get("sampler", settings.sampler) == "grid"
-    if is_grid and "trials" not in given and settings.trials == SweepSettings().trials:
-        given = {**given, "trials": MAX_TRIALS}
-    return replace(settings, space=space, fixed=fixed, **given), name

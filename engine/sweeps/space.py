@@ -84,11 +84,14 @@ class Choices:
 Space = Range | Choices
 
 
-def parse_space(key: str, text: str) -> Space | None:
-    """Parse the SPACE of a key; None if the text is a single value. Raises UsageError if it is neither."""
+def parse_space(key: str, text: str, *, integers: bool | None = None) -> Space | None:
+    """Parse the SPACE of a key; None if the text is a single value. Raises UsageError if it is neither.
+
+    `integers` says whether a range without `int:` holds integers only; by default, the config key does.
+    """
     match = _RANGE.fullmatch(text)
     if match is not None:
-        return _range(key, text, match)
+        return _range(key, text, match, integers=_takes_integers_only(key) if integers is None else integers)
     # A URL may contain secrets.
     shown = "a text with a URL" if "://" in text else repr(text)
     if re.match(r"(log|int):", text):
@@ -103,9 +106,9 @@ def parse_space(key: str, text: str) -> Space | None:
     return Choices(tuple(choices))
 
 
-def _range(key: str, text: str, match: re.Match[str]) -> Range:
+def _range(key: str, text: str, match: re.Match[str], *, integers: bool) -> Range:
     scale, (low, high), points = match[1], (float(match[2]), float(match[3])), match[4]
-    integer = scale == "int" or _takes_integers_only(key)
+    integer = scale == "int" or integers
     if not math.isfinite(low) or not math.isfinite(high) or low >= high:
         raise UsageError.one(
             key, f"{text!r} is no range: the first number must be less than the second", code="out-of-range"
@@ -149,11 +152,16 @@ def split_choices(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
+def grid_points(spaces: Mapping[str, Space]) -> int:
+    """Return the number of points of a grid."""
+    return math.prod(len(space.grid()) for space in spaces.values())
+
+
 def grid_size(spaces: Mapping[str, Space], preset: Mapping[str, Value]) -> int:
     """Return the number of trials of a whole grid: its points, and trial 0 with the values `preset` if it is none."""
     grids = {key: space.grid() for key, space in spaces.items()}
     is_point = preset.keys() == grids.keys() and all(preset[key] in grid for key, grid in grids.items())
-    return math.prod(map(len, grids.values())) + (not is_point)
+    return grid_points(spaces) + (not is_point)
 
 
 def value_text(value: Value) -> str:

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from engine.command.spec import Command, write_command
+from engine.config.code_trust import CodeTrust
 from engine.config.loader import resolve_config
 from engine.config.notify_section import URLS_KEY
 from engine.config.run_name import name_from_stem, name_problem, normalize_name
 from engine.config.user_code import TRUST_ADVICE, user_code_names
+from engine.launch.command_checks import folder_problem
 from engine.launch.detached import start_detached
+from engine.launch.request import RunRequest
 from engine.runs.control import consume_requests
+from engine.runs.metrics import Better
 from engine.sweeps.controller import Controller, Emit
 from engine.sweeps.folder import (
     LAST_SWEEP,
@@ -28,10 +33,12 @@ from engine.sweeps.folder import (
     is_sweep_folder,
     make_sweep_folder,
 )
-from engine.sweeps.plan import SweepPlan, preset_values, without_name
-from engine.sweeps.settings import SweepSettings, check_numbers, read_settings, write_settings
-from engine.sweeps.space import overrides_of
-from engine.sweeps.study import SweepStudy, open_study
+from engine.sweeps.plan import SweepPlan, divide_gpus, preset_values, without_name
+from engine.sweeps.script import is_same_command, trial_line
+from engine.sweeps.settings import SweepSettings, check_numbers
+from engine.sweeps.space import Value, overrides_of
+from engine.sweeps.study import SweepStudy, first_values, open_study
+from engine.sweeps.sweep_file import read_settings, write_settings
 from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.exit_codes import ExitCode
 from engine.utils.files import append_to_file, replace_file
@@ -52,17 +59,18 @@ def check_name(name: str) -> str:
     return name
 
 
-def choose_folder(root: Path, name: str | None, settings: SweepSettings) -> SweepFolder:
+def choose_folder(root: Path, name: str | None, plan: SweepPlan, stem: str) -> SweepFolder:
     """Return the folder of the sweep that a command means: the existing one with the same settings, else a new one.
 
-    Without a name, a sweep of `flowers.yaml` is called `flowers-sweep`, or `flowers-sweep-2` if that is another one.
-    Raises UsageError if the name belongs to a sweep with other settings, or to something else.
+    Without a name, a sweep of `flowers.yaml`, whose `stem` is `flowers`, is called `flowers-sweep`, or
+    `flowers-sweep-2` if that is another one. Raises UsageError if the name belongs to a sweep with other settings, or
+    to something else.
     """
     if name is not None:
         name = check_name(name)
         folder = SweepFolder(root / name)
         if is_sweep_folder(folder.path):
-            if differences := read_settings(folder.settings).differences(settings):
+            if differences := _differences(folder, plan):
                 reason = f"the sweep {name} already exists in {root} with another {', '.join(differences)}"
                 advice = f"use another --name, or continue it with `gputrain sweep resume {name}`"
                 raise UsageError.one("--name", reason, advice, code="conflict")
@@ -71,15 +79,23 @@ def choose_folder(root: Path, name: str | None, settings: SweepSettings) -> Swee
                 "--name", f"{taken} already exists in {root}", "use another name with --name", code="name-in-use"
             )
         return folder
-    stem = name_from_stem(Path(settings.config).stem if settings.config else "default")[: MAX_NAME_CHARACTERS - 12]
+    stem = name_from_stem(stem)[: MAX_NAME_CHARACTERS - 12]
     for number in count(1):
         folder = SweepFolder(root / (f"{stem}-sweep" + (f"-{number}" if number > 1 else "")))
         if is_sweep_folder(folder.path):
-            if not read_settings(folder.settings).differences(settings):
+            if not _differences(folder, plan):
                 return folder
         elif _taken_name(folder) is None:
             return folder
     raise AssertionError("unreachable")
+
+
+def _differences(folder: SweepFolder, plan: SweepPlan) -> list[str]:
+    """Return the names of the settings in which an existing sweep differs from a planned one."""
+    found = read_settings(folder.settings).differences(plan.settings)
+    if not found and plan.command is not None and not is_same_command(folder, plan.command):
+        return ["working folder or option of the command"]
+    return found
 
 
 def _taken_name(folder: SweepFolder) -> str | None:
@@ -98,6 +114,8 @@ def create_sweep(folder: SweepFolder, plan: SweepPlan) -> None:
         text = plan.config_yaml
         try:
             replace_file(folder.config, lambda file: file.write(text.encode()), durable=True)
+            if plan.command is not None:
+                write_command(folder, plan.command)
             write_settings(folder.settings, plan.settings)
         except OSError as error:
             raise UsageError.one(
@@ -106,9 +124,15 @@ def create_sweep(folder: SweepFolder, plan: SweepPlan) -> None:
 
 
 def load_sweep(
-    folder: SweepFolder, *, trials: int | None = None, parallel: int | None = None, trust_code: bool = False
+    folder: SweepFolder,
+    *,
+    trials: int | None = None,
+    parallel: int | None = None,
+    trust_code: bool = False,
+    command: Command | None = None,
 ) -> SweepPlan:
-    """Load a sweep to continue it, and store another number of trials or of parallel trials. Raises UsageError."""
+    """Load a sweep to continue it, and store another number of trials or of parallel trials. `command` is the stored
+    one of a script, which the caller trusts. Raises UsageError."""
     stored = read_settings(folder.settings)
     settings = replace(
         stored,
@@ -116,11 +140,18 @@ def load_sweep(
         parallel=stored.parallel if parallel is None else parallel,
     )
     raise_if_any(check_numbers(settings))
+    divide_gpus(settings.device.get("device.gpus", ""), settings.parallel)
     config = without_name(resolve_config(str(folder.config), trust_code=trust_code).config)
     if not trust_code and (reason := folder.foreign_reason()) is not None:
         refuse_user_code(folder, settings, reason)
-    preset = preset_values(config, settings.spaces(), trust_code=trust_code)
-    outside = tuple(key for key in settings.space if key not in preset)
+    preset = dict[str, Value]()
+    outside = tuple[str, ...]()
+    if command is not None:
+        request = RunRequest(config, folder.path.parent, "", code_trust=CodeTrust(trust_code))
+        raise_if_any([problem] if (problem := folder_problem(request, command)) is not None else [])
+    else:
+        preset = preset_values(config, settings.spaces(), trust_code=trust_code)
+        outside = tuple(key for key in settings.space if key not in preset)
     if settings != stored:
         try:
             write_settings(folder.settings, settings)
@@ -128,7 +159,7 @@ def load_sweep(
             raise UsageError.one(
                 str(folder.settings), f"cannot be written to: {error.strerror}", code="not-writable"
             ) from error
-    return SweepPlan(settings, config, preset, outside)
+    return SweepPlan(settings, config, preset, outside, command=command)
 
 
 def refuse_user_code(folder: SweepFolder, settings: SweepSettings, foreign: str) -> None:
@@ -168,15 +199,38 @@ def run_sweep(
 
 def _announce(folder: SweepFolder, plan: SweepPlan, study: SweepStudy, report: Emit) -> None:
     """Report what the sweep is about to do."""
-    settings, done = plan.settings, len(study.trials())
+    for line in plan_lines(folder, plan, len(study.trials())):
+        report(line)
+
+
+def plan_lines(folder: SweepFolder, plan: SweepPlan, done: int = 0) -> Iterator[str]:
+    """Yield what a sweep searches and how; `done` is the number of trials that have begun."""
+    settings = plan.settings
     begun = f", {done} begun" if done else ""
     how = f"{settings.parallel} at a time, sampler {settings.sampler}, pruner {settings.pruner}"
-    report(f"{folder.name}: {settings.trials} trials{begun}, {how}, in {folder.path}")
+    yield f"{folder.name}: {settings.trials} trials{begun}, {how}, in {folder.path}"
     for key, text in settings.space.items():
-        report(f"  {key} in {text}")
+        yield f"  {key} in {text}"
     if plan.outside and not done:
         keys = " and ".join(plan.outside)
-        report(f"trial 0 is the config itself, although its value of {keys} is not in the space")
+        yield f"trial 0 is the config itself, although its value of {keys} is not in the space"
+
+
+def dry_run_lines(folder: SweepFolder, plan: SweepPlan) -> Iterator[str]:
+    """Yield the plan of a sweep with the command of its first trial."""
+    yield from plan_lines(folder, plan)
+    settings = plan.settings
+    verb = "minimizes" if settings.objective.better is Better.LOW else "maximizes"
+    shares = divide_gpus(settings.device["device.gpus"], settings.parallel)
+    yield (
+        f"{verb} {settings.metric_name}; each trial has the GPUs {' or '.join(shares)}"
+        if shares != ["cpu"]
+        else (f"{verb} {settings.metric_name}; the trials run on the CPU")
+    )
+    if settings.command:
+        yield f"first trial: {trial_line(settings, first_values(settings))}"
+    else:
+        yield "first trial: the config itself"
 
 
 def detach_sweep(folder: SweepFolder, command: Sequence[str], flags: Sequence[str]) -> Problem | None:

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 from engine.runs.folder import RunFolder
 from engine.sweeps.controller import STATE_WORDS, best_trial
 from engine.sweeps.folder import SweepFolder
-from engine.sweeps.settings import SweepSettings, read_settings
+from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value
 from engine.sweeps.study import CODE, PRESET, REASON, SweepStudy, journal_errors, open_study
+from engine.sweeps.sweep_file import read_settings
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
-
-STATUS_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -30,9 +29,9 @@ class TrialRow:
 
     `run` is the name of its run. `state` is running, stopped, complete, pruned or failed; a stopped trial goes on when
     the sweep is continued. `value` is the metric of the best epoch if the trial is complete, else of its latest epoch;
-    None without an epoch. `epoch` is the latest recorded epoch. `preset` marks the config itself. `reason` says why the
-    trial was pruned or failed, and `code` is the kind of this reason. `seconds` is the time since its start, or from
-    its start to its end.
+    None without an epoch. `epoch` is the latest recorded epoch, or step of a script's metric. `preset` marks the
+    config itself. `reason` says why the trial was pruned or failed, and `code` is the kind of this reason. `seconds` is
+    the time since its start, or from its start to its end.
     """
 
     number: int
@@ -87,7 +86,7 @@ class SweepStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON of `gputrain sweep show --json`."""
-        return {"format": STATUS_FORMAT, **asdict(self)}
+        return asdict(self)
 
     def summary(self) -> dict[str, Any]:
         """Return the JSON of the sweep in `gputrain sweep list --json`."""
@@ -97,7 +96,7 @@ class SweepStatus:
             "state": self.state,
             "done": self.done,
             "trials": self.settings.trials,
-            "metric": self.settings.objective.key,
+            "metric": self.settings.metric_name,
             "best": None if self.best is None else self.best.value,
             "best_run": None if self.best is None else self.best.run,
             "started_at": self.started_at,

@@ -38,6 +38,7 @@ RUNGS = 2
 MIN_TRIALS_FOR_IMPORTANCE = 4
 # Attributes of a trial in the journal.
 RUN, PRESET, REASON, CODE, PRUNED_AT, CRASHES = "run", "preset", "reason", "code", "pruned_at", "crashes"
+GPUS = "gpus"
 
 
 def require_optuna() -> None:
@@ -124,6 +125,16 @@ def _end_of_last_line(handle: int, size: int) -> int:
     return 0
 
 
+def first_values(settings: SweepSettings) -> dict[str, Value]:
+    """Return what the sampler proposes for the first trial."""
+    import optuna
+
+    with _quiet():
+        values = SweepStudy(optuna.create_study(), settings).propose()
+    assert values is not None  # noqa: S101 - a grid has a point
+    return values
+
+
 class SweepStudy:
     """The trials of one sweep. A trial is identified by its number, from 0."""
 
@@ -198,17 +209,28 @@ class SweepStudy:
                 self._handle(trial).report(math.nan if value is None else value, epoch)
 
     def should_prune(self, number: int, epochs: int) -> bool:
-        """Return whether a trial of this many epochs is worse than others were at its latest epoch."""
-        import optuna
+        """Return whether a trial of this many epochs is worse than others were at its latest epoch.
 
-        if self._settings.pruner == "none":
+        Asynchronous successive halving (https://arxiv.org/abs/1810.05934). Optuna's pruner compares a trial only with
+        those that it was asked about, and the length of a script is unknown until one has ended.
+        """
+        if self._settings.pruner == "none" or epochs < 1:
             return False
-        first_rung = max(1, epochs // REDUCTION_FACTOR**RUNGS)
-        self._study.pruner = optuna.pruners.SuccessiveHalvingPruner(
-            min_resource=first_rung, reduction_factor=REDUCTION_FACTOR
-        )
-        with _quiet():
-            return bool(self._handle(self.trial(number)).should_prune())
+        trials = self.trials()
+        own = trials[number].intermediate_values
+        for rung in (max(1, epochs // REDUCTION_FACTOR**power) for power in range(RUNGS, 0, -1)):
+            step = _first_step(own, rung)
+            if step is None or step != trials[number].last_step:
+                continue
+            others = [(each.intermediate_values, _first_step(each.intermediate_values, rung)) for each in trials]
+            merits = sorted((self._merit(values[at]) for values, at in others if at is not None), reverse=True)
+            own_merit = self._merit(own[step])
+            if own_merit == -math.inf or own_merit < merits[max(len(merits) // REDUCTION_FACTOR, 1) - 1]:
+                return True
+        return False
+
+    def _merit(self, value: float) -> float:
+        return self._settings.objective.merit(value if math.isfinite(value) else None)
 
     def _handle(self, trial: FrozenTrial) -> optuna.Trial:
         import optuna
@@ -260,6 +282,11 @@ class SweepStudy:
             except (ValueError, RuntimeError, ZeroDivisionError):
                 return {}
         return {key: round(float(share), 4) for key, share in shares.items() if math.isfinite(share)}
+
+
+def _first_step(values: Mapping[int, float], rung: int) -> int | None:
+    """Return the first step from `rung` on that has a value."""
+    return min((step for step in values if step >= rung), default=None)
 
 
 def _distribution(space: Space) -> optuna.distributions.BaseDistribution:

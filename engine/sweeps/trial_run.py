@@ -1,6 +1,7 @@
 """One trial of a sweep as a run: start its command, follow its journal, stop it, and say how it ended.
 
-The command is `gputrain run --resume --name NAME-007`, which begins the run, continues it or has nothing to do. It can
+The command is `gputrain run --resume --name NAME-007`, which begins the run, continues it or has nothing to do; of a
+script, it starts an interrupted one again. It can
 therefore be started again after a crash at any moment; the lock of the run folder keeps two of them apart.
 """
 
@@ -10,7 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -57,6 +58,8 @@ class TrialRun:
 
     number: int
     folder: RunFolder
+    refusals: Sequence[int] = (ExitCode.USAGE_ERROR, ExitCode.FAILED)
+    """Exit codes of a command that refuses to run."""
     process: LaunchedRun | None = None
     may_be_starting: bool = False
     stop_requested: bool = False
@@ -68,14 +71,17 @@ class TrialRun:
     _earlier_end: RunFinished | None = None
     """How the session before the one of `process` ended."""
 
-    def start(self, command: Sequence[str], runs_dir: Path) -> None:
-        """Start the command of the trial. Raises UsageError if it cannot be started."""
+    def start(self, command: Sequence[str], runs_dir: Path, environ: Mapping[str, str] | None = None) -> None:
+        """Start the command of the trial, by default in the environment of this process.
+
+        Raises UsageError if it cannot be started.
+        """
         self.release()
         self.stop_requested, self._stopped_by, self._requested_at = False, "", -math.inf
         # A refused start deletes the folder with its journal again.
         self._reader, self.history = None, History()
         self._earlier_end = self.folder.history().finished
-        self.process = start_detached(command, runs_dir)
+        self.process = start_detached(command, runs_dir, environ=os.environ if environ is None else environ)
 
     def release(self) -> None:
         """Close the output of the last command."""
@@ -106,7 +112,7 @@ class TrialRun:
             if code == ExitCode.FINISHED and finished is not None and finished.state == RunState.FINISHED:
                 # The run had finished before, and its command had nothing to do.
                 return Ended.FINISHED
-            return Ended.REFUSED if code in (ExitCode.USAGE_ERROR, ExitCode.FAILED) else Ended.CRASHED
+            return Ended.REFUSED if code in self.refusals else Ended.CRASHED
         if finished is None:
             return Ended.CRASHED
         if finished.state == RunState.STOPPED:

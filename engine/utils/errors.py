@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 EXTRAS = {
     **dict.fromkeys(("torch", "torchvision", "safetensors"), "train"),
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
+    **dict.fromkeys(("jinja2", "matplotlib"), "report"),
     "torchcodec": "gpu-decode",
 }
 # Fewer letters begin too many words.

@@ -16,6 +16,8 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE_ERROR = 2
     STOPPED = 3
+    TIMED_OUT = 124
+    """As of timeout(1)."""
 
 
 class CommandExit(IntEnum):
@@ -33,5 +35,6 @@ MEANINGS: dict[int, str] = {
     ExitCode.FAILED: "failed",
     ExitCode.USAGE_ERROR: "usage or config error",
     ExitCode.STOPPED: "stopped on request",
+    ExitCode.TIMED_OUT: "a time limit is up",
 }
 """What the help says about each."""

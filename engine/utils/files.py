@@ -190,7 +190,7 @@ def overwrite_bytes(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def opened(path: Path, flags: int, mode: int = 0o600) -> Iterator[int]:
+def opened(path: Path | str, flags: int, mode: int = 0o600) -> Iterator[int]:
     """Yield a file descriptor, and close it. Raises OSError."""
     handle = os.open(path, flags | os.O_CLOEXEC, mode)
     try:
@@ -318,14 +318,14 @@ def read_file(path: Path | str, max_bytes: int) -> tuple[bytes, os.stat_result]:
         return file.read(min(status.st_size, max_bytes)), status
 
 
-def append_to_file(path: Path) -> int:
-    """Return a file descriptor that appends to a regular file, which is created if it does not exist.
+def append_to_file(path: Path, mode: int = 0o644) -> int:
+    """Return a file descriptor that appends to a regular file, which is created with `mode` if it does not exist.
 
     Raises OSError for anything else, as `open_regular_file` does.
     """
     # O_NONBLOCK: opening a named pipe without a reader fails instead of blocking.
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    handle = os.open(path, flags, 0o644)
+    handle = os.open(path, flags, mode)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "is not a regular file", str(path))

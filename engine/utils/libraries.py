@@ -30,16 +30,16 @@ def installed_version(library: str) -> str | None:
         return None
 
 
-def training_problem(location: str = "") -> Problem | None:
+def training_problem(location: str = "", advice: str = "") -> Problem | None:
     """Return why this installation does not train and runs no trained model: the first library that is missing of the
-    extra `train`. `location` is the command that needs it."""
+    extra `train`. `location` is the command that needs it, and `advice` what else to do."""
     missing = (library for library, extra in EXTRAS.items() if extra == "train" and find_spec(library) is None)
-    return next((Problem(location, not_installed(library), code="not-installed") for library in missing), None)
+    return next((Problem(location, not_installed(library), advice, code="not-installed") for library in missing), None)
 
 
-def check_training(location: str) -> None:
+def check_training(location: str, advice: str = "") -> None:
     """Raise UsageError for the command `location` if this installation does not train."""
-    if (problem := training_problem(location)) is not None:
+    if (problem := training_problem(location, advice)) is not None:
         raise UsageError([problem])
 
 

@@ -15,8 +15,19 @@ MIN_VALUE_LENGTH = 6
 KEY_WORDS = frozenset({"KEY", "TOKEN", "APIKEY", "AUTHTOKEN", "CREDENTIAL", "CREDENTIALS", "PAT", "PASS"})
 SECRET_WORDS = frozenset({"SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "PASSCODE", "PWD"})
 WORKING_FOLDERS = frozenset({"PWD", "OLDPWD"})
-# Of a model rather than a secret: --pad-token-id 0, --key-dim 64, use_auth_token=true.
-_PLAIN_VALUE = re.compile(r"[+-]?\d{1,6}(\.\d+)?|true|false|none|null|", re.IGNORECASE)
+# Of a model rather than a secret: --pad-token-id 0, --key-dim 64, use_auth_token=true. A name that ends in a key word,
+# such as --api-key, may have a number as its secret.
+_NUMBER = re.compile(r"[+-]?\d{1,6}(\.\d+)?")
+_SWITCH = re.compile(r"true|false|none|null|", re.IGNORECASE)
+# curl and wget: -u NAME:PASSWORD. Two numbers are the IDs of a user and a group.
+USER_OPTIONS = frozenset({"-u", "--user", "-U", "--proxy-user"})
+_LOGIN = re.compile(r"(?!\d+:\d+$)([^\s:'\"/]+):[^\s'\"]+")
+_USER_OPTION = re.compile(rf"((?<!\S)(?:-[uU]|--user|--proxy-user)(?:\s+|=)?['\"]?){_LOGIN.pattern}")
+# The password follows -p without a blank.
+PASSWORD_PROGRAMS = frozenset({"mysql", "mysqldump", "mysqladmin", "mariadb", "mariadb-dump", "sshpass"})
+_PASSWORD_OPTION = re.compile(
+    rf"((?:{'|'.join(sorted(PASSWORD_PROGRAMS))})(?=\s)[^\n;|&]{{0,200}}?\s-p)(?:(?<=sshpass -p)\s+)?[^\s-][^\s]*"
+)
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _NAME = r"[A-Za-z_][\w.\-]*"
 _SETTING = re.compile(rf"[-+]*({_NAME})=(.*)", re.DOTALL)
@@ -33,17 +44,17 @@ _URL_TOKEN = re.compile(rf"({_SCHEME})[^\s/:@'\"]{{20,}}@")
 
 def is_secret(name: str) -> bool:
     """Whether the name of a variable, an option or a key says that its value is secret."""
-    words = _words(name)
+    words = set(_words(name))
     return bool(words & KEY_WORDS or (words & SECRET_WORDS and name not in WORKING_FOLDERS))
 
 
 def redact(name: str, value: str) -> str:
     """Return the value of a variable or an option, or `***` in its place if it is secret."""
     words = _words(name)
-    if words & SECRET_WORDS and name not in WORKING_FOLDERS:
+    if SECRET_WORDS.intersection(words) and name not in WORKING_FOLDERS:
         return HIDDEN
-    if words & KEY_WORDS and not _PLAIN_VALUE.fullmatch(value):
-        return HIDDEN
+    if KEY_WORDS.intersection(words) and not _SWITCH.fullmatch(value):
+        return value if _NUMBER.fullmatch(value) and words[-1] not in KEY_WORDS else HIDDEN
     return redact_text(value)
 
 
@@ -52,20 +63,28 @@ def redact_text(text: str) -> str:
     text = _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", text)
     text = _URL_TOKEN.sub(rf"\1{HIDDEN}@", text)
     text = _AUTHORIZATION.sub(rf"\g<name> {HIDDEN}", text)
+    text = _USER_OPTION.sub(rf"\1\2:{HIDDEN}", text)
+    text = _PASSWORD_OPTION.sub(rf"\1{HIDDEN}", text)
     return _without_values(_OPTION, _without_values(_ASSIGNMENT, text))
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
     """Return the arguments of a command without the secrets in them."""
     shown: list[str] = []
+    takes_password = False
     for before, word in zip(("", *argv), argv, strict=False):
+        takes_password = takes_password or before.rpartition("/")[2] in PASSWORD_PROGRAMS
         is_value = before.startswith("-") and "=" not in before
-        is_value = is_value and (not word.startswith("-") or bool(_words(before) & SECRET_WORDS))
+        is_value = is_value and (not word.startswith("-") or bool(SECRET_WORDS.intersection(_words(before))))
         setting = None if _SHELL_OPTION.fullmatch(before) else _SETTING.fullmatch(word)
         if is_value and is_secret(before):
             shown.append(redact(before, word))
         elif setting and is_secret(setting[1]):
             shown.append(word[: setting.start(2)] + redact(setting[1], setting[2]))
+        elif before in USER_OPTIONS and (login := _LOGIN.fullmatch(word)):
+            shown.append(f"{login[1]}:{HIDDEN}")
+        elif takes_password and (before == "-p" or re.match("-p.", word)) and not word.startswith("--"):
+            shown.append(HIDDEN if before == "-p" else f"-p{HIDDEN}")
         else:
             shown.append(redact_text(word))
     return shown
@@ -79,11 +98,11 @@ def redact_values(text: str, environment: Mapping[str, str]) -> str:
     return text
 
 
-def _words(name: str) -> set[str]:
+def _words(name: str) -> list[str]:
     # What follows a KeyError is the reason why a program failed.
     if name.endswith(("Error", "Exception")):
-        return set()
-    return {word.upper() for word in _WORD.findall(name)}
+        return []
+    return [word.upper() for word in _WORD.findall(name)]
 
 
 def _without_values(name: re.Pattern[str], text: str) -> str:

@@ -1,4 +1,5 @@
-"""Values as text, each kind of value once: sizes, durations, ages, dates, shares, rates, counts, learning rates.
+"""Values as text, each kind of value once: sizes, durations, ages, dates, shares, rates, counts, learning rates; and
+sizes that a user types.
 
 `engine.runs.metrics` and `engine.show.readings` choose one of these functions by the unit of a metric or a reading.
 """
@@ -6,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 
@@ -13,6 +15,7 @@ UNKNOWN = "–"
 """Placeholder for an unknown value."""
 GIB = 2**30
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT])(?:i?B)?", re.ASCII | re.IGNORECASE)
 RATE_UNITS = ("B/s", "KB/s", "MB/s", "GB/s", "TB/s")
 LARGE_UNITS = ("", " k", " M", " B")
 AGE_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -23,6 +26,15 @@ MIN_DECIMAL_SCORE, MAX_DECIMAL_SCORE = 1e-3, 1e5
 def format_bytes(size: float) -> str:
     """Format a size in powers of 1024: `512 B`, `12.8 MiB`, `3 GiB`."""
     return _scaled(size, 1024, BYTE_UNITS)
+
+
+def parse_size(text: str) -> int | None:
+    """Return the bytes of a size with a unit in powers of 1024, as Slurm and nvidia-smi mean it: `20G`, `512 MiB`.
+
+    None if the text is no such size, or not positive."""
+    match = _SIZE.fullmatch(text.strip())
+    size = 0 if match is None else int(float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper())))
+    return size if 0 < size <= 1 << 50 else None
 
 
 def format_gib(size: float | None) -> str:

@@ -15,7 +15,16 @@ SKIPPED_EXIT_CODE = 77
 
 
 # Five to twenty seconds each.
-NIGHTLY_ATTACKS = ("checkpoint_code", "command", "ports", "reservations", "run_folder", "user_folders")
+NIGHTLY_ATTACKS = (
+    "checkpoint_code",
+    "command",
+    "moved_folder",
+    "ports",
+    "repository",
+    "reservations",
+    "run_folder",
+    "user_folders",
+)
 
 
 @pytest.mark.expensive("each attack starts a run as another user would meet it")

@@ -34,7 +34,7 @@ TRAINING_LINE = "torch is not installed; in a clone of gputrain: pip install '.[
 ANSWERED = [
     "runs --json", "runs show kept", "runs tag kept +small", "runs note kept text", "runs archive kept",
     "runs unarchive kept", "runs better speed high", "runs rename kept other", "runs delete other --yes", "runs trash",
-    "runs restore other kept", "logs kept", "compare kept kept-2", "stop kept", "watch lightning --json",
+    "runs restore other kept", "logs kept", "wait kept", "compare kept kept-2", "stop kept", "watch lightning --json",
     "queue --json", "gpus --json", "doctor", "config digits", "config describe optim.lr", "models",
     "data pack photos -o photos.gpk", "data verify photos.gpk", "sweep stop kept-sweep", "queue resume",
 ]  # fmt: skip
@@ -42,7 +42,8 @@ ANSWERED = [
 OTHERWISE_REFUSED = [
     "attach kept", "evaluate kept", "report kept", "runs sync kept --service mlflow", "sweep show kept-sweep",
     "sweep list", "runs pause kept", "runs continue kept", "runs checkpoint kept", "runs profile kept",
-    "queue hold kept", "queue release kept", "queue move kept --first", "queue priority kept 1",
+    "queue hold kept", "queue release kept", "queue move kept --first", "queue priority kept 1", "queue begin kept now",
+    "sweep --maximize acc lr=1,2 -- echo {lr}",
 ]  # fmt: skip
 REFUSED = {
     "bench": "digits", "data show": "digits", "export": "kept", "lr-find": "digits", "models show": "digits",
@@ -121,10 +122,15 @@ def test_command_for_another_state_is_refused_in_a_sentence(folder: Path, line: 
 def test_command_that_trains_names_the_extra(folder: Path, name: str) -> None:
     done = call(folder, shlex.split(f"{name} {REFUSED[name]}"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: gputrain {name}: {TRAINING_LINE}\n"
+    # `run` also names the line for other programs.
+    assert done.stderr.startswith(f"error: gputrain {name}: {TRAINING_LINE}") and done.stderr.count("\n") == 1
     assert sorted(file.name for file in (folder / "runs").iterdir() if not file.name.startswith(".")) == [
         "kept", "kept-2", "kept-sweep",
     ]  # fmt: skip
+
+
+def test_page_for_agents_is_part_of_the_installation(folder: Path) -> None:
+    assert call(folder, ["--skill"]).stdout.startswith("---\nname: gputrain\n")
 
 
 def test_command_of_another_program_runs(folder: Path, tmp_path: Path) -> None:
@@ -141,8 +147,8 @@ def test_each_command_is_tried() -> None:
     tried = {name for name in COMMANDS for line in (*ANSWERED, *OTHERWISE_REFUSED) if f"{line} ".startswith(f"{name} ")}
     defaults = {"config show", "queue list", "runs list"}
     assert {*COMMANDS} == tried | {*REFUSED} | defaults | {"models list"}
-    # `resume` starts the command of a run again without torch.
-    assert {*REFUSED} - {"resume"} == {name for name, entry in COMMANDS.items() if entry.needs_torch}
+    # They start the command of a run again, and those of a sweep's trials, without torch.
+    assert {*REFUSED} - {"resume", "sweep resume"} == {name for name, entry in COMMANDS.items() if entry.needs_torch}
 
 
 def test_doctor_reports_missing_extra_as_a_warning(folder: Path) -> None:

@@ -31,7 +31,10 @@ def test_digits_run_folder_has_documented_files(digits_run: FinishedRun) -> None
 
 
 def test_run_json_prints_journal_only(digits_run: FinishedRun) -> None:
-    assert digits_run.process.stdout == (digits_run.path / "events.jsonl").read_text()
+    lines = [json.loads(line) for line in digits_run.process.stdout.splitlines()]
+    assert all(line["format"] == 1 for line in lines)
+    events = read_events(digits_run.path)
+    assert [{**event, "format": 1} for event in events] == lines
     assert digits_run.process.stderr == ""
 
 

@@ -205,6 +205,7 @@ def test_unreadable_images_are_skipped_and_counted(gputrain: Gputrain) -> None:
     assert "2 images skipped" in messages
 
 
+@pytest.mark.nightly
 def test_killed_loader_process_is_reported_with_cause(gputrain: Gputrain) -> None:
     write_images(gputrain.folder / "images", 8)
     process = gputrain.start(*FOLDER, "--workers", "2")
@@ -278,6 +279,7 @@ def slurm_environment(gputrain: Gputrain, code: int) -> dict[str, str]:
     return gputrain.environment | {"PATH": path, "SLURM_JOB_ID": "77", "SLURM_NTASKS": "1"}
 
 
+@pytest.mark.nightly
 def test_slurm_signal_stops_run_and_requeues_job(gputrain: Gputrain) -> None:
     environment = slurm_environment(gputrain, 0)
     run = [*RUN[:-1], "a", "--ranks", "1", "run.requeue=true"]
@@ -289,6 +291,27 @@ def test_slurm_signal_stops_run_and_requeues_job(gputrain: Gputrain) -> None:
     assert "stop requested by SIGUSR1" in messages
     assert "stopped: resume with `gputrain resume a`; job 77 is requeued" in messages
     assert (gputrain.folder / "scontrol-calls").read_text() == "requeue 77\n"
+
+
+@pytest.mark.nightly
+def test_requeued_job_starts_its_command_again_in_the_same_run(gputrain: Gputrain) -> None:
+    environment = slurm_environment(gputrain, 0)
+    script = gputrain.folder / "train.sh"
+    script.write_text('#!/bin/sh\ntrap \'exit 9\' INT\necho "ready $1"\ntest -n "$1" || { sleep 60 & wait; }\n')
+    script.chmod(0o755)
+    line = ["run", "--headless", "--gpus", "cpu", "--name", "a", "run.requeue=true", "--on-resume", "--resume"]
+    process = gputrain.start(*line, "--", "./train.sh", env=environment)
+    log = gputrain.runs / "a" / "log.txt"
+    wait_for(lambda: log.exists() and "\nready" in log.read_text(), "the output of the command")
+    process.send_signal(signal.SIGUSR1)
+    _, messages = process.communicate(timeout=30)
+    assert process.returncode == 9 and "; job 77 is requeued" in messages
+    again = gputrain(*line, "--", "./train.sh", **environment)
+    assert (again.returncode, again.stdout) == (0, "ready --resume\n"), again.stderr
+    types = [event["type"] for event in read_events(gputrain.runs / "a") if event["type"].startswith(("comm", "run_"))]
+    assert types == ["command_started", "run_finished", "command_resumed", "run_finished"]
+    assert (gputrain.folder / "scontrol-calls").read_text() == "requeue 77\n"
+    assert gputrain(*line, "--", "./train.sh", "--other", **environment).returncode == 125
 
 
 def test_requeued_job_resumes_its_run(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def test_lr_find_trains_global_batch_of_all_ranks(one_and_two_ranks: list[list[d
     assert [line["loss"] for line in steps[0][:20]] == pytest.approx([line["loss"] for line in steps[1][:20]], rel=0.02)
 
 
+@pytest.mark.nightly
 def test_lr_find_keeps_no_files(one_and_two_ranks: list[list[dict[str, Any]]], shared_gputrain: SharedGputrain) -> None:
     assert [name for name in files_of(shared_gputrain) if "lr-find" in name] == []
 
@@ -98,13 +99,8 @@ def wait_for_first_step(process: subprocess.Popen[str]) -> None:
     assert any('"lr_step"' in line for line in process.stdout)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(signal.SIGINT, id="SIGINT"),
-        pytest.param(signal.SIGKILL, id="SIGKILL", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
 def test_lr_find_leaves_nothing_when_interrupted(gputrain: Gputrain, number: signal.Signals) -> None:
     """The fixture checks that no process and no shared memory remains."""
     process = gputrain.start(*ENDLESS)
@@ -118,6 +114,7 @@ def test_lr_find_leaves_nothing_when_interrupted(gputrain: Gputrain, number: sig
     assert files_of(gputrain) == []
 
 
+@pytest.mark.nightly
 def test_lr_find_warns_of_typed_keys_that_it_does_not_use(gputrain: Gputrain) -> None:
     typed = ("--resume", "--name", "x", "--epochs", "3", "--lr", "0.3", "--after", "a", "checkpoint.keep=4")
     done = gputrain("lr-find", "digits", "--gpus", "cpu", "--ranks", "1", "--model", "linear", "--steps", "20", *typed)

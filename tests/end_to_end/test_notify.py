@@ -52,6 +52,7 @@ def test_killed_run_is_reported_and_resumed_run_has_one_watcher(gputrain: Gputra
     assert "finished: env:NTFY (JSON at 127.0.0.1): sent" in (gputrain.runs / "night" / "notify.log").read_text()
 
 
+@pytest.mark.nightly
 def test_hanging_server_and_missing_variable_delay_neither_training_nor_exit(gputrain: Gputrain) -> None:
     with hanging_server() as server:
         gputrain.environment["NTFY"] = f"{server.url}?rto=600"

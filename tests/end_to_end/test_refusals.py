@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from engine.config.loader import resolve_config
-from engine.gpus.allocation import first_snapshot
-from engine.gpus.monitor import open_monitor
+from engine.gpus.monitor import first_snapshot, open_monitor
 from engine.gpus.snapshot import SamplerOptions
 from engine.launch.preflight import find_problems
 from engine.runs.claimed_run import claim_run

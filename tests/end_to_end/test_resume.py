@@ -103,6 +103,7 @@ def damage_newest_checkpoint(run: Path) -> Path:
     return newest
 
 
+@pytest.mark.nightly
 def test_resume_with_edited_config_and_damaged_checkpoint(gputrain: Gputrain, short_run: FinishedRun) -> None:
     run = Path(shutil.copytree(short_run.path, gputrain.runs / "short"))
     config, original = run / "config.yaml", short_run.path.joinpath("config.yaml").read_text()

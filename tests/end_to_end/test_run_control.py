@@ -65,7 +65,8 @@ def test_run_whose_folder_is_moved_continues_in_it_and_leaves_the_next_run_alone
     assert (gputrain.runs / "moved" / "checkpoints" / "last.pt").exists()
 
 
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_run_whose_folder_is_deleted_ends_with_one_sentence(gputrain: Gputrain, start_method: str) -> None:
     options = ("--epochs", "100000", f"device.start_method={start_method}")
     run = gputrain.start(*RUN, "--name", "a", *options, stderr=subprocess.PIPE)

@@ -86,7 +86,7 @@ class Reader:
 RESERVATION = {
     "format": 1, "run": "a", "since": 1.0, "selection": "all", "visible": ["GPU-1"],
     "gpus": ["GPU-1"], "ranks": [{"run": "a", "rank": 0, "pid": 8, "uuid": "GPU-1"}], "write_lock": True,
-    "priority": 0, "blocked": "", "share": 1,
+    "priority": 0, "blocked": "", "share": 1, "min_free": 1 << 30, "begin": 5.0,
 }  # fmt: skip
 _HELD: list[Reservation] = []
 

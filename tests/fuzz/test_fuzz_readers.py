@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from record_readers import fuzz_record
 
+from engine.runs.run_row import RunValues
 from engine.utils.codec import Record
 from support.records import record_classes
 
@@ -31,12 +32,20 @@ def test_readers_raise_only_documented_exceptions() -> None:
     fuzz_readers(12)
 
 
-# The records of GPU snapshots take most of the time, so the classes are dealt to several tests.
+def test_records_refuse_what_does_not_survive_encoding() -> None:
+    for kind in record_classes():
+        # RunValues is printed, never read.
+        if kind is not RunValues:
+            fuzz_record(kind, batches=2, odd_batches=1)
+
+
+# The first document has only the required fields. Each value of the second, of a GPU snapshot most, is replaced too.
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", range(6))
-def test_records_refuse_what_does_not_survive_encoding(part: int) -> None:
+def test_records_refuse_what_does_not_survive_encoding_in_any_field(part: int) -> None:
     for kind in sorted(record_classes(), key=lambda kind: (kind.__name__, kind.__module__))[part::6]:
-        # The first document has only the required fields.
-        fuzz_record(kind, batches=2, odd_batches=2)
+        if kind is not RunValues:
+            fuzz_record(kind, batches=2, odd_batches=2)
 
 
 @pytest.mark.parametrize("kind", [KeyError, AssertionError])

@@ -14,7 +14,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.inspection_file import write_inspection
 from engine.runs.journal import to_line
 from engine.runs.profile_file import RECORD_NAME
-from engine.sweeps.settings import write_settings
+from engine.sweeps.sweep_file import write_settings
 from engine.utils.codec import write_record
 from engine.utils.files import file_stamp
 from support.gputrain_command import wait_for

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,7 +24,6 @@ from tui.cli.options import JsonOption, TrustCodeOption
 if TYPE_CHECKING:
     from engine.bench.report import BenchRun, ScalingResult
 
-BENCH_FORMAT = 1
 DEFAULT_EPOCHS = 3
 Scaling = Literal["weak", "strong"]
 
@@ -106,19 +104,22 @@ def bench(
         typer.echo(f"interrupted after {len(runs)} of {total} runs; their folders are deleted", err=True)
     speeds = scaling_results(runs)
     if as_json:
-        values = {
-            "format": BENCH_FORMAT,
-            "model": plan.config.model.name,
-            "dataset": plan.config.data.dataset,
-            "device": "gpu" if plan.on_gpu else "cpu",
-            "scaling": scaling,
-            "epochs": plan.epochs,
-            "repeats": plan.repeats,
-            "synthetic_data": plan.limit,
-            "speeds": [asdict(speed) for speed in speeds],
-            "runs": [run.to_dict() for run in runs],
-        }
-        typer.echo(json.dumps(values, indent=2))
+        from tui.cli.model_outputs import BenchOutput
+        from tui.cli.outputs import print_json
+
+        print_json(
+            BenchOutput(
+                model=plan.config.model.name,
+                dataset=plan.config.data.dataset,
+                device="gpu" if plan.on_gpu else "cpu",
+                scaling=scaling,
+                epochs=plan.epochs,
+                repeats=plan.repeats,
+                synthetic_data=plan.limit,
+                speeds=[asdict(speed) for speed in speeds],
+                runs=[run.to_dict() for run in runs],
+            )
+        )
     elif runs:
         for line in bench_lines(speeds):
             typer.echo(line)

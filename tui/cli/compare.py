@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from engine.runs.root import runs_root
+from engine.utils.text import pluralize
 from tui.cli.command import command
 from tui.cli.options import (
     OR_PATH,
@@ -19,6 +19,9 @@ from tui.cli.options import (
     run_argument,
 )
 from tui.cli.run_options import find_any_runs, find_baseline
+
+# Of each difference of code; the report has more.
+MAX_CODE_LINES = 60
 
 
 @command(
@@ -40,12 +43,14 @@ def compare(
 ) -> None:
     """Compare runs: the config keys that differ, and their results.
 
-    Runs that differ in the seed alone are also summarized as mean and standard deviation.
+    Runs that differ in the seed alone are also summarized as mean and standard deviation. Below the tables is how the
+    code of each run differs from that of the baseline, else of the first run, if both are recorded.
 
     A path stands for all runs that other trainers have written below it, as `gputrain watch PATH` lists them. Their
     parameters are compared, and the last and the best value of each metric. What they call val/loss or eval_loss is
     the metric val_loss, as for a run of gputrain. Accuracies in percent keep the name that they were logged with.
     """
+    from engine.code.difference import MAX_LINES, code_differences
     from engine.runs.comparison import compare_runs, require_comparable
     from engine.runs.metric_directions import read_directions
     from engine.show.foreign_run import as_foreign, read_run
@@ -60,9 +65,15 @@ def compare(
     for note in comparison.notes:
         print_warning(note)
     if as_json:
-        typer.echo(json.dumps(comparison.to_dict(number), indent=2))
+        from tui.cli.outputs import CompareOutput, print_json
+
+        print_json(CompareOutput(**comparison.to_dict(number)))
         return
     from tui.cli.console import table_console
     from tui.tables.compare import format_comparison
 
     typer.echo(format_comparison(comparison, table_console().width, number))
+    for text in code_differences(found, number or 0, MAX_CODE_LINES):
+        typer.echo("\n".join(["", text.title, *(f"  {line}" for line in text.lines)]))
+        if text.more:
+            typer.echo(f"  … and {pluralize(text.more, 'more line')}; `gputrain report --code` has up to {MAX_LINES}")

@@ -15,6 +15,7 @@ from tui.cli.console import print_warning
 from tui.cli.options import JsonOption
 
 SETTING_COLUMNS = 48
+LIMITS_PLACE = "Set it in settings.yaml; GPUTRAIN_LIMITS lowers it."
 
 
 @command(
@@ -36,20 +37,28 @@ def show(
     """Print the resolved config.
 
     Takes the arguments of `gputrain run`. Later layers take precedence: defaults, base config, CONFIG, then flags and
-    KEY=VALUE. A missing value that a run needs, such as data.path, is a warning.
+    KEY=VALUE. A missing value that a run needs, such as data.path, is a warning. The limits of your settings file and
+    of GPUTRAIN_LIMITS, if any, are printed to stderr.
     """
     # Only printed: no code that it names runs.
     resolved = resolve_arguments(arguments, flags, trust_code=True, allow_missing=True)
+    from engine.config.limits import read_limits
     from engine.config.schema import as_dict, without_unstored
     from engine.config.yaml_io import to_yaml
+    from tui.cli.outputs import ConfigOutput, print_json
 
     for problem in resolved.missing:
         print_warning(problem)
     print_no_effect(resolved)
+    for limit in read_limits().all():
+        typer.echo(f"limit: {limit}", err=True)
     values = as_dict(resolved.config, only_changed=diff)
     if not sources:
         # The YAML may become a config file.
-        typer.echo(json.dumps(values, indent=2) if as_json else to_yaml(without_unstored(values)).rstrip())
+        if as_json:
+            print_json(ConfigOutput(config=values))
+        else:
+            typer.echo(to_yaml(without_unstored(values)).rstrip())
         return
     rows = {
         f"{section}.{key}": {"value": value, "source": resolved.sources[f"{section}.{key}"]}
@@ -57,7 +66,7 @@ def show(
         for key, value in keys.items()
     }
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(ConfigOutput(config=rows))
         return
     from engine.show.table import cell_width, pad
 
@@ -86,29 +95,34 @@ def describe(
     from engine.config.key_names import key_hint
     from engine.config.messages import EXTRA_ALLOWED_FORMS
     from engine.config.schema import fields, sections
+    from engine.config.settings import LimitValues
     from engine.utils.errors import UsageError, did_you_mean
     from tui.form.fields import field_kind
+
+    limits = {f"limits.{name}": info for name, info in LimitValues.model_fields.items()}
 
     def choices_of(annotation: object) -> list[str]:
         return [choice for choice in field_kind(annotation)[0] if choice and annotation is not bool]
 
     rows = {
         key: {
-            "description": info.description,
+            "description": info.description if key not in limits else f"{info.description} {LIMITS_PLACE}",
             "choices": choices_of(info.annotation),
             "other": EXTRA_ALLOWED_FORMS.get(key),
             "default": info.default,
         }
-        for key, info in fields()
+        for key, info in (*fields(), *limits.items())
     }
     for name in names or ():
         if not any(key == name or key.startswith(f"{name}.") for key in rows):
-            hint = did_you_mean(name, sections()) or key_hint(name)
+            hint = did_you_mean(name, (*sections(), "limits")) or key_hint(name)
             raise UsageError.one(name, f"is no config key or section{hint}", code="unknown-key")
     if names:
         rows = {key: row for key, row in rows.items() if key in names or key.partition(".")[0] in names}
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        from tui.cli.outputs import ConfigKeysOutput, print_json
+
+        print_json(ConfigKeysOutput(keys=rows))
         return
     for key, row in rows.items():
         other = f", or {row['other']}" if row["other"] else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,9 +16,6 @@ from tui.cli.options import ForceOption, JsonOption, TrustCodeOption, output_opt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-
-DATA_FORMAT = 1
 
 
 @command(
@@ -73,7 +69,10 @@ def show(
     opened = open_dataset(resolved.config)
     shows = per_class > 0 and not as_json and sys.stdout.isatty()
     if as_json:
-        typer.echo(json.dumps({"format": DATA_FORMAT} | opened.to_dict(), indent=2))
+        from tui.cli.model_outputs import DataOutput
+        from tui.cli.outputs import print_json
+
+        print_json(DataOutput(**opened.to_dict()))
     else:
         from tui.tables.dataset import dataset_lines
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from engine.inference.trained_model import TrainedCheckpoint
     from engine.runs.folder import RunFolder
     from engine.runs.inspection import InspectedImage, Inspection
+    from tui.cli.model_outputs import EvaluationOutput, InspectionOutput
 
 DEFAULT_COUNT = 20
 MEMORIZED = (
@@ -112,7 +111,9 @@ def evaluate(
     shown = choose_lists(inspection, split, names, cell, count or DEFAULT_COUNT)
     print_unread(inspection.info.unread, inspection.info.unread_count)
     if as_json:
-        typer.echo(json.dumps(inspection_json(inspection, folder, split, shown), indent=2))
+        from tui.cli.outputs import print_json
+
+        print_json(inspection_output(inspection, folder, split, shown))
         return
     from tui.tables.evaluation import inspection_lines
 
@@ -161,7 +162,9 @@ def print_evaluation(
         result = evaluate_checkpoint(trained, overrides, split, reserved)
     print_unread(result.unread, len(result.unread))
     if as_json:
-        typer.echo(json.dumps(evaluation_json(result, trained, folder, split), indent=2))
+        from tui.cli.outputs import print_json
+
+        print_json(evaluation_output(result, trained, folder, split))
     else:
         from tui.tables.evaluation import evaluation_lines
 
@@ -199,34 +202,35 @@ def print_unread(files: Iterable[str], count: int) -> None:
         typer.echo(f"{pluralize(count, 'image')} could not be read", err=True)
 
 
-def evaluation_json(
+def evaluation_output(
     result: CheckpointEvaluation, checkpoint: TrainedCheckpoint, run: RunFolder, split: Split
-) -> dict[str, Any]:
+) -> EvaluationOutput:
     """Return the output of `gputrain evaluate --json`."""
+    from tui.cli.model_outputs import EvaluationOutput
+
     evaluation, data = result.evaluation, result.config.data
-    return {
-        "format": 1,
-        "run": run.name,
-        "checkpoint": str(checkpoint.path),
-        "dataset": data.dataset,
-        "path": data.path,
-        "split": split,
-        "tta": result.config.eval.tta,
-        "input": {key: getattr(data, key) for key in ("val_resize", "val_crop", "fit", "interpolation")},
-        "images": evaluation.metrics.images,
-        "unread": len(result.unread),
-        "loss": evaluation.metrics.loss if math.isfinite(evaluation.metrics.loss) else None,
-        "top1": evaluation.metrics.accuracy,
-        "top5": evaluation.top5,
-        "classes": [
+    return EvaluationOutput(
+        run=run.name,
+        checkpoint=str(checkpoint.path),
+        dataset=data.dataset,
+        path=data.path,
+        split=split,
+        tta=result.config.eval.tta,
+        input={key: getattr(data, key) for key in ("val_resize", "val_crop", "fit", "interpolation")},
+        images=evaluation.metrics.images,
+        unread=len(result.unread),
+        loss=evaluation.metrics.loss,
+        top1=evaluation.metrics.accuracy,
+        top5=evaluation.top5,
+        classes=[
             {"name": name, "images": images, "accuracy": accuracy}
             for name, images, accuracy in zip(
                 checkpoint.classes, result.images_per_class, evaluation.per_class, strict=True
             )
         ],
-        "confusion": evaluation.confusion,
-        "metrics": {name: value if math.isfinite(value) else None for name, value in evaluation.own.items()},
-    }
+        confusion=evaluation.confusion,
+        metrics={**evaluation.own},
+    )
 
 
 def choose_lists(
@@ -254,26 +258,27 @@ def class_index(classes: Sequence[str], name: str) -> int:
     raise UsageError.one("--cell", f"the model has no class {name}{hint}", code="unknown-value")
 
 
-def inspection_json(
+def inspection_output(
     inspection: Inspection, run: RunFolder, split: Split, lists: Mapping[str, Sequence[InspectedImage]]
-) -> dict[str, Any]:
+) -> InspectionOutput:
     """Return the output of `gputrain evaluate --list LIST --json`."""
+    from tui.cli.model_outputs import InspectionOutput
+
     info = inspection.info
-    return {
-        "format": 1,
-        "run": run.name,
-        "checkpoint": info.checkpoint,
-        "step": info.step,
-        "epoch": info.epoch,
-        "dataset": info.dataset,
-        "folder": info.root,
-        "split": split,
-        "images": inspection.count(split),
-        "wrong": len(inspection.confident_mistakes(split)),
-        "unread": info.unread_count,
-        "classes": list(info.classes),
-        "lists": {name: [image_json(image, inspection) for image in images] for name, images in lists.items()},
-    }
+    return InspectionOutput(
+        run=run.name,
+        checkpoint=info.checkpoint,
+        step=info.step,
+        epoch=info.epoch,
+        dataset=info.dataset,
+        folder=info.root,
+        split=split,
+        images=inspection.count(split),
+        wrong=len(inspection.confident_mistakes(split)),
+        unread=info.unread_count,
+        classes=list(info.classes),
+        lists={name: [image_json(image, inspection) for image in images] for name, images in lists.items()},
+    )
 
 
 def image_json(image: InspectedImage, inspection: Inspection) -> dict[str, Any]:

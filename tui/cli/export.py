@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,7 +14,6 @@ from tui.cli.run_options import ModelOptions, takes_run, takes_weights
 
 if TYPE_CHECKING:
     from engine.inference.export import Export
-    from engine.inference.trained_model import TrainedCheckpoint
     from engine.runs.folder import RunFolder
 
 Format = Literal["safetensors", "torch-export", "onnx"]
@@ -60,7 +59,6 @@ def export(
     from engine.inference.export import ExportOptions, export_model
     from engine.inference.export_program import require_libraries
     from engine.inference.trained_model import read_trained_checkpoint
-    from engine.utils.codec import encode_indented
     from engine.utils.files import expand_user
     from engine.utils.text import printable
 
@@ -70,7 +68,17 @@ def export(
     trained = read_trained_checkpoint(folder, model.checkpoint, raw=model.raw, code_trust=model.trust)
     exported = export_model(trained, folder, target, options)
     if as_json:
-        typer.echo(encode_indented(export_json(exported, folder, trained)).decode())
+        from tui.cli.model_outputs import ExportOutput
+        from tui.cli.outputs import print_json
+
+        print_json(
+            ExportOutput(
+                run=folder.name,
+                checkpoint=str(trained.path),
+                files=list(map(str, exported.paths)),
+                proof=exported.proof.to_record(),
+            )
+        )
     else:
         typer.echo("\n".join(printable(str(path)) for path in exported.paths))
     print_proof(exported, folder.name)
@@ -92,14 +100,3 @@ def print_proof(exported: Export, run: str) -> None:
         print_warning(Problem("", f"{sentences} Check it with `gputrain export {run} {key}`.", code="not-proved"))
     else:
         typer.echo(printable(sentences), err=True)
-
-
-def export_json(exported: Export, run: RunFolder, checkpoint: TrainedCheckpoint) -> dict[str, Any]:
-    """Return the output of `gputrain export --json`."""
-    return {
-        "format": 1,
-        "run": run.name,
-        "checkpoint": str(checkpoint.path),
-        "files": list(map(str, exported.paths)),
-        "proof": exported.proof.to_record(),
-    }

@@ -19,7 +19,7 @@ import typer
 from engine.gpus.monitor import GpuMonitor, open_monitor
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.start_sampler import MIN_PERIOD_SECONDS
-from engine.utils.codec import encode, encode_indented
+from engine.utils.codec import encode
 from engine.utils.errors import UsageError
 from engine.utils.files import expand_user
 
@@ -72,7 +72,7 @@ def show_gpus(options: GpusOptions) -> None:
 def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: BinaryIO | None) -> None:
     output = _SnapshotPrinter(options)
     reported_error: str | None = None
-    remaining = options.sample_count
+    remaining, finder = options.sample_count, None
     # Before the output: while rich draws, sys.stdout is a proxy, which may not know that it is a terminal.
     with _stdin_keys() as keys, output:
         while remaining is None or remaining > 0:
@@ -84,6 +84,11 @@ def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: BinaryIO | 
 
                 typer.echo(str(no_driver_problem(snapshot)), err=True)
             reported_error = snapshot.error
+            if any(gpu.processes.value for gpu in snapshot.gpus):
+                from engine.command.orphans import OrphanFinder
+
+                finder = finder or OrphanFinder()
+                snapshot = finder.mark(snapshot)
             if record is not None:
                 record.write(encode(snapshot) + b"\n")
                 record.flush()
@@ -142,8 +147,12 @@ class _SnapshotPrinter:
         if self._record_only:
             return
         if self._options.json:
-            single = self._options.sample_count == 1
-            typer.echo(encode_indented(snapshot) if single else encode(snapshot))
+            from tui.cli.outputs import json_line, print_json
+
+            if self._options.sample_count == 1:
+                print_json(snapshot)
+            else:
+                typer.echo(json_line(snapshot))
             return
         from tui.tables.processes import snapshot_lines
 

@@ -21,9 +21,11 @@ from tui.cli.console import exit_on_usage_error
 from tui.cli.shells import complete_words
 from tui.cli.tree import COMMANDS, GUESSES, MACHINE, PREPARE, RESULTS, RUNS, TRAIN, WORDS, subcommands
 from tui.cli.usage_errors import one_line_usage_errors, takes_config_keys, unknown_command_problem
+from tui.cli.values import convert_late
 from tui.flags import FLAG_TO_KEY
 
 CONFIG_OPTIONS = "Config options"
+PANELS = ("Arguments", "Options")
 # Each command may end with them.
 ALWAYS = (ExitCode.FINISHED, ExitCode.FAILED, ExitCode.USAGE_ERROR)
 # No option of gputrain contains a dot.
@@ -48,6 +50,9 @@ class LazyGroup(TyperGroup):
 
     path = ""
     """Words before those of its commands, with a blank at the end."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return convert_late(super().get_params(ctx))
 
     def names(self) -> dict[str, str]:
         """Return its commands by name, each with its line of help."""
@@ -172,6 +177,11 @@ class HelpCommand(TyperCommand):
     takes_any_word = False
     """Whether its arguments may be any text."""
     needs_torch = False
+    core_advice = ""
+    """What to do without the libraries of the extra `train`, besides installing it."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return convert_late(super().get_params(ctx))
 
     def make_context(self, *arguments: Any, **extra: Any) -> Any:
         with one_line_usage_errors():
@@ -182,7 +192,7 @@ class HelpCommand(TyperCommand):
             if self.trains(ctx):
                 from engine.utils.libraries import check_training
 
-                check_training(ctx.command_path)
+                check_training(ctx.command_path, self.core_advice)
             return super().invoke(ctx)
 
     def trains(self, ctx: Any) -> bool:
@@ -218,6 +228,15 @@ class HelpCommand(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [param.metavar for param in self.params if param.param_type_name == "argument"]
         return ["[OPTIONS]", *(metavar for metavar in arguments if metavar)]
+
+    @property
+    def panels(self) -> tuple[str, ...]:
+        """The first sections of parameters on its help page, in their order."""
+        return PANELS
+
+    def panel_of(self, param: Any) -> str:
+        """Return the section of an option."""
+        return _panel_of(param)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_parameters(self, ctx, formatter)
@@ -290,17 +309,22 @@ def write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
     An argument that stands for several words, such as `[CONFIG] [KEY=VALUE]...`, has one line of help for each word.
     """
     _describe_flags(command)
-    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    sections: dict[str, list[tuple[str, str]]] = {title: [] for title in getattr(command, "panels", PANELS)}
+    panel_of = getattr(command, "panel_of", _panel_of)
     for param in command.get_params(ctx):
         if param.param_type_name == "argument":
             names, lines = param.metavar.split(), param.help.splitlines()
             sections["Arguments"].extend(zip(names, lines, strict=True))
         elif (record := param.get_help_record(ctx)) is not None:
-            sections.setdefault(getattr(param, "rich_help_panel", None) or "Options", []).append(record)
+            sections.setdefault(panel_of(param), []).append(record)
     for title, rows in sections.items():
         if rows:
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+
+def _panel_of(param: Any) -> str:
+    return getattr(param, "rich_help_panel", None) or "Options"
 
 
 def _describe_flags(command: Any) -> None:
@@ -322,5 +346,6 @@ def make_epilog(examples: Sequence[str], *notes: str, exit_codes: Mapping[int, s
         parts += ["", note]
     if exit_codes:
         meanings = {code: exit_codes.get(code) or MEANINGS[code] for code in sorted({*ALWAYS, *exit_codes})}
-        parts += ["", "\b\nExit codes:", *(f"  {code:d}  {meaning}" for code, meaning in meanings.items())]
+        width = len(f"{max(meanings)}")
+        parts += ["", "\b\nExit codes:", *(f"  {code:<{width}d}  {meaning}" for code, meaning in meanings.items())]
     return "\n".join(parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from engine.optim.lr_range import LossCurve, LrRange, LrSuggestion
     from engine.runs.events import Event
 
-LR_FIND_FORMAT = 1
 LR_KEY = "optim.lr"
 Pick = Literal["valley", "steepest"]
 """The suggestion that `--set` writes."""
@@ -90,9 +88,9 @@ class JsonReport:
     """Print everything as JSON lines to stdout: the events of the ranks, `lr_step`, `lr_found` and `lr_written`."""
 
     def show_event(self, event: Event) -> None:
-        from engine.runs.journal import to_line
+        from tui.cli.outputs import json_line
 
-        print(to_line(event), flush=True)
+        print(json_line(event), flush=True)
 
     def show_step(self, curve: LossCurve) -> None:
         self._print(
@@ -106,7 +104,6 @@ class JsonReport:
     def show_result(self, curve: LossCurve, suggestion: LrSuggestion | None) -> None:
         self._print(
             "lr_found",
-            format=LR_FIND_FORMAT,
             valley=suggestion and suggestion.valley,
             steepest=suggestion and suggestion.steepest,
             diverged=curve.diverged,
@@ -120,7 +117,9 @@ class JsonReport:
         pass
 
     def _print(self, kind: str, **values: Any) -> None:
-        print(json.dumps({"type": kind, **values}), flush=True)
+        from tui.cli.outputs import json_line
+
+        print(json_line({"type": kind, **values}), flush=True)
 
 
 def _finite(loss: float) -> float | None:

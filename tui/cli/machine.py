@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -15,11 +14,10 @@ from tui.cli.command import command
 from tui.cli.config_arguments import ConfigArguments, resolve_arguments
 from tui.cli.config_flags import FlagOverrides, config_flags
 from tui.cli.options import JsonOption, RunsDirOption, TrustCodeOption, count_option
+from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
     from engine.doctor.check import Check
-
-DOCTOR_FORMAT = 1
 
 
 @command(
@@ -110,11 +108,15 @@ def doctor(
     Checks CPU cores, memory, disk, driver, GPUs and PyTorch. Then checks a run of CONFIG, and runs an all-reduce.
     """
     from engine.doctor.examine import examine
+    from engine.utils.errors import UsageError
     from engine.utils.libraries import check_training
     from tui.cli.train import StartOptions, build_request, raise_problems
 
     refuse_urls(arguments or [])
     if send_test_message:
+        if (key := FLAG_TO_KEY["gpus"]) in flags:
+            advice = "leave one of them out"
+            raise UsageError.one(flags[key][0], "has no effect with --send-test-message", advice, code="conflict")
         config = resolve_arguments(arguments, flags, trust_code=trust_code).config
         raise typer.Exit(send_test(config.notify.urls, as_json=as_json))
     if arguments or flags:
@@ -136,7 +138,9 @@ def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> int:
     done: list[Check] = []
     if as_json:
         done = [check for area in areas for check in area]
-        typer.echo(json.dumps({"format": DOCTOR_FORMAT, "checks": [check.to_dict() for check in done]}, indent=2))
+        from tui.cli.outputs import DoctorOutput, print_json
+
+        print_json(DoctorOutput(checks=[check.to_dict() for check in done]))
     else:
         console = table_console()
         with console.status("checking") if sys.stdout.isatty() else nullcontext():
@@ -180,7 +184,9 @@ def send_test(urls: Sequence[str], *, as_json: bool) -> int:
         advice = f"set notify.urls=env:NAME, or write URLs into {user_file()} (chmod 600)"
         raise UsageError.one("notify.urls", "there is no destination", advice, code="missing-value")
     if as_json:
-        typer.echo(json.dumps([asdict(delivery) for delivery in deliveries], indent=2))
+        from tui.cli.outputs import DeliveriesOutput, print_json
+
+        print_json(DeliveriesOutput(deliveries=[asdict(delivery) for delivery in deliveries]))
     else:
         for delivery in deliveries:
             typer.echo(printable(delivery.line), err=not delivery.sent)

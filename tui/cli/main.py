@@ -45,13 +45,24 @@ def print_version(value: bool) -> None:
         raise typer.Exit
 
 
+def print_skill(value: bool) -> None:
+    if value:
+        from importlib.resources import files
+
+        typer.echo((files("tui.cli") / "skill.md").read_text(encoding="utf-8"), nl=False)
+        raise typer.Exit
+
+
+SkillOption = Annotated[
+    bool, typer.Option("--skill", callback=print_skill, is_eager=True, help="Print how coding agents use gputrain.")
+]
 VersionOption = Annotated[
     bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
 ]
 
 
 @app.callback()
-def gputrain(show_version: VersionOption = False) -> None:
+def gputrain(show_version: VersionOption = False, show_skill: SkillOption = False) -> None:
     """Train PyTorch models on multiple GPUs from a terminal.
 
     Runs continue when you disconnect: start one, close the laptop, attach again later.

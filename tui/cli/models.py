@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from engine.models.catalog import CatalogModel
     from engine.utils.errors import Problem
 
-MODELS_FORMAT = 1
-SUMMARY_FORMAT = 1
 # Counting this many models takes about a second and needs no message.
 MAX_SILENT_COUNT = 10
 SourceName = Literal["builtin", "torchvision", "timm"]
@@ -62,8 +59,10 @@ def list_models(
         raise typer.Exit(1)
     with_counts = with_parameter_counts(matches, announce_parameter_count, announce_problem)
     if as_json:
-        rows = [asdict(model) for model in with_counts]
-        typer.echo(json.dumps({"format": MODELS_FORMAT, "models": rows}, indent=2))
+        from tui.cli.model_outputs import ModelsOutput
+        from tui.cli.outputs import print_json
+
+        print_json(ModelsOutput(models=[asdict(model) for model in with_counts]))
     else:
         print_models(matches, with_counts)
 
@@ -121,7 +120,10 @@ def show(
         config = without_dataset(config)
     result = summarize_model(config, images)
     if as_json:
-        typer.echo(json.dumps({"format": SUMMARY_FORMAT, **dataclasses.asdict(result)}, indent=2))
+        from tui.cli.model_outputs import ModelOutput
+        from tui.cli.outputs import print_json
+
+        print_json(ModelOutput(**dataclasses.asdict(result)))
         return
     layers = [*layer_lines(result, depth), "", *total_lines(result), *group_lines(result)]
     for line in feature_lines(result) if stages else layers:

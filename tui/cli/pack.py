@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 import sys
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from engine.data.pack.writer import PackPlan, PackProgress, PackRequest, PackSummary
     from engine.data.sources.folder import ScanProgress
 
-PACK_FORMAT = 1
 MAX_LISTED_FILES = 10
 # Lines of progress where stderr is no terminal.
 PLAIN_SECONDS = 10.0
@@ -112,8 +110,10 @@ def print_expected_size(plan: PackPlan, *, as_json: bool) -> None:
 
     output, count, size = str(plan.request.output), len(plan.names), expected_size(plan)
     if as_json:
-        values = {"format": PACK_FORMAT, "output": output, "images": count, "expected_bytes": size}
-        typer.echo(json.dumps(values, indent=2))
+        from tui.cli.model_outputs import PackPlanOutput
+        from tui.cli.outputs import print_json
+
+        print_json(PackPlanOutput(output=output, images=count, expected_bytes=size))
     else:
         typer.echo(f"{printable(output)} would take about {format_bytes(size)}, {pluralize(count, 'image')}")
 
@@ -143,7 +143,10 @@ def print_summary(summary: PackSummary, *, as_json: bool) -> None:
     if len(summary.skipped) > MAX_LISTED_FILES:
         typer.echo(f"skipped: {len(summary.skipped) - MAX_LISTED_FILES} more files", err=True)
     if as_json:
-        typer.echo(json.dumps({"format": PACK_FORMAT, **asdict(summary)}, indent=2))
+        from tui.cli.model_outputs import PackOutput
+        from tui.cli.outputs import print_json
+
+        print_json(PackOutput(**asdict(summary)))
         return
     train, val = summary.images["train"], summary.images["val"]
     parts = f"{pluralize(train, 'training image')}, {val:,} for validation" if val else pluralize(train, "image")
@@ -184,8 +187,10 @@ def verify(
         typer.echo("stopped: not all images were checked", err=True)
         raise typer.Exit(STOPPED)
     if as_json:
-        values = {"format": PACK_FORMAT, "file": path, "images": images, "damaged": damaged}
-        typer.echo(json.dumps(values, indent=2))
+        from tui.cli.model_outputs import VerifyOutput
+        from tui.cli.outputs import print_json
+
+        print_json(VerifyOutput(file=path, images=images, damaged=damaged))
     elif images is not None and not damaged:
         typer.echo(f"{printable(path)}: {pluralize(images, 'image')}, all checksums are right")
     if damaged:

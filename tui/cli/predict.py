@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -162,21 +161,19 @@ def print_predictions_json(
 
     `failed` has the files that could not be read once all predictions have arrived.
     """
-    from engine.utils.codec import finite
+    from engine.utils.codec import encode
+    from tui.cli.outputs import json_line
 
-    header = json.dumps({"format": 1, "run": run.name, "checkpoint": str(checkpoint.path)})
+    header = json_line({"run": run.name, "checkpoint": str(checkpoint.path)})
     typer.echo(f'{header[:-1]}, "images": [', nl=False)
     separator = "\n"
     for prediction in predictions:
-        classes = [
-            # A model with non-finite weights outputs NaN.
-            {"name": name, "probability": finite(probability)}
-            for name, probability in prediction.classes
-        ]
-        typer.echo(separator + json.dumps({"path": str(prediction.file.path), "classes": classes}), nl=False)
+        classes = [{"name": name, "probability": probability} for name, probability in prediction.classes]
+        image = encode({"path": str(prediction.file.path), "classes": classes}).decode()
+        typer.echo(separator + image, nl=False)
         separator = ",\n"
     skipped = [
-        json.dumps({"path": str(file.file.path), "reason": error.message, "code": error.code})
+        encode({"path": str(file.file.path), "reason": error.message, "code": error.code}).decode()
         for file in failed
         if (error := file.error) is not None
     ]
@@ -199,17 +196,20 @@ def print_features(
     from engine.utils.text import pluralize, printable
 
     if as_json:
-        values = {
-            "format": 1,
-            "run": run.name,
-            "checkpoint": str(checkpoint.path),
-            "file": str(target),
-            "layer": result.layer,
-            "shape": list(result.shape),
-            "classes": list(result.classes),
-            "unread": result.unread,
-        }
-        typer.echo(json.dumps(values, indent=2))
+        from tui.cli.model_outputs import FeaturesOutput
+        from tui.cli.outputs import print_json
+
+        print_json(
+            FeaturesOutput(
+                run=run.name,
+                checkpoint=str(checkpoint.path),
+                file=str(target),
+                layer=result.layer,
+                shape=list(result.shape),
+                classes=list(result.classes),
+                unread=result.unread,
+            )
+        )
         return
     shape = "x".join(map(str, result.shape[1:])) or "1"
     labels = f", {pluralize(len(result.classes), 'class folder')}" if result.classes else ""

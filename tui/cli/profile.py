@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -10,19 +9,18 @@ import typer
 from engine.utils.errors import Problem, UsageError
 from tui.cli.command import command
 from tui.cli.console import print_error
-from tui.cli.options import JsonOption, NoWaitOption
+from tui.cli.options import JsonOption, NoWaitOption, timeout_option
 from tui.cli.run_control import answers
 from tui.cli.run_options import takes_run, watch_other_hosts
 
 if TYPE_CHECKING:
     from engine.runs.events import Profiled
     from engine.runs.folder import RunFolder
-    from engine.runs.profile_diagnosis import ProfileDiagnosis
     from engine.runs.profile_file import Profile
 
 # As in `engine.runs.control`, which the help must not import.
 DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS = 10, 100
-DEFAULT_TIMEOUT_SECONDS = 300.0
+DEFAULT_TIMEOUT = "5min"
 
 
 @command(
@@ -50,15 +48,7 @@ def profile(
     ] = None,
     stored: Annotated[bool, typer.Option("--stored", help="Show the newest profile that was taken before.")] = False,
     no_wait: NoWaitOption = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout",
-            metavar="SECONDS",
-            min=0,
-            help=f"Stop waiting after this time [default: {DEFAULT_TIMEOUT_SECONDS:g}]",
-        ),
-    ] = None,
+    timeout: Annotated[str | None, timeout_option(f" [default: {DEFAULT_TIMEOUT}]")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Profile training steps of a live run.
@@ -67,6 +57,7 @@ def profile(
     backward, exposed all-reduce and optimizer, the largest operators, and where the traces for Perfetto are.
     """
     from engine.runs.profile_file import newest_profile, read_profile
+    from engine.runs.query import parse_duration
     from engine.utils.codec import InvalidRecordError
 
     others = {"--steps": steps, "--no-wait": no_wait or None, "--timeout": timeout}
@@ -82,11 +73,13 @@ def profile(
         show(folder, *found, as_json=as_json)
         return
     steps = DEFAULT_PROFILE_STEPS if steps is None else steps
-    timeout = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
-    event = request_profile(folder, steps, 0.0 if no_wait else timeout)
+    timeout_s = parse_duration("--timeout", DEFAULT_TIMEOUT if timeout is None else timeout)
+    event = request_profile(folder, steps, 0.0 if no_wait else timeout_s)
     if event is None:
         if as_json:
-            typer.echo(json.dumps({"run": folder.name, "request": "profile", "steps": steps}, indent=2))
+            from tui.cli.outputs import ProfileRequestOutput, print_json
+
+            print_json(ProfileRequestOutput(run=folder.name, request="profile", steps=steps))
         typer.echo(f"Sent the profile request to {folder.name}; see the profile with --stored.", err=True)
         return
     name = event.folder.rpartition("/")[2]
@@ -151,7 +144,12 @@ def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> No
 
     path = str(shown_path(folder.profiles / name))
     if as_json:
-        typer.echo(profile_json(folder.name, path, profile, diagnose_profile(profile)))
+        from engine.utils.codec import asdict
+        from tui.cli.outputs import ProfileOutput, print_json
+
+        found = diagnose_profile(profile)
+        own = {"run": folder.name, "folder": path, "diagnosis": found.message, "straggler": found.straggler}
+        print_json(ProfileOutput(**asdict(profile) | own))
         return
     from tui.cli.console import table_console
     from tui.tables.profile import profile_lines, trace_lines
@@ -159,14 +157,6 @@ def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> No
     console = table_console()
     for line in (*profile_lines(profile, console.width), *trace_lines(profile, path)):
         console.print(line, soft_wrap=True)
-
-
-def profile_json(run: str, folder: str, profile: Profile, diagnosis: ProfileDiagnosis) -> bytes:
-    """Return the output of `gputrain runs profile --json`: the record, and its diagnosis."""
-    from engine.utils.codec import FORMAT, asdict, encode_indented
-
-    found = {"run": run, "folder": folder, "diagnosis": diagnosis.message, "straggler": diagnosis.straggler}
-    return encode_indented(found | {"format": FORMAT} | asdict(profile))
 
 
 def fail(reason: str, *, code: str) -> NoReturn:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
+from engine.runs.code_events import CodeChanged
 from engine.runs.command_events import CommandStarted
 from engine.runs.epoch_progress import EpochProgress
 from engine.runs.event_lines import (
@@ -34,7 +35,6 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.history import History
-from engine.runs.journal import to_line
 from engine.runs.root import runs_root
 from engine.utils.colors import with_colors, without_colors
 from engine.utils.text import printable
@@ -117,8 +117,10 @@ class JsonPrinter:
         self._out = DisconnectSafeStream(sys.stdout)
 
     def __call__(self, event: Event) -> None:
+        from tui.cli.outputs import json_line
+
         if not isinstance(event, RunStarting | TrainingProgress | CommandOutput):
-            self._out.write(to_line(event) + "\n")
+            self._out.write(json_line(event) + "\n")
             self._out.flush()
 
     def close(self) -> None:
@@ -201,7 +203,7 @@ class ProgressPrinter:
         self._history.add(event)
         self._epoch.add(event)
         for line in (*event_lines(event, self._history), *self._next.lines(event)):
-            style = "yellow" if isinstance(event, WarningEvent) else None
+            style = "yellow" if isinstance(event, WarningEvent | CodeChanged) else None
             if isinstance(event, RunFinished):
                 self.close()
                 style = {"finished": "green", "failed": "red"}.get(event.state, "yellow")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -23,11 +23,12 @@ from tui.cli.run_options import announce_watch
         "gputrain queue",
         "gputrain queue hold flowers-3",
         "gputrain queue move flowers-4 --first",
+        "gputrain queue begin flowers-4 22:00",
         "gputrain queue resume              after a reboot",
         "gputrain stop flowers-3            leaves the queue",
     ],
     "Between users, the order of arrival counts. A run arrives when it waits for GPUs only: not while it is held "
-    "or waits for another run. priority and move order your own runs.",
+    "or waits for another run or a time. priority and move order your own runs.",
 )
 def list_queue(*, runs_dir: RunsDirOption = None, as_json: JsonOption = False) -> None:
     """List the waiting runs of all users.
@@ -40,7 +41,9 @@ def list_queue(*, runs_dir: RunsDirOption = None, as_json: JsonOption = False) -
 
     rows = listing.list_queue(runs_root(runs_dir))
     if as_json:
-        typer.echo(json.dumps({"format": 1, "queue": [row.to_dict() for row in rows]}, indent=2))
+        from tui.cli.outputs import QueueOutput, print_json
+
+        print_json(QueueOutput(queue=[row.to_dict() for row in rows]))
     elif not rows:
         typer.echo("No run waits on this host.", err=True)
     else:
@@ -107,6 +110,24 @@ def priority(
     from engine.queue import edit
 
     typer.echo(edit.set_priority(edit.find_own_row(run, runs_root(runs_dir)), value), err=True)
+
+
+@command(["gputrain queue begin flowers-3 now+2h", "gputrain queue begin flowers-3 now"])
+def begin(
+    *,
+    run: Annotated[str, run_argument()],
+    when: Annotated[str, typer.Argument(metavar="TIME", help="As for --begin; now for no more wait.")],
+    runs_dir: RunsDirOption = None,
+) -> None:
+    """Change the time before which a waiting run does not start."""
+    from engine.config.begin_time import begin_time
+    from engine.queue import edit
+
+    row, now = edit.find_own_row(run, runs_root(runs_dir)), time.time()
+    if (seconds := begin_time(when, now)) is None:
+        reason = f"{when!r} is no time; type now, now+2h, 22:00, tomorrow or 2026-12-01T08:00 (local)"
+        raise UsageError.one("TIME", reason, code="invalid-value")
+    typer.echo(edit.set_begin(row, seconds if seconds > now else 0.0), err=True)
 
 
 @command(["gputrain queue resume", "gputrain queue resume flowers-3 flowers-4"])

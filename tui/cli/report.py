@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,7 +38,7 @@ Axis = Literal["epoch", "step", "images", "hours"]
     ],
     "Metrics: loss, accuracy, train_loss, val_loss, train_accuracy, val_accuracy, val_top5, ema_val_loss, "
     "ema_val_accuracy, lr, grad_norm, images_per_second, data_wait, seconds, and others by their names.",
-    "Needs matplotlib and jinja2: pip install matplotlib jinja2",
+    "Needs the extra report, with matplotlib and jinja2; in a clone of gputrain: pip install '.[report]'",
 )
 def report(
     *,
@@ -68,6 +67,9 @@ def report(
     separate: Annotated[
         bool, typer.Option("--separate", help="Do not join runs that differ in the seed alone.")
     ] = False,
+    code: Annotated[
+        bool, typer.Option("--code", help="Show the recorded code on the page, as diffs; read it before you share it.")
+    ] = False,
     better: BetterOption = None,
     force: ForceOption = False,
     runs_dir: RunsDirOption = None,
@@ -84,6 +86,7 @@ def report(
 
     A path stands for all runs that other trainers have written below it: a page has a chart for each of their metrics.
     """
+    from engine.code.difference import code_texts
     from engine.foreign.folders import require_unwatched
     from engine.report.output import check_output, make_mark, write_output
     from engine.report.page import MARK_KIND as PAGE_KIND
@@ -103,6 +106,10 @@ def report(
     kind = "" if is_page else file_format(path)
     figure_options = {"--metric": metrics, "--x": x, "--width": width, "--smooth": smooth}
     figure_options |= {"--log": log or None, "--separate": separate or None}
+    if code and not is_page:
+        raise UsageError.one(
+            "--code", f"has no effect on the figure {path}", "write a page: -o page.html", code="no-effect"
+        )
     given = [name for name, value in figure_options.items() if value is not None]
     if is_page and given:
         advice = "write a figure: -o curves.pdf, .svg or .png"
@@ -129,11 +136,13 @@ def report(
     shown = list(map(as_foreign, found))
     with reading_line(shown) as on_read:
         if is_page:
-            data = make_page(shown, directions, on_read).encode(errors="replace")
+            data = make_page(shown, directions, on_read, code_texts(found) if code else ()).encode(errors="replace")
         else:
             data = make_plot(shown, options, kind, print_warning, on_read)
     written = write_output(path, data, mark, force=force)
     if as_json:
-        typer.echo(json.dumps({"format": 1, "runs": names, "file": str(written)}, indent=2))
+        from tui.cli.outputs import ReportOutput, print_json
+
+        print_json(ReportOutput(runs=names, file=str(written)))
     else:
         typer.echo(printable(str(written)))

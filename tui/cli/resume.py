@@ -9,27 +9,48 @@ from tui.cli.command import command
 from tui.cli.config_arguments import ChangesArgument
 from tui.cli.config_flags import FlagOverrides, config_flags
 from tui.cli.options import run_argument
-from tui.cli.run_command import check_keys, stored_command
+from tui.cli.resume_command import renew_command, stored_command, takes_resume_options
+from tui.cli.run_command import (
+    CommandOptions,
+    ResumeCommand,
+    check_keys,
+    check_no_options,
+    is_command_key,
+    typer_context,
+)
 from tui.cli.run_options import find_runs
 from tui.cli.train import EXIT_CODES, StartOptions, build_request, start_run, takes_start
 
+COMMAND_ADVICE = "a command starts again as it was typed; --on-resume adds arguments, and a new run can have others"
+
 
 @command(
-    ["gputrain resume last", "gputrain resume fashion-17 --headless --epochs 30"],
+    [
+        "gputrain resume last",
+        "gputrain resume fashion-17 --headless --epochs 30",
+        "gputrain resume train-3 --queue --detach --env WANDB_API_KEY",
+    ],
+    "A command starts again with the environment that it was first started with. The variables of Slurm are those of "
+    "this shell.",
+    "The exit code of a command is that of `gputrain run -- COMMAND`.",
     exit_codes=EXIT_CODES,
+    kind=ResumeCommand,
 )
 @config_flags()
 @takes_start
+@takes_resume_options
 def resume(
     *,
     run: Annotated[str, run_argument()],
     changes: ChangesArgument = None,
     flags: FlagOverrides,
     start: StartOptions,
+    options: CommandOptions,
 ) -> None:
     """Resume a run from its last checkpoint, or start its command again.
 
-    The run keeps the config it was started with, except for the values set here.
+    The run keeps the config it was started with, except for the values set here. A command gets the arguments of
+    --on-resume behind its own.
     """
     from engine.command.spec import has_command
     from engine.config.loader import resolve_config
@@ -38,12 +59,16 @@ def resume(
 
     [folder] = find_runs([run], start.runs_dir, trust_owner=start.trust_owner)
     is_command = has_command(folder)
+    typer_context().meta[ResumeCommand.IS_COMMAND] = is_command
     if not is_command:
+        check_no_options(options, "gputrain run … -- COMMAND")
         check_training("gputrain resume")
     if not folder.config.exists():
         raise UsageError.one(folder.name, "has no config.yaml to resume with; start a new run", code="not-found")
-    if any("=" not in change for change in changes or []):
-        raise UsageError.one(" ".join(changes or []), "set values as section.key=value", code="invalid-value")
+    if is_command and (words := [word for word in changes or [] if not is_command_key(word.partition("=")[0])]):
+        raise UsageError.one(" ".join(words), "is nothing that a command takes here", COMMAND_ADVICE, code="no-effect")
+    if words := [change for change in changes or [] if "=" not in change]:
+        raise UsageError.one(" ".join(words), "set values as section.key=value", code="invalid-value")
     own: FlagOverrides = {"run.resume": ("gputrain resume", True), "run.name": ("gputrain resume", folder.name)}
     typed, name = flags.get("run.name", own["run.name"])
     if name != folder.name:
@@ -55,6 +80,7 @@ def resume(
         lambda: resolve_config(str(folder.config), changes or [], flags | own, trust_code=start.trust_code), start
     )
     if is_command:
-        check_keys(request, flags)
-        request = replace(request, command=stored_command(folder, trust_code=start.trust_code), warnings=())
+        check_keys(request.typed, flags, COMMAND_ADVICE)
+        command = renew_command(stored_command(folder, trust_code=start.trust_code), options)
+        request = replace(request, command=command, warnings=())
     start_run(request, start)

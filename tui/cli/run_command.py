@@ -5,12 +5,11 @@ What precedes `--` is that of `gputrain run`, see `tui.cli.train`. What follows 
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,20 +20,22 @@ from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.exit_codes import CommandExit, ExitCode
 from tui.cli.command import Callback, expand_parameter
 from tui.cli.config_flags import FlagOverrides
-from tui.cli.console import exit_on_usage_error, print_warning
-from tui.cli.help import HelpCommand, guard_minus_words
+from tui.cli.console import exit_on_usage_error
+from tui.cli.help import CONFIG_OPTIONS, HelpCommand, guard_minus_words
+from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
     from engine.command.spec import Command
     from engine.launch.request import RunRequest
-    from engine.runs.folder import RunFolder
-COMMAND_PANEL = "Command options"
+COMMAND_PANEL, SHARED_PANEL = "Options of commands", "Options of trainings and commands"
+TRAINING_PANEL = "Options of trainings"
 # Config keys that have an effect on a command, besides the sections queue and notify.
-COMMAND_KEYS = frozenset({"run.name", "run.resume", "run.max_restarts", "device.gpus", "device.wait"})
+COMMAND_KEYS = frozenset({
+    "run.name", "run.resume", "run.max_restarts", "run.requeue", "run.snapshot", "device.gpus", "device.wait",
+})  # fmt: skip
 COMMAND_SECTIONS = ("queue.", "notify.")
-# Of what a stored command would run, in an error.
-MAX_SHOWN_CHARS, MAX_VARIABLE_CHARS, MAX_SHOWN_VARIABLES = 4000, 200, 100
-PROGRAM_ENDINGS = (".py", ".sh", ".bash", ".pl", ".rb", ".r", ".R", ".jl")
+# Options of a shared key that have no key of their own.
+SHARED_FLAGS = frozenset({"ngpu", "after_any"})
 CONFIG_ENDINGS = (".yaml", ".yml")
 EXIT_CODES = {"command-not-executable": CommandExit.NOT_EXECUTABLE, "command-not-found": CommandExit.NOT_FOUND}
 """Exit codes by the codes of problems; any other is 125."""
@@ -51,60 +52,78 @@ class CommandOptions:
     gpu_ids: Literal["index", "uuid"] = "index"
     no_tty: bool = False
     no_slurm_env: bool = False
+    data: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     parse: tuple[str, ...] = ()
+    on_resume: str | None = None
     try_parse: str | None = None
 
 
-def takes_command(function: Callback) -> Callback:
-    """Replace the parameters `words`, those of the command or None, and `options: CommandOptions`."""
+def command_option(name: str, help_text: str, metavar: str | None = None) -> Any:
+    return typer.Option(name, help=help_text, metavar=metavar, rich_help_panel=COMMAND_PANEL)
 
-    def option(name: str, help_text: str, metavar: str | None = None) -> Any:
-        return typer.Option(name, help=help_text, metavar=metavar, rich_help_panel=COMMAND_PANEL)
 
-    many = list[str] | None
+ON_RESUME = command_option("--on-resume", "Arguments to add when it starts again: '--resume auto'.", "ARGS")
+
+
+def takes_command(function: Callback, without: Collection[str] = ()) -> Callback:
+    """Replace the parameters `words`, those of the command or None, and `options: CommandOptions`, which keep the
+    defaults of the options `without`."""
+    option, many = command_option, list[str] | None
     parameters: dict[str, tuple[Any, Any]] = {
-        "cwd": (Annotated[str | None, option("--cwd", "Working folder of the command.", "DIR")], None),
+        "cwd": (Annotated[str | None, option("--cwd", "Working folder [default: this one]", "DIR")], None),
         "env": (
-            Annotated[many, option("--env", "Set a variable, or keep NAME of this shell.", "KEY=VALUE|NAME")], None
+            Annotated[
+                many, option("--env", "Set a variable, or with NAME alone that of this shell.", "KEY=VALUE|NAME")
+            ],
+            None,
         ),
-        "tag": (Annotated[many, option("--tag", "Put a tag on the run.", "TAG")], None),
-        "stop_signal": (Annotated[str, option("--stop-signal", "What asks the command to stop.", "SIGNAL")], "INT"),
+        "tag": (Annotated[many, option("--tag", "Put a tag on the run; repeat for more.", "TAG")], None),
+        "stop_signal": (
+            Annotated[str, option("--stop-signal", "Signal that asks the command to stop.", "SIGNAL")], "INT"
+        ),
         "gpu_ids": (
             Annotated[
-                Literal["index", "uuid"], option("--gpu-ids", "How CUDA_VISIBLE_DEVICES names the GPUs: index or uuid.")
+                Literal["index", "uuid"], option("--gpu-ids", "How CUDA_VISIBLE_DEVICES names the GPUs.")
             ],
             "index",
         ),
-        "no_tty": (Annotated[bool, option("--no-tty", "Give the command pipes in place of a terminal.")], False),
+        "no_tty": (Annotated[bool, option("--no-tty", "Connect its output to pipes and not to a terminal.")], False),
         "no_slurm_env": (
             Annotated[bool, option("--no-slurm-env", "Hide the SLURM variables from the command.")], False
         ),
+        "data": (
+            Annotated[many, option("--data", "What it reads, for --needed: names, sizes, times.", "PATH")], None
+        ),
         "metrics": (
-            Annotated[many, option("--metrics", "Where its metric files are [default: below --cwd]", "PATH")], None
+            Annotated[many, option("--metrics", "File or folder with metrics [default: those below --cwd]", "PATH")],
+            None,
         ),
         "parse": (
             Annotated[
                 many,
-                option("--parse", "Find metrics in the output: 'loss[=: ]+(?P<loss>[0-9.eE+-]+)'.", "REGEX"),
+                option("--parse", "Find metrics in the output, too: (?P<NAME>...) is the value of NAME.", "REGEX"),
             ],
             None,
         ),
+        "on_resume": (Annotated[str | None, ON_RESUME], None),
         "try_parse": (
             Annotated[str | None, option("--try-parse", "Show what is found in FILE, and run nothing.", "FILE")], None
         ),
     }  # fmt: skip
 
     def combine(values: dict[str, Any]) -> CommandOptions:
-        for name in ("env", "tag", "metrics", "parse"):
-            values[name] = tuple(values[name] or ())
+        for name in ("env", "tag", "data", "metrics", "parse"):
+            if name in values:
+                values[name] = tuple(values[name] or ())
         return CommandOptions(**values)
 
-    with_options = expand_parameter(function, "options", parameters, combine)
+    kept = {name: parameter for name, parameter in parameters.items() if name not in without}
+    with_options = expand_parameter(function, "options", kept, combine)
 
     def words(_: dict[str, Any]) -> Sequence[str] | None:
         context = typer_context()
-        found: Sequence[str] | None = context.meta.get(RunCommand.WORDS)
+        found: Sequence[str] | None = context.meta.get(WordsCommand.WORDS)
         return found
 
     return expand_parameter(with_options, "words", {}, words)
@@ -117,11 +136,34 @@ def typer_context() -> Any:
     return get_current_context()
 
 
-class RunCommand(HelpCommand):
-    """`gputrain run`, whose exit codes with a command are those of env(1)."""
+class WordsCommand(HelpCommand):
+    """A command that may have the command of another program behind `--`, which needs no torch."""
 
     WORDS = "gputrain.command"
     """Key of the words of the command in the context."""
+    core_advice = "any other program runs without it: gputrain run -- COMMAND"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        before, words = split_command(args)
+        ctx.meta[self.WORDS] = words
+        if not ctx.resilient_parsing:
+            with exit_on_usage_error():
+                if words is None:
+                    self.check_config(before)
+                elif not words or not words[0]:
+                    reason = "the command is empty" if words else "no command follows"
+                    raise UsageError.one("--", f"{reason}; type one, as in -- python train.py", code="missing-value")
+        return super().parse_args(ctx, before)
+
+    def check_config(self, args: Sequence[str]) -> None:
+        """Check the arguments of a line without a command. Raises UsageError."""
+
+    def trains(self, ctx: Any) -> bool:
+        return super().trains(ctx) and ctx.meta[self.WORDS] is None
+
+
+class RunCommand(WordsCommand):
+    """`gputrain run`, whose exit codes with a command are those of env(1)."""
 
     def make_context(self, info_name: Any, args: list[str], *arguments: Any, **extra: Any) -> Any:
         is_command = "--" in args
@@ -130,27 +172,45 @@ class RunCommand(HelpCommand):
         except typer.Exit as end:
             raise _as_command_exit(end, is_command=is_command) from end
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        before, words = split_command(args)
-        ctx.meta[self.WORDS] = words
-        if not ctx.resilient_parsing:
-            with exit_on_usage_error():
-                if words is None:
-                    check_config_word(self, before)
-                elif not words:
-                    raise UsageError.one(
-                        "--", "no command follows; type one, as in -- python train.py", code="missing-value"
-                    )
-        return super().parse_args(ctx, before)
+    def check_config(self, args: Sequence[str]) -> None:
+        check_config_word(self, args)
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        super().format_usage(ctx, formatter)
+        formatter.write_usage(ctx.command_path, "[OPTIONS] -- COMMAND...", prefix=" " * len("Usage: "))
+
+    def panel_of(self, param: Any) -> str:
+        panel = super().panel_of(param)
+        if panel != CONFIG_OPTIONS:
+            return panel
+        key = FLAG_TO_KEY.get(param.name, "")
+        return SHARED_PANEL if param.name in SHARED_FLAGS or is_command_key(key) else TRAINING_PANEL
+
+    @property
+    def panels(self) -> tuple[str, ...]:
+        return (*super().panels, SHARED_PANEL, COMMAND_PANEL, TRAINING_PANEL)
 
     def trains(self, ctx: Any) -> bool:
-        return super().trains(ctx) and ctx.meta[self.WORDS] is None and ctx.params.get("try_parse") is None
+        return super().trains(ctx) and ctx.params.get("try_parse") is None
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except typer.Exit as end:
             raise _as_command_exit(end, is_command=ctx.meta[self.WORDS] is not None) from end
+
+
+class ResumeCommand(HelpCommand):
+    """`gputrain resume`, whose exit codes for a command are those of `gputrain run -- COMMAND`."""
+
+    IS_COMMAND = "gputrain.is_command"
+    """Key of whether the run is that of a command, in the context."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.Exit as end:
+            raise _as_command_exit(end, is_command=ctx.meta.get(self.IS_COMMAND, False)) from end
 
 
 def _as_command_exit(end: Any, *, is_command: bool) -> Any:
@@ -171,25 +231,30 @@ def split_command(args: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 def check_config_word(command: Any, args: Sequence[str]) -> None:
     """Raise UsageError if the first word of `gputrain run` is a program and no config, with the line to type."""
+    from engine.command.interpreters import INTERPRETERS
+
     words = [word for word in guard_minus_words(command, args)[1] if "=" not in word.partition("/")[0]]
     if not words or not is_program(words[0]):
         return
-    place = [*args].index(words[0])
+    place, interpreter = [*args].index(words[0]), INTERPRETERS.get(PurePath(words[0]).suffix)
     typed = [*args[place:]]
-    if words[0].endswith(".py") and not os.access(words[0], os.X_OK):
-        typed.insert(0, "python")
+    if interpreter is not None and not os.access(words[0], os.X_OK):
+        typed.insert(0, interpreter)
     line = shlex.join(["gputrain", "run", *args[:place], "--", *typed])
+    if interpreter is not None and not Path(words[0]).exists():
+        raise UsageError.one(words[0], "there is no such file", f"a script runs with {line}", code="not-found")
     raise UsageError.one(words[0], f"is a program and no config; to run it: {line}", code="not-a-config")
 
 
 def is_program(word: str) -> bool:
     """Whether a word that stands for a config names a script or another program."""
+    from engine.command.interpreters import INTERPRETERS
     from engine.config.loader import presets
 
     path = PurePath(word)
     if path.suffix in CONFIG_ENDINGS or word in presets():
         return False
-    if path.suffix in PROGRAM_ENDINGS:
+    if path.suffix in INTERPRETERS:
         return True
     if Path(word).is_file():
         return os.access(word, os.X_OK)
@@ -202,14 +267,11 @@ def with_command(
     """Return a request to run the words of a command, None for a training. Raises UsageError."""
     request = replace(request, tags=options.tag)
     if words is None:
-        if (option := _first_set(options)) is not None:
-            raise UsageError.one(option, "is for a command: gputrain run … -- COMMAND", code="conflict")
+        check_no_options(options, "gputrain run … -- COMMAND")
         return request
     if file is not None:
         raise UsageError.one(file, "is a config beside the command behind `--`; keep one of them", code="conflict")
-    if request.dry_run:
-        raise UsageError.one("--dry-run", "is for trainings; a command has no plan to print", code="conflict")
-    check_keys(request, flags)
+    check_keys(request.typed, flags)
     return replace(
         request,
         command=make_command(words, options),
@@ -218,56 +280,24 @@ def with_command(
     )
 
 
-def stored_command(folder: RunFolder, *, trust_code: bool) -> Command:
-    """Return the command of a run that is resumed. Raises UsageError unless this user wrote it or trusts it."""
-    from engine.command.spec import foreign_command_reason, read_command
-
-    command = read_command(folder)
-    file_reason, folder_reason = foreign_command_reason(folder), folder.foreign_reason()
-    reason = (
-        f"{folder.command.name} {file_reason}" if file_reason else f"the run {folder_reason}" if folder_reason else ""
-    )
-    if not reason:
-        return command
-    for line in describe_command(command, os.environ):
-        typer.echo(line, err=True)
-    if not trust_code:
-        advice = "run it anyway with --trust-code"
-        raise UsageError([Problem(folder.name, f"its command does not run: {reason}", advice, code="untrusted-code")])
-    print_warning(Problem("", f"--trust-code: runs this command, although {reason}", code="untrusted-code"))
-    return command
-
-
-def describe_command(command: Command, own: Mapping[str, str]) -> Iterator[str]:
-    """Yield lines that tell what a stored command would run, compared with the environment `own` of this shell."""
-    from engine.utils.redaction import redact
-    from engine.utils.text import printable
-
-    def bound(text: str, max_chars: int) -> str:
-        text, more = printable(text[:max_chars]), len(text) - max_chars
-        return f"{text} … and {more} characters more" if more > 0 else text
-
-    yield f"command: {bound(shlex.join(command.argv), MAX_SHOWN_CHARS)}"
-    yield f"folder: {bound(command.cwd, MAX_SHOWN_CHARS)}"
-    yield f"stop signal: {command.stop_signal}"
-    others = [(name, value) for name, value in command.environment.items() if own.get(name) != value]
-    for name, value in others[:MAX_SHOWN_VARIABLES]:
-        yield f"variable: {bound(f'{name}={redact(name, value)}', MAX_VARIABLE_CHARS)}"
-    if len(others) > MAX_SHOWN_VARIABLES:
-        yield f"and {len(others) - MAX_SHOWN_VARIABLES} more variables that this shell does not have"
-
-
-def _first_set(options: CommandOptions) -> str | None:
-    """Return the first option that only a command has and that is set."""
+def check_no_options(options: CommandOptions, line: str) -> None:
+    """Raise UsageError for the first option that only a command has and that is set; `line` has a command."""
     default = CommandOptions(tag=options.tag)
-    changed = (name for name in vars(default) if getattr(options, name) != getattr(default, name))
-    return next((f"--{name.replace('_', '-')}" for name in changed), None)
+    for name in vars(default):
+        if getattr(options, name) != getattr(default, name):
+            raise UsageError.one(f"--{name.replace('_', '-')}", f"is for a command: {line}", code="conflict")
 
 
-def check_keys(request: RunRequest, flags: FlagOverrides) -> None:
+def is_command_key(key: str) -> bool:
+    """Whether a config key has an effect on a command."""
+    return key in COMMAND_KEYS or key.startswith(COMMAND_SECTIONS)
+
+
+def check_keys(
+    keys: Iterable[str], flags: FlagOverrides, advice: str = "an option of the command follows its name behind `--`"
+) -> None:
     """Raise UsageError for what was typed for a training, which a command does not have."""
-    typed = sorted(key for key in request.typed if key not in COMMAND_KEYS and not key.startswith(COMMAND_SECTIONS))
-    advice = "an option of the command follows its name behind `--`"
+    typed = sorted(key for key in keys if not is_command_key(key))
     raise_if_any(
         [
             Problem(flags[key][0] if key in flags else key, "sets a training of gputrain", advice, code="no-effect")
@@ -297,8 +327,28 @@ def make_command(words: Sequence[str], options: CommandOptions) -> Command:
         tty=not options.no_tty,
         gpu_ids=options.gpu_ids,
         parse=options.parse,
+        data=options.data,
         metrics=options.metrics,
+        on_resume=split_on_resume(options.on_resume or "", words),
+        slurm_env=not options.no_slurm_env,
     )
+
+
+def split_on_resume(text: str, words: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments that are added to the words of a command when it starts again. Raises UsageError."""
+    from engine.command.inner_commands import ends_with_shell_line
+
+    try:
+        arguments = tuple(shlex.split(text))
+    except ValueError as error:
+        advice = "quote them as in a shell: --on-resume '--resume auto'"
+        reason = f"cannot be split into arguments: {str(error).lower()}"
+        raise UsageError.one("--on-resume", reason, advice, code="invalid-value") from error
+    if arguments and ends_with_shell_line(words):
+        reason = "the line of a shell behind -c takes no further arguments"
+        advice = 'put it into a script that passes "$@" on'
+        raise UsageError.one("--on-resume", reason, advice, code="conflict")
+    return arguments
 
 
 def _signal_name(text: str) -> str:
@@ -310,9 +360,8 @@ def _signal_name(text: str) -> str:
         return signal.Signals(int(name)).name
     name = name if name.startswith("SIG") else f"SIG{name}"
     if name not in STOP_SIGNALS:
-        raise UsageError.one(
-            "--stop-signal", f"{text} cannot ask to stop; type INT, TERM, USR1 …", code="invalid-value"
-        )
+        reason = f"{text} cannot ask to stop; type INT, TERM, USR1 …"
+        raise UsageError.one("--stop-signal", reason, code="invalid-value")
     return name
 
 
@@ -332,16 +381,17 @@ def show_try_parse(options: CommandOptions, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from engine.command.try_parse import try_parse
-    from engine.utils.codec import finite
     from engine.utils.text import pluralize, printable
     from tui.cli.console import print_table
     from tui.tables.tried_metrics import TRIED_COLUMNS
 
     tried = try_parse(Path(str(options.try_parse)), options.parse)
     if as_json:
-        metrics = {name: asdict(each) | {"last": finite(each.last)} for name, each in tried.metrics.items()}
-        counts = {"lines": tried.num_lines, "lines_used": tried.num_used}
-        typer.echo(json.dumps({"format": 1, "metrics": metrics, **counts, "problem": tried.problem}, indent=2))
+        from tui.cli.outputs import TryParseOutput, print_json
+
+        found = {name: asdict(each) for name, each in tried.metrics.items()}
+        lines, used, problem = tried.num_lines, tried.num_used, tried.problem
+        print_json(TryParseOutput(metrics=found, lines=lines, lines_used=used, problem=problem))
         return
     if tried.metrics:
         print_table(TRIED_COLUMNS, list(tried.metrics.items()))

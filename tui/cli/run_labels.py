@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -187,10 +186,12 @@ def trash(
         values = [
             {"name": run.name, "entry": run.entry, "folder": str(run.path), "deleted_at": run.deleted_at}
             | {"files": contents[run.entry].files, "size_bytes": contents[run.entry].size_bytes}
-            | {"checkpoints": contents[run.entry].checkpoints}
+            | {"checkpoints": contents[run.entry].checkpoints, "made": list(contents[run.entry].made)}
             for run in runs
         ]
-        typer.echo(json.dumps({"format": 1, "runs": values}, indent=2))
+        from tui.cli.outputs import TrashOutput, print_json
+
+        print_json(TrashOutput(runs=values))
     elif runs:
         columns: list[Column[TrashedRun]] = [
             Column("name", "name", lambda run: run.entry),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
@@ -19,9 +18,10 @@ from tui.cli.options import BetterOption, JsonOption, RunsDirOption, count_optio
 from tui.cli.tree import subcommands
 
 if TYPE_CHECKING:
-    from engine.runs.query import Query, SortOrder
+    from engine.runs.query import Query
     from engine.runs.run_list import RunList
     from engine.runs.run_row import RunRow
+    from engine.runs.sort_order import SortOrder
 
 # After this time, a terminal shows what takes long.
 PATIENCE_SECONDS = 1.0
@@ -100,14 +100,17 @@ def list_runs(
     from engine.runs.fields import command_arguments
     from engine.runs.keys import quote_key
     from engine.runs.metric_directions import read_directions
-    from engine.runs.metrics import own_metrics
-    from engine.runs.query import SortOrder, find_best_condition, parse_columns, parse_query
+    from engine.runs.metrics import metric_names
+    from engine.runs.query import find_best_condition, parse_columns, parse_query
     from engine.runs.root import runs_root
     from engine.runs.run_list import RunList
+    from engine.runs.sort_order import SortOrder
+    from engine.utils.codec import replace
     from engine.utils.errors import UsageError, nearest
     from engine.utils.text import pluralize, printable
     from tui.cli.console import print_table
-    from tui.tables.runs import field_column, listed_columns
+    from tui.cli.outputs import RunsOutput, print_json
+    from tui.tables.runs import field_columns, listed_columns
 
     root = runs_root(runs_dir)
     directions = read_directions(root, better or ())
@@ -117,7 +120,7 @@ def list_runs(
     run_list = RunList(root)
     _read(run_list)
     # The metrics of the runs are keys, too.
-    own = own_metrics((row.record for row in run_list.rows), directions)
+    own = metric_names((row.record for row in run_list.rows), directions)
     arguments = command_arguments(run_list.rows)
     fields = None if columns is None else parse_columns(columns, own, arguments)
     # The list is sorted by start, newest first, as it is read.
@@ -131,15 +134,18 @@ def list_runs(
     if quiet:
         sys.stdout.writelines(f"{printable(row.name)}\n" for row in rows)
     elif as_json:
-        values = [row.to_dict() for row in rows]
+        values = [row.values() for row in rows]
         if fields is not None:
-            for row, value in zip(rows, values, strict=True):
-                value["columns"] = {field.name: field.value(row) for field in fields}
-        typer.echo(json.dumps({"format": 1, "runs": values}, indent=2))
+            values = [
+                replace(each, columns={field.name: field.value(row) for field in fields})
+                for row, each in zip(rows, values, strict=True)
+            ]
+        print_json(RunsOutput(runs=values))
     elif rows:
-        print_table(listed_columns(rows) if fields is None else [field_column(field) for field in fields], rows)
+        print_table(listed_columns(rows) if fields is None else field_columns(fields, rows), rows)
     elif run_list.count == 0:
-        typer.echo(f"There are no runs in {root}. Start one with `gputrain run CONFIG --runs-dir {root}`.", err=True)
+        start = f"gputrain run --runs-dir {shlex.quote(str(root))}"
+        typer.echo(f"There are no runs in {root}. Start one with `{start} CONFIG` or `{start} -- COMMAND`.", err=True)
     else:
         typer.echo(f"None of the {pluralize(run_list.count, 'run')} in {root} matches.", err=True)
     _name_survivors(rows)

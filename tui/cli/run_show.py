@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import typer
@@ -27,20 +26,25 @@ def show(*, folder: RunFolder, as_json: JsonOption = False) -> None:
     from engine.runs.metric_directions import read_directions
     from engine.runs.record_completion import open_run
     from engine.runs.run_row import make_row
+    from engine.show.outcome import find_outcome, shown_run
     from tui.cli.console import table_console
+    from tui.cli.outputs import print_json
     from tui.tables import fact_lines
     from tui.tables.config import config_changes
     from tui.tables.preview import change_lines
     from tui.tables.run_facts import run_facts
 
-    row = make_row(folder, *open_run(folder))
+    row, directions = make_row(folder, *open_run(folder)), read_directions(folder.path.parent)
+    outcome = find_outcome(folder, row, directions)
     if as_json:
-        typer.echo(json.dumps({"format": 1} | row.to_dict(), indent=2))
+        print_json(shown_run(row, outcome))
         return
     console = table_console()
-    facts = {"name": printable(row.name)} | run_facts(row, folder, read_directions(folder.path.parent))
+    facts = {"name": printable(row.name)} | run_facts(row, folder, directions)
     for line in fact_lines(facts):
         typer.echo(line)
+    if row.record.command:
+        return
     typer.echo()
     for changed in change_lines(config_changes(row.record.config or {}), console.width):
         console.print(changed, soft_wrap=True)

@@ -1,10 +1,13 @@
-"""`gputrain sweep`: search the values of config keys, and list, show, stop and resume searches."""
+"""`gputrain sweep`: search values of config keys or of the arguments of a script, and list, show and stop searches."""
 
 from __future__ import annotations
 
-import json
+import shlex
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,20 +16,34 @@ import typer
 from engine.sweeps import Pruner, Sampler
 from tui.cli.command import command
 from tui.cli.completions import complete_config, complete_sweeps
-from tui.cli.config_arguments import split_arguments, trust_option
+from tui.cli.config_arguments import split_arguments
 from tui.cli.config_flags import FlagOverrides, config_flags
 from tui.cli.console import print_table, print_warning
-from tui.cli.options import DetachOption, JsonOption, RunsDirOption, TrustCodeOption, TrustOwnerOption
+from tui.cli.options import (
+    DetachOption,
+    JsonOption,
+    RunsDirOption,
+    TrustCodeOption,
+    TrustOwnerOption,
+    dry_run_option,
+)
+from tui.cli.resume_command import stored_command
+from tui.cli.run_command import (
+    CommandOptions,
+    WordsCommand,
+    check_no_options,
+    command_stem,
+    make_command,
+    takes_command,
+)
+from tui.cli.sweep_plan import create_unless_there, metric_setting, plan_config_sweep, plan_script_sweep
 from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
     from engine.sweeps.folder import SweepFolder
-    from engine.sweeps.settings import SweepSettings
-    from engine.utils.errors import Problem
 
-LIST_FORMAT = 1
-# Four name, continue or queue one run, and --seed was the seed of the sampler.
-OTHER_FLAGS = ("name", "resume", "queue", "after", "seed")
+# Five name, continue or queue one run, and --seed was the seed of the sampler.
+OTHER_FLAGS = ("name", "resume", "queue", "after", "begin", "seed")
 EXIT_CODES = {
     0: "all trials have ended",
     1: "no trial has a result",
@@ -48,24 +65,47 @@ def number_option(name: str, what: str, default: str) -> Any:
     return typer.Option(name, metavar="N", help=f"{what} [default: {default}].")
 
 
+class SweepCommand(WordsCommand):
+    """`gputrain sweep`, whose script may stand in a file."""
+
+    def trains(self, ctx: Any) -> bool:
+        return super().trains(ctx) and not any(map(_has_script, ctx.params.get("arguments") or ()))
+
+
+def _has_script(argument: str) -> bool:
+    """Whether an argument is the file of a script's sweep."""
+    from engine.sweeps.sweep_file import is_sweep_file
+    from engine.utils.files import expand_user
+
+    return is_sweep_file(expand_user(argument), "command")
+
+
 @command(
     [
         "gputrain sweep flowers.yaml optim.lr=log:1e-3..0.3 optim.name=sgd,adamw",
         "gputrain sweep digits model.name=linear,cnn --sampler grid --pruner none",
         "gputrain sweep digits optim.lr=log:1e-3..0.3 --minimize best_val_loss",
         "gputrain sweep sweep.yaml --parallel 4 --detach",
+        "gputrain sweep --maximize val/acc lr=log:1e-4..0.1 -- ./train.py --lr {lr}",
+        "gputrain sweep --minimize loss --gpus 0,1 --parallel 2 n=8,16 -- ./fit {n}",
         "gputrain sweep show flowers-sweep",
         "gputrain sweep resume flowers-sweep --trials 80",
     ],
     "Trial 0 is CONFIG itself. Each trial is a run of its own, NAME-000, NAME-001, and so on. The same command "
     "again continues a sweep. Ctrl-C stops the trials with a checkpoint; a second Ctrl-C kills them.",
-    "sweep.yaml: config, space (KEY: SPACE), and optionally trials, parallel, sampler, pruner, metric, seed, name, "
-    "gpus.",
+    "With a command, each KEY is a placeholder {KEY} in its words, and METRIC is what its output or metric files call "
+    "it, as in gputrain runs. Listed GPUs are divided among parallel trials.",
+    "sweep.yaml: config or command, space (KEY: SPACE), and optionally trials, parallel, sampler, pruner, metric, "
+    "seed, name, gpus.",
     exit_codes=EXIT_CODES,
+    kind=SweepCommand,
 )
 @config_flags(*(flag for flag in FLAG_TO_KEY if flag not in OTHER_FLAGS))
+@partial(takes_command, without=("tag", "data", "try_parse"))
 def run(
     *,
+    words: Sequence[str] | None,
+    options: CommandOptions,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
@@ -82,7 +122,7 @@ def run(
         typer.Option(
             "--maximize",
             metavar="METRIC",
-            help="Search the highest value of a metric of the epochs, or of your own, metrics.NAME "
+            help="Search the highest value of a metric of the epochs, of your own, metrics.NAME, or of a command "
             "[default: best_val_accuracy].",
         ),
     ] = None,
@@ -99,7 +139,8 @@ def run(
         Pruner | None,
         typer.Option(
             "--pruner",
-            help="asha stops trials outside the best third after 1/9 or 1/3 of the epochs [default: asha].",
+            help="asha stops trials outside the best third after 1/9 or 1/3 of the epochs, or of the steps of the "
+            "first command that ends [default: asha].",
         ),
     ] = None,
     sampler_seed: Annotated[
@@ -110,29 +151,50 @@ def run(
         str | None, typer.Option("--name", metavar="NAME", help="Name of the sweep [default: CONFIG-sweep].")
     ] = None,
     detach: DetachOption = False,
+    dry_run: Annotated[bool, dry_run_option(" with its first command; start nothing.")] = False,
     flags: FlagOverrides,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
     trust_code: TrustCodeOption = False,
 ) -> None:
-    """Search the best values of config keys with Optuna.
+    """Search the best values of config keys or script arguments.
 
-    Config options have the same value in all trials. Each trial waits for its GPUs: --gpus is free:1, or cpu, unless it
-    is set. `gputrain sweep show NAME` lists the trials, `gputrain sweep stop NAME` stops a sweep.
+    Optuna chooses the values. Config options have the same value in all trials. Each trial waits for its GPUs: --gpus
+    is free:1, or cpu, unless it is set. `gputrain sweep show NAME` lists the trials, `gputrain sweep stop NAME` stops a
+    sweep.
     """
     from engine.runs.root import runs_root
-    from engine.sweeps.settings import typed_settings
+    from engine.sweeps.start import choose_folder, dry_run_lines
+    from engine.sweeps.study import require_optuna
+    from engine.sweeps.sweep_file import typed_settings
     from engine.utils.errors import Problem, collect_problems
+    from engine.utils.text import printable
 
     typed = {"trials": trials, "parallel": parallel, "sampler": sampler, "pruner": pruner, "seed": sampler_seed}
     given = {key: value for key, value in typed.items() if value is not None}
-    problems = list[Problem]()
-    with collect_problems(problems):
-        given |= _metric(maximize, minimize)
+    problems, root = list[Problem](), runs_root(runs_dir)
     file, overrides = split_arguments(arguments)
     fixed = {key: str(value) for key, (_, value) in flags.items()}
-    settings, file_name = typed_settings(file, overrides, fixed, given, trust=trust_owner)
-    folder = _prepare(runs_root(runs_dir), name or file_name, settings, problems, trust_code=trust_code)
+    settings, file_name = typed_settings(file, overrides, fixed, given, words=words, trust=trust_owner)
+    require_optuna()
+    with collect_problems(problems):
+        settings = replace(settings, **metric_setting(maximize, minimize, is_script=bool(settings.command)))
+    if settings.command:
+        words = shlex.split(settings.command) if words is None else words
+        plan = plan_script_sweep(settings, make_command(words, options), flags, root, problems, trust_code=trust_code)
+        stem = command_stem(words)
+    else:
+        check_no_options(options, "gputrain sweep … -- COMMAND")
+        plan = plan_config_sweep(settings, root, problems, trust_code=trust_code)
+        stem = Path(settings.config).stem if settings.config else "default"
+    for warning in plan.warnings:
+        print_warning(warning)
+    folder = choose_folder(root, name or file_name, plan, stem)
+    if dry_run:
+        for line in dry_run_lines(folder, plan):
+            typer.echo(printable(line))
+        return
+    create_unless_there(folder, plan)
     _control(folder, given, detach=detach, trust_owner=trust_owner, trust_code=trust_code)
 
 
@@ -160,7 +222,9 @@ def list_sweeps(
     for problem in problems:
         print_warning(problem)
     if as_json:
-        typer.echo(json.dumps({"format": LIST_FORMAT, "sweeps": [row.summary() for row in rows]}, indent=2))
+        from tui.cli.outputs import SweepsOutput, print_json
+
+        print_json(SweepsOutput(sweeps=[row.summary() for row in rows]))
     elif rows:
         print_table(sweep_columns(time.time()), rows)
     elif not problems:
@@ -180,7 +244,12 @@ def show(
     from tui.tables.sweeps import sweep_lines
 
     status = SweepReader(_find(name, runs_dir, trust_owner=trust_owner)).poll()
-    typer.echo(json.dumps(status.to_dict(), indent=2) if as_json else "\n".join(sweep_lines(status)))
+    if as_json:
+        from tui.cli.outputs import SweepOutput, print_json
+
+        print_json(SweepOutput(**status.to_dict()))
+    else:
+        typer.echo("\n".join(sweep_lines(status)))
 
 
 @command(["gputrain sweep stop", "gputrain sweep stop flowers-sweep"])
@@ -196,6 +265,7 @@ def stop(*, name: NameArgument = "last", runs_dir: RunsDirOption = None, trust_o
         typer.echo(f"{folder.name} is not running.", err=True)
         return
     send_request(folder.control, "stop")
+    typer.echo(f"Waiting for {folder.name} and its trials to stop.", err=True)
     while folder.is_running():
         time.sleep(0.2)
     typer.echo(f"{folder.name} has stopped.", err=True)
@@ -216,9 +286,6 @@ def resume(
 
     Only the number of trials and of those at the same time may change.
     """
-    from engine.sweeps.study import require_optuna
-
-    require_optuna()
     given = {key: value for key, value in {"trials": trials, "parallel": parallel}.items() if value is not None}
     folder = _find(name, runs_dir, trust_owner=trust_owner)
     _control(folder, given, detach=detach, trust_owner=trust_owner, trust_code=trust_code)
@@ -231,55 +298,20 @@ def _find(name: str, runs_dir: str | None, *, trust_owner: bool) -> SweepFolder:
     return find_sweep(runs_root(runs_dir), name, trust_owner=trust_owner)
 
 
-def _metric(maximize: str | None, minimize: str | None) -> dict[str, Any]:
-    """Return the setting `metric` of the two options, if one is given. Raises UsageError."""
-    from engine.runs.metrics import Better
-    from engine.sweeps.settings import metric_in_direction
-    from engine.utils.errors import UsageError
-
-    if maximize is not None and minimize is not None:
-        raise UsageError.one("--maximize", "cannot be combined with --minimize; keep one", code="conflict")
-    if maximize is not None:
-        return {"metric": metric_in_direction("--maximize", maximize, Better.HIGH)}
-    return {} if minimize is None else {"metric": metric_in_direction("--minimize", minimize, Better.LOW)}
-
-
-def _prepare(
-    root: Path, name: str | None, settings: SweepSettings, problems: list[Problem], *, trust_code: bool
-) -> SweepFolder:
-    """Return the folder of the sweep, which is created unless the same sweep exists.
-
-    Raises UsageError with `problems`, which have been found before, and its own.
-    """
-    from engine.runs.metric_directions import read_directions
-    from engine.sweeps.folder import is_sweep_folder, require_own
-    from engine.sweeps.plan import plan_sweep
-    from engine.sweeps.settings import with_direction
-    from engine.sweeps.start import choose_folder, create_sweep
-    from engine.sweeps.study import require_optuna
-    from engine.utils.errors import collect_problems, raise_if_any
-
-    require_optuna()
-    settings = with_direction(settings, read_directions(root))
-    # Before the name, so that all problems of the arguments are in one message.
-    with collect_problems(problems):
-        plan = plan_sweep(settings, root, trust=trust_option(granted=trust_code), trust_code=trust_code)
-    raise_if_any(problems)
-    for warning in plan.warnings:
-        print_warning(warning)
-    folder = choose_folder(root, name, settings)
-    if is_sweep_folder(folder.path):
-        require_own(folder, trust_owner=False)
-    else:
-        create_sweep(folder, plan)
-    return folder
-
-
 def _control(folder: SweepFolder, given: dict[str, Any], *, detach: bool, trust_owner: bool, trust_code: bool) -> None:
     """Run the controller, here or in the background, and exit with its code. Raises UsageError."""
     from engine.sweeps.start import detach_sweep, load_sweep, run_sweep
+    from engine.sweeps.study import require_optuna
+    from engine.sweeps.sweep_file import read_settings
+    from engine.utils.libraries import check_training
     from tui.launcher import gputrain_command
 
+    command = None
+    if read_settings(folder.settings).command:
+        command = stored_command(folder, trust_code=trust_code)
+    else:
+        check_training("gputrain sweep resume")
+    require_optuna()
     numbers = {key: given[key] for key in ("trials", "parallel") if key in given}
     flags = [*(["--trust-code"] if trust_code else []), *(["--trust-owner"] if trust_owner else [])]
     if detach:
@@ -289,7 +321,7 @@ def _control(folder: SweepFolder, given: dict[str, Any], *, detach: bool, trust_
         typer.echo(folder.name)
         typer.echo(f"Watch it with `gputrain sweep show {folder.name}`.", err=True)
         return
-    plan = load_sweep(folder, **numbers, trust_code=trust_code)
+    plan = load_sweep(folder, **numbers, trust_code=trust_code, command=command)
     raise typer.Exit(run_sweep(folder, plan, command=gputrain_command(), flags=flags, emit=_print_line))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -84,7 +83,9 @@ def sync(
             fail(error)
         progress.report_unfinished(syncs)
         if as_json:
-            typer.echo(json.dumps({"format": 1, "syncs": [to_json(sync, service) for sync in syncs]}, indent=2))
+            from tui.cli.outputs import SyncOutput, print_json
+
+            print_json(SyncOutput(syncs=[to_json(sync, service) for sync in syncs]))
         if stop() and not follow:
             raise typer.Exit(INTERRUPTED_EXIT_CODE)
 
@@ -113,7 +114,7 @@ def to_json(sync: RunSync, service: str) -> dict[str, Any]:
     return {
         "run": sync.folder.name,
         "state": sync.run_state.value,
-        "to": service,
+        "service": service,
         "location": sync.state.location,
         "steps": sync.state.sent_step,
         "sent": sync.steps_sent,

@@ -101,8 +101,15 @@ def run(
     words: Sequence[str] | None,
     options: CommandOptions,
     dry_run: Annotated[bool, dry_run_option(" and train one batch per rank; keep no files.")] = False,
+    needed: Annotated[
+        bool, typer.Option("--needed", help="Do nothing if a finished run has the same config, code and data.")
+    ] = False,
 ) -> None:
     """Train a model, or run the command of another program.
+
+    \b
+      gputrain run digits --epochs 5
+      gputrain run --gpus free:1 -- python train.py --lr 0.1
 
     On a terminal, the screen shows the run; quitting the screen does not stop it. Without a terminal, or with
     --headless, --json or --dry-run, the run stays in the foreground: Ctrl-C saves a checkpoint and stops at the next
@@ -115,7 +122,29 @@ def run(
     request = build_request(
         lambda: resolve_arguments(arguments, flags, trust_code=start.trust_code), start, base=file, dry_run=dry_run
     )
-    start_run(with_command(request, words, options, flags, file), start)
+    request = with_command(request, words, options, flags, file)
+    if needed and has_finished(request, start):
+        return
+    start_run(request, start)
+
+
+def has_finished(request: RunRequest, start: StartOptions) -> bool:
+    """Return whether a finished run has done what is requested, which is also printed. Raises UsageError."""
+    from engine.launch.needed import find_finished_run
+    from engine.utils.text import printable
+
+    raise_problems(request)
+    if request.command is None:
+        # The code of a dataset or model of somebody else is not even read.
+        request.code_trust.check(request.config)
+    if (folder := find_finished_run(request)) is None:
+        return False
+    what = "config" if request.command is None else "command"
+    reason = f"{printable(folder.name)} has finished with the same {what}, code and data"
+    typer.echo(f"{reason}; nothing is started, because --needed is set", err=True)
+    if start.detach:
+        typer.echo(folder.name)
+    return True
 
 
 def start_run(request: RunRequest, start: StartOptions) -> None:
@@ -125,12 +154,41 @@ def start_run(request: RunRequest, start: StartOptions) -> None:
     if start.detach and (start.as_json or request.dry_run):
         other = "--json" if start.as_json else "--dry-run"
         raise UsageError.one("--detach", f"cannot be combined with {other}", code="conflict")
+    if request.dry_run:
+        print_code_plan(request)
+        if request.command is not None:
+            return
     if start.detach:
         start_in_background(request, sys.argv[1:], start.runs_dir)
     elif should_open_screen(request, headless=start.headless or start.as_json or request.dry_run):
         run_with_screen(request, sys.argv[1:], start.runs_dir)
     else:
         run_headless(request, as_json=start.as_json)
+
+
+def print_code_plan(request: RunRequest) -> None:
+    """Print what a run records of its code and what it copies, before the plan of a training. Raises UsageError."""
+    from engine.code.git import GitError
+    from engine.code.record import plan_lines
+    from engine.config.user_code import user_code_names
+    from engine.config.user_errors import code_root
+    from engine.utils.errors import UsageError
+    from tui.cli.resume_command import describe_command
+
+    command, config = request.command, request.config
+    if command is None and not (config.run.snapshot and user_code_names(config)):
+        return
+    raise_problems(request)
+    cwd = code_root(config.run.code) if command is None else Path(command.cwd)
+    try:
+        lines = [*plan_lines(cwd, request.runs_dir, snapshot=config.run.snapshot)]
+    except GitError as error:
+        if config.run.snapshot:
+            raise UsageError.one("run.snapshot", f"{cwd} {error}", code=error.code) from error
+        lines = [f"code: not recorded, {cwd} {error}"]
+    lines = lines if command is None else [*describe_command(command, os.environ), *lines]
+    for line in lines:
+        typer.echo(line)
 
 
 def should_open_screen(request: RunRequest | None = None, *, headless: bool) -> bool:
@@ -164,7 +222,7 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
     raise_problems(request)
     request.code_trust.check(request.config)
     before, command = split_command(arguments[1:])
-    rest = [argument for argument in before if argument not in ("--detach", "--headless")]
+    rest = [argument for argument in before if argument not in ("--detach", "--headless", "--needed")]
     rest += [] if command is None else ["--", *command]
     launched = launch_run([arguments[0], "--headless", "--detached", *rest], runs_root(runs_dir))
     for warning in (*([launched.warning] if launched.warning is not None else []), *request.warnings):

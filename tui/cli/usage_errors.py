@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 # typer exports only this subclass of the error.
 TyperUsageError: type[Any] = typer.BadParameter.__mro__[1]
 
+NO_VALUE = re.compile(r"Option '(.*)' requires an argument\.?")
 NOT_A_CHOICE = re.compile("'(.*)' is not one of (.*)")
+
+TYPER_PHRASES = {
+    r"input should be a valid (integer|number), unable to parse string as an? \w+": r"must be an \1",
+    "input should be": "must be",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "must be an number": "must be a number",
+}
+"""Phrases of typer as regular expressions, and ours."""
 
 
 @contextmanager
@@ -55,6 +65,8 @@ def _to_problem(error: Any) -> Problem:
             reason = f"{word} is not allowed: must be one of {', '.join(choices)}{did_you_mean(word, choices)}"
             return Problem(location, reason, code="unknown-value")
         return Problem(location, _as_clause(error.message), advice, code="invalid-value")
+    if (option := NO_VALUE.fullmatch(error.message)) is not None:
+        return Problem(option[1], f"needs a value: {option[1]} VALUE", advice, code="missing-value")
     if hasattr(error, "possibilities"):
         return _unknown_option_problem(error.option_name, context, advice)
     return Problem("", _as_clause(error.format_message()), advice, code="invalid-value")
@@ -107,9 +119,12 @@ def _help_advice(context: Any) -> str:
 
 
 def _as_clause(sentence: str) -> str:
-    """Return a sentence of typer as a clause."""
+    """Return a sentence of typer as a clause in our words."""
     sentence = sentence.removeprefix("Value error, ")
-    return sentence[:1].lower() + sentence[1:].rstrip(".")
+    clause = sentence[:1].lower() + sentence[1:].rstrip(".")
+    for theirs, ours in TYPER_PHRASES.items():
+        clause = re.sub(theirs, ours, clause)
+    return clause
 
 
 def unknown_command_problem(name: str, context: Any, commands: list[str]) -> Problem:

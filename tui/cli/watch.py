@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from engine.gpus.snapshot import Snapshot
     from engine.show.foreign_run import RunSummary
 
-WATCH_FORMAT = 1
 MAX_PID_DIGITS = 10
 PROCESS_COLUMNS = 200
 GPU_TIMEOUT_SECONDS = 5.0
@@ -134,7 +132,9 @@ def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> Non
         for problem in summary.problems:
             print_warning(Problem(summary.run.name, problem, code="damaged"))
     if as_json:
-        typer.echo(json.dumps({"format": WATCH_FORMAT, "runs": [run_json(summary) for summary in summaries]}, indent=2))
+        from tui.cli.outputs import WatchOutput, print_json
+
+        print_json(WatchOutput(runs=[run_json(summary) for summary in summaries]))
     elif summaries:
         print_table(FOREIGN_COLUMNS, summaries)
     elif not own:
@@ -222,8 +222,9 @@ def print_process(process: ProcessId, tree: ProcessTree, *, as_json: bool) -> No
             "open_files": list(map(str, tree.files)),
             "logs": list(map(str, tree.logs)),
         }  # fmt: skip
-        runs_json = [run_json(summary) for summary in summaries]
-        typer.echo(json.dumps({"format": WATCH_FORMAT, "process": shown, "runs": runs_json}, indent=2))
+        from tui.cli.outputs import WatchOutput, print_json
+
+        print_json(WatchOutput(runs=[run_json(summary) for summary in summaries], process=shown))
         return
     hidden = hidden_text(tree)
     for line in (*tree_lines(tree, {}, uses, PROCESS_COLUMNS), *gpu_lines(uses), *([hidden] if hidden else [])):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.command.spec import Command, foreign_command_reason, read_command
+from engine.config.schema import UNSTORED_KEYS
 from engine.runs.folder import RunFolder
 from engine.runs.run_config import read_changed_config
 from engine.runs.run_row import RunRow
@@ -55,7 +56,7 @@ def _config_options(config: Mapping[str, Any]) -> list[str]:
     options: list[str] = []
     for flag, key in FLAG_TO_KEY.items():
         value = config.get(key)
-        if value is None or key.startswith("run.") or key == "queue.after":
+        if value is None or key.startswith("run.") or key in UNSTORED_KEYS:
             continue
         options += [f"--{flag.replace('_', '-')}", *([] if value is True else [str(value)])]
     return options

@@ -14,7 +14,7 @@ from textual.widgets import Input, Static
 
 from engine.runs.columns import ColumnChoice
 from engine.runs.keys import quote_key
-from engine.runs.query import SortOrder
+from engine.runs.sort_order import SortOrder
 from engine.show.table import Align, Shorten, cell_width, pad
 from engine.utils.text import printable
 from tui.palette import ACCENT, MUTED

@@ -12,7 +12,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Grid
 
-from engine.gpus.snapshot import Gpu, GpuProcess, Missing, Snapshot
+from engine.gpus.snapshot import Gpu, Missing, Snapshot
 from engine.show.readings import READINGS
 from engine.utils.codec import replace
 from engine.utils.errors import Problem
@@ -24,8 +24,8 @@ from tui.charts.load_plot import LoadPlot
 from tui.keymap import GPU_COMMANDS, Command
 from tui.palette import BAD, MUTED
 from tui.phrases import gpu_key, users_text
-from tui.screens.base import AppServices, GputrainScreen
-from tui.screens.signals import ProcessSignaler
+from tui.screens.base import AppServices
+from tui.screens.gpu_processes import GpuProcessesScreen
 from tui.tables.gpu_readings import instance_lines, reading_lines
 from tui.tables.processes import list_gpu_processes, process_lines
 from tui.widgets.lines import Lines, Row
@@ -45,7 +45,7 @@ def load_summary(values: Sequence[float | None], unit: str) -> str:
     return f"mean {sum(known) / len(known):.0f}{unit}  max {max(known):.0f}{unit}" if known else ""
 
 
-class GpuScreen(GputrainScreen):
+class GpuScreen(GpuProcessesScreen):
     """One GPU, by its key (`tui.phrases.gpu_key`). A GPU that does not answer keeps its last readings."""
 
     CSS_PATH = "gpu.tcss"
@@ -57,10 +57,8 @@ class GpuScreen(GputrainScreen):
         self._key = key
         self._chosen_span: int | None = None
         """Index in `SPANS`; None until the user zooms."""
-        self._signaler = ProcessSignaler(app)
         # In a low terminal, only the first graphs are shown; from `-high` on, the readings have a frame.
         self.VERTICAL_BREAKPOINTS = [(0, "-low"), (24, "-medium"), (30, "-high")]
-        self._processes: dict[str, GpuProcess] = {}
 
     def compose_body(self) -> ComposeResult:
         with Grid(id="graphs"):
@@ -179,20 +177,17 @@ class GpuScreen(GputrainScreen):
             key: process for key, (_, process) in zip(keys, processes, strict=True) if process is not None
         }
         self._signaler.remember(self._processes.values())
-        panel.set_titles("Processes")
+        panel.set_titles("Processes", self.holder_title())
         rows = [Row(key, text) for key, text in zip(keys, texts, strict=True)]
         panel.set_rows(rows, [head], Text("No process uses this GPU", MUTED))
 
-    @property
-    def _process(self) -> GpuProcess | None:
-        """The process under the cursor."""
-        return self._processes.get(self.query_one("#processes", Lines).selected_key or "")
-
     def is_available(self, action: str) -> bool:
         if action == "signal":
-            return self._process is not None
+            return self._selected_process() is not None
         if action == "open":
-            return self._process is not None
+            return self._selected_process() is not None
+        if action == "orphans":
+            return self.has_orphans
         if action in ("gpu(-1)", "gpu(1)"):
             return len(self._gpus) > 1
         if action in ("zoom(-1)", "zoom(1)"):
@@ -202,7 +197,8 @@ class GpuScreen(GputrainScreen):
     def title_of(self, command: Command) -> str:
         if command.action == "pick" and self._key in self.gputrain_app.picked_gpu_uuids:
             return "unpick"
-        if command.action == "open" and self._process is not None and self._process.run is None:
+        process = self._selected_process()
+        if command.action == "open" and process is not None and process.run is None:
             return "watch"
         return command.title
 
@@ -237,11 +233,11 @@ class GpuScreen(GputrainScreen):
         self._refresh()
 
     def action_signal(self) -> None:
-        self._signaler.ask(self, self._process)
+        self._signaler.ask(self, self._selected_process())
 
     def action_open(self) -> None:
         """Open the run of the process under the cursor."""
-        process = self._process
+        process = self._selected_process()
         nothing = "No process of a run is under the cursor"
         if process is None:
             self.gputrain_app.show_toast(nothing)

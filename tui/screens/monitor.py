@@ -24,12 +24,12 @@ from tui.charts.history import SPANS, automatic_span
 from tui.keymap import MONITOR_COMMANDS, Command
 from tui.palette import ACCENT, BAD, MUTED
 from tui.phrases import gpu_key, is_free, no_driver_problem, users
-from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.base import AppServices
+from tui.screens.gpu_processes import GpuProcessesScreen
 from tui.screens.host_panel import header_line, host_graphs
 from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
 from tui.screens.monitor_runs import MonitorRuns
 from tui.screens.run_marks import RunMarks
-from tui.screens.signals import ProcessSignaler
 from tui.tables.gpu_blocks import GpuBlocks, GpuView
 from tui.tables.processes import list_gpu_processes, process_lines, process_matches, rank_process_lines
 from tui.widgets.lines import Lines, Row
@@ -56,7 +56,7 @@ class Body(Panels):
             screen.call_after_refresh(screen.update_content)
 
 
-class MonitorScreen(GputrainScreen):
+class MonitorScreen(GpuProcessesScreen):
     """GPUs, processes, host and runs. A host without a GPU has its CPU and memory in the place of the GPUs."""
 
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = MONITOR_COMMANDS
@@ -67,8 +67,6 @@ class MonitorScreen(GputrainScreen):
         super().__init__(app)
         self._span: int | None = None
         """Index in `SPANS`; None for one that the recorded past fills."""
-        self._processes: dict[str, GpuProcess] = {}
-        self._signaler = ProcessSignaler(app)
         self._runs, self._marks = MonitorRuns(), RunMarks(app.marked_runs)
         self._moved_focus_to_runs = False
         self._shown: dict[str, tuple[object, ...]] = {}
@@ -227,7 +225,7 @@ class MonitorScreen(GputrainScreen):
         }
         self._signaler.remember(self._processes.values())
         known = sum(len(gpu.processes.value or ()) for gpu in self._gpus)
-        panel.set_titles(self._count_title("Processes", len(self._processes), known))
+        panel.set_titles(self._count_title("Processes", len(self._processes), known), self.holder_title())
         empty = Text(self._no_match("processes", known) or "No process uses a GPU", MUTED)
         rows = [Row(key, text) for key, text in zip(keys, texts, strict=True)]
         panel.set_rows(rows, [head], empty)
@@ -297,6 +295,8 @@ class MonitorScreen(GputrainScreen):
             return focused == "processes" and self._selected_process() is not None
         if action == "open":
             return self._open_title() is not None
+        if action == "orphans":
+            return self.has_orphans
         return action != "app.watched" or self.gputrain_app.watched_screen is not None
 
     def title_of(self, command: Command) -> str:
@@ -324,7 +324,6 @@ class MonitorScreen(GputrainScreen):
     def on_lines_moved(self, event: Lines.Moved) -> None:
         if event.lines.id == "runs":
             self._show_preview()
-        self.update_keys()
 
     def action_pick(self) -> None:
         """Pick the GPU under the cursor, or mark the run."""
@@ -369,9 +368,6 @@ class MonitorScreen(GputrainScreen):
             else:
                 nothing = "Not a process of a run in this folder; ctrl+k sends it a signal"
                 self._signaler.watch(self, selected.pid, nothing)
-
-    def _selected_process(self) -> GpuProcess | None:
-        return self._processes.get(self.query_one("#processes", Lines).selected_key or "")
 
     def _run_of(self, process: GpuProcess) -> RunRow | None:
         """Return the live run in this folder that a process is a rank of."""

@@ -22,9 +22,10 @@ from textual.worker import get_current_worker
 from engine.runs.columns import ColumnChoice, known_columns
 from engine.runs.fields import Field
 from engine.runs.metrics import NO_METRICS, Better
-from engine.runs.query import Query, SortOrder, parse_query
+from engine.runs.query import Query, parse_query
 from engine.runs.run_row import RunRow
 from engine.runs.run_view import OwnMetricsFinder, Parameters, RunView, ViewRequest, make_view, query_of, same_rows
+from engine.runs.sort_order import SortOrder
 from engine.runs.trials import best_trial
 from engine.show.table import FittedTable
 from engine.utils import codec

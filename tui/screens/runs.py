@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from engine.runs.columns import ColumnChoice, column_choices, command_columns
+from engine.runs.columns import ColumnChoice, column_choices, command_columns, commands_metrics
 from engine.runs.control import send_request
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metric_directions import read_directions
@@ -26,7 +26,7 @@ from tui.screens.dialogs import stop_dialog
 from tui.screens.run_changes import RunChanges
 from tui.screens.run_filter import RunFilter
 from tui.screens.run_table import RunTableScreen
-from tui.tables.runs import DEFAULT_COLUMNS
+from tui.tables.runs import DEFAULT_COLUMNS, NUM_FIRST_COLUMNS
 from tui.widgets.preview import Preview
 
 NOT_OF_SWEEP = ("again", "note", "rename")
@@ -52,7 +52,10 @@ class RunsScreen(RunTableScreen):
     @property
     def default_columns(self) -> tuple[str, ...]:
         rows = self.row_poller.rows or ()
-        return command_columns(rows) if rows and all(row.record.command for row in rows) else DEFAULT_COLUMNS
+        if rows and all(row.record.command for row in rows):
+            return command_columns(rows)
+        first, rest = DEFAULT_COLUMNS[:NUM_FIRST_COLUMNS], DEFAULT_COLUMNS[NUM_FIRST_COLUMNS:]
+        return tuple(dict.fromkeys((*first, *commands_metrics(rows), *rest)))
 
     @property
     def reading_text(self) -> str:

@@ -23,6 +23,7 @@ from tui.keymap import SWEEP_COMMANDS, Command
 from tui.palette import BAD, MUTED
 from tui.pollers.files import watch_sweep
 from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.command_dialog import ask_command
 from tui.screens.dialogs import stop_dialog
 from tui.tables import styled
 from tui.tables.sweeps import best_lines, importance_lines, screen_title, status_line, trial_table
@@ -109,7 +110,7 @@ class SweepScreen(GputrainScreen):
         best_panel.set_texts(best_lines(status))
         best_panel.set_titles("Best so far")
         importance.set_texts(importance_lines(status, importance.text_width))
-        importance.set_titles(f"Importance of each key for {printable(status.settings.objective.key)}")
+        importance.set_titles(f"Importance of each key for {printable(status.settings.metric_name)}")
 
     def is_available(self, action: str) -> bool:
         status = self.sweep_poller.value
@@ -140,9 +141,15 @@ class SweepScreen(GputrainScreen):
             self.gputrain_app.open_run(run)
 
     def action_again(self) -> None:
-        """Configure a new run with the config of the trial."""
-        if (run := self._selected_run()) is not None:
-            self.gputrain_app.open_form(RunFolder(Path(run)).config)
+        """Configure a new run with the config of the trial, or type its command again."""
+        status = self.sweep_poller.value
+        if (run := self._selected_run()) is None or status is None:
+            return
+        folder = RunFolder(Path(run))
+        if status.settings.command:
+            self.act(lambda: ask_command(self.app, self.gputrain_app, folder))
+        else:
+            self.gputrain_app.open_form(folder.config)
 
     def action_order(self) -> None:
         self._order = BY_NUMBER if self._order == BY_VALUE else BY_VALUE
@@ -157,8 +164,10 @@ class SweepScreen(GputrainScreen):
                 stop = partial(send_request, self.folder.control, "stop")
                 self.act(stop, lambda _: self.gputrain_app.show_toast(done))
 
-        name = printable(self.folder.name)
-        self.app.push_screen(stop_dialog(f"Stop the sweep {name}? Its trials save a checkpoint first."), answer)
+        status = self.sweep_poller.value
+        is_script = status is not None and bool(status.settings.command)
+        effect = "The commands of its trials are ended" if is_script else "Its trials save a checkpoint first"
+        self.app.push_screen(stop_dialog(f"Stop the sweep {printable(self.folder.name)}? {effect}."), answer)
 
     def action_resume(self) -> None:
         """Continue the sweep in the background."""

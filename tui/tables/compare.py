@@ -11,9 +11,11 @@ from functools import partial
 from string import ascii_uppercase
 
 from engine.config.differences import KeyDifference
+from engine.runs.code_events import SHORT_COMMIT
 from engine.runs.comparison import Column as ComparedColumn
 from engine.runs.comparison import Comparison, Spread, spread_text
 from engine.runs.metrics import Metric, format_metric
+from engine.runs.records import CodeSummary
 from engine.show.table import Align, Cell, Column, FittedTable, Line, Shorten, fit, plain_lines, shorten
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN
@@ -25,7 +27,8 @@ BEST_SIGN = "*"
 MAX_NAME_COLUMNS, MAX_PRINTED_COLUMNS = 30, 40
 MAX_LABEL_COLUMNS, MIN_CELL_COLUMNS, MAX_CELL_COLUMNS = 24, 6, 30
 MIN_ENTRY_COLUMNS, VALUE_COLUMNS = 12, 8
-STATE_LABEL, BASELINE_LABEL = "state", "baseline"
+STATE_LABEL, BASELINE_LABEL, CODE_LABEL = "state", "baseline", "code"
+SHORT_DIGEST = 4
 SPREAD_NOTE = "Mean ± standard deviation of the runs that differ in the seed alone"
 
 
@@ -78,6 +81,9 @@ def compare_rows(
     their difference from it; `short` leaves out their values."""
     states = [_joined(comparison.runs[run].state for run in column.runs) for column in columns]
     rows = [CompareRow(STATE_LABEL, tuple(states))]
+    codes = [_joined(_code_text(comparison.runs[run].record.code) for run in column.runs) for column in columns]
+    if len(set(codes)) > 1:
+        rows.append(CompareRow(CODE_LABEL, tuple(codes)))
     for difference in comparison.differences:
         cells = [_joined(_config_text(comparison, run, difference) for run in column.runs) for column in columns]
         rows.append(CompareRow(difference.key, tuple(cells), is_config=True))
@@ -94,6 +100,14 @@ def compare_rows(
         best = frozenset(comparison.best_columns(columns, metric))
         rows.append(CompareRow(printable(metric.label), tuple(texts), best))
     return rows
+
+
+def _code_text(code: CodeSummary | None) -> str:
+    """Return the commit of a run, and if it had changes, the beginning of the digest that tells them apart."""
+    if code is None:
+        return UNKNOWN
+    commit = code.commit[:SHORT_COMMIT] or "no commit"
+    return printable(f"{commit}+{code.fingerprint[:SHORT_DIGEST]}" if code.is_dirty else commit)
 
 
 def _config_text(comparison: Comparison, run: int, difference: KeyDifference) -> str:

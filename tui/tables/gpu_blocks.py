@@ -28,7 +28,18 @@ from tui.charts.gpu_loads import GpuLoads
 from tui.charts.history import DOTS_PER_COLUMN, history_graph, shown_seconds, time_axis
 from tui.charts.meter import load_meter
 from tui.palette import ACCENT, BAD, FREE, MUTED, STRONG, TRACK, WARNING
-from tui.phrases import common_name, gpu_key, is_free, notes, pcie_link, short_name, silence_reason, users, users_text
+from tui.phrases import (
+    common_name,
+    gpu_key,
+    is_free,
+    notes,
+    pcie_link,
+    reserved_text,
+    short_name,
+    silence_reason,
+    users,
+    users_text,
+)
 from tui.tables import styled
 from tui.tables.gpus import GpuRow, gpu_columns, silence, value_style
 
@@ -184,6 +195,7 @@ def _who_lines(row: GpuRow, width: int, *, has_name: bool) -> list[Line]:
     names = [] if row.is_free else users(gpu)
     lines = [(name, FREE if row.is_free else "") for name in names or [users_text(gpu)]]
     lines[1:1] = [(note, WARNING) for note in notes(gpu)]
+    lines += [(reserved_text(gpu), MUTED)] if gpu.reserved_by_runs else []
     if has_name:
         lines.insert(1, (short_name(gpu), MUTED))
     # Whose runs these are, and what the others run.

@@ -19,7 +19,7 @@ from engine.utils.text import printable
 from engine.utils.units import UNKNOWN
 from tui.charts.meter import load_meter
 from tui.palette import BAD, FREE, MUTED, NOTICE, STRONG, WARNING, load_style
-from tui.phrases import instance_name, is_free, notes, pcie_link, short_name, silence_reason, users_text
+from tui.phrases import instance_name, is_free, notes, pcie_link, reserved_text, short_name, silence_reason, users_text
 from tui.tables import styled
 
 LEVEL_STYLES = {Level.NORMAL: "", Level.WARNING: WARNING, Level.BAD: BAD}
@@ -141,9 +141,10 @@ def row_name(row: GpuRow) -> str:
 
 
 def used_by_cell(row: GpuRow) -> Cell:
-    """Return what slows a GPU down, its errors and MIG instances, and who uses it."""
+    """Return what slows a GPU down, its errors and MIG instances, who uses it, and the memory that they reserve."""
     found, text = [(f"{note}  ", WARNING) for note in notes(row.gpu)], users_text(row.gpu)
-    return (*found, (text, FREE if row.is_free else ""))
+    reserved = reserved_text(row.gpu)
+    return (*found, (text, FREE if row.is_free else ""), *([(f", {reserved}", MUTED)] if reserved else []))
 
 
 def gpu_lines(snapshot: Snapshot, width: int, *, instances: bool = False) -> list[Text]:
@@ -180,7 +181,9 @@ def instance_row(gpu: Gpu, instance: MigInstance) -> GpuRow:
     processes = gpu.processes
     if processes.value is not None:
         processes = replace(processes, value=tuple(processes_on(gpu, instance)))
-    view = replace(gpu, processes=processes, instances=(), runs=(), **(dict.fromkeys(UNITS, unknown) | known))
+    view = replace(
+        gpu, processes=processes, instances=(), runs=(), reserved_by_runs=0, **(dict.fromkeys(UNITS, unknown) | known)
+    )
     return GpuRow(f"{gpu.index}:{instance.gpu_instance}", view)
 
 

@@ -23,11 +23,15 @@ MAX_STATUS_COMMAND = 40
 GpuUses = Sequence[tuple[Gpu, GpuProcess]]
 
 
-def tree_lines(tree: ProcessTree, cpu_percent: Mapping[int, float], uses: GpuUses, width: int) -> list[Text]:
-    """Return a header and one line per process, children indented below their parent."""
+def tree_lines(tree: ProcessTree, cpu_percent: Mapping[int, float] | None, uses: GpuUses, width: int) -> list[Text]:
+    """Return a header and one line per process, children indented below their parent. Without `cpu_percent`, the use
+    of the CPU is not shown."""
     gpus: dict[int, list[tuple[Gpu, GpuProcess]]] = {}
     for use in uses:
         gpus.setdefault(use[1].pid, []).append(use)
+
+    def cpu_text(process: HostProcess) -> str:
+        return _percent((cpu_percent or {}).get(process.id.pid))
 
     def gpu_text(process: HostProcess) -> str:
         return ",".join(str(gpu.index) for gpu, _ in gpus.get(process.id.pid, ()))
@@ -40,8 +44,7 @@ def tree_lines(tree: ProcessTree, cpu_percent: Mapping[int, float], uses: GpuUse
     columns: list[Column[HostProcess]] = [
         Column("pid", "pid", lambda process: str(process.id.pid), Align.RIGHT, priority=9),
         Column("user", "user", lambda process: process.user, priority=5),
-        Column("cpu", READINGS["cpu"].title, lambda process: _percent(cpu_percent.get(process.id.pid)), Align.RIGHT,
-               width=5, priority=8),
+        Column("cpu", READINGS["cpu"].title, cpu_text, Align.RIGHT, width=5, priority=8),
         Column("memory", "memory", lambda process: format_bytes(process.memory_bytes), Align.RIGHT, width=8,
                priority=8),
         Column("gpu", "GPU", gpu_text, Align.RIGHT, priority=7, optional=True),
@@ -49,6 +52,8 @@ def tree_lines(tree: ProcessTree, cpu_percent: Mapping[int, float], uses: GpuUse
         Column("command", "command", lambda process: "  " * min(process.depth, 8) + process.command,
                width=MIN_COMMAND_COLUMNS, priority=9, flex=True),
     ]  # fmt: skip
+    if cpu_percent is None:
+        columns = [column for column in columns if column.key != "cpu"]
     table = fit(columns, tree.processes, width)
     return [styled(table.header(MUTED)), *(styled(table.line(process)) for process in tree.processes)]
 

@@ -11,7 +11,8 @@ from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.show.readings import READINGS
 from engine.show.table import Align, Column, Shorten, fit
 from engine.utils.units import UNKNOWN
-from tui.palette import MUTED, STRONG
+from tui.palette import MUTED, STRONG, WARNING
+from tui.phrases import holder_notes, holder_sentence
 from tui.tables import styled
 from tui.tables.gpus import gpu_lines, host_title_line
 
@@ -48,6 +49,7 @@ def process_lines(uses: Sequence[GpuUse], width: int, header_style: str = MUTED)
         reading("gpu_memory", 7),
         reading("cpu", 6),
         reading("memory", 2),
+        Column[GpuUse]("note", "note", _note, width=11, priority=9, flex=True, optional=True, style=_note_style),
         Column[GpuUse]("command", "command", _command, width=MIN_COMMAND_COLUMNS, priority=9, flex=True),
     ]
     if all(process is None or process.kind == "compute" for _, process in uses):
@@ -82,6 +84,27 @@ def _reading_text(key: str, process: GpuProcess) -> str:
     return READINGS[key].cell_text(getattr(process, key).value)
 
 
+def _note(use: GpuUse) -> str:
+    """Return for how long a process has been idle, and whether it is an orphan or detached."""
+    process = use[1]
+    if process is None:
+        return ""
+    return ", ".join(holder_notes(process)) or ("detached" if process.detached else "")
+
+
+def _note_style(use: GpuUse) -> str:
+    return WARNING if use[1] is not None and holder_notes(use[1]) else MUTED
+
+
+def holder_lines(snapshot: Snapshot) -> list[Text]:
+    """Return one line for each process that holds a GPU and is idle or an orphan."""
+    return [
+        Text(f"GPU {gpu.index}: process {process.pid} {sentence}", WARNING)
+        for gpu, process in list_gpu_processes(snapshot)
+        if process is not None and (sentence := holder_sentence(process))
+    ]
+
+
 def _text_of_process(text: Callable[[GpuProcess], str], use: GpuUse) -> str:
     return UNKNOWN if use[1] is None else text(use[1])
 
@@ -104,6 +127,7 @@ def snapshot_lines(snapshot: Snapshot, width: int, *, instances: bool, processes
     if not snapshot.gpus:
         return []
     lines = [host_title_line(snapshot), *gpu_lines(snapshot, width, instances=instances)]
+    lines += [Text(""), *holders] if (holders := holder_lines(snapshot)) else []
     if processes:
         lines += [Text(""), *process_lines(list_gpu_processes(snapshot), width, STRONG)]
     return lines

@@ -9,13 +9,15 @@ from rich.text import Text
 from engine.queue.listing import QueueRow, RowState
 from engine.show.table import Align, Column, FittedTable, Shorten, fit, pad
 from engine.utils.text import pluralize, printable
-from engine.utils.units import UNKNOWN, format_duration
+from engine.utils.units import UNKNOWN, format_bytes, format_duration
 from tui.palette import BAD, GOOD, MUTED, STRONG, WARNING
 
 STATE_STYLES = {
     RowState.WAITING: ("◌", WARNING),
     RowState.HELD: ("‖", MUTED),
     RowState.DEPENDENT: ("…", MUTED),
+    RowState.SCHEDULED: ("…", MUTED),
+    RowState.LIMITED: ("…", MUTED),
     RowState.INTERRUPTED: ("✗", BAD),
 }
 PLACE: Column[QueueRow] = Column("place", "#", lambda row: place_cell(row), Align.RIGHT)
@@ -48,8 +50,9 @@ def place_cell(row: QueueRow) -> str:
 
 
 def gpus_cell(row: QueueRow) -> str:
-    """Return `device.gpus`, with the number of runs that may share them."""
+    """Return `device.gpus`, with the number of runs that may share them, and the memory that it reserves of each."""
     shared = f" /{row.share}" if row.share > 1 else ""
+    shared += f" {format_bytes(row.min_free)}" if row.min_free else ""
     return f"{row.gpus}{shared}" if row.gpus and row.state is not RowState.INTERRUPTED else UNKNOWN
 
 
@@ -67,6 +70,7 @@ def describe_row(row: QueueRow) -> str:
     """Return everything that the line of a run may cut off: its reason, and how it is ordered."""
     details = [f"--gpus {row.gpus}" if row.gpus else "", f"priority {row.priority}" if row.is_own else ""]
     details += [f"up to {row.share} runs per GPU" if row.share > 1 else ""]
+    details += [f"reserves {format_bytes(row.min_free)} per GPU" if row.min_free else ""]
     return printable(f"{row.name} ({row.user}): {row.reason}" + "".join(f"; {part}" for part in details if part))
 
 

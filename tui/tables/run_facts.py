@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from engine.command.spec import read_command
 from engine.runs.checkpoint_files import list_checkpoints
 from engine.runs.claim import read_claim
+from engine.runs.code_events import describe_code
 from engine.runs.fields import as_text
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import Better, format_metric, own_metrics, recorded_metrics
+from engine.runs.records import CodeSummary
 from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError
 from engine.utils.text import printable
@@ -21,7 +23,7 @@ from engine.utils.units import format_age, format_bytes, format_count, format_da
 from tui.phrases import ENDED_BADLY
 
 # The record of a command keeps 0 for these fields, because only trainings have epochs.
-TRAINING_FACTS = ("epochs", "current_epoch")
+TRAINING_FACTS = ("epochs",)
 
 
 def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) -> dict[str, str]:
@@ -33,13 +35,17 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
     facts = {"state": row.state}
     facts["reason" if is_live or RunState(row.state) in ENDED_BADLY else "result"] = row.message
     facts["command"], facts["working folder"] = record.command, _working_folder(folder) if record.command else ""
+    facts["code"] = "" if record.code is None else _code(record.code)
     facts["exit code"] = "" if record.exit_code is None else str(record.exit_code)
     facts["foreign"] = f"This run {row.foreign}" if row.foreign else ""
     facts["problem"] = record.problem if is_live and record.problem not in row.message else ""
     if record.started_at is not None:
-        facts["started"] = f"{format_date(record.started_at)}, {format_age(row.age_seconds)} ago"
+        # Until a run has started, the time is when it was queued.
+        facts["started" if record.devices or row.state == RunState.STARTING else "queued"] = (
+            f"{format_date(record.started_at)}, {format_age(row.age_seconds)} ago"
+        )
     for metric in recorded_metrics(own_metrics([record], directions)):
-        if record.command and metric.key in TRAINING_FACTS:
+        if record.command and (metric.key in TRAINING_FACTS or (metric.key == "gpus" and not record.gpus)):
             continue
         if (value := metric.of_run(record)) is not None:
             facts[metric.label] = format_metric(metric, value)
@@ -50,7 +56,11 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
         parameters = (f"{key}={as_text(value)}" for key, value in record.command_parameters.items())
         facts["parameters"] = ", ".join(parameters)
     facts["limit"] = "" if record.bottleneck is None else record.bottleneck.message
-    facts["devices"], facts["on CPU"], facts["host"] = record.devices, record.cpu_fallback, record.host
+    facts["devices"], facts["on CPU"], facts["host"] = (
+        record.devices.removeprefix("the "),
+        record.cpu_fallback,
+        record.host,
+    )
     facts["owner"] = claim.process if is_live and claim is not None else ""
     facts["user"] = name_of_user(folder.root.stat().st_uid)
     facts["versions"] = ", ".join(f"{name} {version}" for name, version in record.versions.items())
@@ -61,6 +71,11 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
     facts["tags"], facts["note"] = " ".join(row.tags), " ".join(row.note.split())
     facts["archived"] = "yes" if row.archived else ""
     return {printable(name): printable(value) for name, value in facts.items() if value}
+
+
+def _code(code: CodeSummary) -> str:
+    text = describe_code(code) + ("; runs from a copy" if code.snapshot else "")
+    return f"{text}; changed since the run was made: {code.changed}" if code.changed else text
 
 
 def _working_folder(folder: RunFolder) -> str:

@@ -10,11 +10,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
+from engine.runs.columns import commands_metrics
 from engine.runs.fields import Field, Kind, as_text, find_field
 from engine.runs.folder import RunState
-from engine.runs.metrics import METRICS, format_metric
-from engine.runs.query import SortOrder
+from engine.runs.metrics import METRICS, format_metric, metric_of_key
 from engine.runs.run_row import RunRow
+from engine.runs.sort_order import SortOrder
 from engine.runs.trials import group_trials, make_sweep_row
 from engine.show.table import GAP, Align, Column, FittedTable, Line, Shorten, cell_width, fit, pad
 from engine.utils.text import printable
@@ -47,6 +48,10 @@ DEFAULT_COLUMNS = (
     *("state", "epochs", "best_val_accuracy", "age", "model.name", "data.dataset", "optim.lr", "optim.name"),
     *("global_batch", "seconds", "run.seed", "tags", "val_loss", "images_per_second"),
 )
+MIXED_PROGRESS = "progress"
+"""Heading of the column that has epochs of trainings and steps of commands."""
+NUM_FIRST_COLUMNS = 3
+"""Number of the first default columns, which metrics of commands follow."""
 # Cells that say more than the value of their field, with a least width where they change while a run trains.
 SPECIAL_CELLS: dict[str, tuple[Callable[[RunRow], str], int]] = {
     "state": (lambda row: "unreadable" if row.unreadable else row.state, 10),
@@ -73,6 +78,16 @@ def field_column(field: Field) -> Column[RunRow]:
     align = Align.LEFT if field.is_text or field.name == "age" else Align.RIGHT
     style = state_style if field.name == "state" else ""
     return Column(field.name, field.label, cell, align, width, MAX_VALUE_COLUMNS, style=style)
+
+
+def field_columns(fields: Iterable[Field], rows: Sequence[RunRow]) -> list[Column[RunRow]]:
+    """Return the columns of fields. With commands, which have steps, and no epochs and no ETA, some have another
+    heading."""
+    commands = [bool(row.record.command) for row in rows]
+    titles = {"epochs": MIXED_PROGRESS} if any(commands) else {}
+    titles |= {"age": "age"} if commands and all(commands) else {}
+    columns = map(field_column, fields)
+    return [replace(each, title=titles[each.key]) if each.key in titles else each for each in columns]
 
 
 def field_text(field: Field, row: RunRow) -> str:
@@ -112,7 +127,7 @@ def fit_run_list(
         "name", " " * SIGN_COLUMNS + "name", partial(_name_cell, is_marked=is_marked, is_opened=is_opened),
         width=SIGN_COLUMNS + name_width, priority=1, flex=True, shorten=Shorten.MIDDLE,
     )  # fmt: skip
-    columns = [name, *(field_column(field) for field in fields if field.name != name.key)]
+    columns = [name, *field_columns((field for field in fields if field.name != name.key), rows)]
     if with_message:
         # The field `message` can be one of the columns.
         columns.append(Column(NOTE_KEY, "message", note, width=MIN_MESSAGE_COLUMNS, priority=-1, flex=True))
@@ -149,9 +164,15 @@ def listed_columns(rows: Sequence[RunRow]) -> list[Column[RunRow]]:
     """Return the columns of `gputrain runs` without `--columns`.
 
     Columns for tags and for why other users can change a run exist only if one of the runs has any, and a column for
-    the cause only if every run ended with one.
+    the cause only if every run ended with one. Commands without a validation accuracy add their most important metric.
     """
-    columns = [field_column(find_field(name)) for name in ("name", "state", "epochs", "best_val_accuracy", "age")]
+    accuracy = "best_val_accuracy"
+    names = ["name", "state", "epochs", accuracy, *commands_metrics(rows), "age"]
+    if rows and all(row.record.command for row in rows):
+        names[2] = "step"
+        if all(row.record.best_val_accuracy is None for row in rows):
+            names.remove(accuracy)
+    columns = field_columns(map(find_field, names), rows)
     columns.append(replace(field_column(find_field("tags")), optional=True))
     columns.append(Column("foreign", "foreign", lambda row: row.foreign or "", optional=True))
     if all(row.message and row.state in ENDED_BADLY for row in rows):
@@ -184,8 +205,8 @@ def fit_monitor_list(
     ]  # fmt: skip
     table = fit(columns, measured, width)
     if len(table.columns) < len(columns):
-        # The value alone is worth more than its label.
-        columns[3] = replace(columns[3], cell=lambda row: _best_cell(row)[1:])
+        # The value alone is worth more than its label, unless it is another metric than that of most runs.
+        columns[3] = replace(columns[3], cell=partial(_best_cell, is_short=True))
         table = fit(columns, measured, width)
     return table
 
@@ -229,7 +250,13 @@ def _progress_cell(row: RunRow, meter_columns: int) -> Line:
     return (*spans(bar), (f" {percent}", "")) if meter_columns else ((percent, ""),)
 
 
-def _best_cell(row: RunRow) -> Line:
+def _best_cell(row: RunRow, *, is_short: bool = False) -> Line:
     metric = METRICS["best_val_accuracy"]
+    if row.record.command and row.record.best_val_accuracy is None:
+        if not (keys := commands_metrics([row])):
+            return ()
+        metric = metric_of_key(keys[0])
     value = metric.of_run(row.record)
-    return (f"{metric.label} ", MUTED), (UNKNOWN if value is None else format_metric(metric, value), "")
+    text = (UNKNOWN if value is None else format_metric(metric, value), "")
+    has_label = not is_short or metric.key != "best_val_accuracy"
+    return ((f"{printable(metric.label)} ", MUTED), text) if has_label else (text,)

@@ -41,7 +41,6 @@ STATE: Column[TrialRow] = Column(
     "state", "state", lambda row: row.state, priority=2,
     style=lambda row: SYMBOLS[row.state][1] if row.state in ("running", "failed") else "",
 )  # fmt: skip
-EPOCH: Column[TrialRow] = Column("epoch", "epoch", lambda row: str(row.epoch or UNKNOWN), Align.RIGHT, priority=2)
 TIME: Column[TrialRow] = Column(
     "time", "time", lambda row: UNKNOWN if row.seconds is None else format_duration(max(row.seconds, 0.0)), Align.RIGHT
 )
@@ -65,7 +64,7 @@ def sweep_columns(now: float) -> list[Column[SweepStatus]]:
         Column("state", "state", lambda row: row.state),
         Column("trials", "trials", lambda row: f"{row.done}/{row.settings.trials}", Align.RIGHT),
         Column("best", "best", best, Align.RIGHT),
-        Column("metric", "metric", lambda row: row.settings.objective.key),
+        Column("metric", "metric", lambda row: row.settings.metric_name),
         Column("age", "age", age),
     ]
 
@@ -77,6 +76,12 @@ def value_column(status: SweepStatus) -> Column[TrialRow]:
         "value", objective.label, lambda row: format_value(objective, row.value), Align.RIGHT, priority=2,
         style=lambda row: GOOD if best is not None and row.number == best.number else "",
     )  # fmt: skip
+
+
+def step_column(status: SweepStatus) -> Column[TrialRow]:
+    """Return the column of the latest epoch, or step of a script's metric."""
+    name = status.settings.step_name
+    return Column("epoch", name, lambda row: str(row.epoch or UNKNOWN), Align.RIGHT, priority=2)
 
 
 def meter_column(status: SweepStatus) -> Column[TrialRow]:
@@ -102,7 +107,7 @@ def trial_table(status: SweepStatus, width: int) -> FittedTable[TrialRow]:
     columns = [
         *(SIGN, NUMBER, STATE, value_column(status)),
         *([meter_column(status)] if width >= METER_MIN_WIDTH else []),
-        *(EPOCH, *param_columns(list(status.settings.space)), NOTE),
+        *(step_column(status), *param_columns(list(status.settings.space)), NOTE),
     ]
     return fit(columns, status.trials, width, screen_title)
 
@@ -131,22 +136,31 @@ def sweep_lines(status: SweepStatus) -> Iterator[str]:
     )
     yield ""
     if status.trials:
-        columns = [NUMBER, RUN, STATE, value_column(status), EPOCH, TIME, *param_columns(list(settings.space)), NOTE]
+        columns = [
+            NUMBER,
+            RUN,
+            STATE,
+            value_column(status),
+            step_column(status),
+            TIME,
+            *param_columns(list(settings.space)),
+            NOTE,
+        ]
         yield from plain_lines(columns, status.by_value())
         yield ""
     if status.importances:
         shares = ", ".join(f"{key} {format_share(share)}" for key, share in status.importances.items())
-        yield printable(f"importance of each key for {objective.key}: {shares}")
+        yield printable(f"importance of each key for {settings.metric_name}: {shares}")
     if status.best is not None:
         from pathlib import Path
 
-        from engine.sweeps.controller import best_command
         from engine.sweeps.folder import SweepFolder
+        from engine.sweeps.trial_kinds import best_command
 
-        best = status.best
+        best, name = status.best, settings.metric_name
         values = " ".join(f"{key}={format_param(value)}" for key, value in best.params.items())
-        yield printable(f"best: trial {best.number}, {objective.key} {format_value(objective, best.value)}, {values}")
-        yield printable(best_command(SweepFolder(Path(status.folder))))
+        yield printable(f"best: trial {best.number}, {name} {format_value(objective, best.value)}, {values}")
+        yield printable(best_command(SweepFolder(Path(status.folder)), settings, best.params))
 
 
 def state_counts(status: SweepStatus) -> list[str]:

@@ -23,7 +23,7 @@ from engine.command.metric_files import (
     make_metrics_folder,
     metric_key,
 )
-from engine.foreign.folders import RunFollower
+from engine.foreign.folders import Limits, RunFollower
 from engine.foreign.points import Point
 from support.foreign import event, event_file, scalar
 
@@ -48,7 +48,7 @@ def cwd(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def searches_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_files, "SEARCH_SECONDS", 0.0)
-    monkeypatch.setattr(metric_files, "SEARCH_SHARE", 1e9)
+    monkeypatch.setattr(metric_files, "FIRST_SHARE", 1e9)
 
 
 def write(path: Path, text: str = CSV) -> Path:
@@ -234,6 +234,40 @@ def test_damaged_record_is_passed_over(run: Path, text: str) -> None:
     assert command_metrics(run).logs == ()
 
 
+# Several starts of the command
+
+
+def test_file_of_each_start_continues_the_curve_of_the_one_before(run: Path, cwd: Path) -> None:
+    first = MetricFiles(run, cwd=cwd, started_at=time.time())
+    write(cwd / "version_0/metrics.csv", "step,loss,acc\n1,9,0\n2,8,0\n3,7,0\n")
+    first.close()
+    second = MetricFiles(run, cwd=cwd, started_at=time.time())
+    assert names_of(second.metrics) == [["acc", "loss"]]
+    write(cwd / "version_1/metrics.csv", "step,loss\n3,6\n4,5\n")
+    for metrics in (second.poll(10), second.close(), command_metrics(run)):
+        [points] = read(metrics)
+        losses = [(point.step, point.value) for point in points if point.name == "loss"]
+        assert losses == [(1, 9), (2, 8), (3, 6), (4, 5)]
+
+
+def test_file_to_which_each_start_appends_is_one_log(run: Path, cwd: Path) -> None:
+    path = write(cwd / "metrics.csv")
+    MetricFiles(run, cwd=cwd, started_at=time.time() - 1).close()
+    with path.open("a") as file:
+        file.write("3,1\n")
+    again = MetricFiles(run, cwd=cwd, started_at=time.time() - 1)
+    assert files_of(again.poll(10)) == [path]
+    assert [(point.step, point.value) for point in read(again.metrics)[0]] == [(1, 3), (2, 2), (3, 1)]
+
+
+def test_file_that_another_run_has_written_between_two_starts_is_left_out(run: Path, cwd: Path) -> None:
+    path = write(cwd / "metrics.csv")
+    MetricFiles(run, cwd=cwd, started_at=time.time() - 1).close()
+    time.sleep(0.1)
+    write(path, "step,loss\n1,9\n")
+    assert MetricFiles(run, cwd=cwd, started_at=time.time() + 60).metrics.logs == ()
+
+
 # One metric of several logs
 
 
@@ -322,3 +356,15 @@ def test_own_file_of_another_kind_is_not_opened(run: Path, tmp_path: Path, kind:
     else:
         path.symlink_to(write(tmp_path / "secret.jsonl", json.dumps({"step": 1, "loss": 1}) + "\n"))
     assert [points for points in read(command_metrics(run)) if points] == []
+
+
+def test_partial_search_that_found_no_file_says_so(run: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metric_files, "SEARCH_LIMITS", Limits(folders=2))
+    for name in "ab":
+        (cwd / name).mkdir()
+    files = MetricFiles(run, cwd=cwd, started_at=time.time())
+    files.poll(10)
+    assert files.may_lack_files
+    write(cwd / "metrics.csv")
+    files.poll(10)
+    assert not files.may_lack_files

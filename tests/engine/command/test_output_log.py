@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.progress import Progress
@@ -175,7 +175,6 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(OPERATIONS, max_size=40))
 def test_output_log_equals_a_simple_screen(operations: list[Operation]) -> None:
     screen = Screen()
@@ -205,7 +204,6 @@ PIECES = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(PIECES, max_size=25).map(b"".join))
 def test_splits_do_not_change_the_lines(data: bytes) -> None:
     whole = lines_of(data)
@@ -214,7 +212,6 @@ def test_splits_do_not_change_the_lines(data: bytes) -> None:
     assert lines_of(*(bytes([byte]) for byte in data)) == whole
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(PIECES, max_size=40).map(b"".join))
 def test_lines_are_printable_without_their_colors(data: bytes) -> None:
     for line in lines_of(data):

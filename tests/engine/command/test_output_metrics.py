@@ -37,6 +37,12 @@ def test_lines_without_step_are_counted() -> None:
     assert steps_of("loss: 3", "loading", "loss: 2", "loss: 1") == [(0, 3), (1, 2), (2, 1)]
 
 
+def test_count_of_lines_without_step_goes_on_after_a_resume() -> None:
+    metrics = OutputMetrics(first_count=3)
+    assert [point.step for point in feed(metrics, "loss: 3", "loss: 2")] == [3, 4]
+    assert [point.step for point in feed(OutputMetrics(first_count=3), "step 1 loss 2")] == [1]
+
+
 def test_whole_epochs_are_steps_of_lines_without_others() -> None:
     assert steps_of("Epoch 1/3 loss: 3", "Epoch 2/3 loss: 2") == [(1, 3), (2, 2)]
 

@@ -173,3 +173,9 @@ def test_warning_escapes_arguments() -> None:
 def test_script_is_searched_in_linear_time(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from transformers import (\n" * (MAX_SCRIPT_BYTES // 32))
     assert warnings_of("python train.py", 2, tmp_path) == []
+
+
+@pytest.mark.parametrize(("signal", "is_passed_on"), [("SIGINT", False), ("SIGTERM", False), ("SIGUSR2", True)])
+def test_stop_signal_that_srun_does_not_pass_on_is_reported(signal: str, is_passed_on: bool) -> None:
+    warnings = command_warnings(["srun", "-N2", "python", "train.py"], 0, Path("/"), signal)
+    assert has_problem(warnings, "wrapper-breaks-run", "srun", "--stop-signal") is not is_passed_on

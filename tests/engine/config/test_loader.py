@@ -73,7 +73,8 @@ def test_config_describe_lists_every_key_with_allowed_values() -> None:
     assert "augment.policy\n    Automatic augmentation: none, " in output
     assert "One of none, randaugment, trivialaugment. [default: none]" in output
     assert "One of cross_entropy, mse, bce, or user code as module:name. [default: cross_entropy]" in output
-    assert [line for line in output.splitlines() if not line.startswith(" ")] == [key for key, _ in fields()]
+    keys = [*(key for key, _ in fields()), "limits.gpus", "limits.runs", "limits.hours"]
+    assert [line for line in output.splitlines() if not line.startswith(" ")] == keys
 
 
 def test_config_describe_lists_given_keys_and_sections() -> None:
@@ -296,7 +297,7 @@ def test_config_command_prints_yaml_diff_sources_and_json() -> None:
     difference = parse_yaml(call("config", "digits", "optim.lr=0.05", "--diff").stdout)
     assert difference["run"] == {"epochs": 15}
     assert "lr" not in difference["optim"]
-    rows = json.loads(call("config", "digits", "optim.lr=0.2", "--sources", "--json").stdout)
+    rows = json.loads(call("config", "digits", "optim.lr=0.2", "--sources", "--json").stdout)["config"]
     assert rows["optim.lr"] == {"value": 0.2, "source": "optim.lr=0.2"}
     assert rows["run.epochs"]["source"].endswith("digits.yaml")
     assert rows["run.seed"]["source"] == "default"
@@ -307,7 +308,7 @@ def test_config_command_prints_yaml_diff_sources_and_json() -> None:
 
 def test_config_command_resolves_flags_of_run_without_data_path() -> None:
     printed = call("config", "flowers", "--lr", "0.3", "--ngpu", "2", "--after", "a,b", "--diff", "--json")
-    values = json.loads(printed.stdout)
+    values = json.loads(printed.stdout)["config"]
     assert (values["optim"]["lr"], values["device"]["gpus"]) == (0.3, "free:2")
     assert values["queue"] == {"after": ["a", "b"]}
     assert printed.exit_code == 0
@@ -317,7 +318,7 @@ def test_config_command_resolves_flags_of_run_without_data_path() -> None:
 
 def test_config_command_accepts_keys_as_options() -> None:
     printed = call("config", "--optim.lr", "0.3", "digits", "--optim.weight-decay=1e-3", "--model.ema", "0.9", "--json")
-    values = json.loads(printed.stdout)
+    values = json.loads(printed.stdout)["config"]
     assert (values["optim"]["lr"], values["optim"]["weight_decay"], values["model"]["ema"]) == (0.3, 1e-3, 0.9)
     assert values["data"]["dataset"] == "digits"
 

@@ -53,7 +53,7 @@ def test_references_are_kept_and_their_paths_made_absolute(tmp_path: Path, monke
 
 
 def test_unknown_occasion_is_refused_with_all_occasions() -> None:
-    occasions = "finished, stopped, failed, restarted, crashed, stalled, slowed, granted, nan"
+    occasions = "finished, stopped, failed, restarted, crashed, stalled, slowed, granted, nan, held"
     with raises_problem("unknown-value", "notify.when", occasions, kind=ConfigError):
         resolve_config("digits", ["notify.when=[finish]"])
 

@@ -106,6 +106,11 @@ def test_stored_config_omits_packages() -> None:
     assert as_stored(config, only_changed=True) == {}
 
 
+def test_time_limit_that_is_no_number_names_its_unit() -> None:
+    with raises_problem("invalid-value", "queue.time_limit", "'10s'", "minutes"):
+        resolve_config(None, ["queue.time_limit=10s"])
+
+
 def test_code_packages_refuses_invalid_names() -> None:
     with raises_problem("invalid-value", "run.code_packages", "'torch.nn'"):
         resolve_config(None, ["run.code_packages=[torch.nn]"])

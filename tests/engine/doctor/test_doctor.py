@@ -18,7 +18,7 @@ from engine.doctor import gpus as doctor_gpus
 from engine.doctor import software
 from engine.doctor.check import Check
 from engine.doctor.gpus import count_nvidia_cards, driver_check, gpu_checks, no_driver_check, visible_devices_check
-from engine.doctor.machine import environment_checks, memory_check, runs_folder_check
+from engine.doctor.machine import environment_checks, limits_check, memory_check, runs_folder_check
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.launch.request import RunRequest
@@ -242,7 +242,7 @@ def test_doctor_reports_gpus_that_only_torch_sees(
 ) -> None:
     loaded_gpu_host.set_scene("fault * nvmlInitWithFlags 9")
     gpu = CudaDevice(0, "0", "AMD Instinct MI300X", None)
-    monkeypatch.setattr("engine.gpus.allocation.unmonitored_gpus", lambda _: [gpu])
+    monkeypatch.setattr("engine.gpus.unmonitored.unmonitored_gpus", lambda _: [gpu])
     (tmp_path / "reservations" / f"gputrain-{os.getuid()}").write_text("")
     areas = examining.examine(RunRequest(resolve_config(None, []).config, tmp_path, "digits"))
     next(areas)
@@ -322,3 +322,13 @@ def test_merge_gpus_merges_identical_gpu_checks() -> None:
     other = Check("GPUs", "GPU 3", "warning", "hot", gpu=3, code="gpu-throttled")
     assert [check.name for check in merge_gpus([*checks, other])] == ["GPU 0-2,5", "GPU 3"]
     assert list(other.to_dict().values()) == ["GPUs", "GPU 3", "warning", "hot", "", "gpu-throttled"]
+
+
+def test_limits_check_shows_limits_in_force_and_invalid_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(limits_check()) == []
+    monkeypatch.setenv("GPUTRAIN_LIMITS", "gpus=2")
+    [check] = limits_check()
+    assert (check.state, check.found) == ("ok", "limits.gpus is 2 (GPUTRAIN_LIMITS)")
+    monkeypatch.setenv("GPUTRAIN_LIMITS", "gpus=x")
+    [check] = limits_check()
+    assert (check.state, check.code) == ("problem", "invalid-value")

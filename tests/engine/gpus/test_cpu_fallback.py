@@ -42,12 +42,11 @@ def device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(unmonitored, "DEVICE_FILES", tmp_path)
     monkeypatch.setattr(unmonitored, "ROCM_DRIVER", tmp_path / "kfd")
     monkeypatch.setattr(unmonitored, "unmonitored_gpus", lambda _: [])
-    monkeypatch.setattr(allocation, "unmonitored_gpus", lambda _: [])
     return tmp_path
 
 
 def set_driver_library(monkeypatch: pytest.MonkeyPatch, *, installed: bool) -> None:
-    for module in (allocation, cpu_fallback):
+    for module in (allocation, cpu_fallback, unmonitored):
         monkeypatch.setattr(module, "has_driver_library", lambda: installed)
 
 

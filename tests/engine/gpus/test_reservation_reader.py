@@ -117,6 +117,9 @@ def test_entry_without_a_field_is_ignored(folder: Path, name: str) -> None:
         ({"position": "first"}, "position"),
         ({"position": -1e300}, "position"),
         ({"share": 0}, "share"),
+        ({"min_free": -1}, "min_free"),
+        ({"min_free": 1 << 60}, "min_free"),
+        ({"begin": -1}, "begin"),
         ({"backfill_until": math.inf}, "JSON"),
         ({"blocked": 1}, "blocked"),
         ({"reason": "a" * 2000}, "reason"),
@@ -133,6 +136,7 @@ def test_entry_with_invalid_value_is_reported_and_ignored(
 
 def test_entry_with_terms_of_its_user_is_read(folder: Path) -> None:
     terms = {"priority": -1000, "position": 2.5, "blocked": "held", "share": 4, "backfill_until": 9.0, "reason": "held"}
+    terms |= {"min_free": 20 << 30, "begin": 7.0}
     plant(folder, ENTRY | terms | {"folder": "/runs/a"})
     [found], ignored = read()
     assert {name: getattr(found, name) for name in terms} == terms

@@ -296,6 +296,7 @@ def test_run_without_free_gpu_records_reason(gputrain: Gputrain, gpu_host: FakeG
     assert row["cpu_fallback"] == warning["message"]
 
 
+@pytest.mark.nightly
 def test_run_rejects_gpu_that_torch_cannot_use_and_releases_it(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0))
     environment = gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}

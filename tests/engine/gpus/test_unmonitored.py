@@ -47,7 +47,8 @@ def test_reserved_gpus_are_not_free(monkeypatch: pytest.MonkeyPatch, tmp_path: o
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
     gpus = devices_from_answer([AMD, AMD], {})
     monkeypatch.setattr("engine.gpus.allocation.has_driver_library", lambda: False)
-    monkeypatch.setattr("engine.gpus.allocation.unmonitored_gpus", lambda _: gpus)
+    monkeypatch.setattr("engine.gpus.unmonitored.has_driver_library", lambda: False)
+    monkeypatch.setattr("engine.gpus.unmonitored.unmonitored_gpus", lambda _: gpus)
     first = allocate_devices("free:1", "first", wait=False, on_wait=print)
     try:
         assert [device.uuid for device in first.devices] == ["0"]
@@ -62,10 +63,11 @@ def test_reserved_gpus_are_not_free(monkeypatch: pytest.MonkeyPatch, tmp_path: o
 def test_amd_gpus_with_same_index_are_reserved_by_physical_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
     monkeypatch.setattr("engine.gpus.allocation.has_driver_library", lambda: False)
+    monkeypatch.setattr("engine.gpus.unmonitored.has_driver_library", lambda: False)
 
     def allocate(*physical_ids: str) -> GpuAllocation:
         gpus = devices_from_answer([replace(AMD, physical_id=name) for name in physical_ids], {})
-        monkeypatch.setattr("engine.gpus.allocation.unmonitored_gpus", lambda _: gpus)
+        monkeypatch.setattr("engine.gpus.unmonitored.unmonitored_gpus", lambda _: gpus)
         return allocate_devices("auto", "run", wait=False, on_wait=print)
 
     allocations = [allocate("PCI-0", "PCI-1"), allocate("PCI-2", "PCI-3"), allocate("PCI-1", "PCI-4")]

@@ -65,7 +65,7 @@ def test_other_metrics_may_have_no_value(runs: CommandRuns) -> None:
 
 
 def test_stall_is_reported(runs: CommandRuns) -> None:
-    runs.run("sh", "-c", "echo start; sleep 2.5", config={"notify": {"stall_minutes": 0.01}})
+    runs.run("sh", "-c", "echo start; sleep 4", config={"notify": {"stall_minutes": 0.01}})
     [message] = warnings(runs, "stalled")
     assert message.startswith("no output, no metric and no work on its GPUs for ")
 

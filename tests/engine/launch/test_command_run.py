@@ -183,6 +183,14 @@ def test_time_limit_stops_the_command(runs: CommandRuns) -> None:
     assert runs.record.state is RunState.STOPPED
 
 
+def test_limit_of_hours_is_the_time_limit_of_a_command_without_one(
+    runs: CommandRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUTRAIN_LIMITS", "hours=0.0001")
+    assert runs.run("sleep", "60") == 130
+    assert "limits.hours" in runs.record.message
+
+
 def test_processes_that_are_left_behind_are_ended_with_a_warning(runs: CommandRuns) -> None:
     assert runs.run("sh", "-c", "sleep 61 & exit 0") == 0
     assert "process-left" in [event.code for event in runs.events if isinstance(event, WarningEvent)]
@@ -207,6 +215,20 @@ def test_finished_command_is_not_run_again(runs: CommandRuns) -> None:
     runs.events.clear()
     assert runs.run("true", config={"run": {"resume": True}}) == 0
     assert [event.code for event in runs.events if isinstance(event, WarningEvent)] == ["already-finished"]
+
+
+@pytest.mark.parametrize("line", ["exit 3", "exit 0"])
+def test_other_command_does_not_take_the_place_of_that_of_the_run(runs: CommandRuns, line: str) -> None:
+    runs.run("sh", "-c", line)
+    stored = read_command(runs.run_folder)
+    error = refusal(runs, "true", config={"run": {"resume": True}})
+    assert has_problem(error.problems, "name-in-use", "a", f"sh -c '{line}'", "`gputrain resume a`")
+    assert read_command(runs.run_folder) == stored and runs.record.state is not RunState.RUNNING
+
+
+def test_result_of_a_command_has_the_name_that_it_prints(runs: CommandRuns) -> None:
+    runs.run("echo", "Epoch 1/1 val_acc=0.5")
+    assert runs.record.message == "val_acc 0.5"
 
 
 def test_other_folder_in_place_of_the_working_folder_is_refused(runs: CommandRuns) -> None:

@@ -115,6 +115,7 @@ def test_other_ranks_end_if_rank_0_crashes_before_run(gputrain: Gputrain, tmp_pa
     assert not (tmp_path / "rendezvous").exists()
 
 
+@pytest.mark.nightly
 def test_stopped_ranks_end_together(gputrain: Gputrain, tmp_path: Path) -> None:
     ready = [tmp_path / "ready-0", tmp_path / "ready-1"]
     stop = "open('{}', 'w').close(); time.sleep(1); os.kill(os.getpid(), signal.SIGTERM); return run_preflight(*_)"

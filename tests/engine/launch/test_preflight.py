@@ -18,7 +18,7 @@ from engine.data.image_files import fitting_size
 from engine.data.inspection_process import ImageCounts
 from engine.distributed.node_plan import NodePlan
 from engine.doctor.run import preflight_checks
-from engine.gpus import allocation, cpu_fallback
+from engine.gpus import allocation, cpu_fallback, unmonitored
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import CudaDevice
 from engine.launch import launcher, preflight
@@ -73,9 +73,9 @@ def test_run_that_waits_is_refused_before_it_has_a_place_in_the_queue(
     code: str,
     location: str,
 ) -> None:
-    for module in (allocation, cpu_fallback, preflight):
+    for module in (allocation, cpu_fallback, preflight, unmonitored):
         monkeypatch.setattr(module, "has_driver_library", lambda: False)
-    monkeypatch.setattr(allocation, "unmonitored_gpus", lambda _: [])
+    monkeypatch.setattr(unmonitored, "unmonitored_gpus", lambda _: [])
     settings = [f"device.gpus={selection}", "device.wait=true", "device.ranks=1", *overrides]
     request = RunRequest(resolve_config("digits", settings).config, tmp_path, "run", detached=True)
     run = TrainingRun(request, lambda _: None)

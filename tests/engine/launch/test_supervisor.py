@@ -65,7 +65,8 @@ def test_sigint_stops_run_at_next_step_with_checkpoint(gputrain: Gputrain, long_
     assert state(gputrain) == "stopped"
 
 
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_sigterm_during_startup_stops_before_second_step(gputrain: Gputrain, start_method: str) -> None:
     process = gputrain.start(*LONG, f"device.start_method={start_method}")
     wait_for(lambda: len(find_rank_pids(process, gputrain)) == 2, "two ranks")
@@ -88,7 +89,7 @@ def test_second_sigint_kills_run(gputrain: Gputrain, long_run: subprocess.Popen[
     assert long_run.returncode == 3
 
 
-@pytest.mark.expensive("two starts of a run, and the commands that watch, stop and resume it")
+@pytest.mark.nightly
 def test_stop_command_waits_logs_end_and_resume_continues(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
     follower = gputrain.start("logs", "long", "--follow")
     done = gputrain("stop", "long")
@@ -128,7 +129,8 @@ def open_files(pid: int) -> set[str]:
     return files
 
 
-@with_fork_and_nightly_spawn
+@pytest.mark.nightly
+@pytest.mark.parametrize("long_run", ["fork", "spawn"], indirect=True)
 def test_store_of_one_host_is_an_anonymous_file_without_port_until_all_get_sigterm(
     gputrain: Gputrain, long_run: subprocess.Popen[str]
 ) -> None:
@@ -160,6 +162,7 @@ def test_supervisor_reports_fork_failure_in_one_line(gputrain: Gputrain) -> None
     assert "failed: BlockingIOError: [Errno 11] Resource temporarily unavailable" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.nightly
 def test_run_survives_terminal_hangup_and_is_not_blocked_by_reader_of_stdout(gputrain: Gputrain) -> None:
     controller, terminal = pty.openpty()
     options = ["--epochs", "30", "--name", "long", "--json", "run.log_every=1"]
@@ -180,6 +183,7 @@ def test_run_survives_terminal_hangup_and_is_not_blocked_by_reader_of_stdout(gpu
     assert state(gputrain) == "finished"
 
 
+@pytest.mark.nightly
 def test_unreadable_image_stops_run_and_is_named(gputrain: Gputrain) -> None:
     from PIL import Image
 

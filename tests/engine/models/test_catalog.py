@@ -267,6 +267,7 @@ def test_broken_timm_is_reported_in_one_sentence(
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.nightly
 def test_broken_timm_leaves_other_models_usable(break_timm: Callable[[str], None], cache: Path) -> None:
     assert library_models("torchvision")
     break_timm("import surely_not_installed")

@@ -61,6 +61,7 @@ def single_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.nightly
 def test_load_weights_with_frozen_backbone_beats_training_from_scratch(tmp_path: Path, single_thread: None) -> None:
     first, second, held_out = (
         digits_of(classes, part) for classes, part in ((FIRST, "train"), (SECOND, "train"), (SECOND, "val"))

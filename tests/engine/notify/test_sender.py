@@ -7,9 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine.config.schema import Config
+from engine.notify.held import send_held
 from engine.notify.message import test_message as make_test_message
 from engine.notify.sender import Delivery, describe_service, redact, send_message
+from support.gputrain_command import wait_for
 from support.messages import says
+from support.runs.factories import make_run_folder
 from support.servers.notify_server import PASSWORD, gone_server, hanging_server, notify_server
 
 
@@ -89,3 +93,17 @@ def test_redact_hides_user_password_token_and_topic_but_not_host() -> None:
     assert "mail.example.org" in text
     for secret in ("p@ss", "p%40ss", "token123", "abcdef", "@"):
         assert secret not in text
+
+
+def test_message_about_held_batch_names_reason_and_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a-3").hold()
+    with notify_server() as answers:
+        monkeypatch.setenv("ANSWERS", answers.url)
+        for when in ([], ["held"]):
+            config = Config.model_validate({"notify": {"urls": ["env:ANSWERS"], "when": when}})
+            send_held(folder, config, "a-1 and a-2 failed within 30 s")
+        wait_for(lambda: folder.notify_log.exists() and "sent" in folder.notify_log.read_text(), "the message")
+    [message] = answers.received
+    assert "a-3" in message["title"]
+    for part in ("a-1 and a-2 failed", f"gputrain queue release a-3 --runs-dir {tmp_path}"):
+        assert part in message["message"]

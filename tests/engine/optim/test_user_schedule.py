@@ -110,6 +110,7 @@ def test_check_user_schedule_samples_curve_and_reports_problem_of_helper(code: P
     assert check_user_schedule(config(code, "decay", "schedule.by=step"), None) is None
 
 
+@pytest.mark.nightly
 def test_resumed_run_with_user_schedule_equals_uninterrupted_run(code: Path, tmp_path: Path) -> None:
     recipe = ("schedule.name=own_schedules:decay", f"run.code={code}", "run.epochs=3", "schedule.warmup_epochs=0")
     whole = train_in_process(tmp_path / "whole", *recipe, "checkpoint.every_epochs=1", "checkpoint.keep=9")

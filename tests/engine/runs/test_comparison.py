@@ -198,7 +198,6 @@ def test_comparison_as_json_has_differences_from_the_baseline(tmp_path: Path) ->
         for seed, (name, accuracy) in enumerate((("a", 0.5), ("b", 0.75)))
     ]
     values = json.loads(json.dumps(compare(*runs).to_dict(0), allow_nan=False))
-    assert values["format"] == 1
     assert values["baseline"] == "a"
     assert values["config"] == {"run.seed": [0, 1]}
     assert values["runs"][1]["difference"]["best_val_accuracy"] == 0.25

@@ -16,8 +16,9 @@ from engine.runs.fields import find_field
 from engine.runs.foreign_record import foreign_record, known_keys, metric_keys
 from engine.runs.foreign_rows import default_columns, make_foreign_row, parameter_names
 from engine.runs.metrics import own_metrics
-from engine.runs.query import SortOrder, parse_query
+from engine.runs.query import parse_query
 from engine.runs.run_row import RunRow
+from engine.runs.sort_order import SortOrder
 from engine.show.foreign_run import read_run
 from engine.utils.errors import UsageError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tracemalloc
 from pathlib import Path
 
@@ -126,6 +127,20 @@ def test_log_with_limit_keeps_beginning_and_end_and_says_what_is_lost(tmp_path: 
     assert first > 50
     assert "not kept" in lost
     assert sum(path.stat().st_size for path in log_files(log)) < 4 * 450
+
+
+def test_log_of_a_command_is_private_until_its_user_shares_it(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path / "log.txt", 100)
+    assert stat.S_IMODE((tmp_path / "log.txt").stat().st_mode) == 0o600
+    (tmp_path / "log.txt").chmod(0o644)
+    for _ in range(2):
+        log.add("x" * 100)
+        log.flush()
+    PendingLines(tmp_path / "log.txt").write(["50%"])
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {
+        "log.beginning.txt": 0o644, "log.previous.txt": 0o644, "log.txt": 0o644, "log.pending.txt": 0o600
+    }  # fmt: skip
 
 
 def test_log_without_limit_stays_one_file(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from engine.runs.fields import field_names, find_field
 from engine.runs.keys import quote_key
 from engine.runs.metrics import METRIC_PREFIX, Better, better_of_name, own_metrics
-from engine.runs.query import SortOrder, find_best_condition, parse_columns, parse_query
+from engine.runs.query import find_best_condition, parse_columns, parse_query
 from engine.runs.run_row import RunRow
+from engine.runs.sort_order import SortOrder
 from engine.utils.errors import UsageError
 from support.messages import has_problem, raises_problem
 from support.replace import replace

@@ -21,6 +21,7 @@ from engine.runs.events import EpochEvent, Event, FlushJournal, RunFinished, War
 from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal, JournalReader
 from engine.runs.recorder import RECORD_INTERVAL_SECONDS, Recorder
+from engine.runs.run_row import read_row
 from engine.runs.sinks import DISK_PROBLEMS, RETRY_SECONDS, WARNING_INTERVAL_SECONDS, Sink
 from engine.utils.errors import Problem
 from support.gputrain_command import ROOT
@@ -164,6 +165,19 @@ def test_recorder_writes_all_files_in_folder_whose_path_is_not_utf8(tmp_path: Pa
     assert json.loads(recording.folder.summary.read_text())["epochs"] == 1
     [file] = (recording.folder.tensorboard / "val").iterdir()
     assert b"accuracy" in file.read_bytes()
+
+
+def test_record_of_a_command_that_waits_names_it_also_when_another_process_cancels_it(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a")
+    folder.path.mkdir()
+    folder.lock.touch()
+    Recorder(folder, Config(), lambda _: None, command="python train.py").close()
+    assert json.loads(folder.summary.read_text())["command"] == "python train.py"
+    canceller = Recorder(folder, Config(), lambda _: None)
+    canceller.record(RunFinished(state="stopped"))
+    canceller.close()
+    row = read_row(folder)
+    assert row is not None and (row.state, row.record.command) == ("stopped", "python train.py")
 
 
 @contextmanager

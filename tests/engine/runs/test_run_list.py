@@ -17,10 +17,10 @@ from engine.runs.folder import RunFolder, list_runs
 from engine.runs.journal import to_line
 from engine.runs.labels import RunLabels
 from engine.runs.ownership import Ownership
-from engine.runs.query import SortOrder
 from engine.runs.run_list import RunList
 from engine.runs.run_record import read_run_record
 from engine.runs.run_row import RunRow, read_row, unreadable_row
+from engine.runs.sort_order import SortOrder
 from engine.utils.codec import write_record
 from support.messages import raises_problem
 from support.replace import replace

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config.loader import resolve_config
@@ -102,7 +102,6 @@ def runs(draw: st.DrawFn) -> list[list[Event]]:
     return [draw(sessions(is_first=index == 0)) for index in range(draw(st.integers(1, 4)))]
 
 
-@settings(max_examples=150, deadline=None)
 @given(runs())
 def test_record_is_that_of_the_journal_after_each_session_that_ends(run: list[list[Event]]) -> None:
     with tempfile.TemporaryDirectory() as root:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from engine.runs.metrics import Better
-from engine.runs.query import Query, SortOrder
+from engine.runs.query import Query
 from engine.runs.run_row import RunRow
 from engine.runs.run_view import OwnMetrics, OwnMetricsFinder, RunView, ViewRequest, make_view, query_of
+from engine.runs.sort_order import SortOrder
 from engine.runs.trials import fold_trials
 from support.runs.factories import make_row
 

@@ -14,6 +14,7 @@ from engine.config.code_trust import CodeTrust
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import parse_yaml
+from engine.queue import crash_guard
 from engine.runs.control import send_request
 from engine.runs.metrics import Better
 from engine.sweeps import controller as controller_module
@@ -148,14 +149,15 @@ def test_sweep_searches_the_best_value_of_an_own_metric_by_its_direction(tmp_pat
 
 
 def test_failed_crashed_and_nonfinite_trials_are_counted_with_their_reason(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path, trials=5, parallel=3)
-    behave(tmp_path, s_001="fail", s_002="crash", s_003="nan", s_004="refuse")
+    folder = make_sweep(tmp_path, trials=5, parallel=1)
+    behave(tmp_path, s_000="fail", s_001="nan", s_002="crash", s_004="refuse")
     lines: list[str] = []
     assert run(folder, lines) is ExitCode.FINISHED
     shown = status(folder)
     assert dict(shown.counts) == {"complete": 1, "failed": 4}
-    assert [row.code for row in shown.trials[1:]] == ["run-failed", "run-failed", "non-finite", "run-failed"]
-    failed, crashed, nonfinite, refused = (row.reason for row in shown.trials[1:])
+    failures = [row for row in shown.trials if row.reason]
+    assert [row.code for row in failures] == ["run-failed", "non-finite", "run-failed", "run-failed"]
+    failed, nonfinite, crashed, refused = (row.reason for row in failures)
     assert failed == "the loss of RUN is not finite"
     assert says(crashed, "run-failed", 3)
     assert says(nonfinite, "non-finite", "val_accuracy")
@@ -164,7 +166,21 @@ def test_failed_crashed_and_nonfinite_trials_are_counted_with_their_reason(tmp_p
     assert any(line.startswith("trial 4 ") and line.endswith(refused) for line in lines)
 
 
-def test_sweep_ends_when_its_first_trials_fail_for_the_same_reason(tmp_path: Path) -> None:
+def test_sweep_whose_trials_fail_at_once_is_held_until_it_is_continued(tmp_path: Path) -> None:
+    folder, lines = make_sweep(tmp_path, trials=5), list[str]()
+    behave(tmp_path, s_001="fail", s_002="fail")
+    assert run(folder, lines) is ExitCode.STOPPED
+    assert starts(tmp_path) == ["s-000", "s-001", "s-002"]
+    held = [line for line in lines if "s-001" in line and "s-002" in line and "is not finite" in line]
+    assert "`gputrain sweep resume s`" in held[0]
+    assert run(folder) is ExitCode.FINISHED
+    assert dict(status(folder).counts) == {"complete": 3, "failed": 2}
+
+
+def test_sweep_ends_when_its_first_trials_fail_for_the_same_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crash_guard, "EARLY_SECONDS", -1.0)
     folder, lines = make_sweep(tmp_path, trials=9), list[str]()
     behave(tmp_path, **{f"s_00{number}": "fail" for number in range(9)})
     assert run(folder, lines) is ExitCode.FAILED

@@ -14,15 +14,9 @@ from engine.config.run_name import name_problem
 from engine.runs.folder import sweep_of_trial
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.plan import SweepPlan, device_overrides, plan_sweep
-from engine.sweeps.settings import (
-    SweepSettings,
-    is_sweep_file,
-    read_settings,
-    read_sweep_file,
-    split_space,
-    write_settings,
-)
+from engine.sweeps.settings import SweepSettings, check_numbers, split_space
 from engine.sweeps.start import check_name, choose_folder, create_sweep, load_sweep
+from engine.sweeps.sweep_file import is_sweep_file, read_settings, read_sweep_file, write_settings
 from engine.utils.errors import Problem, UsageError
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line
 from support.messages import has_problem, raises_problem
@@ -59,6 +53,13 @@ def test_plan_reports_every_problem_of_every_end_and_choice_at_once(tmp_path: Pa
         assert has_problem(found, code, location, value), (location, [(it.code, str(it)) for it in found])
     assert has_problem(found, "unknown-value", "metric", "val_accuracy, val_loss")
     assert has_problem(found, "unknown-value", "metric", "best_val_accuracy, best_val_loss")
+
+
+def test_trials_at_the_same_time_are_refused_beyond_the_limit_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUTRAIN_LIMITS", "runs=2")
+    settings = SweepSettings(space={"optim.lr": "0.1,0.2"})
+    assert check_numbers(replace(settings, parallel=2)) == []
+    assert has_problem(check_numbers(replace(settings, parallel=3)), "over-limit", "--parallel", "3", "GPUTRAIN_LIMITS")
 
 
 def test_plan_reports_values_that_conflict_only_together(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_plan_finds_preset_in_space_and_names_what_is_outside(tmp_path: Path) ->
 
 def test_settings_survive_their_file_and_the_same_command_means_the_same_sweep(tmp_path: Path) -> None:
     planned = plan(tmp_path, "optim.lr=0.01..1", "run.epochs=2", trials=5)
-    folder = choose_folder(tmp_path, None, planned.settings)
+    folder = choose_folder(tmp_path, None, planned, "digits")
     assert folder.name == "digits-sweep"
     create_sweep(folder, planned)
     assert read_settings(folder.settings) == planned.settings
@@ -112,14 +113,14 @@ def test_settings_survive_their_file_and_the_same_command_means_the_same_sweep(t
     assert loaded == replace(planned, settings=replace(planned.settings, trials=9))
     assert read_settings(folder.settings).trials == 9
 
-    assert choose_folder(tmp_path, None, planned.settings) == folder
-    other = replace(planned.settings, seed=1)
-    assert choose_folder(tmp_path, None, other).name == "digits-sweep-2"
+    assert choose_folder(tmp_path, None, planned, "digits") == folder
+    other = replace(planned, settings=replace(planned.settings, seed=1))
+    assert choose_folder(tmp_path, None, other, "digits").name == "digits-sweep-2"
     with raises_problem("conflict", "--name", "digits-sweep", tmp_path, "seed", "`gputrain sweep resume digits-sweep`"):
-        choose_folder(tmp_path, "digits-sweep", other)
+        choose_folder(tmp_path, "digits-sweep", other, "digits")
     (tmp_path / "taken-007").mkdir()
     with raises_problem("name-in-use", "--name", "taken-007"):
-        choose_folder(tmp_path, "taken", other)
+        choose_folder(tmp_path, "taken", other, "digits")
 
 
 def test_paths_of_a_sweep_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,10 +134,10 @@ def test_paths_of_a_sweep_are_absolute(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_interrupted_creation_of_a_sweep_is_completed(tmp_path: Path) -> None:
     planned = plan(tmp_path, "optim.lr=0.01..1")
-    folder = choose_folder(tmp_path, "a", planned.settings)
+    folder = choose_folder(tmp_path, "a", planned, "digits")
     folder.path.mkdir()
     folder.lock.touch()
-    create_sweep(choose_folder(tmp_path, "a", planned.settings), planned)
+    create_sweep(choose_folder(tmp_path, "a", planned, "digits"), planned)
     assert load_sweep(folder).settings == planned.settings
 
 
@@ -169,7 +170,7 @@ def test_sweep_file_holds_settings_and_refuses_unknown_and_foreign_ones(tmp_path
 
 def test_continued_sweep_of_another_user_sets_no_code_and_no_other_keys(tmp_path: Path) -> None:
     planned = plan(tmp_path, "optim.lr=0.01..1")
-    folder = choose_folder(tmp_path, "a", planned.settings)
+    folder = choose_folder(tmp_path, "a", planned, "digits")
     create_sweep(folder, planned)
     write_settings(folder.settings, replace(planned.settings, space={"model.name": "cnn,evil:model"}))
     assert load_sweep(folder).settings.space == {"model.name": "cnn,evil:model"}
@@ -205,7 +206,7 @@ def test_settings_of_another_format_are_refused(tmp_path: Path, line: str, found
         read_settings(path)
 
 
-@pytest.mark.parametrize("name", [part.name for part in fields(SweepSettings)])
+@pytest.mark.parametrize("name", [part.name for part in fields(SweepSettings) if part.name != "command"])
 def test_stored_settings_without_a_field_are_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "sweep.yaml"
     write_settings(path, SweepSettings(space={"optim.lr": "0..1"}))

@@ -262,6 +262,7 @@ def test_batch_size_trials_compile_each_batch_size() -> None:
     assert graphs[0] == 0 < graphs[1] == graphs[2]
 
 
+@pytest.mark.nightly
 def test_find_batch_reports_when_no_image_fits() -> None:
     cfg = config("device.ranks=2", "data.dataset=fake")
     with raises_problem("out-of-memory", "data.batch_size", "64 MiB", "data.image_size", "device.ranks", "model.name"):

@@ -28,6 +28,8 @@ def test_is_secret_knows_no_parts_of_words(name: str) -> None:
     [
         ("HF_TOKEN", "hf_abc", HIDDEN),
         ("PASSWORD", "1234", HIDDEN),
+        ("API_TOKEN", "123456", HIDDEN),
+        ("--api-key", "42", HIDDEN),
         ("pad_token_id", "0", "0"),
         ("key_dim", "64", "64"),
         ("use_auth_token", "true", "true"),
@@ -48,6 +50,12 @@ def test_redact_hides_value_by_name(name: str, value: str, shown: str) -> None:
         ("curl https://ann:s3cr3t@host/path?token=s3cr3t&x=1", "curl https://ann:***@host/path?token=***&x=1"),
         ("git clone https://ghp_0123456789abcdefghij@github.com/a/b", "git clone https://***@github.com/a/b"),
         ("git clone ssh://git@github.com/a/b", "git clone ssh://git@github.com/a/b"),
+        ("curl -u ann:s3cr3t https://host", "curl -u ann:*** https://host"),
+        ("curl --user=ann:s3cr3t -uann:s3cr3t", "curl --user=ann:*** -uann:***"),
+        ("docker run -u 1000:1000 image", "docker run -u 1000:1000 image"),
+        ("/usr/bin/mysql -u root -ps3cr3t db", "/usr/bin/mysql -u root -p*** db"),
+        ("sshpass -p s3cr3t ssh host", "sshpass -p *** ssh host"),
+        ("ssh -p22 host", "ssh -p22 host"),
     ],
 )
 def test_redact_argv_hides_values_of_options_and_passwords(typed: str, shown: str) -> None:
@@ -69,6 +77,10 @@ def test_redact_argv_hides_secrets_inside_shell_command() -> None:
         ('--password "it\'s" --lr 1', '--password "***" --lr 1'),
         ("PASSWORD=a,b;c x", "PASSWORD=*** x"),
         ("{'loss': 0.5, 'epoch': 1}", "{'loss': 0.5, 'epoch': 1}"),
+        ("curl -u ann:s3cr3t host; curl -u 'ann:s3cr3t'", "curl -u ann:*** host; curl -u 'ann:***'"),
+        ("mysqldump -u root -ps3cr3t db > x", "mysqldump -u root -p*** db > x"),
+        ("sshpass -p s3cr3t ssh host", "sshpass -p*** ssh host"),
+        ("python -u train.py: step 1:2", "python -u train.py: step 1:2"),
         ("HTTPError at http://ann:p%40ss@h:8080", "HTTPError at http://ann:***@h:8080"),
     ],
 )
@@ -76,7 +88,9 @@ def test_redact_text_hides_secrets_in_free_text(text: str, shown: str) -> None:
     assert redact_text(text) == shown
 
 
-@pytest.mark.parametrize("part", ["a", "a.", "key ", "a://", "key=", "--key ", "a:b@", " ", '"'])
+@pytest.mark.parametrize(
+    "part", ["a", "a.", "key ", "a://", "key=", "--key ", "a:b@", " ", '"', "-u ", "-u a", "mysql ", "mysql -p "]
+)
 def test_redact_text_takes_linear_time(part: str) -> None:
     assert redact_text(part * (1 << 16))
 

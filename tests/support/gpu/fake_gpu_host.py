@@ -18,6 +18,7 @@ from typing import Any
 import pynvml
 
 from engine.gpus import nvml
+from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.sampler import GpuThread, SamplerState
 from engine.gpus.snapshot import DRIVER, SamplerOptions, Snapshot
 
@@ -97,6 +98,7 @@ def load_fake_driver(driver: dict[str, str]) -> None:
 def sample_gpus() -> Snapshot:
     """Sample the GPUs of the loaded fake driver once, in threads of this process."""
     (driver, cuda), state = nvml.initialize(), SamplerState(SamplerOptions())
+    state.reservations = read_reservations()
     threads = [GpuThread(index, state) for index in range(nvml.gpu_count())]
     for thread in threads:
         thread.start()

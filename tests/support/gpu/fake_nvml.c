@@ -132,7 +132,6 @@ UNSUPPORTED(nvmlDeviceGetDisplayMode)
 UNSUPPORTED(nvmlDeviceGetDriverModel)
 UNSUPPORTED(nvmlDeviceGetEncoderUtilization)
 UNSUPPORTED(nvmlDeviceGetPersistenceMode)
-UNSUPPORTED(nvmlDeviceGetProcessUtilization)
 /* torch calls these with dlsym when the memory of a GPU is full, so fake_nvml.py cannot replace them. */
 UNSUPPORTED(nvmlDeviceGetNvLinkRemoteDeviceType)
 UNSUPPORTED(nvmlDeviceGetNvLinkRemotePciInfo_v2)
@@ -246,6 +245,22 @@ static nvmlReturn_t give_processes(struct call call, enum kind kind, unsigned *c
   }
   *count = found;
   return found > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+struct process_sample { unsigned pid; u64 time; unsigned sm, memory, encoder, decoder; };
+nvmlReturn_t nvmlDeviceGetProcessUtilization(void *device, struct process_sample *samples, unsigned *count, u64 since) {
+  GPU_ONLY;
+  (void)since;
+  WHERE(gpu->sampling);
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  unsigned room = samples ? *count : 0, found = 0;
+  const struct process *process = call.scene->processes, *end = process + call.scene->process_count;
+  for (; process < end; process++)
+    if (process->gpu == gpu->index && process->sm > 0 && found++ < room)
+      samples[found - 1] = (struct process_sample){
+        process->pid, (u64)now.tv_sec * 1000000 + (u64)now.tv_nsec / 1000, (unsigned)process->sm, 0, 0, 0};
+  *count = found;
+  return !found ? NOT_FOUND : found > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 #define RUNNING(name, kind)                                                                                            \
   nvmlReturn_t name(void *device, unsigned *count, struct process_info *infos) {                                       \

@@ -162,7 +162,7 @@ CHOICES: dict[str, Callable[[Device], list[float]]] = {
 UNSUPPORTED = (
     "nvmlDeviceGetComputeMode", "nvmlDeviceGetDecoderUtilization", "nvmlDeviceGetDisplayMode",
     "nvmlDeviceGetDriverModel",
-    "nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetProcessUtilization",
+    "nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetPersistenceMode",
 )  # fmt: skip
 
 
@@ -311,6 +311,17 @@ def graphics_processes(call: Call, number: Any, infos: Any) -> None:
 @add("nvmlDeviceGetMPSComputeRunningProcesses_v3", "device")
 def mps_processes(call: Call, number: Any, infos: Any) -> None:
     give_processes(call, "mps", number, infos)
+
+
+@add("nvmlDeviceGetProcessUtilization", "gpu")
+def process_utilization(call: Call, samples: Any, number: Any, since: int) -> None:
+    need(call.gpu.sampling)
+    found = [process for process in call.scene.processes if process.gpu == call.gpu.index and process.sm > 0]
+    room, number.value = number.value, len(found)
+    need(found, NOT_FOUND)
+    need(samples and room >= len(found), INSUFFICIENT_SIZE)
+    for process, sample in zip(found, samples, strict=False):
+        sample.pid, sample.timeStamp, sample.smUtil = process.pid, time.time_ns() // 1000, int(process.sm)
 
 
 # ---- GPM: metrics between two samples (here: the values of the scene at the time of the query) ----

@@ -10,13 +10,15 @@
        instance GPU uuid=UUID [name= gi= ci= total= used= sm= ...]    a MIG instance of the GPU with that index
        process GPU PID MIB KIND [GPU_INSTANCE_ID [COMPUTE_INSTANCE_ID]]
                                                                       MIB of -1: not available
+       busy PID SM                                                    the SM utilization of a process above, else 0
        fault GPU|* FUNCTION|* CODE|hang|slow=MILLISECONDS             the first that matches a call applies
 
    The keys of a gpu and their defaults are DEFAULTS below, name=Fake_H100_80GB (underscores are read as spaces) and
    bus=00000000:10:00.0 (then 20, 30, ...). Memory is in MiB, power and limit in W, tx, rx, nvlink_tx and nvlink_rx in
    KB/s, clocks in MHz, the rest in percent, degrees or NVML's unit. Negative values are not supported; ecc=0 is off,
    mig=1 is MIG mode, capability=80: compute capability 8.0, nvlinks=0: no NVLink, gpm=0: sm, tensor and dram cannot be
-   measured, privileged=0: in MIG mode, only the instances list processes, display=1: a display is active.
+   measured, privileged=0: in MIG mode, only the instances list processes, display=1: a display is active, sampling=1: the
+   utilization of processes can be measured.
    nvmlDeviceGetMemoryInfo (v1) counts reserved memory as used. KIND is compute, graphics, or mps for a client of an MPS
    server that is in no list but NVML's of MPS.
 
@@ -50,7 +52,7 @@ static const unsigned nothing = -1u;
   X(pstate, 0) X(throttle, 0) X(ecc, 1) X(corrected, 0) X(uncorrected, 0) X(pcie_gen, 5) X(pcie_width, 16)             \
   X(replays, 0) X(tx, 1000) X(rx, 2000) X(nvlinks, 18) X(nvlink_tx, 3000) X(nvlink_rx, 4000)                           \
   X(memory_temperature, 45) X(mig, 0) X(privileged, 1) X(display, 0) X(capability, 80) X(gpm, 1) X(sm, 0)              \
-  X(tensor, 0) X(dram, 0)
+  X(tensor, 0) X(dram, 0) X(sampling, 0)
 #define INSTANCE_DEFAULTS(X) X(gi, 1) X(ci, 0) X(total, 9728) X(used, 20) X(sm, 0) X(tensor, 0) X(dram, 0)
 
 #define MEMBER(key, value) key,
@@ -60,7 +62,7 @@ struct device { /* a GPU, or a MIG instance of the GPU `index` */
   double DEFAULTS(MEMBER) gi, ci;
 };
 enum kind { COMPUTE, GRAPHICS, MPS };
-struct process { unsigned gpu, pid, gi, ci; double used; enum kind kind; };
+struct process { unsigned gpu, pid, gi, ci; double used, sm; enum kind kind; };
 struct fault { int gpu; char function[TEXT]; int code, milliseconds; };
 struct scene {
   char driver[TEXT];
@@ -142,6 +144,14 @@ static bool read_line(struct scene *scene, char *line) {
       return false;
     process->kind = !strcmp(kind, "graphics") ? GRAPHICS : !strcmp(kind, "mps") ? MPS : COMPUTE;
     return process->kind != COMPUTE || !strcmp(kind, "compute");
+  }
+  if (!strcmp(first, "busy")) {
+    unsigned pid;
+    double sm;
+    if (sscanf(rest, "%u %lf", &pid, &sm) != 2) return false;
+    for (size_t i = 0; i < scene->process_count; i++)
+      if (scene->processes[i].pid == pid) scene->processes[i].sm = sm;
+    return true;
   }
   if (!strcmp(first, "fault") && scene->fault_count < FAULTS) {
     struct fault *fault = &scene->faults[scene->fault_count++];

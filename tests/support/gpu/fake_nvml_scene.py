@@ -21,7 +21,7 @@ GPU_DEFAULTS: dict[str, str | float] = {
     "max_memory_clock": 2619, "fan": -1, "pstate": 0, "throttle": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
     "pcie_gen": 5, "pcie_width": 16, "replays": 0, "tx": 1000, "rx": 2000, "nvlinks": 18, "nvlink_tx": 3000,
     "nvlink_rx": 4000, "memory_temperature": 45, "mig": 0, "privileged": 1, "display": 0, "capability": 80, "gpm": 1,
-    "sm": 0, "tensor": 0, "dram": 0,
+    "sm": 0, "tensor": 0, "dram": 0, "sampling": 0,
 }  # fmt: skip
 INSTANCE_DEFAULTS: dict[str, str | float] = {
     "name": "Fake_MIG_1g.10gb", "gi": 1, "ci": 0, "total": 9728, "used": 20, "reserved": 0,
@@ -43,6 +43,7 @@ class Process:
     kind: str
     gi: int = NOTHING
     ci: int = 0
+    sm: float = 0.0
 
 
 @dataclass
@@ -74,6 +75,9 @@ class Scene:
                 self.instances.append(device(int(gpu), INSTANCE_DEFAULTS, pairs))
             case "process", [gpu, pid, used, "compute" | "graphics" | "mps" as kind, *instance]:
                 self.processes.append(Process(int(gpu), int(pid), float(used), kind, *map(int, instance)))
+            case "busy", [pid, sm]:
+                for process in self.processes:
+                    process.sm = float(sm) if process.pid == int(pid) else process.sm
             case "fault", [gpu, function, answer] if answer == "hang" or answer.removeprefix("slow=").isdigit():
                 self.faults.append(Fault(None if gpu == "*" else int(gpu), function, answer))
             case _:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.sweeps.folder import SweepFolder
-from engine.sweeps.settings import SweepSettings, write_settings
+from engine.sweeps.settings import SweepSettings
 from engine.sweeps.study import SweepStudy, open_study
+from engine.sweeps.sweep_file import write_settings
 from engine.utils.errors import Problem
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started

@@ -51,6 +51,72 @@ def test_loss_of_a_command_is_what_it_calls_so() -> None:
     assert call("runs", "loss<0.05", "--quiet").stdout.split() == ["large"]
 
 
+PRINTED = [{"loss": 0.5, "val_loss": 0.75, "val_acc": 0.25}, {"loss": 0.25, "val_loss": 0.5, "val_acc": 0.625}]
+
+
+@pytest.fixture
+def printed(runs: Path) -> None:
+    """A command that prints other names than the keys of its metrics."""
+    end = make_command_finished(time.time())
+    make_command_run(runs, "printed", end, now=time.time(), rows=PRINTED, parameters={"lr": 0.1})
+
+
+@pytest.mark.usefixtures("printed")
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "val_acc=0.625", "val_accuracy=0.625", '"val acc"=0.625', "best_val_acc=0.625", '"best val acc"=0.625',
+        "loss=0.25", "val_loss=0.5", "eval_loss=0.5", '"best val loss"=0.5',
+    ],
+)  # fmt: skip
+def test_metric_has_the_name_that_the_command_prints_its_key_and_its_heading(condition: str) -> None:
+    assert call("runs", condition, "--quiet").stdout.split() == ["printed"]
+
+
+@pytest.mark.usefixtures("printed")
+def test_column_has_the_heading_and_the_values_of_the_name_that_was_typed() -> None:
+    header, *lines = call(
+        "runs", "--columns", "name,loss,val_acc,best val acc", "--sort", "val_acc"
+    ).stdout.splitlines()
+    assert header.split() == ["name", "loss", "val_acc", "best", "val", "acc"]
+    rows = {name: values for name, *values in map(str.split, lines)}
+    assert (rows["printed"], rows["small"]) == (["0.2500", "0.6250", "0.6250"], ["0.1000", "–", "–"])
+    assert rows["digits"][1:] == ["0.5000", "0.5000"] and lines[-1].split()[0] in ("small", "large")
+
+
+@pytest.mark.usefixtures("printed")
+def test_own_metric_of_that_name_is_shown_where_it_has_no_key(runs: Path) -> None:
+    rows = [{"val_acc": 25.0, "val_loss": 0.5}]
+    make_command_run(runs, "percent", make_command_finished(time.time()), now=time.time(), rows=rows)
+    found = json.loads(call("runs", "--columns", "val_acc,best_val_acc", "--json", "--sort", "name").stdout)["runs"]
+    columns = {run["name"]: run["columns"] for run in found}
+    assert columns["percent"] == {"val_acc": 25.0, "best_val_acc": 25.0}
+    assert columns["printed"] == {"val_acc": 0.625, "best_val_acc": 0.625}
+
+
+def test_list_of_commands_has_steps_and_their_loss() -> None:
+    header, line, _ = (
+        line.split() for line in call("runs", "command~torchrun", "--sort", "hidden").stdout.splitlines()
+    )
+    assert header == ["name", "state", "step", "loss", "age"]
+    assert line[:4] == ["small", "finished", "9", "0.1000"]
+
+
+def test_list_of_commands_and_trainings_names_no_epochs_of_commands() -> None:
+    header, *lines = call("runs").stdout.splitlines()
+    assert "progress" in header and "epochs" not in header and "loss" in header
+    assert "step 9" in " ".join(lines) and "1/" in " ".join(lines)
+    assert "epochs" in call("runs", "digits").stdout.splitlines()[0]
+
+
+def test_compare_marks_no_winner_of_equal_values(runs: Path) -> None:
+    for name, loss in (("a", 0.25), ("b", 0.25000001)):
+        make_command_run(runs, name, make_command_finished(time.time()), now=time.time(), rows=[{"loss": loss}])
+    lines = call("compare", "a", "b").stdout.splitlines()
+    assert not [line for line in lines if line.startswith(("loss", "best loss")) and "*" in line]
+    assert not [line for line in lines if line.startswith("GPUs")]
+
+
 def test_compare_shows_parameters_and_metrics_of_commands() -> None:
     found = json.loads(call("compare", "small", "large", "--json").stdout)
     assert found["config"] == {"hidden": [8, 64]}

@@ -148,6 +148,18 @@ def test_name_that_is_longer_than_any_file_is_refused_in_one_sentence(command: s
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["compare", "report", "runs show"])
+def test_path_that_does_not_exist_is_named_as_such(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "missing"
+    result = call(*command.split(), path)
+    assert result.exit_code == 2 and says(result.stderr, "not-found", f"error: {path}: there is no such path")
+    if command != "runs show":
+        result = call(command, "missing")
+        assert result.exit_code == 2 and result.stderr.startswith(
+            "error: missing: is no path, and there are no runs in"
+        )
+
+
 def test_compare_shows_hostile_names_as_text(tmp_path: Path) -> None:
     make_log(tmp_path / "a", HOSTILE, **{HOSTILE: HOSTILE})
     make_log(tmp_path / "b", HOSTILE)

@@ -41,9 +41,13 @@ def refuse(*words: str) -> str:
 @pytest.mark.parametrize("name", [name for name, entry in COMMANDS.items() if entry.needs_torch])
 def test_command_that_needs_torch_names_the_line_to_type(name: str, tmp_path: Path) -> None:
     said = refuse(*name.split(), *ARGUMENTS[name])
-    assert said.startswith(f"error: gputrain {name}: torch ") and said.endswith(": pip install '.[train]'\n")
+    assert said.startswith(f"error: gputrain {name}: torch ") and ": pip install '.[train]'" in said
     assert says(said, "not-installed", "torch")
     assert not (tmp_path / "runs").exists()
+
+
+def test_run_without_torch_names_the_line_for_other_programs() -> None:
+    assert "gputrain run -- COMMAND" in refuse("run")
 
 
 def test_doctor_of_a_config_names_the_line_to_type() -> None:

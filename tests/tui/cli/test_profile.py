@@ -112,7 +112,7 @@ def test_no_wait_sends_the_request_only(live_run: RunFolder) -> None:
 
 def test_no_wait_as_json_prints_the_request(live_run: RunFolder) -> None:
     result = profile("--no-wait", "--json")
-    assert json.loads(result.stdout) == {"run": "a", "request": "profile", "steps": 10}
+    assert json.loads(result.stdout) == {"format": 1, "run": "a", "request": "profile", "steps": 10}
 
 
 @pytest.mark.parametrize("option", [["--steps", "5"], ["--no-wait"], ["--timeout", "9"]])

@@ -11,10 +11,15 @@ from typer.testing import CliRunner, Result
 from engine.command.spec import Command, read_command, write_command
 from engine.launch.request import RunRequest
 from engine.runs.folder import RunFolder
+from engine.utils.codec import replace
 from support.messages import says
+from support.repositories import make_repository
+from support.runs.event_factories import make_run_started
 from support.runs.factories import make_run_folder
 from tui.cli.main import app
-from tui.cli.run_command import command_stem, split_command
+from tui.cli.run_command import COMMAND_PANEL, SHARED_PANEL, TRAINING_PANEL, command_stem, split_command
+
+PANELS_OF_RUN = (SHARED_PANEL, COMMAND_PANEL, TRAINING_PANEL)
 
 
 @pytest.fixture
@@ -56,11 +61,29 @@ def test_options_of_commands_reach_the_request(requests: list[RunRequest], tmp_p
     assert (request.config.queue.time_limit, request.config.notify.min_minutes, request.tags) == (90, 5, ("x",))
 
 
+def test_arguments_of_a_resume_are_split_as_in_a_shell(requests: list[RunRequest]) -> None:
+    assert invoke("--on-resume", "--ckpt_path '{folder}/my last.ckpt' -v", "--", "true").exit_code == 0
+    assert invoke("--on-resume", "--resume", "--", "sh", "-c", 'train "$@"', "sh").exit_code == 0
+    words = [request.command.on_resume for request in requests if request.command is not None]
+    assert words == [("--ckpt_path", "{folder}/my last.ckpt", "-v"), ("--resume",)]
+
+
 def test_command_needs_no_torch(requests: list[RunRequest], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.utils.libraries.find_spec", lambda name: None)
     assert invoke("--", "true").exit_code == 0
     assert invoke("digits").exit_code == 2
     assert len(requests) == 1
+
+
+def test_dry_run_of_a_command_prints_its_code_and_starts_nothing(
+    requests: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(make_repository(tmp_path / "work", train__py="x\n", __gitignore="data/\n"))
+    Path("data").mkdir()
+    Path("data/x").touch()
+    result = invoke("--dry-run", "--snapshot", "--", "true")
+    assert (result.exit_code, requests) == (0, [])
+    assert {"changed: nothing", "linked: data"} <= {*result.stdout.splitlines()}
 
 
 @pytest.mark.parametrize(
@@ -69,11 +92,13 @@ def test_command_needs_no_torch(requests: list[RunRequest], monkeypatch: pytest.
         (["--lr", "0.1", "--", "true"], "--lr 0.1: sets a training of gputrain"),
         (["model.name=mlp", "--", "true"], "model.name: sets a training of gputrain"),
         (["digits", "--", "true"], "digits: is a config beside the command"),
-        (["--dry-run", "--", "true"], "--dry-run: is for trainings"),
         (["--stop-signal", "KILL", "--", "true"], "--stop-signal: KILL cannot ask to stop"),
         (["--cwd", "missing", "--", "true"], "--cwd: "),
         (["--gpsu", "2", "--", "true"], "--gpsu: there is no such option"),
         (["--"], "--: no command follows"),
+        (["--", ""], "--: the command is empty"),
+        (["--on-resume", "'a", "--", "true"], "--on-resume: cannot be split into arguments: no closing quotation"),
+        (["--on-resume", "--resume", "--", "sh", "-c", "true"], "--on-resume: the line of a shell behind -c"),
     ],
 )
 def test_wrong_use_with_a_command_ends_with_125(requests: list[RunRequest], words: list[str], said: str) -> None:
@@ -92,11 +117,29 @@ def test_wrong_use_with_a_command_ends_with_125(requests: list[RunRequest], word
     ],
 )
 def test_program_in_place_of_a_config_gets_the_line_to_type(
-    requests: list[RunRequest], words: list[str], line: str
+    requests: list[RunRequest], tmp_path: Path, words: list[str], line: str
 ) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "train.sh").touch(0o755)
     result = invoke(*words)
     assert (result.exit_code, requests) == (2, [])
     assert says(result.stderr, "not-a-config", line)
+
+
+def test_script_that_does_not_exist_is_named_as_missing(requests: list[RunRequest]) -> None:
+    result = invoke("--gpus", "cpu", "script.py", "--lr", "1")
+    assert (result.exit_code, requests) == (2, [])
+    assert says(result.stderr, "not-found", "script.py", "gputrain run --gpus cpu -- python script.py --lr 1")
+
+
+def test_help_shows_a_command_within_12_lines_and_its_options_apart() -> None:
+    page = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["run", "--help"], terminal_width=80, prog_name="gputrain")
+    lines = page.output.splitlines()
+    assert lines[1] == "       gputrain run [OPTIONS] -- COMMAND..."
+    assert any(line.strip().startswith("gputrain run --gpus free:1 -- ") for line in lines[:12])
+    shared, command, training = (page.output.index(f"\n{title}:") for title in PANELS_OF_RUN)
+    places = [page.output.index(f"\n  {name} ") for name in ("--time-limit", "--cwd", "--epochs")]
+    assert shared < places[0] < command < places[1] < training < places[2]
 
 
 def test_option_of_commands_without_a_command_is_refused(requests: list[RunRequest]) -> None:
@@ -132,7 +175,8 @@ def open_run(requests: list[RunRequest], tmp_path: Path) -> RunFolder:
     folder.config.write_text("device: {gpus: cpu}\n")
     environment = {"LD_PRELOAD": "/evil.so", "TOKEN": "hunter2", "PATH": os.environ["PATH"]}
     argv = ("touch", "\x1b[2J", "x" * 10_000)
-    write_command(folder, Command(argv=argv, cwd=str(tmp_path), cwd_inode=1, environment=environment))
+    command = Command(argv=argv, cwd=str(tmp_path), cwd_inode=1, environment=environment, on_resume=("--evil",))
+    write_command(folder, command)
     folder.path.chmod(0o777)
     return folder
 
@@ -145,10 +189,11 @@ def test_stored_command_that_others_can_change_is_shown_and_refused(
     open_run: RunFolder, requests: list[RunRequest], tmp_path: Path
 ) -> None:
     result = resume(open_run)
-    assert (result.exit_code, requests) == (2, [])
-    command, folder, stop_signal, *variables, error = result.stderr.splitlines()
+    assert (result.exit_code, requests) == (125, [])
+    command, folder, on_resume, stop_signal, *variables, error = result.stderr.splitlines()
     assert command.startswith("command: touch '\\x1b[2J' xxx") and command.endswith(" characters more")
-    assert (folder, stop_signal) == (f"folder: {tmp_path}", "stop signal: SIGINT")
+    assert (folder, on_resume) == (f"folder: {tmp_path}", "arguments on resume: --evil")
+    assert stop_signal == "stop signal: SIGINT"
     assert variables == ["variable: LD_PRELOAD=/evil.so", "variable: TOKEN=***"]
     assert says(error, "untrusted-code", "--trust-code")
 
@@ -165,3 +210,51 @@ def test_own_stored_command_runs_without_a_word(open_run: RunFolder, requests: l
     open_run.path.chmod(0o700)
     result = resume(open_run)
     assert (result.exit_code, result.stderr, len(requests)) == (0, "", 1)
+
+
+@pytest.mark.parametrize("words", [["--lr", "0.5"], ["lr=0.5"], ["epochs"], ["optim.lr=0.5"]])
+def test_resumed_command_takes_no_setting_of_a_training(
+    open_run: RunFolder, requests: list[RunRequest], words: list[str]
+) -> None:
+    open_run.path.chmod(0o700)
+    result = resume(open_run, *words)
+    assert (result.exit_code, requests, len(result.stderr.splitlines())) == (125, [], 1)
+
+
+def test_command_starts_again_with_its_environment_and_what_is_typed(
+    open_run: RunFolder, requests: list[RunRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_run.path.chmod(0o700)
+    stored = {"PATH": os.environ["PATH"], "A": "1", "B": "1", "SLURM_JOB_ID": "77", "SLURM_NTASKS": "8"}
+    command = replace(read_command(open_run), environment=stored, expanded=("A", "B"), on_resume=("--old",))
+    write_command(open_run, command)
+    for name, value in {"A": "2", "B": "2", "C": "2", "SLURM_JOB_ID": "78"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    assert resume(open_run, "--env", "A", "--env", "D={run}").exit_code == 0
+    assert resume(open_run, "--on-resume", "--new").exit_code == 0
+    first, second = (request.command for request in requests)
+    assert first is not None and second is not None
+    environment = first.environment
+    assert (environment["A"], environment["B"], environment["D"]) == ("2", "1", "{run}") and "C" not in environment
+    # The variables of Slurm are those of the job in which it starts again.
+    assert environment["SLURM_JOB_ID"] == "78" and "SLURM_NTASKS" not in environment
+    assert (first.expanded, first.on_resume, second.on_resume) == (("B", "D"), ("--old",), ("--new",))
+
+
+def test_command_without_slurm_variables_gets_none_when_it_starts_again(
+    open_run: RunFolder, requests: list[RunRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_run.path.chmod(0o700)
+    write_command(open_run, replace(read_command(open_run), slurm_env=False))
+    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    assert resume(open_run).exit_code == 0
+    [request] = requests
+    assert request.command is not None and "SLURM_JOB_ID" not in request.command.environment
+
+
+@pytest.mark.parametrize("option", [("--env", "A=1"), ("--on-resume", "--resume")])
+def test_training_is_not_resumed_with_options_of_commands(tmp_path: Path, option: tuple[str, str]) -> None:
+    folder = make_run_folder(tmp_path / "runs", "a", make_run_started())
+    result = resume(folder, *option)
+    assert result.exit_code == 2 and says(result.stderr, "conflict", option[0])

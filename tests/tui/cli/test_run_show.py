@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.runs.events import RunFinished
+from engine.runs.events import RankFailed, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
 from engine.runs.ownership import Ownership
@@ -59,7 +59,37 @@ def test_show_as_json_is_the_row_of_runs(run: RunFolder) -> None:
     [listed] = json.loads(call("runs", "--json", "run-1").stdout)["runs"]
     for values in (shown, listed):
         del values["age_seconds"]
+    outcome = {name: shown.pop(name) for name in ("figures", "failure", "remedy")}
     assert shown == {"format": 1} | listed
+    assert outcome["figures"].items() >= {"best_val_accuracy": 0.3, "epochs": 3, "step": 30}.items()
+    assert (outcome["failure"], outcome["remedy"]) == (None, "")
+
+
+def test_show_as_json_explains_a_failure(run: RunFolder) -> None:
+    failure = RankFailed(rank=1, device="cpu", cause="out of memory", code="out-of-memory", traceback="a\n\x1b[2Jb\n")
+    append_events(run, failure, RunFinished(state="failed", message="rank 1 failed"))
+    shown = json.loads(call("runs", "show", "run-1", "--json").stdout)
+    lines = ["a", "\\x1b[2Jb"]
+    assert shown["failure"] == {"cause": "out of memory", "code": "out-of-memory", "rank": 1, "lines": lines}
+    assert shown["remedy"] == ""
+
+
+def test_show_as_json_forgets_failures_before_a_restart(run: RunFolder) -> None:
+    failure = RankFailed(rank=1, device="cpu", cause="out of memory", code="out-of-memory")
+    append_events(run, failure, make_run_started(), RunFinished(state="failed", message="the disk is full"))
+    run.log.write_text("first\nlast\n")
+    shown = json.loads(call("runs", "show", "run-1", "--json").stdout)["failure"]
+    assert shown == {"cause": "the disk is full", "code": "", "rank": None, "lines": ["first", "last"]}
+
+
+def test_show_as_json_names_the_next_command(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_events(run, RunFinished(state="stopped"))
+    run.checkpoints.mkdir(exist_ok=True)
+    (run.checkpoints / "last.pt").touch()
+    assert json.loads(call("runs", "show", "run-1", "--json").stdout)["remedy"] == "gputrain resume run-1"
+    monkeypatch.setenv("GPUTRAIN_RUNS", "/elsewhere")
+    elsewhere = json.loads(call("runs", "show", run.path, "--json").stdout)["remedy"]
+    assert elsewhere == f"gputrain resume run-1 --runs-dir {run.path.parent}"
 
 
 def test_show_names_the_cause_and_escapes_it(run: RunFolder) -> None:

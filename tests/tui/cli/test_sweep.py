@@ -10,11 +10,13 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner, Result
 
+from engine.command.spec import Command, write_command
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
 from engine.sweeps.folder import SweepFolder
-from engine.sweeps.settings import read_settings
+from engine.sweeps.settings import SweepSettings
+from engine.sweeps.sweep_file import read_settings
 from support.gputrain_command import Gputrain
 from support.messages import says
 from support.runs.sweeps import SETTINGS, make_finished_trials, make_sweep
@@ -115,6 +117,61 @@ def test_sweep_stop_without_name_means_last_sweep(root: Path) -> None:
     make_finished_trials(root, count=1)
     result = sweep("stop")
     assert (result.exit_code, result.stderr) == (0, "s is not running.\n")
+
+
+def test_sweep_stop_says_what_it_waits_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_finished_trials(root, count=1)
+    states = iter((True, False))
+    monkeypatch.setattr(SweepFolder, "is_running", lambda _: next(states))
+    assert sweep("stop").stderr.splitlines() == ["Waiting for s and its trials to stop.", "s has stopped."]
+
+
+SCRIPT = ("lr=0.5,0.25", "--gpus", "cpu", "--name", "fit")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "values"),
+    [
+        ([*SCRIPT, "--", "true", "{lr}"], "missing-value", ["metric", "--maximize METRIC"]),
+        (["digits", "--maximize", "acc", *SCRIPT, "--", "true", "{lr}"], "conflict", ["digits"]),
+        (["--maximize", "acc", *SCRIPT, "--epochs", "3", "--", "true", "{lr}"], "no-effect", ["--epochs 3"]),
+        (["--maximize", "acc", *SCRIPT, "--", "no-such-program", "{lr}"], "command-not-found", ["no-such-program"]),
+        ([*SEARCHED, "--cwd", "/"], "conflict", ["--cwd", "-- COMMAND"]),
+    ],
+)
+def test_sweep_of_a_script_refuses_line(root: Path, arguments: list[str], code: str, values: list[str]) -> None:
+    result = sweep(*arguments)
+    assert result.exit_code == 2 and says(result.stderr, code, *values), result.stderr
+    assert not root.exists()
+
+
+def test_sweep_dry_run_shows_space_and_first_command_and_makes_no_folder(root: Path) -> None:
+    result = sweep("--maximize", "acc", *SCRIPT, "--dry-run", "--sampler", "grid", "--", "true", "--lr={lr}")
+    assert result.exit_code == 0, result.stderr
+    assert "  lr in 0.5,0.25\n" in result.stdout and result.stdout.endswith("first trial: true --lr=0.5\n")
+    assert not root.exists()
+
+
+def test_sweep_file_may_have_the_command_of_a_script(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text("command: [true, '--lr={lr}', '{n}']\nspace: {lr: [0.5, 0.25], n: 3}\nmetric: loss\ngpus: cpu\n")
+    result = sweep(str(file), "--dry-run", "--sampler", "grid")
+    assert result.exit_code == 0, result.stderr
+    assert "minimizes loss" in result.stdout and result.stdout.endswith("first trial: true --lr=0.5 3\n")
+
+
+def test_script_sweep_of_another_user_runs_its_command_only_with_trust(root: Path) -> None:
+    typed = Command(argv=("touch", "{lr}"), cwd="/", cwd_inode=1, environment={"PATH": "/bin"})
+    settings = SweepSettings(
+        space={"lr": "1,2"}, command="touch {lr}", metric="metrics.acc=high", device={"device.gpus": "cpu"}
+    )
+    folder = make_sweep(root, settings)
+    write_command(folder, typed)
+    folder.command.chmod(0o666)
+    assert says(sweep("resume", "s").stderr, "foreign-writable", "command.json")
+    refused = sweep("resume", "s", "--trust-owner")
+    assert refused.exit_code == 2 and says(refused.stderr, "untrusted-code", "s")
+    assert "command: touch '{lr}'" in refused.stderr and not folder.journal.exists()
 
 
 def test_sweep_resume_refuses_what_cannot_change(root: Path) -> None:

@@ -170,6 +170,7 @@ def test_online_run_of_wandb_continues_and_gets_successor_when_resume_voids_step
         assert API_KEY not in refused.stderr + refused.stdout
 
 
+@pytest.mark.nightly
 def test_services_that_cannot_be_used_are_told_in_one_sentence(gputrain: Gputrain) -> None:
     pytest.importorskip("wandb")
     folder = make_run(gputrain, "a", make_run_started(), make_losses(1, 5), FINISHED)

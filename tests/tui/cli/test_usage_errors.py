@@ -32,6 +32,8 @@ from tui.cli.main import app, screen_app
         ("config --optim.lr", "missing-value", "optim.lr", " optim.lr=VALUE"),
         ("stop", "missing-value", "RUN...", "; see `gputrain stop --help`"),
         ("runs sync a", "missing-value", "--service", "; see `gputrain runs sync --help`"),
+        ("run --epochs", "missing-value", "--epochs", ": --epochs VALUE"),
+        ("doctor --gpus 0 --send-test-message", "conflict", "--gpus 0", ""),
     ],
 )
 def test_usage_error_takes_one_line(arguments: str, code: str, location: str, advice: str) -> None:
@@ -46,14 +48,16 @@ def test_usage_error_takes_one_line(arguments: str, code: str, location: str, ad
     [
         ("logs a b\x1b[31m", r"got unexpected extra argument(s) (b\x1b[31m); see `gputrain logs --help`"),
         ("queue --json hold x", "hold is a command: write `gputrain queue hold …`; see `gputrain queue --help`"),
-        ("run --epochs", "option '--epochs' requires an argument"),
+        ("runs -n x", "--count: must be an integer; see `gputrain runs --help`"),
+        ("runs -n 0", "--count: must be at least 1; see `gputrain runs --help`"),
+        ("gpus --interval x", "--interval: must be a number; see `gputrain gpus --help`"),
         (
             "lr-find --pick low",
             "--pick: low is not allowed: must be one of valley, steepest",
         ),
     ],
 )
-def test_usage_error_in_words_of_typer_takes_one_line(arguments: str, message: str) -> None:
+def test_usage_error_of_typer_takes_one_line_in_our_words(arguments: str, message: str) -> None:
     result = CliRunner().invoke(app, arguments.split(), prog_name="gputrain")
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
 

@@ -57,7 +57,7 @@ def test_form_command_resolves_to_same_config(base: str | None, gputrain: Gputra
     form = Form(base, dict(TYPED))
     command = shlex.join(["gputrain", *form.arguments()])
     keys = [f"{key}={text}" for key, text in TYPED.items()]
-    resolved = json.loads(gputrain("config", *([base] if base else []), *keys, "--json").stdout)
+    resolved = json.loads(gputrain("config", *([base] if base else []), *keys, "--json").stdout)["config"]
     assert resolved == as_dict(form.config())
     assert as_dict(config_of_run(shlex.split(command)[1:])) == resolved
 

@@ -30,7 +30,7 @@ def toasts(pilot: Pilot[None]) -> list[str]:
     return [toast.message for toast in pilot.app._notifications]
 
 
-@pytest.mark.expensive("the LR test of the form trains in ranks of its own")
+@pytest.mark.nightly
 def test_form_screen_tests_learning_rates_and_uses_suggestions(tmp_path: Path) -> None:
     """With the real command on the digits."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.screen.demo_app import demo_app, demo_runs, no_gpu_feed
+from support.screen.holders import holder_feed
 from support.screen.screen_snapshots import Compare, Size, at_daily_sizes, matches_snapshot
 from tui.palette import ANSI, LIGHT, Palette
 from tui.theme import save_palette
@@ -18,6 +19,14 @@ pytestmark = pytest.mark.usefixtures("frozen_environment")
 def test_monitor(snap_compare: Compare, size: Size) -> None:
     owners = demo_runs(Path("runs"))
     assert matches_snapshot(snap_compare, demo_app(Path("runs")), "down down space down space", size=size)
+    owners[0].release()
+
+
+@at_daily_sizes
+def test_monitor_with_idle_holders(snap_compare: Compare, size: Size) -> None:
+    owners = demo_runs(Path("runs"))
+    app = demo_app(Path("runs"), holder_feed(), demo=None)
+    assert matches_snapshot(snap_compare, app, "tab", size=size)
     owners[0].release()
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from engine.gpus.queue_terms import QueueTerms
+from engine.gpus.reservation import Reservation
 from engine.gpus.snapshot import DRIVER, Reading, Snapshot
-from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
+from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
 from support.messages import has_problem
 from tui.phrases import no_driver_problem
 from tui.tables.gpus import gpu_lines
@@ -38,3 +40,15 @@ def test_gpu_lines_show_readings_and_users_of_each_mig_instance(loaded_gpu_host:
     assert lines[1][1:] == ["MIG", "1g.10gb", "–", "3%", "1%", "0.0/9.5", "–/–", "–", "free"]
     assert lines[2][1:6] == ["MIG", "1g.10gb", "–", "80%", "50%"]
     assert lines[2][-2:] == ["pid", str(UNKNOWN_PID)]
+
+
+def test_gpu_lines_show_memory_that_runs_have_reserved(loaded_gpu_host: FakeGpuHost) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0))
+    runs = [Reservation(), Reservation()]
+    for name, run in zip("ab", runs, strict=True):
+        run.set_terms(QueueTerms(min_free=15 << 30))
+        run.reserve([gpu_uuid(0)], "free:1", [gpu_uuid(0)], name)
+    [line] = gpu_lines(sample_gpus(), 160)[1:]
+    assert line.plain.rstrip().endswith("a, b, 30 GiB reserved")
+    for run in runs:
+        run.release()

@@ -13,7 +13,7 @@ from engine.gpus.reservation import Reservation
 from engine.queue.listing import QueueRow, RowState, describe_wait, list_queue
 from engine.show.table import line_width, plain_lines
 from support.gpu.reservations import make_reservation
-from tui.tables.queue import PLAIN_COLUMNS, queue_table, wait_message, waiting_line
+from tui.tables.queue import PLAIN_COLUMNS, describe_row, gpus_cell, queue_table, wait_message, waiting_line
 
 
 def make_row(name: str = "a", **values: Any) -> QueueRow:
@@ -85,3 +85,12 @@ def test_queue_table_fits_width_and_keeps_name_and_reason(width: int) -> None:
     table = queue_table(rows, width)
     assert line_width(table.line(rows[0])) <= width
     assert {"name", "reason"} <= {column.key for column in table.columns}
+
+
+def test_cell_of_gpus_shows_how_a_run_shares_them() -> None:
+    assert [gpus_cell(make_row(**values)) for values in ({}, {"share": 3}, {"min_free": 20 << 30})] == [
+        "free:2",
+        "free:2 /3",
+        "free:2 20 GiB",
+    ]
+    assert "reserves 20 GiB per GPU" in describe_row(make_row(min_free=20 << 30))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine.runs.fields import find_field
-from engine.runs.query import SortOrder
 from engine.runs.run_row import RunRow
+from engine.runs.sort_order import SortOrder
 from engine.show.table import FittedTable, line_width
 from support.runs.factories import default_fields, make_row
 from tui.tables import styled

@@ -1,0 +1,158 @@
+"""Copy the working tree of a repository, so that a run does not see later edits.
+
+Tracked files and untracked ones that are not ignored are copied as they are on the disk, so that no filter of git runs.
+What is ignored, such as `data/`, is linked, and so are files that are large, secret, or stored by a filter. A program
+writes through a link to the original.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+
+from engine.code.git import GitError, Repository
+from engine.code.secret_files import is_secret_file
+from engine.code.state import filtered_paths, is_below, list_untracked
+from engine.utils.errors import UsageError
+from engine.utils.files import opened
+from engine.utils.text import pluralize, printable
+from engine.utils.units import format_bytes
+
+MAX_COPIED_BYTES = 1 << 32
+MAX_COPIED_FILES = 200_000
+READ_BYTES = 1 << 20
+# Larger files are data.
+MAX_COPIED_FILE_BYTES = 1 << 26
+# Python and its tools write them again.
+CACHES = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints"})
+_MODULE_MODE = "160000"
+
+
+@dataclass
+class CopyPlan:
+    """The files to copy, with their status, and the paths to link."""
+
+    copied: dict[str, os.stat_result] = field(default_factory=dict)
+    linked: list[str] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(status.st_size for status in self.copied.values())
+
+    def __str__(self) -> str:
+        return f"{pluralize(len(self.copied), 'file')} with {format_bytes(self.size_bytes)}"
+
+
+def copy_code(repository: Repository, target: Path, runs_dir: Path) -> Sequence[str]:
+    """Copy the working tree to `target`, and return what is linked.
+
+    Raises GitError, OSError, and UsageError if there is too much to copy."""
+    plan = plan_copy(repository, runs_dir)
+    target.mkdir(mode=0o700)
+    folders = {""}
+    for path in (*plan.copied, *plan.linked):
+        if (folder := path.rpartition("/")[0]) not in folders:
+            (target / folder).mkdir(parents=True, exist_ok=True)
+            folders.add(folder)
+    for path, status in plan.copied.items():
+        if stat.S_ISLNK(status.st_mode):
+            _copy_link(repository.root / path, target / path, repository.root)
+        else:
+            _copy_file(f"{repository.root}/{path}", f"{target}/{path}", status)
+    for path in plan.linked:
+        (target / path).symlink_to(repository.root / path)
+    return plan.linked
+
+
+def plan_copy(repository: Repository, runs_dir: Path) -> CopyPlan:
+    """Return what a copy of the working tree contains, and what it links to.
+
+    Raises GitError, and UsageError if there is too much to copy."""
+    plan, root, runs = CopyPlan(), repository.root, Path(os.path.realpath(runs_dir))
+    tracked = repository.lines("ls-files", "-z", "--stage", "--cached")
+    modes = {path: mode for mode, path in map(_staged, tracked)}
+    if runs == root or root.is_relative_to(runs):
+        reason = f"the runs folder {printable(str(runs))} is the repository itself or above it"
+        raise UsageError.one("run.snapshot", reason, "use another one with --runs-dir", code="conflict")
+    paths = [*modes, *list_untracked(repository, runs_dir)]
+    filtered = filtered_paths(repository, paths) if repository.settings else set()
+    real_folders: dict[str, bool] = {}
+    for path in dict.fromkeys(paths):
+        folder = os.path.dirname(path.rstrip("/"))  # noqa: PTH120 (of thousands)
+        if folder not in real_folders:
+            # Below a folder that became a link, a copy would be written to where that leads.
+            real_folders[folder] = os.path.realpath(root / folder) == os.path.normpath(root / folder)
+        try:
+            status = os.lstat(root / path)
+        except OSError:
+            # Deleted since the commit.
+            continue
+        if not is_below(path) or not real_folders[folder]:
+            continue
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if modes.get(path) == _MODULE_MODE or is_folder:
+            # A submodule, or a repository that is nested in this one.
+            plan.linked.append(path.rstrip("/"))
+        elif is_secret_file(path) or path in filtered or status.st_size > MAX_COPIED_FILE_BYTES:
+            plan.linked.append(path)
+        elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+            plan.copied[path] = status
+    ignored = repository.lines("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
+    for path in ignored:
+        plan.linked += _linked_below(root, path.rstrip("/"), runs)
+    plan.linked.sort()
+    if plan.size_bytes > MAX_COPIED_BYTES or len(plan.copied) > MAX_COPIED_FILES:
+        reason = f"{plan} in {printable(str(root))} are too much to copy"
+        raise UsageError.one("run.snapshot", reason, "add data to .gitignore, which is linked", code="too-large")
+    return plan
+
+
+def _staged(line: str) -> tuple[str, str]:
+    """Return mode and path of a line of `git ls-files --stage`."""
+    facts, _, path = line.partition("\t")
+    return facts.partition(" ")[0], path
+
+
+def _linked_below(root: Path, path: str, runs: Path) -> Iterator[str]:
+    """Yield an ignored path, or what is in it without the runs folder: a copy would contain itself."""
+    place = root / path
+    if place == runs or PurePath(path).suffix == ".pyc" or not CACHES.isdisjoint(PurePath(path).parts):
+        return
+    if runs.is_relative_to(place):
+        try:
+            names = sorted(os.listdir(place))  # noqa: PTH208 (names, not paths)
+        except OSError as error:
+            raise GitError(f"cannot be read: {printable(str(place))}: {error.strerror}") from error
+        for name in names:
+            yield from _linked_below(root, f"{path}/{name}", runs)
+        return
+    yield path
+
+
+def _copy_file(source: str, target: str, status: os.stat_result) -> None:
+    """Copy a regular file with its mode and time. Raises OSError, also for a link that has taken its place."""
+    with opened(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW) as original:
+        if not stat.S_ISREG(os.fstat(original).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", source)
+        with opened(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as copy:
+            while data := os.read(original, READ_BYTES):
+                _write_all(copy, data)
+            os.fchmod(copy, stat.S_IMODE(status.st_mode) & 0o777 | stat.S_IWUSR)
+            os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _copy_link(source: Path, target: Path, root: Path) -> None:
+    """Copy a link: one within the tree leads to the copy, any other one to the original. Raises OSError."""
+    link = source.readlink()
+    leads_out = not Path(os.path.normpath(source.parent / link)).is_relative_to(root)
+    target.symlink_to(source.parent / link if leads_out else link)

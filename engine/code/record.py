@@ -1,0 +1,186 @@
+"""The code of a run in its folder, `RUN/code`: what it was when the run was made, and how it differs from that later.
+
+| file | contents |
+|---|---|
+| `code.json` | `CodeRecord` |
+| `changes.patch` | the diff of the tracked files since the commit, for `git apply` |
+| `untracked/` | untracked text files, by their paths |
+| `copy/` | with `run.snapshot`: the working tree, see `engine.code.copy` |
+
+Only its user can read the folder. Nothing in it is sent to another service.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from engine.code.copy import copy_code, plan_copy
+from engine.code.git import Repository, find_repository
+from engine.code.state import CodeState, read_code
+from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
+from engine.runs.records import CodeSummary
+from engine.utils.codec import ENTRIES, FileRecord, InvalidRecordError, decode, field, write_record
+from engine.utils.errors import UsageError
+from engine.utils.files import opened, read_file, shown_path
+from engine.utils.text import list_names, pluralize, printable
+
+PATCH_FILE, UNTRACKED_FOLDER = "changes.patch", "untracked"
+MAX_RECORD_BYTES = 1 << 24
+MAX_PLAN_NAMES = 40
+SNAPSHOT_KEY = "run.snapshot"
+_Digests = Annotated[dict[str, str], ENTRIES]
+
+
+class CodeRecord(FileRecord, frozen=True, kw_only=True):
+    """Content of `code.json`. Paths of files are relative to `root`."""
+
+    root: str
+    """The working tree of the repository."""
+    folder: str
+    """The working folder of the run in it; "." for its root."""
+    commit: str
+    """The commit that was checked out; "" before the first one."""
+    fingerprint: str
+    """Same as `CodeSummary.fingerprint`."""
+    changed: _Digests = field(default_factory=dict)
+    """Digests of the diffs of changed tracked files; of a file without a diff, that of its content."""
+    untracked: _Digests = field(default_factory=dict)
+    """Digests of the untracked text files."""
+    left_out: _Digests = field(default_factory=dict)
+    """Why files are not stored, at most 1000."""
+    linked: Annotated[tuple[str, ...], ENTRIES] = ()
+    """What the copy links to rather than contains."""
+    snapshot: bool = False
+    """Whether there is a copy."""
+
+    def summary(self, data: str = "") -> CodeSummary:
+        """Return the code in short. `data` is the digest of the data that `--data` names."""
+        return CodeSummary(
+            commit=self.commit,
+            is_dirty=bool(self.changed or self.untracked),
+            fingerprint=self.fingerprint,
+            snapshot=self.snapshot,
+            data=data,
+        )
+
+
+@dataclass(frozen=True)
+class CodeDifference:
+    """How the code of a working tree differs from that of a run: a clause, "" for no difference, and the files."""
+
+    message: str = ""
+    files: tuple[str, ...] = ()
+
+
+def capture_code(folder: RunFolder, cwd: Path, *, snapshot: bool = False) -> CodeRecord | None:
+    """Record the code around the working folder of a run in the folder of the run; None outside of git.
+
+    Raises GitError if it cannot be read, UsageError if there can be no copy, and OSError."""
+    if (repository := _find_repository(cwd, snapshot=snapshot)) is None:
+        return None
+    runs_dir = shown_path(folder.root).parent
+    state = read_code(repository, runs_dir)
+    target = folder.code
+    target.mkdir(mode=0o700)
+    linked = copy_code(repository, target / CODE_COPY, runs_dir) if snapshot else ()
+    _write_private(target / PATCH_FILE, b"".join(state.patches.values()))
+    for path, content in state.untracked.items():
+        _write_private(target / UNTRACKED_FOLDER / path, content)
+    record = CodeRecord(
+        root=str(repository.root),
+        folder=os.path.relpath(os.path.realpath(cwd), repository.root),
+        commit=state.commit,
+        fingerprint=state.fingerprint,
+        changed=dict(state.changed),
+        untracked=dict(state.added),
+        left_out=dict(state.left_out),
+        linked=tuple(linked),
+        snapshot=snapshot,
+    )
+    # Last: the files of the copy that are newer are those that the run has made.
+    write_record(target / CODE_RECORD, record, private=True)
+    return record
+
+
+def plan_lines(cwd: Path, runs_dir: Path, *, snapshot: bool) -> Iterator[str]:
+    """Yield what a run records of the code around a folder and what it copies, as printable lines.
+
+    Raises UsageError as `capture_code` does, and GitError."""
+    repository = _find_repository(cwd, snapshot=snapshot)
+    if repository is None:
+        yield f"code: not recorded, {printable(str(cwd))} is in no git repository"
+        return
+    state = read_code(repository, runs_dir)
+    files = [printable(path) for path in (*state.changed, *state.added)]
+    yield f"code: commit {state.commit or 'none'} of {printable(str(repository.root))}"
+    yield f"changed: {list_names(files, MAX_PLAN_NAMES) or 'nothing'}"
+    if state.left_out:
+        reasons = [f"{printable(path)} {reason}" for path, reason in state.left_out.items()]
+        yield f"not recorded: {list_names(reasons, MAX_PLAN_NAMES)}"
+    if snapshot:
+        plan = plan_copy(repository, runs_dir)
+        yield f"copied: {plan}"
+        yield f"linked: {list_names([printable(path) for path in plan.linked], MAX_PLAN_NAMES) or 'nothing'}"
+
+
+def _find_repository(cwd: Path, *, snapshot: bool) -> Repository | None:
+    """Raises UsageError for a copy of what is in no repository."""
+    repository = find_repository(cwd)
+    if repository is None and snapshot:
+        reason = f"{printable(str(cwd))} is in no git repository, so there is no telling code from data"
+        raise UsageError.one(SNAPSHOT_KEY, reason, "`git init && git add .` there", code="no-repository")
+    return repository
+
+
+def read_code_record(folder: RunFolder) -> CodeRecord | None:
+    """Return the recorded code of a run, None if there is none or it is damaged."""
+    try:
+        data, _ = read_file(folder.code / CODE_RECORD, MAX_RECORD_BYTES)
+        return decode(data, CodeRecord)
+    except (OSError, InvalidRecordError):
+        return None
+
+
+def find_difference(record: CodeRecord, cwd: Path, runs_dir: Path) -> CodeDifference:
+    """Return how the code around a folder differs from that of a run.
+
+    New untracked files do not count: the same command in the same tracked files does not name them, and other runs
+    write files there all the time. Raises GitError."""
+    repository = find_repository(cwd)
+    if repository is None:
+        return CodeDifference("its folder is in no git repository any more")
+    return compare_state(record, read_code(repository, runs_dir))
+
+
+def compare_state(record: CodeRecord, state: CodeState) -> CodeDifference:
+    """Return how the code of a working tree differs from that of a run, see `find_difference`."""
+    if record.fingerprint == state.fingerprint:
+        return CodeDifference()
+    parts = []
+    if record.commit != state.commit:
+        parts.append(f"commit {state.commit[:10] or 'none'} in place of {record.commit[:10] or 'none'}")
+    files = _differing(record.changed, state.changed)
+    # A file may have been added to git since.
+    files += [path for path in _differing(record.untracked, state.added) if path in record.untracked]
+    files = sorted(dict.fromkeys(files))
+    if files:
+        parts.append(f"{pluralize(len(files), 'file')} ({list_names([printable(path) for path in files])})")
+    return CodeDifference(", ".join(parts), tuple(files))
+
+
+def _differing(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    return [path for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Write a new file that only its user can read, and its folders. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (
+        opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600) as handle,
+        os.fdopen(handle, "wb", closefd=False) as file,
+    ):
+        file.write(content)

@@ -1,0 +1,124 @@
+"""The user's limits against accidents: GPUs and runs at once, and hours per run.
+
+`limits:` of the settings file sets them, and the environment variable GPUTRAIN_LIMITS (`gpus=2,runs=4,hours=24`) lowers
+them for what one shell starts. They are no security boundary: the user can change both.
+
+`engine.gpus.own_limits` counts what the user's runs hold, `engine.launch` applies the hours.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from engine.config.schema import Config
+from engine.config.settings import LimitValues, read_settings, settings_file
+from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.utils.units import format_number
+
+VARIABLE = "GPUTRAIN_LIMITS"
+EXAMPLE = "gpus=2,runs=4,hours=24"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit in force: its `key`, its value, and where it is set."""
+
+    key: str
+    value: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"limits.{self.key} is {format_number(self.value)} ({self.source})"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits in force, None for each that the user has not set."""
+
+    gpus: Limit | None = None
+    runs: Limit | None = None
+    hours: Limit | None = None
+
+    def all(self) -> list[Limit]:
+        """Return the limits that are set."""
+        return [limit for limit in (self.gpus, self.runs, self.hours) if limit is not None]
+
+    def minutes(self, config: Config) -> tuple[float, str]:
+        """Return the time limit of a run in minutes, 0 for none, and what sets it."""
+        limit_min = config.queue.time_limit
+        if self.hours is None or 0 < limit_min <= 60 * self.hours.value:
+            return limit_min, f"queue.time_limit ({limit_min:g} min)"
+        return 60 * self.hours.value, f"limits.hours ({self.hours.value:g} h)"
+
+    def problems(self, config: Config, typed: frozenset[str]) -> list[Problem]:
+        """Return why a run with this config exceeds a limit whatever else runs. `typed` are the keys that were
+        typed."""
+        found = []
+        wanted, minutes = requested_gpus(config.device.gpus), config.queue.time_limit
+        if self.gpus is not None and wanted > self.gpus.value:
+            found.append(too_many_gpus(config.device.gpus, wanted, self.gpus))
+        if self.hours is not None and "queue.time_limit" in typed and not 0 < minutes <= 60 * self.hours.value:
+            text = f"{minutes:g} min" if minutes else "no time limit"
+            advice = f"type --time-limit {60 * self.hours.value:g} or less"
+            found.append(Problem("queue.time_limit", f"{text} is not allowed: {self.hours}", advice, code="over-limit"))
+        return found
+
+
+NO_LIMITS = Limits()
+
+
+def too_many_gpus(selection: str, wanted: int, limit: Limit) -> Problem:
+    """Return the problem of a run that asks for more GPUs than its user may use at once."""
+    advice = "request fewer, or raise the limit there"
+    return Problem("device.gpus", f"{selection} asks for {wanted} GPUs: {limit}", advice, code="over-limit")
+
+
+def requested_gpus(selection: str, visible: int = 0) -> int:
+    """Return how many GPUs a value of `device.gpus` asks for at least; `all` are the `visible` ones."""
+    if selection == "cpu":
+        return 0
+    if selection in ("auto", "all"):
+        return visible if selection == "all" else min(visible, 1)
+    count = selection.removeprefix("free:")
+    return int(count) if count != selection and count.isdecimal() else selection.count(",") + 1
+
+
+def read_limits() -> Limits:
+    """Return the limits in force: the lower ones of settings file and GPUTRAIN_LIMITS.
+
+    Raises UsageError if one is invalid."""
+    found: dict[str, Limit] = {}
+    for values, source in ((read_settings().limits, str(settings_file())), (_of_variable(), VARIABLE)):
+        for key, value in values.model_dump(exclude_none=True).items():
+            if key not in found or value < found[key].value:
+                found[key] = Limit(key, value, source)
+    return Limits(**found)
+
+
+def _of_variable() -> LimitValues:
+    """Return the limits that GPUTRAIN_LIMITS sets. Raises UsageError."""
+    values: dict[str, object] = {}
+    for part in filter(None, (part.strip() for part in os.environ.get(VARIABLE, "").split(","))):
+        key, _, text = (word.strip() for word in part.partition("="))
+        if key not in LimitValues.model_fields:
+            hint = did_you_mean(key, LimitValues.model_fields)
+            raise _invalid(f"{part!r} sets no limit{hint}", "unknown-key")
+        if key in values:
+            raise _invalid(f"{key} is set twice", "duplicate-key")
+        try:
+            values[key] = int(text) if text.isdecimal() else float(text)
+        except ValueError:
+            raise _invalid(f"{part!r} has no number", "invalid-value") from None
+    try:
+        return LimitValues.model_validate(values)
+    except ValidationError as error:
+        [detail, *_] = error.errors()
+        reason = f"{detail['loc'][0]}={detail['input']}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+        raise _invalid(reason, "out-of-range") from error
+
+
+def _invalid(reason: str, code: str) -> UsageError:
+    return UsageError.one(VARIABLE, f"{reason}; its form is {EXAMPLE}", code=code)

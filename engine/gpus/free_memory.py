@@ -1,0 +1,49 @@
+"""The memory of a GPU that nobody uses or has reserved, for runs that reserve memory instead of whole GPUs.
+
+Called by `selection`. A reservation counts from its start, when the run may not have allocated anything yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.gpus.current_use import memory_holders
+from engine.gpus.queue_terms import QueueTerms
+from engine.gpus.reservation_reader import ReservationInfo
+from engine.gpus.snapshot import Gpu, MigInstance
+from engine.utils.errors import UsageError
+
+
+def unreserved_bytes(gpu: Gpu, instance: MigInstance | None, holders: Sequence[ReservationInfo]) -> int | None:
+    """Return the memory that is neither in use nor reserved by `holders`, None if NVML does not report memory.
+
+    A run counts with what it has reserved (`min_free`), or with what it uses if that is more.
+    """
+    source = gpu if instance is None else instance
+    total, used = source.memory_total.value, source.memory_used.value
+    if total is None or used is None:
+        return None
+    reserved_by_driver = gpu.memory_reserved.value or 0 if instance is None else 0
+    processes = [each for each in memory_holders(gpu, instance) if each.gpu_memory.value is not None]
+    # Any other process of its user may not be of the run, so before a run has published its ranks it counts twice.
+    own = [
+        sum(
+            each.gpu_memory.value or 0
+            for each in processes
+            if each.run == run.run and each.user.value in (None, run.user)
+        )
+        for run in holders
+    ]
+    not_allocated = sum(max(run.min_free - bytes_, 0) for run, bytes_ in zip(holders, own, strict=True))
+    if not any(own):
+        # In a container, NVML lists no processes. What no listed process uses is then that of the runs.
+        listed = sum(each.gpu_memory.value or 0 for each in processes)
+        not_allocated = max(not_allocated - max(used - listed, 0), 0)
+    return max(int(total - reserved_by_driver - used - not_allocated), 0)
+
+
+def check_memory_is_known(terms: QueueTerms) -> None:
+    """Raise UsageError for a run that reserves memory of GPUs that NVML does not report."""
+    if terms.min_free:
+        reason = "needs the free memory of the GPUs, which NVML does not report on this host"
+        raise UsageError.one("queue.min_free", reason, "reserve whole GPUs without --min-free", code="not-supported")

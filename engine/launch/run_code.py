@@ -1,0 +1,194 @@
+"""The code of a run in the process that owns it: recorded when the run is made, compared or copied when it starts.
+
+`engine.launch.owned_run` calls it for trainings and for commands. The code of a command is that around its working
+folder, the code of a training that of its user code (`run.code`). A training without user code has none: its code is
+gputrain, whose version each session records.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.runs.code_events import CodeChanged, CodeRecorded
+from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
+from engine.utils import codec
+from engine.utils.errors import Problem, UsageError
+from engine.utils.files import file_number, is_file, read_bytes, shown_path
+from engine.utils.text import printable
+
+if TYPE_CHECKING:
+    from engine.code.record import CodeRecord
+    from engine.command.spec import Command
+    from engine.launch.request import RunRequest
+
+MAX_EVENT_FILES = 100
+# Of an environment with packages that are installed from their source.
+MAX_PATH_FILES, MAX_PATH_FILE_BYTES = 100, 1 << 18
+_QUOTED_PATH = re.compile(r"['\"](/[^'\"\n]+)['\"]")
+
+
+@dataclass
+class RunCode:
+    """The recorded code of a run. `event` tells of it if it was recorded now, and `warning` why it is not recorded."""
+
+    record: CodeRecord | None = None
+    event: CodeRecorded | None = None
+    warning: Problem | None = None
+
+    def copied_folder(self, folder: RunFolder) -> Path | None:
+        """Return the working folder of the run in its copy of the code; None without a copy."""
+        if self.record is None or not self.record.snapshot:
+            return None
+        return shown_path(folder.root) / folder.code.name / CODE_COPY / self.record.folder
+
+
+def record_code(folder: RunFolder, cwd: Path, *, snapshot: bool, data: Sequence[str] = ()) -> RunCode:
+    """Record the code around the working folder of a new run, and the files that `data` names.
+
+    Raises UsageError if there can be no copy, or if the data cannot be read."""
+    # Most folders with a run are in a repository, but a run on a file server must not wait for this twice.
+    from engine.code.data import data_fingerprint
+    from engine.code.git import GitError
+    from engine.code.record import capture_code
+
+    try:
+        record = capture_code(folder, cwd, snapshot=snapshot)
+    except (GitError, OSError) as error:
+        shutil.rmtree(folder.code, ignore_errors=True)
+        reason = f"{printable(str(cwd))} {error}" if isinstance(error, GitError) else str(error.strerror)
+        code = error.code if isinstance(error, GitError) else "not-recorded"
+        if snapshot:
+            raise UsageError.one("run.snapshot", f"the code cannot be copied: {reason}", code=code) from error
+        return RunCode(warning=Problem("", f"the code is not recorded: {reason}", code=code))
+    if record is None:
+        return RunCode()
+    summary = record.summary(data_fingerprint([cwd / path for path in data]))
+    files = [*record.changed, *record.untracked]
+    event = CodeRecorded(code=summary, changed=files[:MAX_EVENT_FILES], linked=list(record.linked[:MAX_EVENT_FILES]))
+    return RunCode(record, event)
+
+
+def stored_code(folder: RunFolder) -> RunCode:
+    """Return the code of a run that is resumed."""
+    if not is_file(folder.code / CODE_RECORD):
+        return RunCode()
+    from engine.code.record import read_code_record
+
+    return RunCode(read_code_record(folder))
+
+
+def code_changed(code: RunCode, folder: RunFolder, cwd: Path, known: str) -> CodeChanged | None:
+    """Return how the code differs from that with which the run was made; None if that is `known`, or without a record.
+
+    A run from a copy has the code with which it was made."""
+    if code.record is None or code.record.snapshot:
+        return None
+    from engine.code.git import GitError
+    from engine.code.record import find_difference
+
+    try:
+        difference = find_difference(code.record, cwd, shown_path(folder.root).parent)
+    except GitError as error:
+        message = f"{printable(str(cwd))} {error}"
+        return None if message == known else CodeChanged(message=message, files=[])
+    if difference.message == known:
+        return None
+    return CodeChanged(message=difference.message, files=list(difference.files[:MAX_EVENT_FILES]))
+
+
+def with_code_copy(request: RunRequest) -> RunRequest:
+    """Return the request to resume a run with the paths in its copy of the code, if it has one."""
+    run = request.config.run
+    if run.name is None or not (run.resume or run.requeue) or not run.snapshot:
+        return request
+    folder = RunFolder(request.runs_dir / run.name)
+    code = stored_code(folder)
+    if (place := code.copied_folder(folder)) is None:
+        return request
+    if request.command is not None:
+        return replace(request, command=copied_command(request.command, code, folder))
+    return replace(request, config=request.config.with_values(run={"code": str(place)}))
+
+
+def copied_command(command: Command, code: RunCode, folder: RunFolder) -> Command:
+    """Return a command with the paths in the copy of its code: its working folder, absolute paths among its arguments,
+    and where Python finds the packages of the repository."""
+    place = code.copied_folder(folder)
+    if place is None:
+        return command
+    assert code.record is not None  # noqa: S101 - there is a copy
+    copy = _Copy(Path(code.record.root), shown_path(folder.root) / folder.code.name / CODE_COPY)
+    try:
+        inode = file_number(place.stat().st_ino)
+    except OSError as error:
+        reason = f"{printable(str(place))}, the copy of the code, cannot be used: {error.strerror}"
+        raise UsageError.one("run.snapshot", reason, "start a new run", code="not-found") from error
+    # The first word may be an interpreter of the repository's own environment, which is no part of the copy.
+    argv = [copy.path_of(word) or word for word in command.argv]
+    return codec.replace(
+        command, argv=tuple(argv), cwd=str(place), cwd_inode=inode, environment=copy.environment(command, place)
+    )
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A copy of the working tree `root`."""
+
+    root: Path
+    copy: Path
+
+    def path_of(self, path: str) -> str | None:
+        """Return where an absolute path is in the copy; None if it is not below the tree, or only linked."""
+        if not path.startswith("/"):
+            return None
+        real = Path(os.path.realpath(path))
+        if not real.is_relative_to(self.root):
+            return None
+        place = self.copy / real.relative_to(self.root)
+        is_copied = os.path.realpath(place) == str(Path(os.path.realpath(self.copy)) / real.relative_to(self.root))
+        return str(place) if is_copied and os.path.lexists(place) else None
+
+    def environment(self, command: Command, place: Path) -> Mapping[str, str]:
+        """Return the environment of a command with the paths in the copy."""
+        variables = dict(command.environment)
+        given = variables.get("PYTHONPATH", "").split(os.pathsep)
+        paths = [copied for each in _source_folders(command, self.root) if (copied := self.path_of(each))]
+        paths += [self.path_of(each) or each for each in given if each]
+        if paths:
+            variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        if "PWD" in variables:
+            variables["PWD"] = str(place)
+        # uv would install the copy into the environment of the original, to which `.venv` is a link.
+        return {"UV_NO_SYNC": "1"} | variables
+
+
+def _source_folders(command: Command, root: Path) -> Iterator[str]:
+    """Yield the folders of the repository from which the packages of an environment are imported (`pip install -e`)."""
+    program = command.argv[0]
+    prefixes = [command.environment.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
+    if "/" in program:
+        prefixes.append(str((Path(command.cwd) / program).parent.parent))
+    text = str(root)
+    for prefix in filter(None, prefixes):
+        folders = Path(prefix).glob("lib/python3*/site-packages")
+        files = (
+            file for folder in folders for name in ("*.pth", "__editable__*_finder.py") for file in folder.glob(name)
+        )
+        for file, _ in zip(files, range(MAX_PATH_FILES), strict=False):
+            with suppress(OSError):
+                content = read_bytes(file, MAX_PATH_FILE_BYTES).decode(errors="replace")
+                if text not in content:
+                    continue
+                if file.suffix == ".pth":
+                    yield from (line.strip() for line in content.splitlines() if line.startswith(text))
+                else:
+                    yield from (
+                        str(Path(path).parent) for path in _QUOTED_PATH.findall(content) if path.startswith(text)
+                    )

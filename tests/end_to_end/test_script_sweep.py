@@ -1,0 +1,143 @@
+"""The sweep of a script with real processes: each trial runs once although the controller is killed, and pruned trials
+leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.sweeps.folder import SweepFolder
+from engine.sweeps.status import SweepReader, SweepStatus
+from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
+from support.gputrain_command import Gputrain, read_events, wait_for
+from support.trainer_commands import COMMANDS
+
+TRAINERS = os.environ.get("GPUTRAIN_TRAINERS")
+SCRIPT = """\
+import sys, time
+lr, steps, pause = float(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+with open("starts.txt", "a") as file:
+    file.write(f"{lr!r}\\n")
+for step in range(1, steps + 1):
+    time.sleep(pause)
+    print(f"step {step} loss: {1 / step:.4f} val/acc: {(1 - lr) * step / steps:.4f}", flush=True)
+"""
+# A small network in torch whose loss falls with each step.
+TORCH_SCRIPT = """\
+import argparse, time, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--batch-size", type=int)
+arguments = parser.parse_args()
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr)
+for step in range(1, 19):
+    inputs = torch.randn(arguments.batch_size, 8)
+    loss = torch.nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"step {step} val/loss: {loss.item():.5f}", flush=True)
+    time.sleep(0.4)
+"""
+
+
+def status(gputrain: Gputrain, name: str = "s") -> SweepStatus:
+    return SweepReader(SweepFolder(gputrain.runs / name)).poll()
+
+
+def test_small_sweep_of_a_script_finds_the_best_value_and_its_line(gputrain: Gputrain, tmp_path: Path) -> None:
+    (tmp_path / "fit.py").write_text(SCRIPT)
+    words = [sys.executable, "fit.py", "{lr}", "3", "0"]
+    options = ["--name", "s", "--gpus", "cpu", "--parallel", "3", "--sampler", "grid", "--cwd", str(tmp_path)]
+    done = gputrain("sweep", "--maximize", "val_accuracy", "lr=0.5,0.25,0.125", *options, "--", *words)
+    assert done.returncode == 0, done.stderr
+    shown = status(gputrain)
+    assert {row.params["lr"]: row.value for row in shown.trials} == {"0.5": 0.5, "0.25": 0.75, "0.125": 0.875}
+    assert shown.best is not None and shown.best.params == {"lr": "0.125"}
+    assert "fit.py 0.125 3 0`" in done.stderr
+    listed = json.loads(gputrain("runs", "--json", "sweep=s").stdout)["runs"]
+    assert sorted(run["state"] for run in listed) == ["finished"] * 3
+
+
+@pytest.mark.nightly
+def test_parallel_trials_have_different_gpus_and_leave_no_reservation(
+    gputrain: Gputrain, gpu_host: FakeGpuHost, tmp_path: Path
+) -> None:
+    gpu_host.set_scene([gpu_line(0), gpu_line(1)])
+    gputrain.environment |= gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0,1"}
+    line = 'echo "{n} $CUDA_VISIBLE_DEVICES" >> gpus.txt; sleep 2; echo "step 1 loss: {n}"'
+    options = ["--name", "s", "--gpus", "0,1", "--parallel", "2", "--sampler", "grid", "--cwd", str(tmp_path)]
+    done = gputrain("sweep", "--minimize", "loss", "n=1,2,3,4", *options, "--", "sh", "-c", line)
+    assert done.returncode == 0, done.stderr
+    assert status(gputrain).counts == {"complete": 4}
+    used = [line.split()[1] for line in (tmp_path / "gpus.txt").read_text().splitlines()]
+    assert sorted(used[:2]) == sorted(used[2:]) == ["0", "1"]
+    free = gputrain("run", "--headless", "--gpus", "free:2", "--", "true")
+    assert free.returncode == 0, free.stderr
+
+
+@pytest.mark.nightly
+def test_trial_without_the_metric_fails_with_the_names_that_it_has(gputrain: Gputrain, tmp_path: Path) -> None:
+    (tmp_path / "fit.py").write_text(SCRIPT)
+    words = [sys.executable, "fit.py", "{lr}", "3", "0"]
+    options = ["--name", "s", "--gpus", "cpu", "--cwd", str(tmp_path)]
+    done = gputrain("sweep", "--maximize", "val/f1", "lr=0.5,0.25", "--trials", "9", *options, "--", *words)
+    assert done.returncode == 1, done.stderr
+    rows = status(gputrain).trials
+    # The sweep ends when its first trials fail for one reason.
+    assert [row.code for row in rows] == ["no-metric"] * 3
+    assert "val/acc" in rows[0].reason and "loss" in rows[0].reason
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_sweep_of_a_torch_script_killed_twice_runs_each_trial_once(gputrain: Gputrain, tmp_path: Path) -> None:
+    script = tmp_path / "fit.py"
+    script.write_text(TORCH_SCRIPT)
+    check_killed_sweep(gputrain, tmp_path, [sys.executable, str(script)], "val/loss")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(TRAINERS is None, reason="needs the environments of tests/trainers/build.py")
+def test_sweep_of_a_lightning_script_killed_twice_runs_each_trial_once(gputrain: Gputrain, tmp_path: Path) -> None:
+    python = f"{TRAINERS}/lightning/bin/python"
+    check_killed_sweep(
+        gputrain, tmp_path, [python, str(COMMANDS / "fit_lightning.py"), "--max-epochs", "6"], "val_loss"
+    )
+
+
+def check_killed_sweep(gputrain: Gputrain, cwd: Path, words: list[str], metric: str) -> None:
+    """Run 12 trials, kill the controller twice, and check trials, processes and reservations."""
+    has_batches = metric == "val/loss"
+    space = ["lr=log:1e-4..1e-1", *(["bs=16,32,64"] if has_batches else [])]
+    words = [*words, "--lr", "{lr}", *(["--batch-size", "{bs}"] if has_batches else [])]
+    options = ["--name", "s", "--gpus", "cpu", "--trials", "12", "--parallel", "3", "--cwd", str(cwd)]
+    sweep = ["sweep", "--minimize", metric, *space, *options, "--", *words]
+    for first in (1, 5):
+        process = gputrain.start(*sweep, stderr=subprocess.DEVNULL)
+        journal = gputrain.runs / f"s-{first:03d}" / "events.jsonl"
+        wait_for(journal.exists, f"the beginning of trial {first}", 600)
+        process.kill()
+        process.wait()
+    process = gputrain.start(*sweep)
+    _, lines = process.communicate(timeout=1500)
+    assert process.returncode == 0, lines
+    shown = status(gputrain)
+    print(lines, dict(shown.counts))
+    assert [row.number for row in shown.trials] == list(range(12))
+    assert sum(shown.counts.get(state, 0) for state in ("complete", "pruned")) == 12
+    assert shown.counts.get("pruned")
+    for row in shown.trials:
+        types = [event["type"] for event in read_events(gputrain.runs / row.run)]
+        assert (types.count("command_started"), types.count("run_finished")) == (1, 1), row.run
+        assert row.value is not None
+    assert not gputrain.processes()
+    assert json.loads(gputrain("queue", "--json").stdout)["queue"] == []

@@ -1,0 +1,218 @@
+"""What is recorded of a working tree: commit, changes, untracked text files, and what is left out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from engine.code import state as state_module
+from engine.code.git import GitError, Repository, find_repository
+from engine.code.state import CodeState, code_fingerprint, read_code
+from support.repositories import git, make_repository, write_files
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_repository(tmp_path / "work", train__py="a = 1\n", model__py="b = 1\n")
+
+
+def read(root: Path, runs_dir: Path | None = None) -> CodeState:
+    repository = find_repository(root)
+    assert repository is not None
+    return read_code(repository, runs_dir)
+
+
+def test_clean_tree_has_its_commit_alone(root: Path) -> None:
+    state = read(root)
+    assert state.commit == git(root, "rev-parse", "HEAD").strip()
+    assert not state.is_dirty and not state.left_out
+
+
+def test_changed_file_has_its_diff(root: Path) -> None:
+    write_files(root, train__py="a = 2\n")
+    state = read(root)
+    assert [*state.patches] == ["train.py"] and state.is_dirty
+    assert b"-a = 1\n+a = 2\n" in state.patches["train.py"]
+
+
+def test_recorded_diff_applies_to_the_commit(root: Path, tmp_path: Path) -> None:
+    write_files(root, train__py="a = 2\n")
+    (root / "model.py").unlink()
+    (root / "weights.bin").write_bytes(bytes(range(256)))
+    git(root, "add", "weights.bin")
+    patch = b"".join(read(root).patches.values())
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", str(root), str(clone))
+    subprocess.run(["git", "apply", "--index", "-"], cwd=clone, input=patch, check=True)
+    assert (clone / "train.py").read_text() == "a = 2\n"
+    assert (clone / "weights.bin").read_bytes() == bytes(range(256)) and not (clone / "model.py").exists()
+
+
+def test_touched_file_is_not_changed(root: Path) -> None:
+    os.utime(root / "train.py", (1, 1))
+    assert not read(root).is_dirty
+
+
+def test_untracked_text_is_recorded_and_data_is_not(root: Path) -> None:
+    write_files(root, new__py="c = 1\n", metrics__csv="step,loss\n", __gitignore="ignored.py\n", ignored__py="")
+    (root / "model.bin").write_bytes(b"\0\1")
+    (root / "pipe").touch()
+    os.mkfifo(root / "named_pipe")
+    state = read(root)
+    assert {*state.untracked} == {"new.py", ".gitignore", "pipe"}
+    assert state.untracked["new.py"] == b"c = 1\n"
+
+
+def test_untracked_files_have_a_limit_and_programs_come_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "MAX_UNTRACKED_FILES", 1)
+    monkeypatch.setattr(state_module, "MAX_FILE_BYTES", 10)
+    write_files(root, a__txt="x", b__py="y", c__py="y" * 11)
+    state = read(root)
+    assert [*state.untracked] == ["b.py"]
+    assert {*state.left_out} == {"a.txt", "c.py"}
+
+
+def test_files_of_runs_do_not_count(root: Path) -> None:
+    before = code_fingerprint(root, root / "runs [1]")
+    (root / "runs [1]").mkdir()
+    write_files(root / "runs [1]", config__yaml="x")
+    assert code_fingerprint(root, root / "runs [1]") == before != code_fingerprint(root)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".env", ".env.local", "id_rsa", "server.pem", "tls.key", ".netrc", "credentials.json", "hf_token", "api_key.txt",
+     "secrets.py", "wandb-token.json"],
+)  # fmt: skip
+def test_file_with_the_name_of_a_secret_is_left_out(root: Path, name: str) -> None:
+    (root / name).write_text("PASSWORD")
+    state = read(root)
+    assert not state.untracked and [*state.left_out] == [name]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.py", "token.py", "keys.h", "monkey.txt", "environment.yml", "keyboard.md"])
+def test_program_with_a_similar_name_is_recorded(root: Path, name: str) -> None:
+    (root / name).write_text("x")
+    assert [*read(root).untracked] == [name]
+
+
+def test_tracked_secret_is_not_in_the_diff_but_its_change_is_noticed(root: Path) -> None:
+    make_repository(root, __env="A=1\n")
+    before = read(root).fingerprint
+    write_files(root, __env="A=HIDDEN\n")
+    state = read(root)
+    assert b"HIDDEN" not in b"".join(state.patches.values()) and [*state.left_out] == [".env"]
+    assert state.fingerprint != before
+
+
+def test_private_key_is_left_out_whatever_its_name(root: Path) -> None:
+    key = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"
+    write_files(root, notes__txt=key, train__py=key)
+    state = read(root)
+    assert not state.patches and not state.untracked and {*state.left_out} == {"notes.txt", "train.py"}
+
+
+def test_large_changed_file_is_left_out_and_its_change_is_noticed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "MAX_FILE_BYTES", 100)
+    write_files(root, train__py="x" * 101)
+    first = read(root)
+    write_files(root, train__py="y" * 101)
+    assert [*first.left_out] == ["train.py"] and not first.patches
+    assert first.fingerprint != read(root).fingerprint
+
+
+def test_diff_beyond_the_limit_is_left_out_by_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "MAX_PATCH_BYTES", 400)
+    write_files(root, model__py="b\n" * 50, train__py="a\n" * 500)
+    state = read(root)
+    assert {*state.patches, *state.left_out} == {"model.py", "train.py"} == {*state.changed}
+    assert "train.py" in state.left_out
+
+
+def test_repository_without_a_commit_has_its_staged_files(tmp_path: Path) -> None:
+    root = tmp_path / "new"
+    root.mkdir()
+    git(root, "init", "--quiet")
+    write_files(root, train__py="a\n", other__py="b\n")
+    git(root, "add", "train.py")
+    state = read(root)
+    assert (state.commit, [*state.patches], [*state.untracked]) == ("", ["train.py"], ["other.py"])
+
+
+def test_subfolder_worktree_and_links_to_them_are_in_their_repository(root: Path, tmp_path: Path) -> None:
+    (root / "sub").mkdir()
+    (tmp_path / "link").symlink_to(root / "sub")
+    assert find_repository(tmp_path / "link") == Repository(root)
+    git(root, "worktree", "add", "--quiet", "--detach", str(tmp_path / "tree"))
+    write_files(tmp_path / "tree", train__py="a = 3\n")
+    assert [*read(tmp_path / "tree").patches] == ["train.py"] and not read(root).is_dirty
+
+
+def test_folder_outside_of_git_and_a_bare_repository_have_no_code(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet", "--bare", "bare.git")
+    assert code_fingerprint(tmp_path) is None and code_fingerprint(tmp_path / "bare.git") is None
+
+
+def test_damaged_repository_is_not_that_of_the_folder_above(root: Path) -> None:
+    (root / "sub" / ".git").mkdir(parents=True)
+    with pytest.raises(GitError):
+        read(root / "sub")
+
+
+def test_unusual_names_keep_their_diffs(root: Path) -> None:
+    names = ['we ird"\\.py', "tab\there.py", "bell\a.py", "größe.py", os.fsdecode(b"latin-\xe9.py")]
+    for name in names:
+        (root / name).write_text("x\n")
+    git(root, "add", "--all")
+    assert {*read(root).patches} == {*names}
+
+
+def test_submodule_is_recorded_by_its_commit(root: Path, tmp_path: Path) -> None:
+    inner = make_repository(tmp_path / "inner", lib__py="x\n")
+    git(root, "-c", "protocol.file.allow=always", "submodule", "add", "--quiet", str(inner), "inner")
+    git(root, "commit", "--quiet", "--message", "module")
+    write_files(root / "inner", lib__py="y\n")
+    assert not read(root).is_dirty
+    git(root / "inner", "commit", "--quiet", "--all", "--message", "second")
+    assert b"Subproject commit" in read(root).patches["inner"]
+
+
+def test_nested_repository_is_left_out(root: Path) -> None:
+    make_repository(root / "other", a__py="")
+    assert [*read(root).left_out] == ["other/"]
+
+
+def test_repository_of_settings_does_not_list_the_home_folder(root: Path) -> None:
+    git(root, "config", "status.showUntrackedFiles", "no")
+    write_files(root, diary__txt="private")
+    assert not read(root).untracked
+
+
+def test_link_is_not_followed(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside.txt").write_text("PRIVATE")
+    (root / "link.txt").symlink_to(tmp_path / "outside.txt")
+    state = read(root)
+    assert not state.untracked and [*state.added] == ["link.txt"]
+
+
+def test_git_that_does_not_answer_is_ended(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "git").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    (tmp_path / "git").chmod(0o755)
+    with pytest.raises(GitError) as refused:
+        read_code(Repository(root, deadline=0.0))
+    assert refused.value.code == "timed-out"
+
+
+def test_missing_git_is_a_reason(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (root / "git").write_text("#!/bin/sh\ntouch executed\n")
+    (root / "git").chmod(0o755)
+    # A relative folder of PATH could be the repository.
+    monkeypatch.setenv("PATH", f".:{tmp_path}")
+    monkeypatch.chdir(root)
+    with pytest.raises(GitError) as refused:
+        read(root)
+    assert refused.value.code == "not-installed" and not (root / "executed").exists()

@@ -1,0 +1,192 @@
+"""Runs that reserve memory instead of whole GPUs (`queue.min_free`): who shares a GPU, and who waits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine.gpus import allocation
+from engine.gpus.allocation import GpuAllocation, allocate_devices, preview_allocation
+from engine.gpus.current_use import Obstacle
+from engine.gpus.nvml_processes import NvmlProcess
+from engine.gpus.processes import ProcessTable
+from engine.gpus.queue_terms import QueueTerms
+from engine.gpus.reservation_reader import ReservedRank, read_reservations
+from engine.gpus.run_queue import RunQueue
+from engine.gpus.selection import NotFreeError, cuda_devices
+from engine.gpus.snapshot import Reading, Snapshot
+from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
+from support.gpu.reservations import make_reservation
+from support.messages import has_problem, raises_problem
+
+GIB = 1 << 30
+TOTAL_GIB = 80
+
+
+class Sampler:
+    """Samples the fake driver in this process. `on_read` is called before each sample of a run that waits."""
+
+    def __init__(self, options: object) -> None:
+        pass
+
+    def read(self, timeout_s: float) -> Snapshot:
+        return sample_gpus()
+
+    def latest(self) -> Snapshot:
+        return sample_gpus()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def host(loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpuHost]:
+    monkeypatch.setattr(allocation, "DriverMonitor", Sampler)
+    set_used(loaded_gpu_host, 0)
+    yield loaded_gpu_host
+    assert read_reservations() == []
+
+
+def set_used(host: FakeGpuHost, *used_gib: int, processes: tuple[str, ...] = ()) -> None:
+    """Set the memory in use of each GPU of 80 GiB."""
+    sizes = {"total": TOTAL_GIB * 1024, "reserved": 0}
+    host.set_scene(*(gpu_line(index, used=1024 * used, **sizes) for index, used in enumerate(used_gib)), *processes)
+
+
+def allocate(name: str, gib: int, selection: str = "free:1", *, wait: bool = False, **values: Any) -> GpuAllocation:
+    terms = QueueTerms(min_free=gib * GIB, **values)
+
+    def refuse(reason: str) -> None:
+        raise AssertionError(f"{name} waits: {reason}")
+
+    return allocate_devices(selection, name, wait=wait, on_wait=refuse, poll_terms=lambda: (terms, ""))
+
+
+def release(*allocations: GpuAllocation) -> None:
+    for each in allocations:
+        each.reservation.release()
+
+
+def test_runs_share_gpu_while_their_reservations_fit(host: FakeGpuHost) -> None:
+    first, second = allocate("first", 30), allocate("second", 40)
+    assert [device.index for each in (first, second) for device in each.devices] == [0, 0]
+    assert has_problem(second.warnings, "gpu-in-use", "", "queue.min_free", "GPU 0: ")
+    with raises_problem("gpu-in-use", "device.gpus", "10 GiB of memory left", "first 30 GiB, second 40 GiB", "--queue"):
+        allocate("third", 20)
+    release(first, second)
+
+
+def test_third_run_waits_until_memory_is_released(host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocation, "WAIT_POLL_SECONDS", 0.0)
+    first, second, reasons = allocate("first", 30), allocate("second", 30), list[str]()
+
+    def on_wait(reason: str) -> None:
+        reasons.append(reason)
+        [waiting] = [each for each in read_reservations() if each.is_waiting]
+        assert (waiting.run, waiting.min_free) == ("third", 40 * GIB)
+        first.reservation.release()
+
+    terms = QueueTerms(min_free=40 * GIB), ""
+    third = allocate_devices("free:1", "third", wait=True, on_wait=on_wait, poll_terms=lambda: terms)
+    assert len(reasons) == 1
+    assert [device.index for device in third.devices] == [0]
+    release(second, third)
+
+
+def test_processes_of_others_count_with_what_they_use(host: FakeGpuHost) -> None:
+    set_used(host, 55, processes=(f"process 0 {os.getppid()} {55 * 1024} compute",))
+    with raises_problem("gpu-in-use", "device.gpus", "25 GiB of memory left"):
+        allocate("large", 26)
+    small = allocate("small", 20)
+    assert has_problem(small.warnings, "gpu-in-use", "", "enough memory left", f"process {os.getppid()}")
+    with raises_problem("gpu-in-use", "device.gpus", "5 GiB of memory left"):
+        allocate("next", 6)
+    release(small)
+
+
+def test_run_counts_with_its_reservation_or_with_its_use_if_that_is_more(host: FakeGpuHost) -> None:
+    run = allocate("run", 30)
+    run.reservation.publish_ranks([ReservedRank("run", 0, os.getpid(), gpu_uuid(0))])
+    for used, left in ((0, 50), (30, 50), (35, 45)):
+        set_used(host, used, processes=(f"process 0 {os.getpid()} {used * 1024} compute",) if used else ())
+        [device] = cuda_devices(sample_gpus(), read_reservations(), QueueTerms(min_free=GIB))
+        assert (device.unreserved_bytes, device.other_use) == (left * GIB, None)
+    release(run)
+
+
+def test_memory_that_no_listed_process_uses_is_that_of_runs_in_container(host: FakeGpuHost) -> None:
+    run = allocate("run", 30)
+    set_used(host, 20)
+    [device] = cuda_devices(sample_gpus(), read_reservations(), QueueTerms(min_free=GIB))
+    assert device.unreserved_bytes == 50 * GIB
+    release(run)
+
+
+def test_process_below_command_of_run_belongs_to_run() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        worker = int(command.stdout.readline())
+        listed = NvmlProcess(worker, "compute", None, None, Reading(GIB, 1.0, unit="B"))
+        described = ProcessTable().describe([listed], [ReservedRank("run", 0, command.pid, "GPU-1")])
+        os.kill(worker, 9)
+    assert [(process.pid, process.run, process.rank) for process in described] == [(worker, "run", 0)]
+
+
+def test_run_that_needs_memory_joins_no_gpu_that_another_run_has_for_itself(host: FakeGpuHost) -> None:
+    whole = allocate("whole", 0)
+    with raises_problem("gpu-in-use", "device.gpus", "reserved by run whole"):
+        allocate("small", 10)
+    release(whole)
+    small = allocate("small", 10)
+    with raises_problem("gpu-in-use", "device.gpus", "reserved by run small"):
+        allocate("whole", 0)
+    release(small)
+
+
+def test_share_also_limits_number_of_runs_that_reserve_memory(host: FakeGpuHost) -> None:
+    runs = [allocate("first", 10, share=2), allocate("second", 10)]
+    with raises_problem("gpu-in-use", "device.gpus", "reserved by run first"):
+        allocate("third", 10)
+    release(*runs)
+
+
+def test_several_gpus_each_have_the_memory(host: FakeGpuHost) -> None:
+    set_used(host, 70, 0, 40)
+    chosen = allocate("pair", 30, "free:2")
+    assert [device.index for device in chosen.devices] == [1, 2]
+    with raises_problem("gpu-in-use", "device.gpus", "10 GiB of memory left"):
+        allocate("named", 30, "0")
+    assert [device.index for device in allocate_and_release("one", 30, "auto")] == [1]
+    release(chosen)
+
+
+def allocate_and_release(name: str, gib: int, selection: str) -> list[Any]:
+    allocated = allocate(name, gib, selection)
+    release(allocated)
+    return allocated.devices
+
+
+def test_gpu_without_memory_reading_is_not_free_for_run_that_reserves_memory(host: FakeGpuHost) -> None:
+    host.set_scene(gpu_line(0), "fault 0 nvmlDeviceGetMemoryInfo_v2 3", "fault 0 nvmlDeviceGetMemoryInfo 3")
+    terms = QueueTerms(min_free=GIB)
+    [device] = cuda_devices(sample_gpus(), (), terms)
+    assert device.unavailable is not None and device.unavailable.obstacle is Obstacle.UNKNOWN
+    with raises_problem("gpu-in-use", "device.gpus", kind=NotFreeError):
+        preview_allocation("auto", sample_gpus(), wait=False, terms=terms)
+
+
+def test_run_that_waits_for_more_memory_is_not_overtaken(host: FakeGpuHost) -> None:
+    holder = allocate("holder", 50)
+    waiter = make_reservation("large", 1001, selection="free:1", visible=(gpu_uuid(0),), min_free=40 * GIB)
+    by_id = {
+        device.reservation_id: device
+        for device in cuda_devices(sample_gpus(), read_reservations(), QueueTerms(min_free=10 * GIB))
+    }
+    assert [device.is_free for device in by_id.values()] == [True]
+    RunQueue(wait=True).mark_claimed([waiter], by_id)
+    assert [device.is_queued for device in by_id.values()] == [True]
+    release(holder)

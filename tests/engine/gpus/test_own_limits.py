@@ -1,0 +1,156 @@
+"""Limits of a user on GPUs and runs at once: who is refused, who waits, and in which order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config.limits import Limit, Limits
+from engine.gpus import allocation
+from engine.gpus.allocation import GpuAllocation, allocate_devices
+from engine.gpus.own_limits import OverLimitError, OwnRuns
+from engine.gpus.queue_terms import QueueTerms
+from engine.gpus.reservation_reader import read_reservations
+from engine.gpus.selection import CudaDevice
+from engine.gpus.unmonitored import TorchGpu, devices_from_answer
+from support.gpu.reservations import make_reservation
+from support.messages import has_problem, raises_problem
+
+GPUS = [TorchGpu(name="Fake", uuid=f"GPU-{index}") for index in range(4)]
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A host with four GPUs."""
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
+    monkeypatch.setattr(allocation, "WAIT_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(allocation, "has_driver_library", lambda: False)
+    monkeypatch.setattr("engine.gpus.unmonitored.has_driver_library", lambda: False)
+    monkeypatch.setattr("engine.gpus.unmonitored.unmonitored_gpus", lambda _: devices_from_answer(GPUS, {}))
+    yield
+    assert read_reservations() == []
+
+
+def limits(**values: int) -> Limits:
+    return Limits(**{key: Limit(key, value, "GPUTRAIN_LIMITS") for key, value in values.items()})
+
+
+def refuse_to_wait(reason: str) -> None:
+    raise AssertionError(reason)
+
+
+def allocate(
+    name: str,
+    selection: str,
+    in_force: Limits,
+    *,
+    wait: bool = False,
+    on_wait: Callable[[str], None] = refuse_to_wait,
+    **terms: Any,
+) -> GpuAllocation:
+    published = QueueTerms(**terms), ""
+    return allocate_devices(selection, name, wait=wait, on_wait=on_wait, poll_terms=lambda: published, limits=in_force)
+
+
+def release(*allocations: GpuAllocation) -> None:
+    for each in allocations:
+        each.reservation.release()
+
+
+@pytest.mark.usefixtures("host")
+def test_run_beyond_limit_of_gpus_is_refused() -> None:
+    first = allocate("first", "free:2", limits(gpus=3))
+    with raises_problem("over-limit", "", "limits.gpus is 3", "GPUTRAIN_LIMITS", "2 GPUs used by first"):
+        allocate("second", "free:2", limits(gpus=3))
+    second = allocate("second", "free:1", limits(gpus=3))
+    release(first, second)
+
+
+@pytest.mark.usefixtures("host")
+def test_all_gpus_are_more_than_the_limit_although_none_is_used() -> None:
+    with raises_problem("over-limit", "device.gpus", "all", "4 GPUs"):
+        allocate("run", "all", limits(gpus=3), wait=True)
+
+
+@pytest.mark.usefixtures("host")
+def test_auto_uses_free_gpus_up_to_the_limit_and_says_so() -> None:
+    first = allocate("first", "free:1", limits(gpus=3))
+    auto = allocate("auto", "auto", limits(gpus=3))
+    assert [device.index for device in auto.devices] == [1, 2]
+    assert has_problem(auto.warnings, "over-limit", "", "2 of 3 free GPUs", "limits.gpus is 3")
+    release(first, auto)
+
+
+@pytest.mark.usefixtures("host")
+def test_run_that_shares_gpu_of_its_user_needs_no_further_one() -> None:
+    first = allocate("first", "free:1", limits(gpus=1), share=2)
+    second = allocate("second", "free:1", limits(gpus=1), share=2)
+    assert second.devices[0].index == first.devices[0].index
+    with raises_problem("over-limit", ""):
+        allocate("third", "free:1", limits(gpus=1), share=2)
+    release(first, second)
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("selection", ["free:1", "cpu"])
+def test_runs_at_once_are_limited_on_gpus_and_cpu(selection: str) -> None:
+    runs = [allocate("first", "free:1", limits(runs=2)), allocate("second", "cpu", limits(runs=2))]
+    with raises_problem("over-limit", "", "limits.runs is 2", "running: first, second", "--queue"):
+        allocate("third", selection, limits(runs=2))
+    # A run on the CPU that is counted keeps no run from waiting for the CPU.
+    waits = allocate("waits", "cpu", Limits(), wait=True)
+    release(*runs, waits)
+
+
+@pytest.mark.usefixtures("host")
+def test_run_on_cpu_has_no_reservation_without_limit_of_runs() -> None:
+    release(allocate("run", "cpu", limits(gpus=1)))
+    assert read_reservations() == []
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("in_force", [limits(runs=1), limits(gpus=1)])
+def test_queued_run_waits_for_limit_and_claims_no_gpu_meanwhile(in_force: Limits) -> None:
+    first, seen = allocate("first", "free:1", in_force), list[str]()
+
+    def on_wait(reason: str) -> None:
+        [waiting] = [each for each in read_reservations() if each.is_waiting]
+        seen.append(f"{waiting.blocked}: {reason}")
+        # Other users are not behind it.
+        assert not waiting.is_ready
+        release(first)
+
+    second = allocate("second", "free:1", in_force, wait=True, on_wait=on_wait)
+    assert len(seen) == 1 and seen[0].startswith("limit: limits.") and "first" in seen[0]
+    release(second)
+
+
+def test_runs_that_wait_for_limit_start_in_the_order_of_their_user() -> None:
+    uid = os.getuid()
+    running = make_reservation("running", uid, gpus=("GPU-0",))
+    early, late = (make_reservation(name, uid, since=since, blocked="limit") for name, since in (("a", 1), ("b", 2)))
+    urgent = make_reservation("urgent", uid, since=3, blocked="limit", priority=1)
+    held = make_reservation("held", uid, since=0, blocked="held")
+    strangers = [make_reservation("other", uid + 1, gpus=("GPU-1",))]
+    reservations = [running, early, late, held, *strangers]
+    assert [may_start(each, reservations, runs=2) for each in (early, late)] == [True, False]
+    assert [may_start(each, [*reservations, urgent], runs=2) for each in (early, late, urgent)] == [False, False, True]
+
+
+def may_start(run: Any, reservations: list[Any], **values: int) -> bool:
+    own = OwnRuns(limits(**values), "free:1")
+    own.update(reservations, run.key, wait=True)
+    return not own.reached()
+
+
+def test_check_of_chosen_gpus_of_run_that_shares() -> None:
+    own = OwnRuns(limits(gpus=1), "free:1", QueueTerms(min_free=1))
+    own.update([make_reservation("a", os.getuid(), gpus=("GPU-0",))], None, wait=False)
+    joined, other = (CudaDevice(index, f"GPU-{index}", "Fake", 0) for index in (0, 1))
+    assert own.check_chosen([joined]) == ([joined], [])
+    with pytest.raises(OverLimitError):
+        own.check_chosen([other])

@@ -1,0 +1,229 @@
+"""A command that starts again in the same run: with which arguments and metrics, and when its Slurm job is requeued."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+
+from engine.command.metric_files import METRICS_FOLDER, OUTPUT_FILE
+from engine.command.run_metrics import metrics_of_run
+from engine.command.spec import read_command, write_command
+from engine.foreign.folders import RunFollower
+from engine.runs.command_events import CommandResumed, CommandStarted
+from engine.runs.control import send_request
+from engine.runs.events import RunFinished, WarningEvent
+from engine.runs.folder import RunFolder, RunState
+from engine.utils.codec import replace
+from engine.utils.errors import UsageError
+from support.foreign import values_of
+from support.messages import has_problem
+from support.runs.command_owner import CommandRuns, make_command
+from support.runs.event_factories import make_run_started
+from support.runs.factories import make_run_folder
+
+RESUME = {"run": {"resume": True}}
+REQUEUE = {"run": {"requeue": True}}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> CommandRuns:
+    return CommandRuns(tmp_path)
+
+
+@pytest.fixture
+def calls(runs: CommandRuns, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the calls of `scontrol` in the Slurm job 77."""
+    calls, program = runs.folder.parent / "calls", runs.folder.parent / "bin" / "scontrol"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    program.chmod(0o755)
+    calls.touch()
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    return calls
+
+
+def script(runs: CommandRuns, text: str) -> str:
+    """Write a script of the working folder, and return what starts it."""
+    path = runs.cwd / "train.sh"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return "./train.sh"
+
+
+def refusal(runs: CommandRuns, *argv: str, **values: object) -> UsageError:
+    with pytest.raises(UsageError) as refused:
+        runs.run(*argv, **values)
+    return refused.value
+
+
+# Arguments
+
+
+def test_arguments_of_a_resume_follow_those_of_the_command(runs: CommandRuns) -> None:
+    train = script(runs, 'echo "$@"; test $# -gt 2')
+    assert runs.run(train, "--lr", "1", on_resume=("--ckpt", "{folder}/last.ckpt")) == 1
+    assert runs.run(command=read_command(runs.run_folder), config=RESUME) == 0
+    assert runs.output == ["--lr 1", f"--lr 1 --ckpt {runs.folder / 'a'}/last.ckpt"]
+    started, resumed = (event for event in runs.events if isinstance(event, CommandStarted))
+    assert not isinstance(started, CommandResumed) and isinstance(resumed, CommandResumed)
+    assert resumed.command == f"./train.sh --lr 1 --ckpt {runs.folder / 'a'}/last.ckpt"
+    # The parameters are those of the run.
+    assert runs.record.command_parameters == {"lr": 1}
+    assert runs.record.state is RunState.FINISHED
+
+
+def test_restart_adds_the_arguments_of_a_resume(runs: CommandRuns) -> None:
+    train = script(runs, 'echo "$@"; test "$1" = --resume')
+    assert runs.run(train, on_resume=("--resume", "auto"), config={"run": {"max_restarts": 3}}) == 0
+    assert runs.output == ["", "--resume auto"]
+    assert [type(event).__name__ for event in runs.events if isinstance(event, CommandStarted)] == [
+        "CommandStarted", "CommandResumed",
+    ]  # fmt: skip
+
+
+def test_command_that_was_never_started_gets_no_arguments_of_a_resume(runs: CommandRuns) -> None:
+    # Its wait in the queue was interrupted.
+    command = make_command(runs.cwd, script(runs, 'echo "[$@]"'), on_resume=("--resume",))
+    write_command(make_run_folder(runs.folder, "a"), command)
+    assert runs.run(command=command, config=RESUME) == 0
+    assert runs.output == ["[]"]
+
+
+# What may go on as the run
+
+
+def test_resume_of_a_new_name_starts_the_command(runs: CommandRuns) -> None:
+    assert runs.run("true", config=RESUME) == 0
+
+
+@pytest.mark.parametrize("key", ["resume", "requeue"])
+def test_other_command_does_not_go_on_as_the_run(runs: CommandRuns, key: str, calls: Path) -> None:
+    runs.run("sh", "-c", "exit 3")
+    error = refusal(runs, "sh", "-c", "exit 4", config={"run": {key: True}})
+    assert has_problem(error.problems, "name-in-use", "a", "sh -c 'exit 3'")
+    assert runs.run("sh", "-c", "exit 3", stop_signal="SIGTERM", config={"run": {key: True}}) == 3
+    assert read_command(runs.run_folder).stop_signal == "SIGTERM"
+
+
+def test_same_command_in_another_folder_is_another_one(runs: CommandRuns, tmp_path: Path) -> None:
+    runs.run("false")
+    error = refusal(runs, command=make_command(tmp_path, "false"), config=RESUME)
+    assert has_problem(error.problems, "name-in-use", "a", str(runs.cwd))
+
+
+def test_command_does_not_go_on_as_a_training(runs: CommandRuns) -> None:
+    make_run_folder(runs.folder, "a", make_run_started())
+    assert has_problem(refusal(runs, "true", config=RESUME).problems, "name-in-use", "a", "training")
+
+
+def test_run_that_can_be_resumed_keeps_its_environment_private(runs: CommandRuns) -> None:
+    runs.run("false", environment={"PATH": os.environ["PATH"], "TOKEN": "hunter2"})
+    assert read_command(runs.run_folder).environment["TOKEN"] == "hunter2"  # noqa: S105
+    assert stat.S_IMODE(runs.run_folder.command.stat().st_mode) == 0o600
+    renewed = replace(read_command(runs.run_folder), environment={"PATH": os.environ["PATH"], "TOKEN": "other"})
+    assert runs.run(command=renewed, config=RESUME) == 1
+    assert read_command(runs.run_folder).environment["TOKEN"] == "other"  # noqa: S105
+
+
+# States and metrics
+
+
+def test_run_is_live_while_it_is_resumed(runs: CommandRuns) -> None:
+    runs.run("sh", "-c", "test -e go && echo ready && exec sleep 60; touch go; exit 1")
+    assert runs.record.state is RunState.FAILED
+    states = []
+
+    def stop() -> None:
+        states.append(
+            (runs.record.state, runs.record.exit_code, runs.record.message, RunFolder(runs.folder / "a").is_owned())
+        )
+        send_request(runs.run_folder.control, "stop")
+
+    runs.when("ready", stop)
+    assert runs.run(command=read_command(runs.run_folder), config=RESUME) == 130
+    assert states == [(RunState.RUNNING, None, "", True)]
+    assert runs.record.state is RunState.STOPPED
+    assert sum(isinstance(event, RunFinished) for event in runs.events) == 2
+
+
+def test_metrics_of_a_resumed_command_continue_its_curves(runs: CommandRuns) -> None:
+    for steps, code in (("1 2 3", 1), ("3 4", 0)):
+        train = script(runs, f"for step in {steps}; do echo step $step loss=$step.5; done; exit {code}")
+        assert runs.run(train, config=RESUME) == code
+    metrics = metrics_of_run(runs.run_folder)
+    assert metrics is not None
+    [reading] = RunFollower(metrics).poll()
+    assert values_of(reading.points, "loss") == [(1, 1.5), (2, 2.5), (3, 3.5), (4, 4.5)]
+    assert (runs.record.step, runs.record.metrics["loss"], runs.record.lowest_metrics["loss"]) == (4, 4.5, 1.5)
+
+
+def test_count_of_lines_without_steps_goes_on(runs: CommandRuns) -> None:
+    command = make_command(runs.cwd, "sh", "-c", "echo loss: 3; echo loss: 2; exit 1")
+    for _ in range(2):
+        runs.run(command=command, config=RESUME)
+    lines = (runs.folder / "a" / METRICS_FOLDER / OUTPUT_FILE).read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines] == [f'{{"step": {step}' for step in range(4)]
+
+
+def test_record_keeps_its_metrics_until_there_are_new_ones(runs: CommandRuns) -> None:
+    runs.run("sh", "-c", "test -e go && echo ready && sleep 0.2 && exit; echo loss: 3; touch go; exit 1")
+    metrics = []
+    runs.when("ready", lambda: metrics.append(runs.record.metrics))
+    runs.run(command=read_command(runs.run_folder), config=RESUME)
+    assert metrics == [{"loss": 3}]
+
+
+# Slurm
+
+
+def test_time_limit_warning_stops_the_command_and_requeues_its_job(runs: CommandRuns, calls: Path) -> None:
+    command = make_command(
+        runs.cwd, script(runs, 'trap "exit 0" INT; echo "ready$1"; sleep 60 & wait'), on_resume=("--on",)
+    )
+    runs.when("ready", lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    assert runs.run(command=command, config=REQUEUE) == 0
+    assert calls.read_text() == "requeue 77\n"
+    assert runs.record.state is RunState.STOPPED
+    assert runs.record.message.startswith("stop requested by SIGUSR1; ")
+    assert runs.record.message.endswith("; job 77 is requeued")
+    # The requeued job starts the same line.
+    runs.when("ready--on", lambda: send_request(runs.run_folder.control, "stop"))
+    assert runs.run(command=command, config=REQUEUE) == 0
+    assert runs.output == ["ready", "ready--on"]
+    assert calls.read_text() == "requeue 77\n"
+
+
+def test_preemption_is_no_reason_to_requeue(runs: CommandRuns, calls: Path) -> None:
+    # Slurm does that itself.
+    runs.when("ready", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert runs.run("sh", "-c", "echo ready; exec sleep 60", config=REQUEUE) == 130
+    assert (runs.record.state, calls.read_text()) == (RunState.STOPPED, "")
+
+
+def test_job_is_requeued_only_on_request(runs: CommandRuns, calls: Path) -> None:
+    runs.when("ready", lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    assert runs.run("sh", "-c", "echo ready; exec sleep 60") == 130
+    assert (runs.record.state, calls.read_text()) == (RunState.STOPPED, "")
+
+
+def test_command_that_slurm_warns_too_is_not_killed_by_that(runs: CommandRuns, calls: Path) -> None:
+    # `srun` sends the signal to all processes of the step.
+    assert runs.run("sh", "-c", "kill -USR1 $$; echo alive", config=REQUEUE) == 0
+    assert runs.run("sh", "-c", "kill -USR1 $$; echo alive", config={"run": {"name": "b"}}) == 128 + signal.SIGUSR1
+
+
+def test_command_that_dies_of_the_signal_of_its_supervisor_was_stopped(runs: CommandRuns) -> None:
+    # Slurm and a host that shuts down send SIGTERM to all processes.
+    assert runs.run("sh", "-c", f"echo ready; kill -TERM {os.getpid()} $$; sleep 60") == 128 + signal.SIGTERM
+    assert runs.record.state is RunState.STOPPED
+
+
+def test_requeue_outside_of_slurm_is_reported(runs: CommandRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert runs.run("true", config=REQUEUE) == 0
+    assert "no-effect" in [event.code for event in runs.events if isinstance(event, WarningEvent)]

@@ -1,0 +1,170 @@
+"""The code of a run of a command: as it was queued, and what an edit before the start changes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.code.record import read_code_record
+from engine.runs.code_events import CodeChanged, CodeRecorded
+from engine.runs.events import Event, WarningEvent
+from engine.runs.folder import RunState
+from engine.runs.trash import delete_for_good, list_trash, move_to_trash, run_contents
+from engine.utils.errors import UsageError
+from support.messages import has_problem
+from support.repositories import git, make_repository, write_files
+from support.runs.command_owner import CommandRuns
+
+QUEUED = {"device": {"wait": True}}
+SNAPSHOT = {"run": {"snapshot": True}}
+SCRIPT = "#!/bin/sh\necho version 1\n"
+
+
+class EditedRuns(CommandRuns):
+    """Runs commands in a repository. Once the code of a run is recorded, before it starts, `edit` is called."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        make_repository(self.cwd, run__sh=SCRIPT, __gitignore="data/\n")
+        (self.cwd / "run.sh").chmod(0o755)
+        git(self.cwd, "commit", "--quiet", "--all", "--message", "executable")
+        runs, self.edit = self, lambda: None
+
+        class Events(list[Event]):
+            def append(self, event: Event) -> None:
+                super().append(event)
+                if isinstance(event, CodeRecorded):
+                    runs.edit()
+
+        self.events = Events()
+
+    def edit_script(self) -> None:
+        write_files(self.cwd, run__sh=SCRIPT.replace("1", "2"))
+
+    def of_type(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> EditedRuns:
+    return EditedRuns(tmp_path)
+
+
+def test_run_records_commit_changes_and_untracked_files(runs: EditedRuns) -> None:
+    write_files(runs.cwd, run__sh=SCRIPT + "true\n", new__py="x\n")
+    runs.run("./run.sh")
+    code = runs.record.code
+    assert code is not None and code.is_dirty and not code.snapshot and not code.changed
+    assert code.commit == git(runs.cwd, "rev-parse", "HEAD").strip()
+    assert b"+true" in (runs.run_folder.code / "changes.patch").read_bytes()
+    assert (runs.run_folder.code / "untracked" / "new.py").read_text() == "x\n"
+
+
+def test_edit_between_queueing_and_start_runs_and_is_reported(runs: EditedRuns) -> None:
+    runs.edit = runs.edit_script
+    assert runs.run("./run.sh", config=QUEUED) == 0
+    assert runs.output == ["version 2"]
+    [changed] = runs.of_type(CodeChanged)
+    assert isinstance(changed, CodeChanged) and changed.files == ["run.sh"]
+    assert runs.record.code is not None and "run.sh" in runs.record.code.changed
+    assert "run.sh" in runs.log
+
+
+def test_edit_between_queueing_and_start_does_not_change_a_snapshot(runs: EditedRuns) -> None:
+    runs.edit = runs.edit_script
+    assert runs.run("./run.sh", config=QUEUED | SNAPSHOT) == 0
+    assert runs.output == ["version 1"] and not runs.of_type(CodeChanged)
+
+
+def test_new_untracked_file_is_no_change_of_the_code(runs: EditedRuns) -> None:
+    runs.edit = lambda: write_files(runs.cwd, other__py="of another run\n")
+    runs.run("./run.sh", config=QUEUED)
+    assert not runs.of_type(CodeChanged)
+
+
+def test_resumed_run_tells_that_its_code_changed_and_later_that_it_did_not(runs: EditedRuns) -> None:
+    write_files(runs.cwd, run__sh="#!/bin/sh\nexit 1\n")
+    assert runs.run("./run.sh") == 1
+    runs.edit_script()
+    assert runs.run("./run.sh", config={"run": {"resume": True}}) == 0
+    [changed] = runs.of_type(CodeChanged)
+    assert isinstance(changed, CodeChanged) and changed.message
+
+
+def test_resume_of_a_snapshot_uses_the_same_copy(runs: EditedRuns) -> None:
+    write_files(runs.cwd, run__sh="#!/bin/sh\ntest -e made && echo resumed && exit 0\ntouch made\nexit 1\n")
+    assert runs.run("./run.sh", config=SNAPSHOT) == 1
+    (runs.cwd / "run.sh").unlink()
+    assert runs.run("./run.sh", config={"run": {"snapshot": True, "resume": True}}) == 0
+    assert runs.output == ["resumed"] and not (runs.cwd / "made").exists()
+
+
+def test_snapshot_runs_in_the_same_subfolder_with_ignored_data(runs: EditedRuns) -> None:
+    (runs.cwd / "data").mkdir()
+    write_files(runs.cwd / "data", x__txt="hello\n")
+    (runs.cwd / "sub").mkdir()
+    write_files(runs.cwd / "sub", show__sh="pwd; cat ../data/x.txt; echo $PWD $PYTHONPATH")
+    root, runs.cwd = runs.cwd, runs.cwd / "sub"
+    environment = {"PATH": os.environ["PATH"], "PWD": str(runs.cwd), "PYTHONPATH": f"{root}/sub:/other"}
+    assert runs.run("sh", str(runs.cwd / "show.sh"), config=SNAPSHOT, environment=environment) == 0
+    copy = runs.run_folder.code / "copy" / "sub"
+    assert runs.output == [str(copy), "hello", f"{copy} {copy}:/other"]
+    [recorded] = runs.of_type(CodeRecorded)
+    assert isinstance(recorded, CodeRecorded) and recorded.linked == ["data"]
+
+
+def test_snapshot_imports_a_package_that_is_installed_from_its_source_from_the_copy(runs: EditedRuns) -> None:
+    (runs.cwd / "src" / "pack").mkdir(parents=True)
+    (runs.cwd / "src" / "pack" / "__init__.py").touch()
+    packages = runs.folder.parent / "env" / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "__editable__.pack.pth").write_text(f"{runs.cwd}/src\n")
+    environment = {"PATH": os.environ["PATH"], "VIRTUAL_ENV": str(runs.folder.parent / "env")}
+    program = "import pack; print(pack.__file__)"
+    assert runs.run(sys.executable, "-c", program, config=SNAPSHOT, environment=environment) == 0
+    assert runs.output[0].startswith(str(runs.run_folder.code / "copy"))
+
+
+def test_files_that_a_run_makes_in_its_copy_are_named_and_go_with_the_run(runs: EditedRuns) -> None:
+    (runs.cwd / "data").mkdir()
+    line = "echo result > result.txt; echo more >> run.sh; echo kept > data/kept.txt"
+    assert runs.run("sh", "-c", line, config=SNAPSHOT) == 0
+    contents = run_contents(runs.run_folder.path)
+    assert {*contents.made} == {"result.txt", "run.sh"} and "result.txt" in str(contents)
+    move_to_trash(runs.run_folder)
+    [trashed] = list_trash(runs.folder)
+    assert {*run_contents(trashed.path).made} == {"result.txt", "run.sh"}
+    delete_for_good(trashed)
+    assert (runs.cwd / "data" / "kept.txt").read_text() == "kept\n"
+    assert (runs.cwd / "run.sh").read_text() == SCRIPT
+
+
+def test_snapshot_outside_of_git_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    runs = CommandRuns(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        runs.run("true", config=SNAPSHOT)
+    assert has_problem(refused.value.problems, "no-repository", "run.snapshot")
+    assert not runs.run_folder.path.exists()
+
+
+def test_run_outside_of_git_has_no_code(tmp_path: Path) -> None:
+    runs = CommandRuns(tmp_path)
+    assert runs.run("true") == 0
+    assert runs.record.code is None and not runs.run_folder.code.exists()
+
+
+def test_run_without_git_goes_on_with_a_warning(runs: EditedRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"PATH": os.environ["PATH"]}
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert runs.run("/bin/sh", "-c", "true", environment=environment) == 0
+    assert any(isinstance(event, WarningEvent) and event.code == "not-installed" for event in runs.events)
+    assert runs.record.state is RunState.FINISHED and runs.record.code is None
+
+
+def test_recorded_code_names_the_folder_of_the_run(runs: EditedRuns) -> None:
+    runs.run("./run.sh")
+    record = read_code_record(runs.run_folder)
+    assert record is not None and (record.root, record.folder) == (str(runs.cwd), ".")

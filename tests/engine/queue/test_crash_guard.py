@@ -1,0 +1,172 @@
+"""Jobs of one batch that fail at once hold the rest of it, until the user releases one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config.schema import Config
+from engine.gpus.queue_terms import QueueTerms
+from engine.queue.crash_guard import JobStart, hold_reason, judge_trial
+from engine.queue.place import QueuePlace
+from engine.queue.state import QueueStage, read_queue_state, write_queue_state
+from engine.runs.command_events import CommandStarted
+from engine.runs.control import send_request
+from engine.runs.events import RunFinished
+from engine.runs.folder import RunFolder
+from engine.runs.history import History
+from engine.runs.ownership import Ownership
+from engine.runs.recorder import Recorder
+from engine.utils.errors import Problem
+from support.replace import replace
+from support.runs.factories import make_queue_state, make_run_folder, write_run_record
+
+QUEUED_AT = 1000.0
+STARTED_AT = 1100.0
+JOB: dict[str, Any] = {"program": "train", "cwd": "/home/ana", "submitted_at": QUEUED_AT}
+STARTED = CommandStarted(
+    time=STARTED_AT, format=1, name="a", host="h", command="python train.py", cwd="/home/ana", pid=1, run_id="a-1",
+    devices=["cpu"], ranks=[], parameters={}, versions={},
+)  # fmt: skip
+
+
+def make_job(root: Path, name: str, seconds: float | None = 2.0, state: str = "failed", **place: Any) -> RunFolder:
+    """Make a job of the batch that was started and ended after `seconds`; None: its supervisor was killed."""
+    end = RunFinished(time=STARTED_AT + (seconds or 0.0), state=state, message="ModuleNotFoundError: timm", exit_code=1)
+    folder = make_run_folder(root, name, STARTED, *([end] if seconds is not None else []))
+    write_run_record(folder)
+    stored = make_queue_state(**JOB | {"stage": QueueStage.STARTED, "granted_at": STARTED_AT} | place)
+    write_queue_state(folder, stored)
+    return folder
+
+
+class Waiting:
+    """A job of the batch that waits in the queue; `messages` are those that it would send."""
+
+    def __init__(self, root: Path, name: str, **place: Any) -> None:
+        self.folder = make_run_folder(root, name)
+        self._ownership = Ownership(self.folder)
+        self.messages: list[str] = []
+        recorder = Recorder(self.folder, Config(), lambda _: None)
+        state = make_queue_state(**JOB | place)
+        write_queue_state(self.folder, state)
+        self.place = QueuePlace(
+            self.folder, state, QueueTerms(), recorder, lambda: None, on_crash_hold=self.messages.append
+        )
+
+    def reason(self) -> str:
+        """Return why it is held; "" if it is not."""
+        terms, reason = self.place.poll_terms()
+        assert terms.blocked == ("held" if reason else "")
+        return reason
+
+    def close(self) -> None:
+        self.place.recorder.close()
+        self._ownership.release()
+
+
+@contextmanager
+def waiting(root: Path, name: str = "z", **place: Any) -> Iterator[Waiting]:
+    job = Waiting(root, name, **place)
+    yield job
+    job.close()
+
+
+def test_two_jobs_that_fail_at_once_hold_the_rest_of_their_batch(tmp_path: Path) -> None:
+    make_job(tmp_path, "a")
+    with waiting(tmp_path) as job:
+        assert job.reason() == ""
+        make_job(tmp_path, "b")
+        reason = job.reason()
+        for part in ("a and b", "ModuleNotFoundError: timm", "`gputrain queue release z`"):
+            assert part in reason
+        stored = read_queue_state(job.folder)
+        assert stored is not None and stored.crash_hold in reason
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"program": "evaluate"},
+        {"cwd": "/home/ana/other"},
+        {"submitted_at": QUEUED_AT - 601},
+        {"seconds": 31.0},
+        {"state": "stopped"},
+        {"state": "finished"},
+        {"granted_at": None, "stage": QueueStage.ENDED},
+    ],
+)
+def test_jobs_of_other_batches_and_jobs_that_work_hold_nothing(tmp_path: Path, other: dict[str, Any]) -> None:
+    make_job(tmp_path, "a")
+    make_job(tmp_path, "b", **other)
+    with waiting(tmp_path) as job:
+        assert job.reason() == ""
+
+
+@pytest.mark.parametrize("other", [{"seconds": None}, {"stage": QueueStage.ENDED}])
+def test_killed_supervisors_and_failures_before_the_start_count(tmp_path: Path, other: dict[str, Any]) -> None:
+    make_job(tmp_path, "a")
+    make_job(tmp_path, "b", **other)
+    with waiting(tmp_path) as job:
+        assert "a and b" in job.reason()
+
+
+def test_command_that_a_person_ends_by_a_signal_does_not_count(tmp_path: Path) -> None:
+    make_job(tmp_path, "a")
+    folder = make_run_folder(tmp_path, "b", STARTED, RunFinished(time=STARTED_AT, state="failed", exit_code=-15))
+    write_run_record(folder)
+    write_queue_state(folder, make_queue_state(**JOB, stage=QueueStage.STARTED, granted_at=STARTED_AT))
+    with waiting(tmp_path) as job:
+        assert job.reason() == ""
+
+
+def test_release_of_one_job_starts_the_rest_and_forgets_the_failures(tmp_path: Path) -> None:
+    make_job(tmp_path, "a")
+    make_job(tmp_path, "b")
+    with waiting(tmp_path, "y") as first, waiting(tmp_path, "z") as second:
+        assert first.reason() and second.reason()
+        send_request(first.folder.control, "release")
+        assert first.reason() == second.reason() == ""
+        with waiting(tmp_path, "later", submitted_at=QUEUED_AT + 60) as later:
+            assert later.reason() == ""
+
+
+def test_jobs_stay_held_when_those_that_failed_are_deleted(tmp_path: Path) -> None:
+    failed = [make_job(tmp_path, name) for name in ("a", "b")]
+    with waiting(tmp_path) as job:
+        reason = job.reason()
+        for folder in failed:
+            folder.path.rename(tmp_path / f".{folder.name}")
+        assert job.reason() == reason
+
+
+def test_one_job_of_a_batch_sends_a_message(tmp_path: Path) -> None:
+    make_job(tmp_path, "a")
+    make_job(tmp_path, "b")
+    with waiting(tmp_path, "z") as second, waiting(tmp_path, "y") as first:
+        for job in (second, first, first, second):
+            job.reason()
+        assert (len(first.messages), second.messages) == (1, [])
+
+
+def test_job_that_works_shows_that_earlier_failures_were_their_own() -> None:
+    failed = [JobStart(name, started_at, "out of memory", started_at) for name, started_at in (("a", 1.0), ("c", 3.0))]
+    assert hold_reason([*failed, JobStart("b", 2.0)]) is None
+    assert hold_reason([*failed, JobStart("b", 0.5)]) is not None
+
+
+def test_trial_without_memory_shows_nothing_of_the_others() -> None:
+    assert judge_trial("s-001", History(), Problem("", "the GPU is out of memory", code="out-of-memory")) == []
+    assert hold_reason(judge_trial("s-001", History(), Problem("", "x", code="run-failed")) * 2) is not None
+
+
+def test_guard_reads_no_run_that_was_queued_long_before(tmp_path: Path) -> None:
+    old = make_job(tmp_path, "a")
+    with waiting(tmp_path, submitted_at=old.path.stat().st_mtime + 700) as job:
+        assert job.reason() == ""
+        write_queue_state(old, replace(make_queue_state(), program="train"))
+        assert job.reason() == ""

@@ -1,0 +1,133 @@
+"""The sweep of a script: placeholders and their values, the metric and its direction, and the GPUs of its trials."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.command.spec import Command
+from engine.config.code_trust import CodeTrust
+from engine.runs.metrics import Better
+from engine.sweeps.plan import SweepPlan, divide_gpus
+from engine.sweeps.script import fill_command, plan_script, script_metric, trial_line, with_script_direction
+from engine.sweeps.script_metric import match_rank
+from engine.sweeps.settings import SweepSettings
+from engine.sweeps.study import SweepStudy
+from support.messages import raises_problem
+
+
+def command(*argv: str, **fields: Any) -> Command:
+    place: dict[str, Any] = {"cwd": "/", "cwd_inode": Path("/").stat().st_ino, "environment": {"PATH": "/usr/bin:/bin"}}
+    return Command(argv=argv, **place | fields)
+
+
+def plan(root: Path, space: dict[str, str], *argv: str, **settings: Any) -> SweepPlan:
+    values: dict[str, Any] = {
+        "fixed": {"device.gpus": "cpu"},
+        "metric": "metrics.acc=high",
+        "command": "typed",
+    } | settings
+    typed = command(sys.executable, *argv, environment={"PATH": "/bin", "OUT": "{lr}"}, expanded=())
+    return plan_script(SweepSettings(space=space, **values), typed, root, trust=CodeTrust())
+
+
+def test_values_replace_placeholders_alone_and_inside_of_a_word(tmp_path: Path) -> None:
+    planned = plan(tmp_path, {"lr": "log:1e-4..1e-1", "bs": "16,32"}, "--lr", "{lr}", "optim.lr={lr}", "b{bs}-{gpus}")
+    assert planned.command is not None
+    filled = fill_command(planned.command, {"lr": 1e-05, "bs": "16"})
+    assert filled.argv[1:] == ("--lr", "1e-05", "optim.lr=1e-05", "b16-{gpus}")
+
+
+def test_braces_of_templates_shells_and_json_stay(tmp_path: Path) -> None:
+    planned = plan(tmp_path, {"lr": "1,2"}, "{lr}", "{{lr}}", "${lr}", '{"lr": 3}')
+    assert planned.command is not None
+    assert fill_command(planned.command, {"lr": "1"}).argv[1:] == ("1", "{{lr}}", "${lr}", '{"lr": 3}')
+
+
+def test_value_with_shell_characters_is_one_argument(tmp_path: Path) -> None:
+    planned = plan(tmp_path, {"name": "a b; rm -rf $HOME,`id`"}, "--name", "{name}")
+    assert planned.command is not None
+    values = planned.settings.spaces()["name"].probes()
+    assert [fill_command(planned.command, {"name": value}).argv[2] for value in values] == ["a b; rm -rf $HOME", "`id`"]
+    assert trial_line(planned.settings, {"name": values[1]}).endswith("--name '`id`'")
+
+
+def test_fixed_value_and_variable_of_env_are_filled() -> None:
+    typed = command("fit", environment={"OUT": "logs/{lr}"}, expanded=("OUT",), metrics=("logs/{lr}/{run}",))
+    filled = fill_command(typed, {"lr": 0.5})
+    assert (filled.environment["OUT"], filled.metrics) == ("logs/0.5", ("logs/0.5/{run}",))
+
+
+def test_range_of_a_script_holds_integers_only_with_int(tmp_path: Path) -> None:
+    spaces = plan(tmp_path, {"run.epochs": "1..3", "n": "int:1..3"}, "{run.epochs}", "{n}").settings.spaces()
+    assert [type(space.probes()[0]) for space in spaces.values()] == [float, int]
+
+
+@pytest.mark.parametrize(
+    ("space", "words", "code", "location"),
+    [
+        ({"lr": "1,2", "bs": "1,2"}, ["{lr}"], "no-effect", "bs"),
+        ({"lr": "1,2"}, ["{lr}", "{bs}"], "missing-value", "{bs}"),
+        ({"gpus": "1,2"}, ["{gpus}"], "conflict", "gpus"),
+        ({"a+b": "1,2"}, ["{a+b}"], "invalid-name", "a+b"),
+        ({"lr": "1"}, ["{lr}"], "missing-value", ""),
+    ],
+)
+def test_plan_refuses_parameters_and_placeholders_that_do_not_match(
+    tmp_path: Path, space: dict[str, str], words: list[str], code: str, location: str
+) -> None:
+    with raises_problem(code, location):
+        plan(tmp_path, space, *words)
+
+
+def test_whole_grid_of_a_script_has_no_trial_of_a_config(tmp_path: Path) -> None:
+    planned = plan(tmp_path, {"lr": "1,2", "bs": "3,4,5"}, "{lr}", "{bs}", sampler="grid", trials=1000)
+    assert (planned.settings.trials, dict(planned.preset)) == (6, {})
+
+
+def test_direction_of_a_script_is_that_of_the_option_the_folder_or_the_name() -> None:
+    assert script_metric("--maximize", "val/acc", Better.HIGH) == "metrics.val/acc=high"
+    with raises_problem("conflict", "--maximize", "--minimize val/loss"):
+        script_metric("--maximize", "val/loss", Better.HIGH)
+    typed = SweepSettings(command="fit", metric="speed")
+    assert with_script_direction(typed, {"speed": Better.LOW}).metric == "metrics.speed=low"
+    assert with_script_direction(SweepSettings(command="fit", metric="my_loss"), {}).objective.better is Better.LOW
+    with raises_problem("unknown-value", "metric", "--maximize speed"):
+        with_script_direction(typed, {})
+    with raises_problem("missing-value", "metric", "--maximize METRIC"):
+        with_script_direction(SweepSettings(command="fit"), {})
+
+
+@pytest.mark.parametrize("wanted", ["val/acc", "val_acc", "val_accuracy", "val acc", "best_val_accuracy"])
+def test_metric_is_found_by_its_printed_name_its_key_and_its_label(wanted: str) -> None:
+    ranks = {name: match_rank(wanted, name) for name in ("val/acc", "loss", "train/acc")}
+    assert min(ranks, key=lambda name: ranks[name]) == "val/acc"
+    assert ranks["loss"] == ranks["train/acc"] == max(ranks.values())
+
+
+def test_listed_gpus_are_divided_among_parallel_trials() -> None:
+    assert divide_gpus("0,1,2,3", 2) == ["0,1", "2,3"]
+    assert divide_gpus("0,1,2,3", 3) == ["0", "1", "2"]
+    assert divide_gpus("0,1", 1) == ["0,1"] and divide_gpus("free:2", 3) == ["free:2"]
+    with raises_problem("out-of-range", "--parallel"):
+        divide_gpus("0,1", 3)
+
+
+def test_trial_of_unknown_length_is_compared_with_trials_that_ended_before() -> None:
+    import optuna
+
+    settings = SweepSettings(space={"lr": "1..2"}, command="fit {lr}", metric="metrics.acc=high")
+    study = SweepStudy(optuna.create_study(direction="maximize"), settings)
+    for number, share in enumerate((1.0, 0.5)):
+        study.add({"lr": 1.5}, {})
+        for step in range(1, 10):
+            study.report(number, step, share * step)
+            assert not study.should_prune(number, 0)
+        study.complete(number, share * 9)
+    for number, (value, is_pruned) in enumerate([(0.7, True), (2.0, False)], start=2):
+        study.add({"lr": 1.5}, {})
+        study.report(number, 1, value)
+        assert study.should_prune(number, 9) is is_pruned

@@ -1,0 +1,36 @@
+"""GPUs whose processes hold memory without computing, for tests of the screens that name them."""
+
+from __future__ import annotations
+
+from engine.gpus.snapshot import GpuProcess, Reading
+from support.replace import replace
+from support.screen.demo_app import FROZEN_NOW, FrozenGpuFeed, demo_snapshot
+
+
+def make_holder(pid: int, user: str, command: str, gib: int, idle_s: float, **fields: object) -> GpuProcess:
+    """Return a process that has been idle for `idle_s` seconds."""
+    return GpuProcess(
+        pid=pid,
+        kind="compute",
+        instance=None,
+        user=Reading(user, FROZEN_NOW),
+        command=Reading(command, FROZEN_NOW),
+        gpu_memory=Reading(gib << 30, FROZEN_NOW, unit="B"),
+        cpu=Reading(1.0, FROZEN_NOW, unit="%"),
+        memory=Reading(2 << 30, FROZEN_NOW, unit="B"),
+        idle=Reading(idle_s, FROZEN_NOW, unit="s"),
+        **fields,
+    )
+
+
+def holder_feed() -> FrozenGpuFeed:
+    """Return the GPUs of the demo, the first of which is held by an orphan and by an idle process."""
+    snapshot = demo_snapshot(FROZEN_NOW)
+    processes = (
+        make_holder(4711, "ana", "python train.py --lr 0.1", 61, 2520.0, orphan_of="torchrun", detached=True),
+        make_holder(4712, "bob", "python -m notebook", 9, 430.0, idle_at_least=True),
+        make_holder(4713, "eva", "python serve.py", 2, 4.0, detached=True),
+    )
+    idle = {"util": Reading(0, FROZEN_NOW, unit="%"), "memory_used": Reading(73 << 30, FROZEN_NOW, unit="B")}
+    first = replace(snapshot.gpus[0], processes=Reading(processes, FROZEN_NOW), runs=(), **idle)
+    return FrozenGpuFeed(replace(snapshot, gpus=(first, *snapshot.gpus[1:])))
