@@ -78,7 +78,7 @@ def plan_copy(repository: Repository, runs_dir: Path) -> CopyPlan:
     if runs == root or root.is_relative_to(runs):
         reason = f"the runs folder {printable(str(runs))} is the repository itself or above it"
         raise UsageError.one("run.snapshot", reason, "use another one with --runs-dir", code="conflict")
-    paths = [*modes, *list_untracked(repository, runs_dir)]
+    paths = [*modes, *list_untracked(repository, runs_dir, for_copy=True)]
     filtered = filtered_paths(repository, paths) if repository.settings else set()
     real_folders: dict[str, bool] = {}
     for path in dict.fromkeys(paths):
@@ -93,9 +93,9 @@ def plan_copy(repository: Repository, runs_dir: Path) -> CopyPlan:
             continue
         if not is_below(path) or not real_folders[folder]:
             continue
-        is_folder = stat.S_ISDIR(status.st_mode)
-        if modes.get(path) == _MODULE_MODE or is_folder:
-            # A submodule, or a repository that is nested in this one.
+        if modes.get(path) == _MODULE_MODE or path.endswith("/"):
+            # A submodule, or a repository that is nested in this one. Any other folder has taken the place of a tracked
+            # file, and what is in it is untracked.
             plan.linked.append(path.rstrip("/"))
         elif is_secret_file(path) or path in filtered or status.st_size > MAX_COPIED_FILE_BYTES:
             plan.linked.append(path)
@@ -154,5 +154,8 @@ def _write_all(handle: int, data: bytes) -> None:
 def _copy_link(source: Path, target: Path, root: Path) -> None:
     """Copy a link: one within the tree leads to the copy, any other one to the original. Raises OSError."""
     link = source.readlink()
-    leads_out = not Path(os.path.normpath(source.parent / link)).is_relative_to(root)
-    target.symlink_to(source.parent / link if leads_out else link)
+    place = Path(os.path.normpath(source.parent / link))
+    if not place.is_relative_to(root):
+        target.symlink_to(place)
+    else:
+        target.symlink_to(os.path.relpath(place, source.parent) if link.is_absolute() else link)

@@ -221,11 +221,14 @@ def _header(path: bytes) -> bytes:
     return b"diff --git " + quoted(b"a/" + path) + b" " + quoted(b"b/" + path)
 
 
-def list_untracked(repository: Repository, runs_dir: Path | None, left_out: _LeftOut | None = None) -> list[str]:
+def list_untracked(
+    repository: Repository, runs_dir: Path | None, left_out: _LeftOut | None = None, *, for_copy: bool = False
+) -> list[str]:
     """Return the untracked files that are not ignored, without those in `runs_dir`. A nested repository ends with `/`.
 
-    Raises GitError."""
-    if repository.settings.get("status.showuntrackedfiles", "").casefold() in ("no", "false", "off", "0"):
+    Raises GitError. `for_copy`: all of them are needed, also where the settings of the repository hide them."""
+    shown = repository.settings.get("status.showuntrackedfiles", "").casefold()
+    if not for_copy and shown in ("no", "false", "off", "0"):
         # A repository of settings in the home folder: everything else there is untracked.
         return []
     arguments, relative = ["ls-files", "-z", "--others", "--exclude-standard"], _relative(repository.root, runs_dir)
@@ -233,6 +236,8 @@ def list_untracked(repository: Repository, runs_dir: Path | None, left_out: _Lef
         arguments += ["--exclude", f"/{_escaped_pattern(relative)}/"]
     output, is_complete = repository.read(*arguments, max_bytes=MAX_NAMES_BYTES)
     names = [os.fsdecode(name) for name in output.split(b"\0")[:-1]]
+    if not is_complete and for_copy:
+        raise GitError(f"has more untracked files than the first {len(names)}", code="too-large")
     if not is_complete and left_out is not None:
         left_out.add(".", f"has more untracked files than the first {len(names)}")
     return names

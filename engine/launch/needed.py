@@ -52,6 +52,9 @@ def _finished_runs(root: Path, *, is_command: bool) -> Iterator[tuple[RunFolder,
 
 def _finished_command(request: RunRequest, command: Command) -> Iterator[tuple[RunFolder, RunRecord]]:
     """Raises UsageError."""
+    if command.expanded:
+        reason = f"does not know the values of --env in earlier runs: {', '.join(command.expanded)}"
+        raise UsageError.one(OPTION, reason, "pass them as arguments of the command", code="conflict")
     cwd = Path(command.cwd)
     state, data = _read_code(cwd, request.runs_dir), data_fingerprint([cwd / path for path in command.data])
     for folder, record in _finished_runs(request.runs_dir, is_command=True):

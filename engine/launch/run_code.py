@@ -131,7 +131,7 @@ def copied_command(command: Command, code: RunCode, folder: RunFolder) -> Comman
         reason = f"{printable(str(place))}, the copy of the code, cannot be used: {error.strerror}"
         raise UsageError.one("run.snapshot", reason, "start a new run", code="not-found") from error
     # The first word may be an interpreter of the repository's own environment, which is no part of the copy.
-    argv = [copy.path_of(word) or word for word in command.argv]
+    argv = [copy.argument(word) for word in command.argv]
     return codec.replace(
         command, argv=tuple(argv), cwd=str(place), cwd_inode=inode, environment=copy.environment(command, place)
     )
@@ -143,6 +143,13 @@ class _Copy:
 
     root: Path
     copy: Path
+
+    def argument(self, word: str) -> str:
+        """Return an argument with its path in the copy, also behind `=`."""
+        option, sign, path = word.partition("=")
+        if sign and not word.startswith("/"):
+            return f"{option}={self.path_of(path) or path}"
+        return self.path_of(word) or word
 
     def path_of(self, path: str) -> str | None:
         """Return where an absolute path is in the copy; None if it is not below the tree, or only linked."""

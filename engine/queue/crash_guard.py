@@ -77,6 +77,7 @@ def judge_start(folder: RunFolder, state: QueueState) -> JobStart | None:
     if record.state is RunState.FAILED and is_early:
         is_by_person = record.exit_code in _ENDED_BY_PERSON
         return None if is_by_person else JobStart(folder.name, began, _cause(folder, record), updated)
+    is_early = is_early and _last_heartbeat(folder) - began <= EARLY_SECONDS
     if record.state.live and has_started and is_early and not folder.is_owned():
         return JobStart(folder.name, began, "its supervisor was killed", updated)
     if has_started and (record.state is RunState.FINISHED or not is_early):
@@ -93,6 +94,14 @@ def judge_trial(name: str, history: History, failure: Problem | None) -> list[Jo
     is_early = failure is not None and history.total_seconds <= EARLY_SECONDS
     now = time.time()
     return [JobStart(name, history.session_time or now, str(failure) if is_early else None, now)]
+
+
+def _last_heartbeat(folder: RunFolder) -> float:
+    """When the supervisor last wrote that it lives, in Unix seconds: a command without metrics has no events."""
+    try:
+        return folder.owner.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _cause(folder: RunFolder, record: RunRecord) -> str:

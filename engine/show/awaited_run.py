@@ -19,7 +19,7 @@ from engine.runs.query import Query, condition_keys, find_best_condition, parse_
 from engine.runs.record_completion import open_run
 from engine.runs.run_row import RunRow, make_row
 from engine.runs.trash import TRASH_FOLDER
-from engine.show.outcome import Figures, RunFailure, RunOutcome, find_outcome
+from engine.show.outcome import Figures, RunFailure, RunOutcome, find_outcome, is_held
 from engine.utils.codec import Integer, Record, Seconds, asdict
 from engine.utils.errors import UsageError
 from engine.utils.files import shown_path
@@ -85,6 +85,11 @@ class RunWait:
         self.result: Result | None = None
         self._lost_since: float | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether its user, or failed jobs of its batch, hold the run in the queue."""
+        return self.row.state == RunState.WAITING and is_held(self.folder)
+
     def poll(self, condition: Query | None) -> None:
         """Find out whether the run has ended, or meets the condition."""
         if self._is_deleted():
@@ -144,7 +149,12 @@ def parse_condition(text: str, rows: Sequence[RunRow], directions: Mapping[str, 
     Raises UsageError if it is no condition."""
     own, arguments = metric_names((row.record for row in rows), directions), command_arguments(rows)
     notes = []
-    for key in condition_keys(text):
+    keys, words = condition_keys(text), text.split()
+    is_condition = keys or any(word in set(RunState) for word in words)
+    if not is_condition or any(word.startswith("-") for word in words):
+        reason = f"{text} is no condition on a value or a state, such as 'val/acc>0.9' or paused"
+        raise UsageError.one("--until", reason, code="invalid-value")
+    for key in keys:
         try:
             find_field(key, own, None, arguments)
         except UsageError as error:

@@ -115,7 +115,7 @@ def _remedy(folder: RunFolder, row: RunRow) -> str:
         case RunState.PAUSED:
             command = "runs continue"
         case RunState.WAITING:
-            command = "queue release" if _is_held(folder) else ""
+            command = "queue release" if is_held(folder) else ""
         case RunState.INTERRUPTED:
             command = "queue resume"
         case RunState.CRASHED if (observed := observe_claim(folder.owner)) is not None and observed.claim.is_recent:
@@ -131,7 +131,7 @@ def _remedy(folder: RunFolder, row: RunRow) -> str:
     return f"gputrain {command} {shlex.quote(path.name)}{where}"
 
 
-def _is_held(folder: RunFolder) -> bool:
+def is_held(folder: RunFolder) -> bool:
     from engine.queue.state import read_queue_state
 
     state = read_queue_state(folder)

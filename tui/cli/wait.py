@@ -94,9 +94,10 @@ def wait(
 
 def follow(waits: Sequence[RunWait], condition: Query | None, deadline: float) -> Iterator[RunWait]:
     """Yield each run as soon as it is done, and at the deadline the others. Shows them on a terminal meanwhile."""
+    from engine.utils.text import printable
     from tui.cli.console import show_progress
 
-    left = [*waits]
+    left, held = [*waits], set[str]()
     try:
         while True:
             for each in left.copy():
@@ -105,6 +106,10 @@ def follow(waits: Sequence[RunWait], condition: Query | None, deadline: float) -
                     left.remove(each)
                     show_progress("")
                     yield each
+            for each in left:
+                if each.is_held and each.row.name not in held:
+                    held.add(each.row.name)
+                    typer.echo(f"{each.row.name} waits: {printable(each.row.message)}", err=True)
             remaining_s = deadline - time.monotonic()
             if not left or remaining_s <= 0:
                 break

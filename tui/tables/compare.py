@@ -107,7 +107,8 @@ def _code_text(code: CodeSummary | None) -> str:
     if code is None:
         return UNKNOWN
     commit = code.commit[:SHORT_COMMIT] or "no commit"
-    return printable(f"{commit}+{code.fingerprint[:SHORT_DIGEST]}" if code.is_dirty else commit)
+    text = f"{commit}+{code.fingerprint[:SHORT_DIGEST]}" if code.is_dirty else commit
+    return printable(f"{text}, other at its start: {code.changed}" if code.changed else text)
 
 
 def _config_text(comparison: Comparison, run: int, difference: KeyDifference) -> str:

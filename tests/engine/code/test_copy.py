@@ -74,10 +74,22 @@ def test_copy_does_not_contain_the_runs(root: Path) -> None:
 
 def test_link_within_the_tree_leads_to_the_copy_and_another_one_to_the_original(root: Path) -> None:
     (root / "inner.py").symlink_to("train.py")
+    (root / "absolute.py").symlink_to(root / "train.py")
     (root / "outer").symlink_to("../data")
     made = copy(root)
-    assert (made / "inner.py").readlink() == Path("train.py")
-    assert (made / "outer").readlink() == root / "../data"
+    assert (made / "inner.py").readlink() == (made / "absolute.py").readlink() == Path("train.py")
+    assert (made / "outer").readlink() == root.parent / "data"
+
+
+def test_copy_has_untracked_files_that_the_settings_hide_and_what_replaced_a_file(root: Path) -> None:
+    git(root, "config", "status.showUntrackedFiles", "no")
+    write_files(root, new__py="x\n")
+    (root / "train.py").unlink()
+    (root / "train.py").mkdir()
+    write_files(root / "train.py", part__py="y\n")
+    made = copy(root)
+    assert (made / "new.py").read_text() == "x\n"
+    assert (made / "train.py" / "part.py").read_text() == "y\n" and not (made / "train.py").is_symlink()
 
 
 def test_submodule_is_linked(root: Path, tmp_path: Path) -> None:

@@ -91,6 +91,27 @@ def test_programs_in_the_config_of_a_repository_do_not_run(root: Path, marker: P
     assert [*state.patches] == ["d.txt"] and {*state.left_out} >= {"a.py", "b.c"}
 
 
+def test_filters_are_disabled_whatever_file_git_config_is_told_to_list(
+    root: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CONFIG", "/dev/null")
+    repository = find_repository(root)
+    assert repository is not None
+    read_code(repository)
+    assert not marker.exists()
+
+
+def test_filters_beyond_the_limit_of_settings_are_refused(root: Path, marker: Path) -> None:
+    many = f"x = {'x' * 1000}\n" * 1100
+    with (root / ".git" / "config").open("a") as config:
+        config.write(f'[filter "a"]\n{many}[filter "late"]\nclean = "echo >> {marker}; cat"\n')
+    repository = find_repository(root)
+    assert repository is not None
+    with pytest.raises(GitError):
+        read_code(repository)
+    assert not marker.exists()
+
+
 def test_control_plain_git_runs_the_programs(root: Path, marker: Path) -> None:
     with suppress(subprocess.CalledProcessError):
         git(root, "status")

@@ -40,6 +40,12 @@ def test_finished_run_of_the_same_command_and_code_is_found(runs: CommandRuns) -
     assert finished(runs, "sh", "train.sh", "--lr", "1") is None
 
 
+def test_command_with_variables_is_refused(runs: CommandRuns) -> None:
+    with pytest.raises(UsageError) as error:
+        finished(runs, "sh", "train.sh", expanded=("SEED",))
+    assert has_problem(error.value.problems, "conflict", "--needed", "SEED")
+
+
 def test_failed_run_does_not_count(runs: CommandRuns) -> None:
     runs.run("sh", "-c", "exit 1")
     assert finished(runs, "sh", "-c", "exit 1") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,6 +114,15 @@ def test_killed_supervisors_and_failures_before_the_start_count(tmp_path: Path, 
     make_job(tmp_path, "b", **other)
     with waiting(tmp_path) as job:
         assert "a and b" in job.reason()
+
+
+def test_supervisor_that_was_killed_later_does_not_count(tmp_path: Path) -> None:
+    make_job(tmp_path, "a")
+    folder = make_job(tmp_path, "b", seconds=None)
+    folder.owner.touch()
+    os.utime(folder.owner, (STARTED_AT, STARTED_AT + 60))
+    with waiting(tmp_path) as job:
+        assert job.reason() == ""
 
 
 def test_command_that_a_person_ends_by_a_signal_does_not_count(tmp_path: Path) -> None:

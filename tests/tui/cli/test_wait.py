@@ -93,6 +93,8 @@ def test_json_explains_a_failure_and_text_escapes_it(root: Path) -> None:
     [
         (["--timeout", "soon"], "--timeout: "),
         (["--until", "f1>"], "metrics.f1>: "),
+        (["--until", "f1 >"], "--until: "),
+        (["--until", "-f1>0.4"], "--until: "),
         (["--until", "f1>high"], "metrics.f1: "),
     ],
 )
