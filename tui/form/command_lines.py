@@ -56,7 +56,8 @@ def _config_options(config: Mapping[str, Any]) -> list[str]:
     options: list[str] = []
     for flag, key in FLAG_TO_KEY.items():
         value = config.get(key)
-        if value is None or key.startswith("run.") or key in UNSTORED_KEYS:
+        is_of_run = key.startswith("run.") and key != "run.snapshot"
+        if value is None or is_of_run or key in UNSTORED_KEYS:
             continue
         options += [f"--{flag.replace('_', '-')}", *([] if value is True else [str(value)])]
     return options
@@ -67,6 +68,9 @@ def _command_options(command: Command) -> list[str]:
     options += [] if command.stop_signal == "SIGINT" else ["--stop-signal", command.stop_signal]
     options += [] if command.gpu_ids == "index" else ["--gpu-ids", command.gpu_ids]
     options += [] if command.tty else ["--no-tty"]
+    options += [] if command.slurm_env else ["--no-slurm-env"]
+    options += ["--on-resume", shlex.join(command.on_resume)] if command.on_resume else []
+    options += [word for path in command.data for word in ("--data", path)]
     options += [word for path in command.metrics for word in ("--metrics", path)]
     return options + [word for pattern in command.parse for word in ("--parse", pattern)]
 

@@ -12,6 +12,7 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.command.spec import write_command
+from engine.utils.codec import replace
 from engine.utils.errors import UsageError
 from support.runs.command_folder import COMMAND, make_command_finished, make_command_run
 from support.runs.command_owner import make_command
@@ -78,11 +79,20 @@ def test_again_offers_the_command_of_a_run_with_its_options(root: Path) -> None:
     folder = make_command_run(root, "b", make_command_finished(time.time()), now=time.time())
     folder.config.write_text("run:\n  name: b\ndevice:\n  gpus: free:2\n  wait: true\nqueue:\n  time_limit: 60\n")
     command = make_command(root, "echo", "a b", stop_signal="SIGTERM", tty=False, parse=("loss (?P<loss>.*)",))
+    command = replace(command, on_resume=("--resume", "auto"), slurm_env=False)
     write_command(folder, command)
     line = line_of_run(folder)
     assert line.words == "echo 'a b'"
     expected = ["--gpus", "free:2", "--queue", "--time-limit", "60", "--cwd", str(root), "--stop-signal", "SIGTERM"]
-    assert shlex.split(line.options) == [*expected, "--no-tty", "--parse", "loss (?P<loss>.*)"]
+    assert shlex.split(line.options) == [
+        *expected,
+        "--no-tty",
+        "--no-slurm-env",
+        "--on-resume",
+        "--resume auto",
+        "--parse",
+        "loss (?P<loss>.*)",
+    ]
 
 
 def test_command_that_others_can_change_is_not_offered(root: Path) -> None:
