@@ -62,6 +62,7 @@ class QueuePlace:
     _entered_at: float = field(default_factory=time.monotonic, init=False)
     _recorded_at: float | None = field(default=None, init=False)
     _reason: str = field(default="", init=False)
+    _block: Blocked = field(default="", init=False)
     _recorded: tuple[str, int | None] | None = field(default=None, init=False)
     """Reason and place in the journal."""
 
@@ -86,6 +87,9 @@ class QueuePlace:
         for request in consume_requests(self.folder.control):
             self._apply(request)
         blocked, reason = self._blocked()
+        if blocked != self._block:
+            # A hold or its end is recorded at once.
+            self._block, self._recorded_at = blocked, None
         terms = replace(
             self.fixed,
             priority=self.state.priority,
@@ -116,7 +120,9 @@ class QueuePlace:
     def _poll_crash_guard(self) -> None:
         """Hold this run because of its batch, or no longer, because the user has released a run of it."""
         reason, released_at = self._crash_guard.poll(self.state)
-        if self.state.crash_hold and released_at >= self.state.crash_held_at:
+        # A hold that was saved just after another run was released has no failure left.
+        is_over = released_at >= self.state.crash_held_at or (reason is None and released_at > 0)
+        if self.state.crash_hold and is_over:
             self.save(crash_hold="")
         elif reason is not None and not self.state.crash_hold:
             self.save(crash_hold=reason, crash_held_at=time.time())
