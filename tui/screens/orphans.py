@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from rich.text import Text
@@ -15,6 +16,7 @@ from engine.command.orphans import TORCHRUN, OrphanFinder, Orphans, leftover_fin
 from engine.command.stop import end_processes
 from engine.foreign.process import ProcessTree
 from engine.utils.errors import Problem, UsageError
+from engine.utils.process_table import ProcessId, read_stat
 from engine.utils.text import list_names, printable
 from tui.keymap import ORPHANS_COMMANDS, Command
 from tui.palette import BAD, MUTED, WARNING
@@ -128,9 +130,18 @@ def _title(group: Orphans) -> str:
     return printable(f"left by {what}: {_number(len(group.processes))}")
 
 
+def _agreed(find: Callable[[], list[ProcessId]], agreed: set[ProcessId]) -> list[ProcessId]:
+    """Return those orphans to whose end the user has agreed, and add what they have started since to them."""
+    for process in (found := find()):
+        status = read_stat(process.pid)
+        if status is not None and any(status.parent == each.pid for each in agreed):
+            agreed.add(process)
+    return [process for process in found if process in agreed]
+
+
 def _end(group: Orphans) -> str:
     """End a group, and return the result as a sentence. Raises UsageError if some cannot be killed."""
-    left = end_processes(leftover_finder(group.origin))
+    left = end_processes(partial(_agreed, leftover_finder(group.origin), {process.id for process in group.processes}))
     if left:
         pids = list_names([str(process.pid) for process in left])
         raise UsageError.one("", f"process {pids} cannot be killed, and may still hold a GPU", code="process-left")
