@@ -34,7 +34,8 @@ TRAINING_LINE = "torch is not installed; in a clone of gputrain: pip install '.[
 ANSWERED = [
     "runs --json", "runs show kept", "runs tag kept +small", "runs note kept text", "runs archive kept",
     "runs unarchive kept", "runs better speed high", "runs rename kept other", "runs delete other --yes", "runs trash",
-    "runs restore other kept", "logs kept", "wait kept", "compare kept kept-2", "stop kept", "watch lightning --json",
+    "runs restore other kept", "logs kept", "wait kept --until stopped", "compare kept kept-2", "stop kept",
+    "watch lightning --json",
     "queue --json", "gpus --json", "doctor", "config digits", "config describe optim.lr", "models",
     "data pack photos -o photos.gpk", "data verify photos.gpk", "sweep stop kept-sweep", "queue resume",
 ]  # fmt: skip

@@ -27,7 +27,7 @@ def shared_config(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.expensive("the preflight imports foreign code in a process, and the run in its rank")
+@pytest.mark.nightly
 def test_run_trusts_foreign_code_only_with_flag(gputrain: Gputrain, shared_config: Path) -> None:
     (gputrain.folder / "their_code.py").write_text(LOSS)
     refused = gputrain("run", str(shared_config), *SHORT, "--name", "foreign")

@@ -63,7 +63,10 @@ def test_rank_exception_is_reported_per_attempt_and_restarts_are_limited(gputrai
 
 @pytest.mark.parametrize(
     ("kind", "state"),
-    [("hang", "its traceback is in the log"), pytest.param("freeze", "(SIGSTOP)", marks=pytest.mark.soak)],
+    [
+        pytest.param("hang", "its traceback is in the log", marks=pytest.mark.nightly),
+        pytest.param("freeze", "(SIGSTOP)", marks=pytest.mark.soak),
+    ],
 )
 def test_watchdog_names_rank_without_progress(gputrain: Gputrain, kind: str, state: str) -> None:
     gputrain.inject_fault(kind, 1, 12)

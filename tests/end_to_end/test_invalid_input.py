@@ -84,6 +84,7 @@ def test_run_rejects_circular_base_configs(gputrain: Gputrain, call: Callable[..
     assert not gputrain.runs.exists()
 
 
+@pytest.mark.nightly
 def test_run_rejects_model_that_ranks_cannot_build_and_leaves_no_folder(gputrain: Gputrain) -> None:
     done = gputrain("run", "--headless", "digits", "--model", "alexnet")
     assert done.returncode == 2

@@ -115,6 +115,7 @@ def test_runs_stop_and_logs_commands_never_read_journal(gputrain: Gputrain, monk
         assert CliRunner().invoke(app, [command, *arguments]).exit_code == 0
 
 
+@pytest.mark.nightly
 def test_run_poller_memory_is_independent_of_run_length(tmp_path: Path) -> None:
     folders = {minutes: long_run(tmp_path / str(minutes), 60 * minutes) for minutes in MINUTES}
 

@@ -112,6 +112,7 @@ def test_reservation_queue_works_between_users(
     assert [path.name for path in world_writable_folder.iterdir()] == [f"gputrain-{SOMEONE}"]
 
 
+@pytest.mark.nightly
 def test_run_folder_is_not_writable_by_others_and_run_refuses_invalid_requests(gputrain: Gputrain) -> None:
     names = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
     environment = gputrain.environment | {name: str(gputrain.folder / name) for name in names}

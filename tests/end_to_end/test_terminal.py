@@ -102,6 +102,7 @@ def test_run_survives_hung_up_frozen_and_killed_tui(gputrain: Gputrain, long_run
         terminal.hang_up()
 
 
+@pytest.mark.nightly
 def test_run_command_opens_tui_and_survives_its_exit(gputrain: Gputrain) -> None:
     terminal = Terminal(gputrain, GPUTRAIN, *(word for word in LONG if word != "--headless"))
     terminal.wait_for("starting")

@@ -29,7 +29,7 @@ def fuzz_readers(examples: int) -> None:
 
 
 def test_readers_raise_only_documented_exceptions() -> None:
-    fuzz_readers(12)
+    fuzz_readers(6)
 
 
 def test_records_refuse_what_does_not_survive_encoding() -> None:

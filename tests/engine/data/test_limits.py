@@ -142,6 +142,7 @@ def test_raise_open_files_raises_soft_limit_for_children() -> None:
     assert done.stdout == "512\n"
 
 
+@pytest.mark.nightly
 def test_dry_run_warns_about_shared_memory_and_open_files(gputrain: Gputrain) -> None:
     data = ["data.dataset=fake", "data.fake_train=128", "data.fake_val=64", "data.workers=2", "data.prefetch=128"]
     data += ["data.pipeline=stream"]

@@ -34,6 +34,7 @@ def offline_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_wandb_log_reads_what_wandb_writes(offline_run: Path) -> None:
     (run,) = find_runs(offline_run).runs
     assert run.name.startswith("wandb/offline-run-")

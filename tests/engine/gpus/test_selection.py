@@ -280,6 +280,7 @@ def test_dry_run_without_free_gpu_shows_reason_in_plan(gputrain: Gputrain, gpu_h
     assert list((gpu_host.folder / "reservations").iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_run_without_free_gpu_records_reason(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0, used=2000), f"process 0 {os.getpid()} 1500 compute")
     environment = gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
