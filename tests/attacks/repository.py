@@ -45,6 +45,15 @@ def attack(stage: Stage) -> None:
         assert done.returncode == 0, done.stderr
     stage.gained(marker.exists(), "executed code through a repository that the victim has unpacked")
 
+    # A filter behind more settings than are read.
+    many = f"x = {'x' * 1000}\n" * 1100
+    with (own / ".git" / "config").open("a") as config:
+        config.write(f'[filter "a"]\n{many}[filter "late"]\nclean = touch {marker}\n')
+    (own / ".gitattributes").write_text("*.py filter=late\n")
+    done = stage.gputrain(*RUN, "--cwd", own, "--", "true")
+    stage.gained(done.returncode != 0, f"stopped the victim's run: {done.stderr}")
+    stage.gained(marker.exists(), "executed a filter behind settings that are too large to read")
+
 
 if __name__ == "__main__":
     perform(attack)
