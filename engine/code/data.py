@@ -1,7 +1,7 @@
 """A digest of the files that `gputrain run --data PATH -- COMMAND` names.
 
-It is one of names, sizes and modification times: reading a data set of a terabyte would take hours. Whoever changes a
-file without another size or time, or copies the data elsewhere, has to know better.
+The digest covers names, sizes and modification times, because reading a data set of a terabyte would take hours. A
+change that keeps size and time is not noticed, and a copy of the data counts as other data.
 """
 
 from __future__ import annotations

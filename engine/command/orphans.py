@@ -4,7 +4,7 @@ A process with the marker of a run is one if nobody holds the lock of that run. 
 which carry its environment; when it is killed, an init process adopts them. A process that only has an init process as
 its parent may have been started so, as with `nohup`: it is detached, and no orphan.
 
-What /proc does not show, such as the environment of other users and the agent of another container, makes no orphan.
+A process is no orphan if /proc hides its environment, as for other users, or its agent, as in another container.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_ANCESTORS = 64
 
 @dataclass(frozen=True)
 class Origin:
-    """What has started a process and must end it: the run in `folder` with the ID `run_id`, else the torchrun with
+    """The owner that started a process and ends it: the run in `folder` with the ID `run_id`, else the torchrun with
     these values of `TORCHRUN_VARIABLES`."""
 
     run_id: str = ""
@@ -165,7 +165,7 @@ class OrphanFinder:
 def _workers(origin: Origin, origins: dict[int, Origin], processes: dict[int, ProcessStat]) -> list[ProcessId]:
     """Return the workers of a torchrun that is dead, and their descendants.
 
-    Another one may have the same port and ID later, so an agent that was started after a worker is not that of it."""
+    Another one may have the same port and ID later, so an agent that started after a worker is not its agent."""
     members = [pid for pid, each in origins.items() if each == origin]
     tops = [pid for pid in members if origins.get(processes[pid].parent) != origin]
     agents = [

@@ -1,7 +1,7 @@
 """Which metric files are those of a command, and not of another one that runs in the same folder at the same time.
 
-A file that is open tells its writer. Lightning and ultralytics open theirs for an instant; the parameters that they
-write beside them tell whose they are. Called by `metric_files`.
+/proc shows who writes a file that is open. Lightning and ultralytics open theirs for an instant; the parameters beside
+them identify their command. Called by `metric_files`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Rivals:
     def find(self, members: Set[int]) -> list[Parameters]:
         """Return their arguments. `members` are the processes of the own command.
 
-        A rival that has ended is one: what it has written looks like an own file.
+        A rival that has ended counts, because its files look like own ones.
         """
         if time.monotonic() < self._next_look:
             return self._found

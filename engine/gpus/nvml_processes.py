@@ -17,7 +17,7 @@ from engine.gpus.snapshot import MigInstance, Reading, current_time
 MICROSECONDS = 1_000_000
 # After a longer gap, such as a driver that hangs, nobody knows what the processes did.
 MAX_GAP_SECONDS = 15.0
-IDLE_UNKNOWN = "the driver does not tell which process computes"
+IDLE_UNKNOWN = "the driver does not report which process computes"
 
 
 class NvmlProcess(NamedTuple):

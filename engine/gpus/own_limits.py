@@ -18,7 +18,7 @@ from engine.utils.errors import Problem, UsageError
 from engine.utils.text import list_names, pluralize
 
 CPU_RUN = "cpu-run"
-"""What a run on the CPU that does not wait reserves, to be counted; nobody waits for it."""
+"""The reservation of a run on the CPU that does not wait. It only counts for the limit; no run waits for it."""
 NO_DEVICE_IDS = (CPU.uuid, CPU_RUN)
 LIMIT_ADVICE = "wait with --queue, or raise the limit there"
 

@@ -57,7 +57,7 @@ def find_other_program(folder: RunFolder, command: Command) -> list[Problem]:
     try:
         stored = read_command(folder)
     except UsageError:
-        # What is missing or damaged is written anew.
+        # What is missing or damaged is recreated.
         return []
     if stored.has_same_program(command):
         return []

@@ -36,7 +36,7 @@ _QUOTED_PATH = re.compile(r"['\"](/[^'\"\n]+)['\"]")
 
 @dataclass
 class RunCode:
-    """The recorded code of a run. `event` tells of it if it was recorded now, and `warning` why it is not recorded."""
+    """The recorded code of a run. `event` reports it if it was recorded now, and `warning` says why it is not."""
 
     record: CodeRecord | None = None
     event: CodeRecorded | None = None

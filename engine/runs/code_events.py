@@ -1,4 +1,4 @@
-"""The events that tell of the code of a run, beside those of the training in `engine.runs.events`."""
+"""The events about the code of a run, beside those of the training in `engine.runs.events`."""
 
 from __future__ import annotations
 

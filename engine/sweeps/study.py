@@ -212,7 +212,7 @@ class SweepStudy:
         """Return whether a trial of this many epochs is worse than others were at its latest epoch.
 
         Asynchronous successive halving (https://arxiv.org/abs/1810.05934). Optuna's pruner compares a trial only with
-        those that it was asked about, and the length of a script is unknown until one has ended.
+        those that were reported to it, and the length of a script is unknown until one has ended.
         """
         if self._settings.pruner == "none" or epochs < 1:
             return False

@@ -1,7 +1,6 @@
-"""What differs between the trials of the two kinds of sweeps: trainings of a config, and the command of a script.
+"""The two kinds of trials: trainings of a config, and the command of a script.
 
-`controller` runs both alike: it asks a `TrialKind` how to start a trial, which values it has reached, and what it
-results in.
+`controller` runs both alike: a `TrialKind` starts a trial, reads its values, and returns its result.
 """
 
 from __future__ import annotations
@@ -150,7 +149,7 @@ class ScriptTrials:
         return self._readers[trial.number].poll(to_end=has_ended)
 
     def planned(self, trial: TrialRun, trials: Sequence[FrozenTrial]) -> int:
-        # That of the first one to end: rungs that moved would compare values of different steps.
+        # The length of the first trial that ended: with rungs that move, values of different steps would be compared.
         complete = [each for each in trials if each.state.name == "COMPLETE"]
         ends = [
             (each.datetime_complete, each.last_step or 0) for each in complete if each.datetime_complete is not None

@@ -23,7 +23,7 @@ class GpuProcessesScreen(GputrainScreen):
         return self._processes.get(self.query_one("#processes", Lines).selected_key or "")
 
     def holder_title(self) -> str:
-        """Return what is to be known of the process under the cursor, as markup."""
+        """Return the sentence about the process under the cursor, as markup."""
         process = self._selected_process()
         sentence = "" if process is None else holder_sentence(process)
         return "" if process is None or not sentence else f"[$warning]pid {process.pid} {escape_markup(sentence)}[/]"
