@@ -131,7 +131,7 @@ def _find_repository(cwd: Path, *, snapshot: bool) -> Repository | None:
     """Raises UsageError for a copy of what is in no repository."""
     repository = find_repository(cwd)
     if repository is None and snapshot:
-        reason = f"{printable(str(cwd))} is in no git repository, which says which files are code"
+        reason = f"{printable(str(cwd))} is in no git repository, so which files are code is unknown"
         raise UsageError.one(SNAPSHOT_KEY, reason, "`git init && git add .` there", code="no-repository")
     return repository
 
