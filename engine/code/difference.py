@@ -44,8 +44,8 @@ class StoredCode:
         return {**self.record.untracked, **self.record.changed}
 
     def lines_of(self, path: str) -> list[str] | None:
-        """Return the diff of a file, or its lines if it is untracked; none if the run has not changed it. None if it is
-        not stored as text."""
+        """Return the diff of a file, or its lines if it is untracked; an empty list if the run has not changed it, and
+        None if it is not stored as text."""
         if path not in self.digests:
             return []
         content = self._content(path)
@@ -135,12 +135,12 @@ def _file_lines(first: StoredCode, second: StoredCode, path: str) -> Iterator[st
         return
     yield path
     found = list(unified_diff(before, after, lineterm="", n=2))
-    # Without the names of the files, which are the runs.
+    # The first two lines name two files, but both sides are runs.
     yield from found[2:] or ["the lines are the same, their order of bytes is not"]
 
 
 def _unshown(code: StoredCode, path: str) -> str:
-    return f"not stored: {code.record.left_out.get(path, 'no text')}"
+    return f"not stored: {code.record.skipped.get(path, 'no text')}"
 
 
 def _bounded(title: str, lines: list[str], max_lines: int) -> CodeText:

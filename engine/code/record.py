@@ -50,7 +50,7 @@ class CodeRecord(FileRecord, frozen=True, kw_only=True):
     """Digests of the diffs of changed tracked files; of a file without a diff, that of its content."""
     untracked: _Digests = field(default_factory=dict)
     """Digests of the untracked text files."""
-    left_out: _Digests = field(default_factory=dict)
+    skipped: _Digests = field(default_factory=dict)
     """Why files are not stored, at most 1000."""
     linked: Annotated[tuple[str, ...], ENTRIES] = ()
     """What the copy links to rather than contains."""
@@ -97,7 +97,7 @@ def capture_code(folder: RunFolder, cwd: Path, *, snapshot: bool = False) -> Cod
         fingerprint=state.fingerprint,
         changed=dict(state.changed),
         untracked=dict(state.added),
-        left_out=dict(state.left_out),
+        skipped=dict(state.skipped),
         linked=tuple(linked),
         snapshot=snapshot,
     )
@@ -118,8 +118,8 @@ def plan_lines(cwd: Path, runs_dir: Path, *, snapshot: bool) -> Iterator[str]:
     files = [printable(path) for path in (*state.changed, *state.added)]
     yield f"code: commit {state.commit or 'none'} of {printable(str(repository.root))}"
     yield f"changed: {list_names(files, MAX_PLAN_NAMES) or 'nothing'}"
-    if state.left_out:
-        reasons = [f"{printable(path)} {reason}" for path, reason in state.left_out.items()]
+    if state.skipped:
+        reasons = [f"{printable(path)} {reason}" for path, reason in state.skipped.items()]
         yield f"not recorded: {list_names(reasons, MAX_PLAN_NAMES)}"
     if snapshot:
         plan = plan_copy(repository, runs_dir)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from engine.code.git import GitError, Repository, find_repository
+from engine.code.git import GitError, Repository
 from engine.code.secret_files import PROGRAM_ENDINGS, has_private_key, is_secret_file
 from engine.utils.codec import encode
 from engine.utils.files import open_regular_file, read_bytes
@@ -22,12 +22,12 @@ MAX_FILE_BYTES = 1 << 20
 MAX_UNTRACKED_FILES = 100
 MAX_UNTRACKED_BYTES = 1 << 24
 MAX_PATCH_BYTES = 1 << 24
-# Larger changed files are told apart by size and modification time.
+# The digest of a larger changed file is that of its size and modification time.
 MAX_HASHED_BYTES = 1 << 26
 # Of names of untracked files; a folder of data that is not ignored can have millions.
 MAX_NAMES_BYTES = 1 << 22
 # Names of skipped files that are kept.
-MAX_LEFT_OUT = 1000
+MAX_SKIPPED = 1000
 # An argument of git for each changed file that is not part of the patch.
 MAX_EXCLUDED_FILES = 5000
 TEXT_BYTES = 1 << 13
@@ -46,7 +46,7 @@ class CodeState:
 
     `commit` is empty before the first one. `patches` maps each changed tracked file to its diff, and `untracked` each
     untracked text file to its content. `changed` and `added` map these files, and changed ones without a diff, to
-    digests. `left_out` maps what is not recorded to the reason."""
+    digests. `skipped` maps what is not recorded to the reason."""
 
     root: Path
     commit: str
@@ -54,7 +54,7 @@ class CodeState:
     untracked: Mapping[str, bytes] = field(default_factory=dict)
     changed: Mapping[str, str] = field(default_factory=dict)
     added: Mapping[str, str] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_dirty(self) -> bool:
@@ -67,35 +67,29 @@ class CodeState:
         return _digest(encode([self.commit, sorted(self.changed.items()), sorted(self.added.items())]))
 
 
-def code_fingerprint(cwd: Path, runs_dir: Path | None = None) -> str | None:
-    """Return the fingerprint of the code around a folder, None outside of a git repository. Raises GitError."""
-    repository = find_repository(cwd)
-    return None if repository is None else read_code(repository, runs_dir).fingerprint
-
-
 def read_code(repository: Repository, runs_dir: Path | None = None) -> CodeState:
     """Return the code in a working tree. The files in `runs_dir`, which runs write, do not count. Raises GitError."""
-    commit, left_out = _read_commit(repository), _LeftOut()
+    commit, skipped = _read_commit(repository), _Skipped()
     tree = _compared_tree(repository, commit)
     paths = _changed_paths(repository, tree)
-    names = [path for path in list_untracked(repository, runs_dir, left_out) if not _is_output(path)]
+    names = [path for path in list_untracked(repository, runs_dir, skipped) if not _is_output(path)]
     # Content that a filter encrypts or stores elsewhere, such as that of git-crypt and Git LFS.
     filtered = filtered_paths(repository, [*paths, *names])
-    patches, changed = _read_patches(repository, tree, paths, filtered, left_out)
-    untracked, added = _read_untracked(repository.root, [each for each in names if each not in filtered], left_out)
+    patches, changed = _read_patches(repository, tree, paths, filtered, skipped)
+    untracked, added = _read_untracked(repository.root, [each for each in names if each not in filtered], skipped)
     for path in filtered.intersection(names):
-        left_out.add(path, FILTERED)
-    return CodeState(repository.root, commit, patches, untracked, changed, added, left_out.reasons)
+        skipped.add(path, FILTERED)
+    return CodeState(repository.root, commit, patches, untracked, changed, added, skipped.reasons)
 
 
-class _LeftOut:
+class _Skipped:
     """Why files are not recorded, of a bounded number of files."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
 
     def add(self, path: str, reason: str) -> None:
-        if len(self.reasons) < MAX_LEFT_OUT:
+        if len(self.reasons) < MAX_SKIPPED:
             self.reasons[path] = reason
 
 
@@ -135,7 +129,7 @@ def filtered_paths(repository: Repository, paths: Sequence[str]) -> set[str]:
 
 
 def _read_patches(
-    repository: Repository, tree: str, paths: Sequence[str], filtered: set[str], left_out: _LeftOut
+    repository: Repository, tree: str, paths: Sequence[str], filtered: set[str], skipped: _Skipped
 ) -> tuple[dict[str, bytes], dict[str, str]]:
     """Return diff and digest of each changed file. Raises GitError."""
     if not paths:
@@ -158,7 +152,7 @@ def _read_patches(
     changed = {path: _digest(patch) for path, patch in patches.items()}
     for path, reason in reasons.items():
         changed[path] = _content_digest(repository.root / path, is_secret=reason in (SECRET_NAME, PRIVATE_KEY))
-        left_out.add(path, reason)
+        skipped.add(path, reason)
     return patches, changed
 
 
@@ -222,7 +216,7 @@ def _header(path: bytes) -> bytes:
 
 
 def list_untracked(
-    repository: Repository, runs_dir: Path | None, left_out: _LeftOut | None = None, *, for_copy: bool = False
+    repository: Repository, runs_dir: Path | None, skipped: _Skipped | None = None, *, for_copy: bool = False
 ) -> list[str]:
     """Return the untracked files that are not ignored, without those in `runs_dir`. A nested repository ends with `/`.
 
@@ -238,8 +232,8 @@ def list_untracked(
     names = [os.fsdecode(name) for name in output.split(b"\0")[:-1]]
     if not is_complete and for_copy:
         raise GitError(f"has more untracked files than the first {len(names)}", code="too-large")
-    if not is_complete and left_out is not None:
-        left_out.add(".", f"has more untracked files than the first {len(names)}")
+    if not is_complete and skipped is not None:
+        skipped.add(".", f"has more untracked files than the first {len(names)}")
     return names
 
 
@@ -260,20 +254,20 @@ def _is_output(path: str) -> bool:
     return PurePath(path).suffix in OUTPUT_ENDINGS or not OUTPUT_FOLDERS.isdisjoint(parts[:-1])
 
 
-def _read_untracked(root: Path, names: Sequence[str], left_out: _LeftOut) -> tuple[dict[str, bytes], dict[str, str]]:
+def _read_untracked(root: Path, names: Sequence[str], skipped: _Skipped) -> tuple[dict[str, bytes], dict[str, str]]:
     """Return content and digest of untracked text files, programs first."""
     contents: dict[str, bytes] = {}
     digests: dict[str, str] = {}
     total = 0
     for path in sorted(names, key=lambda path: (PurePath(path).suffix not in PROGRAM_ENDINGS, path)):
         if path.endswith("/"):
-            left_out.add(path, "is a repository of its own")
+            skipped.add(path, "is a repository of its own")
             continue
         if is_secret_file(path):
-            left_out.add(path, SECRET_NAME)
+            skipped.add(path, SECRET_NAME)
             continue
         if len(digests) >= MAX_UNTRACKED_FILES or total >= MAX_UNTRACKED_BYTES:
-            left_out.add(path, f"follows {MAX_UNTRACKED_FILES} files or {format_bytes(MAX_UNTRACKED_BYTES)}")
+            skipped.add(path, f"follows {MAX_UNTRACKED_FILES} files or {format_bytes(MAX_UNTRACKED_BYTES)}")
             continue
         file = root / path
         try:
@@ -287,14 +281,14 @@ def _read_untracked(root: Path, names: Sequence[str], left_out: _LeftOut) -> tup
                     # Data and results of runs; a program is text.
                     continue
                 if size > MAX_FILE_BYTES:
-                    left_out.add(path, f"has {format_bytes(size)}")
+                    skipped.add(path, f"has {format_bytes(size)}")
                     continue
                 content = start + opened.read(MAX_FILE_BYTES - len(start))
         except OSError as error:
-            left_out.add(path, f"cannot be read: {error.strerror}")
+            skipped.add(path, f"cannot be read: {error.strerror}")
             continue
         if has_private_key(content):
-            left_out.add(path, PRIVATE_KEY)
+            skipped.add(path, PRIVATE_KEY)
             continue
         contents[path], digests[path] = content, _digest(content)
         total += len(content)

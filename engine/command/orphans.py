@@ -107,7 +107,7 @@ class OrphanFinder:
 
     def _mark(self, process: GpuProcess) -> GpuProcess:
         status = read_stat(process.pid)
-        # In a container, NVML's IDs may be those of the host.
+        # In a container, NVML may report process IDs of the host, which are others here.
         if status is None or process.user.value is None:
             return process
         found, origin = ProcessId(process.pid, status.start_ticks), self._origin(process.pid, status)

@@ -18,7 +18,7 @@ _CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?", re.ASCII)
 
 
 def begin_time(text: str, now: float) -> float | None:
-    """Return the Unix time that a text means at the Unix time `now`, None if it is no time.
+    """Parse a begin time. Return Unix seconds, None if it is no time; `now` is the current time in Unix seconds.
 
     As for sbatch, a time of day without a date is the next one, a date without a time is midnight, a delay without a
     unit is in seconds, and a date in the past is allowed. Times without an offset are local. Of a time that daylight

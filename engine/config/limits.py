@@ -109,7 +109,7 @@ def _of_variable() -> LimitValues:
         if key in values:
             raise _invalid(f"{key} is set twice", "duplicate-key")
         try:
-            values[key] = int(text) if text.isdecimal() else float(text)
+            values[key] = int(text) if text.removeprefix("-").isdecimal() else float(text)
         except ValueError:
             raise _invalid(f"{part!r} has no number", "invalid-value") from None
     try:

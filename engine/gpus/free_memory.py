@@ -35,10 +35,9 @@ def unreserved_bytes(gpu: Gpu, instance: MigInstance | None, holders: Sequence[R
         for run in holders
     ]
     not_allocated = sum(max(run.min_free - bytes_, 0) for run, bytes_ in zip(holders, own, strict=True))
-    if not any(own):
-        # In a container, NVML lists no processes. What no listed process uses is then that of the runs.
-        listed = sum(each.gpu_memory.value or 0 for each in processes)
-        not_allocated = max(not_allocated - max(used - listed, 0), 0)
+    if not processes:
+        # In a container, NVML lists no processes. The memory in use is then taken for that of the runs.
+        not_allocated = max(not_allocated - used, 0)
     return max(int(total - reserved_by_driver - used - not_allocated), 0)
 
 

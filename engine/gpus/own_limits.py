@@ -41,7 +41,7 @@ class OwnRuns:
 
     def update(self, reservations: Sequence[ReservationInfo], key: tuple[int, str] | None, *, wait: bool) -> None:
         """Read the reservations of all runs. `key` is that of this run, None if it has none yet."""
-        own = [each for each in reservations if each.uid == os.getuid()]
+        own = [each for each in reservations if each.uid == os.geteuid()]
         mine = next((each for each in own if each.key == key), None)
         self.running = [each for each in own if not each.is_waiting and each is not mine]
         candidates = [each for each in own if each.is_waiting and each.blocked in ("", "limit") and each is not mine]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from engine.config.effects import NoEffect, keys_without_effect_on_devices, optimizer_keys_without_effect
@@ -30,11 +30,9 @@ from engine.data.sources.open import open_source_for_preflight
 from engine.distributed.node_plan import NodePlan, plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import check_rendezvous
-from engine.gpus.allocation import allocate_devices, preview_allocation
-from engine.gpus.monitor import DriverMonitor, first_snapshot
+from engine.gpus.allocation import allocate_devices
+from engine.gpus.device_preview import preview_devices
 from engine.gpus.selection import CudaDevice, NotFreeError
-from engine.gpus.snapshot import SamplerOptions
-from engine.gpus.unmonitored import has_driver_library
 from engine.launch.batch_size import reduced_batch_size
 from engine.launch.input_keys import saved_config, with_input_keys
 from engine.launch.request import RunRequest, check_dependencies, limit_problems
@@ -197,12 +195,7 @@ def find_problems_before_wait(request: RunRequest) -> list[Problem]:
     """Return the problems that a run would have now: of its GPUs, and what the preflight checks after the wait."""
 
     def choose_gpus(wait: bool) -> Sequence[CudaDevice]:
-        selection, snapshot = request.config.device.gpus, None
-        if selection != "cpu" and has_driver_library():
-            with closing(DriverMonitor(SamplerOptions(activity=False))) as monitor:
-                snapshot = first_snapshot(monitor)
-        # Reserves nothing: for a moment, another run would find the GPUs in use.
-        return preview_allocation(selection, snapshot, wait=True, terms=fixed_terms(request.config)).devices
+        return preview_devices(request.config.device.gpus, fixed_terms(request.config))
 
     return run_preflight(request, choose_gpus).problems
 

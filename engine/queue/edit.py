@@ -184,7 +184,7 @@ def _request(
     while time.monotonic() < deadline:
         now = next((each for each in list_queue() if each.folder == row.folder and each.is_own), None)
         if now is None:
-            return f"{row.name} has left the queue."
+            return f"{row.name} has left the queue: it has started or ended."
         if is_done(now):
             return f"{row.name} {result}."
         time.sleep(POLL_SECONDS)

@@ -58,7 +58,7 @@ class QueueState(FileRecord, frozen=True, kw_only=True):
     program: str = ""
     """What it starts, as the beginning of its default name; empty: it belongs to no batch, see `crash_guard`."""
     cwd: str = ""
-    """Its working folder."""
+    """Working folder of the job."""
     granted_at: UnixTime | None = None
     """When it got its devices, in Unix seconds."""
     crash_hold: str = ""

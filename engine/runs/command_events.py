@@ -19,7 +19,7 @@ class CommandStarted(Event, frozen=True, kw_only=True, tag="command_started"):
     command: str
     """The command as a line of a shell, without secrets."""
     cwd: str
-    """Its working folder."""
+    """Working folder of the command."""
     pid: Count
     """Its process."""
     run_id: str

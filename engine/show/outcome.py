@@ -132,6 +132,7 @@ def _remedy(folder: RunFolder, row: RunRow) -> str:
 
 
 def is_held(folder: RunFolder) -> bool:
+    """Whether the user, or failed jobs of its batch, hold a waiting run in the queue."""
     from engine.queue.state import read_queue_state
 
     state = read_queue_state(folder)

@@ -20,7 +20,7 @@ from engine.config.effects import deciding_keys
 from engine.config.loader import ConfigError, resolve_config
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
-from engine.gpus.allocation import allocate_devices
+from engine.gpus.device_preview import preview_devices
 from engine.gpus.selection import NotFreeError
 from engine.launch.batch_size import BATCH_SIZE_KEY
 from engine.launch.preflight import find_problems
@@ -218,13 +218,11 @@ def divide_gpus(gpus: str, parallel: int) -> list[str]:
 def host_has_gpus() -> bool:
     """Whether this host has GPUs to train on, free or not."""
     try:
-        allocation = allocate_devices("free:1", "", wait=False, on_wait=lambda _: None)
+        return bool(preview_devices("free:1"))
     except NotFreeError:
         return True
     except UsageError:
         return False
-    allocation.reservation.release()
-    return bool(allocation.devices)
 
 
 def _host_problems(config: Config, device: Mapping[str, str], runs_dir: Path, trust: CodeTrust) -> list[Problem]:

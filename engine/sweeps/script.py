@@ -14,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.command.devices import PLACEHOLDERS, fill, find_placeholders
-from engine.command.environment import capture_environment
 from engine.command.spec import Command, read_command
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import ConfigError, resolve_config
-from engine.gpus.allocation import allocate_devices
+from engine.gpus.device_preview import preview_devices
 from engine.gpus.selection import NotFreeError
 from engine.launch.command_checks import find_command_problems
 from engine.launch.request import RunRequest
@@ -144,7 +143,7 @@ def _placeholder_problems(command: Command, names: Sequence[str]) -> list[Proble
 def _check_gpus(selection: str) -> None:
     """Raise UsageError if this host does not have the devices; they may be in use."""
     with suppress(NotFreeError):
-        allocate_devices(selection, "", wait=False, on_wait=lambda _: None).reservation.release()
+        preview_devices(selection)
 
 
 def fill_command(command: Command, values: Mapping[str, Value]) -> Command:
@@ -156,21 +155,6 @@ def fill_command(command: Command, values: Mapping[str, Value]) -> Command:
         environment[name] = fill([environment[name]], texts)[0]
     argv, metrics = (tuple(fill(words, texts)) for words in (command.argv, command.metrics))
     return codec.replace(command, argv=argv, environment=environment, metrics=metrics)
-
-
-def run_options(command: Command) -> list[str]:
-    """Return the options of `gputrain run` that make this command of its words, in its environment and folder."""
-    options = [] if command.stop_signal == "SIGINT" else ["--stop-signal", command.stop_signal]
-    if not command.tty:
-        options.append("--no-tty")
-    if command.gpu_ids != "index":
-        options += ["--gpu-ids", command.gpu_ids]
-    for option, values in (("--parse", command.parse), ("--metrics", command.metrics)):
-        options += [part for value in values for part in (option, value)]
-    # `--env` has kept what a command would not inherit.
-    kept = command.environment.keys() - capture_environment(command.environment).keys() - {*command.expanded}
-    settings = [*sorted(kept), *(f"{name}={command.environment[name]}" for name in command.expanded)]
-    return options + [part for setting in settings for part in ("--env", setting)]
 
 
 def is_same_command(folder: SweepFolder, command: Command) -> bool:

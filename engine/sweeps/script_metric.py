@@ -15,7 +15,7 @@ from engine.foreign.folders import RunFollower
 from engine.foreign.reading import EPOCH_NAMES, Reading
 from engine.runs.folder import RunFolder
 from engine.runs.foreign_record import by_importance
-from engine.runs.metrics import METRICS, Metric, registry_keys
+from engine.runs.metrics import Metric, find_key, registry_keys
 from engine.utils.text import list_names
 
 # What is read of a run at once, and for how long after its end.
@@ -119,6 +119,5 @@ def match_rank(wanted: str, name: str) -> int:
 
 
 def _registry_key(wanted: str) -> str | None:
-    by_label = {metric.label: key for key, metric in METRICS.items()}
-    key = wanted if wanted in METRICS else by_label.get(wanted) or registry_keys([wanted]).get(wanted)
+    key = find_key(wanted)
     return _SELECTION_KEYS.get(key, key) if key is not None else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from engine.command.run_options import environment_options, run_options
 from engine.command.spec import Command, read_command
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
@@ -20,7 +21,7 @@ from engine.launch.survivors import stop_survivors
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.messages import trial_override
 from engine.sweeps.plan import SweepPlan, divide_gpus, without_name
-from engine.sweeps.script import fill_command, run_options, trial_line
+from engine.sweeps.script import fill_command, trial_line
 from engine.sweeps.script_metric import MetricReader
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value, overrides_of
@@ -138,7 +139,8 @@ class ScriptTrials:
         if device["device.gpus"] == "cpu" and settings.parallel > 1:
             # Each of them would start a thread for each core.
             environ.setdefault(THREADS_VARIABLE, str(max(1, available_cores() // settings.parallel)))
-        return TrialStart([*overrides, "--cwd", command.cwd, *run_options(command)], command.argv, environ)
+        options = [*run_options(command), *environment_options(command)]
+        return TrialStart([*overrides, "--cwd", command.cwd, *options], command.argv, environ)
 
     def clean_up(self, trial: TrialRun) -> None:
         stop_survivors(trial.folder)
@@ -190,7 +192,8 @@ def best_command(folder: SweepFolder, settings: SweepSettings, params: Mapping[s
     # What else the line shows is in the settings.
     with suppress(UsageError):
         command = fill_command(read_command(folder), params)
-        options = [*([] if Path(command.cwd) == Path.cwd() else ["--cwd", command.cwd]), *run_options(command)]
+        options = [] if Path(command.cwd) == Path.cwd() else ["--cwd", command.cwd]
+        options += [*run_options(command), *environment_options(command)]
     gpus = divide_gpus(settings.device["device.gpus"], settings.parallel)[0]
     words = ["gputrain", "run", *name.split(), "--gpus", gpus, *redact_argv(options)]
     return f"run it again with `{shlex.join(words)} -- {trial_line(settings, params)}`"

@@ -65,11 +65,11 @@ def _outputs(module: Any) -> Iterator[type[Record]]:
 
 
 def _section(kind: type[Record]) -> str:
-    base, tree = EXTENDED.get(kind), _class_tree(kind)
+    base, tree = EXTENDED.get(kind), class_tree(kind)
     title, _, text = _one_line(ast.get_docstring(tree) or "").partition(": ")
     if kind in PARTS:
         title, text = f"`{kind.__name__}`", _one_line(ast.get_docstring(tree) or "")
-    documents = _field_documents(tree)
+    documents = field_documents(tree)
     names = [part.encode_name for part in fields(kind) if part.name in documents]
     types = {name: _type_text(tree, name) for name in documents}
     rows = [f"| `{name}` | {types[name]} | {documents[name]} |" for name in names]
@@ -82,13 +82,13 @@ def _module_hint(kind: type[Record]) -> str:
     return "" if kind.__name__ in NAMES else f" in `{kind.__module__.replace('.', '/')}.py`"
 
 
-def _class_tree(kind: type[Record]) -> ast.ClassDef:
+def class_tree(kind: type[Record]) -> ast.ClassDef:
     [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(tree, ast.ClassDef)
     return tree
 
 
-def _field_documents(tree: ast.ClassDef) -> dict[str, str]:
+def field_documents(tree: ast.ClassDef) -> dict[str, str]:
     """Return the fields that a class declares itself, with the text below each."""
     documents = {}
     for node, following in zip(tree.body, [*tree.body[1:], None], strict=True):

@@ -69,14 +69,14 @@ class TrashOutput(Output, frozen=True, kw_only=True):
 
     runs: list[Values]
     """Each run: `name`, `entry` (its name in the trash), `folder`, `deleted_at` in Unix seconds, `files`, `size_bytes`,
-    `checkpoints`."""
+    `checkpoints`, and `made`, the files that it made in the copy of its code."""
 
 
 class SyncOutput(Output, frozen=True, kw_only=True):
     """`gputrain runs sync --json`"""
 
     syncs: list[Values]
-    """Each run: `run`, `state`, `to` (service), `location`, `steps` (last step that was sent), `sent` (steps of this
+    """Each run: `run`, `state`, `service`, `location`, `steps` (last step that was sent), `sent` (steps of this
     call), `complete`."""
 
 
@@ -84,8 +84,8 @@ class CompareOutput(Output, frozen=True, kw_only=True):
     """`gputrain compare --json`"""
 
     runs: list[Values]
-    """Each run: `name`, `folder`, `state`, `figures` (metric to value), `problem`, `formats` of a run of another
-    program, and with `--baseline` the `difference` of each figure."""
+    """Each run: `name`, `folder`, `state`, `figures` (metric to value), `problem`, its `code` if that is recorded,
+    `formats` of a run of another program, and with `--baseline` the `difference` of each figure."""
     baseline: str | None
     """Name of the run of `--baseline`."""
     config: Values
@@ -113,7 +113,8 @@ class QueueOutput(Output, frozen=True, kw_only=True):
 
     queue: list[Values]
     """Each waiting run, in its order: `name`, `user`, `uid`, `state`, `place` (null if it does not wait for GPUs only),
-    `since` in Unix seconds, `waited_s`, `reason`, `gpus`, `priority`, `share`, and `folder` of your own runs."""
+    `since` in Unix seconds, `waited_s`, `reason`, `gpus`, `priority`, `share`, `min_free` in bytes (0 for whole GPUs),
+    `begin` in Unix seconds (0 for none), and `folder` of your own runs."""
 
 
 class WatchOutput(Output, frozen=True, kw_only=True):
@@ -181,7 +182,7 @@ class ProfileOutput(Profile, frozen=True, kw_only=True):
     diagnosis: str
     """Where the time goes, in one sentence."""
     straggler: Integer | None
-    """Rank that the others wait for; null if there is none."""
+    """The slow rank, for which all others wait; null if there is none."""
 
 
 class ProfileRequestOutput(Output, frozen=True, kw_only=True):
@@ -199,7 +200,7 @@ class TryParseOutput(Output, frozen=True, kw_only=True):
     """`gputrain run --try-parse FILE --json`"""
 
     metrics: dict[str, Values]
-    """Metric to `count`, `first_step`, `last_step` and `last`."""
+    """Each metric by its name: `count` of its values, `first_step`, `last_step`, and its `last` value."""
     lines: Count
     """Number of lines."""
     lines_used: Count

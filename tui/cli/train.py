@@ -29,7 +29,6 @@ from tui.cli.options import (
 from tui.cli.run_command import (
     CommandOptions,
     RunCommand,
-    show_try_parse,
     split_command,
     takes_command,
     with_command,
@@ -116,6 +115,8 @@ def run(
     step, a second Ctrl-C kills the run. A command gets SIGINT.
     """
     if options.try_parse is not None:
+        from tui.cli.try_parse import show_try_parse
+
         show_try_parse(options, as_json=start.as_json)
         return
     file, _ = split_arguments(arguments)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.command.spec import Command, foreign_command_reason, read_command
+from engine.command.run_options import run_options
+from engine.command.spec import foreign_command_reason, read_command
 from engine.config.schema import UNSTORED_KEYS
 from engine.runs.folder import RunFolder
 from engine.runs.run_config import read_changed_config
@@ -48,7 +49,9 @@ def line_of_run(folder: RunFolder) -> CommandLine:
     if (reason := folder.foreign_reason() or foreign_command_reason(folder)) is not None:
         raise UsageError.one(folder.name, f"is not started again, because it {reason}", code="untrusted-code")
     command = read_command(folder)
-    options = [*_config_options(read_changed_config(folder.config) or {}), *_command_options(command)]
+    options = _config_options(read_changed_config(folder.config) or {})
+    options += [] if command.cwd == str(Path.cwd()) else ["--cwd", command.cwd]
+    options += run_options(command)
     return CommandLine(shlex.join(command.argv), shlex.join(options))
 
 
@@ -61,18 +64,6 @@ def _config_options(config: Mapping[str, Any]) -> list[str]:
             continue
         options += [f"--{flag.replace('_', '-')}", *([] if value is True else [str(value)])]
     return options
-
-
-def _command_options(command: Command) -> list[str]:
-    options = [] if command.cwd == str(Path.cwd()) else ["--cwd", command.cwd]
-    options += [] if command.stop_signal == "SIGINT" else ["--stop-signal", command.stop_signal]
-    options += [] if command.gpu_ids == "index" else ["--gpu-ids", command.gpu_ids]
-    options += [] if command.tty else ["--no-tty"]
-    options += [] if command.slurm_env else ["--no-slurm-env"]
-    options += ["--on-resume", shlex.join(command.on_resume)] if command.on_resume else []
-    options += [word for path in command.data for word in ("--data", path)]
-    options += [word for path in command.metrics for word in ("--metrics", path)]
-    return options + [word for pattern in command.parse for word in ("--parse", pattern)]
 
 
 def earlier_lines(rows: Iterable[RunRow]) -> list[CommandLine]:

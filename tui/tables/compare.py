@@ -108,7 +108,7 @@ def _code_text(code: CodeSummary | None) -> str:
         return UNKNOWN
     commit = code.commit[:SHORT_COMMIT] or "no commit"
     text = f"{commit}+{code.fingerprint[:SHORT_DIGEST]}" if code.is_dirty else commit
-    return printable(f"{text}, other at its start: {code.changed}" if code.changed else text)
+    return printable(f"{text}, then changed" if code.changed else text)
 
 
 def _config_text(comparison: Comparison, run: int, difference: KeyDifference) -> str:

@@ -94,7 +94,7 @@ def _result_lines(preview: RunPreview, width: int) -> list[Text]:
     own = by_importance(METRIC_PREFIX + name for name in record.metrics)[:MAX_METRICS] if record.command else []
     for keys in (*METRIC_LINES, own):
         metrics = map(metric_of_key, keys)
-        values = ((metric, metric.of_run(record)) for metric in metrics)
+        values = ((metric, metric.of_run(record)) for metric in metrics if record.gpus or metric.key != "gpus")
         known = [(metric.label, format_metric(metric, value)) for metric, value in values if value is not None]
         if not known:
             continue

@@ -88,7 +88,7 @@ def test_programs_in_the_config_of_a_repository_do_not_run(root: Path, marker: P
     assert not marker.exists() and not (tmp_path / "written").exists()
     assert {*state.changed} == {"a.py", "b.c", "d.txt"}
     # Content that a filter encrypts must not be stored as it is.
-    assert [*state.patches] == ["d.txt"] and {*state.left_out} >= {"a.py", "b.c"}
+    assert [*state.patches] == ["d.txt"] and {*state.skipped} >= {"a.py", "b.c"}
 
 
 def test_filters_are_disabled_whatever_file_git_config_is_told_to_list(

@@ -1,4 +1,4 @@
-"""What is recorded of a working tree: commit, changes, untracked text files, and what is left out."""
+"""The recorded state of a working tree: commit, changes, untracked text files, and skipped files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from engine.code import state as state_module
 from engine.code.git import GitError, Repository, find_repository
-from engine.code.state import CodeState, code_fingerprint, read_code
+from engine.code.state import CodeState, read_code
 from support.repositories import git, make_repository, write_files
 
 
@@ -28,7 +28,7 @@ def read(root: Path, runs_dir: Path | None = None) -> CodeState:
 def test_clean_tree_has_its_commit_alone(root: Path) -> None:
     state = read(root)
     assert state.commit == git(root, "rev-parse", "HEAD").strip()
-    assert not state.is_dirty and not state.left_out
+    assert not state.is_dirty and not state.skipped
 
 
 def test_changed_file_has_its_diff(root: Path) -> None:
@@ -72,14 +72,14 @@ def test_untracked_files_have_a_limit_and_programs_come_first(root: Path, monkey
     write_files(root, a__txt="x", b__py="y", c__py="y" * 11)
     state = read(root)
     assert [*state.untracked] == ["b.py"]
-    assert {*state.left_out} == {"a.txt", "c.py"}
+    assert {*state.skipped} == {"a.txt", "c.py"}
 
 
 def test_files_of_runs_do_not_count(root: Path) -> None:
-    before = code_fingerprint(root, root / "runs [1]")
+    before = read(root, root / "runs [1]").fingerprint
     (root / "runs [1]").mkdir()
     write_files(root / "runs [1]", config__yaml="x")
-    assert code_fingerprint(root, root / "runs [1]") == before != code_fingerprint(root)
+    assert read(root, root / "runs [1]").fingerprint == before != read(root).fingerprint
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_files_of_runs_do_not_count(root: Path) -> None:
     [".env", ".env.local", "id_rsa", "server.pem", "tls.key", ".netrc", "credentials.json", "hf_token", "api_key.txt",
      "secrets.py", "wandb-token.json"],
 )  # fmt: skip
-def test_file_with_the_name_of_a_secret_is_left_out(root: Path, name: str) -> None:
+def test_file_with_the_name_of_a_secret_is_skipped(root: Path, name: str) -> None:
     (root / name).write_text("PASSWORD")
     state = read(root)
-    assert not state.untracked and [*state.left_out] == [name]
+    assert not state.untracked and [*state.skipped] == [name]
 
 
 @pytest.mark.parametrize("name", ["tokenizer.py", "token.py", "keys.h", "monkey.txt", "environment.yml", "keyboard.md"])
@@ -104,32 +104,32 @@ def test_tracked_secret_is_not_in_the_diff_but_its_change_is_noticed(root: Path)
     before = read(root).fingerprint
     write_files(root, __env="A=HIDDEN\n")
     state = read(root)
-    assert b"HIDDEN" not in b"".join(state.patches.values()) and [*state.left_out] == [".env"]
+    assert b"HIDDEN" not in b"".join(state.patches.values()) and [*state.skipped] == [".env"]
     assert state.fingerprint != before
 
 
-def test_private_key_is_left_out_whatever_its_name(root: Path) -> None:
+def test_private_key_is_skipped_whatever_its_name(root: Path) -> None:
     key = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"
     write_files(root, notes__txt=key, train__py=key)
     state = read(root)
-    assert not state.patches and not state.untracked and {*state.left_out} == {"notes.txt", "train.py"}
+    assert not state.patches and not state.untracked and {*state.skipped} == {"notes.txt", "train.py"}
 
 
-def test_large_changed_file_is_left_out_and_its_change_is_noticed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_changed_file_is_skipped_and_its_change_is_noticed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "MAX_FILE_BYTES", 100)
     write_files(root, train__py="x" * 101)
     first = read(root)
     write_files(root, train__py="y" * 101)
-    assert [*first.left_out] == ["train.py"] and not first.patches
+    assert [*first.skipped] == ["train.py"] and not first.patches
     assert first.fingerprint != read(root).fingerprint
 
 
-def test_diff_beyond_the_limit_is_left_out_by_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diff_beyond_the_limit_is_skipped_by_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "MAX_PATCH_BYTES", 400)
     write_files(root, model__py="b\n" * 50, train__py="a\n" * 500)
     state = read(root)
-    assert {*state.patches, *state.left_out} == {"model.py", "train.py"} == {*state.changed}
-    assert "train.py" in state.left_out
+    assert {*state.patches, *state.skipped} == {"model.py", "train.py"} == {*state.changed}
+    assert "train.py" in state.skipped
 
 
 def test_repository_without_a_commit_has_its_staged_files(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_subfolder_worktree_and_links_to_them_are_in_their_repository(root: Path
 
 def test_folder_outside_of_git_and_a_bare_repository_have_no_code(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet", "--bare", "bare.git")
-    assert code_fingerprint(tmp_path) is None and code_fingerprint(tmp_path / "bare.git") is None
+    assert find_repository(tmp_path) is None and find_repository(tmp_path / "bare.git") is None
 
 
 def test_damaged_repository_is_not_that_of_the_folder_above(root: Path) -> None:
@@ -180,9 +180,9 @@ def test_submodule_is_recorded_by_its_commit(root: Path, tmp_path: Path) -> None
     assert b"Subproject commit" in read(root).patches["inner"]
 
 
-def test_nested_repository_is_left_out(root: Path) -> None:
+def test_nested_repository_is_skipped(root: Path) -> None:
     make_repository(root / "other", a__py="")
-    assert [*read(root).left_out] == ["other/"]
+    assert [*read(root).skipped] == ["other/"]
 
 
 def test_repository_of_settings_does_not_list_the_home_folder(root: Path) -> None:

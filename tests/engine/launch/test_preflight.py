@@ -18,7 +18,7 @@ from engine.data.image_files import fitting_size
 from engine.data.inspection_process import ImageCounts
 from engine.distributed.node_plan import NodePlan
 from engine.doctor.run import preflight_checks
-from engine.gpus import allocation, cpu_fallback, unmonitored
+from engine.gpus import allocation, cpu_fallback, device_preview, unmonitored
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import CudaDevice
 from engine.launch import launcher, preflight
@@ -73,7 +73,7 @@ def test_run_that_waits_is_refused_before_it_has_a_place_in_the_queue(
     code: str,
     location: str,
 ) -> None:
-    for module in (allocation, cpu_fallback, preflight, unmonitored):
+    for module in (allocation, cpu_fallback, device_preview, unmonitored):
         monkeypatch.setattr(module, "has_driver_library", lambda: False)
     monkeypatch.setattr(unmonitored, "unmonitored_gpus", lambda _: [])
     settings = [f"device.gpus={selection}", "device.wait=true", "device.ranks=1", *overrides]

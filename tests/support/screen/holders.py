@@ -24,7 +24,7 @@ def make_holder(pid: int, user: str, command: str, gib: int, idle_s: float, **fi
 
 
 def holder_feed() -> FrozenGpuFeed:
-    """Return the GPUs of the demo, the first of which is held by an orphan and by an idle process."""
+    """Return the GPUs of the demo. An orphan and an idle process hold the first one."""
     snapshot = demo_snapshot(FROZEN_NOW)
     processes = (
         make_holder(4711, "ana", "python train.py --lr 0.1", 61, 2520.0, orphan_of="torchrun", detached=True),

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from engine.queue.listing import QueueRow
 from engine.runs.folder import RunFolder
-from engine.utils.codec import to_builtins
-from support.json_page import PAGE, make_page
+from engine.sweeps.status import TrialRow
+from engine.utils.codec import Record, to_builtins
+from support.json_page import PAGE, class_tree, field_documents, make_page
 from support.runs.event_factories import make_run_started, make_step
 from support.runs.factories import make_ended_runs, row_of
 from support.runs.trained_run import call
-from tui.cli.outputs import RunsOutput, json_line
+from tui.cli.outputs import CompareOutput, QueueOutput, RunsOutput, SweepOutput, SyncOutput, TrashOutput, json_line
 from tui.cli.tree import COMMANDS
 
 CLI = Path(__file__).parents[3] / "tui" / "cli"
@@ -53,6 +57,43 @@ def test_list_prints_the_record_of_a_row(run: RunFolder) -> None:
 
 def test_page_of_fields_is_that_of_the_records() -> None:
     assert make_page() == PAGE.read_text(), "if this is intended: python tests/support/json_page.py"
+
+
+def described(kind: type[Record], field: str) -> set[str]:
+    """Return the names in the description of a field whose value has no record of its own."""
+    return set(re.findall(r"`(\w+)`", field_documents(class_tree(kind))[field]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "printed"),
+    [
+        (QueueOutput, "queue", {*(each.name for each in fields(QueueRow)), "waited_s"} - {"key", "position"}),
+        (SweepOutput, "trials", {each.name for each in fields(TrialRow)}),
+    ],
+)
+def test_description_names_each_field(kind: type[Record], field: str, printed: set[str]) -> None:
+    assert described(kind, field) == printed
+
+
+def test_description_names_each_field_of_runs_in_trash_and_comparison(run: RunFolder) -> None:
+    [compared, _] = json.loads(call("compare", "run-0", "run-1", "--json").stdout)["runs"]
+    call("runs", "delete", "run-0", "--yes")
+    [trashed] = json.loads(call("runs", "trash", "--json").stdout)["runs"]
+    assert trashed.keys() == described(TrashOutput, "runs")
+    assert compared.keys() <= described(CompareOutput, "runs")
+
+
+def test_description_names_each_field_of_a_sync() -> None:
+    tree = ast.parse((CLI / "sync.py").read_text())
+    [function] = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "to_json")
+    keys = {
+        key.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Dict)
+        for key in node.keys
+        if isinstance(key, ast.Constant)
+    }
+    assert described(SyncOutput, "syncs") == keys
 
 
 def test_page_names_each_command_with_the_option() -> None:
