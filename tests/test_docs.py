@@ -11,53 +11,84 @@ from urllib.parse import unquote
 
 import pytest
 
+from engine.config.schema import fields
 from engine.runs.checkpoint_files import CHECKPOINT_KEYS
 from engine.runs.control import REQUEST_NAMES
-from engine.runs.journal import EVENT_TYPES
 from support.command_lines import parse_line
 from tui.cli.help import KEY_OPTION, build_command
 from tui.cli.tree import COMMANDS, GUESSES, WORDS
+from tui.cli.usage_errors import takes_config_keys
 
 ROOT = Path(__file__).parents[1]
+# The pages about the code: `engine/README.md`, `tui/README.md`, and a page per subject beside its package.
+SUBJECT_PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in ("engine/README.md", "engine/*/*.md", "tui/README.md", "tui/*/README.md")
+    for path in ROOT.glob(pattern)
+)
+MAX_WORDS = 1800  # read in ten minutes
+MAX_CELL_CHARS = 160  # one sentence
 PAGES = [
     "README.md",
     ".github/CONTRIBUTING.md",
     ".github/SECURITY.md",
-    "engine/README.md",
+    "engine/EVENTS.md",
     "engine/JSON.md",
+    "engine/OWN_CODE.md",
     "tui/cli/skill.md",
-    "tui/README.md",
+    *SUBJECT_PAGES,
     "tests/README.md",
     "tests/bench/README.md",
     "tests/gpu_hour/README.md",
 ]
-# Sent to the supervisor, which does not write them to the journal.
-UNWRITTEN_EVENTS = {"refused", "flush"}
 
 # What lines begin with that stand for a command, and the options of `gputrain` itself.
+KEY_NAMES = {key.partition(".")[2] for key, _ in fields()}
 PLACEHOLDERS = ("ARGUMENTS", "COMMAND", "x ", "-")
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_docs_link_to_existing_files(page: str) -> None:
+def test_docs_link_to_existing_files_and_headings(page: str) -> None:
     path = ROOT / page
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
-    assert [link for link in links if not (path.parent / unquote(link)).exists()] == []
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", path.read_text())
+    assert [link for link, _ in links if not (path.parent / unquote(link)).exists()] == []
+    assert [
+        link for link in links if link[1] and link[1] not in anchors(path.parent / link[0] if link[0] else path)
+    ] == []
 
 
-@pytest.mark.parametrize("page", ["engine/README.md", "tui/README.md"])
-def test_architecture_pages_name_existing_modules_and_objects(page: str) -> None:
-    """`module.py` (`Name`) means that the module defines it."""
-    named = re.findall(r"`((?:\w+/)*\w+\.py)`(?:\s+\(`(\w+)(?:\.\w+)?`\))?", (ROOT / page).read_text())
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", SUBJECT_PAGES)
+def test_subject_pages_name_existing_modules_and_objects(page: str) -> None:
+    """`module.py` (`Name`) and (`module.py`, `Name`) mean that the module defines it."""
+    name_of = r"`((?:[A-Z]\w+\.)?\w+)`"
+    pattern = rf"`((?:\w+/)*\w+\.py)`(?:\s+\({name_of}|,\s{name_of}\))?"
+    named = re.findall(pattern, (ROOT / page).read_text())
+    folders = [folder for folder in (ROOT / page).parents if folder.is_relative_to(ROOT)]
     assert named
-    for module, name in named:
-        path = next(folder / module for folder in ((ROOT / page).parent, ROOT) if (folder / module).exists())
-        assert not name or re.search(rf"^(class |def )?{name}\b", path.read_text(), re.M), f"{module} has no {name}"
+    for module, *names in named:
+        path = next((folder / module for folder in folders if (folder / module).exists()), None)
+        assert path is not None, f"there is no {module}"
+        for name in filter(None, ".".join(names).split(".")):
+            assert re.search(rf"^(    )?(class |def )?{name}\b", path.read_text(), re.M), f"{module} has no {name}"
 
 
-def test_engine_page_lists_every_journal_event_and_control_request() -> None:
-    text = (ROOT / "engine/README.md").read_text()
-    assert [name for name in {*EVENT_TYPES} - UNWRITTEN_EVENTS | {*REQUEST_NAMES} if f"`{name}`" not in text] == []
+@pytest.mark.parametrize("page", SUBJECT_PAGES)
+def test_subject_pages_are_read_in_ten_minutes(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert len(text.split()) <= MAX_WORDS
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert [cell for row in rows for cell in row.split("|") if len(cell.strip()) > MAX_CELL_CHARS] == []
+
+
+def test_page_of_files_lists_every_control_request() -> None:
+    text = (ROOT / "engine/runs/FILES.md").read_text()
+    assert [name for name in REQUEST_NAMES if f"`{name}`" not in text] == []
 
 
 def test_checkpoint_module_describes_every_key() -> None:
@@ -125,6 +156,9 @@ def is_command(line: str) -> bool:
         if not typed.startswith("--") or option == "--help" or KEY_OPTION.fullmatch(option):
             continue
         if option not in options:
+            # The option of a key without its section, such as --weight-decay.
+            if takes_config_keys(command) and option.removeprefix("--").replace("-", "_") in KEY_NAMES:
+                continue
             return False
         value, choices = value or following, options[option].type_descriptor.choices
         if choices and re.fullmatch("[a-z-]{2,}", value) and value not in choices:

@@ -370,7 +370,14 @@ class GputrainApp(TerminalApp):
         self.push_screen(FormScreen(self, run_config))
 
     def action_new_run(self) -> None:
-        self.open_form()
+        """Open the form for a training; where trainings are not installed, ask for a command."""
+        from engine.utils.libraries import training_problem
+
+        if (problem := training_problem()) is None:
+            self.open_form()
+            return
+        self.action_command()
+        self.show_toast(problem)
 
     def action_runs(self) -> None:
         from tui.screens.runs import RunsScreen

@@ -9,33 +9,41 @@ from engine.config.command_line import format_value
 if TYPE_CHECKING:
     from engine.config.schema import Config
 
-# Name of the option, with underscores, -> config key.
+# Name of the option, with underscores, -> config key. The most used ones come first in the help.
 FLAG_TO_KEY = {
-    "gpus": "device.gpus",
-    "queue": "device.wait",
-    "ranks": "device.ranks",
-    "launcher": "device.launcher",
-    "epochs": "run.epochs",
-    "seed": "run.seed",
-    "name": "run.name",
-    "resume": "run.resume",
-    "model": "model.name",
     "dataset": "data.dataset",
     "data_path": "data.path",
+    "image_size": "data.image_size",
+    "model": "model.name",
+    "epochs": "run.epochs",
     "batch_size": "data.batch_size",
-    "workers": "data.workers",
-    "optimizer": "optim.name",
+    "loss": "loss.name",
     "lr": "optim.lr",
+    "optimizer": "optim.name",
     "scheduler": "schedule.name",
     "amp": "precision.amp",
-    "priority": "queue.priority",
+    "workers": "data.workers",
+    "seed": "run.seed",
+    "ranks": "device.ranks",
+    "launcher": "device.launcher",
+    "gpus": "device.gpus",
+    "queue": "device.wait",
+    "name": "run.name",
+    "resume": "run.resume",
+    "snapshot": "run.snapshot",
     "after": "queue.after",
-    "share": "queue.share",
-    "min_free": "queue.min_free",
     "begin": "queue.begin",
     "time_limit": "queue.time_limit",
-    "snapshot": "run.snapshot",
+    "min_free": "queue.min_free",
+    "share": "queue.share",
+    "priority": "queue.priority",
 }
+FLAG_METAVARS = {
+    "dataset": "NAME", "data_path": "PATH", "image_size": "N", "model": "NAME", "epochs": "N",
+    "batch_size": "N", "loss": "NAME", "lr": "LR", "optimizer": "NAME", "scheduler": "NAME", "amp": "LEVEL",
+    "workers": "N", "seed": "N", "ranks": "N", "launcher": "NAME", "gpus": "GPUS", "name": "NAME", "after": "RUN",
+    "begin": "TIME", "time_limit": "MINUTES", "min_free": "SIZE", "share": "N", "priority": "N",
+}  # fmt: skip
 BOOLEAN_FLAGS = {"queue", "resume", "snapshot"}
 
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 
 from engine.code.git import GitError, Repository
 from engine.code.secret_files import is_secret_file
-from engine.code.state import filtered_paths, is_below, list_untracked
+from engine.code.state import MODULE_MODE, filtered_paths, is_below, list_untracked
 from engine.utils.errors import UsageError
 from engine.utils.files import opened
 from engine.utils.text import pluralize, printable
@@ -29,7 +29,6 @@ READ_BYTES = 1 << 20
 MAX_COPIED_FILE_BYTES = 1 << 26
 # Python and its tools write them again.
 CACHES = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints"})
-_MODULE_MODE = "160000"
 
 
 @dataclass
@@ -93,7 +92,7 @@ def plan_copy(repository: Repository, runs_dir: Path) -> CopyPlan:
             continue
         if not is_below(path) or not real_folders[folder]:
             continue
-        if modes.get(path) == _MODULE_MODE or path.endswith("/"):
+        if modes.get(path) == MODULE_MODE or path.endswith("/"):
             # A submodule, or a repository that is nested in this one. Any other folder has taken the place of a tracked
             # file, and what is in it is untracked.
             plan.linked.append(path.rstrip("/"))

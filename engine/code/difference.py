@@ -1,18 +1,27 @@
-"""The difference of code between two runs: their commits, and the diff of what each had changed since its commit.
+"""The difference of code between two runs.
 
-`gputrain compare` and `gputrain report --code` show it. Code is text of others: it is escaped and bounded.
+Where the repository still has both commits, git compares the two states (`engine.code.trees`); otherwise what each run
+had changed since its commit is compared. `gputrain compare` and `gputrain report --code` show it. Code is text of
+others: it is escaped and bounded.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import unified_diff
+from pathlib import Path
 
+from engine.code.git import GitError, Repository, find_repository
+from engine.code.kinds import is_code
+from engine.code.patches import MAX_PATCH_BYTES, split_patch
 from engine.code.record import PATCH_FILE, UNTRACKED_FOLDER, CodeRecord, read_code_record
-from engine.code.state import MAX_FILE_BYTES, MAX_PATCH_BYTES, split_patch
+from engine.code.state import MAX_FILE_BYTES, MAX_UNTRACKED_FILES, is_below
+from engine.code.trees import ChangedFile, RecordedState, compare_states, has_commit
 from engine.runs.folder import RunFolder
-from engine.utils.files import read_bytes
+from engine.utils.files import open_regular_file, read_bytes
 from engine.utils.redaction import redact_text
 from engine.utils.text import pluralize, printable
 
@@ -20,6 +29,8 @@ from engine.utils.text import pluralize, printable
 MAX_FILE_LINES = 2000
 MAX_LINE_CHARACTERS = 300
 MAX_LINES = 400
+MAX_LISTED_FILES = 40
+BINARY_MARK = b"\nGIT binary patch\n"
 
 
 @dataclass(frozen=True)
@@ -40,8 +51,25 @@ class StoredCode:
 
     @property
     def digests(self) -> Mapping[str, str]:
-        """The digests of all changed and untracked files."""
-        return {**self.record.untracked, **self.record.changed}
+        """The digests of all files that count as code and differ from the commit."""
+        return self.record.compared
+
+    @property
+    def state(self) -> RecordedState:
+        """What is stored of the code, without binary files and without what counts as no code."""
+        patches = [patch for patch in self._read_patches().values() if BINARY_MARK not in patch]
+        paths = [path for path in self.record.untracked if is_code(path)][:MAX_UNTRACKED_FILES]
+        contents = ((path, self._read_untracked(path)) for path in paths)
+        untracked = {path: content for path, content in contents if content is not None}
+        return RecordedState(self.record.commit, patches, untracked)
+
+    @property
+    def repositories(self) -> Iterator[Repository]:
+        """Where its commit may be. Somebody else's run does not choose where git reads."""
+        if self.folder.is_own:
+            for place in (Path(self.record.root), self.folder.path):
+                if (repository := find_repository(place)) is not None:
+                    yield repository
 
     def lines_of(self, path: str) -> list[str] | None:
         """Return the diff of a file, or its lines if it is untracked; an empty list if the run has not changed it, and
@@ -49,22 +77,45 @@ class StoredCode:
         if path not in self.digests:
             return []
         content = self._content(path)
-        if content is None or b"\nGIT binary patch\n" in content:
+        if content is None or BINARY_MARK in content:
             return None
         # The IDs of the content follow from the content.
         lines = content.decode(errors="replace").splitlines()
         return [line for line in lines if not line.startswith(("diff --git ", "index "))]
 
     def _content(self, path: str) -> bytes | None:
+        return self._read_patches().get(path) if path in self.record.changed else self._read_untracked(path)
+
+    def _read_untracked(self, path: str) -> bytes | None:
+        if path not in self.record.untracked or not is_below(path):
+            return None
         try:
-            if path not in self.record.changed:
-                return read_bytes(self.folder.code / UNTRACKED_FOLDER / path, MAX_FILE_BYTES)
-            if self._patches is None:
-                stored = read_bytes(self.folder.code / PATCH_FILE, MAX_PATCH_BYTES)
-                self._patches = split_patch(stored, list(self.record.changed))
+            return _read_below(self.folder.code / UNTRACKED_FOLDER, path)
         except OSError:
             return None
-        return self._patches.get(path)
+
+    def _read_patches(self) -> Mapping[str, bytes]:
+        if self._patches is None:
+            self._patches = {}
+            with suppress(OSError):
+                stored = read_bytes(self.folder.code / PATCH_FILE, MAX_PATCH_BYTES)
+                self._patches = split_patch(stored, list(self.record.changed))
+        return self._patches
+
+
+def _read_below(folder: Path, path: str) -> bytes:
+    """Return the content of a file below a folder. Raises OSError, also if a part of its path is a link."""
+    *folders, name = path.split("/")
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for part in folders:
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
+            os.close(handle)
+            handle = inner
+        with open_regular_file(name, MAX_FILE_BYTES, dir_fd=handle) as file:
+            return file.read(MAX_FILE_BYTES)
+    finally:
+        os.close(handle)
 
 
 def read_stored_code(folder: RunFolder) -> StoredCode | None:
@@ -77,13 +128,55 @@ def compare_code(first: StoredCode, second: StoredCode, max_lines: int = MAX_LIN
     """Return how the code of the second run differs from that of the first; None if it does not."""
     if first.record.fingerprint == second.record.fingerprint:
         return None
-    before, after = first.digests, second.digests
-    paths = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     title = f"Code of {second.name} against {first.name}"
     lines = [_commit_line(first.record, second.record)] if first.record.commit != second.record.commit else []
-    for path in paths:
-        lines += _file_lines(first, second, path)
+    try:
+        lines += _compare_trees(first, second)
+    except GitError as error:
+        lines.append(f"{second.record.root} {error}")
+        lines.append("In its place, how the changes since the commits differ, as they are recorded:")
+        for path in _differing(first, second):
+            lines += _file_lines(first, second, path)
+    if first.record.rest != second.record.rest:
+        lines.append("Untracked files that are not recorded differ.")
     return _bounded(title, lines, max_lines)
+
+
+def _compare_trees(first: StoredCode, second: StoredCode) -> list[str]:
+    """Return the files that differ, and the diff between the code of two runs.
+
+    Raises GitError if their repository is not there any more, or cannot be read."""
+    repository = _find_commits(first, second)
+    try:
+        found = compare_states(repository, first.state, second.state)
+    except OSError as error:
+        raise GitError(f"cannot be compared: {error.strerror}") from error
+    lines = list(map(_changed_line, found.files[:MAX_LISTED_FILES]))
+    if len(found.files) > MAX_LISTED_FILES:
+        lines.append(f"and {pluralize(len(found.files) - MAX_LISTED_FILES, 'more file')}")
+    for path in _differing(first, second):
+        if unread := [code for code in (second, first) if code.lines_of(path) is None]:
+            code = next((each for each in unread if path in each.record.skipped), unread[0])
+            lines.append(f"{path}: differs; {_unshown(code, path)}")
+    return lines + found.diff.decode(errors="replace").splitlines()
+
+
+def _find_commits(first: StoredCode, second: StoredCode) -> Repository:
+    """Return a repository that has the commits of both runs. Raises GitError."""
+    for repository in (*first.repositories, *second.repositories):
+        with suppress(GitError):
+            if has_commit(repository, first.record.commit) and has_commit(repository, second.record.commit):
+                return repository
+    raise GitError("is no repository with both commits any more", code="not-found")
+
+
+def _changed_line(file: ChangedFile) -> str:
+    return f"{file.path}: {'binary' if file.added is None else f'+{file.added} -{file.deleted}'}"
+
+
+def _differing(first: StoredCode, second: StoredCode) -> list[str]:
+    before, after = first.digests, second.digests
+    return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
 
 
 def code_differences(runs: Sequence[object], reference: int, max_lines: int = MAX_LINES) -> Iterator[CodeText]:
@@ -115,6 +208,9 @@ def describe_changes(code: StoredCode, max_lines: int = MAX_LINES) -> CodeText:
     """Return the commit of a run, and what it had changed since."""
     lines = [f"commit {code.record.commit or 'none'} in {code.record.root}"]
     for path in code.digests:
+        if path in code.record.modules and path not in code.record.skipped:
+            # A submodule as the commit has it.
+            continue
         content = code.lines_of(path)
         lines += [f"{path}: {_unshown(code, path)}"] if content is None else [path, *content]
     return _bounded(f"Code of {code.name}", lines, max_lines)

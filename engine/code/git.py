@@ -8,6 +8,7 @@ that need none.
 from __future__ import annotations
 
 import os
+import resource
 import select
 import shutil
 import signal
@@ -31,6 +32,7 @@ READ_BYTES = 1 << 20
 # The names of all files of a repository of a million files.
 MAX_OUTPUT_BYTES = 1 << 27
 MAX_ERROR_BYTES = 1 << 12
+MAX_MEMORY_BYTES = 1 << 32
 # Options precede the config of the repository. Without a pager, hooks and a monitor; paths above ASCII unquoted.
 _OPTIONS = (
     "--no-pager",
@@ -41,6 +43,10 @@ _OPTIONS = (
     *("-c", "core.untrackedCache=false"),
     *("-c", "protocol.allow=never"),
     *("-c", "submodule.recurse=false"),
+    # It would put a part of any index that is written into the repository.
+    *("-c", "core.splitIndex=false"),
+    # The content of larger files is not diffed.
+    *("-c", "core.bigFileThreshold=16m"),
 )
 # No locks for a refreshed index, no questions, and no transport for objects that a partial clone lacks.
 _VARIABLES = {
@@ -67,10 +73,12 @@ class GitError(CodedError):
 class Repository:
     """The working tree `root` of a git repository, which has the folder or file `.git`.
 
-    `deadline` is when its commands must have ended, in monotonic seconds."""
+    `deadline` is when its commands must have ended, in monotonic seconds. `variables` are added to their
+    environment."""
 
     root: Path
     deadline: float = field(default_factory=lambda: time.monotonic() + TIMEOUT_SECONDS, compare=False)
+    variables: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def read(
         self,
@@ -149,10 +157,10 @@ class Repository:
         # `core.worktree` of the repository, or a damaged `.git`, would lead to other files.
         environment |= {"GIT_WORK_TREE": str(self.root), "GIT_CEILING_DIRECTORIES": str(self.root.parent)}
         try:
-            return subprocess.Popen(  # noqa: S603 (without a shell; see the module)
+            process = subprocess.Popen(  # noqa: S603 (without a shell; see the module)
                 [find_git(), *arguments],
                 cwd=self.root,
-                env=environment | _VARIABLES,
+                env={**environment, **_VARIABLES, **self.variables},
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -160,6 +168,10 @@ class Repository:
             )
         except OSError as error:
             raise GitError(f"cannot be read: git cannot be started ({error.strerror})") from error
+        with suppress(OSError):
+            # Compressed objects can be a thousand times as large as their files.
+            resource.prlimit(process.pid, resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+        return process
 
     def _read_output(self, process: subprocess.Popen[bytes], max_bytes: int) -> tuple[bytes, bool]:
         assert process.stdout is not None  # noqa: S101 - see `_start`

@@ -13,17 +13,18 @@ Only its user can read the folder. Nothing in it is sent to another service.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from engine.code.copy import copy_code, plan_copy
 from engine.code.git import Repository, find_repository
-from engine.code.state import CodeState, read_code
+from engine.code.kinds import is_imported
+from engine.code.state import CodeState, compared_digests, read_code, read_folder_code
 from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
 from engine.runs.records import CodeSummary
-from engine.utils.codec import ENTRIES, FileRecord, InvalidRecordError, decode, field, write_record
+from engine.utils.codec import ENTRIES, FileRecord, InvalidRecordError, Meta, decode, field, write_record
 from engine.utils.errors import UsageError
 from engine.utils.files import opened, read_file, shown_path
 from engine.utils.text import list_names, pluralize, printable
@@ -42,14 +43,24 @@ class CodeRecord(FileRecord, frozen=True, kw_only=True):
     """The working tree of the repository."""
     folder: str
     """The working folder of the run in it; "." for its root."""
-    commit: str
+    commit: Annotated[str, Meta(pattern=r"^(?:[0-9a-f]{40}|[0-9a-f]{64})?\Z")]
     """The commit that was checked out; "" before the first one."""
     fingerprint: str
     """Same as `CodeSummary.fingerprint`."""
+    is_dirty: bool = False
+    """Same as `CodeSummary.is_dirty`."""
     changed: _Digests = field(default_factory=dict)
     """Digests of the diffs of changed tracked files; of a file without a diff, that of its content."""
     untracked: _Digests = field(default_factory=dict)
-    """Digests of the untracked text files."""
+    """Digests of the untracked text files, also of those that do not count as code."""
+    unread: _Digests = field(default_factory=dict)
+    """Digests of size and time of files that count as code but are not stored, at most 1000."""
+    rest: str = ""
+    """One digest of such files beyond these."""
+    modules: _Digests = field(default_factory=dict)
+    """Fingerprints of the code in submodules and nested repositories."""
+    unknown: str = ""
+    """What cannot be compared, as a clause; "" if all can."""
     skipped: _Digests = field(default_factory=dict)
     """Why files are not stored, at most 1000."""
     linked: Annotated[tuple[str, ...], ENTRIES] = ()
@@ -57,11 +68,16 @@ class CodeRecord(FileRecord, frozen=True, kw_only=True):
     snapshot: bool = False
     """Whether there is a copy."""
 
+    @property
+    def compared(self) -> Mapping[str, str]:
+        """The digests of all files that count as code."""
+        return compared_digests(self.changed, self.untracked, self.unread, self.modules)
+
     def summary(self, data: str = "") -> CodeSummary:
         """Return the code in short. `data` is the digest of the data that `--data` names."""
         return CodeSummary(
             commit=self.commit,
-            is_dirty=bool(self.changed or self.untracked),
+            is_dirty=self.is_dirty,
             fingerprint=self.fingerprint,
             snapshot=self.snapshot,
             data=data,
@@ -95,8 +111,13 @@ def capture_code(folder: RunFolder, cwd: Path, *, snapshot: bool = False) -> Cod
         folder=os.path.relpath(os.path.realpath(cwd), repository.root),
         commit=state.commit,
         fingerprint=state.fingerprint,
+        is_dirty=state.is_dirty,
         changed=dict(state.changed),
         untracked=dict(state.added),
+        unread=dict(state.unread),
+        rest=state.rest,
+        modules=dict(state.modules),
+        unknown=state.unknown,
         skipped=dict(state.skipped),
         linked=tuple(linked),
         snapshot=snapshot,
@@ -146,34 +167,47 @@ def read_code_record(folder: RunFolder) -> CodeRecord | None:
 
 
 def find_difference(record: CodeRecord, cwd: Path, runs_dir: Path) -> CodeDifference:
-    """Return how the code around a folder differs from that of a run.
+    """Return how the code around a folder differs from that of a run: of the run of a copy, what the copy links to.
 
-    New untracked files do not count: the same command in the same tracked files does not name them, and other runs
-    write files there all the time. Raises GitError."""
-    repository = find_repository(cwd)
-    if repository is None:
+    Raises GitError."""
+    linked = {*record.linked}
+    if record.snapshot and linked.isdisjoint(path.rstrip("/") for path in record.compared):
+        return CodeDifference()
+    state = read_folder_code(Path(record.root) if record.snapshot else cwd, runs_dir)
+    if state is None:
         return CodeDifference("its folder is in no git repository any more")
-    return compare_state(record, read_code(repository, runs_dir))
+    difference = compare_state(record, state)
+    if not record.snapshot:
+        return difference
+    files = tuple(path for path in difference.files if path.rstrip("/") in linked)
+    return CodeDifference(f"{_list_files(files)} outside of the copy" if files else "", files)
 
 
 def compare_state(record: CodeRecord, state: CodeState) -> CodeDifference:
-    """Return how the code of a working tree differs from that of a run, see `find_difference`."""
+    """Return how the code of a working tree differs from that of a run.
+
+    New untracked files count if they may be imported: otherwise the same command in the same files does not name
+    them."""
     if record.fingerprint == state.fingerprint:
         return CodeDifference()
     parts = []
     if record.commit != state.commit:
         parts.append(f"commit {state.commit[:10] or 'none'} in place of {record.commit[:10] or 'none'}")
-    files = _differing(record.changed, state.changed)
-    # A file may have been added to git since.
-    files += [path for path in _differing(record.untracked, state.added) if path in record.untracked]
-    files = sorted(dict.fromkeys(files))
+    before, after = record.compared, state.compared
+    files = tuple(
+        path
+        for path in sorted(before.keys() | after.keys())
+        if before.get(path) != after.get(path) and (path in before or path in state.changed or is_imported(path))
+    )
     if files:
-        parts.append(f"{pluralize(len(files), 'file')} ({list_names([printable(path) for path in files])})")
-    return CodeDifference(", ".join(parts), tuple(files))
+        parts.append(_list_files(files))
+    if record.rest != state.rest:
+        parts.append("untracked files that are not recorded")
+    return CodeDifference(", ".join(parts), files)
 
 
-def _differing(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    return [path for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
+def _list_files(files: Sequence[str]) -> str:
+    return f"{pluralize(len(files), 'file')} ({list_names([printable(path) for path in files])})"
 
 
 def _write_private(path: Path, content: bytes) -> None:

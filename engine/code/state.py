@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from engine.code.git import GitError, Repository
-from engine.code.secret_files import PROGRAM_ENDINGS, has_private_key, is_secret_file
+from engine.code.git import MAX_OUTPUT_BYTES, GitError, Repository, find_repository
+from engine.code.kinds import is_code, is_library, is_output, is_program
+from engine.code.patches import MAX_PATCH_BYTES, read_diff
+from engine.code.secret_files import has_private_key, is_secret_file
 from engine.utils.codec import encode
 from engine.utils.files import open_regular_file, read_bytes
+from engine.utils.text import printable
 from engine.utils.units import format_bytes
 
 MAX_FILE_BYTES = 1 << 20
 MAX_UNTRACKED_FILES = 100
 MAX_UNTRACKED_BYTES = 1 << 24
-MAX_PATCH_BYTES = 1 << 24
 # The digest of a larger changed file is that of its size and modification time.
 MAX_HASHED_BYTES = 1 << 26
 # Of names of untracked files; a folder of data that is not ignored can have millions.
@@ -31,13 +35,15 @@ MAX_SKIPPED = 1000
 # An argument of git for each changed file that is not part of the patch.
 MAX_EXCLUDED_FILES = 5000
 TEXT_BYTES = 1 << 13
-# What runs write beside their code. It would differ at every start.
-OUTPUT_ENDINGS = frozenset({".log", ".csv", ".tsv", ".jsonl", ".ndjson", ".out", ".err", ".pid", ".pyc", ".lock"})
-OUTPUT_FOLDERS = frozenset({"__pycache__", ".ipynb_checkpoints", "wandb", "mlruns", "lightning_logs", "tb_logs"})
+# Repositories within the repository, and how deep they are nested.
+MAX_MODULES, MAX_DEPTH = 100, 4
 SECRET_NAME, PRIVATE_KEY = "has the name of a file with secrets", "contains a private key"
-FILTERED = "has a filter of git"
-_NO_TRANSFORMATION = ("--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--ignore-submodules=dirty")
-_ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
+FILTERED, NO_TEXT = "has a filter of git", "is no text"
+HIDDEN = "is hidden from git (skip-worktree or assume-unchanged)"
+MISSING = "missing"
+MODULE_MODE = "160000"
+# Of `git ls-files -v --stage`: submodules, and files whose changes git is told to ignore (git-update-index(1)).
+_SPECIAL_ENTRY = re.compile(rb"(?:\A|\0)([A-Z] 160000 [^\0]*|[a-zS] [^\0]*)")
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,11 @@ class CodeState:
     """The code in a working tree. Paths are relative to its root.
 
     `commit` is empty before the first one. `patches` maps each changed tracked file to its diff, and `untracked` each
-    untracked text file to its content. `changed` and `added` map these files, and changed ones without a diff, to
-    digests. `skipped` maps what is not recorded to the reason."""
+    untracked text file to its content. The other mappings have digests: `changed` of these diffs, and of changed files
+    without one; `added` of untracked text files; `unread` of sizes and times of files that count as code but are not
+    recorded; `modules` of the code in submodules and nested repositories. `rest` is one digest of all files beyond
+    those of `unread`. `skipped` maps what is not recorded to the reason. `unknown` says what cannot be compared, as a
+    clause."""
 
     root: Path
     commit: str
@@ -54,43 +63,105 @@ class CodeState:
     untracked: Mapping[str, bytes] = field(default_factory=dict)
     changed: Mapping[str, str] = field(default_factory=dict)
     added: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
+    rest: str = ""
     skipped: Mapping[str, str] = field(default_factory=dict)
+    unknown: str = ""
 
     @property
     def is_dirty(self) -> bool:
         """Whether the code is not that of the commit."""
-        return bool(self.changed or self.added)
+        has_files = self.changed or self.unread or self.rest or any(map(is_code, self.added))
+        # Of a submodule that is as the commit has it, there is nothing to say.
+        return bool(has_files) or not self.modules.keys().isdisjoint(self.skipped)
+
+    @property
+    def compared(self) -> Mapping[str, str]:
+        """The digests of all files that count as code."""
+        return compared_digests(self.changed, self.added, self.unread, self.modules)
 
     @property
     def fingerprint(self) -> str:
-        """A digest that is equal for the same commit, changes and untracked text files."""
-        return _digest(encode([self.commit, sorted(self.changed.items()), sorted(self.added.items())]))
+        """A digest that is equal for the same code. What runs write beside it (`engine.code.kinds`) does not count."""
+        return _digest(encode([self.commit, sorted(self.compared.items()), self.rest, self.unknown]))
 
 
-def read_code(repository: Repository, runs_dir: Path | None = None) -> CodeState:
-    """Return the code in a working tree. The files in `runs_dir`, which runs write, do not count. Raises GitError."""
-    commit, skipped = _read_commit(repository), _Skipped()
+def compared_digests(
+    changed: Mapping[str, str], added: Mapping[str, str], unread: Mapping[str, str], modules: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the digests of all files that count as code."""
+    compared = dict(changed)
+    for path, digest in (*((path, added[path]) for path in added if is_code(path)), *unread.items(), *modules.items()):
+        # A file that was only removed from the index is deleted and untracked.
+        compared[path] = compared.get(path, "") + digest
+    return compared
+
+
+def read_folder_code(folder: Path, runs_dir: Path | None = None) -> CodeState | None:
+    """Return the code in the repository around a folder; None outside of git. Raises GitError."""
+    repository = find_repository(folder)
+    return None if repository is None else read_code(repository, runs_dir)
+
+
+def read_code(repository: Repository, runs_dir: Path | None = None, depth: int = 0) -> CodeState:
+    """Return the code in a working tree. The files in `runs_dir`, which runs write, do not count.
+
+    `depth` is the number of repositories around it. Raises GitError."""
+    commit, notes = _read_commit(repository), _Notes()
     tree = _compared_tree(repository, commit)
     paths = _changed_paths(repository, tree)
-    names = [path for path in list_untracked(repository, runs_dir, skipped) if not _is_output(path)]
+    names = [path for path in list_untracked(repository, runs_dir, notes) if not is_output(path)]
     # Content that a filter encrypts or stores elsewhere, such as that of git-crypt and Git LFS.
     filtered = filtered_paths(repository, [*paths, *names])
-    patches, changed = _read_patches(repository, tree, paths, filtered, skipped)
-    untracked, added = _read_untracked(repository.root, [each for each in names if each not in filtered], skipped)
-    for path in filtered.intersection(names):
-        skipped.add(path, FILTERED)
-    return CodeState(repository.root, commit, patches, untracked, changed, added, skipped.reasons)
+    patches, changed = _read_patches(repository, tree, paths, filtered, notes)
+    files = [path for path in names if not path.endswith("/")]
+    untracked, added = _read_untracked(repository.root, files, filtered, notes)
+    submodules, hidden = _special_entries(repository)
+    for path in filter(lambda path: os.path.lexists(repository.root / path), hidden[:MAX_SKIPPED]):
+        changed[path] = _content_digest(repository.root / path, is_secret=is_secret_file(path))
+        notes.add(path, HIDDEN)
+    for path in hidden[MAX_SKIPPED:]:
+        notes.add_unread(repository.root, path, HIDDEN)
+    nested = [path for path in names if path.endswith("/")]
+    modules = _read_modules(repository, [*submodules, *nested], runs_dir, depth, notes)
+    return CodeState(
+        repository.root, commit, patches, untracked, changed, added, notes.unread, modules, notes.rest, notes.skipped,
+        notes.unknown,
+    )  # fmt: skip
 
 
-class _Skipped:
-    """Why files are not recorded, of a bounded number of files."""
+class _Notes:
+    """What is not recorded, of a bounded number of files: why, and digests by which a change is noticed."""
 
     def __init__(self) -> None:
-        self.reasons: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}
+        self.unread: dict[str, str] = {}
+        self.unknown = ""
+        self._rest = hashlib.sha256()
+        self._num_rest = 0
+
+    @property
+    def rest(self) -> str:
+        return self._rest.hexdigest() if self._num_rest else ""
 
     def add(self, path: str, reason: str) -> None:
-        if len(self.reasons) < MAX_SKIPPED:
-            self.reasons[path] = reason
+        if len(self.skipped) < MAX_SKIPPED:
+            self.skipped[path] = reason
+
+    def add_unread(self, root: Path, path: str, reason: str) -> None:
+        """Note a file that exists by its size and modification time."""
+        if (digest := _stat_digest(root / path)) == MISSING:
+            return
+        self.add(path, reason)
+        if len(self.unread) < MAX_SKIPPED:
+            self.unread[path] = digest
+        else:
+            self._num_rest += 1
+            self._rest.update(os.fsencode(path) + b"\0" + digest.encode() + b"\0")
+
+    def add_unknown(self, reason: str) -> None:
+        self.unknown = self.unknown or reason
 
 
 def _read_commit(repository: Repository) -> str:
@@ -129,7 +200,7 @@ def filtered_paths(repository: Repository, paths: Sequence[str]) -> set[str]:
 
 
 def _read_patches(
-    repository: Repository, tree: str, paths: Sequence[str], filtered: set[str], skipped: _Skipped
+    repository: Repository, tree: str, paths: Sequence[str], filtered: set[str], notes: _Notes
 ) -> tuple[dict[str, bytes], dict[str, str]]:
     """Return diff and digest of each changed file. Raises GitError."""
     if not paths:
@@ -141,7 +212,7 @@ def _read_patches(
             reasons[path] = reason
     if len(reasons) > MAX_EXCLUDED_FILES:
         raise GitError(f"is not read: {len(reasons)} changed files are too large or secret", code="too-many")
-    patches, is_complete = _diff(repository, tree, paths, reasons)
+    patches, is_complete = read_diff(repository, tree, paths, reasons)
     if not is_complete:
         limit = f"follows {format_bytes(MAX_PATCH_BYTES)} of changes"
         reasons |= {path: limit for path in paths if path not in patches and path not in reasons}
@@ -152,7 +223,7 @@ def _read_patches(
     changed = {path: _digest(patch) for path, patch in patches.items()}
     for path, reason in reasons.items():
         changed[path] = _content_digest(repository.root / path, is_secret=reason in (SECRET_NAME, PRIVATE_KEY))
-        skipped.add(path, reason)
+        notes.add(path, reason)
     return patches, changed
 
 
@@ -168,55 +239,8 @@ def _unshown_reason(root: Path, path: str) -> str:
     return f"has {format_bytes(status.st_size)}" if is_large else ""
 
 
-def _diff(
-    repository: Repository, tree: str, paths: Sequence[str], excluded: Iterable[str]
-) -> tuple[dict[str, bytes], bool]:
-    """Return the diff of each path, and whether there is no more. Raises GitError."""
-    pathspecs = [".", *(f":(top,literal,exclude){path}" for path in excluded)]
-    output, is_complete = repository.read(
-        *("diff-index", "--patch", "--binary", "--full-index", "--unified=3", *_NO_TRANSFORMATION),
-        *("--src-prefix=a/", "--dst-prefix=b/", tree, "--", *pathspecs),
-        max_bytes=MAX_PATCH_BYTES,
-    )
-    return split_patch(output, paths, is_complete=is_complete), is_complete
-
-
-def split_patch(output: bytes, paths: Iterable[str], *, is_complete: bool = True) -> dict[str, bytes]:
-    """Return the diff of each path in the output of git. The last one is cut off unless the output is complete."""
-    headers = {_header(os.fsencode(path)): path for path in paths}
-    patches: dict[str, bytes] = {}
-    # No line of content begins so: it begins with a blank, a sign, or the length of base 85.
-    sections = output.split(b"\ndiff --git ")
-    for index, section in enumerate(sections):
-        text = (b"diff --git " if index else b"") + section + (b"\n" if index < len(sections) - 1 else b"")
-        header, _, body = text.partition(b"\n")
-        is_cut = not is_complete and index == len(sections) - 1
-        # Only the time of the file has changed if nothing follows.
-        if body and not is_cut and (path := headers.get(header)) is not None:
-            # A file that became a link is deleted and added.
-            patches[path] = patches.get(path, b"") + text
-    return patches
-
-
-def _header(path: bytes) -> bytes:
-    """Return the first line of the diff of a file, which git quotes as C does."""
-
-    def quoted(name: bytes) -> bytes:
-        if not any(byte < 32 or byte in (34, 92, 127) for byte in name):
-            return name
-        escaped = (
-            f"\\{_ESCAPES[byte]}".encode() if byte in _ESCAPES
-            else f"\\{byte:03o}".encode() if byte < 32 or byte == 127
-            else bytes([byte])
-            for byte in name
-        )  # fmt: skip
-        return b'"' + b"".join(escaped) + b'"'
-
-    return b"diff --git " + quoted(b"a/" + path) + b" " + quoted(b"b/" + path)
-
-
 def list_untracked(
-    repository: Repository, runs_dir: Path | None, skipped: _Skipped | None = None, *, for_copy: bool = False
+    repository: Repository, runs_dir: Path | None, notes: _Notes | None = None, *, for_copy: bool = False
 ) -> list[str]:
     """Return the untracked files that are not ignored, without those in `runs_dir`. A nested repository ends with `/`.
 
@@ -232,8 +256,9 @@ def list_untracked(
     names = [os.fsdecode(name) for name in output.split(b"\0")[:-1]]
     if not is_complete and for_copy:
         raise GitError(f"has more untracked files than the first {len(names)}", code="too-large")
-    if not is_complete and skipped is not None:
-        skipped.add(".", f"has more untracked files than the first {len(names)}")
+    if not is_complete and notes is not None:
+        notes.add(".", reason := f"has more untracked files than the first {len(names)}")
+        notes.add_unknown(reason)
     return names
 
 
@@ -249,50 +274,102 @@ def _escaped_pattern(path: str) -> str:
     return "".join(f"\\{character}" if character in "*?[\\ " else character for character in path)
 
 
-def _is_output(path: str) -> bool:
-    parts = PurePath(path).parts
-    return PurePath(path).suffix in OUTPUT_ENDINGS or not OUTPUT_FOLDERS.isdisjoint(parts[:-1])
-
-
-def _read_untracked(root: Path, names: Sequence[str], skipped: _Skipped) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Return content and digest of untracked text files, programs first."""
+def _read_untracked(
+    root: Path, names: Sequence[str], filtered: set[str], notes: _Notes
+) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Return content and digest of untracked text files: programs first, then other code."""
     contents: dict[str, bytes] = {}
     digests: dict[str, str] = {}
     total = 0
-    for path in sorted(names, key=lambda path: (PurePath(path).suffix not in PROGRAM_ENDINGS, path)):
-        if path.endswith("/"):
-            skipped.add(path, "is a repository of its own")
-            continue
-        if is_secret_file(path):
-            skipped.add(path, SECRET_NAME)
-            continue
-        if len(digests) >= MAX_UNTRACKED_FILES or total >= MAX_UNTRACKED_BYTES:
-            skipped.add(path, f"follows {MAX_UNTRACKED_FILES} files or {format_bytes(MAX_UNTRACKED_BYTES)}")
-            continue
-        file = root / path
-        try:
-            if file.is_symlink():
+    for path in sorted(names, key=lambda path: (not is_program(path), not is_code(path), path)):
+        file, is_full = root / path, len(digests) >= MAX_UNTRACKED_FILES or total >= MAX_UNTRACKED_BYTES
+        if is_full:
+            reason = f"follows {MAX_UNTRACKED_FILES} files or {format_bytes(MAX_UNTRACKED_BYTES)}"
+        elif path in filtered:
+            reason = FILTERED
+        elif is_secret_file(path):
+            reason = SECRET_NAME
+        elif file.is_symlink():
+            with suppress(OSError):
                 digests[path] = _digest(b"link to " + os.fsencode(file.readlink()))
+            continue
+        else:
+            content = _read_text(file)
+            if isinstance(content, bytes):
+                contents[path], digests[path] = content, _digest(content)
+                total += len(content)
                 continue
-            with open_regular_file(file) as opened:
-                size = os.fstat(opened.fileno()).st_size
-                start = opened.read(TEXT_BYTES)
-                if b"\0" in start:
-                    # Data and results of runs; a program is text.
-                    continue
-                if size > MAX_FILE_BYTES:
-                    skipped.add(path, f"has {format_bytes(size)}")
-                    continue
-                content = start + opened.read(MAX_FILE_BYTES - len(start))
-        except OSError as error:
-            skipped.add(path, f"cannot be read: {error.strerror}")
+            reason = content
+        if reason == NO_TEXT and not is_library(path) and not os.access(file, os.X_OK):
+            # Data and results of runs; a program is text.
             continue
-        if has_private_key(content):
-            skipped.add(path, PRIVATE_KEY)
-            continue
-        contents[path], digests[path] = content, _digest(content)
-        total += len(content)
+        if is_code(path):
+            notes.add_unread(root, path, reason)
+        else:
+            notes.add(path, reason)
     return contents, digests
+
+
+def _read_text(file: Path) -> bytes | str:
+    """Return the content of a text file, or why it is not recorded."""
+    try:
+        with open_regular_file(file) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            start = opened.read(TEXT_BYTES)
+            if b"\0" in start:
+                return NO_TEXT
+            if size > MAX_FILE_BYTES:
+                return f"has {format_bytes(size)}"
+            content = start + opened.read(MAX_FILE_BYTES - len(start))
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return PRIVATE_KEY if has_private_key(content) else content
+
+
+def _special_entries(repository: Repository) -> tuple[list[str], list[str]]:
+    """Return the submodules, and the files whose changes git is told to ignore. Raises GitError."""
+    output, is_complete = repository.read("ls-files", "-z", "-v", "--stage")
+    if not is_complete:
+        raise GitError(f"has names of files of more than {MAX_OUTPUT_BYTES} bytes", code="too-large")
+    submodules, hidden = list[str](), list[str]()
+    for match in _SPECIAL_ENTRY.finditer(output):
+        facts, _, name = match[1].partition(b"\t")
+        path = os.fsdecode(name)
+        if is_below(path):
+            (submodules if facts.split()[1] == MODULE_MODE.encode() else hidden).append(path)
+    return submodules, hidden
+
+
+def _read_modules(
+    repository: Repository, paths: Sequence[str], runs_dir: Path | None, depth: int, notes: _Notes
+) -> dict[str, str]:
+    """Return the fingerprints of the repositories within a repository."""
+    modules: dict[str, str] = {}
+    for path in paths[:MAX_MODULES]:
+        root = repository.root / path
+        try:
+            if os.path.realpath(root) != str(root):
+                # A link in its place.
+                modules[path] = _stat_digest(root)
+            elif os.path.lexists(root / ".git"):
+                if depth >= MAX_DEPTH:
+                    raise GitError("is nested too deep")
+                state = read_code(Repository(root, repository.deadline), runs_dir, depth + 1)
+                modules[path] = state.fingerprint
+                if state.is_dirty or path.endswith("/"):
+                    notes.add(path, "is a repository of its own, whose changes are not recorded")
+                if state.unknown:
+                    raise GitError(state.unknown)
+            elif any(root.iterdir()):
+                raise GitError("is a submodule with files, but without a repository")
+        except (GitError, OSError) as error:
+            reason = str(error) if isinstance(error, GitError) else f"cannot be read: {error.strerror}"
+            modules.setdefault(path, "unknown")
+            notes.add(path, reason)
+            notes.add_unknown(f"contains {printable(path)}, which {reason}")
+    if len(paths) > MAX_MODULES:
+        notes.add_unknown(f"contains more than {MAX_MODULES} repositories")
+    return modules
 
 
 def _content_digest(file: Path, *, is_secret: bool) -> str:
@@ -302,10 +379,15 @@ def _content_digest(file: Path, *, is_secret: bool) -> str:
             return _digest(read_bytes(file, MAX_HASHED_BYTES))
     except OSError:
         pass
+    return _stat_digest(file)
+
+
+def _stat_digest(file: Path) -> str:
+    """Return a digest of kind, size and modification time of a file."""
     try:
         status = os.lstat(file)
     except OSError:
-        return "missing"
+        return MISSING
     return _digest(f"{status.st_mode} {status.st_size} {status.st_mtime_ns}".encode())
 
 

@@ -41,7 +41,10 @@ _RANK_MARK = re.compile(r"^(?:\[[A-Za-z_]+\d+\]:)?\[rank(\d+)\]:")
 _RANK_ERROR = re.compile(_RANK_MARK.pattern + r"(?: Traceback|\[E)")
 _MARKS = re.compile(r"^(?:\[(?!rank)[A-Za-z_]+\d+\]:)?(?:\[rank\d+\]: ?)?")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b")
+# Line of a frame in a traceback. Its source lines follow, further to the right.
+_FRAME = re.compile(r"(?P<indent>[ |]*)File \".*\", line \d+")
 _WORD = re.compile(r"\w")
+_TERMINATED = "what(): "  # of an exception in C++
 _GPU_OUT_OF_MEMORY = re.compile(r"CUDA (?:driver )?error: out of memory|CUDA out of memory|OutOfMemoryError")
 
 
@@ -112,15 +115,33 @@ def _find_reason(code: int, lines: Sequence[str], output: str, oom_killed: bool 
             return "the host ran out of memory", "out-of-memory"
         unknown = "" if oom_killed is False else "unless a user did that, the host ran out of memory"
         return unknown, "process-killed"
-    if (known := find_known_error("\n".join(lines)) or find_known_error(output)) is not None:
+    lines = _without_source(lines)
+    everything = _without_source([_MARKS.sub("", line) for line in output.splitlines()])
+    if (known := find_known_error("\n".join(lines)) or find_known_error("\n".join(everything))) is not None:
         return known.reason, known.code
-    if (line := next(filter(_GPU_OUT_OF_MEMORY.search, lines), None)) is not None:
+    # A program may print such a line, go on and fail for another reason.
+    exceptions = [line for line in lines if _EXCEPTION.search(line) or _TERMINATED in line]
+    if (line := next(filter(_GPU_OUT_OF_MEMORY.search, exceptions or lines), None)) is not None:
         return f"the GPU is out of memory ({shorten(line.strip())})", "out-of-memory"
     # torch logs warnings behind an exception, and torchrun ends with a line of signs.
     for pattern in (_EXCEPTION, _WORD):
         if (line := next(filter(pattern.search, reversed(lines)), None)) is not None:
             return shorten(line.strip()), "process-failed"
     return "", "process-failed"
+
+
+def _without_source(lines: Sequence[str]) -> list[str]:
+    """Return lines of output without the source lines that tracebacks show: those may contain any message."""
+    kept: list[str] = []
+    indent: int | None = None
+    for line in lines:
+        if (frame := _FRAME.match(line)) is not None:
+            indent = len(frame["indent"])
+        elif indent is not None and len(line) - len(line.lstrip(" |")) <= indent:
+            indent = None
+        if frame is not None or indent is None:
+            kept.append(line)
+    return kept
 
 
 def _read_lines(folder: Path, local_rank: int | None) -> list[str]:

@@ -4,6 +4,10 @@ Members are the descendants of the command, and the processes of this user with 
 that they were started with, or in its cgroup. Nothing else is a member: no name and no process group of others counts.
 A run that was started inside another one is no member of that, see `leave_outer_run`.
 
+So whoever starts a process with the marker puts it into the run, as `srun` and `systemd-run` do for a command. A person
+who copies the environment of the command into a shell, to debug it, does not mean that: what has been started on a
+terminal is no member, unless it descends from the command. The command itself has no controlling terminal.
+
 Imports little, because the keeper of a command uses it, too: see `engine.command.keeper`.
 """
 
@@ -11,12 +15,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from engine.command.cgroup import cgroup_pids, kill_cgroup, leave_cgroup, run_of_cgroup
 from engine.utils.process_table import (
     ProcessId,
+    ProcessStat,
     children_by_parent,
     is_own,
     live_processes,
@@ -32,11 +37,12 @@ MAX_STOP_ROUNDS = 10
 _NEEDS_NO_CONTINUE = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGCONT)
 
 
-def find_members(run_id: str, root: int | None = None) -> list[ProcessId]:
+def find_members(run_id: str, root: int | None = None, recorded: Iterable[ProcessId] = ()) -> list[ProcessId]:
     """Return the processes of a run that have not ended, without this one and `root`.
 
-    The descendants of `root`, the keeper of the command, are members. After its death, only marked processes and their
-    descendants are found. Reads all of /proc, 20 to 50 us a process; see `is_member` for a single one.
+    The descendants of `root`, the keeper of the command, are members. After its death, only marked and `recorded`
+    processes and their descendants are found. Reads all of /proc, 20 to 50 us a process; see `is_member` for a single
+    one.
     """
     processes = live_processes()
     children = children_by_parent(processes)
@@ -55,27 +61,46 @@ def find_members(run_id: str, root: int | None = None) -> list[ProcessId]:
                 inner.add(child) if in_other_run else members.setdefault(child)
                 pending.append((child, in_other_run))
 
+    def add(pid: int) -> None:
+        members[pid] = None
+        add_descendants(pid)
+
     if root is not None:
         add_descendants(root)
+    for pid, start_ticks in recorded:
+        status = processes.get(pid)
+        if status is not None and status.start_ticks == start_ticks and pid not in members and pid not in skipped:
+            add(pid)
     for pid in processes:
-        if pid not in skipped and pid not in members and pid not in inner and is_own(pid) and run_of(pid) == run_id:
-            members[pid] = None
-            add_descendants(pid)
+        is_new = pid not in skipped and pid not in members and pid not in inner
+        if is_new and is_own(pid) and run_of(pid) == run_id and not _was_typed(pid, run_id, processes):
+            add(pid)
     return [ProcessId(pid, processes[pid].start_ticks) for pid in members]
 
 
+def _was_typed(pid: int, run_id: str, processes: Mapping[int, ProcessStat]) -> bool:
+    """Whether the first one of the ancestors of a marked process, and itself, that has the marker has a terminal."""
+    first, ancestors = pid, set[int]()
+    while pid in processes and pid not in ancestors:
+        ancestors.add(pid)
+        if run_of(pid) == run_id:
+            first = pid
+        pid = processes[pid].parent
+    return processes[first].terminal != 0
+
+
 def is_member(pid: int, run_id: str, root: int | None) -> bool:
-    """Whether a process belongs to a run: it is marked, or the nearest marked ancestor is, up to `root`."""
-    seen: set[int] = set()
-    while pid not in seen and pid != root:
-        seen.add(pid)
-        if (run := run_of(pid)) is not None:
-            return run == run_id and is_own(pid)
-        status = read_stat(pid)
-        if status is None:
-            return False
+    """Whether a process belongs to a run, as in `find_members` without recorded processes."""
+    ancestors: dict[int, ProcessStat] = {}
+    start = pid
+    while pid not in ancestors and pid != root and (status := read_stat(pid)) is not None:
+        ancestors[pid] = status
         pid = status.parent
-    return pid == root
+    runs = (run_of(ancestor) for ancestor in ancestors)
+    nearest = next((run for run in runs if run is not None), None)
+    if nearest is None or pid == root:
+        return pid == root and nearest in (None, run_id)
+    return nearest == run_id and is_own(start) and not _was_typed(start, run_id, ancestors)
 
 
 def run_of(pid: int) -> str | None:
@@ -121,7 +146,7 @@ def signal_all(members: Iterable[ProcessId], number: int) -> None:
             member.send_signal(signal.SIGCONT)
 
 
-def kill_all(run_id: str, root: int | None, cgroup: str | None) -> set[ProcessId]:
+def kill_all(run_id: str, root: int | None, cgroup: str | None, recorded: Sequence[ProcessId] = ()) -> set[ProcessId]:
     """Kill all members and return them. What has forked meanwhile is found by the next call."""
     # A fork cannot escape the kill of a cgroup. An inner run may be in it, too.
     if cgroup is not None and all(run_of(pid) in (None, run_id) for pid in cgroup_pids(cgroup)):
@@ -129,7 +154,7 @@ def kill_all(run_id: str, root: int | None, cgroup: str | None) -> set[ProcessId
     # Without it: a stopped process cannot start another one in place of those that are killed.
     members: set[ProcessId] = set()
     for _ in range(MAX_STOP_ROUNDS):
-        started = [member for member in find_members(run_id, root) if member not in members]
+        started = [member for member in find_members(run_id, root, recorded) if member not in members]
         if not started:
             break
         signal_all(started, signal.SIGSTOP)

@@ -36,15 +36,16 @@ class MetricWriter:
         self._path = path
         self._now, self._wall_time = now, wall_time
         self._row: dict[str, float] = {}
-        self._step, self._time, self._held_since = 0, 0.0, now()
+        self._step, self._time, self._held_since, self._is_final = 0, 0.0, now(), False
         self._written: dict[str, float] = {}
         """What was written for the step `_written_step`."""
         self._written_step: int | None = None
         self._size, self._budget, self._last_refill = 0, float(BURST_BYTES), now()
         self.problem: str | None = None
 
-    def add(self, points: Sequence[Point]) -> None:
-        """Add points. They are written when those of another step come, or by `poll`."""
+    def add(self, points: Sequence[Point], *, is_final: bool = False) -> None:
+        """Add points. They are written when those of another step come, or by `poll`: at once if they are those of a
+        line that does not change any more."""
         for point in points:
             if self._row and point.step != self._step:
                 self._write()
@@ -58,11 +59,12 @@ class MetricWriter:
             if point.epoch is not None:
                 self._row.setdefault("epoch", point.epoch)
             self._row[point.name] = point.value
-            self._time = self._wall_time()
+            self._time, self._is_final = self._wall_time(), is_final
 
     def poll(self) -> None:
-        """Write the values that have been held for long enough. To be called about once per second."""
-        if self._row and self._now() - self._held_since >= HOLD_SECONDS and self._write():
+        """Write the values that are final or have been held for long enough. To be called about once per second."""
+        is_due = self._is_final or self._now() - self._held_since >= HOLD_SECONDS
+        if self._row and is_due and self._write():
             self._row = {}
 
     def close(self) -> None:

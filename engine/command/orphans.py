@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.command.membership import MARKER, find_members, run_of
+from engine.command.devices import listed_pids
+from engine.command.membership import MARKER, run_of
 from engine.command.metric_files import METRICS_VARIABLE
+from engine.command.process_record import recorded_processes
+from engine.command.process_tree import find_left
 from engine.command.spec import has_command
 from engine.foreign.process import HostProcess, read_processes
 from engine.gpus.snapshot import GpuProcess, Snapshot
@@ -97,8 +100,13 @@ class OrphanFinder:
         """Return the snapshot with its orphans and detached processes. A recording is that of another time."""
         if snapshot.source.kind != "driver":
             return snapshot
+        pids = listed_pids(snapshot)
+
+        def mark(process: GpuProcess) -> GpuProcess:
+            return self._mark(process) if process.pid in pids else process
+
         gpus = tuple(
-            replace(gpu, processes=replace(gpu.processes, value=tuple(map(self._mark, gpu.processes.value))))
+            replace(gpu, processes=replace(gpu.processes, value=tuple(map(mark, gpu.processes.value))))
             if gpu.processes.value
             else gpu
             for gpu in snapshot.gpus
@@ -107,7 +115,6 @@ class OrphanFinder:
 
     def _mark(self, process: GpuProcess) -> GpuProcess:
         status = read_stat(process.pid)
-        # In a container, NVML may report process IDs of the host, which are others here.
         if status is None or process.user.value is None:
             return process
         found, origin = ProcessId(process.pid, status.start_ticks), self._origin(process.pid, status)
@@ -130,8 +137,9 @@ class OrphanFinder:
         found: dict[Origin, list[ProcessId]] = {}
         for origin in dict.fromkeys(origins.values()):
             if origin.run_id:
-                is_left = ownerless_run_id(RunFolder(Path(origin.folder))) == origin.run_id
-                leftover = find_members(origin.run_id) if is_left else []
+                folder, run_id = RunFolder(Path(origin.folder)), origin.run_id
+                is_left = ownerless_run_id(folder) == run_id
+                leftover = find_left(run_id, recorded_processes(folder, run_id)) if is_left else []
             else:
                 leftover = _workers(origin, origins, processes)
             if leftover:

@@ -22,7 +22,7 @@ from typing import Self
 import engine
 from engine.command.cgroup import PREFIX, needs_scope, remove_cgroup
 from engine.command.keeper import KILL_SECONDS, SIZE_BYTES
-from engine.command.membership import MARKER, find_members, is_member, kill_all, signal_all
+from engine.command.membership import MARKER, find_members, is_member, kill_all, run_of, signal_all
 from engine.utils.files import is_folder
 from engine.utils.process_table import ProcessId, read_stat
 from engine.utils.systemd import lingering_scope
@@ -71,8 +71,9 @@ class CommandProcess:
         With `controlling_terminal`, stdout is a terminal that becomes that of the command. The command ignores
         `ignored_signals` unless it handles them. Raises CommandError.
         """
-        self._run_id = marker
+        self.run_id = marker
         self._cgroup: str | None = None
+        self._unmarked: list[ProcessId] = []
         request = _request(marker, argv, cwd, {**env, MARKER: marker}, controlling_terminal, ignored_signals)
         # In a login session, only the user's service manager can make a cgroup.
         scope = lingering_scope("--property=Delegate=yes", f"--unit={PREFIX}{marker}") if needs_scope() else []
@@ -104,7 +105,7 @@ class CommandProcess:
                 stderr=stderr,
                 pass_fds=(control, report),
                 # The marker tells an outer run that the keeper is none of its processes.
-                env=env | {MARKER: self._run_id},
+                env=env | {MARKER: self.run_id},
                 start_new_session=True,
             )
         except OSError as error:
@@ -137,13 +138,23 @@ class CommandProcess:
             self._exit_code = int(code) if result == "exit" else -signal.SIGKILL
         return self._exit_code
 
+    @property
+    def has_cgroup(self) -> bool:
+        """Whether the command is in a cgroup of its own, which identifies its processes without its keeper, too."""
+        return self._cgroup is not None
+
     def members(self) -> list[ProcessId]:
         """Return the processes of the command that have not ended, also after the end of the command itself."""
-        return find_members(self._run_id, self._root())
+        return find_members(self.run_id, self._root(), self._unmarked)
+
+    def unmarked_members(self) -> list[ProcessId]:
+        """Return the members that nothing but their parents identifies, and remember them: the keeper may be killed."""
+        self._unmarked = [member for member in self.members() if run_of(member.pid) is None]
+        return self._unmarked
 
     def has_member(self, pid: int) -> bool:
         """Whether a process, such as one that computes on a GPU, belongs to the command. Reads few files."""
-        return is_member(pid, self._run_id, self._root())
+        return is_member(pid, self.run_id, self._root())
 
     def signal_group(self, number: int) -> None:
         """Send a signal to the process group of the command, as a terminal does, but to no inner run in it."""
@@ -153,7 +164,7 @@ class CommandProcess:
     def end_all(self, number: int) -> None:
         """Send a signal to every process of the command. What it forks meanwhile is reached by the next call."""
         if number == signal.SIGKILL:
-            kill_all(self._run_id, self._root(), self._cgroup)
+            kill_all(self.run_id, self._root(), self._cgroup, self._unmarked)
         else:
             signal_all(self.members(), number)
 
@@ -169,7 +180,7 @@ class CommandProcess:
             if self._cgroup is not None:
                 # The keeper does that, too, unless it was killed.
                 remove_cgroup(self._cgroup)
-        return [member for member in find_marked(self._run_id) if member.pid != self._keeper.pid]
+        return [member for member in self.members() if member.pid != self._keeper.pid]
 
     def __enter__(self) -> Self:
         return self
@@ -198,9 +209,9 @@ class CommandProcess:
         return os.fsdecode(line)
 
 
-def find_marked(run_id: str) -> list[ProcessId]:
-    """Return the processes of a start of a run whose supervisor has ended."""
-    return find_members(run_id) if run_id else []
+def find_left(run_id: str, recorded: Sequence[ProcessId] = ()) -> list[ProcessId]:
+    """Return the processes of a start of a run whose supervisor has ended: those that `find_members` finds."""
+    return find_members(run_id, recorded=recorded) if run_id else []
 
 
 def _request(

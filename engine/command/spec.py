@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import signal
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
+from engine.command.typed_variables import variables_digest
 from engine.runs.folder import RunFolder
 from engine.runs.run_record import read_run_record
 from engine.utils.codec import (
@@ -57,6 +59,10 @@ class Command(FileRecord, frozen=True, kw_only=True):
     the run has finished."""
     expanded: Annotated[tuple[str, ...], ENTRIES] = ()
     """Names of the variables whose values were typed with `--env`, so that they may have placeholders, too."""
+    given: Annotated[tuple[str, ...], ENTRIES] = ()
+    """Names of all variables that were typed with `--env`."""
+    variables: str = ""
+    """Keyed digest of their names and values once the run has finished, see `engine.command.typed_variables`."""
     stop_signal: StopSignal = "SIGINT"
     """Name of the signal that asks the command to stop."""
     tty: bool = True
@@ -74,6 +80,11 @@ class Command(FileRecord, frozen=True, kw_only=True):
     placeholders."""
     slurm_env: bool = True
     """Whether it sees the variables of the Slurm job in which it starts."""
+
+    def variables_digest(self) -> str:
+        """Return the digest of the variables that were typed with `--env`. Raises OSError if its key is not there and
+        cannot be written."""
+        return variables_digest({name: self.environment.get(name, "") for name in self.given})
 
     def has_same_program(self, other: Command) -> bool:
         """Whether both start the same program with the same arguments in the same folder. What surrounds it may
@@ -125,8 +136,12 @@ def foreign_command_reason(folder: CommandFolder) -> str | None:
 
 
 def forget_environment(folder: RunFolder, command: Command) -> None:
-    """Delete the environment of a command that does not start again. Raises OSError."""
-    write_command(folder, replace(command, environment={}))
+    """Delete the environment of a command that does not start again, but for a digest. Raises OSError."""
+    digest = ""
+    # Without it, the run is not found by `--needed`. The secrets in the environment must go.
+    with suppress(OSError):
+        digest = command.variables_digest()
+    write_command(folder, replace(command, environment={}, variables=digest))
 
 
 def _unusable(folder: CommandFolder, reason: str, code: str) -> UsageError:

@@ -1,6 +1,6 @@
 """A command that shows no sign of life: no output, no metric, no work on its GPUs, and where its Python processes are.
 
-`engine.launch.command_run` polls it and records the warning, of which `engine.notify` sends a message.
+`engine.launch.command_run` polls `StallReporter` and records its warning, of which `engine.notify` sends a message.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.utils.errors import Problem
 from engine.utils.process_table import ProcessId, read_stat
 from engine.utils.text import printable
 from engine.utils.units import format_duration
@@ -116,6 +117,33 @@ def _dump_process(program: str, pid: int) -> tuple[str, str]:
     text = "".join(f"{printable(line)}\n" for line in done.stdout.splitlines())
     last = (done.stderr.splitlines() or [f"exit code {done.returncode}"])[-1]
     return text, printable(last) if done.returncode else ""
+
+
+class StallReporter:
+    """Warns once of each stall of a command, with what py-spy finds.
+
+    `members` returns the processes of the command, `file` is for their stacks."""
+
+    def __init__(
+        self, limit_s: float, members: Callable[[], Sequence[ProcessId]], file: Path, warn: Callable[[Problem], None]
+    ) -> None:
+        self._watch = StallWatch(limit_s)
+        self._members, self._file, self._warn = members, file, warn
+        self._dump: StackDump | None = None
+
+    def poll(self, *signs: object) -> None:
+        """Warn if it is time. `signs` are values that change when the command does something."""
+        if (seconds := self._watch.poll(*signs)) is not None:
+            self._dump = StackDump(seconds, self._members(), self._file)
+            self._dump.start()
+        if self._dump is not None and self._dump.message is not None:
+            self.close()
+
+    def close(self) -> None:
+        """Warn of a stall whose stacks have not been read at the end of the command."""
+        if self._dump is not None:
+            self._warn(Problem("", stall_sentence(self._dump.seconds, self._dump.message or ""), code="stalled"))
+            self._dump = None
 
 
 def stall_sentence(seconds: float, found: str = "") -> str:

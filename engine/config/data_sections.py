@@ -24,45 +24,49 @@ class DataConfig(Section):
 
     dataset: DatasetName | UserCodePath = Field(
         "digits",
-        description="Dataset: digits, mnist, fashion-mnist, cifar10, cifar100, folder, packed (a file of "
-        "gputrain data pack), webdataset (tar shards) or fake (random images). User code (module:name) is called with "
-        "train, then with val, and returns a dataset of (image, label) pairs. Images that are floating-point tensors "
-        "(C x H x W) may have any number of channels; the dataset normalizes them.",
+        description="Dataset, such as folder or cifar10. Default: the one that data.path is, else digits. packed is "
+        "a file of gputrain data pack, webdataset has tar shards, fake has random images. User code (module:name) is "
+        "called with train, then with val, and with data.path as path if it has that argument; it returns a dataset of "
+        "(image, integer label) pairs. Images are PIL images or uint8 arrays, or floating-point tensors (C x H x W) of "
+        "any number of channels, which the dataset normalizes. Example: engine/OWN_CODE.md.",
     )
     path: Text | None = Field(
         None,
         title="data path",
-        description="Folder of the dataset, the file for packed, or the tar shards of a webdataset, such as "
-        "shards/train-{000..146}.tar. Not needed for digits and fake.",
+        description="Folder or file of the dataset. For packed it is the file; for webdataset, the tar shards, such "
+        "as shards/train-{000..146}.tar. Not needed for digits and fake. Without data.dataset, its name decides: .gpk "
+        "is packed, .tar is webdataset, everything else is folder.",
     )
     val_path: Text | None = Field(
         None,
         title="validation shards",
-        description="Tar shards of a webdataset for validation, such as shards/val-{00..06}.tar. Default: "
+        description="Tar shards of a webdataset for validation. Example: shards/val-{00..06}.tar. Default: "
         "data.val_split of data.path.",
     )
     download: bool = Field(False, description="Download a missing torchvision dataset, or data.archive, to data.path.")
     archive: Literal["flower-photos"] | None = Field(
         None,
-        description="Archive that data.download unpacks to data.path (default: data/flower-photos) if that folder does "
-        "not exist: flower-photos (TensorFlow's 3,670 photos of five flowers, 218 MiB).",
+        description="Archive that data.download unpacks to data.path. It does so only if that folder (default: "
+        "data/flower-photos) does not exist. flower-photos has TensorFlow's 3,670 photos of five flowers "
+        "(218 MiB).",
     )
     checksum: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = Field(
-        None, title="SHA-256", description="SHA-256 of data.archive in hexadecimal digits, which a download must have."
+        None, title="SHA-256", description="SHA-256 that a download of data.archive must have, in hexadecimal."
     )
     batch_size: Annotated[int, Field(ge=1, le=10**9)] | Literal["auto"] = Field(
         64,
-        description="Batch size per rank; auto finds the largest that fits in memory. With device.parallel=dp, it is "
-        "the batch size per GPU. The default shrinks to the training images if they do not fill a step.",
+        description="Batch size per rank, or auto. auto finds the largest that fits in memory. With "
+        "device.parallel=dp, it is the batch size per GPU. The default shrinks to the training images if "
+        "they do not fill a step.",
     )
     drop_last: bool = Field(
         True, title="drop last batch", description="Drop the last incomplete batch of each training epoch."
     )
     shuffle: Shuffle = Field(
         "full",
-        description="Order of the training images: full shuffles all of them; blocks shuffles blocks of 64 neighbors "
-        "in storage, then images within windows of 512 blocks, for datasets that are larger than memory and read from "
-        "hard disks or a network file system.",
+        description="Order of the training images: full or blocks. full shuffles all of them; blocks shuffles blocks "
+        "of 64 neighbors in storage, then images within windows of 512 blocks, for datasets that are "
+        "larger than memory and read from hard disks or a network file system.",
     )
     pipeline: Literal["auto", "memory", "stream", "fixed"] = Field(
         "auto",
@@ -73,43 +77,44 @@ class DataConfig(Section):
     )
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
-        description="Threads or DataLoader workers per rank that load images in the stream pipeline. auto measures how "
-        "many are needed; 0 loads in the rank's own process.",
+        description="Loader workers per rank, or auto. They are threads or DataLoader workers that load images in "
+        "the stream pipeline. auto measures how many are needed; 0 loads in the rank's own process.",
     )
     worker_type: Literal["auto", "threads", "processes"] = Field(
         "auto",
         title="kind of workers",
-        description="What loads images in the stream pipeline: threads of one loader process per rank, processes "
-        "(DataLoader workers), or auto: threads for image files without augmentation per image (policy, color jitter, "
-        "transform), else processes.",
+        description="What loads images when streaming: threads, processes or auto. threads are those of one loader "
+        "process per rank; processes are DataLoader workers. auto uses threads for image files without "
+        "augmentation per image (policy, color jitter, transform), else processes.",
     )
     decoder: Literal["auto", "cpu", "gpu"] = Field(
         "auto",
         title="JPEG decoder",
-        description="What decodes JPEG files in the stream pipeline: cpu (libjpeg-turbo, in the workers), gpu (nvJPEG "
-        "through torchcodec, one batch at a time), or auto: on GPUs, measures both on the first images of the run, and "
-        "takes gpu if it is at least 1.2 times as fast. A resumed run keeps its decoder.",
+        description="What decodes JPEG files when streaming: cpu, gpu or auto. cpu is libjpeg-turbo in the workers; "
+        "gpu is nvJPEG through torchcodec, one batch at a time. On GPUs, auto measures both on the first "
+        "images of the run, and takes gpu if it is at least 1.2 times as fast. A resumed run keeps its "
+        "decoder.",
     )
     prefetch: int = Field(4, ge=1, description="Number of batches that each loader process prefetches.")
     image_size: int | None = Field(
         None,
         ge=1,
-        description="Height and width of the training images in pixels. Default: that of pretrained "
+        description="Size of the training images in pixels. Default: that of pretrained "
         "weights or of the dataset; 224 for folder, packed and webdataset.",
     )
     size_schedule: SizeSchedule = Field(
         (),
         title="progressive size",
-        description="Sizes of the training images instead of data.image_size, each with the epoch from which it "
-        "applies (progressive resizing). Example: [160@1, 192@13]. Evaluation uses data.val_crop; else "
-        "data.image_size; else the largest of these sizes.",
+        description="Sizes of the training images, each from an epoch on. They replace data.image_size (progressive "
+        "resizing). Example: [160@1, 192@13]. Evaluation uses data.val_crop; else data.image_size; else "
+        "the largest of these sizes.",
     )
     val_resize: int | None = Field(
         None,
         ge=1,
         title="resize",
-        description="In evaluation, resize the shorter edge to this many pixels before the center crop. Default: that "
-        "of pretrained weights; else crop the largest center square and resize it.",
+        description="In evaluation, resize the shorter edge to this many pixels. The center crop follows. Default: "
+        "that of pretrained weights; else crop the largest center square and resize it.",
     )
     val_crop: int | None = Field(
         None,
@@ -121,12 +126,12 @@ class DataConfig(Section):
     fit: Fit | None = Field(
         None,
         title="aspect ratio",
-        description="How images that are not square become so: crop cuts their ends off, squash distorts them. "
-        "Default: that of pretrained weights; else crop.",
+        description="How images that are not square become so: crop or squash. crop cuts their ends off; squash "
+        "distorts them. Default: that of pretrained weights; else crop.",
     )
     interpolation: Interpolation | None = Field(
         None,
-        description="Filter that resizes images, with antialiasing as in Pillow: nearest, bilinear, bicubic or "
+        description="Filter that resizes images, with antialiasing as in Pillow. It is nearest, bilinear, bicubic or "
         "lanczos. Default: that of pretrained weights; else bilinear.",
     )
     channels: Literal[1, 3] | None = Field(
@@ -271,5 +276,6 @@ class AugmentConfig(Section):
         None,
         description="User code (module:name) that transforms each training image. It is called with a uint8 tensor of "
         "shape (C, H, W), or with the floating-point tensor of a user dataset, and returns one of the same shape and "
-        "dtype.",
+        "dtype. It runs after crop, flip, policy and color jitter, and before erasing, mixup and normalization. "
+        "Example: engine/OWN_CODE.md.",
     )

@@ -116,7 +116,7 @@ def _of_variable() -> LimitValues:
         return LimitValues.model_validate(values)
     except ValidationError as error:
         [detail, *_] = error.errors()
-        reason = f"{detail['loc'][0]}={detail['input']}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+        reason = f"{detail['loc'][0]}={detail['input']:g}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
         raise _invalid(reason, "out-of-range") from error
 
 

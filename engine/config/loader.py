@@ -33,6 +33,7 @@ from engine.utils.files import (
     config_folder,
     expand_user,
     is_file,
+    is_folder,
     own_folder_advice,
     user_path_problem,
 )
@@ -67,7 +68,7 @@ class ConfigError(UsageError):
 
 FOREIGN_URLS_ADVICE = "set notify.urls on the command line ([] for none), or trust the file with --trust-code"
 PRESETS_FOLDER = "presets"
-# Files that a user may give in the place of a config.
+# Files of images, by which a path of data means a dataset. Any other path is a folder.
 DATASET_SUFFIXES = {".gpk": "packed", ".tar": "webdataset"}
 YAML_SUFFIXES = (".yaml", ".yml")
 MAX_SHOWN_CHARACTERS = 100
@@ -108,9 +109,8 @@ def find_config(name: str) -> Path:
     """
     path, available = expand_user(name), presets()
     if is_file(path) and (name not in available or _is_own(path)):
-        if (dataset := DATASET_SUFFIXES.get(path.suffix)) is not None:
-            reason = f"is a dataset, not a config; use data.dataset={dataset} data.path={shlex.quote(name)}"
-            raise UsageError.one(name, reason, code="wrong-format")
+        if path.suffix in DATASET_SUFFIXES:
+            raise UsageError.one(name, "is a dataset, not a config", code="wrong-format")
         return path
     if name in available:
         return available[name]
@@ -124,10 +124,22 @@ def find_config(name: str) -> Path:
         )
     with suppress(OSError):
         if path.is_dir():
-            images = f"data.dataset=folder data.path={shlex.quote(name)} for a folder of images"
-            raise UsageError.one(name, f"is a folder; use a YAML file or a preset name, or {images}", code="not-a-file")
+            raise UsageError.one(name, "is a folder; use a YAML file or a preset name", code="not-a-file")
     hint = _similar_file(path) or did_you_mean(path.stem, available)
     raise UsageError.one(name, f"no such file or preset; presets: {', '.join(available)}{hint}", code="not-found")
+
+
+def _read_base(name: str) -> list[Layer]:
+    """Return the layers of a CONFIG argument: a YAML file, a preset, or the path of a dataset.
+
+    Raises UsageError if it is none of them."""
+    path = expand_user(name)
+    if name not in presets() and (path.suffix in DATASET_SUFFIXES or is_folder(path)):
+        if all(is_file(path / file) for file in ("config.yaml", "events.jsonl")):
+            reason = f"is the folder of a run; use {path / 'config.yaml'}, or `gputrain resume {shlex.quote(name)}`"
+            raise UsageError.one(name, reason, code="not-a-file")
+        return [Layer(name, {"data": {"path": name}})]
+    return read_file_layers(find_config(name))
 
 
 def _similar_file(path: Path) -> str:
@@ -195,7 +207,7 @@ def resolve_config(
     """
     packages = read_code_packages()
     layers = [Layer(str(settings_file()), {"run": {"code_packages": packages}})] if packages else []
-    layers += read_file_layers(find_config(file)) if file is not None else []
+    layers += _read_base(file) if file is not None else []
     file_layers = [layer.values for layer in layers]
     typed: dict[str, tuple[str, Any]] = {}
     problems: list[Problem] = []
@@ -232,6 +244,7 @@ def resolve_config(
                 foreign.pop(key, None)
                 if reason is not None:
                     foreign[key] = f"{source}, which sets {key}, {reason}"
+    _infer_dataset(merged, sources)
     try:
         config = validate_config(merged, {key: source for key, source in sources.items() if key not in typed})
     except ConfigError as error:
@@ -258,6 +271,16 @@ def resolve_config(
     no_effect = typed_without_effect(values, unused)
     no_effect += keys_without_effect(config, [*file_layers, _by_section(dict.fromkeys(typed))])
     return ResolvedConfig(config, sources, frozenset(typed), foreign_code, missing, tuple(no_effect))
+
+
+def _infer_dataset(merged: ConfigLayer, sources: dict[str, str]) -> None:
+    """Set the dataset that the file or folder of `data.path` is, unless a layer sets `data.dataset`."""
+    data = merged.get("data", {})
+    if data.get("dataset") is None and isinstance(path := data.get("path"), str):
+        data["dataset"], sources["data.dataset"] = (
+            DATASET_SUFFIXES.get(Path(path).suffix, "folder"),
+            sources["data.path"],
+        )
 
 
 def _by_section(values: Mapping[str, Any]) -> ConfigLayer:

@@ -45,26 +45,29 @@ class NotifyConfig(Section):
         (),
         max_length=MAX_REFERENCES,
         title="message URLs",
-        description="Where to send messages, besides the URLs in ~/.config/gputrain/notify: [env:NAME] (a variable "
-        "that holds an apprise URL), [file:PATH] (a file of mode 0600 with one URL per line).",
+        description="Where to send messages, besides the URLs in ~/.config/gputrain/notify. Example: [env:NTFY, "
+        "file:PATH]. env:NAME is a variable that holds an apprise URL; file:PATH is a file of mode 0600 "
+        "with one URL per line.",
     )
     when: Annotated[tuple[Occasion, ...], BeforeValidator(as_list), Strict(False)] = Field(
         DEFAULT_OCCASIONS,
         title="message when",
-        description="Occasions that send a message: finished, stopped, failed, restarted, crashed, stalled, slowed "
-        "(a throttled GPU), granted (GPUs, after a wait), nan (a loss of a command that is NaN or infinite), held "
-        "(waiting runs, because others of their batch failed at once). [] sends none.",
+        description="Occasions that send a message; [] sends none. They are finished, stopped, failed, restarted, "
+        "crashed, stalled, slowed (a throttled GPU), granted (GPUs, after a wait), nan (a loss of a "
+        "command that is NaN or infinite), held (waiting runs, because others of their batch failed at "
+        "once).",
     )
     min_minutes: float = Field(
         0.0,
         ge=0,
         title="least minutes",
-        description="Send no message about the end of a run that took fewer minutes and finished or was stopped.",
+        description="Minutes that a run must take for a message about its end. It applies to runs that finished or "
+        "were stopped.",
     )
     stall_minutes: float = Field(
         5.0,
         ge=0,
         title="stall minutes",
-        description="Minutes without progress after which a run counts as stalled, more if its steps or evaluations "
-        "take longer; 0 disables.",
+        description="Minutes without progress until a run counts as stalled; 0 disables. A run whose steps or "
+        "evaluations take longer has more time.",
     )

@@ -68,22 +68,24 @@ class QueueConfig(Section):
     min_free: MemorySize | None = Field(
         None,
         title="memory per GPU",
-        description="Reserve this much memory of each GPU, such as 20G, instead of whole GPUs: the run starts on GPUs "
-        "that have it free, and runs whose reservations fit share a GPU. Processes of others count with what they use. "
-        "It is not enforced. With it, device.gpus=auto means one GPU.",
+        description="Reserve this much memory of each GPU, such as 20G. The run does not reserve whole GPUs: it "
+        "starts on GPUs that have this much free, and runs whose reservations fit share a GPU. Processes "
+        "of others count with what they use. It is not enforced. With it, device.gpus=auto means one "
+        "GPU.",
     )
     begin: BeginText | None = Field(
         None,
         title="begin",
-        description="Wait until this time, as sbatch --begin: now+2h, 22:00, tomorrow, 2026-12-01T08:00. The time is "
-        "local; a time of day that has passed is that of tomorrow. Implies device.wait. Set it on the command line.",
+        description="Wait until this time, such as now+2h or 22:00. It may also be tomorrow or 2026-12-01T08:00, as "
+        "for sbatch --begin. The time is local; a time of day that has passed is that of tomorrow. "
+        "Implies device.wait. Set it on the command line.",
     )
     time_limit: float = Field(
         0.0,
         ge=0,
         le=1e6,
         title="time limit",
-        description="Stop the run this many minutes after its start, a training with a checkpoint; 0 disables. Lets "
+        description="Stop the run this many minutes after its start; 0 disables. A training saves a checkpoint. Lets "
         "the run use GPUs that a run with queue.backfill waits for.",
     )
     backfill: float = Field(
@@ -91,9 +93,9 @@ class QueueConfig(Section):
         ge=0,
         le=1e6,
         title="backfill",
-        description="Minutes for which later runs may use free GPUs while this run waits for more: those whose "
-        "queue.time_limit ends within these minutes, counted from when the first GPU became free. They delay this run "
-        "by no more than that. 0: no run passes this one.",
+        description="Minutes by which shorter runs may delay this run; 0 disables. While it waits for more GPUs, "
+        "later runs may use those that are free, if their queue.time_limit ends within these minutes, "
+        "counted from when the first GPU became free.",
     )
 
     @property

@@ -250,7 +250,7 @@ def _model_conflicts(config: Config) -> Iterator[Problem]:
         )
     is_builtin = model.source in ("auto", "builtin") and model.name in BUILTIN_MODELS
     if model.weights == "pretrained" and (is_builtin or (model.source == "auto" and is_user_code(model.name))):
-        reason = f"there are no pretrained weights for {model.name}; set model.weights to a file"
+        reason = f"there are no pretrained weights for {model.name}; set model.weights=null, or to a file"
         yield Problem("model.weights", reason, others=("model.name", "model.source"), code="not-found")
     if model.compile and config.device.parallel == "dp":
         reason = "does not support device.parallel=dp, which replicates the model in every step; use ddp"

@@ -16,61 +16,68 @@ class RunConfig(Section):
         None, description="Name of the run and its folder. Default: the config's name and a number, such as digits-3."
     )
     epochs: int = Field(10, ge=1, le=10**9, description="Number of training epochs.")
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed for weights, validation split, shuffling and augmentation.")
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**32,
+        description="Random seed. It determines initial weights, validation split, shuffling and augmentation.",
+    )
     resume: bool = Field(
         False,
-        description="Continue run.name: a training from its last checkpoint, a command from its start. Start it if it "
-        "does not exist.",
+        description="Continue run.name if it exists, else start it. A training continues from its last checkpoint, a "
+        "command from its start.",
     )
     code: Text | None = Field(
         None,
         title="code folder",
-        description="Folder to import user code (module:name) from: .py files that only you can change. Default: the "
-        "working directory.",
+        description="Folder to import user code (module:name) from. Its .py files must be ones that only you can "
+        "change. Default: the working directory.",
     )
     code_packages: PackageNames = Field(
         (),
-        description="Installed packages that user code (module:name) may name, such as [torchvision]. Only the command "
-        "line and the user's settings.yaml can set it.",
+        description="Installed packages that user code (module:name) may name. Example: [torchvision]. Only the "
+        "command line and the user's settings.yaml can set it.",
     )
     snapshot: bool = Field(
         False,
-        description="Run from a copy of the code as it is when the run is made, queued runs too. Needs a git "
-        "repository; what it ignores, such as data/, is linked.",
+        description="Run from a copy of the code. The copy is made with the run: later changes have no effect on it, "
+        "even while it waits. Needs a git repository; what it ignores, such as data/, is linked.",
     )
     early_stop: int = Field(
         0,
         ge=0,
         le=10**9,
         title="early stop",
-        description="Finish when the validation accuracy that selects the best epoch has not improved for this many "
-        "epochs; 0 disables. Does not change the LR schedule.",
+        description="Finish after this many epochs without improvement; 0 disables. The validation accuracy that "
+        "selects the best epoch counts. The LR schedule does not change.",
     )
     early_stop_min_delta: float = Field(
         0.0,
         ge=0,
         le=1,
         title="least gain",
-        description="Least gain in validation accuracy, 0 to 1, that counts as an improvement for run.early_stop.",
+        description="Least gain that counts as an improvement for run.early_stop. It is a difference in validation "
+        "accuracy, from 0 to 1.",
     )
     log_every: int = Field(10, ge=1, description="Log loss, learning rate and throughput every this many steps.")
     watchdog: float = Field(
         600.0,
         ge=0,
-        description="Fail if no rank makes progress for this many seconds, and name the rank that hangs; 0 disables. "
-        "Set it higher than the longest step or checkpoint save takes.",
+        description="Fail if no rank makes progress for this many seconds; 0 disables. The message names the rank "
+        "that hangs. Set it higher than the longest step or checkpoint save takes.",
     )
     max_restarts: int = Field(
         0,
         ge=0,
-        description="Maximum restarts from the last checkpoint after a rank fails, or of a command that fails. Under "
-        "torchrun, its own --max-restarts applies instead.",
+        description="Maximum number of restarts after a failure. A training restarts from the last checkpoint after "
+        "a rank fails; a command restarts if it fails. Under torchrun, its own --max-restarts applies "
+        "instead.",
     )
     requeue: bool = Field(
         False,
         title="Slurm requeue",
-        description="Requeue the Slurm job when SIGUSR1 stops the run; implies run.resume. Submit the job with sbatch "
-        "--signal=B:USR1@60 and exec gputrain, or --signal=USR1@60 and srun gputrain.",
+        description="Requeue the Slurm job when SIGUSR1 stops the run. Implies run.resume. Submit the job with "
+        "sbatch --signal=B:USR1@60 and exec gputrain, or --signal=USR1@60 and srun gputrain.",
     )
 
 
@@ -81,15 +88,15 @@ class DeviceConfig(Section):
         "auto",
         min_length=1,
         title="GPUs",
-        description="GPUs to use: auto, all, cpu, free:N, indices (0,2) or UUIDs. auto uses all free GPUs, or "
-        "the CPU if there are none.",
+        description="GPUs: free:2, 0,1, cpu, auto for all free. auto uses the CPU if no GPU is free; "
+        "all uses every GPU; free:N uses N free GPUs. A list has indices (0,2) or UUIDs.",
     )
     wait: bool = Field(
         False,
         title="wait for GPUs",
-        description="Wait in a queue until the requested GPUs are free. Runs that wait for the same GPUs start in "
-        "order of arrival. Runs that wait for the CPU use it one after the other; a run without device.wait does not "
-        "count.",
+        description="Wait in the queue until the GPUs are free. Runs that wait for the same GPUs start in order of "
+        "arrival. Runs that wait for the CPU use it one after the other; a run without device.wait does "
+        "not count.",
     )
     ranks: int = Field(
         1, ge=1, title="CPU ranks", description="Number of ranks on the CPU. On GPUs, each GPU has one rank."
@@ -99,18 +106,18 @@ class DeviceConfig(Section):
         ge=0,
         le=4096,
         title="CPU threads",
-        description="CPU threads per rank for torch; 0 divides the cores of the host among its ranks. Another number "
-        "may change the last bits of results on the CPU.",
+        description="CPU threads per rank; 0 divides the cores among the ranks. Another number may change the last "
+        "bits of results on the CPU.",
     )
     launcher: Literal["auto", "spawn", "env", "slurm"] = Field(
         "auto",
-        description="What starts the ranks: spawn (gputrain), env (torchrun), slurm (srun) or auto. auto detects it "
-        "from the environment.",
+        description="What starts the ranks. spawn is gputrain, env is torchrun, slurm is srun; auto detects it from "
+        "the environment.",
     )
     start_method: Literal["auto", "spawn", "fork"] = Field(
         "auto",
-        description="How gputrain starts its ranks: spawn (torch.multiprocessing.spawn), fork (faster) or auto. auto "
-        "forks unless the process that starts the ranks has threads or uses a GPU.",
+        description="How gputrain starts its ranks: spawn, fork or auto. spawn is torch.multiprocessing.spawn; fork "
+        "is faster. auto forks unless the process that starts the ranks has threads or uses a GPU.",
     )
     deterministic: bool = Field(
         False,
@@ -119,8 +126,9 @@ class DeviceConfig(Section):
     numa: Literal["auto", "off"] = Field(
         "auto",
         title="NUMA binding",
-        description="Bind each rank and its loader processes to the CPUs of its GPU's NUMA node: auto or off. auto "
-        "does so on hosts with several nodes, if a rank keeps its share of the CPUs or at least 8.",
+        description="Bind each rank to the CPUs of its GPU's NUMA node. Its loader processes are bound, too. auto "
+        "does so on hosts with several nodes, if a rank keeps its share of the CPUs or at least 8; off "
+        "never does.",
     )
     cudnn_benchmark: bool = Field(
         True, title="cuDNN benchmark", description="Let cuDNN benchmark its algorithms and use the fastest."
@@ -128,8 +136,8 @@ class DeviceConfig(Section):
     timeout: float = Field(
         600.0,
         gt=0,
-        description="Timeout in seconds for ranks to join the run and for collectives between them. Collectives time "
-        "out at least 60 s after run.watchdog, which names the rank that hangs.",
+        description="Timeout in seconds for ranks to join, and for collectives. Collectives time out at least 60 s "
+        "after run.watchdog, which names the rank that hangs.",
     )
     parallel: Literal["ddp", "dp"] = Field(
         "ddp",
@@ -160,14 +168,14 @@ class DeviceConfig(Section):
         gt=0,
         le=4096,
         title="bucket size",
-        description="Size of DDP's communication buckets in MiB; unset is DDP's default of 25. Larger buckets make "
+        description="Size of DDP's communication buckets in MiB. Unset is DDP's default of 25. Larger buckets make "
         "fewer all-reduces, smaller ones start earlier.",
     )
     compress: Literal["off", "bf16"] = Field(
         "off",
         title="grad compression",
-        description="Data type in which ranks all-reduce gradients: off, or bf16, which halves their size and rounds "
-        "them (DDP's bf16_compress_hook).",
+        description="Data type in which ranks all-reduce gradients. off is that of the gradients; bf16 halves their "
+        "size and rounds them (DDP's bf16_compress_hook).",
     )
     static_graph: bool = Field(
         False,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
+from engine.config.command_line import format_value
 from engine.config.data_sections import AugmentConfig, DataConfig
 from engine.config.notify_section import NotifyConfig
 from engine.config.queue_section import QueueConfig
@@ -82,14 +83,19 @@ def is_text_field(field: FieldInfo) -> bool:
     return any(kind is str or (get_origin(kind) is Annotated and get_args(kind)[0] is str) for kind in kinds)
 
 
-def describe_key(key: str) -> str:
-    """Return the one-line description of `section.key`, with its default if it has one."""
+def first_sentence(description: str) -> str:
+    """Return the first sentence of a description."""
+    first, dot, _ = description.partition(". ")
+    return f"{first}." if dot else first
+
+
+def summarize_key(key: str, *, with_default: bool = True) -> str:
+    """Return the first sentence about `section.key`, the key and its default if it has one: `… [optim.lr=0.05]`."""
     section, _, name = key.partition(".")
     field = sections()[section].model_fields[name]
-    if field.default in (None, (), {}):
-        return str(field.description)
-    default = str(field.default).lower() if isinstance(field.default, bool) else field.default
-    return f"{field.description} [default: {default}]"
+    has_default = with_default and field.default is not False and field.default not in (None, (), {})
+    default = f"={format_value(field.default)}" if has_default else ""
+    return f"{first_sentence(str(field.description))} [{key}{default}]"
 
 
 # Keys that no config file may set, and none holds: a setting of the user, and what one start of a run waits for.

@@ -62,8 +62,10 @@ class ModelConfig(Section):
         "cnn",
         min_length=1,
         title="model",
-        description="Model: a name from `gputrain models`, or user code (module:name). cnn, linear and resnet18-small "
-        "are built in.",
+        description="Model of `gputrain models`, or your own. cnn, linear and resnet18-small are built in. Your own is "
+        "user code (module:name): it is called with those of channels, size and classes that it names and with "
+        "model.options, and returns a torch.nn.Module that maps N x C x H x W images to N x classes logits. Example: "
+        "engine/OWN_CODE.md.",
     )
     source: Literal["auto", "builtin", "torchvision", "timm"] = Field(
         "auto",
@@ -97,7 +99,9 @@ class ModelConfig(Section):
         lt=1,
         title="EMA decay",
         description="Decay of the EMA (averaged) weights, such as 0.999; 0 disables. They are evaluated and saved in "
-        "addition to the trained weights.",
+        "addition to the trained weights, and decide which epoch is the best. Warm-up: after each optimizer step, "
+        "counted from 1, the decay is the smaller of this value and (1 + step) / (10 + step), which reaches 0.99 at "
+        "step 890 and 0.999 at step 8990.",
     )
     channels_last: Literal["auto", "on", "off"] = Field(
         "auto", description="Memory format channels_last: on, off, or auto (where it is faster)."
@@ -105,7 +109,7 @@ class ModelConfig(Section):
     compile: bool = Field(
         False,
         title="torch.compile",
-        description="Compile the model with torch.compile: slower first start, faster steps.",
+        description="Compile the model with torch.compile. The first start is slower, the steps are faster.",
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
         "default", description="Mode of torch.compile. reduce-overhead replays CUDA graphs, one per image size."
@@ -127,15 +131,18 @@ class LossConfig(Section):
     name: Literal["cross_entropy", "mse", "bce"] | UserCodePath = Field(
         "cross_entropy",
         title="loss",
-        description="Loss: cross_entropy, mse, bce or user code (module:name). mse and bce (binary cross-entropy) are "
-        "computed on one-hot labels. All three are validated with plain cross-entropy, user code with itself.",
+        description="Loss: mse, bce or your own. mse and bce (binary cross-entropy) are computed on one-hot labels. "
+        "They and cross_entropy are validated with plain cross-entropy, user code with itself. Your own is user code "
+        "(module:name). It is called with logits (N x classes, float32) and labels (N, int64), in training with mixup "
+        "or CutMix with class probabilities (N x classes) instead of labels, and returns the mean loss as a scalar "
+        "tensor. Example: engine/OWN_CODE.md.",
     )
     label_smoothing: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="Label smoothing of the training loss: the share of each label spread over all classes. The "
-        "validation loss has none.",
+        description="Label smoothing of the training loss; 0 disables. It is the share of each label that is spread "
+        "over all classes. The validation loss has none.",
     )
     class_weights: Literal["none", "balanced"] = Field(
         "none",
@@ -150,12 +157,13 @@ class OptimConfig(Section):
     name: OptimizerName | TimmOptimizerName | UserCodePath = Field(
         "sgd",
         title="optimizer",
-        description="Optimizer: one of torch's, such as adamw, or timm's as timm:NAME. muon updates weight matrices; "
-        "the other parameters use adamw. User code (module:name) is an optimizer class, or a function that is called "
-        "with the parameter groups, with those of lr, momentum and so on that it has, and with optim.options.",
+        description="Optimizer, such as adamw or timm:lamb. timm:NAME is one of timm, the others are torch's. muon "
+        "updates weight matrices; the other parameters use adamw. User code (module:name) is an optimizer class or a "
+        "function. It is called with the parameter groups, with those of lr, momentum and so on that it names, and "
+        "with optim.options, and returns a torch.optim.Optimizer of all parameters. Example: engine/OWN_CODE.md.",
     )
     lr: float = Field(
-        0.05, gt=0, le=1e6, title="learning rate", description="Peak learning rate, before optim.lr_scaling."
+        0.05, gt=0, le=1e6, title="learning rate", description="Peak learning rate. optim.lr_scaling multiplies it."
     )
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",
@@ -190,19 +198,24 @@ class OptimConfig(Section):
     weight_decay_groups: Factors = Field(
         {},
         title="decay by group",
-        description="Weight decay of some parameters instead of optim.weight_decay: by name prefix, by pattern such as "
-        "*pos_embed*, of all biases (bias) and of all normalization layers (norm). Example: {norm: 0, bias: 0, fc: "
-        "0.01}. The longest matching name applies, then bias, then norm.",
+        description="Weight decay of some parameters instead of optim.weight_decay. A key is a name prefix, a "
+        "pattern such as *pos_embed*, bias for all biases, or norm for all normalization layers. "
+        "Example: {norm: 0, bias: 0, fc: 0.01}. The longest matching name applies, then bias, then norm.",
     )
     muon_conv: Literal["off", "on", "normalize"] = Field(
         "off",
         title="Muon on filters",
-        description="Convolution filters with muon: on updates them as matrices of one row per output channel; "
-        "normalize also scales each filter to the norm sqrt(output channels) before each step, as airbench does; off "
-        "uses adamw.",
+        description="How muon updates convolution filters: on, normalize or off. on updates them as matrices of one "
+        "row per output channel; normalize also scales each filter to the norm sqrt(output channels) "
+        "before each step, as airbench does; off uses adamw.",
     )
     options: Options = Field(
-        {}, title="optimizer options", description="Extra arguments of the optimizer, such as {alpha: 0.9} for rmsprop."
+        {},
+        title="optimizer options",
+        description="Extra arguments of the optimizer, such as {alpha: 0.9} for rmsprop. Those of muon include "
+        "adjust_lr_fn, which scales the learning rate of a matrix of A x B: match_rms_adamw (default) by 0.2 "
+        "sqrt(max(A, B)), so that optim.lr suits the parameters of adamw too; original by sqrt(max(1, A / B)); "
+        "spectral_unclamped by sqrt(A / B).",
     )
     layer_lr: Factors = Field(
         {},
@@ -267,10 +280,10 @@ class ScheduleConfig(Section):
     ) = Field(
         "constant",
         title="schedule",
-        description="LR schedule after warmup. step, multistep, exponential and plateau multiply by schedule.gamma; "
-        "cosine, restarts, polynomial and linear decay to schedule.final_lr_ratio; onecycle rises, then falls. User "
-        "code (module:name) is a function as for torch's LambdaLR: it gets the epoch, from 0, and returns the factor "
-        "on optim.lr.",
+        description="LR schedule, such as cosine. It follows the warmup. step, multistep, exponential and plateau "
+        "multiply by schedule.gamma; cosine, restarts, polynomial and linear decay to schedule.final_lr_ratio; "
+        "onecycle rises, then falls. User code (module:name) is a function as for torch's LambdaLR: it gets the epoch, "
+        "from 0, and returns the factor on optim.lr, at least 0. Example: engine/OWN_CODE.md.",
     )
     by: Literal["auto", "step", "epoch"] = Field(
         "auto",
@@ -314,7 +327,8 @@ class ScheduleConfig(Section):
     threshold: float = Field(
         1e-4,
         ge=0,
-        description="Minimum relative decrease of the validation loss that plateau counts as an improvement.",
+        description="Least relative decrease of the validation loss for plateau. plateau counts a smaller one as no "
+        "improvement.",
     )
     cooldown: int = Field(0, ge=0, description="Epochs that plateau waits after a decay before it counts again.")
 
@@ -328,15 +342,17 @@ class PrecisionConfig(Section):
     amp: AmpLevel = Field(
         "off",
         title="mixed precision",
-        description="Mixed precision: off, bf16 or fp16 autocast, auto, or an Apex level O0 to O3. auto is bf16 on "
-        "GPUs of compute capability 8.0 and higher, else off; a resumed run keeps it. fp16 and O1 add loss scaling. "
-        "O0 is off; O2 is a float16 model with float32 BatchNorm and master weights; O3 is all float16.",
+        description="Mixed precision: bf16, fp16 or auto. bf16 and fp16 use autocast; auto is bf16 on GPUs of "
+        "compute capability 8.0 and higher, else off; a resumed run keeps it. fp16 and O1 add loss "
+        "scaling. O0 to O3 are the levels of Apex: O0 is off; O2 is a float16 model with float32 "
+        "BatchNorm and master weights; O3 is all float16.",
     )
     tf32: Literal["auto", "on", "off"] = Field(
         "auto",
         title="TF32",
-        description="TF32 for float32 matrix products and convolutions on GPUs: on, off or auto. auto uses it on "
-        "GPUs of compute capability 8.0 and higher, also with device.deterministic: it rounds alike in each run.",
+        description="TF32 for float32 matrix products and convolutions on GPUs. auto uses it on GPUs of compute "
+        "capability 8.0 and higher, also with device.deterministic: it rounds alike in each run. on and "
+        "off set it.",
     )
 
 
@@ -346,12 +362,13 @@ class EvalConfig(Section):
     tta: Literal["none", "flip"] = Field(
         "none",
         title="TTA",
-        description="Test-time augmentation in evaluation and predictions: none, or flip (the mean of the logits of "
-        "each image and its mirror image).",
+        description="Test-time augmentation of evaluation and predictions: none or flip. flip takes the mean of the "
+        "logits of each image and its mirror image.",
     )
     metrics: Annotated[tuple[UserCodePath, ...], BeforeValidator(as_list), Strict(False)] = Field(
         (),
         title="own metrics",
         description="Metrics besides loss and accuracy, as user code (module:name). Each gets the probabilities (N x "
-        "classes) and the labels of all validation images, and returns a number or a dict of numbers.",
+        "classes) and the labels of all validation images as CPU tensors, and returns a number or a dict of numbers. "
+        "Example: engine/OWN_CODE.md.",
     )

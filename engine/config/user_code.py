@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
 from engine.config.section import USER_CODE_PATTERN
 from engine.config.settings import settings_file
@@ -254,6 +255,30 @@ def _standard_library_module(target: Any) -> str | None:
     return module if module.partition(".")[0] in sys.stdlib_module_names else None
 
 
+def load_user_function(key: str, name: str, run: RunConfig) -> Any:
+    """Load a transform, loss, schedule or metric: a function, or a class, which is created without arguments.
+
+    Raises UsageError as `load_user_code`, and if the class cannot be created.
+    """
+    target = load_user_code(key, name, run.code, run.code_packages)
+    if not isinstance(target, type):
+        return target
+    try:
+        instance = target()
+    except Exception as error:
+        reason = describe_exception(error, run.code, run.code_packages)
+        raise UsageError.one(
+            key,
+            f"{name} cannot be created without arguments: {reason}",
+            "give its arguments defaults, or name an instance",
+            code="user-code-failed",
+        ) from error
+    # A metric may have update() and compute() in its place.
+    if not callable(instance) and not hasattr(instance, "compute"):
+        raise UsageError.one(key, f"{name} has no __call__; define it, or name a function", code="invalid-value")
+    return instance
+
+
 def locate_in_user_code(error: BaseException, config: Config) -> str:
     """Return ` (FILE, line N)` of the user code in which an exception was raised, an empty string if in none."""
     if not user_code_names(config):
@@ -264,12 +289,25 @@ def locate_in_user_code(error: BaseException, config: Config) -> str:
 
 def describe_value(value: Any) -> str:
     """Describe a value that user code returned, such as "a dict" or "an ndarray of float32, 3 x 32 x 32"."""
+    if value is None:
+        return "None"
     name = type(value).__name__
     article = "an" if name[0].lower() in "aeio" or name == "ndarray" else "a"
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
         return f"{article} {name}"
     shape = f", {' x '.join(str(length) for length in value.shape)}" if len(value.shape) else ""
     return f"{article} {name} of {str(value.dtype).removeprefix('torch.')}{shape}"
+
+
+def as_number(value: Any) -> float | None:
+    """Return a number that user code returned, such as a tensor of one element, as a float; None for anything else."""
+    # float() also parses text.
+    if isinstance(value, str | bytes | bytearray):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
 
 
 class UserCodeRequest(Record, frozen=True):

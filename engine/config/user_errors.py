@@ -14,10 +14,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from engine.utils.errors import CodedError
+
 # The packages of gputrain. They are loaded first, so user code cannot import packages of its own with these names.
 OWN_PACKAGES = ("engine", "tui")
 INSTALLED_PACKAGES = ("site-packages", "dist-packages")
 _OWN_FOLDERS = tuple(Path(__file__).resolve().parents[2] / name for name in OWN_PACKAGES)
+
+
+class UserCodeError(CodedError):
+    """User code raised an exception or returned an invalid value while a run used it. The message names the code."""
+
+    code = "user-code-failed"
 
 
 def code_root(folder: str | None) -> Path:

@@ -84,7 +84,7 @@ def find_item_format(config: Config) -> ItemFormat:
 
 def try_first_images(config: Config, world_size: int) -> ImageCounts:
     """Load and augment the first image of both parts as a run does. Raises UsageError if that fails."""
-    from engine.data.augment.augmentation import UserTransformError
+    from engine.config.user_errors import UserCodeError
     from engine.data.pipelines.batch import BatchDataset
 
     source = open_source(config)
@@ -95,7 +95,7 @@ def try_first_images(config: Config, world_size: int) -> ImageCounts:
             batches[BatchRequest(part, 1, np.array([0]))]
         except UnreadableImageError as error:
             raise UsageError.one("data.dataset", str(error), code=error.code) from error
-        except UserTransformError as error:
+        except UserCodeError as error:
             raise UsageError.one(
                 "augment.transform", str(error).removeprefix("augment.transform "), code=error.code
             ) from error

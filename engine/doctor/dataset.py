@@ -16,7 +16,8 @@ from torch import Tensor
 
 from engine.config.data_sections import AugmentConfig
 from engine.config.schema import Config
-from engine.data.augment.augmentation import UserTransformError, apply_batch_params
+from engine.config.user_errors import UserCodeError
+from engine.data.augment.augmentation import apply_batch_params
 from engine.data.augment.mixup import build_mixer
 from engine.data.image_files import ImageFiles, examine_files
 from engine.data.pipelines.batch import BatchDataset
@@ -108,7 +109,7 @@ def _load(dataset: Dataset, config: Config, request: BatchRequest, row: int) -> 
         batch = BatchDataset(dataset.source, config, dataset.image_format)[request]
     except UnreadableImageError as error:
         raise UsageError.one("data.dataset", str(error), code=error.code) from error
-    except UserTransformError as error:
+    except UserCodeError as error:
         raise UsageError.one(
             "augment.transform", str(error).removeprefix("augment.transform "), code=error.code
         ) from error

@@ -15,7 +15,7 @@ from engine.config.limits import NO_LIMITS, Limits
 from engine.gpus.cpu_fallback import RUN_ON_CPU, describe_cpu_fallback, describe_driver_failure
 from engine.gpus.free_memory import check_memory_is_known
 from engine.gpus.monitor import DriverMonitor, first_snapshot, recording_path
-from engine.gpus.own_limits import CPU_RUN, OwnRuns, over_limit
+from engine.gpus.own_limits import CPU_RUN, OverLimitError, OwnRuns, over_limit
 from engine.gpus.queue_terms import WHOLE_DEVICES, Backfill, QueueTerms, queue_order
 from engine.gpus.reservation import Reservation, allocation_lock
 from engine.gpus.reservation_reader import ReservationInfo, read_reservations
@@ -99,8 +99,8 @@ def allocate_devices(
 
     `ranks` is the number of ranks that an external launcher started on this host: "auto" then reserves that many
     devices, if necessary shared. While the terms of `poll_terms` are blocked, the run is listed in the queue and
-    claims nothing; afterwards it joins at the end of the queue. So does a run that waits because of the `limits` of
-    its user; without `wait`, it is refused. Raises UsageError if the selection is invalid or not available.
+    claims nothing; afterwards it joins at the end of the queue. A run at a limit in `limits` claims nothing either and
+    keeps its place; without `wait`, it is refused. Raises UsageError if the selection is invalid or not available.
     """
     own = OwnRuns(limits, selection)
     allocator = _Allocator(selection, run, wait, ranks, poll_terms, backfill or Backfill(), on_wait, own)
@@ -210,20 +210,18 @@ class _Allocator:
 
     def _poll_terms(self, visible_ids: Sequence[str]) -> str:
         """Publish the current terms and return why the run is blocked, "" if it is not."""
-        was_blocked = bool(self._terms.blocked)
+        had_arrived = self._terms.has_arrived
         self._terms, reason = self.poll_terms()
         self.own.terms, self.own.num_visible = self._terms, len(visible_ids)
         if self.wait and not self._terms.blocked and (limited := self._limit_reached()):
             self._terms, reason = codec.replace(self._terms, blocked="limit"), limited
         self.reservation.set_terms(self._terms, reason if self._terms.blocked else None)
-        if self._terms.blocked:
-            if self.reservation.key is None:
-                self.enqueue(visible_ids)
-            return reason
-        if was_blocked and self.reservation.key is not None:
+        if self._terms.has_arrived and not had_arrived and self.reservation.key is not None:
             # Else a user could hold a place in front of others with runs that do not want to start yet.
             self.reservation.rejoin(self.selection, visible_ids, self.run)
-        return ""
+        if self._terms.blocked and self.reservation.key is None:
+            self.enqueue(visible_ids)
+        return reason if self._terms.blocked else ""
 
     def _limit_reached(self) -> str:
         """Return which limit of its user keeps the run from its start now, "" if none does. Raises UsageError."""
@@ -323,6 +321,8 @@ class _Allocator:
                 chosen, warnings = self.own.check_chosen(chosen)
             except NotFreeError as error:
                 if self.wait:
+                    if isinstance(error, OverLimitError):
+                        self._terms = codec.replace(self._terms, blocked="limit")
                     self.enqueue(visible_ids)
                     self._start_backfill(devices)
                 elif not is_claimed_soon:

@@ -17,27 +17,28 @@ from engine.utils.errors import UsageError
 def unreserved_bytes(gpu: Gpu, instance: MigInstance | None, holders: Sequence[ReservationInfo]) -> int | None:
     """Return the memory that is neither in use nor reserved by `holders`, None if NVML does not report memory.
 
-    A run counts with what it has reserved (`min_free`), or with what it uses if that is more.
+    A run counts with what it has reserved (`min_free`), or with what it uses if that is more. Memory in use beyond that
+    of the listed processes is used by others, unless the processes of a run that has started cannot be seen: then it
+    is what that run uses, up to what it has reserved.
     """
     source = gpu if instance is None else instance
     total, used = source.memory_total.value, source.memory_used.value
     if total is None or used is None:
         return None
     reserved_by_driver = gpu.memory_reserved.value or 0 if instance is None else 0
-    processes = [each for each in memory_holders(gpu, instance) if each.gpu_memory.value is not None]
-    # Any other process of its user may not be of the run, so before a run has published its ranks it counts twice.
-    own = [
-        sum(
-            each.gpu_memory.value or 0
-            for each in processes
-            if each.run == run.run and each.user.value in (None, run.user)
-        )
-        for run in holders
-    ]
-    not_allocated = sum(max(run.min_free - bytes_, 0) for run, bytes_ in zip(holders, own, strict=True))
-    if not processes:
-        # In a container, NVML lists no processes. The memory in use is then taken for that of the runs.
-        not_allocated = max(not_allocated - used, 0)
+    listed = memory_holders(gpu, instance)
+    measured = [each for each in listed if each.gpu_memory.value is not None]
+    unlisted = used - sum(each.gpu_memory.value or 0 for each in measured)
+    not_allocated = hidden = 0
+    for run in holders:
+        # NVML lists no processes in a container, and not those of another one.
+        if run.ranks and (not measured or all(each.run != run.run for each in listed)):
+            hidden += run.min_free
+            continue
+        # Any other process of its user may not be of the run, so before a run has published its ranks it counts twice.
+        own = (each for each in measured if each.run == run.run and each.user.value in (None, run.user))
+        not_allocated += max(run.min_free - sum(each.gpu_memory.value or 0 for each in own), 0)
+    not_allocated += max(hidden - max(unlisted, 0), 0)
     return max(int(total - reserved_by_driver - used - not_allocated), 0)
 
 

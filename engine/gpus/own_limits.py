@@ -44,7 +44,7 @@ class OwnRuns:
         own = [each for each in reservations if each.uid == os.geteuid()]
         mine = next((each for each in own if each.key == key), None)
         self.running = [each for each in own if not each.is_waiting and each is not mine]
-        candidates = [each for each in own if each.is_waiting and each.blocked in ("", "limit") and each is not mine]
+        candidates = [each for each in own if each.is_waiting and each.has_arrived and each is not mine]
         self.ahead = [each for each in candidates if wait and (mine is None or own_order(each) < own_order(mine))]
 
     @property

@@ -53,6 +53,12 @@ class QueueTerms(Record, frozen=True, kw_only=True):
     folder: Annotated[str, Meta(max_length=MAX_PATH_CHARS)] = ""
 
     @property
+    def has_arrived(self) -> bool:
+        """Whether the run could start now, but for devices and limits of its user. As in Slurm, a run at such a limit
+        (`AssocGrp…`) keeps nobody else waiting, and its place."""
+        return self.blocked in ("", "limit")
+
+    @property
     def max_runs(self) -> int:
         """The number of runs on a device that the run allows, with itself."""
         return MAX_DEVICES if self.min_free and self.share == 1 else self.share

@@ -106,5 +106,5 @@ def _program_problem(command: Command) -> Problem | None:
     file = Path(command.cwd) / program
     is_executable = os.access(file, os.X_OK)
     line = f"./{shlex.quote(program)}" if is_executable else script_line(program)
-    advice = f"to run the file of this name, type {line}" if file.is_file() else ""
+    advice = f"to run the file of this name, type {line}" if file.is_file() else "correct it, or type its path"
     return Problem(program, "there is no such command", advice, code="command-not-found")

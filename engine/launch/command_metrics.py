@@ -25,7 +25,8 @@ from engine.utils.files import shown_path
 from engine.utils.process_table import ProcessId
 from engine.utils.text import printable
 
-POLL_SECONDS = 1.0
+# With a tick per second, every second one. Lists and warnings need what is read; screens read the files themselves.
+READ_SECONDS = 1.5
 # What is read after the end of the command.
 MAX_LAST_SECONDS = 5.0
 
@@ -59,7 +60,7 @@ class RunningMetrics:
         )
         self._followed = FollowedRun(self._files.metrics)
         self._sink = Sink("the metrics", self._report)
-        self._next_poll = time.monotonic()
+        self._next_read = time.monotonic()
         self._warned: set[Problem] = set()
         self._reported: set[str] = set()
         """Losses that are not finite."""
@@ -73,15 +74,16 @@ class RunningMetrics:
         """Find metrics in lines of output. `pending` are the lines below them that may still change."""
         below = [without_colors(line.text) for line in pending] if lines else []
         for line in lines:
-            self._writer.add(self._output.feed(without_colors(line.text), below))
+            self._writer.add(self._output.feed(without_colors(line.text), below), is_final=True)
 
     def poll(self, pending: Callable[[], Sequence[OutputLine]]) -> None:
-        """Read what is new if it is time."""
-        if time.monotonic() < self._next_poll:
-            return
-        self._next_poll = time.monotonic() + POLL_SECONDS
+        """Write what was found in the output, and read what is new in the files if it is time. To be called about once
+        per second."""
         self._writer.add(self._output.feed_pending([without_colors(line.text) for line in pending()]))
         self._writer.poll()
+        if time.monotonic() < self._next_read:
+            return
+        self._next_read = time.monotonic() + READ_SECONDS
         self._sink.attempt(self._follow)
         for problem in (self._output.problem, self._writer.problem):
             if problem is not None:

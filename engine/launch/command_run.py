@@ -19,12 +19,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from engine.command.argument_parameters import argument_parameters
-from engine.command.devices import DeviceNames, device_environment, expand, misplaced_use, name_devices
+from engine.command.devices import DeviceNames, device_environment, expand, name_devices
 from engine.command.environment import torchrun_variables
 from engine.command.metric_files import make_metrics_folder
+from engine.command.process_record import ProcessRecorder
 from engine.command.process_tree import CommandError, CommandNotFoundError, CommandProcess, NotExecutableError
 from engine.command.spec import Command, forget_environment, write_command
-from engine.command.stall import StackDump, StallWatch, stall_sentence
+from engine.command.stall import StallReporter
+from engine.command.stop import describe_unkillable
 from engine.command.terminal import Terminal
 from engine.command.warnings import command_warnings
 from engine.config.limits import read_limits
@@ -34,11 +36,11 @@ from engine.gpus.selection import CudaDevice
 from engine.launch.command_checks import find_command_problems, find_other_program, folder_problem
 from engine.launch.command_metrics import RunningMetrics, result_line
 from engine.launch.command_supervisor import CommandEnd, CommandSupervisor
-from engine.launch.gpu_usage import GpuUsagePoller
+from engine.launch.gpu_usage import GpuUsagePoller, misplaced_use_check
 from engine.launch.owned_run import AlreadyFinishedError, OwnedRun, run_owned, with_interrupted_wait, with_run_name
 from engine.launch.request import RunRequest, watch_other_claim
 from engine.launch.run_code import copied_command
-from engine.launch.slurm import requeue, requeue_warnings, slurm_job_id
+from engine.launch.slurm import requeue_job, requeue_warnings, slurm_job_id
 from engine.launch.survivors import check_survivors
 from engine.runs.claimed_run import ClaimedRun
 from engine.runs.command_events import CommandResumed, CommandStarted
@@ -113,7 +115,8 @@ class CommandRun(OwnedRun):
         check_survivors(folder)
 
     def _make_recorder(self, folder: RunFolder, config: Config) -> Recorder:
-        return Recorder(folder, config, self.listener, command=shlex.join(redact_argv(self.command.argv)))
+        line, parameters = shlex.join(redact_argv(self.command.argv)), _parameters_of(self.command.argv)
+        return Recorder(folder, config, self.listener, command=line, parameters=parameters)
 
 
 def _give_back(claimed: ClaimedRun) -> None:
@@ -153,7 +156,8 @@ def _run(run: CommandRun) -> int:
     try:
         session = _Session(run, folder, devices, signals, usage, began, limit)
         end = session.run()
-        while end.exit_code != 0 and not end.stopped_by and restart < max_restarts:
+        # Never beside processes that still hold its GPUs.
+        while end.exit_code != 0 and not (end.stopped_by or end.unkillable) and restart < max_restarts:
             restart += 1
             why = session.describe_failure(end)
             reason = f"{why}; starting the command again (restart {restart} of {max_restarts})"
@@ -196,7 +200,6 @@ class _Session:
     usage: GpuUsagePoller
     began: float
     limit: tuple[float, str]
-    _misplaced: set[Problem] = field(default_factory=set, init=False)
     _initial_oom_kills: int | None = field(default_factory=oom_kill_count, init=False)
 
     def describe_failure(self, end: CommandEnd) -> str:
@@ -243,12 +246,15 @@ class _Session:
             raise
         with process:
             terminal.close_child_side()
-            parameters = argument_parameters(words)
+            parameters = _parameters_of(words)
             started = self._started_event(process.pid, run_id, argv, parameters)
             run.emit(CommandResumed.of(started) if is_resumed else started)
             named = replace_fields(command, metrics=tuple(expand(command.metrics, names, path.name, path)))
             metrics = RunningMetrics(recorder, named, parameters, started.time, run.warn, process.members)
             number = signal.Signals[command.stop_signal]
+            stall_s = 60 * run.request.config.notify.stall_minutes
+            stall = StallReporter(stall_s, process.members, self.folder.stacks, run.warn)
+            recorded = ProcessRecorder(self.folder.processes, process)
             supervisor = CommandSupervisor(
                 process,
                 terminal,
@@ -256,10 +262,19 @@ class _Session:
                 metrics,
                 self.signals,
                 run.emit,
-                self._on_tick(process, lambda: (terminal.num_bytes, metrics.latest)),
+                self._on_tick(process, stall, recorded, lambda: (terminal.num_bytes, metrics.latest)),
                 number,
             )
-            return supervisor.run()
+            end = supervisor.run()
+            stall.close()
+            left = process.close()
+            recorded.close(left)
+            if not left:
+                return end
+            unkillable = describe_unkillable(left)
+            run.warn(Problem("", f"{unkillable}; it may still hold a GPU", code="process-left"))
+            has_ended = all(each.pid != process.pid for each in left)
+            return replace(end, unkillable=unkillable, has_ended=has_ended)
 
     def _start(
         self, argv: list[str], names: DeviceNames, path: Path, terminal: Terminal, run_id: str
@@ -312,17 +327,23 @@ class _Session:
             run_id=run_id,
             devices=[device.uuid for device in self.devices] or ["cpu"],
             ranks=ranks or [RankDevice(0, host, pid, "cpu")],
-            parameters={key: _shown(key, value) for key, value in parameters.items()},
+            parameters=parameters,
             versions={"gputrain": version("gputrain"), "python": platform.python_version()},
         )
 
-    def _on_tick(self, process: CommandProcess, read_signs: Callable[[], object]) -> Callable[[], None]:
-        """Return what is done twice per second. `read_signs` returns what changes when the command does something."""
-        run, config = self.owned, self.owned.request.config
+    def _on_tick(
+        self,
+        process: CommandProcess,
+        stall: StallReporter,
+        recorded: ProcessRecorder,
+        read_signs: Callable[[], object],
+    ) -> Callable[[], None]:
+        """Return what each tick does. `read_signs` returns what changes when the command does something."""
+        run = self.owned
         limit_min, limit = self.limit
         readings = Sink("the reading of the GPUs", run.warn)
-        stall, busy_at = StallWatch(60 * config.notify.stall_minutes), 0.0
-        dump: StackDump | None = None
+        reserved, busy_at = {device.uuid for device in self.devices}, 0.0
+        check_use = misplaced_use_check(process, reserved, shown_path(self.folder.root).name, run.warn)
 
         def read_gpus() -> None:
             nonlocal busy_at
@@ -331,52 +352,35 @@ class _Session:
             run.emit(event)
             busy_at = event.time if any(sample.util for sample in event.gpus) else busy_at
             if self.usage.snapshot is not None:
-                self._check_use(process)
-
-        def check_stall() -> None:
-            nonlocal dump
-            if (seconds := stall.poll(read_signs(), busy_at)) is not None:
-                dump = StackDump(seconds, process.members(), self.folder.stacks)
-                dump.start()
-            if dump is not None and dump.message is not None:
-                run.warn(Problem("", stall_sentence(dump.seconds, dump.message), code="stalled"))
-                dump = None
+                check_use(self.usage.snapshot)
 
         def on_tick() -> None:
             run.keep_alive()
             readings.attempt(read_gpus)
-            check_stall()
+            stall.poll(read_signs(), busy_at)
+            recorded.poll()
             if limit_min and time.monotonic() - self.began > 60 * limit_min:
                 self.signals.request_stop(limit)
 
         return on_tick
 
-    def _check_use(self, process: CommandProcess) -> None:
-        """Warn once of each GPU that the command uses without a reservation."""
-        assert self.usage.snapshot is not None  # noqa: S101 - see `read_gpus`
-        # To find all members of a run takes 50 ms on a host with thousands of processes.
-        users = {user.pid for gpu in self.usage.snapshot.gpus for user in gpu.processes.value or ()}
-        members = {pid for pid in users if process.has_member(pid)}
-        reserved, name = {device.uuid for device in self.devices}, shown_path(self.folder.root).name
-        problem = misplaced_use(self.usage.snapshot, members, reserved, name)
-        if problem is not None and problem not in self._misplaced:
-            self._misplaced.add(problem)
-            self.owned.warn(problem)
 
-
-def _shown(key: str, value: bool | int | float | str | None) -> bool | int | float | str | None:
-    return redact(key, value) if isinstance(value, str) else value
+def _parameters_of(words: Sequence[str]) -> Parameters:
+    """Return the parameters among the arguments of a command, without secrets."""
+    found = argument_parameters(words)
+    return {key: redact(key, value) if isinstance(value, str) else value for key, value in found.items()}
 
 
 def _record_end(run: CommandRun, folder: RunFolder, session: _Session, end: CommandEnd, *, should_requeue: bool) -> int:
-    """Record how the command ended, requeue its Slurm job if `should_requeue`, and return the exit code of this
-    process."""
-    name, status = shown_path(folder.root).name, exit_status(end.exit_code)
+    """Requeue the Slurm job of the run if `should_requeue`, record how the command ended, and return the exit code of
+    this process."""
+    name = shown_path(folder.root).name
+    status = exit_status(end.exit_code) if end.has_ended else "has not ended"
+    status += f"; {end.unkillable}" if end.unkillable else ""
     again = f"`gputrain resume {name}` starts it again"
-    job = slurm_job_id() if should_requeue and end.stopped_by else None
     if end.stopped_by:
         message = f"stop requested by {end.stopped_by}; it {status}; {again}"
-        message += f"; job {job} is requeued" if job else ""
+        message += f"; {requeue_job()}" if should_requeue and slurm_job_id() is not None else ""
         finished = RunFinished(state="stopped", message=message, exit_code=end.exit_code)
     elif end.exit_code == 0:
         assert run.recorder is not None  # noqa: S101 - `announce` opened it
@@ -387,6 +391,4 @@ def _record_end(run: CommandRun, folder: RunFolder, session: _Session, end: Comm
     if finished.state == "finished":
         with suppress(OSError):
             forget_environment(folder, run.command)
-    if job is not None and (problem := requeue(job)) is not None:
-        run.listener(WarningEvent.of(problem))
     return end.exit_code if end.exit_code >= 0 else 128 - end.exit_code

@@ -13,7 +13,7 @@ import termios
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -31,8 +31,10 @@ from engine.utils.exits import signal_name
 from engine.utils.process import SignalHandler
 from engine.utils.text import list_names
 
-# A request waits so long. Its folder is listed in 20 µs.
-TICK_SECONDS = 0.5
+# A request waits so long at most.
+TICK_SECONDS = 1.0
+# Output that comes so shortly before a tick brings it forward: the process wakes once for both.
+EARLY_SECONDS = 0.5
 # Output is collected, so that a program that prints character by character does not wake this process for each.
 COLLECT_SECONDS = 0.05
 # Half of the buffer of a terminal. The program waits when it is full.
@@ -44,17 +46,20 @@ MAX_LAST_LINES = 200
 @dataclass(frozen=True)
 class CommandEnd:
     """How a command ended. `exit_code` is negative for a signal. `stopped_by` says who requested the stop, and is empty
-    if it ended on its own. `last_lines` are those of its output, without colors."""
+    if it ended on its own. `last_lines` are those of its output, without colors. `unkillable` names the processes that
+    SIGKILL has not ended; if the command is one of them, `has_ended` is False."""
 
     exit_code: int
     stopped_by: str
     last_lines: tuple[str, ...]
+    unkillable: str = ""
+    has_ended: bool = True
 
 
 class CommandSupervisor:
     """Supervises one start of a command.
 
-    `emit` receives each event; `on_tick` is called every `TICK_SECONDS` and must not block."""
+    `emit` receives each event; `on_tick` is called at least every `TICK_SECONDS` and must not block."""
 
     def __init__(
         self,
@@ -73,6 +78,7 @@ class CommandSupervisor:
         self._stop = StopSequence(process, stop_signal)
         self._stopped_by = ""
         self._last_lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
+        self._pending: list[str] = []
         self._next_tick = time.monotonic()
 
     def run(self) -> CommandEnd:
@@ -84,48 +90,54 @@ class CommandSupervisor:
                 if time.monotonic() >= self._next_tick:
                     self._next_tick = time.monotonic() + TICK_SECONDS
                     self._tick()
-                if self._has_ended():
+                is_running = self._process.poll() is None
+                if self._has_ended(is_running=is_running):
                     break
-                self._wait(wakeup)
+                self._wait(wakeup, is_running=is_running)
                 self._add_output(self._terminal.read())
         self._add_output(self._terminal.close())
         self._metrics.close()
         self._report_left_behind()
         code = self._process.poll()
-        assert code is not None  # noqa: S101 - see `_has_ended`
-        return CommandEnd(code, self._stopped_by, tuple(self._last_lines))
+        # Without one, SIGKILL has not ended it.
+        return CommandEnd(-signal.SIGKILL if code is None else code, self._stopped_by, tuple(self._last_lines))
 
-    def _has_ended(self) -> bool:
+    def _has_ended(self, *, is_running: bool) -> bool:
         # Looking for what is left takes milliseconds, so not while the command itself runs.
-        is_due = self._stop.seconds_left == 0
-        return (self._process.poll() is not None or is_due) and self._stop.poll() and self._process.poll() is not None
+        if is_running and self._stop.seconds_left != 0:
+            return False
+        return self._stop.poll()
 
-    def _wait(self, wakeup: int) -> None:
+    def _wait(self, wakeup: int, *, is_running: bool) -> None:
         """Wait for output, the end of the command, a signal or the next tick."""
         poll = select.poll()
         poll.register(wakeup, select.POLLIN)
-        is_running = self._process.poll() is None
         if is_running:
             poll.register(self._process.fileno(), select.POLLIN)
-        for descriptor in self._terminal.readable:
+        outputs = self._terminal.readable
+        for descriptor in outputs:
             poll.register(descriptor, select.POLLIN)
         left = max(self._next_tick - time.monotonic(), 0.0)
         ready = {descriptor for descriptor, _ in poll.poll(1000 * (left if is_running else COLLECT_SECONDS))}
         if wakeup in ready:
             os.read(wakeup, 1 << 10)
-        elif ready and is_running and self._process.fileno() not in ready and _unread_bytes(ready) < FULL_BYTES:
-            for descriptor in self._terminal.readable:
-                poll.unregister(descriptor)
-            poll.poll(1000 * COLLECT_SECONDS)
+        elif ready and is_running and self._process.fileno() not in ready:
+            if _unread_bytes(ready) < FULL_BYTES:
+                for descriptor in outputs:
+                    poll.unregister(descriptor)
+                poll.poll(1000 * COLLECT_SECONDS)
+            if self._next_tick - time.monotonic() < EARLY_SECONDS:
+                self._next_tick = time.monotonic()
 
     def _tick(self) -> None:
+        self._show_output()
+        self._metrics.poll(self._terminal.pending)
+        # Writes the record, with the metrics that were read.
         self._on_tick()
         for request in consume_requests(self._recorder.folder.control):
             self._emit(
                 ControlEvent(request=request.request, by=request.by, outcome=self._apply(request.request, request.by))
             )
-        self._show_pending()
-        self._metrics.poll(self._terminal.pending)
 
     def _apply(self, request: str, by: str) -> str:
         """Carry out a control request, and return its outcome."""
@@ -157,22 +169,22 @@ class CommandSupervisor:
             return
         texts = [line.log_text for line in lines]
         self._recorder.add_output(texts)
-        self._show_pending()
-        self._recorder.show(CommandOutput(lines=texts))
+        self._show_output(texts)
         self._last_lines.extend(text for line in lines[-MAX_LAST_LINES:] if (text := without_colors(line.text)).strip())
         self._metrics.add_lines(lines, self._terminal.pending())
 
-    def _show_pending(self) -> None:
-        self._recorder.show_pending([line.log_text for line in self._terminal.pending()])
+    def _show_output(self, lines: Sequence[str] = ()) -> None:
+        """Show final lines, and below them those that may still change."""
+        pending = [line.log_text for line in self._terminal.pending()]
+        self._recorder.show_pending(pending)
+        if lines or pending != self._pending:
+            self._pending = pending
+            self._recorder.show(CommandOutput(lines=[*lines], pending=tuple(pending)))
 
     def _report_left_behind(self) -> None:
         if self._stop.left_behind and not self._stopped_by:
             names = list_names(self._stop.left_behind)
             reason = f"the command left processes behind, which were ended: {names}"
-            self._emit(WarningEvent.of(Problem("", reason, code="process-left")))
-        if self._stop.unkillable:
-            pids = ", ".join(str(process.pid) for process in self._stop.unkillable)
-            reason = f"process {pids} cannot be killed, and may still hold a GPU"
             self._emit(WarningEvent.of(Problem("", reason, code="process-left")))
 
 

@@ -20,7 +20,7 @@ from engine.launch.batch_size import find_batch_size, previous_batch_size
 from engine.launch.owned_run import AlreadyFinishedError, OwnedRun, claim_requested, with_run_name
 from engine.launch.preflight import Preflight, check_resumed_config
 from engine.launch.request import RunRequest
-from engine.launch.slurm import requeue, slurm_job_id
+from engine.launch.slurm import requeue_job, slurm_job_id
 from engine.queue.state import QueueStage
 from engine.runs.claimed_run import ClaimedRun
 from engine.runs.early_stop import has_stopped_early
@@ -117,7 +117,7 @@ class TrainingRun(OwnedRun):
         return replace(job, config=config.with_values(data={"batch_size": batch_size}))
 
     def end(self, result: RunResult, *, should_requeue: bool = False) -> ExitCode:
-        """Record how the run ended, requeue its Slurm job if `should_requeue`, and return the exit code."""
+        """Requeue the Slurm job of the run if `should_requeue`, record how the run ended, and return the exit code."""
         if self.recorder is None:
             if result.failure is not None:
                 self.emit(RunFinished(state="failed", message=describe_failure(result.failure)))
@@ -125,11 +125,8 @@ class TrainingRun(OwnedRun):
         if result.failure is not None and self.place is not None and not self._started:
             # Else it would count as interrupted, and runs that wait for it would wait forever.
             self.place.save(stage=QueueStage.ENDED)
-        job = slurm_job_id() if should_requeue and result.state in ("stopped", "killed") else None
-        code = record_result(result, self.recorder, f"; job {job} is requeued" if job else "")
-        if job is not None and (problem := requeue(job)) is not None:
-            self.listener(WarningEvent.of(problem))
-        return code
+        requeues = should_requeue and slurm_job_id() is not None and result.state in ("stopped", "killed")
+        return record_result(result, self.recorder, f"; {requeue_job()}" if requeues else "")
 
 
 def _nothing_left(request: RunRequest) -> Problem:

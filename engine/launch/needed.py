@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.code.data import data_fingerprint
-from engine.code.git import GitError, Repository, find_repository
+from engine.code.git import GitError
 from engine.code.record import compare_state, read_code_record
-from engine.code.state import CodeState, read_code
+from engine.code.state import CodeState, read_folder_code
 from engine.command.spec import Command, read_command
+from engine.command.typed_variables import KEY_FILE
 from engine.config.differences import flat_values, is_neutral
 from engine.config.resume import PATH_KEYS
 from engine.config.schema import Config, as_dict
@@ -27,10 +28,11 @@ from engine.runs.folder import RunFolder, RunState, list_runs
 from engine.runs.records import CodeSummary
 from engine.runs.run_record import RunRecord, read_run_record
 from engine.utils.errors import UsageError
+from engine.utils.files import own_folder_advice, state_folder
 from engine.utils.text import printable
 
 OPTION = "--needed"
-# What decides the result of a command, besides its code and its data.
+# What decides the result of a command, besides its code, its data and the variables of `--env`.
 COMMAND_FIELDS = ("argv", "cwd", "data")
 
 
@@ -52,11 +54,9 @@ def _finished_runs(root: Path, *, is_command: bool) -> Iterator[tuple[RunFolder,
 
 def _finished_command(request: RunRequest, command: Command) -> Iterator[tuple[RunFolder, RunRecord]]:
     """Raises UsageError."""
-    if command.expanded:
-        reason = f"does not know the values of --env in earlier runs: {', '.join(command.expanded)}"
-        raise UsageError.one(OPTION, reason, "pass them as arguments of the command", code="conflict")
     cwd = Path(command.cwd)
     state, data = _read_code(cwd, request.runs_dir), data_fingerprint([cwd / path for path in command.data])
+    variables = _variables_digest(command)
     for folder, record in _finished_runs(request.runs_dir, is_command=True):
         code = record.code
         if code is None or code.data != data or not _is_same_code(folder, code, state):
@@ -65,8 +65,21 @@ def _finished_command(request: RunRequest, command: Command) -> Iterator[tuple[R
             stored = read_command(folder)
         except UsageError:
             continue
-        if all(getattr(stored, name) == getattr(command, name) for name in COMMAND_FIELDS):
+        is_alike = all(getattr(stored, name) == getattr(command, name) for name in COMMAND_FIELDS)
+        # Only what was typed as KEY=VALUE has placeholders.
+        if is_alike and stored.variables == variables and {*stored.expanded} == {*command.expanded}:
             yield folder, record
+
+
+def _variables_digest(command: Command) -> str:
+    """Raises UsageError."""
+    try:
+        return command.variables_digest()
+    except OSError as error:
+        place = printable(str(state_folder() / KEY_FILE))
+        reason = f"cannot compare the values of --env: {place}, the key of their digests, cannot be written"
+        advice = own_folder_advice("XDG_STATE_HOME")
+        raise UsageError.one(OPTION, f"{reason}: {error.strerror}", advice, code="not-writable") from error
 
 
 def _finished_training(request: RunRequest) -> Iterator[tuple[RunFolder, RunRecord]]:
@@ -97,16 +110,20 @@ def _finished_training(request: RunRequest) -> Iterator[tuple[RunFolder, RunReco
 
 
 def _read_code(cwd: Path, runs_dir: Path) -> CodeState:
-    """Raises UsageError outside of a repository, and if it cannot be read."""
+    """Raises UsageError outside of a repository, and if it cannot be read or not be compared."""
     place = printable(str(cwd))
-    repository: Repository | None = find_repository(cwd)
-    if repository is None:
-        reason = f"{place} is in no git repository, so nobody knows whether its code is the same"
-        raise UsageError.one(OPTION, reason, f"run it without {OPTION}, or `git init` there", code="no-repository")
     try:
-        return read_code(repository, runs_dir)
+        state = read_folder_code(cwd, runs_dir)
     except GitError as error:
         raise UsageError.one(OPTION, f"{place} {error}", code=error.code) from error
+    if state is None:
+        reason = f"{place} is in no git repository, so nobody knows whether its code is the same"
+        raise UsageError.one(OPTION, reason, f"run it without {OPTION}, or `git init` there", code="no-repository")
+    if state.unknown:
+        reason = f"{printable(str(state.root))} {state.unknown}, so nobody knows whether its code is the same"
+        advice = f"add what is no code to .gitignore, or run it without {OPTION}"
+        raise UsageError.one(OPTION, reason, advice, code="not-supported")
+    return state
 
 
 def _is_same_code(folder: RunFolder, code: CodeSummary, state: CodeState) -> bool:

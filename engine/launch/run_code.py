@@ -85,10 +85,8 @@ def stored_code(folder: RunFolder) -> RunCode:
 
 
 def code_changed(code: RunCode, folder: RunFolder, cwd: Path, known: str) -> CodeChanged | None:
-    """Return how the code differs from that with which the run was made; None if that is `known`, or without a record.
-
-    A run from a copy has the code with which it was made."""
-    if code.record is None or code.record.snapshot:
+    """Return how the code differs from that with which the run was made; None if that is `known` or not recorded."""
+    if code.record is None:
         return None
     from engine.code.git import GitError
     from engine.code.record import find_difference

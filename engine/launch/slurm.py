@@ -9,8 +9,9 @@ import subprocess
 from engine.config.schema import Config
 from engine.utils.errors import Problem
 from engine.utils.exits import exit_status
+from engine.utils.text import printable
 
-SCONTROL_TIMEOUT_SECONDS = 30
+SCONTROL_TIMEOUT_SECONDS = 20  # less than Slurm's default KillWait of 30 s
 
 
 def slurm_job_id() -> str | None:
@@ -26,20 +27,26 @@ def requeue_warnings(config: Config) -> list[Problem]:
     return [Problem("", "run.requeue=true has no effect: this is not a Slurm job", code="no-effect")]
 
 
-def requeue(job_id: str) -> Problem | None:
-    """Requeue a job. Slurm then ends its processes, so save everything before. Return a problem, or None."""
+def requeue_job() -> str:
+    """Requeue the Slurm job of this process, and return what became of it, as a clause for the end of the run.
+
+    Slurm then ends the processes of the job, and kills them after its `KillWait`: save everything else before."""
+    job = slurm_job_id()
     try:
         done = subprocess.run(  # noqa: S603 (the job ID is a number)
-            ["scontrol", "requeue", job_id],  # noqa: S607 (Slurm is on the PATH)
+            ["scontrol", "requeue", str(job)],  # noqa: S607 (Slurm is on the PATH)
             capture_output=True,
             text=True,
             timeout=SCONTROL_TIMEOUT_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Problem("", f"job {job_id} could not be requeued: {error}", code="library-failed")
+        return _not_requeued(job, str(error))
     # Slurm ends the processes of the job, and scontrol is one of them.
-    if done.returncode not in (0, -signal.SIGTERM):
-        reason = " ".join(done.stderr.split()) or f"scontrol {exit_status(done.returncode)}"
-        return Problem("", f"job {job_id} could not be requeued: {reason}", code="library-failed")
-    return None
+    if done.returncode in (0, -signal.SIGTERM):
+        return f"job {job} is requeued"
+    return _not_requeued(job, " ".join(done.stderr.split()) or f"scontrol {exit_status(done.returncode)}")
+
+
+def _not_requeued(job: str | None, reason: str) -> str:
+    return f"job {job} could not be requeued ({printable(reason)}); submit its script again to continue the run"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.utils.errors import UsageError
+
+# The step that one SGD step takes in the logits grows with the squared norm of the classifier's input, which is about
+# the number of features. From some image size on, the default learning rate would diverge.
+MAX_FEATURE_NORM_SQUARED = 256
 
 
 class BasicBlock(nn.Module):
@@ -63,26 +68,51 @@ def _stage(in_channels: int, out_channels: int, stride: int) -> nn.Sequential:
     return nn.Sequential(BasicBlock(in_channels, out_channels, stride), BasicBlock(out_channels, out_channels, 1))
 
 
+class ScaledFlatten(nn.Module):
+    """Flatten each image to a vector and multiply it by `scale`."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) * self.scale
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale:.4g}"
+
+
+def _flatten(features: int) -> nn.Module:
+    """Return a layer that flattens to `features` values, scaled so that their squared norm is at most
+    `MAX_FEATURE_NORM_SQUARED` if each has variance 1."""
+    if features <= MAX_FEATURE_NORM_SQUARED:
+        return nn.Flatten()
+    return ScaledFlatten(math.sqrt(MAX_FEATURE_NORM_SQUARED / features))
+
+
 def cnn(channels: int, classes: int, size: int, width: int = 32, dropout: float = 0.0) -> nn.Module:
     """Two 3x3 convolutions with `width` and `2 * width` channels, each with BatchNorm, ReLU and 2x2 max-pool, then
-    dropout and a linear layer. Raises UsageError if images are smaller than 4x4."""
+    dropout and a linear layer. Its input is scaled down for images larger than 8x8. Raises UsageError if images are
+    smaller than 4x4."""
     _check_width(width)
     if size < 4:
         raise UsageError.one(
             "data.image_size", f"cnn needs images of at least 4x4, not {size}x{size}", code="too-small"
         )
+    features = 2 * width * (size // 4) ** 2
     return nn.Sequential(
         *(nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
         *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(inplace=True)),
-        *(nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.MaxPool2d(2), _flatten(features)),
         *([nn.Dropout(dropout)] if dropout else []),
-        nn.Linear(2 * width * (size // 4) ** 2, classes),
+        nn.Linear(features, classes),
     )
 
 
 def linear(channels: int, classes: int, size: int) -> nn.Module:
-    """Logistic regression on the pixels, as a baseline."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, classes))
+    """Logistic regression on the pixels, as a baseline. Those of larger images are scaled down."""
+    pixels = channels * size * size
+    return nn.Sequential(_flatten(pixels), nn.Linear(pixels, classes))
 
 
 def _check_width(width: int) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
-from engine.config.user_code import is_user_code, load_user_code
+from engine.config.user_code import describe_value, is_user_code, load_user_code
 from engine.config.user_errors import describe_exception
 from engine.data.sources.base import ImageFormat
 from engine.models.builtin import BUILTIN_BUILDERS
@@ -102,7 +102,7 @@ def build_user_model(config: Config, channels: int, num_classes: int, image_size
         raise UsageError.one("model.name", f"{name} failed: {reason}", code="user-code-failed") from error
     if not isinstance(built, nn.Module):
         raise UsageError.one(
-            "model.name", f"{name} must return a torch.nn.Module, not {type(built).__name__}", code="invalid-value"
+            "model.name", f"{name} must return a torch.nn.Module, not {describe_value(built)}", code="invalid-value"
         )
     return built
 
@@ -323,13 +323,7 @@ def check_model(
         model.train(training)
         if deterministic:
             torch.use_deterministic_algorithms(True)
-    if not _are_logits(out, num_classes):
-        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise UsageError.one(
-            "model.name",
-            f"{name} must return logits of shape {(1, num_classes)} for one image, not {shape}",
-            code="invalid-value",
-        )
+    check_logits(name, out, 1, num_classes)
 
 
 def _forward_zeros(model: nn.Module, channels: int, image_size: int) -> object:
@@ -338,13 +332,26 @@ def _forward_zeros(model: nn.Module, channels: int, image_size: int) -> object:
         return model(torch.zeros(1, channels, image_size, image_size, device=device))
 
 
-def _are_logits(out: object, num_classes: int) -> bool:
-    return isinstance(out, Tensor) and tuple(out.shape) == (1, num_classes)
+def check_logits(name: str, out: object, num_images: int, num_classes: int, *, training: bool = False) -> None:
+    """Raise UsageError unless a model returned logits: a floating-point tensor, N x classes, in training with a
+    gradient."""
+    got = describe_value(out)
+    if isinstance(out, Tensor) and _are_logits(out, num_images, num_classes):
+        if not training or out.requires_grad:
+            return
+        got = "logits without a gradient"
+    when = " in training" if training else ""
+    expected = f"logits of {pluralize(num_images, 'image')}, a floating-point tensor of {num_images} x {num_classes}"
+    raise UsageError.one("model.name", f"{name} returns {got}{when}; it must return {expected}", code="invalid-value")
+
+
+def _are_logits(out: object, num_images: int, num_classes: int) -> bool:
+    return isinstance(out, Tensor) and out.is_floating_point() and tuple(out.shape) == (num_images, num_classes)
 
 
 def _accepts(model: nn.Module, channels: int, image_size: int, num_classes: int) -> bool:
     """Whether a model accepts images with another number of channels than those of the dataset."""
     try:
-        return _are_logits(_forward_zeros(model, channels, image_size), num_classes)
+        return _are_logits(_forward_zeros(model, channels, image_size), 1, num_classes)
     except Exception:
         return False

@@ -209,7 +209,7 @@ def pretrained_weights(model: ModelConfig, image_size: int) -> StateDict:
     if source in ("user", "builtin"):
         raise UsageError.one(
             "model.weights",
-            f"there are no pretrained weights for {model.name}; set model.weights to a file",
+            f"there are no pretrained weights for {model.name}; set model.weights=null, or to a file",
             code="not-found",
         )
     try:

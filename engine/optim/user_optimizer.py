@@ -84,6 +84,13 @@ def _arguments(config: OptimConfig, factory: Any, lr: float, notes: list[Problem
             reason = f"{config.name} has no argument {key!r}{did_you_mean(key, names)}"
             raise UsageError.one("optim.options", reason, code="unknown-key")
         arguments[key] = tuple(value) if isinstance(value, list) else value
+    for parameter in signature[1:]:
+        is_required = parameter.name in names and parameter.default is inspect.Parameter.empty
+        if is_required and parameter.name not in arguments:
+            is_key = parameter.name in settings
+            key = f"optim.{parameter.name}" if is_key else "optim.options"
+            reason = f"{config.name} requires {parameter.name}; set it here"
+            raise UsageError.one(key, reason, code="missing-value")
     return arguments
 
 
@@ -105,6 +112,9 @@ def _check(config: OptimConfig, built: Any, groups: list[ParamGroup], lr: float)
     if not isinstance(built, Optimizer):
         reason = f"{config.name} must return a torch.optim.Optimizer, not {describe_value(built)}"
         raise UsageError.one(OPTIMIZER_KEY, reason, code="invalid-value")
+    if not hasattr(built, "param_groups"):
+        reason = f"{config.name} has no parameter groups"
+        raise UsageError.one(OPTIMIZER_KEY, reason, "call super().__init__(params, defaults)", code="invalid-value")
     names = {id(parameter): name for group in groups for name, parameter in group["params"]}
     scales = {id(parameter): group["lr_scale"] for group in groups for _, parameter in group["params"]}
     received = [id(parameter) for group in built.param_groups for parameter in group["params"]]

@@ -17,7 +17,13 @@ from typing import Annotated, Any
 from engine.config.loader import validate_config
 from engine.config.schema import Config
 from engine.config.training_sections import by_epoch
-from engine.config.user_code import ask_user_code, describe_value, is_user_code, load_user_code
+from engine.config.user_code import (
+    as_number,
+    ask_user_code,
+    describe_value,
+    is_user_code,
+    load_user_function,
+)
 from engine.config.user_errors import describe_exception
 from engine.utils.answers import Answer
 from engine.utils.codec import Count, Meta, Record
@@ -55,18 +61,8 @@ def load_user_schedule(config: Config, steps_per_epoch: int) -> Sequence[float]:
     if count > MAX_POSITIONS:
         reason = f"{config.schedule.name} would be called for {count:,} steps; set schedule.by=epoch"
         raise UsageError.one(SCHEDULE_KEY, reason, code="too-many")
-    name, run = config.schedule.name, config.run
-    function: Any = load_user_code(SCHEDULE_KEY, name, run.code, run.code_packages)
-    if isinstance(function, type):
-        try:
-            function = function()
-        except Exception as error:
-            reason = f"{name} cannot be created: {describe_exception(error, run.code, run.code_packages)}"
-            raise UsageError.one(SCHEDULE_KEY, reason, code="user-code-failed") from error
-        if not callable(function):
-            raise UsageError.one(
-                SCHEDULE_KEY, f"{name} has no __call__(epoch); define it, or name a function", code="invalid-value"
-            )
+    name = config.schedule.name
+    function = load_user_function(SCHEDULE_KEY, name, config.run)
     factors = array("d", (_factor(config, function, position) for position in range(count)))
     for position in {0, count // 2, count - 1}:
         if _factor(config, function, position) != factors[position]:
@@ -89,14 +85,9 @@ def _factor(config: Config, function: Callable[[int], Any], position: int) -> fl
         raise UsageError.one(
             SCHEDULE_KEY, f"{name} fails with {unit} {position}: {reason}", code="user-code-failed"
         ) from error
-    try:
-        factor = float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        factor = math.nan
-        shown = describe_value(value)
-    else:
-        shown = f"{factor:g}"
-    if not (math.isfinite(factor) and factor >= 0):
+    factor = as_number(value)
+    if factor is None or not (math.isfinite(factor) and factor >= 0):
+        shown = describe_value(value) if factor is None else f"{factor:g}"
         reason = f"{name} returns {shown} for {unit} {position} instead of a factor of at least 0"
         raise UsageError.one(SCHEDULE_KEY, reason, code="invalid-value")
     return factor

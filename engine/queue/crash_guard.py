@@ -1,6 +1,7 @@
 """Hold the rest of a batch of jobs whose first ones fail at once, so that they do not all fail overnight.
 
-A batch is what one user queues within ten minutes from one folder with one program. `engine.queue.place` polls a guard
+A batch is what one user queues within ten minutes from one folder with one program and the same code: what is queued
+after the code was mended is another batch. `engine.queue.place` polls a guard
 while its run waits. The controller of a sweep judges its trials by the same `hold_reason`.
 """
 
@@ -209,6 +210,6 @@ class CrashGuard:
         read = read_queue_state(folder)
         if read is None:
             return _Member(stamp, None)
-        is_recent = (read.program, read.cwd) == (state.program, state.cwd)
+        is_recent = (read.program, read.cwd, read.code) == (state.program, state.cwd, state.code)
         is_recent = is_recent and abs(read.submitted_at - state.submitted_at) <= BATCH_SECONDS
         return _Member(stamp, read, is_recent, judge_start(folder, read) if is_recent else None)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from engine.config.begin_time import begin_time
 from engine.config.queue_section import MAX_PRIORITY
 from engine.config.run_name import normalize_name
 from engine.config.schema import Config
@@ -90,6 +91,15 @@ def set_priority(row: QueueRow, priority: int) -> str:
             "priority", f"{priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}", code="out-of-range"
         )
     return _order(row, priority, row.position, f"has priority {priority}")
+
+
+def parse_begin(text: str) -> float:
+    """Return the Unix time that a typed begin time means, 0 for one that has passed. Raises UsageError."""
+    now = time.time()
+    if (begin := begin_time(text, now)) is None:
+        reason = f"{text!r} is no time; type now, now+2h, 22:00, tomorrow or 2026-12-01T08:00 (local)"
+        raise UsageError.one("", reason, code="invalid-value")
+    return begin if begin > now else 0.0
 
 
 def set_begin(row: QueueRow, begin: float) -> str:

@@ -91,10 +91,10 @@ def list_queue(root: Path | None = None) -> list[QueueRow]:
     return rows + (interrupted_rows(root) if root is not None else [])
 
 
-def find_place(folder: RunFolder) -> int | None:
-    """Return the place of a run of this user among those that wait for GPUs, counted from 1; None if it is none."""
+def find_row(folder: RunFolder) -> QueueRow | None:
+    """Return the row of a waiting run of this user; None if it does not wait."""
     path = str(shown_path(folder.root))
-    return next((row.place for row in list_queue() if row.is_own and row.folder == path), None)
+    return next((row for row in list_queue() if row.is_own and row.folder == path), None)
 
 
 def interrupted_rows(root: Path) -> list[QueueRow]:

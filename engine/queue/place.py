@@ -16,7 +16,7 @@ from engine.config.schema import Config
 from engine.gpus.queue_terms import MAX_PRIORITY, MAX_TIME, Backfill, Blocked, QueueTerms
 from engine.queue.crash_guard import CrashGuard
 from engine.queue.dependencies import FollowedRun
-from engine.queue.listing import find_place
+from engine.queue.listing import find_row
 from engine.queue.state import (
     PENDING_STAGES,
     QueueStage,
@@ -179,7 +179,8 @@ class QueuePlace:
         changed, self._reason = reason != self._reason, reason
         event, now = WaitingForGpus(message=reason), time.monotonic()
         if self._recorded_at is None or now - self._recorded_at >= RECORD_INTERVAL_SECONDS:
-            place = find_place(self.folder)
+            row = find_row(self.folder)
+            place = None if row is None else row.place
             if (reason, place) != self._recorded:
                 self._recorded_at, self._recorded = now, (reason, place)
                 self.recorder.record(event if place is None else replace(event, place=place), notify=changed)
@@ -201,10 +202,12 @@ class QueuePlace:
         self.followed.clear()
 
 
-def initial_state(folder: RunFolder, config: Config, pid: int, program: str = "", cwd: str = "") -> QueueState:
+def initial_state(
+    folder: RunFolder, config: Config, pid: int, program: str = "", cwd: str = "", code: str = ""
+) -> QueueState:
     """Return the place of a run that joins the queue: the one it had, if its wait was interrupted.
 
-    `program` and `cwd` say to which batch it belongs, see `crash_guard`."""
+    `program`, `cwd` and `code` say to which batch it belongs, see `crash_guard`."""
     previous, now = read_queue_state(folder), time.time()
     if previous is not None and previous.stage in PENDING_STAGES:
         return replace(previous, pid=pid, stage=QueueStage.WAITING)
@@ -219,6 +222,7 @@ def initial_state(folder: RunFolder, config: Config, pid: int, program: str = ""
         begin=begin_time(config.queue.begin or "", now) or 0.0,
         program=program,
         cwd=cwd,
+        code=code,
     )
 
 

@@ -59,6 +59,8 @@ class QueueState(FileRecord, frozen=True, kw_only=True):
     """What it starts, as the beginning of its default name; empty: it belongs to no batch, see `crash_guard`."""
     cwd: str = ""
     """Working folder of the job."""
+    code: str = ""
+    """Fingerprint of its code when it was queued; empty if that is not recorded."""
     granted_at: UnixTime | None = None
     """When it got its devices, in Unix seconds."""
     crash_hold: str = ""

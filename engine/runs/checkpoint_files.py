@@ -76,6 +76,9 @@ def find_checkpoint(folder: RunFolder, which: str) -> Path:
     for name in names[which]:
         if is_file(folder.checkpoints / name):
             return folder.checkpoints / name
+    if is_file(folder.command):
+        reason = "is the run of a command, which has no checkpoint of gputrain; name a run of `gputrain run CONFIG`"
+        raise UsageError.one(folder.name, reason, code="no-checkpoint")
     raise UsageError.one(
         folder.name, "has no checkpoint yet; the first is saved at the end of an epoch", code="no-checkpoint"
     )

@@ -48,6 +48,7 @@ class DataDownload(Event, frozen=True, kw_only=True, tag="data_download"):
     """Progress of `data.download` before the run starts. Shown on the terminal."""
 
     message: str
+    """What is downloaded, and how much of it there is."""
 
 
 class BatchSizeFound(Event, frozen=True, kw_only=True, tag="batch_found"):
@@ -69,6 +70,8 @@ class CommandOutput(Event, frozen=True, kw_only=True, tag="output"):
 
     lines: list[str]
     """Printable text, and colors as SGR escape sequences."""
+    pending: tuple[str, ...] = ()
+    """The lines below them that may still change, such as a progress bar."""
 
 
 def event_line(event: Event) -> str | None:
@@ -80,13 +83,13 @@ def event_line(event: Event) -> str | None:
 def event_lines(event: Event, history: History) -> list[str]:
     """Return the log lines of an event that `history` already includes.
 
-    The bottleneck precedes the end of the run. Devices and mean time of an epoch follow it, or precede it if the last
-    line says how to continue.
+    What keeps the run from learning and the bottleneck precede the end of the run. Devices and mean time of an epoch
+    follow it, or precede it if the last line says how to continue.
     """
     lines = [event_line(event)]
     if isinstance(event, RunFinished):
         ends = event.state == "finished"
-        lines = [bottleneck_line(history), *([] if ends else [speed_line(history)]), *lines]
+        lines = [learning_line(history), bottleneck_line(history), *([] if ends else [speed_line(history)]), *lines]
         lines += [speed_line(history)] if ends else []
     return [line for line in lines if line is not None]
 
@@ -110,6 +113,14 @@ def bottleneck_line(history: History) -> str | None:
         return None
     figures = describe_efficiency(history.data_wait, history.mfu).replace("   ", ", ")
     return printable(f"{bottleneck.message} ({figures})")
+
+
+def learning_line(history: History) -> str | None:
+    """Return what keeps a run that finished or was stopped from learning well, as a log line; None if nothing does."""
+    learning, finished = history.learning, history.finished
+    if learning is None or finished is None or finished.state == "failed":
+        return None
+    return printable(learning.message)
 
 
 def _format_event(event: Event) -> str | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 
-from engine.runs.records import GpuSample, RankDevice, RankEpochTiming, RankPeakMemory
+from engine.runs.records import GpuSample, RankDevice, RankEpochTiming, RankPeakMemory, Scores
 from engine.utils.codec import (
     UNSET,
     Count,
@@ -126,6 +126,12 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """Shorter edge in pixels of the median image file, if the default input is more than twice as large; else 0."""
     fitting_size: Count
     """The `data.image_size` to advise for images of `enlarged_edge`; 0 without."""
+    guessing_loss: Finite | UnsetType = UNSET
+    """Mean training loss of a model that gives each class the same probability; absent for the user's own loss."""
+    peak_lr: Finite | UnsetType = UNSET
+    """Peak learning rate, `optim.lr` after `optim.lr_scaling`."""
+    warmup_steps: Count | UnsetType = UNSET
+    """Steps until the learning rate first reaches its peak."""
     start_method: str
     """How the ranks were started: fork, spawn, torchrun, srun, or env for another launcher; "" in a dry run."""
 
@@ -154,15 +160,6 @@ class StepEvent(Event, frozen=True, kw_only=True, tag="step"):
     """Share of the time that rank 0 waited for data, 0 to 1."""
     grad_norm: Finite | UnsetType | None = UNSET
     """L2 norm of the gradient of the last step, before clipping; null if not finite, absent if it was not computed."""
-
-
-class Scores(Record, frozen=True, kw_only=True):
-    """Results of one evaluation. A value that is not finite is None."""
-
-    loss: Finite | None
-    accuracy: Finite | None
-    top5: Finite | None
-    metrics: dict[str, Finite | None]
 
 
 class EpochEvent(Event, frozen=True, kw_only=True, tag="epoch"):
@@ -202,6 +199,9 @@ class EpochEvent(Event, frozen=True, kw_only=True, tag="epoch"):
     """Steps skipped since the start of the run because a loss or gradient was not finite."""
     skipped_images: Count
     """Images of this epoch that could not be read and were skipped."""
+    top_prediction: Number | UnsetType = UNSET
+    """Share of the validation images that are predicted as the most frequent prediction, 0 to 1; absent with more than
+    1000 classes."""
     train_size: Count
     """Side of the training images of the epoch in pixels."""
     flops: Finite | UnsetType = UNSET

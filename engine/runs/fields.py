@@ -115,6 +115,7 @@ ROW_FIELDS: Mapping[str, Field] = {
         Field("phase", Kind.TEXT, lambda row: row.record.phase or None),
         Field("message", Kind.TEXT, lambda row: row.message),
         Field("bottleneck", Kind.TEXT, lambda row: row.record.bottleneck and row.record.bottleneck.message),
+        Field("learning", Kind.TEXT, lambda row: row.record.learning and row.record.learning.message),
         Field("foreign", Kind.FLAG, lambda row: row.foreign is not None),
         Field("live", Kind.FLAG, lambda row: row.live),
         Field("folder", Kind.TEXT, lambda row: row.folder),

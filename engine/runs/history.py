@@ -15,7 +15,6 @@ from engine.runs.bottleneck import (
     GpuThrottling,
     diagnose,
     model_flops_utilization,
-    update_throttling,
     valid_share,
 )
 from engine.runs.code_events import CodeChanged, CodeRecorded
@@ -40,8 +39,10 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.folder import RunState, final_state
+from engine.runs.gpu_stats import GpuStats
+from engine.runs.learning import LearningCurve, diagnose_learning
 from engine.runs.metrics import stored_values
-from engine.runs.records import Bottleneck, CodeSummary, GpuSample, GpuSummary
+from engine.runs.records import Bottleneck, CodeSummary, Learning
 from engine.runs.run_devices import describe_run_devices, fully_trained_epochs, mean_epoch_seconds
 from engine.runs.run_record import RunRecord
 from engine.utils.codec import or_none, replace
@@ -51,43 +52,8 @@ CLOCK_STEP_SECONDS = 10.0
 MAX_ETA_SECONDS = 1e12
 # A damaged journal may claim any number.
 MAX_COUNT = 1 << 53
-# Readings whose mean is in a summary. Memory and temperature are there with their maximum.
-MEAN_READINGS = ("util", "sm_active", "tensor_active", "power")
-
-
-@dataclass
-class GpuStats:
-    """Statistics of one GPU over all its samples: means, maxima, throttle reasons, and the ongoing throttling."""
-
-    host: str
-    totals: dict[str, list[float]] = field(default_factory=dict)
-    maxima: dict[str, float] = field(default_factory=dict)
-    throttle_reasons: set[str] = field(default_factory=set)
-    throttling: GpuThrottling | None = None
-
-    def add(self, sample: GpuSample, time: float) -> None:
-        """Add a sample taken at `time`, in Unix seconds."""
-        for name in MEAN_READINGS:
-            if (value := getattr(sample, name)) is not None:
-                total = self.totals.setdefault(name, [0.0, 0.0])
-                total[0] += value
-                total[1] += 1
-        for name in ("memory_used", "temperature"):
-            if (value := getattr(sample, name)) is not None:
-                self.maxima[name] = max(self.maxima.get(name, 0.0), value)
-        self.throttle_reasons |= set(sample.throttle_reasons)
-        self.throttling = update_throttling(sample, time, self.throttling)
-
-    def mean(self, name: str) -> float | None:
-        """Return the mean of a reading; None if the GPU never provided it."""
-        total = self.totals.get(name)
-        return None if total is None else round(total[0] / total[1], 1)
-
-    def summary(self, uuid: str) -> GpuSummary:
-        """Return the entry of `summary.json`."""
-        means = {name: mean for name in MEAN_READINGS if (mean := self.mean(name)) is not None}
-        maxima = {f"max_{name}": value for name, value in self.maxima.items()}
-        return GpuSummary(uuid=uuid, host=self.host, throttled=sorted(self.throttle_reasons), **means, **maxima)
+NON_FINITE = "non-finite"
+"""Code of a failure at a loss that is not finite, that of `NonFiniteLossError`."""
 
 
 @dataclass
@@ -122,6 +88,8 @@ class History:
     saving: bool = False
     """Whether a checkpoint is being written."""
     _epoch_phase: str = ""
+    _later_lr: float | None = None
+    """Highest learning rate in a step event after the first epoch."""
     _session_epochs: int = 0
     """Number of epochs of earlier sessions in `epochs`."""
     _session_start: float | None = None
@@ -154,6 +122,8 @@ class History:
                 self.code = replace(self.code, changed=event.message)
             case StepEvent():
                 self.latest_step = event
+                if self.epochs and event.lr is not None:
+                    self._later_lr = max(self._later_lr or 0.0, event.lr)
             case EpochEvent():
                 self.epochs.append(event)
             case GpuEvent():
@@ -264,6 +234,14 @@ class History:
         return diagnose(self.started, session[-STRAGGLER_EPOCHS:], self.throttling)
 
     @property
+    def learning(self) -> Learning | None:
+        """What keeps the run from learning well; None if unknown."""
+        if self.started is None:
+            return None
+        nonfinite = any(failure.code == NON_FINITE for failure in self.failures)
+        return diagnose_learning(LearningCurve(self.started, self.epochs, self._later_lr, nonfinite))
+
+    @property
     def full_session_epochs(self) -> list[EpochEvent]:
         """Epochs that this session trained from start to end."""
         return fully_trained_epochs(self.started, self.epochs[self._session_epochs :])
@@ -349,6 +327,7 @@ class History:
             mfu=self.mfu,
             grad_norm=or_none(self.latest_step.grad_norm) if self.latest_step else None,
             bottleneck=self.bottleneck,
+            learning=self.learning,
             seconds=round(self.total_seconds, 3),
             seconds_per_epoch=mean_epoch_seconds(self.full_session_epochs),
             eta_seconds=eta_s if eta_s is not None and eta_s <= MAX_ETA_SECONDS else None,

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from engine.utils.colors import with_colors, without_colors
 from engine.utils.errors import Problem
-from engine.utils.files import append_to_file, file_size, open_regular_file, read_bytes, replace_file
+from engine.utils.files import append_to_file, file_size, open_regular_file, overwrite_bytes, read_bytes, replace_file
 from engine.utils.units import format_bytes
 
 # Longer lines are read in parts.
@@ -109,22 +109,35 @@ class PendingLines:
         self._written: bytes | None = None
 
     def write(self, lines: Sequence[str]) -> None:
-        """Replace the lines. Never raises OSError: the next call has newer ones."""
+        """Write other lines. Never raises OSError: the next call has newer ones."""
         text = "".join(f"{line[:MAX_PENDING_LENGTH]}\n" for line in lines).encode(errors="backslashreplace")
         if text == self._written:
             return
+        is_first, self._written = self._written is None, None
         with suppress(OSError):
-            if text:
-                replace_file(self._path, lambda file: file.write(text), private=True)
-            else:
+            if is_first:
+                # That of an earlier start, or a planted link.
                 self._path.unlink(missing_ok=True)
+            try:
+                # To replace the file takes five times as long, and programs print line after line.
+                overwrite_bytes(self._path, text)
+            except FileNotFoundError:
+                if text:
+                    replace_file(self._path, lambda file: file.write(text), private=True)
             self._written = text
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._written = None
+        self.write(())
 
 
 def read_pending(log: Path) -> list[str]:
     """Return the lines below a log that may still change. Raises OSError."""
     try:
-        return read_bytes(pending_file(log), MAX_PENDING_BYTES).decode(errors="replace").splitlines()
+        data = read_bytes(pending_file(log), MAX_PENDING_BYTES)
+        # Blanks take the place of a longer text, see `overwrite_bytes`.
+        return data[: data.rfind(b"\n") + 1].decode(errors="replace").splitlines()
     except FileNotFoundError:
         return []
 

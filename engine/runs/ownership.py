@@ -21,7 +21,7 @@ from typing import TypeVar
 from engine.runs.claim import Claim, Origin, observe_claim, read_claim, watch_claims
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import read_run_record
-from engine.utils.codec import overwrite_record, write_record
+from engine.utils.codec import overwrite_record, replace, write_record
 from engine.utils.errors import CodedError, Problem, UsageError
 from engine.utils.files import file_size, shown_path
 from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
@@ -60,7 +60,7 @@ class Ownership:
 
         Watches a claim of another host for seconds, unless this process has done that before, see `watch_claims`. With
         `take_over`, a run whose heartbeat does not move is acquired although its last one is not old."""
-        self.folder, self._agents = folder, tuple(agents)
+        self.folder = folder
         self._last_heartbeat, self._token = -math.inf, uuid.uuid4().hex
         self._location, self._owner_problem = folder.path, folder.owner_problem()
         handle = _retry(partial(_try_lock, folder.lock))
@@ -82,6 +82,16 @@ class Ownership:
         with suppress(OSError):
             os.utime(handle)
         self._earlier_claim = read_claim(folder.owner)
+        self._claim = Claim(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            agents=tuple(agents),
+            user=user_name(),
+            boot_id=boot_id(),
+            start_ticks=process_start_ticks(os.getpid()),
+            token=self._token,
+            journal_start=self._journal_start,
+        )
         self._renew()
 
     def renew_heartbeat(self) -> Problem | None:
@@ -118,11 +128,10 @@ class Ownership:
 
     def _check_location(self) -> Problem | None:
         """Return a warning if the path of the folder leads elsewhere since the last call."""
-        location = shown_path(self.folder.root)
-        if location == self._location or is_same_folder(self.folder, self._location):
+        if is_same_folder(self.folder, self._location):
             return None
-        previous, self._location = self._location, location
-        reason = f"the run folder {previous} was moved to {location}"
+        previous, self._location = self._location, shown_path(self.folder.root)
+        reason = f"the run folder {previous} was moved to {self._location}"
         return Problem("", reason, "the run continues there", code="run-changed")
 
     def _check_owner(self) -> Problem | None:
@@ -134,18 +143,7 @@ class Ownership:
         return Problem("", f"the run folder {self._location} {self._owner_problem}", advice, code="foreign-writable")
 
     def _write_owner(self, heartbeat: float | None) -> None:
-        claim = Claim(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            agents=self._agents,
-            user=user_name(),
-            heartbeat=heartbeat,
-            boot_id=boot_id(),
-            uptime_s=round(seconds_since_boot(), 3),
-            start_ticks=process_start_ticks(os.getpid()),
-            token=self._token,
-            journal_start=self._journal_start,
-        )
+        claim = replace(self._claim, heartbeat=heartbeat, uptime_s=round(seconds_since_boot(), 3))
         try:
             write_record(self.folder.owner, claim)
         except OSError:

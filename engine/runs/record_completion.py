@@ -100,10 +100,11 @@ def store_completed_record(folder: RunFolder, history: History, journal_bytes: i
 
 def with_stored_metrics(record: RunRecord, stored: RunRecord | None) -> RunRecord:
     """Return the record of a journal; of a command, with the metrics of the stored one, which the journal lacks, and
-    with the command itself, which the journal of a run that waits lacks."""
+    with the command itself and its parameters, which the journal of a run that waits lacks."""
     if stored is None or not (record.command or stored.command):
         return record
-    record = replace(record, command=record.command or stored.command)
+    if not record.command:
+        record = replace(record, command=stored.command, command_parameters=stored.command_parameters)
     return replace(record, **{name: getattr(stored, name) for name in METRIC_FIELDS})
 
 

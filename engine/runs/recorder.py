@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
@@ -25,6 +25,7 @@ from engine.runs.events import (
     RunFinished,
     RunResumed,
     RunStarted,
+    StepEvent,
     WarningEvent,
 )
 from engine.runs.folder import RunFolder, RunState
@@ -33,7 +34,7 @@ from engine.runs.journal import Journal
 from engine.runs.log import MAX_COMMAND_LOG_BYTES, LogWriter, PendingLines
 from engine.runs.record_completion import with_stored_metrics
 from engine.runs.run_config import changed_values, read_changed_config
-from engine.runs.run_record import RunRecord, read_run_record
+from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
 from engine.runs.sinks import Sink, describe_error, disk_problem
 from engine.runs.tensorboard import TensorBoardWriter
 from engine.utils import codec
@@ -41,11 +42,15 @@ from engine.utils.errors import Problem
 from engine.utils.files import replace_file, shown_path
 from engine.utils.text import pluralize, printable
 
+if TYPE_CHECKING:
+    from engine.foreign.parameters import Parameters
+
 Listener = Callable[[Event], None]
 # Lists read the record of a live run once a second.
 RECORD_INTERVAL_SECONDS = 1.0
-# To replace the file takes a third of the CPU time that a command costs which logs a metric per second.
-COMMAND_RECORD_INTERVAL_SECONDS = 2.0
+# With a tick per second, every second one. On ext4, a rename over a file starts to write it to disk, which takes up to
+# 1 ms of CPU time; screens read the metrics of a command from their files.
+COMMAND_RECORD_INTERVAL_SECONDS = 1.5
 
 
 class Recorder:
@@ -62,14 +67,18 @@ class Recorder:
         listener: Listener,
         *,
         command: str = "",
+        parameters: Parameters | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the files of the run folder; without a `config`, it keeps the one that it has.
 
-        `command` is the line of a command, by default that of the record. Of its config, only values that differ from
+        `command` is the line of a command and `parameters` are those among its arguments, by default those of the
+        record. Of its config, only values that differ from
         the defaults are stored; its log has a limit. Raises OSError if the folder cannot be written to."""
         stored = read_run_record(folder)
-        self._command = command or ("" if stored is None else stored.command)
+        known = NO_RECORD if stored is None else stored
+        self._command = command or known.command
+        self._parameters = known.command_parameters if parameters is None else parameters
         self.folder = folder
         self.history = folder.history()
         self.listener = listener
@@ -155,7 +164,9 @@ class Recorder:
             if isinstance(event, RunStarted):
                 with suppress(OSError):
                     self._tensorboard.restart(event.from_step if isinstance(event, RunResumed) else 0)
-            if isinstance(event, EpochEvent):
+            if isinstance(event, StepEvent):
+                self._tensorboard.add_step(event)
+            if isinstance(event, EpochEvent | StepEvent):
                 self._curves_are_due = True
             if is_end and self._journal.is_behind:
                 self._journal.use_reserve()
@@ -270,7 +281,9 @@ class Recorder:
     def _history_record(self) -> RunRecord:
         """Return the record of the journal. That of a command which waits does not name it yet."""
         record = self.history.record(self._config_values)
-        return record if record.command else codec.replace(record, command=self._command)
+        if record.command:
+            return record
+        return codec.replace(record, command=self._command, command_parameters=dict(self._parameters))
 
     def set_config(self, config: Config) -> None:
         """Set the config that is written when training starts: the ranks may use other values than were requested."""
@@ -321,7 +334,7 @@ class Recorder:
         with self._lock:
             self.closed.set()
             if self._command:
-                self._pending.write(())
+                self._pending.close()
         with suppress(OSError):
             self._tensorboard.close()
         self._journal.close()

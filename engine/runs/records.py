@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from engine.utils.codec import UNSET, Count, Integer, Number, Record, Seconds, UnsetType, field
+from engine.utils.codec import UNSET, Count, Finite, Integer, Number, Record, Seconds, UnsetType, field
 
 
 class RankDevice(Record, frozen=True, omit_defaults=True):
@@ -52,6 +52,15 @@ class RankEpochTiming(Record, frozen=True):
     def local_seconds(self) -> float:
         """Seconds without collectives, in which the rank depends on no other rank."""
         return self.data_wait_seconds + self.forward_seconds
+
+
+class Scores(Record, frozen=True, kw_only=True):
+    """Results of one evaluation. A value that is not finite is None."""
+
+    loss: Finite | None
+    accuracy: Finite | None
+    top5: Finite | None
+    metrics: dict[str, Finite | None]
 
 
 class GpuSample(Record, frozen=True, omit_defaults=True):
@@ -126,15 +135,34 @@ class Bottleneck(Record, frozen=True):
     message: str
 
 
+class LearningFault(StrEnum):
+    """What keeps a run from learning well. The values are part of the `summary.json` format."""
+
+    DIVERGED = "diverged"
+    LR_AT_END = "learning rate at its end"
+    ONE_CLASS = "one class only"
+    SLOW = "learning rate too low"
+    FLAT = "no progress"
+    ABOVE_GUESSING = "worse than guessing"
+    OVERFITTING = "overfitting"
+
+
+class Learning(Record, frozen=True):
+    """Diagnosis of how a run learns: the fault, and one sentence with the advice."""
+
+    fault: LearningFault
+    message: str
+
+
 class CodeSummary(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The code of a run in short, see `engine.code`."""
 
     commit: str
     """The commit that was checked out when the run was made; "" before the first commit."""
     is_dirty: bool
-    """Whether files had changed since the commit, or were not tracked."""
+    """Whether files of code had changed since the commit, or were not tracked."""
     fingerprint: str
-    """A digest that is equal for the same commit, changes and untracked text files."""
+    """A digest that is equal for the same commit, changes, untracked files of code and submodules."""
     snapshot: bool = False
     """Whether the run uses a copy of the code."""
     changed: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.records import Bottleneck, CodeSummary, GpuSummary, RankDevice
+from engine.runs.records import Bottleneck, CodeSummary, GpuSummary, Learning, RankDevice
 from engine.utils.codec import (
     ENTRIES,
     Count,
@@ -106,6 +106,8 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
     """Latest L2 norm of the gradient, before clipping."""
     bottleneck: Bottleneck | None = None
     """What limits the run, see `engine.runs.bottleneck`."""
+    learning: Learning | None = None
+    """What keeps the run from learning well, see `engine.runs.learning`."""
 
     seconds: Seconds = 0.0
     """Duration of all sessions of the run together, in seconds, without pauses."""

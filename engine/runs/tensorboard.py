@@ -1,7 +1,8 @@
 """Write the metrics of each epoch as TensorBoard event files: `loss`, `accuracy`, `learning_rate`, `gradient_norm` (of
-the latest step event) and `top5`.
+the latest step event) and `top5`; and the loss of each step, with the learning rate of each step event.
 
-`engine.runs.recorder` calls it after each epoch. Training, validation and EMA metrics are separate TensorBoard runs.
+`engine.runs.recorder` calls it after each step event and epoch. Training, validation and EMA metrics are separate
+TensorBoard runs, whose steps are epochs. Those of the run `steps` are optimizer steps.
 `engine.utils.event_file` encodes the records.
 """
 
@@ -12,44 +13,61 @@ import math
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
-from engine.runs.events import EpochEvent, Scores, StepEvent
+from engine.runs.events import EpochEvent, StepEvent
+from engine.runs.records import Scores
 from engine.utils.codec import UNSET
 from engine.utils.errors import Problem
 from engine.utils.event_file import scalars_record, session_start_record, version_record
 from engine.utils.files import append_to_file
 
+# While the files cannot be written; a run of 2 steps per second fills it in 14 hours.
+MAX_WAITING_STEP_EVENTS = 10_000
+
 
 class TensorBoardWriter:
-    """Writes to `folder/train`, `folder/val` and, for the EMA weights, `folder/ema`."""
+    """Writes to `folder/train`, `folder/val`, `folder/steps` and, for the EMA weights, `folder/ema`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, _EventFile] = {}
         self._written_step = 0
+        self._steps: deque[StepEvent] = deque(maxlen=MAX_WAITING_STEP_EVENTS)
         self._file_numbers = count()
 
     def restart(self, from_step: int) -> None:
         """Begin a session, which trains again what follows `from_step`."""
         self.close()
         self._written_step = from_step
+        self._steps.clear()
+
+    def add_step(self, event: StepEvent) -> None:
+        """Add a step event, which the next `write` writes. While the disk is full, the latest of them are kept."""
+        self._steps.append(event)
 
     def write(self, epochs: Sequence[EpochEvent], latest_step: StepEvent | None) -> Problem | None:
-        """Write the metrics of all `epochs` of the run that are not written yet, of the last one with `latest_step`.
+        """Write the added steps, and the metrics of all `epochs` of the run that are not written yet, of the last one
+        with `latest_step`.
 
-        Return a warning if the files were deleted; all epochs are then written again. Raises OSError, after which the
-        next call begins new files, because a record may be incomplete.
+        Return a warning if the files were deleted; all epochs are then written again, but no earlier steps. Raises
+        OSError, after which the next call begins new files, because a record may be incomplete.
         """
         warning = None
         if any(file.is_deleted for file in self._files.values()):
+            steps = list(self._steps)
             self.restart(0)
+            self._steps.extend(steps)
             reason = f"{self._folder.name}/ was deleted; its curves are written anew"
             warning = Problem("", reason, code="recovered")
         due = [epoch for epoch in epochs if epoch.step > self._written_step]
         try:
+            while self._steps:
+                self._write_steps(self._steps[0])
+                self._steps.popleft()
             for epoch in due:
                 self._write_epoch(epoch, latest_step if epoch is epochs[-1] else None)
                 self._written_step = epoch.step
@@ -62,23 +80,31 @@ class TensorBoardWriter:
         train = {"loss": epoch.train_loss, "accuracy": epoch.train_accuracy, "learning_rate": epoch.lr}
         if latest_step is not None and latest_step.grad_norm is not UNSET:
             train["gradient_norm"] = latest_step.grad_norm
-        self._write("train", epoch, train)
-        self._write("val", epoch, _values(epoch.val))
+        self._write("train", epoch.time, epoch.epoch, [train])
+        self._write("val", epoch.time, epoch.epoch, [_values(epoch.val)])
         if epoch.ema is not None:
-            self._write("ema", epoch, _values(epoch.ema))
+            self._write("ema", epoch.time, epoch.epoch, [_values(epoch.ema)])
         elif "ema" not in self._files and (self._folder / "ema").is_dir():
             # A session without EMA drops what an earlier one wrote of the EMA for the epochs that it repeats.
-            self._write("ema", epoch, {})
+            self._write("ema", epoch.time, epoch.epoch, [{}])
 
-    def _write(self, series: str, epoch: EpochEvent, values: Mapping[str, float | None]) -> None:
+    def _write_steps(self, event: StepEvent) -> None:
+        values: list[dict[str, float | None]] = [{"loss": loss} for loss in event.losses]
+        if values:
+            values[-1]["learning_rate"] = event.lr
+            self._write("steps", event.time, event.step - len(values) + 1, values)
+
+    def _write(self, series: str, time: float, step: int, values: Sequence[Mapping[str, float | None]]) -> None:
+        """Append the values of consecutive steps, the first of which is `step`."""
         records = []
         if series not in self._files:
             self._files[series] = _EventFile(self._folder / series, next(self._file_numbers))
-            records += [version_record(epoch.time), session_start_record(epoch.time, epoch.epoch)]
-        # A journal stores a number that is not finite as null.
-        scalars = {tag: math.nan if value is None else value for tag, value in values.items()}
-        for record in (*records, scalars_record(epoch.time, epoch.epoch, scalars)):
-            self._files[series].write(record)
+            records += [version_record(time), session_start_record(time, step)]
+        for number, of_step in enumerate(values, start=step):
+            # A journal stores a number that is not finite as null.
+            scalars = {tag: math.nan if value is None else value for tag, value in of_step.items()}
+            records.append(scalars_record(time, number, scalars))
+        self._files[series].write(b"".join(records))
 
     def close(self) -> None:
         """Close all files. Raises OSError."""
@@ -106,9 +132,9 @@ class _EventFile:
     def is_deleted(self) -> bool:
         return os.fstat(self._fd).st_nlink == 0
 
-    def write(self, record: bytes) -> None:
-        """Append one record. Raises OSError if only a part of it is written."""
-        if os.write(self._fd, record) != len(record):
+    def write(self, records: bytes) -> None:
+        """Append whole records. Raises OSError if only a part of them is written."""
+        if os.write(self._fd, records) != len(records):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:

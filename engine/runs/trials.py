@@ -89,6 +89,7 @@ def make_sweep_row(trials: Sequence[RunRow]) -> RunRow:
             rate_now=None,
             eta_seconds=None,
             bottleneck=None,
+            learning=None,
             phase="",
             seconds=sum(row.record.seconds for row in trials),
             started_at=max(starts, default=None),

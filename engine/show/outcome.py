@@ -45,8 +45,9 @@ class RunOutcome(Record, frozen=True, kw_only=True):
     """What a run has reached, why it failed, and what to do."""
 
     figures: Figures
-    """Metric to its newest value, by the keys of `gputrain runs`, such as best_val_accuracy or metrics.NAME; at most
-    40."""
+    """Key of a metric to its newest value, at most 40: a key of gputrain such as best_val_accuracy, or metrics.NAME and
+    best_metrics.NAME of one that the run calls NAME. Conditions, `--columns` and `--sort` take the same keys, and NAME
+    alone where no other key has that name."""
     failure: RunFailure | None
     """Why it failed; null if it did not."""
     remedy: str

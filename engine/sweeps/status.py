@@ -11,13 +11,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.runs.folder import RunFolder
-from engine.sweeps.controller import STATE_WORDS, best_trial
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
+from engine.sweeps.controller import STATE_WORDS
 from engine.sweeps.folder import SweepFolder
+from engine.sweeps.script_metric import MetricReader
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value
-from engine.sweeps.study import CODE, PRESET, REASON, SweepStudy, journal_errors, open_study
+from engine.sweeps.study import CODE, PRESET, PRUNED_AT, REASON, SweepStudy, journal_errors, open_study
 from engine.sweeps.sweep_file import read_settings
+from engine.sweeps.trial_run import result_of
+from engine.utils.text import printable
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -130,41 +134,64 @@ class SweepReader:
         if with_importances and self._study is not None and complete != self._complete:
             self._complete, self._importances = complete, self._study.importances()
         running = self.folder.is_running()
-        rows = tuple(_row(self.folder.trial(trial.number), trial, is_running=running) for trial in trials)
-        best = best_trial(trials, settings.objective)
+        rows = tuple(self._row(trial, settings, has_controller=running) for trial in trials)
+        complete_rows = [row for row in rows if row.state == "complete" and row.value is not None]
+        best = max(complete_rows, key=lambda row: (settings.objective.merit(row.value), -row.number), default=None)
         return SweepStatus(
             name=self.folder.name,
             folder=str(self.folder.path),
             running=running,
             settings=settings,
             trials=rows,
-            best=None if best is None else rows[best.number],
+            best=best,
             importances=self._importances,
             counts=dict(Counter(row.state for row in rows)),
             started_at=trials[0].datetime_start.timestamp() if trials and trials[0].datetime_start else None,
         )
 
+    def _row(self, trial: FrozenTrial, settings: SweepSettings, *, has_controller: bool) -> TrialRow:
+        from datetime import datetime
 
-def _row(run: RunFolder, trial: FrozenTrial, *, is_running: bool) -> TrialRow:
-    from datetime import datetime
+        run, epoch = self.folder.trial(trial.number), trial.last_step or 0
+        value = trial.value if trial.value is not None else trial.intermediate_values.get(epoch)
+        state, reason = STATE_WORDS[trial.state.name], str(trial.user_attrs.get(REASON, ""))
+        ended = trial.datetime_complete or datetime.now()
+        if state == "running" and not has_controller and not run.is_owned():
+            # The controller was killed: the study does not know how the run has ended.
+            record = read_run_record(run) or NO_RECORD
+            state, reason = _end_of_run(record, is_pruned=PRUNED_AT in trial.user_attrs)
+            epoch = (record.step if settings.command else record.epochs) or epoch
+            value = _best_value(run, settings) if state == "complete" else value
+            ended = datetime.fromtimestamp(record.updated_at) if record.updated_at is not None else ended
+        past_s = None if trial.datetime_start is None else (ended - trial.datetime_start).total_seconds()
+        return TrialRow(
+            number=trial.number,
+            run=run.name,
+            state=state,
+            value=value if value is not None and math.isfinite(value) else None,
+            epoch=epoch,
+            params=dict(trial.params),
+            preset=bool(trial.user_attrs.get(PRESET)),
+            reason=reason,
+            code=str(trial.user_attrs.get(CODE, "")),
+            # Negative if the clock was set back since.
+            seconds=None if past_s is None else round(max(past_s, 0.0), 1),
+        )
 
-    epoch = trial.last_step or 0
-    value = trial.value if trial.value is not None else trial.intermediate_values.get(epoch)
-    state = STATE_WORDS[trial.state.name]
-    if state == "running" and not is_running and not run.is_owned():
-        state = "stopped"
-    ended = trial.datetime_complete or datetime.now()
-    past_s = None if trial.datetime_start is None else (ended - trial.datetime_start).total_seconds()
-    return TrialRow(
-        number=trial.number,
-        run=run.name,
-        state=state,
-        value=value if value is not None and math.isfinite(value) else None,
-        epoch=epoch,
-        params=dict(trial.params),
-        preset=bool(trial.user_attrs.get(PRESET)),
-        reason=str(trial.user_attrs.get(REASON, "")),
-        code=str(trial.user_attrs.get(CODE, "")),
-        # Negative if the clock was set back since.
-        seconds=None if past_s is None else round(max(past_s, 0.0), 1),
-    )
+
+def _end_of_run(record: RunRecord, *, is_pruned: bool) -> tuple[str, str]:
+    """Return the state of a trial whose run has this record and no owner, and why it failed."""
+    if record.state is RunState.FINISHED:
+        return "complete", ""
+    if record.state is RunState.FAILED:
+        return "failed", printable(record.message)
+    return ("pruned" if is_pruned else "stopped"), ""
+
+
+def _best_value(run: RunFolder, settings: SweepSettings) -> float | None:
+    """Return the result of a run that has finished, which no controller has recorded."""
+    if not settings.command:
+        return result_of(run.history(), settings.objective)
+    reader = MetricReader(run, settings.objective)
+    reader.poll(to_end=True)
+    return reader.best

@@ -5,6 +5,7 @@ Each maps logits (N x classes) and targets (N class labels, or N x classes proba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from engine.config.schema import Config
-from engine.config.user_code import is_user_code, load_user_code
-from engine.config.user_errors import describe_exception
+from engine.config.user_code import describe_value, is_user_code, load_user_function
+from engine.config.user_errors import UserCodeError, describe_exception
 from engine.utils.errors import UsageError
+from engine.utils.text import list_names, pluralize
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
@@ -60,6 +62,22 @@ def build_loss(
     return probability_loss
 
 
+def guessing_loss(config: Config, num_classes: int) -> float | None:
+    """Return the mean training loss of equal probabilities for all classes; None if unknown.
+
+    Soft targets of mixup, cutmix and label smoothing give 1/N for each class in the mean, as labels do. Only the
+    squared error depends on how they are spread.
+    """
+    share, loss = 1 / num_classes, config.loss
+    if loss.name == "cross_entropy":
+        return math.log(num_classes)
+    if loss.name == "bce" and num_classes > 1:
+        return -share * math.log(share) - (1 - share) * math.log(1 - share)
+    if loss.name == "mse" and not (config.augment.mixup or config.augment.cutmix):
+        return (1 - loss.label_smoothing) ** 2 * share * (1 - share)
+    return None
+
+
 def build_validation_loss(
     config: Config, num_classes: int, device: torch.device, training_loss: Criterion | None = None
 ) -> Criterion:
@@ -86,38 +104,37 @@ def smooth_labels(targets: Tensor, num_classes: int, smoothing: float) -> Tensor
 
 
 def _user_loss(config: Config, num_classes: int, device: torch.device) -> Criterion:
-    """Load the user's function, or instantiate the user's class, and call it once. Raises UsageError."""
-    user_loss: Any = load_user_code("loss.name", config.loss.name, config.run.code, config.run.code_packages)
+    """Load the user's loss and call it with each kind of targets that training has. Raises UsageError."""
+    name, run = config.loss.name, config.run
+    function = load_user_function("loss.name", name, run)
+    if isinstance(function, nn.Module):
+        function = function.to(device)
+        if trainable := [key for key, parameter in function.named_parameters() if parameter.requires_grad]:
+            reason = f"{name} has parameters that the optimizer does not train: {list_names(trainable)}"
+            advice = "move them to the model, or set requires_grad=False"
+            raise UsageError.one("loss.name", reason, advice, code="not-supported")
 
     def criterion(logits: Tensor, targets: Tensor) -> Tensor:
-        value: Tensor = user_loss(logits.float(), targets)
-        return value
+        value: Any = function(logits.float(), targets)
+        if isinstance(value, Tensor) and value.dim() == 0:
+            return value
+        expected = f"the mean loss of {pluralize(len(targets), 'image')}, a scalar tensor"
+        raise UserCodeError(f"{name} returns {describe_value(value)}; it must return {expected}", code="invalid-value")
 
-    targets = torch.arange(2, device=device) % num_classes
-    mixed = config.augment.mixup > 0 or config.augment.cutmix > 0
-    try:
-        user_loss = user_loss() if isinstance(user_loss, type) else user_loss
-        if isinstance(user_loss, nn.Module):
-            user_loss = user_loss.to(device)
-        value: Any = criterion(torch.zeros(2, num_classes, device=device, requires_grad=True), targets)
-        if mixed:
-            value = criterion(
-                torch.zeros(2, num_classes, device=device, requires_grad=True), smooth_labels(targets, num_classes, 0.1)
-            )
-    except Exception as error:
-        or_probabilities = " or class probabilities (N x classes, from mixup and cutmix)" if mixed else ""
-        reason = describe_exception(error, config.run.code, config.run.code_packages)
-        raise UsageError.one(
-            "loss.name",
-            f"{config.loss.name} fails with logits (N x {num_classes}) and labels (N){or_probabilities}: {reason}",
-            code="user-code-failed",
-        ) from error
-    if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
-        result = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        result = "a scalar without a gradient" if result == "()" else result
-        raise UsageError.one(
-            "loss.name",
-            f"{config.loss.name} returns {result} instead of the mean loss as a scalar",
-            code="invalid-value",
-        )
+    labels = torch.arange(2, device=device) % num_classes
+    trials = {"labels (N)": labels}
+    if config.augment.mixup > 0 or config.augment.cutmix > 0:
+        trials[f"class probabilities (N x {num_classes}) of mixup and CutMix"] = smooth_labels(labels, num_classes, 0.1)
+    for kind, targets in trials.items():
+        try:
+            value = criterion(torch.zeros(2, num_classes, device=device, requires_grad=True), targets)
+        except UserCodeError as error:
+            raise UsageError.one("loss.name", str(error), code=error.code) from error
+        except Exception as error:
+            reason = describe_exception(error, run.code, run.code_packages)
+            reason = f"{name} fails with logits (N x {num_classes}) and {kind}: {reason}"
+            raise UsageError.one("loss.name", reason, code="user-code-failed") from error
+        if not value.requires_grad:
+            reason = f"{name} returns a loss without a gradient; compute it from the logits with torch alone"
+            raise UsageError.one("loss.name", reason, code="invalid-value")
     return criterion

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.distributed.collectives import all_reduce
 from engine.runs.evaluations import StoredEvaluation, to_confusion
-from engine.runs.events import Scores
+from engine.runs.records import Scores
 from engine.utils.codec import finite
 
 # A larger confusion matrix is unreadable and fills the disk.
@@ -125,7 +125,11 @@ class EvaluationAccumulator:
             top5,
             [class_correct / images if images else None for class_correct, images in class_counts],
             table.tolist() if self._full_matrix else [],
+            top_prediction=self._top_prediction(table, metrics.images),
         )
+
+    def _top_prediction(self, table: Tensor, images: int) -> float | None:
+        return table.sum(0).max().item() / images if self._full_matrix and images else None
 
 
 @dataclass(frozen=True)
@@ -133,8 +137,9 @@ class Evaluation:
     """Result of an evaluation.
 
     `per_class` is the accuracy of each class, None without images. `confusion[i][j]` counts images of class i predicted
-    as class j; empty for more than MAX_CONFUSION_CLASSES. `own` has the user's own metrics. All three are empty on
-    other ranks than 0: a million counts of 1000 classes take 14 ms to become Python integers.
+    as class j; empty for more than MAX_CONFUSION_CLASSES. `own` has the user's own metrics. `top_prediction` is the
+    share of the images that are predicted as the most frequent prediction; None without a confusion matrix. All are
+    empty on other ranks than 0: a million counts of 1000 classes take 14 ms to become Python integers.
     """
 
     metrics: Metrics
@@ -142,6 +147,7 @@ class Evaluation:
     per_class: list[float | None]
     confusion: list[list[int]]
     own: dict[str, float] = field(default_factory=dict)
+    top_prediction: float | None = None
 
     def scores(self) -> Scores:
         """Return what the journal records of it."""

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engine.config.schema import Config
-from engine.config.user_code import describe_value, load_user_code
-from engine.config.user_errors import describe_exception
+from engine.config.user_code import as_number, describe_value, load_user_function
+from engine.config.user_errors import UserCodeError, describe_exception
 from engine.distributed.collectives import gather_bytes
-from engine.utils.errors import CodedError, Problem, UsageError, collect_problems, raise_if_any
+from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 
 METRICS_KEY = "eval.metrics"
 MAX_METRIC_VALUES = 64
@@ -34,10 +34,6 @@ _NAME = re.compile(r"[^\W\d][\w.@/-]{0,49}")
 
 # Probabilities and labels of some images.
 Outputs = tuple[Tensor, Tensor]
-
-
-class MetricError(CodedError):
-    """A user metric failed, in one sentence."""
 
 
 class OwnMetrics:
@@ -68,7 +64,7 @@ class OwnMetrics:
                             Problem(METRICS_KEY, f"{name} has the value {twice[0]} of another metric", code="conflict")
                         )
                     values |= found
-                except MetricError as error:
+                except UserCodeError as error:
                     problems.append(Problem(METRICS_KEY, str(error), code=error.code))
         raise_if_any(problems)
 
@@ -86,27 +82,21 @@ class OwnMetrics:
         for name in self._metrics:
             try:
                 values |= self._call(name, outputs)
-            except MetricError as error:
+            except UserCodeError as error:
                 if name not in self._warned:
                     self._warned.add(name)
                     warn(Problem(METRICS_KEY, str(error), code=error.code))
         return values
 
     def _load(self, name: str) -> Any:
-        run = self._config.run
-        target: Any = load_user_code(METRICS_KEY, name, run.code, run.code_packages)
-        try:
-            metric = target() if isinstance(target, type) else target
-        except Exception as error:
-            reason = f"{name} cannot be created: {describe_exception(error, run.code, run.code_packages)}"
-            raise UsageError.one(METRICS_KEY, reason, code="user-code-failed") from error
+        metric = load_user_function(METRICS_KEY, name, self._config.run)
         if _has_state(metric) and not hasattr(metric, "reset"):
             reason = f"{name} has update() and compute(), but no reset(), which is called before each evaluation"
             raise UsageError.one(METRICS_KEY, reason, code="invalid-value")
         return metric
 
     def _call(self, name: str, outputs: Outputs) -> dict[str, float]:
-        """Return the values of a metric by name. Raises MetricError."""
+        """Return the values of a metric by name. Raises UserCodeError."""
         metric, run = self._metrics[name], self._config.run
         # Copies: a metric may change its arguments.
         probabilities, labels = (tensor.clone() for tensor in outputs)
@@ -119,19 +109,20 @@ class OwnMetrics:
                 result = metric(probabilities, labels)
         except Exception as error:
             reason = describe_exception(error, run.code, run.code_packages)
-            raise MetricError(
+            raise UserCodeError(
                 f"{name} fails with probabilities (N x {self._num_classes}) and labels (N): {reason}",
                 code="user-code-failed",
             ) from error
         values = result if isinstance(result, Mapping) else {name.rpartition(":")[2].rpartition(".")[2]: result}
         if len(values) > MAX_METRIC_VALUES:
-            raise MetricError(f"{name} returns {len(values)} values; the limit is {MAX_METRIC_VALUES}", code="too-many")
+            reason = f"{name} returns {len(values)} values; the limit is {MAX_METRIC_VALUES}"
+            raise UserCodeError(reason, code="too-many")
         return {self._checked_name(name, key): _as_number(name, value) for key, value in values.items()}
 
     @staticmethod
     def _checked_name(name: str, key: object) -> str:
         if not isinstance(key, str) or _NAME.fullmatch(key) is None:
-            raise MetricError(
+            raise UserCodeError(
                 f"{name} returns a value named {key!r:.60}; use 1 to 50 letters, digits and . @ - _ / and begin with a "
                 "letter or _",
                 code="invalid-name",
@@ -145,12 +136,10 @@ def _has_state(metric: Any) -> bool:
 
 
 def _as_number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise MetricError(
-            f"{name} returns {describe_value(value)} instead of a number or a dict of numbers", code="invalid-value"
-        ) from None
+    if (number := as_number(value)) is None:
+        reason = f"{name} returns {describe_value(value)} instead of a number or a dict of numbers"
+        raise UserCodeError(reason, code="invalid-value")
+    return number
 
 
 def _trial_outputs(num_classes: int) -> Outputs:

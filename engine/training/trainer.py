@@ -27,6 +27,7 @@ from engine.distributed.failures import FinalCheckpointError
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Phase
 from engine.models.factory import weight_bytes
+from engine.optim.lr_schedule import rising_steps, scaled_lr
 from engine.optim.param_groups import count_parameters
 from engine.runs.control import RequestCounters
 from engine.runs.evaluations import EvaluationFile
@@ -46,6 +47,7 @@ from engine.runs.sinks import Sink, disk_problem
 from engine.training.checkpoint_writer import CheckpointWriter
 from engine.training.disk import disk_warnings
 from engine.training.job import Job, Outcome
+from engine.training.losses import guessing_loss
 from engine.training.memory import empty_cache, gather_peak_memory, reset_peak_memory
 from engine.training.metrics import Evaluation, Metrics
 from engine.training.profile import Interruption, StepProfiler
@@ -222,6 +224,7 @@ class Trainer:
                 val_loss=val.loss,
                 val_accuracy=val.accuracy,
                 val_top5=val.top5,
+                top_prediction=UNSET if evaluation.top_prediction is None else round(evaluation.top_prediction, 4),
                 metrics=val.metrics,
                 ema_val_loss=ema.loss if ema is not None else UNSET,
                 ema_val_accuracy=ema.accuracy if ema is not None else UNSET,
@@ -272,7 +275,7 @@ class Trainer:
         """Return the event that describes the run."""
         state = self.state
         name = self.job.folder.name if self.job.folder else (self.config.run.name or "")
-        edge = enlarged_edge(self.config, self.source)
+        edge, guessing = enlarged_edge(self.config, self.source), guessing_loss(self.config, state.num_classes)
         return RunStarted(
             format=FORMAT,
             name=name,
@@ -305,6 +308,9 @@ class Trainer:
             small_step_seconds=self.warmup.step_seconds,
             small_step_images=self.warmup.batch_size,
             train_size=state.image_format.size,
+            guessing_loss=guessing if guessing is not None else UNSET,
+            peak_lr=finite(scaled_lr(self.config.optim, state.sampler.num_devices)) or UNSET,
+            warmup_steps=rising_steps(self.config.schedule, state.sampler.steps_per_epoch, self.config.run.epochs),
             enlarged_edge=edge,
             fitting_size=fitting_size(self.config, edge),
             compiled=self.config.model.compile,

@@ -22,6 +22,7 @@ from engine.distributed.failures import has_known_cause
 from engine.distributed.parallel import warmup_batch_size
 from engine.gpus.peak_flops import peak_tflops
 from engine.models.compile import CompileCache, allow_compilations, compile_usage_error, stop_compile_workers
+from engine.models.factory import check_logits
 from engine.models.freeze import set_train_mode
 from engine.models.precision import autocast
 from engine.runs.events import WarningEvent
@@ -113,6 +114,8 @@ def _first_step(state: RankState, batch_size: int) -> None:
     """Raise UsageError if the model cannot train on a batch of this size."""
     try:
         _forward_backward(state, batch_size)
+    except UsageError:
+        raise
     except Exception as error:
         if state.config.model.compile and (refusal := compile_usage_error(state.config, error)) is not None:
             raise refusal from error
@@ -131,7 +134,10 @@ def _first_step(state: RankState, batch_size: int) -> None:
 
 
 def _forward_backward(state: RankState, batch_size: int, size: int | None = None) -> None:
-    _forward(state, state.parallel_model, batch_size, size=size).float().sum().backward()
+    logits = _forward(state, state.parallel_model, batch_size, size=size)
+    # `check_model` has called the model in evaluation mode.
+    check_logits(state.config.model.name, logits, batch_size, state.num_classes, training=True)
+    logits.float().sum().backward()
 
 
 def _fastest_step_seconds(state: RankState, batch_size: int, cpu_group: dist.ProcessGroup) -> float:

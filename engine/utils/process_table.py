@@ -75,6 +75,8 @@ class ProcessStat(NamedTuple):
     cpu_seconds: float
     start_ticks: int
     memory_bytes: int
+    terminal: int
+    """Device number of the controlling terminal, 0 without one."""
 
     @property
     def is_alive(self) -> bool:
@@ -118,6 +120,7 @@ def read_stat(pid: int) -> ProcessStat | None:
             (int(parts[11]) + int(parts[12])) / _TICKS_PER_SECOND,
             int(parts[19]),
             int(parts[21]) * _PAGE_BYTES,
+            int(parts[4]),
         )
     except (ValueError, IndexError):
         return None

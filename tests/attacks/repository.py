@@ -1,12 +1,22 @@
-"""Repositories of the attacker, and one that the victim has unpacked, name programs that git runs."""
+"""Repositories of the attacker and one that the victim has unpacked name programs that git runs; a run of the attacker
+has recorded code that leads to files of the victim."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from attack import Stage, perform
+
+from engine.runs.events import RunFinished
+from engine.runs.journal import to_line
+from engine.utils.codec import replace
+
+sys.path.append(str(Path(__file__).parent.parent))
+
+from support.runs.event_factories import make_run_started
 
 MAKE = """
 import pathlib, subprocess, sys
@@ -21,6 +31,31 @@ for arguments in (("init", "-q"), ("add", "."), ("commit", "-qm", "first")):
 (folder / "train.py").write_text("x = 2\\n")
 for name in ("core.fsmonitor", "diff.external", "diff.evil.textconv", "filter.evil.clean", "filter.evil.smudge"):
     subprocess.run([*git, "config", name, f"touch {marker}"], check=True)
+"""
+# A run of the attacker whose recorded code names files of the victim and paths that lead out of a repository.
+PLANT = """
+import json, os, pathlib, sys
+root, secret, start = sys.argv[1:]
+run = pathlib.Path("runs", "planted")
+(run / "code" / "untracked").mkdir(parents=True)
+for folder in (run, run / "code", run / "code" / "untracked"):
+    folder.chmod(0o755)
+(run / "config.yaml").write_text("run: {}\\n")
+(run / "lock").touch()
+(run / "events.jsonl").write_text(start)
+os.symlink(os.path.dirname(secret), run / "code" / "untracked" / "sub")
+up = "../" * 20 + secret.lstrip("/")
+link, hook = "link/planted", ".git/hooks/post-checkout"
+patch = "diff --git a/link b/link\\nnew file mode 120000\\n--- /dev/null\\n+++ b/link\\n@@ -0,0 +1 @@\\n"
+patch += "+" + os.path.dirname(secret) + "\\n\\\\ No newline at end of file\\n"
+for path in (link, hook, "../planted"):
+    patch += f"diff --git a/{path} b/{path}\\nnew file mode 100755\\n--- /dev/null\\n+++ b/{path}\\n"
+    patch += "@@ -0,0 +1 @@\\n+x\\n"
+(run / "code" / "changes.patch").write_text(patch)
+changed = {path: "1" for path in ("link", link, hook, "../planted")}
+record = {"format": 1, "root": root, "folder": ".", "commit": "", "fingerprint": "1", "changed": changed}
+record["untracked"] = {up: "1", "sub/" + os.path.basename(secret): "1"}
+(run / "code" / "code.json").write_text(json.dumps(record))
 """
 RUN = ("run", "--headless", "--gpus", "cpu")
 
@@ -45,6 +80,7 @@ def attack(stage: Stage) -> None:
         assert done.returncode == 0, done.stderr
     stage.gained(marker.exists(), "executed code through a repository that the victim has unpacked")
 
+    compare_planted_run(stage, own)
     # A filter behind more settings than are read.
     many = f"x = {'x' * 1000}\n" * 1100
     with (own / ".git" / "config").open("a") as config:
@@ -53,6 +89,23 @@ def attack(stage: Stage) -> None:
     done = stage.gputrain(*RUN, "--cwd", own, "--", "true")
     stage.gained(done.returncode != 0, f"stopped the victim's run: {done.stderr}")
     stage.gained(marker.exists(), "executed a filter behind settings that are too large to read")
+
+
+def compare_planted_run(stage: Stage, own: Path) -> None:
+    """Compare a run of the victim with one whose recorded code the attacker has written."""
+    secret = stage.home / "secret.txt"
+    secret.write_text("HIDDEN\n")
+    done = stage.gputrain(*RUN, "--name", "mine", "--cwd", own, "--", "true")
+    assert done.returncode == 0, done.stderr
+    events = replace(make_run_started(), name="planted"), RunFinished(state="finished")
+    journal = "".join(to_line(event) + "\n" for event in events)
+    (stage.shared / "runs").chmod(0o1777)
+    stage.as_attacker(PLANT, own, secret, journal)
+    compared = stage.gputrain("compare", "mine", "planted", "--trust-owner")
+    stage.gained("Code of planted" not in compared.stdout, f"hid its code: {compared.stdout}{compared.stderr}")
+    stage.gained("HIDDEN" in compared.stdout, "had a file of the victim shown as its code")
+    written = [own / ".git/hooks/post-checkout", own / "link", own.parent / "planted", secret.parent / "planted"]
+    stage.gained(any(map(os.path.lexists, written)), "wrote a file through its recorded diff")
 
 
 if __name__ == "__main__":

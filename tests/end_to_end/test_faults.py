@@ -20,12 +20,11 @@ from engine.config.loader import resolve_config
 from engine.distributed.watchdog import Heartbeat, Phase, lagging_ranks
 from engine.launch.lifecycle import claim_if_unfinished
 from engine.launch.request import RunRequest
-from engine.launch.slurm import requeue
 from engine.runs.control import send_request
 from engine.training.checkpoint import load_newest
 from engine.training.step_log import SkippedSteps
 from support.gputrain_command import Gputrain, find_rank_pids, read_events, read_failures, wait_for
-from support.messages import has_problem, says
+from support.messages import says
 from support.runs.event_factories import make_run_started
 from support.runs.factories import make_run_folder
 
@@ -326,7 +325,13 @@ def test_requeued_job_resumes_its_run(tmp_path: Path) -> None:
     assert not claimed.is_new
 
 
-def test_requeue_reports_scontrol_failure(gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", slurm_environment(gputrain, 1)["PATH"])
-    problem = requeue("77")
-    assert problem is not None and has_problem([problem], "library-failed", "", "77", "no such job")
+@pytest.mark.nightly
+def test_failed_requeue_is_recorded_with_what_to_do(gputrain: Gputrain) -> None:
+    environment = slurm_environment(gputrain, 1)
+    process = gputrain.start(*RUN[:-1], "a", "run.requeue=true", "--epochs", "100000", env=environment)
+    gputrain.wait_for_event("a", "epoch")
+    process.send_signal(signal.SIGUSR1)
+    _, messages = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert "job 77 could not be requeued (no such job); submit its script again" in messages
+    assert "is requeued" not in messages

@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from engine.gpus.reservation_reader import read_reservations
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.status import SweepReader, SweepStatus
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
@@ -52,6 +54,11 @@ def status(gputrain: Gputrain, name: str = "s") -> SweepStatus:
     return SweepReader(SweepFolder(gputrain.runs / name)).poll()
 
 
+def status_if_any(gputrain: Gputrain) -> Mapping[str, int]:
+    """Return the number of trials by state."""
+    return status(gputrain).counts if (gputrain.runs / "s" / "sweep.yaml").exists() else {}
+
+
 def test_small_sweep_of_a_script_finds_the_best_value_and_its_line(gputrain: Gputrain, tmp_path: Path) -> None:
     (tmp_path / "fit.py").write_text(SCRIPT)
     words = [sys.executable, "fit.py", "{lr}", "3", "0"]
@@ -81,6 +88,26 @@ def test_parallel_trials_have_different_gpus_and_leave_no_reservation(
     assert sorted(used[:2]) == sorted(used[2:]) == ["0", "1"]
     free = gputrain("run", "--headless", "--gpus", "free:2", "--", "true")
     assert free.returncode == 0, free.stderr
+
+
+@pytest.mark.nightly
+def test_pruned_trials_on_gpus_leave_no_reservation_and_no_process(
+    gputrain: Gputrain, gpu_host: FakeGpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_host.set_scene([gpu_line(0), gpu_line(1)])
+    gputrain.environment |= gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0,1"}
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", gpu_host.environment["GPUTRAIN_RESERVATIONS"])
+    (tmp_path / "fit.py").write_text(SCRIPT)
+    words = [sys.executable, "fit.py", "{lr}", "18", "0.3"]
+    options = ["--name", "s", "--gpus", "0,1", "--parallel", "2", "--trials", "8", "--cwd", str(tmp_path)]
+    process = gputrain.start("sweep", "--maximize", "val/acc", "lr=0.01..0.99", *options, "--", *words)
+    wait_for(lambda: "pruned" in status_if_any(gputrain), "a pruned trial", 120)
+    pruned = {row.run for row in status(gputrain).trials if row.state == "pruned"}
+    assert pruned.isdisjoint(each.run for each in read_reservations())
+    _, lines = process.communicate(timeout=120)
+    assert process.returncode == 0, lines
+    assert sum(status(gputrain).counts.values()) == 8
+    assert read_reservations() == [] and not gputrain.processes()
 
 
 @pytest.mark.nightly

@@ -8,6 +8,7 @@ import pytest
 
 from engine.launch.batch_size import NCCL_BYTES
 from support.gpu.fake_cuda import Rehearsal, run_started
+from support.gpu.fake_gpu_host import gpu_line
 from support.gputrain_command import read_events, read_failures
 from support.messages import says
 
@@ -22,6 +23,24 @@ def test_out_of_memory_on_one_gpu_names_rank_and_remedy(rehearsal: Rehearsal) ->
     assert done.returncode == 1
     assert says(done.stderr, "out-of-memory", "rank 1 ", "data.batch_size=128")
     assert read_failures(rehearsal.runs / "small") == [(1, "out-of-memory")]
+
+
+@pytest.mark.rehearsal
+def test_trainings_that_reserve_memory_share_a_gpu_and_a_larger_one_is_refused(rehearsal: Rehearsal) -> None:
+    rehearsal.host.set_scene(gpu_line(0, used=100, total=8192), gpu_line(1, used=8000, total=8192))
+    line = ("run", "--headless", "digits", "--model", "linear", "--gpus", "auto", "--min-free")
+    first = rehearsal.start(*line, "4G", "--name", "first", "--epochs", "100000")
+    rehearsal.wait_for_event("first", "epoch")
+    done = rehearsal(*line, "3G", "--name", "second", "--epochs", "1")
+    assert done.returncode == 0, done.stderr
+    started = [run_started(rehearsal.runs / name) for name in ("first", "second")]
+    assert [rank["index"] for event in started for rank in event["ranks"]] == [0, 0]
+    assert says(done.stderr, "gpu-in-use", "queue.min_free")
+    refused = rehearsal(*line, "5G", "--name", "third", "--epochs", "1")
+    assert refused.returncode != 0 and says(refused.stderr, "gpu-in-use", "of memory left", "first 4 GiB")
+    assert rehearsal("stop", "first").returncode == 0
+    first.communicate(timeout=60)
+    assert rehearsal(*line, "5G", "--name", "third", "--epochs", "1").returncode == 0
 
 
 @pytest.mark.rehearsal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from pathlib import Path
@@ -26,7 +27,20 @@ def make_repository(folder: Path, **files: str) -> Path:
     return folder
 
 
+def add_submodule(root: Path, inner: Path) -> None:
+    """Make a repository with the file `lib.py`, add it as the submodule `inner`, and commit it."""
+    make_repository(inner, lib__py="x\n")
+    git(root, "-c", "protocol.file.allow=always", "submodule", "add", "--quiet", str(inner), "inner")
+    git(root, "commit", "--quiet", "--message", "module")
+
+
 def write_files(folder: Path, **files: str) -> None:
     """Write files; `__` in a name stands for `.`."""
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(text)
+
+
+def file_contents(folder: Path) -> dict[str, tuple[str, int]]:
+    """Return digest and modification time of each file below a folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) for path in files}

@@ -42,18 +42,16 @@ def bench(
     arguments: ConfigArguments = None,
     counts: Annotated[
         str | None,
-        typer.Option(
-            "--ranks-list", metavar="COUNTS", help="Rank counts to measure [default: 1, 2, 4, … all GPUs or cores]"
-        ),
+        typer.Option("--ranks-list", metavar="COUNTS", help="Rank counts to measure [default: 1, 2, 4, …]"),
     ] = None,
     repeats: Annotated[
         int, typer.Option("--repeats", metavar="N", min=1, help="Runs per rank count, interleaved.")
     ] = 1,
     scaling: Annotated[
-        Scaling, typer.Option("--scaling", help="Keep the batch size per rank (weak) or of all ranks (strong).")
+        Scaling, typer.Option("--scaling", help="Keep the batch size per rank, or of all ranks.")
     ] = "weak",
     synthetic_data: Annotated[
-        bool, typer.Option("--synthetic-data", help="Also measure each rank count without the input pipeline.")
+        bool, typer.Option("--synthetic-data", help="Also measure without the input pipeline.")
     ] = False,
     flags: FlagOverrides,
     as_json: JsonOption = False,
@@ -61,8 +59,9 @@ def bench(
 ) -> None:
     """Measure how training scales with the number of GPUs or CPU ranks.
 
-    Trains CONFIG (default: the preset digits) on 1, 2, 4, … free GPUs. Each run uses a temporary folder. It trains for
-    3 epochs unless --epochs sets another number; the first is not counted.
+    Trains CONFIG (default: the preset digits) on 1, 2, 4, … free GPUs, or CPU cores, in temporary folders.
+
+    Each run trains for 3 epochs unless --epochs sets another number; the first is not counted.
 
     Speedup is the throughput relative to one rank; efficiency is speedup / ranks. --synthetic-data adds runs that
     repeat one batch on the device: their throughput is the limit for any input pipeline.

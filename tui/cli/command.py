@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, get_type_hints
 
-from tui.cli.help import HelpCommand, make_epilog
+from tui.cli.help import HelpCommand
+from tui.cli.help_page import make_epilog
 
 Callback = Callable[..., None]
 
 
 @dataclass(frozen=True)
 class Command:
-    """A function whose parameters are the arguments and options of a command, its class, and the end of its help."""
+    """A function whose parameters are the arguments and options of a command, its class, and parts of its help."""
 
     callback: Callback
     kind: type[HelpCommand]
+    examples: Sequence[str]
     epilog: str
 
 
@@ -33,7 +35,11 @@ def command(
     kind: type[HelpCommand] = HelpCommand,
 ) -> Callable[[Callback], Command]:
     """Make a function a command. Its docstring is the help; it may raise UsageError, which becomes exit code 2."""
-    return lambda callback: Command(callback, kind, make_epilog(examples, *notes, exit_codes=exit_codes))
+
+    def make(callback: Callback) -> Command:
+        return Command(callback, kind, examples, make_epilog(callback.__doc__, *notes, exit_codes=exit_codes))
+
+    return make
 
 
 def expand_parameter(

@@ -28,8 +28,8 @@ MAX_CODE_LINES = 60
     [
         "gputrain compare digits-1 digits-2",
         "gputrain compare digits-1 digits-2 digits-3 --baseline digits-1",
-        "gputrain compare lightning_logs exp/adam      runs of other trainers",
-        "gputrain attach digits-1 last      the curves on the screen",
+        "gputrain compare lightning_logs exp/adam    runs of other programs",
+        "gputrain attach digits-1 last               the curves on the screen",
     ]
 )
 def compare(
@@ -43,10 +43,10 @@ def compare(
 ) -> None:
     """Compare runs: the config keys that differ, and their results.
 
-    Runs that differ in the seed alone are also summarized as mean and standard deviation. Below the tables is how the
-    code of each run differs from that of the baseline, else of the first run, if both are recorded.
+    Runs that differ in the seed alone are also summarized as mean and standard deviation. Differences of the recorded
+    code follow: from the baseline, else from the first run.
 
-    A path stands for all runs that other trainers have written below it, as `gputrain watch PATH` lists them. Their
+    A path stands for all runs that other programs have written below it, as `gputrain watch PATH` lists them. Their
     parameters are compared, and the last and the best value of each metric. What they call val/loss or eval_loss is
     the metric val_loss, as for a run of gputrain. Accuracies in percent keep the name that they were logged with.
     """

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
 from typing import Annotated
 
 import typer
@@ -12,9 +15,11 @@ from tui.cli.completions import complete_described
 from tui.cli.config_arguments import ConfigArguments, print_no_effect, resolve_arguments
 from tui.cli.config_flags import FlagOverrides, config_flags
 from tui.cli.console import print_warning
+from tui.cli.help import MAX_HELP_COLUMNS
 from tui.cli.options import JsonOption
 
 SETTING_COLUMNS = 48
+INDENT = " " * 4
 LIMITS_PLACE = "Set it in settings.yaml; GPUTRAIN_LIMITS lowers it."
 
 
@@ -129,4 +134,8 @@ def describe(
         choices = f" One of {', '.join(row['choices'])}{other}." if row["choices"] else ""
         default = format_value(row["default"])
         default = f" [default: {default}]" if default not in ("", "[]") else ""
-        typer.echo(f"{key}\n    {row['description']}{choices}{default}")
+        text = f"{row['description']}{choices}{default}"
+        if sys.stdout.isatty():
+            width = min(shutil.get_terminal_size().columns, MAX_HELP_COLUMNS) - len(INDENT)
+            text = f"\n{INDENT}".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
+        typer.echo(f"{key}\n{INDENT}{text}")

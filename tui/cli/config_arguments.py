@@ -80,8 +80,8 @@ def trust_option(*, granted: bool) -> CodeTrust:
 
 
 # `tui.cli.help` prints one line for each word of the metavar.
-KEY_HELP = "Config override, such as optim.lr=0.1 or --optim.lr 0.1."
-CONFIG_HELP = f"YAML file, or preset such as digits.\n{KEY_HELP}"
+KEY_HELP = "Any config key: optim.momentum=0.8 or --momentum 0.8."
+CONFIG_HELP = f"YAML file, preset such as digits, or folder of images.\n{KEY_HELP}"
 ConfigArguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=CONFIG_HELP, autocompletion=complete_config),

@@ -12,8 +12,8 @@ import typer
 
 from tui.cli.command import Callback, expand_parameter
 from tui.cli.completions import complete_choices, complete_runs
-from tui.cli.help import CONFIG_OPTIONS
-from tui.flags import BOOLEAN_FLAGS, FLAG_TO_KEY
+from tui.cli.help_page import CONFIG_OPTIONS
+from tui.flags import BOOLEAN_FLAGS, FLAG_METAVARS, FLAG_TO_KEY
 
 FlagValue = str | bool | tuple[str, ...]
 """A value as typed, or one that needs no parsing."""
@@ -41,7 +41,7 @@ def _parameters(flag: str) -> dict[str, tuple[Any, Any]]:
             "after": (Annotated[kind, _option("after", "RUN")], None),
             "after_any": (Annotated[kind, after_any], None),
         }
-    found: dict[str, tuple[Any, Any]] = {flag: (Annotated[str | None, _option(flag, flag.upper())], None)}
+    found: dict[str, tuple[Any, Any]] = {flag: (Annotated[str | None, _option(flag, FLAG_METAVARS[flag])], None)}
     if flag == "gpus":
         help_text = "Shorthand for --gpus free:N; 0 means --gpus cpu."
         found["ngpu"] = (Annotated[int | None, _option("ngpu", "N", help_text, min=0)], None)

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     [
         "gputrain data flowers.yaml",
         "gputrain data flowers.yaml --augmented -o sheet.png",
-        "gputrain data data.dataset=folder data.path=~/photos --json",
+        "gputrain data --data-path ~/photos",
         "gputrain data pack ~/photos -o photos.gpk",
     ]
 )
-@config_flags("model", "dataset", "data_path")
+@config_flags("model", "dataset", "data_path", "image_size")
 def show(
     *,
     arguments: ConfigArguments = None,
@@ -38,7 +38,7 @@ def show(
     per_class: Annotated[
         int, typer.Option("--per-class", metavar="N", min=0, max=32, help="Images of each class; 0 shows none.")
     ] = 8,
-    output: Annotated[str | None, output_option("a PNG file of the images.")] = None,
+    output: Annotated[str | None, output_option("PNG file of the images to write.")] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
     trust_code: TrustCodeOption = False,
@@ -46,8 +46,9 @@ def show(
     """Show classes and images of a dataset before training.
 
     Prints the number of images of each class, sizes and modes of the image files, and skipped files. On a terminal, or
-    with -o, also shows images of each class as the network sees them: resized and cropped, and with --augmented also
-    augmented. Pictures need no graphics of the terminal; GPUTRAIN_GRAPHICS=sixel or kitty draws them finer.
+    with -o, also shows images of each class as the network sees them.
+
+    Pictures need no graphics of the terminal; GPUTRAIN_GRAPHICS=sixel or kitty draws them finer.
     """
     from engine.utils.errors import UsageError
     from engine.utils.files import expand_user, shown_path

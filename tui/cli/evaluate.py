@@ -43,8 +43,9 @@ class ListName(StrEnum):
 @command(
     [
         "gputrain evaluate last",
-        "gputrain evaluate last data.path=~/other-photos --split all",
+        "gputrain evaluate last --list mistakes",
         "gputrain evaluate last --list mistakes --list label-issues -n 40",
+        "gputrain evaluate last --data-path ~/other-photos --split all",
         "gputrain evaluate last --cell cat dog --json",
     ],
     "Suspected wrong labels: confident learning (Northcutt et al. 2021). A model agrees with a wrong label that it "
@@ -52,7 +53,7 @@ class ListName(StrEnum):
     "run.seed: train a few runs with other seeds, and list the issues of each with --split val. Or use a checkpoint of "
     "an early epoch: models learn the right labels first (checkpoint.every_epochs=1, checkpoint.keep).",
 )
-@config_flags("dataset", "data_path", "batch_size", "workers")
+@config_flags("dataset", "data_path", "image_size", "batch_size", "workers")
 @takes_model
 @takes_run
 def evaluate(
@@ -72,7 +73,7 @@ def evaluate(
         typer.Option(
             "--list",
             metavar="<mistakes|uncertain|label-issues>",
-            help="List single images instead; repeat for more lists.",
+            help="Images to list; repeat for more lists.",
         ),
     ] = None,
     cell: Annotated[
@@ -87,14 +88,12 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model on its validation set.
 
-    Prints the loss, top-1 and top-5 accuracy, the accuracy of each class and the confusion matrix. data.KEY=VALUE
-    evaluates on other data, whose classes are matched by name; eval.tta=flip averages the logits of each image and its
-    mirror image. Every image is evaluated once, in float32.
+    Prints loss, top-1 and top-5 accuracy, the accuracy of each class and the confusion matrix; with --list, single
+    images instead: the most confident mistakes, the most uncertain images, or those with suspicious labels.
 
-    With --list, prints single images instead: the most confident mistakes, the most uncertain images, or those whose
-    label the model contradicts; with --cell, those of one cell of the confusion matrix by descending loss. The result
-    is kept in the folder of the run, for the screen and the report, and used again while checkpoint and data are the
-    same.
+    Other data has its classes matched by name. Every image is evaluated once, in float32. --cell sorts by descending
+    loss. A list is kept in the folder of the run, for the screen and the report, and used again while checkpoint and
+    data are the same.
     """
     from engine.inference.stored_inspection import InspectionRequest, checkpoint_digest, find_stored
     from engine.runs.checkpoint_files import find_checkpoint

@@ -1,14 +1,13 @@
-"""Help pages of the commands: grouped commands and options, short usage lines, examples and exit codes.
+"""The classes of the commands and their groups, which parse arguments and write the help pages of `tui.cli.help_page`.
 
-The groups build the commands of `tui.cli.tree` when they are called. typer's own plain help prints one flat list of
-commands and the Python type of each argument, and typer imports every command at once.
+The groups build the commands of `tui.cli.tree` when they are called: typer imports every command at once.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,21 +15,19 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
-from engine.utils.exit_codes import MEANINGS, ExitCode
 from tui.cli.console import exit_on_usage_error
+from tui.cli.help_page import COMMAND_OPTIONS, CONFIG_OPTIONS, PANELS, make_help, panel_of, write_parameters
 from tui.cli.shells import complete_words
-from tui.cli.tree import COMMANDS, GUESSES, MACHINE, PREPARE, RESULTS, RUNS, TRAIN, WORDS, subcommands
-from tui.cli.usage_errors import one_line_usage_errors, takes_config_keys, unknown_command_problem
+from tui.cli.tree import COMMANDS, GUESSES, TOP_PANELS, WORDS, subcommands
+from tui.cli.usage_errors import bare_key, one_line_usage_errors, takes_config_keys, unknown_command_problem
 from tui.cli.values import convert_late
-from tui.flags import FLAG_TO_KEY
 
-CONFIG_OPTIONS = "Config options"
-PANELS = ("Arguments", "Options")
-# Each command may end with them.
-ALWAYS = (ExitCode.FINISHED, ExitCode.FAILED, ExitCode.USAGE_ERROR)
 # No option of gputrain contains a dot.
 KEY_OPTION = re.compile(r"--[A-Za-z]\w*\.[\w.-]+")
 MAX_HELP_COLUMNS = 120
+HELP_WORD = "help"
+# Options that `gputrain run --help` describes. A command with more of them than this only names them.
+NAMED_PANELS, MAX_DESCRIBED = (CONFIG_OPTIONS, COMMAND_OPTIONS), 4
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": MAX_HELP_COLUMNS}
 
 
@@ -39,9 +36,11 @@ def build_command(name: str) -> Any:
     entry = COMMANDS[name]
     module, _, target = entry.target.partition(":")
     found = getattr(importlib.import_module(f"tui.cli.{module}"), target)
-    info = CommandInfo(name.rpartition(" ")[2], cls=found.kind, callback=found.callback, epilog=found.epilog)
+    text = make_help(found.callback.__doc__, found.examples)
+    info = CommandInfo(name.rpartition(" ")[2], cls=found.kind, callback=found.callback, help=text, epilog=found.epilog)
     built: Any = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
     built.needs_torch = entry.needs_torch
+    built.examples = found.examples
     return built
 
 
@@ -78,7 +77,9 @@ class LazyGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
-            return super().parse_args(ctx, args)
+            # `gputrain help run` means `gputrain run --help`.
+            is_help = args[:1] == [HELP_WORD] and not self.path
+            return super().parse_args(ctx, [*args[1:], ctx.help_option_names[1]] if is_help else args)
         rest = parse_as_typed(self, ctx, args)
         ctx._protected_args, ctx.args = rest[:1], rest[1:]
         return rest
@@ -94,7 +95,7 @@ class LazyGroup(TyperGroup):
         from engine.utils.errors import UsageError
 
         with exit_on_usage_error():
-            raise UsageError([unknown_command_problem(args[0], ctx, list(self.names()))])
+            raise UsageError([unknown_command_problem(args[0], ctx, list(self.names()), args[1:])])
 
     def _main_shell_completion(self, *arguments: Any, **extra: Any) -> None:
         complete_words(partial(super()._main_shell_completion, *arguments, **extra))
@@ -108,12 +109,14 @@ class LazyGroup(TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
-        write_parameters(self, ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, WORDS))
-        for panel in (TRAIN, PREPARE, RUNS, RESULTS, MACHINE):
-            with formatter.section(panel):
+        formatter.write_paragraph()
+        # No blank lines between the groups: the page fits a small terminal.
+        for panel in TOP_PANELS:
+            formatter.write_heading(panel)
+            with formatter.indentation():
                 rows = [(name.ljust(width), word.summary) for name, word in WORDS.items() if word.panel == panel]
                 formatter.write_dl(rows)
 
@@ -177,6 +180,7 @@ class HelpCommand(TyperCommand):
     takes_any_word = False
     """Whether its arguments may be any text."""
     needs_torch = False
+    examples: Sequence[str] = ()
     core_advice = ""
     """What to do without the libraries of the extra `train`, besides installing it."""
 
@@ -223,7 +227,8 @@ class HelpCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
             return parse_as_typed(self, ctx, args)
-        return super().parse_args(ctx, join_key_options(args) if takes_config_keys(self) else args)
+        joined = join_key_options(args, lambda option: bare_key(option, ctx)) if takes_config_keys(self) else args
+        return super().parse_args(ctx, joined)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [param.metavar for param in self.params if param.param_type_name == "argument"]
@@ -236,7 +241,13 @@ class HelpCommand(TyperCommand):
 
     def panel_of(self, param: Any) -> str:
         """Return the section of an option."""
-        return _panel_of(param)
+        return panel_of(param)
+
+    def named_in(self, param: Any) -> str | None:
+        """Return the section that only names an option, None for an option with a description."""
+        flags = [each for each in self.params if panel_of(each) == panel_of(param)]
+        is_described = panel_of(param) not in NAMED_PANELS or len(flags) <= MAX_DESCRIBED
+        return None if is_described else f"{panel_of(param)}, described by gputrain run --help"
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_parameters(self, ctx, formatter)
@@ -254,23 +265,33 @@ def parse_as_typed(command: Any, ctx: Any, args: Sequence[str]) -> list[str]:
     return list(ctx.args)
 
 
-def join_key_options(args: Sequence[str]) -> list[str]:
-    """Return the arguments with `section.key=value` for each `--section.key value` before `--`.
+def join_key_options(args: Sequence[str], find_key: Callable[[str], str] = lambda _: "") -> list[str]:
+    """Return the arguments with `section.key=value` for each `--section.key value` before `--`, and for each option
+    that `find_key` maps to a key.
 
-    A key without a value becomes an argument of its own, which the command refuses.
+    A key without a value is set to true if it is a switch; any other becomes an argument, which the command refuses.
     """
     joined, number = list[str](), 0
     while number < len(args) and args[number] != "--":
         option, sign, value = args[number].partition("=")
         number += 1
-        if KEY_OPTION.fullmatch(option) is None:
+        key = option[2:].replace("-", "_") if KEY_OPTION.fullmatch(option) is not None else find_key(option)
+        if not key:
             joined.append(f"{option}{sign}{value}")
             continue
         if not sign and number < len(args) and not args[number].startswith("--"):
             sign, value = "=", args[number]
             number += 1
-        joined.append(f"{option[2:].replace('-', '_')}{sign}{value}")
+        joined.append(f"{key}{sign}{value}" if sign or not _is_switch(key) else f"{key}=true")
     return [*joined, *args[number:]]
+
+
+def _is_switch(key: str) -> bool:
+    """Whether a config key is true or false."""
+    from engine.config.schema import fields
+
+    field = dict(fields()).get(key)
+    return field is not None and field.annotation is bool
 
 
 class MinusWordsCommand(HelpCommand):
@@ -301,51 +322,3 @@ def guard_minus_words(command: Any, args: Sequence[str]) -> tuple[list[str], lis
         guarded.append(word)
         words.append(word)
     return guarded, words
-
-
-def write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
-    """Write arguments, then options by `rich_help_panel`.
-
-    An argument that stands for several words, such as `[CONFIG] [KEY=VALUE]...`, has one line of help for each word.
-    """
-    _describe_flags(command)
-    sections: dict[str, list[tuple[str, str]]] = {title: [] for title in getattr(command, "panels", PANELS)}
-    panel_of = getattr(command, "panel_of", _panel_of)
-    for param in command.get_params(ctx):
-        if param.param_type_name == "argument":
-            names, lines = param.metavar.split(), param.help.splitlines()
-            sections["Arguments"].extend(zip(names, lines, strict=True))
-        elif (record := param.get_help_record(ctx)) is not None:
-            sections.setdefault(panel_of(param), []).append(record)
-    for title, rows in sections.items():
-        if rows:
-            with formatter.section(title):
-                formatter.write_dl(rows)
-
-
-def _panel_of(param: Any) -> str:
-    return getattr(param, "rich_help_panel", None) or "Options"
-
-
-def _describe_flags(command: Any) -> None:
-    """Give the options of config keys their help."""
-    flags = [param for param in command.params if getattr(param, "rich_help_panel", None) == CONFIG_OPTIONS]
-    if flags:
-        from engine.config.schema import describe_key
-
-        for param in flags:
-            if (key := FLAG_TO_KEY.get(param.name)) is not None:
-                param.help = f"{describe_key(key)} ({key})"
-
-
-def make_epilog(examples: Sequence[str], *notes: str, exit_codes: Mapping[int, str] | None = None) -> str:
-    """Return the end of a help page: examples, notes, and exit codes with what they mean here."""
-    # \b keeps click from rewrapping the lines of a paragraph.
-    parts = ["\b\nExamples:", *(f"  {example}" for example in examples)]
-    for note in notes:
-        parts += ["", note]
-    if exit_codes:
-        meanings = {code: exit_codes.get(code) or MEANINGS[code] for code in sorted({*ALWAYS, *exit_codes})}
-        width = len(f"{max(meanings)}")
-        parts += ["", "\b\nExit codes:", *(f"  {code:<{width}d}  {meaning}" for code, meaning in meanings.items())]
-    return "\n".join(parts)

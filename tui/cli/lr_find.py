@@ -44,15 +44,14 @@ def lr_find(
     write: Annotated[bool, typer.Option("--set", help="Write the suggestion to optim.lr in the CONFIG file.")] = False,
     pick: Annotated[Pick, typer.Option("--pick", help="The suggestion that --set writes.")] = "valley",
     flags: FlagOverrides,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON: events, losses and the result, one a line.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: events, losses, result.")] = False,
     trust_code: TrustCodeOption = False,
 ) -> None:
     """Find a learning rate with a short test.
 
-    Trains a throw-away model on the ranks, batches and precision of a run while the learning rate grows. The test ends
-    when the loss diverges. Learning rate, schedule, epochs and EMA have no effect on it, and it leaves no files.
+    Trains a throw-away model as a run would, while the learning rate grows, until the loss diverges.
+
+    Learning rate, schedule, epochs and EMA of the config have no effect on it, and it leaves no files.
     """
     from engine.config.yaml_edit import editable_config, set_number
     from engine.launch.lr_find import UNUSED_KEYS, run_lr_find

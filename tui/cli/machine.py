@@ -26,20 +26,16 @@ if TYPE_CHECKING:
         "gputrain gpus --watch --processes",
         "gputrain gpus --json --links",
         "gputrain gpus --record gpus.jsonl -n 60",
-    ]
+    ],
+    "With --json, --watch prints one line per sample. GPUs older than Hopper need --links; others always measure PCIe. "
+    "GPUTRAIN_NVML=replay:FILE replays the samples of --record.",
 )
 def gpus(
     *,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON: all readings; a null value comes with the reason.")
-    ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Refresh until Ctrl-C or q; with --json, one line per sample.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the reason of each null.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C or q.")] = False,
     processes: Annotated[bool, typer.Option("--processes", help="List the processes on each GPU.")] = False,
-    links: Annotated[
-        bool, typer.Option("--links", help="Measure PCIe throughput of GPUs older than Hopper; takes 40 ms per GPU.")
-    ] = False,
+    links: Annotated[bool, typer.Option("--links", help="Measure PCIe throughput, 40 ms per GPU.")] = False,
     interval: Annotated[
         float,
         typer.Option("--interval", metavar="SECONDS", min=MIN_PERIOD_SECONDS, max=3600, help="Time between samples."),
@@ -47,7 +43,7 @@ def gpus(
     count: Annotated[int | None, count_option("samples")] = None,
     record: Annotated[
         str | None,
-        typer.Option("--record", metavar="FILE", help="Write samples to FILE; GPUTRAIN_NVML=replay:FILE replays them."),
+        typer.Option("--record", metavar="FILE", help="Write samples to FILE."),
     ] = None,
 ) -> None:
     """Show GPU utilization, memory, power, temperature and users."""
@@ -78,7 +74,7 @@ def gpus(
     "so a config only refers to one: env:NAME or file:PATH, a file of mode 0600 with one URL per line. Services and "
     "their URLs: https://appriseit.com/services/",
     "\b\nTo set messages up:\n"
-    "  pip install apprise                        the library that sends messages\n"
+    "  pip install '.[notify]'                    the library that sends messages\n"
     "  export NTFY=ntfy://MY-SECRET-TOPIC         put a URL into a variable\n"
     "  gputrain run digits notify.urls=env:NTFY   use it for one run\n"
     "  chmod 600 ~/.config/gputrain/notify        a file of URLs for all runs",
@@ -96,7 +92,7 @@ def doctor(
     send_test_message: Annotated[
         bool,
         typer.Option(
-            "--send-test-message", help="Only send a message to each destination, of CONFIG and of the user's own file."
+            "--send-test-message", help="Only send a message to each destination of CONFIG and of your own file."
         ),
     ] = False,
     runs_dir: RunsDirOption = None,
@@ -105,7 +101,7 @@ def doctor(
 ) -> None:
     """Check this host for problems that affect training.
 
-    Checks CPU cores, memory, disk, driver, GPUs and PyTorch. Then checks a run of CONFIG, and runs an all-reduce.
+    Checks CPU cores, memory, disk, driver, GPUs, PyTorch and a run of CONFIG, and runs an all-reduce.
     """
     from engine.doctor.examine import examine
     from engine.utils.errors import UsageError

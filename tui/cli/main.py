@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from engine.utils.exit_codes import MEANINGS
-from tui.cli.help import CONTEXT_SETTINGS, HelpCommand, LazyGroup, make_epilog
+from tui.cli.help import CONTEXT_SETTINGS, HelpCommand, LazyGroup
+from tui.cli.help_page import make_help
 from tui.cli.options import LowBandwidthOption, RunsDirOption, TrustOwnerOption, run_argument
 
 app = typer.Typer(
@@ -22,17 +22,19 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=CONTEXT_SETTINGS,
-    epilog=make_epilog(
+    help=make_help(
+        "Watch, run and queue any training on shared GPUs; train image classifiers.",
         [
-            "gputrain run --headless digits     train a preset that needs no download",
-            "gputrain run flowers.yaml          train your config and watch it on the screen",
-            "gputrain attach last               watch the latest run again",
-            "gputrain-tui                       monitor GPUs, configure and start runs",
+            "gputrain run digits                  train a preset and watch it",
+            "gputrain run -- python train.py      run your own script",
+            "gputrain watch PATH                  watch what other programs log",
+            "gputrain-tui                         monitor GPUs, configure and start runs",
         ],
-        "Help for a command: gputrain COMMAND --help",
-        "A signal ends a command with 128 and its number, such as 130 after Ctrl-C.",
-        exit_codes=MEANINGS,
     ),
+    epilog="\b\n"
+    "Options: --help  --version  --skill  --install-completion  --show-completion\n"
+    "gputrain COMMAND --help describes a command, --skill the use by coding agents.\n"
+    "Exit codes: 0 success, 1 failed, 2 usage error, 3 stopped, 124 time is up.",
 )
 screen_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -63,16 +65,19 @@ VersionOption = Annotated[
 
 @app.callback()
 def gputrain(show_version: VersionOption = False, show_skill: SkillOption = False) -> None:
-    """Train PyTorch models on multiple GPUs from a terminal.
-
-    Runs continue when you disconnect: start one, close the laptop, attach again later.
-    """
+    """Parse what precedes the command."""
 
 
 @screen_app.command(
     cls=HelpCommand,
     context_settings=CONTEXT_SETTINGS,
-    epilog=make_epilog(["gputrain-tui", "gputrain-tui --demo", "gputrain-tui last --low-bandwidth"]),
+    help=make_help(
+        """Monitor GPUs, start runs and watch them train.
+
+        Press ? for help and q to quit. Runs continue when you quit.
+        """,
+        ["gputrain-tui", "gputrain-tui --demo", "gputrain-tui last --low-bandwidth"],
+    ),
 )
 def open_tui(
     run: Annotated[str | None, run_argument("[RUN]")] = None,
@@ -83,10 +88,6 @@ def open_tui(
         bool, typer.Option("--demo", help="Explore a simulated server with eight GPUs and two runs.")
     ] = False,
 ) -> None:
-    """Monitor GPUs, start runs and watch them train.
-
-    Press ? for help and q to quit. Runs continue when you quit.
-    """
     from tui.cli.open_tui import open_demo, open_screen
 
     if demo:

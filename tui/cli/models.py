@@ -75,7 +75,7 @@ def list_models(
         "gputrain models show resnet50 --dataset cifar10 --forward-batch 8",
     ]
 )
-@config_flags("model", "dataset", "data_path")
+@config_flags("model", "dataset", "data_path", "image_size")
 def show(
     *,
     arguments: Annotated[
@@ -145,6 +145,9 @@ def name_model(arguments: Sequence[str]) -> list[str]:
     with suppress(UsageError):
         find_config(word)
         return [word, *overrides]
+    # User code.
+    if ":" in word:
+        return [f"model.name={word}", *overrides]
     names = list[str]()
     for source in MODEL_SOURCES:
         # A library that is missing or broken has no models.

@@ -12,7 +12,7 @@ import typer
 from tui.cli.completions import complete_runs
 
 RUN_HELP = "Run name, unambiguous prefix, run folder, or last."
-OR_PATH = " Or a path with runs of other trainers."
+OR_PATH = " Or a path with runs of other programs."
 Split = Literal["train", "val", "all"]
 
 RunsDirOption = Annotated[
@@ -20,35 +20,29 @@ RunsDirOption = Annotated[
 ]
 TrustCodeOption = Annotated[
     bool,
-    typer.Option(
-        "--trust-code", help="Run user code (module:name) or a command that another user names or can change."
-    ),
+    typer.Option("--trust-code", help="Run code and commands that another user can change."),
 ]
 TrustOwnerOption = Annotated[
     bool, typer.Option("--trust-owner", help="Use a run that another user owns or can change.")
 ]
 TakeOverOption = Annotated[
     bool,
-    typer.Option("--take-over", help="Take over a run of another host whose heartbeat does not move for 30 s."),
+    typer.Option("--take-over", help="Take over a run of another host whose heartbeat stopped."),
 ]
 HeadlessOption = Annotated[bool, typer.Option("--headless", help="Run without a screen; print progress to stderr.")]
-DetachOption = Annotated[
-    bool, typer.Option("--detach", help="Start in the background, print the name, and return; with --queue, it waits.")
-]
+DetachOption = Annotated[bool, typer.Option("--detach", help="Start in the background and print the name.")]
 # Set by --detach for the command that it starts.
 DetachedOption = Annotated[bool, typer.Option("--detached", hidden=True)]
 LowBandwidthOption = Annotated[bool, typer.Option("--low-bandwidth", help="Refresh every 5 s instead of every second.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 EventsJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: one event per line; implies --headless.")]
-FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the runs end, or Ctrl-C.")]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Follow the runs until they end, or Ctrl-C.")]
 NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the answer.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]
 BetterOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--better", metavar="NAME=low", help="Which values of one of your own metrics are better: low or high."
-    ),
+    typer.Option("--better", metavar="NAME=low", help="Whether low or high values of your own metric are better."),
 ]
 BaselineOption = Annotated[
     str | None,
@@ -57,8 +51,8 @@ BaselineOption = Annotated[
 
 
 def output_option(what: str, **settings: Any) -> Any:
-    """Return `-o PATH`. `what` says what is written."""
-    return typer.Option("--output", "-o", metavar="PATH", help=f"Write to PATH: {what}", **settings)
+    """Return `-o PATH`. `what` describes the file or folder that is written."""
+    return typer.Option("--output", "-o", metavar="PATH", help=what, **settings)
 
 
 def timeout_option(default: str = "") -> Any:

@@ -1,6 +1,6 @@
 """What `--json` prints: one record for each command, and the function that prints it.
 
-`tui.cli.model_outputs` has those of data and models. `engine/JSON.md` lists the fields; `tests/support/json_page.py`
+`tui.cli.model_outputs` has those of data and models. `engine/JSON.md` lists the fields; `tests/support/record_pages.py`
 makes it of these records.
 """
 
@@ -42,7 +42,7 @@ def print_json(output: Output | Record) -> None:
     typer.echo(encode_indented(output))
 
 
-def json_line(values: Event | FileRecord | Values) -> str:
+def json_line(values: Event | FileRecord | Output | Values) -> str:
     """Return one line of a stream of JSON objects. Each line has the `format`, so a reader needs no other one."""
     known = values if isinstance(values, dict) else to_builtins(values)
     return encode({"format": FORMAT} | known).decode()
@@ -53,6 +53,15 @@ class RunsOutput(Output, frozen=True, kw_only=True):
 
     runs: list[RunValues]
     """The runs that match, in the order of the list; the trials of a sweep one by one."""
+
+
+class NeededOutput(Output, frozen=True, kw_only=True):
+    """`gputrain run --needed --json`: if nothing is started, one line of this in place of the events."""
+
+    finished: str
+    """Name of the run that has finished with the same command or config, code and data."""
+    folder: str
+    """Its folder."""
 
 
 class WaitOutput(Output, frozen=True, kw_only=True):

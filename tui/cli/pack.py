@@ -44,12 +44,12 @@ STOPPED = 3
     "little, the file is smaller, and a random crop decodes only what it needs of it.",
     "An interrupted command continues where it was: run it again. The file appears under its name when it is "
     "complete; until then there is FILE.partial.",
-    exit_codes={0: "finished", 2: "bad usage, or not possible", 3: "interrupted"},
+    exit_codes={0: "finished", 2: "usage error, or not possible", 3: "interrupted"},
 )
 def pack(
     *,
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of images with one subfolder per class.")],
-    output: Annotated[str | None, output_option("the packed set.")] = None,
+    output: Annotated[str | None, output_option("Packed set to write; required.")] = None,
     max_side: Annotated[
         int | None,
         typer.Option("--max-side", metavar="PIXELS", min=1, max=65_000, help="Reduce larger images to this side."),
@@ -160,8 +160,8 @@ def print_summary(summary: PackSummary, *, as_json: bool) -> None:
     ["gputrain data verify photos.gpk"],
     exit_codes={
         0: "all checksums are right",
-        1: "damaged, unfinished or no packed set",
-        2: "bad usage, or not possible",
+        1: "damaged, unfinished, or not a packed set",
+        2: "usage error, or not possible",
         3: "interrupted",
     },
 )

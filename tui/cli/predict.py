@@ -50,12 +50,12 @@ def predict(
         typer.Option(
             "--features",
             metavar="LAYER",
-            help="Write the output of a layer instead; auto: the last of `gputrain models show --stages`.",
+            help="Layer whose output is written instead, or auto.",
         ),
     ] = None,
-    output: Annotated[str | None, output_option("features, for numpy.load.")] = None,
+    output: Annotated[str | None, output_option("File for the features, for numpy.load.")] = None,
     no_pool: Annotated[
-        bool, typer.Option("--no-pool", help="Write whole feature maps instead of their mean over all pixels.")
+        bool, typer.Option("--no-pool", help="Write whole feature maps, not their mean over pixels.")
     ] = False,
     force: ForceOption = False,
     model: ModelOptions,
@@ -64,10 +64,13 @@ def predict(
     """Classify images with a trained model, or extract their features.
 
     Prints the most probable classes of each image with their probabilities. Images are preprocessed like the validation
-    images of the run. Files in folders that are not images are skipped with a message; --json lists them in `skipped`.
+    images of the run.
+
+    Files in folders that are not images are skipped with a message; --json lists them in `skipped`.
 
     --features writes the output of a layer for each image of one folder to a file for numpy.load: features (float32),
-    paths, labels (index into classes, -1 without a class folder), classes and layer.
+    paths, labels (index into classes, -1 without a class folder), classes and layer. `gputrain models show --stages`
+    lists the layers.
     """
     from engine.inference.device import reserve_device
     from engine.inference.predict import find_input_files

@@ -10,6 +10,7 @@ import queue
 import shlex
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -36,9 +37,9 @@ from engine.runs.events import (
 )
 from engine.runs.history import History
 from engine.runs.root import runs_root
-from engine.utils.colors import with_colors, without_colors
 from engine.utils.text import printable
 from engine.utils.units import format_duration
+from tui.cli.command_output import DisconnectSafeStream, OutputPrinter
 
 MAX_QUEUED_EVENTS = 10_000
 DRAIN_TIMEOUT_SECONDS = 5.0
@@ -48,25 +49,6 @@ MAX_LINE_CHARACTERS = 80
 # Lines about the current epoch: the first after these seconds, later ones at this share of the epoch's time at least.
 PROGRESS_SECONDS = 10.0
 PROGRESS_SHARE = 0.05
-
-
-class DisconnectSafeStream:
-    """A stream that discards writes after its terminal or pipe has closed, so that the run continues."""
-
-    def __init__(self, stream: IO[str] | None) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        with suppress(OSError, ValueError, AttributeError):
-            return cast(IO[str], self._stream).write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError, ValueError, AttributeError):
-            cast(IO[str], self._stream).flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 class NextCommands:
@@ -93,20 +75,6 @@ class NextCommands:
             else:
                 lines.append(f"      {command}")
         return lines
-
-
-class OutputPrinter:
-    """Print the output of a command to stdout, with its colors if that is a terminal."""
-
-    def __init__(self) -> None:
-        self._out = DisconnectSafeStream(sys.stdout)
-        self._has_colors = sys.stdout is not None and sys.stdout.isatty()
-
-    def print(self, event: CommandOutput) -> None:
-        """Print the lines of an event."""
-        convert = with_colors if self._has_colors else without_colors
-        self._out.write("".join(f"{convert(line)}\n" for line in event.lines))
-        self._out.flush()
 
 
 class JsonPrinter:
@@ -148,9 +116,10 @@ class PlainPrinter:
             self._next_progress = event.time + PROGRESS_SECONDS
         elif isinstance(event, PhaseChanged | TrainingProgress) and event.time >= self._next_progress:
             lines += self._progress_lines(event)
-        for line in lines:
-            self._out.write(line + "\n")
-            self._out.flush()
+        if lines:
+            with self._output.hidden():
+                self._out.write("".join(f"{line}\n" for line in lines))
+                self._out.flush()
 
     def _progress_lines(self, event: PhaseChanged | TrainingProgress) -> list[str]:
         """Return a line with steps, throughput and remaining time of the current epoch; none after its last step until
@@ -202,16 +171,9 @@ class ProgressPrinter:
             return
         self._history.add(event)
         self._epoch.add(event)
-        for line in (*event_lines(event, self._history), *self._next.lines(event)):
-            style = "yellow" if isinstance(event, WarningEvent | CodeChanged) else None
-            if isinstance(event, RunFinished):
-                self.close()
-                style = {"finished": "green", "failed": "red"}.get(event.state, "yellow")
-            # The first 80 columns of an epoch line hold loss and accuracy; a narrow terminal cuts the rest.
-            one_line = isinstance(event, EpochEvent)
-            self._console.print(
-                line, markup=False, style=style, no_wrap=one_line, overflow="ellipsis" if one_line else "fold"
-            )
+        if lines := (*event_lines(event, self._history), *self._next.lines(event)):
+            with self._output.hidden():
+                self._print(lines, event)
         started = self._history.started
         if started is None or isinstance(event, RunFinished):
             return
@@ -222,6 +184,18 @@ class ProgressPrinter:
             self._progress.update(self._task, completed=self._epoch.steps, rate=self._epoch.describe())
         elif isinstance(event, EpochEvent) and event.epoch < started.epochs:
             self._begin_epoch(event.epoch + 1, started)
+
+    def _print(self, lines: Iterable[str], event: Event) -> None:
+        for line in lines:
+            style = "yellow" if isinstance(event, WarningEvent | CodeChanged) else None
+            if isinstance(event, RunFinished):
+                self.close()
+                style = {"finished": "green", "failed": "red"}.get(event.state, "yellow")
+            # The first 80 columns of an epoch line hold loss and accuracy; a narrow terminal cuts the rest.
+            one_line = isinstance(event, EpochEvent)
+            self._console.print(
+                line, markup=False, style=style, no_wrap=one_line, overflow="ellipsis" if one_line else "fold"
+            )
 
     def _begin_epoch(self, epoch: int, started: RunStarted) -> None:
         if self._task is not None:

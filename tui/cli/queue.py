@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -19,21 +18,21 @@ from tui.cli.run_options import announce_watch
 
 @command(
     [
-        "gputrain run flowers.yaml --gpus free:2 --queue --detach",
         "gputrain queue",
+        "gputrain run flowers.yaml --gpus free:2 --queue --detach    join the queue",
+        "gputrain stop flowers-3                                     leave the queue",
         "gputrain queue hold flowers-3",
         "gputrain queue move flowers-4 --first",
-        "gputrain queue begin flowers-4 22:00",
-        "gputrain queue resume              after a reboot",
-        "gputrain stop flowers-3            leaves the queue",
+        "gputrain queue resume                                       after a reboot",
     ],
     "Between users, the order of arrival counts. A run arrives when it waits for GPUs only: not while it is held "
     "or waits for another run or a time. priority and move order your own runs.",
+    "gputrain config describe queue lists the keys of `gputrain run` for the queue: queue.after is --after.",
 )
 def list_queue(*, runs_dir: RunsDirOption = None, as_json: JsonOption = False) -> None:
     """List the waiting runs of all users.
 
-    Each command changes the place of one of your own runs.
+    hold, release, move, priority and begin change one of your own waiting runs.
     """
     from engine.queue import listing
     from tui.cli.console import print_table
@@ -62,8 +61,8 @@ def hold(*, run: Annotated[str, run_argument()], runs_dir: RunsDirOption = None)
 def release(*, run: Annotated[str, run_argument()], runs_dir: RunsDirOption = None) -> None:
     """Let a held run start again.
 
-    It arrives anew: runs of other users that have arrived meanwhile come first. A run that is held because a run before
-    it was stopped starts without it.
+    It joins the queue again: runs of other users that have arrived meanwhile come first. A run that is held because a
+    run before it was stopped starts without it.
     """
     from engine.queue import edit
 
@@ -116,18 +115,14 @@ def priority(
 def begin(
     *,
     run: Annotated[str, run_argument()],
-    when: Annotated[str, typer.Argument(metavar="TIME", help="As for --begin; now for no more wait.")],
+    when: Annotated[str, typer.Argument(metavar="TIME", help="22:00, now+2h or 2026-12-01T08:00; now ends the wait.")],
     runs_dir: RunsDirOption = None,
 ) -> None:
     """Change the time before which a waiting run does not start."""
-    from engine.config.begin_time import begin_time
     from engine.queue import edit
 
-    row, now = edit.find_own_row(run, runs_root(runs_dir)), time.time()
-    if (seconds := begin_time(when, now)) is None:
-        reason = f"{when!r} is no time; type now, now+2h, 22:00, tomorrow or 2026-12-01T08:00 (local)"
-        raise UsageError.one("TIME", reason, code="invalid-value")
-    typer.echo(edit.set_begin(row, seconds if seconds > now else 0.0), err=True)
+    row = edit.find_own_row(run, runs_root(runs_dir))
+    typer.echo(edit.set_begin(row, edit.parse_begin(when)), err=True)
 
 
 @command(["gputrain queue resume", "gputrain queue resume flowers-3 flowers-4"])

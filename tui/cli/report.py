@@ -29,12 +29,10 @@ Axis = Literal["epoch", "step", "images", "hours"]
 @command(
     [
         "gputrain report last",
-        "gputrain report digits-1 digits-2 digits-3 -o seeds.html",
-        "gputrain evaluate last --list mistakes && gputrain report last",
         "gputrain report last -o curves.pdf",
+        "gputrain report digits-1 digits-2 digits-3 -o seeds.html",
         "gputrain report digits-1 digits-2 --metric accuracy -o accuracy.svg",
-        "gputrain report last --metric train_loss --x step --log -o loss.png",
-        "gputrain report lightning_logs -o curves.png      runs of another trainer",
+        "gputrain report lightning_logs -o curves.png    runs of another program",
     ],
     "Metrics: loss, accuracy, train_loss, val_loss, train_accuracy, val_accuracy, val_top5, ema_val_loss, "
     "ema_val_accuracy, lr, grad_norm, images_per_second, data_wait, seconds, and others by their names.",
@@ -53,23 +51,19 @@ def report(
     x: Annotated[Axis | None, typer.Option("--x", help="x axis of a figure [default: epoch, else step]")] = None,
     width: Annotated[
         str | None,
-        typer.Option(
-            "--width", metavar="WIDTH", help="Of a figure: inches, 8.2cm, column (3.25 in) or page [default: page]"
-        ),
+        typer.Option("--width", metavar="WIDTH", help="Of a figure: 5, 8.2cm, column or page [default: page]"),
     ] = None,
     smooth: Annotated[
         float | None,
         typer.Option(
-            "--smooth", metavar="SHARE", help="Average single steps over this share of them; 0: not [default: 0.02]"
+            "--smooth", metavar="SHARE", help="Share of the steps to average over; 0 disables [default: 0.02]"
         ),
     ] = None,
     log: Annotated[bool, typer.Option("--log", help="Logarithmic y axis, except for shares.")] = False,
     separate: Annotated[
         bool, typer.Option("--separate", help="Do not join runs that differ in the seed alone.")
     ] = False,
-    code: Annotated[
-        bool, typer.Option("--code", help="Show the recorded code on the page, as diffs; read it before you share it.")
-    ] = False,
+    code: Annotated[bool, typer.Option("--code", help="Show the recorded code; read it before you share it.")] = False,
     better: BetterOption = None,
     force: ForceOption = False,
     runs_dir: RunsDirOption = None,
@@ -78,13 +72,14 @@ def report(
 ) -> None:
     """Write a report of runs as one HTML file, or as a figure.
 
-    The page needs no network. It has curves, figures, config, hardware, what limited the run, the confusion matrix, the
-    worst images of `gputrain evaluate --list`, and the command that repeats the run.
+    The page has curves, figures, config, hardware, bottleneck, confusion matrix, and the command that repeats the run.
+    After `gputrain evaluate RUN --list mistakes`, it has the worst images, too.
 
     With -o FILE.svg, .pdf or .png, the file is one figure for a paper. Runs that differ in the seed alone are one
-    curve: their mean, and their standard deviation as a band. A file that was made from the same runs is replaced.
+    curve: their mean, and their standard deviation as a band. Numbers of --width are inches; column is 3.25. A file
+    that was made from the same runs is replaced.
 
-    A path stands for all runs that other trainers have written below it: a page has a chart for each of their metrics.
+    A path stands for all runs that other programs have written below it: a page has a chart for each of their metrics.
     """
     from engine.code.difference import code_texts
     from engine.foreign.folders import require_unwatched

@@ -30,9 +30,8 @@ COMMAND_ADVICE = "a command starts again as it was typed; --on-resume adds argum
         "gputrain resume fashion-17 --headless --epochs 30",
         "gputrain resume train-3 --queue --detach --env WANDB_API_KEY",
     ],
-    "A command starts again with the environment that it was first started with. The variables of Slurm are those of "
-    "this shell.",
-    "The exit code of a command is that of `gputrain run -- COMMAND`.",
+    "A command starts again with the arguments of --on-resume behind its own, in the environment that it was first "
+    "started with; the variables of Slurm are those of this shell. Its exit code is that of `gputrain run -- COMMAND`.",
     exit_codes=EXIT_CODES,
     kind=ResumeCommand,
 )
@@ -49,8 +48,7 @@ def resume(
 ) -> None:
     """Resume a run from its last checkpoint, or start its command again.
 
-    The run keeps the config it was started with, except for the values set here. A command gets the arguments of
-    --on-resume behind its own.
+    The run keeps the config it was started with, except for the values set here.
     """
     from engine.command.spec import has_command
     from engine.config.loader import resolve_config
@@ -66,7 +64,9 @@ def resume(
     if not folder.config.exists():
         raise UsageError.one(folder.name, "has no config.yaml to resume with; start a new run", code="not-found")
     if is_command and (words := [word for word in changes or [] if not is_command_key(word.partition("=")[0])]):
-        raise UsageError.one(" ".join(words), "is nothing that a command takes here", COMMAND_ADVICE, code="no-effect")
+        raise UsageError.one(
+            " ".join(words), "sets a training of gputrain, but this is a command", COMMAND_ADVICE, code="no-effect"
+        )
     if words := [change for change in changes or [] if "=" not in change]:
         raise UsageError.one(" ".join(words), "set values as section.key=value", code="invalid-value")
     own: FlagOverrides = {"run.resume": ("gputrain resume", True), "run.name": ("gputrain resume", folder.name)}

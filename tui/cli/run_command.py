@@ -21,14 +21,16 @@ from engine.utils.exit_codes import CommandExit, ExitCode
 from tui.cli.command import Callback, expand_parameter
 from tui.cli.config_flags import FlagOverrides
 from tui.cli.console import exit_on_usage_error
-from tui.cli.help import CONFIG_OPTIONS, HelpCommand, guard_minus_words
+from tui.cli.help import HelpCommand, guard_minus_words
+from tui.cli.help_page import COMMAND_OPTIONS, CONFIG_OPTIONS
 from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
     from engine.command.spec import Command
     from engine.launch.request import RunRequest
-COMMAND_PANEL, SHARED_PANEL = "Options of commands", "Options of trainings and commands"
-TRAINING_PANEL = "Options of trainings"
+
+TRAINING_OPTIONS = "Options of a training"
+QUEUE_OPTIONS = "Options of the queue, described by gputrain config describe queue"
 # Config keys that have an effect on a command, besides the sections queue and notify.
 COMMAND_KEYS = frozenset({
     "run.name", "run.resume", "run.max_restarts", "run.requeue", "run.snapshot", "device.gpus", "device.wait",
@@ -37,6 +39,8 @@ COMMAND_SECTIONS = ("queue.", "notify.")
 # Options of a shared key that have no key of their own.
 SHARED_FLAGS = frozenset({"ngpu", "after_any"})
 CONFIG_ENDINGS = (".yaml", ".yml")
+# Options that a training has by another name.
+SIMILAR = {"data": "use --data-path", "metrics": "use eval.metrics=module:name"}
 EXIT_CODES = {"command-not-executable": CommandExit.NOT_EXECUTABLE, "command-not-found": CommandExit.NOT_FOUND}
 """Exit codes by the codes of problems; any other is 125."""
 
@@ -60,10 +64,10 @@ class CommandOptions:
 
 
 def command_option(name: str, help_text: str, metavar: str | None = None) -> Any:
-    return typer.Option(name, help=help_text, metavar=metavar, rich_help_panel=COMMAND_PANEL)
+    return typer.Option(name, help=help_text, metavar=metavar, rich_help_panel=COMMAND_OPTIONS)
 
 
-ON_RESUME = command_option("--on-resume", "Arguments to add when it starts again: '--resume auto'.", "ARGS")
+ON_RESUME = command_option("--on-resume", "Arguments to add on resume, such as '--resume auto'.", "ARGS")
 
 
 def takes_command(function: Callback, without: Collection[str] = ()) -> Callback:
@@ -74,41 +78,41 @@ def takes_command(function: Callback, without: Collection[str] = ()) -> Callback
         "cwd": (Annotated[str | None, option("--cwd", "Working folder [default: this one]", "DIR")], None),
         "env": (
             Annotated[
-                many, option("--env", "Set a variable, or with NAME alone that of this shell.", "KEY=VALUE|NAME")
+                many, option("--env", "Set a variable, or take NAME from this shell.", "KEY=VALUE|NAME")
             ],
             None,
         ),
-        "tag": (Annotated[many, option("--tag", "Put a tag on the run; repeat for more.", "TAG")], None),
+        "tag": (Annotated[many, option("--tag", "Tag of the run; repeat for more.", "TAG")], None),
         "stop_signal": (
             Annotated[str, option("--stop-signal", "Signal that asks the command to stop.", "SIGNAL")], "INT"
         ),
         "gpu_ids": (
             Annotated[
-                Literal["index", "uuid"], option("--gpu-ids", "How CUDA_VISIBLE_DEVICES names the GPUs.")
+                Literal["index", "uuid"], option("--gpu-ids", "Names in CUDA_VISIBLE_DEVICES.")
             ],
             "index",
         ),
-        "no_tty": (Annotated[bool, option("--no-tty", "Connect its output to pipes and not to a terminal.")], False),
+        "no_tty": (Annotated[bool, option("--no-tty", "Write its output to pipes, not to a terminal.")], False),
         "no_slurm_env": (
             Annotated[bool, option("--no-slurm-env", "Hide the SLURM variables from the command.")], False
         ),
         "data": (
-            Annotated[many, option("--data", "What it reads, for --needed: names, sizes, times.", "PATH")], None
+            Annotated[many, option("--data", "Data that git does not track, for --needed.", "PATH")], None
         ),
         "metrics": (
-            Annotated[many, option("--metrics", "File or folder with metrics [default: those below --cwd]", "PATH")],
+            Annotated[many, option("--metrics", "File or folder with metrics [default: below --cwd]", "PATH")],
             None,
         ),
         "parse": (
             Annotated[
                 many,
-                option("--parse", "Find metrics in the output, too: (?P<NAME>...) is the value of NAME.", "REGEX"),
+                option("--parse", "Also find metrics in the output: (?P<NAME>...).", "REGEX"),
             ],
             None,
         ),
         "on_resume": (Annotated[str | None, ON_RESUME], None),
         "try_parse": (
-            Annotated[str | None, option("--try-parse", "Show what is found in FILE, and run nothing.", "FILE")], None
+            Annotated[str | None, option("--try-parse", "Print the metrics found in FILE; run nothing.", "FILE")], None
         ),
     }  # fmt: skip
 
@@ -183,12 +187,16 @@ class RunCommand(WordsCommand):
         panel = super().panel_of(param)
         if panel != CONFIG_OPTIONS:
             return panel
-        key = FLAG_TO_KEY.get(param.name, "")
-        return SHARED_PANEL if param.name in SHARED_FLAGS or is_command_key(key) else TRAINING_PANEL
+        is_shared = param.name in SHARED_FLAGS or is_command_key(FLAG_TO_KEY.get(param.name, ""))
+        return "Options" if is_shared else TRAINING_OPTIONS
+
+    def named_in(self, param: Any) -> str | None:
+        is_queue = param.name == "after_any" or FLAG_TO_KEY.get(param.name, "").startswith("queue.")
+        return QUEUE_OPTIONS if is_queue else None
 
     @property
     def panels(self) -> tuple[str, ...]:
-        return (*super().panels, SHARED_PANEL, COMMAND_PANEL, TRAINING_PANEL)
+        return ("Arguments", TRAINING_OPTIONS, "Options", COMMAND_OPTIONS)
 
     def trains(self, ctx: Any) -> bool:
         return super().trains(ctx) and ctx.params.get("try_parse") is None
@@ -233,8 +241,13 @@ def check_config_word(command: Any, args: Sequence[str]) -> None:
     """Raise UsageError if the first word of `gputrain run` is a program and no config, with the line to type."""
     from engine.command.interpreters import INTERPRETERS
 
+    options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
     words = [word for word in guard_minus_words(command, args)[1] if "=" not in word.partition("/")[0]]
     if not words or not is_program(words[0]):
+        return
+    before = args[: [*args].index(words[0])]
+    if any(word.startswith("--") and "." not in word and word.partition("=")[0] not in options for word in before):
+        # The parser refuses it.
         return
     place, interpreter = [*args].index(words[0]), INTERPRETERS.get(PurePath(words[0]).suffix)
     typed = [*args[place:]]
@@ -285,7 +298,8 @@ def check_no_options(options: CommandOptions, line: str) -> None:
     default = CommandOptions(tag=options.tag)
     for name in vars(default):
         if getattr(options, name) != getattr(default, name):
-            raise UsageError.one(f"--{name.replace('_', '-')}", f"is for a command: {line}", code="conflict")
+            advice = f"for a training, {SIMILAR[name]}" if name in SIMILAR else ""
+            raise UsageError.one(f"--{name.replace('_', '-')}", f"is for a command: {line}", advice, code="conflict")
 
 
 def is_command_key(key: str) -> bool:
@@ -300,7 +314,12 @@ def check_keys(
     typed = sorted(key for key in keys if not is_command_key(key))
     raise_if_any(
         [
-            Problem(flags[key][0] if key in flags else key, "sets a training of gputrain", advice, code="no-effect")
+            Problem(
+                flags[key][0] if key in flags else key,
+                "sets a training of gputrain, but this is a command",
+                advice,
+                code="no-effect",
+            )
             for key in typed
         ]
     )
@@ -323,6 +342,7 @@ def make_command(words: Sequence[str], options: CommandOptions) -> Command:
         cwd_inode=inode,
         environment=capture_environment(os.environ, options.env, slurm=not options.no_slurm_env),
         expanded=tuple(setting.partition("=")[0] for setting in options.env if "=" in setting),
+        given=tuple(dict.fromkeys(setting.partition("=")[0] for setting in options.env)),
         stop_signal=_signal_name(options.stop_signal),
         tty=not options.no_tty,
         gpu_ids=options.gpu_ids,

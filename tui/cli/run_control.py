@@ -70,12 +70,12 @@ def stop(
 
 def _stop_survivors(folder: RunFolder) -> Answer:
     """End what is left of a command whose supervisor has ended; None if nothing is."""
+    from engine.command.stop import describe_unkillable
     from engine.launch.survivors import stop_survivors
 
     count, unkillable = stop_survivors(folder)
     if unkillable:
-        pids = ", ".join(str(process.pid) for process in unkillable)
-        return Problem("", f"process {pids} of {folder.name} cannot be killed", code="process-left")
+        return Problem("", f"{folder.name}: {describe_unkillable(unkillable)}", code="process-left")
     return f"is not running, and its processes ({count}) are ended" if count else None
 
 

@@ -211,7 +211,7 @@ def better(
     ],
     runs_dir: RunsDirOption = None,
 ) -> None:
-    """Say which values of one of your own metrics are better."""
+    """Set which values of one of your own metrics are better."""
     from engine.runs.keys import parse_metric_name
     from engine.runs.metric_directions import DIRECTIONS, store_direction
     from engine.runs.metrics import better_of_name, own_metrics

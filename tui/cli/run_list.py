@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -60,13 +61,20 @@ class ListOptions:
 
 @command(
     [
+        "gputrain runs",
         "gputrain runs failed",
         "gputrain runs optim.name=adamw 'val_accuracy>0.9' -tag=old",
-        "gputrain runs 'age<2d' --sort accuracy --columns name,model,lr,accuracy",
-        "gputrain runs sweep=digits-sweep -n 20",
-        "gputrain runs tag fashion-17 +night -old",
+        "gputrain runs --sort accuracy -n 1 --json",
+        "gputrain runs 'age<2d' --sort lr --columns name,model,lr,accuracy",
         "gputrain runs delete fashion-3 fashion-4",
     ],
+    "KEY is a config key (optim.lr), a metric of the last epoch (val_accuracy) or of the run (best_val_accuracy, "
+    "duration, age, started, images_per_second), one of your own metrics (f1, best_f1), a parameter of a command "
+    "(hidden is that of --hidden 64) or a short name (model, dataset, lr, optimizer, batch, seed, tag). A KEY with "
+    "blanks or operators is in double quotes: '\"val f1\">0.9'.",
+    "VALUE may contain *; several values have commas between them. AGE is the time since the start. The trials of a "
+    "sweep are one row with the metrics of its best trial; sweep=NAME, --quiet and --json list them one by one. To "
+    "search for a word that is a command, write `gputrain runs list archive`.",
     kind=MinusWordsCommand,
 )
 def list_runs(
@@ -88,14 +96,7 @@ def list_runs(
 ) -> None:
     """List runs, newest first.
 
-    Lists the runs that meet all conditions. KEY is a config key (optim.lr), a metric of the last epoch (val_accuracy)
-    or of the run (best_val_accuracy, duration, age, started, images_per_second), one of your own metrics (f1, best_f1),
-    a parameter of a command (hidden is that of --hidden 64) or a short name (model, dataset, lr, optimizer, batch,
-    seed, tag). A key with blanks or operators is in double quotes: '"val f1">0.9'. VALUE may contain *, and several
-    values have commas between them. A condition after a minus must not hold. The trials of a sweep are one row with the
-    metrics of its best trial; sweep=NAME, --quiet and --json list them one by one. AGE is the
-    time since the start. The first word decides whether it is a command: `gputrain runs list archive` searches for the
-    word archive.
+    Lists the runs that meet all conditions. A condition after a minus must not hold.
     """
     from engine.runs.fields import command_arguments
     from engine.runs.keys import quote_key
@@ -164,15 +165,22 @@ def list_runs(
 
 
 def _name_survivors(rows: Sequence[RunRow]) -> None:
-    """Name what is left of commands whose supervisors were killed."""
+    """Name what is left of commands whose supervisors were killed, or which could not be killed."""
     from engine.launch.survivors import find_survivors
     from engine.runs.folder import RunFolder, RunState
     from engine.utils.text import list_names, printable
 
-    crashed = [RunFolder(Path(row.folder)) for row in rows if row.state is RunState.CRASHED and row.record.command]
-    for folder, survivors in find_survivors(crashed).items() if crashed else ():
+    ended = (RunState.STOPPED, RunState.FAILED)
+    states = {
+        RunFolder(Path(row.folder)): row.state
+        for row in rows
+        if row.record.command
+        and (row.state is RunState.CRASHED or (row.record.exit_code == -signal.SIGKILL and row.state in ended))
+    }
+    for folder, survivors in find_survivors(states).items() if states else ():
         pids, name = list_names([str(process.pid) for process in survivors]), printable(folder.name)
-        typer.echo(f"{name} has crashed, and processes of it go on ({pids}): `gputrain stop {name}`.", err=True)
+        state = "has crashed" if states[folder] is RunState.CRASHED else f"is {states[folder]}"
+        typer.echo(f"{name} {state}, and processes of it go on ({pids}): `gputrain stop {name}`.", err=True)
 
 
 def _read(run_list: RunList) -> None:

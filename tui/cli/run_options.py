@@ -98,7 +98,7 @@ DEVICE = {
             typer.Option(
                 "--gpus",
                 metavar="GPUS",
-                help="GPUs to use: auto (one that is free, else the CPU), cpu, free:1, an index or a UUID.",
+                help="GPU to use: auto (a free one, else the CPU), cpu, an index or a UUID.",
             ),
         ],
         "auto",

@@ -40,7 +40,7 @@ def attach(
 ) -> None:
     """Open the screen of a run, or the comparison of several.
 
-    A comparison also takes paths with runs of other trainers; `gputrain watch PATH` opens one of them.
+    A comparison also takes paths with runs of other programs; `gputrain watch PATH` opens one of them.
 
     Quitting the screen does not stop the runs.
     """

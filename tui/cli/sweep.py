@@ -84,17 +84,18 @@ def _has_script(argument: str) -> bool:
     [
         "gputrain sweep flowers.yaml optim.lr=log:1e-3..0.3 optim.name=sgd,adamw",
         "gputrain sweep digits model.name=linear,cnn --sampler grid --pruner none",
-        "gputrain sweep digits optim.lr=log:1e-3..0.3 --minimize best_val_loss",
+        "gputrain sweep digits optim.lr=log:1e-3..0.3 optim.weight_decay=0,5e-4",
         "gputrain sweep sweep.yaml --parallel 4 --detach",
         "gputrain sweep --maximize val/acc lr=log:1e-4..0.1 -- ./train.py --lr {lr}",
         "gputrain sweep --minimize loss --gpus 0,1 --parallel 2 n=8,16 -- ./fit {n}",
-        "gputrain sweep show flowers-sweep",
-        "gputrain sweep resume flowers-sweep --trials 80",
     ],
-    "Trial 0 is CONFIG itself. Each trial is a run of its own, NAME-000, NAME-001, and so on. The same command "
-    "again continues a sweep. Ctrl-C stops the trials with a checkpoint; a second Ctrl-C kills them.",
+    "Trial 0 is CONFIG itself. Each trial is a run: NAME-000, NAME-001, and so on. The same command again continues a "
+    "sweep. Ctrl-C stops the trials with a checkpoint; a second Ctrl-C kills them.",
     "With a command, each KEY is a placeholder {KEY} in its words, and METRIC is what its output or metric files call "
-    "it, as in gputrain runs. Listed GPUs are divided among parallel trials.",
+    "it, as in gputrain runs. Else METRIC is one of the epochs, or metrics.NAME for your own. Listed GPUs are divided "
+    "among parallel trials.",
+    "asha stops the trials outside the best third after 1/9 and 1/3 of the epochs, or of the steps of the first "
+    "command that ends.",
     "sweep.yaml: config or command, space (KEY: SPACE), and optionally trials, parallel, sampler, pruner, metric, "
     "seed, name, gpus.",
     exit_codes=EXIT_CODES,
@@ -111,7 +112,7 @@ def run(
         typer.Argument(
             metavar="[CONFIG] [KEY=SPACE]...",
             help="YAML file, preset, or YAML file of a sweep.\n"
-            "LOW..HIGH, log:LOW..HIGH, int:LOW..HIGH, choices such as sgd,adamw, or a fixed value.",
+            "LOW..HIGH, log:LOW..HIGH, int:LOW..HIGH, choices (sgd,adamw) or a fixed value.",
             autocompletion=complete_config,
         ),
     ] = None,
@@ -122,15 +123,12 @@ def run(
         typer.Option(
             "--maximize",
             metavar="METRIC",
-            help="Search the highest value of a metric of the epochs, of your own, metrics.NAME, or of a command "
-            "[default: best_val_accuracy].",
+            help="Metric to maximize, such as val/acc [default: best_val_accuracy].",
         ),
     ] = None,
     minimize: Annotated[
         str | None,
-        typer.Option(
-            "--minimize", metavar="METRIC", help="Search the lowest value of a metric, such as best_val_loss."
-        ),
+        typer.Option("--minimize", metavar="METRIC", help="Metric to minimize, such as best_val_loss."),
     ] = None,
     sampler: Annotated[
         Sampler | None, typer.Option("--sampler", help="How the values are chosen [default: tpe].")
@@ -139,13 +137,12 @@ def run(
         Pruner | None,
         typer.Option(
             "--pruner",
-            help="asha stops trials outside the best third after 1/9 or 1/3 of the epochs, or of the steps of the "
-            "first command that ends [default: asha].",
+            help="How poor trials are stopped early [default: asha].",
         ),
     ] = None,
     sampler_seed: Annotated[
         int | None,
-        typer.Option("--sampler-seed", metavar="N", help="Seed of the sampler; that of the runs is run.seed."),
+        typer.Option("--sampler-seed", metavar="N", help="Seed of the sampler, not of the runs."),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name of the sweep [default: CONFIG-sweep].")
@@ -159,9 +156,10 @@ def run(
 ) -> None:
     """Search the best values of config keys or script arguments.
 
-    Optuna chooses the values. Config options have the same value in all trials. Each trial waits for its GPUs: --gpus
-    is free:1, or cpu, unless it is set. `gputrain sweep show NAME` lists the trials, `gputrain sweep stop NAME` stops a
-    sweep.
+    Optuna chooses the values of each KEY; an option has the same value in all trials. `gputrain sweep show` lists the
+    trials and the command that trains the best one longer.
+
+    Each trial waits for its GPUs: --gpus is free:1, or cpu, unless it is set.
     """
     from engine.runs.root import runs_root
     from engine.sweeps.start import choose_folder, dry_run_lines

@@ -37,7 +37,7 @@ INTERRUPTED_EXIT_CODE = 130
     "`wandb sync`; after an upload, the next folder has another ID.",
     "Server and credentials are those of the services: WANDB_API_KEY, WANDB_BASE_URL, WANDB_MODE, `wandb login`; "
     "MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN. W&B writes to WANDB_DIR [default: ~/.local/state/gputrain].",
-    exit_codes={0: "everything was sent", 1: "the service cannot be used", 2: "bad usage", 130: "interrupted"},
+    exit_codes={0: "everything was sent", 1: "the service cannot be used", 2: "usage error", 130: "interrupted"},
 )
 @takes_runs
 def sync(

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from engine.utils.errors import Problem
 
 EXIT_CODES = {
-    0: "finished, or the screen was closed, or started with --detach",
-    3: "stopped on request; resume with gputrain resume",
+    0: "finished, screen closed, or started with --detach",
+    3: "stopped on request; gputrain resume continues it",
 }
 
 
@@ -73,19 +73,18 @@ def takes_start(function: Callback) -> Callback:
 
 @command(
     [
-        "gputrain run --headless digits --epochs 5 optim.lr=0.1",
-        "gputrain run flowers.yaml --gpus 0,1 --amp bf16",
+        "gputrain run digits --epochs 5",
+        "gputrain run --data-path photos/ --scheduler cosine --epochs 30",
+        "gputrain run flowers.yaml --gpus 0,1 --amp bf16 optim.weight_decay=5e-4",
         "gputrain run flowers.yaml --gpus free:2 --queue --detach",
-        "gputrain run flowers.yaml --detach --after flowers-3",
-        "gputrain run flowers.yaml --dry-run",
+        "gputrain run --gpus free:1 -- python train.py --lr 0.1",
         "gputrain run --gpus free:2 -- torchrun --nproc-per-node {gpus} train.py",
-        "gputrain run --detach --time-limit 60 --env WANDB_API_KEY -- python train.py",
     ],
-    "All config keys: gputrain config describe",
-    "In the words of a command, {gpus} is the number of its GPUs, {ids} and {uuids} are the GPUs themselves, {run} and "
-    "{folder} name and folder of the run.",
-    "With a command, the exit code is that of the command, 125 if gputrain failed or was used wrongly, 126 if the "
-    "command is not executable, 127 if it is not found.",
+    "[KEY=DEFAULT] is the config key of an option: gputrain config describe KEY.",
+    "In COMMAND, {gpus} is the number of its GPUs, {ids} and {uuids} are the GPUs, {run} and {folder} are name and "
+    "folder of the run. The exit code is that of COMMAND, or 125 (gputrain failed), 126 (not executable), 127 (not "
+    "found).",
+    "--needed ignores untracked logs, tables, texts and results: name data by --data.",
     exit_codes=EXIT_CODES,
     kind=RunCommand,
 )
@@ -101,18 +100,13 @@ def run(
     options: CommandOptions,
     dry_run: Annotated[bool, dry_run_option(" and train one batch per rank; keep no files.")] = False,
     needed: Annotated[
-        bool, typer.Option("--needed", help="Do nothing if a finished run has the same config, code and data.")
+        bool, typer.Option("--needed", help="Do nothing if this has finished: same config, code and data.")
     ] = False,
 ) -> None:
-    """Train a model, or run the command of another program.
+    """Train an image classifier from a config, or run any other program.
 
-    \b
-      gputrain run digits --epochs 5
-      gputrain run --gpus free:1 -- python train.py --lr 0.1
-
-    On a terminal, the screen shows the run; quitting the screen does not stop it. Without a terminal, or with
-    --headless, --json or --dry-run, the run stays in the foreground: Ctrl-C saves a checkpoint and stops at the next
-    step, a second Ctrl-C kills the run. A command gets SIGINT.
+    The screen shows the run; closing it does not stop the run. Without a terminal, or with --headless, the run stays in
+    the foreground: Ctrl-C saves a checkpoint and stops it, a second Ctrl-C kills it.
     """
     if options.try_parse is not None:
         from tui.cli.try_parse import show_try_parse
@@ -132,6 +126,7 @@ def run(
 def has_finished(request: RunRequest, start: StartOptions) -> bool:
     """Return whether a finished run has done what is requested, which is also printed. Raises UsageError."""
     from engine.launch.needed import find_finished_run
+    from engine.utils.files import shown_path
     from engine.utils.text import printable
 
     raise_problems(request)
@@ -143,8 +138,12 @@ def has_finished(request: RunRequest, start: StartOptions) -> bool:
     what = "config" if request.command is None else "command"
     reason = f"{printable(folder.name)} has finished with the same {what}, code and data"
     typer.echo(f"{reason}; nothing is started, because --needed is set", err=True)
-    if start.detach:
-        typer.echo(folder.name)
+    if start.as_json:
+        from tui.cli.outputs import NeededOutput, json_line
+
+        typer.echo(json_line(NeededOutput(finished=folder.name, folder=str(shown_path(folder.root)))))
+    elif start.detach:
+        typer.echo(printable(folder.name))
     return True
 
 
@@ -208,6 +207,7 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
     Exits with the code of the command if it refuses the request. Raises UsageError if the config is invalid."""
     from engine.distributed.rank_env import detect_launcher
     from engine.launch.queue_resume import wait_until_queued
+    from engine.queue.listing import RowState, find_row
     from engine.runs.folder import RunFolder
     from engine.runs.root import runs_root
     from engine.utils.errors import UsageError
@@ -241,6 +241,8 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
             typer.echo(printable(line), err=True)
         raise typer.Exit(launched.process.wait())
     typer.echo(folder.name)
+    if (row := find_row(folder)) is not None and row.state in (RowState.HELD, RowState.LIMITED):
+        typer.echo(f"{row.name} waits: {printable(row.reason)}", err=True)
 
 
 def run_with_screen(request: RunRequest, arguments: list[str], runs_dir: str | None) -> None:

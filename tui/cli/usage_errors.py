@@ -6,8 +6,10 @@ The command classes of `tui.cli.help` parse their arguments within `one_line_usa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 TyperUsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 NO_VALUE = re.compile(r"Option '(.*)' requires an argument\.?")
+PLACEHOLDER = re.compile(r"(?<=\s)[A-Z]+\b")
+# What some examples say behind the command.
+EXAMPLE_NOTE = re.compile("   +.*")
+EXTRA_ARGUMENTS = re.compile(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", re.IGNORECASE | re.DOTALL)
 NOT_A_CHOICE = re.compile("'(.*)' is not one of (.*)")
 
 TYPER_PHRASES = {
@@ -59,12 +65,15 @@ def _to_problem(error: Any) -> Problem:
     if param is not None:
         location = param.metavar.split()[0] if param.param_type_name == "argument" else param.opts[0]
         if not error.message:
-            return Problem(location, "is missing", advice, code="missing-value")
+            return Problem(location, "is missing", _example_of(context, advice), code="missing-value")
         if (refused := NOT_A_CHOICE.search(error.message)) is not None:
             word, choices = refused[1], re.findall("'(.*?)'", refused[2])
             reason = f"{word} is not allowed: must be one of {', '.join(choices)}{did_you_mean(word, choices)}"
             return Problem(location, reason, code="unknown-value")
         return Problem(location, _as_clause(error.message), advice, code="invalid-value")
+    if (extra := EXTRA_ARGUMENTS.fullmatch(error.message)) is not None:
+        takes = " ".join([context.command_path, *context.command.collect_usage_pieces(context)])
+        return Problem(extra[1], f"is more than the command takes: {takes}", advice, code="too-many")
     if (option := NO_VALUE.fullmatch(error.message)) is not None:
         return Problem(option[1], f"needs a value: {option[1]} VALUE", advice, code="missing-value")
     if hasattr(error, "possibilities"):
@@ -76,12 +85,12 @@ def _unknown_option_problem(option: str, context: Any, advice: str) -> Problem:
     """Return the problem of an option that a command does not have: what was meant, or what it sets elsewhere."""
     from engine.utils.errors import Problem, did_you_mean
 
-    if meant := _guessed_option(option, context):
+    if meant := guessed_option(option, context):
         meant = f"`{meant}`" if meant.startswith("gputrain ") else meant
         return Problem(option, f"there is no such option; did you mean {meant}?", code="unknown-option")
     known = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
     key = FLAG_TO_KEY.get(option.removeprefix("--").replace("-", "_"))
-    word = context.command_path.split()[1:2]
+    word = _words(context)[:1]
     if key is not None and (word == ["sweep"] or (word and WORDS[word[0]].panel in (RUNS, RESULTS))):
         reason = f"has no effect on {context.command_path}: it sets {key} of a training"
         return Problem(option, reason, advice, code="unknown-option")
@@ -89,9 +98,14 @@ def _unknown_option_problem(option: str, context: Any, advice: str) -> Problem:
     return Problem(option, f"there is no such option{hint}", "" if hint else advice, code="unknown-option")
 
 
-def _guessed_option(option: str, context: Any) -> str:
+def _words(context: Any) -> list[str]:
+    """Return the words of a command behind `gputrain`, or behind `python -m tui`."""
+    return str(context.command_path).removeprefix(context.find_root().command_path).split()
+
+
+def guessed_option(option: str, context: Any) -> str:
     """Return what an option of a command is called here, by its own name or that of its group."""
-    words = context.command_path.split()[1:]
+    words = _words(context)
     names = [" ".join(words[:count]) for count in range(len(words), 0, -1)]
     return next((OPTION_GUESSES[f"{name} {option}"] for name in names if f"{name} {option}" in OPTION_GUESSES), "")
 
@@ -107,9 +121,29 @@ def _key_option_hint(option: str, command: Any, known: list[str]) -> str:
     return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
+def bare_key(option: str, context: Any) -> str:
+    """Return the config key that an option names without its section, such as --weight-decay; "" if the command has
+    that option, or options for the key, or if it is ambiguous."""
+    command = context.command
+    known = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    if not option.startswith("--") or option in known or guessed_option(option, context):
+        return ""
+    from engine.config.schema import fields
+
+    name = option.removeprefix("--").replace("-", "_")
+    found = [key for key, _ in fields() if key.partition(".")[2] == name and key not in FLAG_TO_KEY.values()]
+    return found[0] if len(found) == 1 else ""
+
+
 def takes_config_keys(command: Any) -> bool:
     """Whether the arguments of a command may be `section.key=value`, or a search space."""
     return any(param.param_type_name == "argument" and "[KEY=" in (param.metavar or "") for param in command.params)
+
+
+def _example_of(context: Any, advice: str) -> str:
+    """Return what to type where an argument is missing: the first example of the command."""
+    examples = getattr(context.command, "examples", ())
+    return f"type one, as in `{EXAMPLE_NOTE.sub('', examples[0])}`" if examples else advice
 
 
 def _help_advice(context: Any) -> str:
@@ -127,15 +161,25 @@ def _as_clause(sentence: str) -> str:
     return clause
 
 
-def unknown_command_problem(name: str, context: Any, commands: list[str]) -> Problem:
-    """Return the problem of a command that does not exist."""
+def unknown_command_problem(name: str, context: Any, commands: list[str], rest: Sequence[str] = ()) -> Problem:
+    """Return the problem of a command that does not exist. `rest` is what follows it, for the command that is meant."""
     from engine.utils.errors import Problem, did_you_mean
 
-    words = " ".join([*context.command_path.split()[1:], name])
+    words = " ".join([*_words(context), name])
     if words in GUESSES:
-        return Problem(name, f"there is no such command; did you mean `{GUESSES[words]}`?", code="unknown-command")
+        meant = _fill_in(GUESSES[words], rest)
+        return Problem(name, f"there is no such command; did you mean `{meant}`?", code="unknown-command")
     # The command of a group: `gputrain tag` means `gputrain runs tag`.
-    inner = [f"gputrain {command}" for command in COMMANDS if command.endswith(f" {name}")]
+    inner = [
+        f"`{shlex.join(('gputrain', *command.split(), *rest))}`" for command in COMMANDS if command.endswith(f" {name}")
+    ]
     nearest = f"; did you mean {' or '.join(inner)}?" if inner else did_you_mean(name, commands)
     advice = "" if nearest else _help_advice(context)
     return Problem(name, f"there is no such command{nearest}", advice, code="unknown-command")
+
+
+def _fill_in(meant: str, typed: Sequence[str]) -> str:
+    """Return a command with what was typed in the place of its argument, without options that it has itself."""
+    kept = typed if meant[-1].isupper() else [*takewhile(lambda word: not word.startswith("-"), typed)]
+    is_clear = bool(kept) and len(PLACEHOLDER.findall(meant)) == 1
+    return PLACEHOLDER.sub(lambda _: shlex.join(kept), meant) if is_clear else meant

@@ -53,12 +53,12 @@ def wait(
 ) -> None:
     """Wait until runs have ended.
 
+    Prints one line for each run as soon as it is done, or with --json one object at the end: how each run ended, its
+    newest figures, and of one that failed the cause, its last lines and the next command.
+
     A run that waits in the queue, is paused, restarts its ranks or is resumed goes on. A run that is stopped, fails,
     crashes or is deleted has ended; a later `gputrain resume` needs another wait. With --until, a run is also done once
     its newest values meet the condition: best_val_accuracy is the best one so far. A metric may appear later.
-
-    Prints one line for each run as soon as it is done, or with --json one object at the end: how each run ended, its
-    newest figures, and of one that failed the cause, its last lines and the next command.
     """
     from engine.runs.metric_directions import read_directions
     from engine.runs.query import parse_duration

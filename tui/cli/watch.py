@@ -42,10 +42,9 @@ def watch(
     low_bandwidth: LowBandwidthOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch the runs that other trainers write below a path, or a process.
+    """Watch what other programs log below a path, or one process.
 
-    On a terminal, opens the screen. Without one, with --json and with -n, prints the runs and ends; the run that
-    changed last comes first.
+    On a terminal, opens the screen. Without one, with --json and with -n, prints the runs, the newest first.
 
     A run is growing if one of its files was written in the last 3 minutes, and ended if its log or the end of its
     process says so. Any other run is quiet.
@@ -74,7 +73,9 @@ def watch(
         return
     for path in paths:
         if not _is_path(path):
-            raise UsageError.one(path, "is neither a folder nor a file", code="not-found")
+            raise UsageError.one(
+                path, "is neither a folder nor a file", "name a folder of runs, or a PID", code="not-found"
+            )
     if opens_screen:
         from engine.runs.root import is_run_folder
         from tui.cli.open_tui import open_screen

@@ -16,7 +16,7 @@ from rich.text import Text
 from engine.config.command_line import format_value
 from engine.config.optimizer_options import default_options
 from engine.config.rules import ANY_USER_CODE, DEPENDS_ON
-from engine.config.schema import Config, fields
+from engine.config.schema import Config, fields, first_sentence
 from engine.config.user_code import is_user_code
 from engine.utils.text import printable
 from tui.palette import ACCENT, BAD, MUTED, STRONG
@@ -67,8 +67,7 @@ class ConfigField:
     @cached_property
     def summary(self) -> str:
         """The first sentence of the description."""
-        first, dot, _ = self.description.partition(". ")
-        return first + "." if dot else first
+        return first_sentence(self.description)
 
 
 @dataclass(frozen=True)
@@ -145,17 +144,19 @@ def optimizer_placeholders(optimizer: str) -> dict[str, str]:
 
 
 def help_text(info: ConfigField, error: str = "", placeholder: str = "") -> Text:
-    """Describe a field: its error if any, key, description, choices and default."""
+    """Describe a field: its error if any, key, first sentence, default, the rest of the description, choices."""
     text = Text()
     if error:
         text.append(f"✗ {printable(error)}  ", BAD)
     text.append(info.label, STRONG)
     if info.key != PRESET_KEY:
         text.append(f"  {info.key}", ACCENT)
-    text.append(f"  {info.description}")
-    if info.choices and not all(choice in info.description for choice in info.choices):
-        text.append(f"  Choices: {', '.join(info.choices)}.", MUTED)
+    text.append(f"  {info.summary}")
     default = placeholder or info.default
     if default and "efault:" not in info.description:
         text.append(f"  Default: {default}.", MUTED)
+    # A small terminal has two lines, and cuts the rest off.
+    text.append(info.description.removeprefix(info.summary).rstrip())
+    if info.choices and not all(choice in info.description for choice in info.choices):
+        text.append(f"  Choices: {', '.join(info.choices)}.", MUTED)
     return text

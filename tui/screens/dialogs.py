@@ -133,7 +133,7 @@ class TextInputDialog(Dialog[str | None]):
         title: str,
         value: str,
         note: str,
-        check: Callable[[str], None] = lambda _: None,
+        check: Callable[[str], object] = lambda _: None,
         *,
         may_be_empty: bool = False,
     ) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 
 from engine.command.orphans import TORCHRUN, OrphanFinder, Orphans, leftover_finder
-from engine.command.stop import end_processes
+from engine.command.stop import describe_unkillable, end_processes
 from engine.foreign.process import ProcessTree
 from engine.utils.errors import Problem, UsageError
 from engine.utils.process_table import ProcessId, read_stat
@@ -143,6 +143,5 @@ def _end(group: Orphans) -> str:
     """End a group, and return the result as a sentence. Raises UsageError if some cannot be killed."""
     left = end_processes(partial(_agreed, leftover_finder(group.origin), {process.id for process in group.processes}))
     if left:
-        pids = list_names([str(process.pid) for process in left])
-        raise UsageError.one("", f"process {pids} cannot be killed, and may still hold a GPU", code="process-left")
+        raise UsageError.one("", f"{describe_unkillable(left)}; it may still hold a GPU", code="process-left")
     return f"{_number(len(group.processes))} of {printable(group.origin.label)} ended"

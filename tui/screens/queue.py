@@ -17,6 +17,7 @@ from engine.queue.listing import QueueRow, RowState
 from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
+from engine.utils.units import format_date
 from tui.keymap import QUEUE_COMMANDS, Command
 from tui.palette import BAD, MUTED
 from tui.pollers.files import QueueReader
@@ -93,7 +94,7 @@ class QueueScreen(GputrainScreen):
     def is_available(self, action: str) -> bool:
         row, name = self.selected, action.partition("(")[0]
         is_own = row is not None and row.is_own and bool(row.folder)
-        if name in ("hold", "shift", "priority"):
+        if name in ("hold", "shift", "priority", "begin"):
             return is_own and row is not None and row.is_live
         if name in ("cancel", "open"):
             return is_own
@@ -142,6 +143,21 @@ class QueueScreen(GputrainScreen):
         note = "The highest priority starts first, among your own runs."
         dialog = TextInputDialog(f"Priority of {row.name}", str(row.priority), note, check)
         self.app.push_screen(dialog, set_priority)
+
+    def action_begin(self) -> None:
+        from engine.queue import edit
+
+        row = self._own_row("change")
+        if row is None:
+            return
+
+        def set_begin(text: str | None) -> None:
+            if text is not None:
+                self._change(partial(edit.set_begin, row, edit.parse_begin(text)))
+
+        note = "now+2h, 22:00, tomorrow or 2026-12-01T08:00 (local); now for no more wait."
+        known = format_date(row.begin) if row.begin else ""
+        self.app.push_screen(TextInputDialog(f"Begin of {row.name}", known, note, edit.parse_begin), set_begin)
 
     def action_cancel(self) -> None:
         from engine.queue import edit

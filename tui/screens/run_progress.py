@@ -123,7 +123,16 @@ def state_lines(
     elif row.message and row.state != RunState.FINISHED:
         is_problem = row.live and row.state != RunState.WAITING
         line.append(f" {printable(row.message)}", WARNING if is_problem else MUTED)
-    return [line] if line.plain else []
+    lines = [line] if line.plain else []
+    return [*lines, *_learning_lines(row)] if not snapshot.folder_missing else lines
+
+
+def _learning_lines(row: RunRow) -> list[Text]:
+    """Return what keeps the run from learning well; nothing if it learns."""
+    learning = row.record.learning
+    if learning is None:
+        return []
+    return [Text(f" {printable(learning.message)}", WARNING, no_wrap=True, overflow="ellipsis", end="")]
 
 
 def failure_lines(snapshot: RunSnapshot, gpus: Snapshot | None, width: int, console: Console) -> list[Text]:

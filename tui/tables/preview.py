@@ -84,6 +84,8 @@ def figure_lines(row: RunRow, preview: RunPreview | None, width: int) -> list[Te
         lines += _result_lines(preview, width)
     if row.record.bottleneck and row.state not in (RunState.FAILED, RunState.CRASHED):
         lines += _field("limit", Text(printable(row.record.bottleneck.message)), width)
+    if row.record.learning:
+        lines += _field("learning", Text(printable(row.record.learning.message), WARNING), width)
     if row.record.cpu_fallback:
         lines += _field("on CPU", Text(printable(row.record.cpu_fallback), WARNING), width)
     return lines

@@ -56,6 +56,7 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
         parameters = (f"{key}={as_text(value)}" for key, value in record.command_parameters.items())
         facts["parameters"] = ", ".join(parameters)
     facts["limit"] = "" if record.bottleneck is None else record.bottleneck.message
+    facts["learning"] = "" if record.learning is None else record.learning.message
     facts["devices"], facts["on CPU"], facts["host"] = (
         record.devices.removeprefix("the "),
         record.cpu_fallback,

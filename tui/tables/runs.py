@@ -17,7 +17,7 @@ from engine.runs.metrics import METRICS, format_metric, metric_of_key
 from engine.runs.run_row import RunRow
 from engine.runs.sort_order import SortOrder
 from engine.runs.trials import group_trials, make_sweep_row
-from engine.show.table import GAP, Align, Column, FittedTable, Line, Shorten, cell_width, fit, pad
+from engine.show.table import GAP, Align, Column, FittedTable, Line, Shorten, cell_width, fit, pad, shorten
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN, format_age, format_date, format_number, format_share
 from tui.charts.meter import meter
@@ -60,6 +60,7 @@ SPECIAL_CELLS: dict[str, tuple[Callable[[RunRow], str], int]] = {
     "command": (short_command, 0),
 }
 MIN_MONITOR_NAME_COLUMNS, MAX_MONITOR_NAME_COLUMNS = 10, 32
+MAX_COMMAND_COLUMNS = 60
 STATE_COLUMNS, EPOCHS_COLUMNS, TIME_COLUMNS, MIN_NOTE_COLUMNS = 8, 6, 10, 14
 # From this width, a line of the monitor has a meter of the progress.
 METER_MIN_WIDTH, METER_COLUMNS = 66, 8
@@ -163,8 +164,9 @@ def _name_cell(row: RunRow, is_marked: RowTest, is_opened: RowTest) -> Line:
 def listed_columns(rows: Sequence[RunRow]) -> list[Column[RunRow]]:
     """Return the columns of `gputrain runs` without `--columns`.
 
-    Columns for tags and for why other users can change a run exist only if one of the runs has any, and a column for
-    the cause only if every run ended with one. Commands without a validation accuracy add their most important metric.
+    Columns for tags, for why other users can change a run and for commands exist only if one of the runs has any, and a
+    column for the cause only if every run ended with one. Commands without a validation accuracy add their most
+    important metric.
     """
     accuracy = "best_val_accuracy"
     names = ["name", "state", "epochs", accuracy, *commands_metrics(rows), "age"]
@@ -175,9 +177,14 @@ def listed_columns(rows: Sequence[RunRow]) -> list[Column[RunRow]]:
     columns = field_columns(map(find_field, names), rows)
     columns.append(replace(field_column(find_field("tags")), optional=True))
     columns.append(Column("foreign", "foreign", lambda row: row.foreign or "", optional=True))
+    columns.append(Column("command", "command", _listed_command, optional=True))
     if all(row.message and row.state in ENDED_BADLY for row in rows):
         columns.append(Column("cause", "cause", lambda row: row.message))
     return columns
+
+
+def _listed_command(row: RunRow) -> str:
+    return shorten(printable(short_command(row)), MAX_COMMAND_COLUMNS) if row.record.command else ""
 
 
 def monitor_name_width(names: Iterable[str], width: int) -> int:

@@ -19,23 +19,16 @@ from torch import Tensor
 from engine.config.data_sections import AugmentConfig
 from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
-from engine.config.user_code import describe_value, load_user_code
-from engine.config.user_errors import describe_exception
+from engine.config.user_code import describe_value, load_user_function
+from engine.config.user_errors import UserCodeError, describe_exception
 from engine.data.augment.batch_ops import erase, horizontal_flip, pad_and_crop
 from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_box, random_resized_crop_boxes
 from engine.data.rng import fork_all_rngs, fork_torch_rng, single_torch_thread
 from engine.data.sampler import Indices, RandomStream, random_bits, random_integers
 from engine.data.sources.base import CropSpec, ImageFormat
-from engine.utils.errors import CodedError, UsageError
 
 # Maps a C x H x W uint8 image to one of the same shape and dtype.
 ImageTransform = Callable[[Tensor], Tensor]
-
-
-class UserTransformError(CodedError):
-    """The user's transform raised an exception or returned an invalid image. The message names the transform."""
-
-    code = "user-code-failed"
 
 
 @dataclass(frozen=True)
@@ -226,13 +219,7 @@ def _policy_transform(augment: AugmentConfig) -> ImageTransform:
 
 
 def _user_transform(name: str, run: RunConfig) -> ImageTransform:
-    transform = load_user_code("augment.transform", name, run.code, run.code_packages)
-    if not callable(transform):
-        raise UsageError.one(
-            "augment.transform",
-            f"{name} is {describe_value(transform)}; it must be a callable that takes an image",
-            code="invalid-value",
-        )
+    transform = load_user_function("augment.transform", name, run)
 
     def checked_transform(image: Tensor) -> Tensor:
         shape = image.shape
@@ -240,12 +227,12 @@ def _user_transform(name: str, run: RunConfig) -> ImageTransform:
             result = transform(image)
         except Exception as error:
             reason = describe_exception(error, run.code, run.code_packages)
-            raise UserTransformError(f"augment.transform {name} failed: {reason}") from error
+            raise UserCodeError(f"augment.transform {name} failed: {reason}") from error
         if isinstance(result, Tensor) and result.dtype == image.dtype and result.shape == shape:
             return result
         dtype = str(image.dtype).removeprefix("torch.")
         expected = f"a Tensor of {dtype}, {' x '.join(map(str, shape))}, like its input"
-        raise UserTransformError(
+        raise UserCodeError(
             f"augment.transform {name} returned {describe_value(result)}; it must return {expected}",
         )
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from engine.code.data import data_fingerprint
 from engine.code.difference import CodeText, code_differences, code_texts
-from engine.code.record import capture_code
+from engine.code.record import capture_code, read_code_record
+from engine.code.state import MAX_FILE_BYTES
 from engine.runs.folder import RunFolder
+from engine.utils.codec import replace, write_record
 from engine.utils.errors import UsageError
-from support.repositories import git, make_repository, write_files
+from support.repositories import add_submodule, file_contents, git, make_repository, write_files
 
 
 @pytest.fixture
@@ -34,14 +37,118 @@ def test_runs_of_the_same_code_have_no_difference(root: Path) -> None:
     assert difference(make_run(root, "a"), make_run(root, "b")) is None
 
 
-def test_difference_names_commits_files_and_lines(root: Path) -> None:
+def test_difference_is_that_of_the_two_states(root: Path) -> None:
+    write_files(root, train__py="lr = 2\n", old__py="o\n", notes__txt="of a run\n")
     first = make_run(root, "a")
-    git(root, "commit", "--quiet", "--allow-empty", "--message", "second")
-    write_files(root, train__py="lr = 2\n", new__py="x\n")
+    git(root, "add", "train.py")
+    git(root, "commit", "--quiet", "--message", "second")
+    (root / "old.py").unlink()
+    write_files(root, train__py="lr = 3\n", new__py="x")
     text = difference(first, make_run(root, "b"))
     assert text is not None and "a" in text.title and "b" in text.title
     assert text.lines[0].startswith("commit ")
-    assert {"new.py", "+x", "train.py", "++lr = 2"} <= {*text.lines}
+    # What was committed between the runs is no difference, and nor is what runs write.
+    assert text.lines[1:4] == ("new.py: +1 -0", "old.py: +0 -1", "train.py: +1 -1")
+    assert {"-lr = 2", "+lr = 3", "+x", "-o"} <= {*text.lines} and "-lr = 1" not in text.lines
+
+
+def test_difference_between_two_commits_names_files_and_lines(root: Path) -> None:
+    first = make_run(root, "a")
+    write_files(root, train__py="lr = 2\n")
+    git(root, "commit", "--quiet", "--all", "--message", "second")
+    text = difference(first, make_run(root, "b"))
+    assert text is not None and {"train.py: +1 -1", "-lr = 1", "+lr = 2"} <= {*text.lines}
+
+
+def test_comparison_writes_nothing_to_the_repository_and_leaves_nothing(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(root, "config", "core.splitIndex", "true")
+    first = make_run(root, "a")
+    write_files(root, train__py="lr = 2\n")
+    second = make_run(root, "b")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    before = file_contents(root)
+    assert difference(first, second) is not None
+    assert file_contents(root) == before and not [*(tmp_path / "temporary").iterdir()]
+
+
+def test_without_the_repository_the_recorded_changes_are_compared(root: Path) -> None:
+    write_files(root, train__py="lr = 2\n")
+    first = make_run(root, "a")
+    write_files(root, train__py="lr = 3\n", new__py="x\n")
+    second = make_run(root, "b")
+    root.rename(root.parent / "moved")
+    text = difference(first, second)
+    assert text is not None and str(root) in text.lines[0] and "recorded" in text.lines[1]
+    assert {"train.py", "-+lr = 2", "++lr = 3", "new.py", "+x"} <= {*text.lines}
+
+
+def test_repository_around_the_runs_is_found_after_a_move(root: Path) -> None:
+    folder = RunFolder(root / "runs" / "a")
+    folder.path.mkdir(parents=True)
+    assert capture_code(folder, root) is not None
+    write_files(root, train__py="lr = 2\n")
+    other = RunFolder(root / "runs" / "b")
+    other.path.mkdir()
+    assert capture_code(other, root) is not None
+    moved = root.rename(root.parent / "moved")
+    text = difference(RunFolder(moved / "runs" / "a"), RunFolder(moved / "runs" / "b"))
+    assert text is not None and "+lr = 2" in text.lines
+
+
+def test_diff_of_an_unknown_form_or_with_paths_that_lead_out_is_compared_as_it_is_recorded(root: Path) -> None:
+    first = make_run(root, "a")
+    write_files(root, train__py="lr = 2\n")
+    second = make_run(root, "b")
+    record = read_code_record(second)
+    assert record is not None
+    for path in ("../outside.py", ".git/hooks/post-checkout", "/tmp/outside.py"):
+        header = f"diff --git a/{path} b/{path}\n"
+        patch = f"{header}new file mode 100755\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n"
+        (second.code / "changes.patch").write_text(patch)
+        write_record(second.code / "code.json", replace(record, changed={path: "1"}), private=True)
+        text = difference(first, second)
+        assert text is not None and any("recorded" in line for line in text.lines)
+        assert not (root.parent / "outside.py").exists() and not (root / ".git" / "hooks" / "post-checkout").exists()
+
+
+def test_link_in_a_recorded_diff_is_not_followed(root: Path) -> None:
+    (root.parent / "secret").mkdir()
+    write_files(root.parent / "secret", key="HIDDEN\n")
+    first = make_run(root, "a")
+    (root / "link").symlink_to("../secret")
+    git(root, "add", "link")
+    second = make_run(root, "b")
+    record = read_code_record(second)
+    assert record is not None
+    content = second.code / "untracked"
+    content.mkdir()
+    (content / "sub").symlink_to(root.parent / "secret")
+    untracked = dict.fromkeys(("link/key", "sub/key", "../../../../secret/key"), "1")
+    write_record(second.code / "code.json", replace(record, untracked=untracked), private=True)
+    text = difference(first, second)
+    assert text is not None and not any("HIDDEN" in line for line in text.lines)
+    assert "HIDDEN" not in str(code_texts([second]))
+
+
+def test_edited_submodule_and_large_file_are_named(root: Path, tmp_path: Path) -> None:
+    add_submodule(root, tmp_path / "inner")
+    first = make_run(root, "a")
+    write_files(root / "inner", lib__py="y\n")
+    write_files(root, large__py="#" * (MAX_FILE_BYTES + 1))
+    text = difference(first, make_run(root, "b"))
+    assert text is not None and [line.partition(":")[0] for line in text.lines] == ["inner", "large.py"]
+
+
+def test_unusual_names_and_contents_are_compared(root: Path) -> None:
+    first = make_run(root, "a")
+    for name in ("größe ä.py", 'q"uo\te.py', "tab\t.py", "empty.py", "crlf.py"):
+        (root / name).write_bytes(b"" if name == "empty.py" else b"a\r\nb")
+    text = difference(first, make_run(root, "b"))
+    assert text is not None and sum(line.endswith(": +2 -0") for line in text.lines) == 4
+    assert "empty.py: +0 -0" in text.lines
 
 
 def test_difference_is_bounded_and_escaped(root: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from engine.code.copy import copy_code
 from engine.code.git import GitError, find_repository
 from engine.code.state import read_code
-from support.repositories import git, make_repository, write_files
+from support.repositories import file_contents, git, make_repository, write_files
 
 PROGRAMS = {
     "core.fsmonitor": "{program}",
@@ -74,12 +74,6 @@ def root(tmp_path: Path, marker: Path) -> Path:
     return folder
 
 
-def contents(folder: Path) -> dict[str, tuple[str, int]]:
-    """Return digest and modification time of each file."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) for path in files}
-
-
 def test_programs_in_the_config_of_a_repository_do_not_run(root: Path, marker: Path, tmp_path: Path) -> None:
     repository = find_repository(root)
     assert repository is not None
@@ -120,11 +114,11 @@ def test_control_plain_git_runs_the_programs(root: Path, marker: Path) -> None:
 
 def test_reading_writes_nothing_into_the_repository(root: Path) -> None:
     (root / "d.txt").touch()
-    before = contents(root / ".git")
+    before = file_contents(root / ".git")
     repository = find_repository(root)
     assert repository is not None
     read_code(repository)
-    assert contents(root / ".git") == before
+    assert file_contents(root / ".git") == before
 
 
 def test_missing_objects_are_not_fetched(root: Path, marker: Path) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.code import patches as patches_module
 from engine.code import state as state_module
 from engine.code.git import GitError, Repository, find_repository
 from engine.code.state import CodeState, read_code
-from support.repositories import git, make_repository, write_files
+from support.repositories import add_submodule, git, make_repository, write_files
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_large_changed_file_is_skipped_and_its_change_is_noticed(root: Path, mon
 
 
 def test_diff_beyond_the_limit_is_skipped_by_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "MAX_PATCH_BYTES", 400)
+    monkeypatch.setattr(patches_module, "MAX_PATCH_BYTES", 400)
     write_files(root, model__py="b\n" * 50, train__py="a\n" * 500)
     state = read(root)
     assert {*state.patches, *state.skipped} == {"model.py", "train.py"} == {*state.changed}
@@ -170,19 +171,87 @@ def test_unusual_names_keep_their_diffs(root: Path) -> None:
     assert {*read(root).patches} == {*names}
 
 
-def test_submodule_is_recorded_by_its_commit(root: Path, tmp_path: Path) -> None:
-    inner = make_repository(tmp_path / "inner", lib__py="x\n")
-    git(root, "-c", "protocol.file.allow=always", "submodule", "add", "--quiet", str(inner), "inner")
-    git(root, "commit", "--quiet", "--message", "module")
+def test_submodule_is_recorded_by_its_commit_and_its_edits_are_noticed(root: Path, tmp_path: Path) -> None:
+    add_submodule(root, tmp_path / "inner")
+    clean = read(root)
+    assert not clean.is_dirty
     write_files(root / "inner", lib__py="y\n")
-    assert not read(root).is_dirty
+    edited = read(root)
+    assert edited.is_dirty and not edited.changed and [*edited.skipped] == ["inner"]
     git(root / "inner", "commit", "--quiet", "--all", "--message", "second")
     assert b"Subproject commit" in read(root).patches["inner"]
+    assert len({clean.fingerprint, edited.fingerprint, read(root).fingerprint}) == 3
 
 
-def test_nested_repository_is_skipped(root: Path) -> None:
+def test_edit_in_a_nested_repository_is_noticed(root: Path) -> None:
     make_repository(root / "other", a__py="")
-    assert [*read(root).skipped] == ["other/"]
+    before = read(root)
+    assert [*before.skipped] == ["other/"]
+    write_files(root / "other", a__py="x\n")
+    assert read(root).fingerprint != before.fingerprint
+
+
+def test_repository_within_that_cannot_be_read_makes_the_code_unknown(root: Path, tmp_path: Path) -> None:
+    add_submodule(root, tmp_path / "inner")
+    (root / "inner" / ".git").write_text("gitdir: /nonexistent\n")
+    assert "inner" in read(root).unknown
+    (root / "inner" / ".git").unlink()
+    assert "inner" in read(root).unknown
+    (root / "inner" / "lib.py").unlink()
+    assert not read(root).unknown
+
+
+def test_edits_of_untracked_code_beyond_the_limits_are_noticed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "MAX_UNTRACKED_FILES", 1)
+    monkeypatch.setattr(state_module, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(state_module, "MAX_SKIPPED", 2)
+    fingerprints = [read(root).fingerprint]
+    for number, name in enumerate(("large.py", "a.py", "b.py", "c.py", "d.py", "e.py")):
+        (root / name).write_text("x" * (20 if name == "large.py" else 5))
+        fingerprints.append(read(root).fingerprint)
+        (root / name).write_text("y" * (21 if name == "large.py" else 6))
+        fingerprints.append(read(root).fingerprint)
+        assert len({*fingerprints}) == 2 * number + 3
+    assert read(root).rest and not read(root).unknown
+
+
+def test_what_runs_write_beside_the_code_does_not_count(root: Path) -> None:
+    before = read(root)
+    write_files(root, out__txt="1\n", results__csv="1\n", run__log="1\n", metrics__json="{}\n")
+    (root / "model.pt").write_bytes(b"\0")
+    after = read(root)
+    assert after.fingerprint == before.fingerprint and not after.is_dirty
+    # A program may read it, so it is stored.
+    assert {*after.untracked} == {"out.txt", "metrics.json"}
+
+
+def test_compiled_code_counts(root: Path) -> None:
+    before = read(root).fingerprint
+    (root / "kernel.so").write_bytes(b"\0\1")
+    assert read(root).fingerprint != before
+
+
+@pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
+def test_edit_of_a_file_whose_changes_git_ignores_is_noticed(root: Path, flag: str) -> None:
+    before = read(root).fingerprint
+    git(root, "update-index", flag, "train.py")
+    write_files(root, train__py="a = 2\n")
+    first = read(root)
+    write_files(root, train__py="a = 3\n")
+    assert len({before, first.fingerprint, read(root).fingerprint}) == 3 and "train.py" in first.skipped
+
+
+def test_file_that_was_removed_from_the_index_counts_by_its_content(root: Path) -> None:
+    git(root, "rm", "--quiet", "--cached", "train.py")
+    before = read(root).fingerprint
+    write_files(root, train__py="a = 2\n")
+    assert read(root).fingerprint != before
+
+
+def test_more_names_than_are_read_make_the_code_unknown(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(root, first__py="", second__py="")
+    monkeypatch.setattr(state_module, "MAX_NAMES_BYTES", 10)
+    assert read(root).unknown
 
 
 def test_repository_of_settings_does_not_list_the_home_folder(root: Path) -> None:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from engine.command.devices import DeviceNames, device_environment, expand, misplaced_use, name_devices
+from engine.command.devices import (
+    DeviceNames,
+    device_environment,
+    expand,
+    listed_pids,
+    misplaced_use,
+    name_devices,
+)
 from engine.gpus.selection import CudaDevice, cuda_devices
 from engine.gpus.snapshot import Snapshot
 from engine.gpus.visible_devices import visible_devices
@@ -129,14 +137,14 @@ def test_expand_on_cpu_gives_no_gpus() -> None:
 
 def test_misplaced_use_names_used_and_reserved_gpus(loaded_gpu_host: FakeGpuHost) -> None:
     snapshot = four_gpus(loaded_gpu_host, "process 0 77 900 compute", "process 3 77 900 compute")
-    problem = misplaced_use(snapshot, {77}, {gpu_uuid(3)}, "q-12", pids_match=True)
+    problem = misplaced_use(snapshot, {77}, {gpu_uuid(3)}, "q-12")
     assert problem is not None
     assert says(str(problem), problem.code, "run q-12 computes on GPU 0, reserved 3")
 
 
 def test_misplaced_use_of_cpu_run_has_no_reserved_gpu(loaded_gpu_host: FakeGpuHost) -> None:
     snapshot = four_gpus(loaded_gpu_host, "process 2 77 900 compute")
-    assert "computes on GPU 2, reserved none" in str(misplaced_use(snapshot, {77}, (), "q", pids_match=True))
+    assert "computes on GPU 2, reserved none" in str(misplaced_use(snapshot, {77}, (), "q"))
 
 
 @pytest.mark.parametrize(
@@ -146,15 +154,40 @@ def test_misplaced_use_ignores_reserved_gpu_other_processes_and_graphics(
     loaded_gpu_host: FakeGpuHost, process: str
 ) -> None:
     snapshot = four_gpus(loaded_gpu_host, f"process {process}")
-    assert misplaced_use(snapshot, {77}, {gpu_uuid(3)}, "q", pids_match=True) is None
+    assert misplaced_use(snapshot, {77}, {gpu_uuid(3)}, "q") is None
 
 
-def test_misplaced_use_is_not_reported_for_pids_of_another_namespace(loaded_gpu_host: FakeGpuHost) -> None:
-    snapshot = four_gpus(loaded_gpu_host, "process 0 77 900 compute")
-    assert misplaced_use(snapshot, {77}, {gpu_uuid(3)}, "q", pids_match=False) is None
+@pytest.fixture
+def cuda_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A process that has a file open as CUDA has its device."""
+    (tmp_path / "nvidia-uvm").touch()
+    monkeypatch.setattr("engine.command.devices.CUDA_DEVICE", str(tmp_path / "nvidia-uvm"))
+    with (tmp_path / "nvidia-uvm").open() as file, subprocess.Popen(["sleep", "60"], stdin=file) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_process_ids_of_the_driver_are_those_of_the_host(loaded_gpu_host: FakeGpuHost) -> None:
+    snapshot = four_gpus(loaded_gpu_host, "process 0 77 900 compute", f"process 1 {UNKNOWN_PID} 900 compute")
+    assert listed_pids(snapshot, in_host_namespace=True) == {77, UNKNOWN_PID}
+
+
+def test_container_knows_its_processes_of_a_driver_that_lists_its_ids(
+    loaded_gpu_host: FakeGpuHost, cuda_process: int
+) -> None:
+    # The other one is no process of CUDA.
+    lines = f"process 0 {cuda_process} 900 compute", f"process 1 {os.getppid()} 900 compute"
+    assert listed_pids(four_gpus(loaded_gpu_host, *lines), in_host_namespace=False) == {cuda_process}
+
+
+def test_container_knows_no_process_of_a_driver_that_lists_ids_of_the_host(
+    loaded_gpu_host: FakeGpuHost, cuda_process: int
+) -> None:
+    lines = f"process 0 {cuda_process} 900 compute", f"process 1 {UNKNOWN_PID} 900 compute"
+    assert listed_pids(four_gpus(loaded_gpu_host, *lines), in_host_namespace=False) == set()
 
 
 @pytest.mark.parametrize(("reserved", "is_misplaced"), [(MIG_UUIDS[0], True), (MIG_UUIDS[1], False)])
 def test_misplaced_use_compares_mig_instances(loaded_gpu_host: FakeGpuHost, reserved: str, is_misplaced: bool) -> None:
     loaded_gpu_host.set_scene(gpu_line(0, mig=1), INSTANCES, "process 0 77 90 compute 2")
-    assert (misplaced_use(sample_gpus(), {77}, {reserved}, "q", pids_match=True) is not None) is is_misplaced
+    assert (misplaced_use(sample_gpus(), {77}, {reserved}, "q") is not None) is is_misplaced

@@ -146,6 +146,29 @@ def test_known_error_of_cuda_gets_its_remedy() -> None:
     assert found.code == "wrong-version" and "install a torch" in found.cause
 
 
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    raise ValueError(text)  # CUDA out of memory. CUDA error: an illegal memory access was encountered
+    ^^^^^^^^^^^^^^^^^^^^^^
+  File "train.py", line 5, in fit
+    main("CUDA out of memory")
+{error}
+"""
+
+
+@pytest.mark.parametrize("mark", ["", "[default0]:[rank0]: "])
+def test_source_lines_of_a_traceback_are_no_cause(mark: str) -> None:
+    text = "".join(f"{mark}{line}\n" for line in TRACEBACK.format(error="ValueError: no such class").splitlines())
+    found = failure(f"{mark}CUDA out of memory, so the batch is halved\n{text}")
+    assert found.code == "process-failed" and found.cause.endswith("ValueError: no such class")
+
+
+def test_error_of_cuda_counts_below_a_traceback_whose_source_has_another_one() -> None:
+    found = failure(TRACEBACK.format(error="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"))
+    assert (found.code, "Tried to allocate" in found.cause) == ("out-of-memory", True)
+
+
 def test_full_gpu_memory_is_named_although_other_lines_follow() -> None:
     found = failure("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\nshutting down")
     assert found.code == "out-of-memory" and "the GPU is out of memory (torch" in found.cause

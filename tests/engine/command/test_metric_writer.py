@@ -90,6 +90,13 @@ def test_held_row_is_written_after_a_while(writer: MetricWriter, tmp_path: Path,
     assert [row["step"] for row in rows_of(tmp_path)] == [5]
 
 
+def test_row_of_a_final_line_is_written_by_the_next_poll(writer: MetricWriter, tmp_path: Path) -> None:
+    writer.add([Point("loss", 5, 1.0)], is_final=True)
+    writer.add([])
+    writer.poll()
+    assert [row["step"] for row in rows_of(tmp_path)] == [5]
+
+
 def test_values_that_are_not_finite_are_read_back(writer: MetricWriter, tmp_path: Path) -> None:
     writer.add([Point("loss", 1, math.nan), Point("norm", 1, math.inf)])
     writer.close()

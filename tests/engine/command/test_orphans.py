@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,12 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from engine.command import devices
+from engine.command.membership import MARKER
+from engine.command.metric_files import METRICS_VARIABLE
 from engine.command.orphans import Origin, OrphanFinder, leftover_finder
 from engine.command.spec import Command, write_command
 from engine.command.stop import end_processes
 from engine.gpus.snapshot import GpuProcess
 from engine.runs.ownership import Ownership
 from engine.utils.process_table import ProcessId, read_stat
+from support.commands import supervised_members, supervisor_command, wait_for_end
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, sample_gpus
 from support.gputrain_command import wait_for
 from support.runs.event_factories import make_command_started
@@ -95,14 +101,18 @@ def test_process_of_run_is_orphan_once_nobody_owns_the_run(tmp_path: Path) -> No
         process.kill()
 
 
-def test_snapshot_names_orphans_and_detached_processes(init_process: None, loaded_gpu_host: FakeGpuHost) -> None:
+@pytest.mark.parametrize("in_host", [True, False], ids=["host", "container"])
+def test_snapshot_names_orphans_and_detached_processes_if_the_driver_lists_ids_of_this_namespace(
+    init_process: None, loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch, in_host: bool
+) -> None:
+    monkeypatch.setattr(devices, "is_host_namespace", lambda: in_host)
     with start_agent(**WORKER) as (agent, worker), start_agent(A="b") as (starter, plain):
         lines = [f"process 0 {pid} 61000 compute" for pid in (worker, plain, os.getpid())]
         loaded_gpu_host.set_scene(gpu_line(0), lines)
         assert _marks() == [("", False)] * 3
         kill_agent(agent, worker)
         kill_agent(starter, plain)
-        assert _marks()[:2] == [("torchrun", True), ("", True)]
+        assert _marks()[:2] == ([("torchrun", True), ("", True)] if in_host else [("", False)] * 2)
 
 
 def _marks() -> list[tuple[str, bool]]:
@@ -125,3 +135,28 @@ def test_orphans_are_ended_also_if_they_ignore_sigterm(init_process: None) -> No
         assert end_processes(leftover_finder(ORIGIN), grace_s=0.1) == []
         assert not orphan.is_running()
         os.waitpid(orphan.pid, 0)
+
+
+def test_live_run_below_an_orphan_is_not_ended_with_it(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_command_started(run_id="a-1"))
+    write_command(folder, Command(argv=("sh",), cwd="/", cwd_inode=1))
+    variables = os.environ | {MARKER: "a-1", METRICS_VARIABLE: f"{folder.path}/metrics/own.jsonl"}
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    # What a command starts when it calls `gputrain run`.
+    script = f"{shlex.join(supervisor_command(inner, 'sleep 61'))} & wait"
+    with subprocess.Popen(["sh", "-c", script], env=variables) as orphan:
+        inner_members = supervised_members(inner)
+        [found] = [pids for origin, pids in OrphanFinder().search().items() if origin.run_id == "a-1"]
+        assert [process.pid for process in found] == [orphan.pid]
+        assert end_processes(leftover_finder(Origin("a-1", str(folder.path))), grace_s=0.1) == []
+        assert orphan.wait() != 0
+        assert all(process.is_running() for process in inner_members)
+        os.kill(_parent(_parent(inner_members[0].pid)), signal.SIGKILL)
+    wait_for_end(inner_members)
+
+
+def _parent(pid: int) -> int:
+    status = read_stat(pid)
+    assert status is not None
+    return status.parent

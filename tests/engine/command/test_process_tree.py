@@ -20,7 +20,7 @@ from engine.command.process_tree import (
     CommandNotFoundError,
     CommandProcess,
     NotExecutableError,
-    find_marked,
+    find_left,
 )
 from engine.utils.process_table import ProcessId, read_stat
 from support.commands import DAEMON, output_of, python, started, supervised_members, supervisor_command, wait_for_end
@@ -171,9 +171,9 @@ def test_survivors_of_the_keeper_are_found_by_their_marker(tmp_path: Path) -> No
         wait_for(lambda: "sleep" in commands_of(process.members()), "the processes")
         os.kill(keeper_of(process), signal.SIGKILL)
         assert process.wait(30) == -signal.SIGKILL
-        wait_for(lambda: commands_of(find_marked(run_id)) == ["sleep"], "the end of the command")
+        wait_for(lambda: commands_of(find_left(run_id)) == ["sleep"], "the end of the command")
         survivors = process.members()
-        assert survivors == find_marked(run_id)
+        assert survivors == find_left(run_id)
         process.end_all(signal.SIGKILL)
         wait_for_end(survivors)
 
@@ -182,8 +182,8 @@ def test_process_without_marker_is_found_by_its_marked_parent() -> None:
     program = "import subprocess; subprocess.run(['sleep', '61'], env={})"
     run_id = uuid.uuid4().hex
     with subprocess.Popen(python(program), env=os.environ | {MARKER: run_id}) as parent:
-        wait_for(lambda: "sleep" in commands_of(find_marked(run_id)), "the child")
-        found = find_marked(run_id)
+        wait_for(lambda: "sleep" in commands_of(find_left(run_id)), "the child")
+        found = find_left(run_id)
         assert len(found) == 2 and found[0].pid == parent.pid
         for process in reversed(found):
             assert process.send_signal(signal.SIGKILL)
@@ -222,7 +222,7 @@ def test_processes_that_replace_each_other_are_killed(tmp_path: Path) -> None:
 
 
 def test_no_run_has_no_members() -> None:
-    assert find_marked("") == []
+    assert find_left("") == []
 
 
 @needs_root
@@ -233,6 +233,47 @@ def test_marker_in_a_process_of_another_user_makes_it_no_member() -> None:
             wait_for(lambda: [pid for pid, _ in find_members(run_id)] == [own.pid], "the member")
             own.kill()
         stranger.kill()
+
+
+def test_process_that_was_started_elsewhere_with_the_marker_is_a_member(tmp_path: Path) -> None:
+    run_id = uuid.uuid4().hex
+    with (
+        started(["sleep", "61"], tmp_path, marker=run_id) as process,
+        subprocess.Popen(["sleep", "61"], env={MARKER: run_id}) as other,
+    ):
+        wait_for(lambda: [pid for pid, _ in process.members()] == [process.pid, other.pid], "the member")
+        assert process.has_member(other.pid)
+        process.end_all(signal.SIGKILL)
+        assert other.wait() == -signal.SIGKILL
+
+
+def test_process_that_was_started_on_a_terminal_with_the_marker_is_no_member(tmp_path: Path) -> None:
+    run_id = uuid.uuid4().hex
+    with started(["sleep", "61"], tmp_path, marker=run_id) as process:
+        pid, terminal = pty.fork()
+        if pid == 0:
+            # A shell to debug the command, and what it starts without a terminal.
+            os.execle("/bin/sh", "sh", "-c", "setsid sleep 61 & echo $!; wait", os.environ | {MARKER: run_id})  # noqa: S606
+        child = ProcessId.find(int(os.read(terminal, 100)))
+        assert child is not None
+        wait_for(lambda: commands_of([child]) == ["sleep"], "the program")
+        assert [member.pid for member in process.members()] == [process.pid]
+        assert not process.has_member(pid) and not process.has_member(child.pid)
+        process.end_all(signal.SIGKILL)
+        process.wait(30)
+        assert child.is_running() and os.waitpid(pid, os.WNOHANG) == (0, 0)
+        child.send_signal(signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+
+
+def test_process_of_the_command_with_a_terminal_of_its_own_is_a_member(tmp_path: Path) -> None:
+    run_id = uuid.uuid4().hex
+    with started(["script", "-qc", "sleep 61", "/dev/null"], tmp_path, marker=run_id) as process:
+        wait_for(lambda: "sleep" in commands_of(process.members()), "the program")
+        os.kill(keeper_of(process), signal.SIGKILL)
+        process.end_all(signal.SIGKILL)
+        wait_for(lambda: process.members() == [], "the end")
 
 
 def test_signal_reaches_no_later_process_with_the_same_id() -> None:

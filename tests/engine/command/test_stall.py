@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.command.stall import StackDump, StallWatch
+from engine.command.stall import StackDump, StallReporter, StallWatch
+from engine.utils.errors import Problem
 from engine.utils.process_table import ProcessId
 from support.gputrain_command import wait_for
 
@@ -78,3 +79,26 @@ def test_without_py_spy_there_is_no_message(tmp_path: Path, monkeypatch: pytest.
     found = StackDump(300.0, [], tmp_path / "stacks.txt")
     found.start()
     assert found.message == ""
+
+
+def test_stall_is_reported_without_stacks_if_the_command_ends_before_they_are_read(
+    sleeper: ProcessId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "py-spy").write_text(
+        f"#!/bin/sh\ntouch {tmp_path}/asked\nuntil [ -e {tmp_path}/ended ]; do sleep 0.05; done\n"
+    )
+    (tmp_path / "py-spy").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found: list[Problem] = []
+    reporter = StallReporter(1e-9, lambda: [sleeper], tmp_path / "stacks.txt", found.append)
+
+    def has_asked() -> bool:
+        reporter.poll("no change")
+        return (tmp_path / "asked").exists()
+
+    wait_for(has_asked, "the stall")
+    assert found == []
+    reporter.close()
+    reporter.close()
+    (tmp_path / "ended").touch()
+    assert [problem.code for problem in found] == ["stalled"]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from engine.command.membership import MARKER
-from engine.command.process_tree import CommandProcess
-from engine.command.stop import Step, StopSequence, end_survivors
+from engine.command.process_tree import CommandProcess, find_left
+from engine.command.stop import Step, StopSequence, end_processes
 from support.commands import output_of, started, wait_for_output
 from support.gputrain_command import wait_for
 
@@ -80,7 +80,7 @@ def test_command_that_ignores_sigint_and_sigterm_is_killed(tmp_path: Path) -> No
         wait_for_output(tmp_path, "ready")
         stop.request()
         wait_until_stopped(stop)
-        assert (process.poll(), stop.step, list(stop.unkillable)) == (-signal.SIGKILL, Step.KILL, [])
+        assert (process.poll(), stop.step, process.members()) == (-signal.SIGKILL, Step.KILL, [])
     assert output_of(tmp_path).index("got INT") < output_of(tmp_path).index("got TERM")
 
 
@@ -128,5 +128,5 @@ def test_survivors_of_a_supervisor_are_ended(script: str) -> None:
     with subprocess.Popen(["sh", "-c", f"echo; {script}"], env=os.environ | {MARKER: run_id}, stdout=-1) as survivor:
         assert survivor.stdout is not None
         survivor.stdout.readline()
-        assert end_survivors(run_id, SHORT) == []
+        assert end_processes(lambda: find_left(run_id), SHORT) == []
         assert survivor.wait() in (-signal.SIGTERM, -signal.SIGKILL)

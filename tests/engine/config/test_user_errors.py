@@ -10,7 +10,8 @@ import torch
 
 from engine.config.schema import Config
 from engine.config.user_code import load_user_code
-from engine.data.augment.augmentation import Augmentation, UserTransformError
+from engine.config.user_errors import UserCodeError
+from engine.data.augment.augmentation import Augmentation
 from engine.data.sources.base import ImageFormat, UnreadableImageError
 from engine.data.sources.user_dataset import UserDataset, open_user_dataset
 from engine.distributed.failures import find_cause, rank_failure
@@ -114,7 +115,7 @@ def provoke(key: str, name: str) -> None:
     ],
 )
 def test_user_code_error_names_own_line_instead_of_library(key: str, name: str, comment: str, code: Path) -> None:
-    with pytest.raises((UsageError, UserTransformError)) as caught:
+    with pytest.raises((UsageError, UserCodeError)) as caught:
         provoke(key, name)
     message = str(caught.value)
     assert own_line(code, comment) in message and "\n" not in message

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 from torch._utils import ExceptionWrapper
 
-from engine.data.augment.augmentation import UserTransformError
+from engine.config.user_errors import UserCodeError
 from engine.data.sources.base import UnreadableImageError
 from engine.distributed.failures import find_cause, late_ranks, lost_peer, rank_failure, root_cause
 from engine.distributed.watchdog import Heartbeat, Phase
@@ -129,7 +129,7 @@ def test_rank_failed_of_old_journal_has_no_lost_peer() -> None:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (UserTransformError("the transform failed"), "user-code-failed"),
+        (UserCodeError("the transform failed"), "user-code-failed"),
         (UnreadableImageError("the image is gone"), "bad-image"),
         (UsageError.one("data.path", "was replaced", code="data-changed"), "worker-failed"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -12,16 +13,18 @@ import pytest
 from engine.gpus import allocation
 from engine.gpus.allocation import GpuAllocation, allocate_devices, preview_allocation
 from engine.gpus.current_use import Obstacle
+from engine.gpus.free_memory import unreserved_bytes
 from engine.gpus.nvml_processes import NvmlProcess
 from engine.gpus.processes import ProcessTable
 from engine.gpus.queue_terms import QueueTerms
-from engine.gpus.reservation_reader import ReservedRank, read_reservations
+from engine.gpus.reservation_reader import MAX_PID, ReservedRank, read_reservations
 from engine.gpus.run_queue import RunQueue
 from engine.gpus.selection import NotFreeError, cuda_devices
 from engine.gpus.snapshot import Reading, Snapshot
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
 from support.gpu.reservations import make_reservation
 from support.messages import has_problem, raises_problem
+from support.replace import replace
 
 GIB = 1 << 30
 TOTAL_GIB = 80
@@ -118,12 +121,41 @@ def test_run_counts_with_its_reservation_or_with_its_use_if_that_is_more(host: F
     release(run)
 
 
-def test_memory_that_no_listed_process_uses_is_that_of_runs_in_container(host: FakeGpuHost) -> None:
+def free_gib() -> float:
+    """Return how much memory of GPU 0 is neither in use nor reserved."""
+    [device] = cuda_devices(sample_gpus(), read_reservations(), QueueTerms(min_free=GIB))
+    assert device.unreserved_bytes is not None
+    return device.unreserved_bytes / GIB
+
+
+def test_memory_that_no_listed_process_uses_is_that_of_others(host: FakeGpuHost) -> None:
     run = allocate("run", 30)
     set_used(host, 20)
-    [device] = cuda_devices(sample_gpus(), read_reservations(), QueueTerms(min_free=GIB))
-    assert device.unreserved_bytes == 50 * GIB
+    assert free_gib() == 80 - 20 - 30  # it has not started
+    run.reservation.publish_ranks([ReservedRank("run", 0, os.getpid(), gpu_uuid(0))])
+    set_used(host, 45, processes=(f"process 0 {os.getpid()} {25 * 1024} compute",))
+    assert free_gib() == 80 - 45 - 5
     release(run)
+
+
+@pytest.mark.parametrize("pid", [os.getpid(), MAX_PID], ids=["of this host", "of another container"])
+def test_memory_is_that_of_started_run_whose_processes_are_hidden(host: FakeGpuHost, pid: int) -> None:
+    # NVML lists no processes in a container. The PID of a run in another one does not exist here.
+    run = allocate("run", 30)
+    run.reservation.publish_ranks([ReservedRank("run", 0, pid, gpu_uuid(0))])
+    for used, left in ((0, 50), (20, 50), (35, 45)):
+        set_used(host, used)
+        assert free_gib() == left
+    release(run)
+
+
+def test_hidden_processes_of_one_run_beside_listed_ones(host: FakeGpuHost) -> None:
+    hidden, listed = allocate("hidden", 30), allocate("listed", 20)
+    for run, name, pid in ((hidden, "hidden", MAX_PID), (listed, "listed", os.getpid())):
+        run.reservation.publish_ranks([ReservedRank(name, 0, pid, gpu_uuid(0))])
+    set_used(host, 35, processes=(f"process 0 {os.getpid()} {15 * 1024} compute",))
+    assert free_gib() == 80 - 30 - 20
+    release(hidden, listed)
 
 
 def test_process_below_command_of_run_belongs_to_run() -> None:
@@ -190,3 +222,16 @@ def test_run_that_waits_for_more_memory_is_not_overtaken(host: FakeGpuHost) -> N
     RunQueue(wait=True).mark_claimed([waiter], by_id)
     assert [device.is_queued for device in by_id.values()] == [True]
     release(holder)
+
+
+def test_memory_of_equally_named_runs_of_two_users_is_not_mixed(host: FakeGpuHost) -> None:
+    set_used(host, 30, processes=(f"process 0 {os.getpid()} {30 * 1024} compute",))
+    [gpu] = sample_gpus().gpus
+    [process] = gpu.processes.value or ()
+    users = {uid: pwd.getpwuid(uid).pw_name for uid in (0, 1)}
+    ours = replace(process, run="train", rank=0, user=Reading(users[0], process.user.time))
+    gpu = replace(gpu, processes=replace(gpu.processes, value=(ours,)))
+    holders = [make_reservation("train", uid=uid, min_free=20 * GIB) for uid in users]
+    # The second one has not allocated its 20 GiB yet.
+    assert unreserved_bytes(gpu, None, holders) == (TOTAL_GIB - 30 - 20) * GIB
+    assert unreserved_bytes(gpu, None, holders[:1]) == (TOTAL_GIB - 30) * GIB

@@ -92,7 +92,15 @@ def test_run_that_shares_gpu_of_its_user_needs_no_further_one() -> None:
     assert second.devices[0].index == first.devices[0].index
     with raises_problem("over-limit", ""):
         allocate("third", "free:1", limits(gpus=1), share=2)
-    release(first, second)
+
+    def on_wait(reason: str) -> None:
+        # It claims none of the GPUs that are free.
+        assert [each.blocked for each in read_reservations() if each.is_waiting] == ["limit"]
+        release(first)
+
+    third = allocate("third", "free:1", limits(gpus=1), share=2, wait=True, on_wait=on_wait)
+    assert third.devices[0].index == second.devices[0].index
+    release(second, third)
 
 
 @pytest.mark.usefixtures("host")
@@ -126,6 +134,28 @@ def test_queued_run_waits_for_limit_and_claims_no_gpu_meanwhile(in_force: Limits
 
     second = allocate("second", "free:1", in_force, wait=True, on_wait=on_wait)
     assert len(seen) == 1 and seen[0].startswith("limit: limits.") and "first" in seen[0]
+    release(second)
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize(("blocked", "keeps_place"), [("", True), ("held", False)])
+def test_run_keeps_its_place_while_a_limit_blocks_it_and_loses_it_while_held(blocked: str, keeps_place: bool) -> None:
+    first, arrivals = allocate("first", "free:1", limits(runs=1)), list[float]()
+
+    def poll_terms() -> tuple[QueueTerms, str]:
+        return QueueTerms(blocked=blocked if len(arrivals) == 1 else ""), "held by its user"
+
+    def on_wait(reason: str) -> None:
+        arrivals.extend(each.since for each in read_reservations() if each.is_waiting)
+        if len(arrivals) == 3:
+            release(first)
+
+    second = allocate_devices(
+        "free:1", "second", wait=True, on_wait=on_wait, poll_terms=poll_terms, limits=limits(runs=1)
+    )
+    arrivals.append(second.reservation.since)
+    assert len(arrivals) == 4
+    assert (len(set(arrivals)) == 1) == keeps_place
     release(second)
 
 

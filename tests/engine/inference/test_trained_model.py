@@ -45,6 +45,9 @@ def test_read_checkpoint_reports_missing_file(tmp_path: Path, checkpoint: str) -
 def test_read_checkpoint_reports_run_without_checkpoint(tmp_path: Path) -> None:
     with raises_problem("no-checkpoint", tmp_path.name):
         read_trained_checkpoint(RunFolder(tmp_path))
+    RunFolder(tmp_path).command.touch()
+    with raises_problem("no-checkpoint", tmp_path.name, "is the run of a command"):
+        read_trained_checkpoint(RunFolder(tmp_path))
 
 
 def test_read_checkpoint_reports_damaged_file_in_one_sentence(run: RunFolder) -> None:

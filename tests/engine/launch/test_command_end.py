@@ -10,15 +10,21 @@ import pytest
 
 from engine.command.membership import MARKER
 from engine.command.spec import read_command
+from engine.command.stop import StopSequence
 from engine.config.schema import Config
 from engine.launch.owned_run import OwnedRun, run_owned
 from engine.launch.request import RunRequest
+from engine.launch.survivors import find_survivors
+from engine.runs.control import send_request
 from engine.runs.events import RankFailed, RunFinished, WarningEvent
 from engine.runs.folder import RunState
 from engine.utils.errors import UsageError
+from support.frozen_disk import frozen_disk, needs_frozen_disk
+from support.gputrain_command import wait_for
 from support.messages import has_problem
 from support.runs.command_owner import CommandRuns, unchanged_process
 
+GRACE_TIMES = ("grace_s", "leftover_grace_s", "kill_grace_s")
 RANKS = r"""
 echo '[rank1]: Traceback (most recent call last):'
 echo '[rank1]: ValueError: bad label'
@@ -65,7 +71,11 @@ def test_other_metrics_may_have_no_value(runs: CommandRuns) -> None:
 
 
 def test_stall_is_reported(runs: CommandRuns) -> None:
-    runs.run("sh", "-c", "echo start; sleep 4", config={"notify": {"stall_minutes": 0.01}})
+    # It ends when the stall is recorded, however late that is.
+    script = (
+        "echo start; for i in $(seq 300); do grep -q 'stall[e]d' {folder}/events.jsonl && exit; sleep 0.1; done; exit 1"
+    )
+    assert runs.run("sh", "-c", script, config={"notify": {"stall_minutes": 0.01}}) == 0
     [message] = warnings(runs, "stalled")
     assert message.startswith("no output, no metric and no work on its GPUs for ")
 
@@ -125,3 +135,26 @@ def test_failure_shows_no_value_of_a_secret_variable(runs: CommandRuns) -> None:
     environment = {"PATH": os.environ["PATH"], "MY_TOKEN": "abc-123-def"}
     runs.run("sh", "-c", 'echo "login with $MY_TOKEN failed"; exit 1', environment=environment)
     assert runs.record.message == "ended with exit code 1: login with *** failed"
+
+
+@needs_frozen_disk
+def test_run_ends_beside_a_process_that_cannot_be_killed_and_does_not_start_again(
+    runs: CommandRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StopSequence.__init__, "__kwdefaults__", dict.fromkeys(GRACE_TIMES, 0.1))
+    with frozen_disk(tmp_path) as (mount, thaw):
+        stopping = runs.when("start", lambda: send_request(runs.run_folder.control, "stop"))
+        code = runs.run("sh", "-c", f"echo start; echo x > {mount}/x", config={"run": {"max_restarts": 1}})
+        stopping.join()
+        started = runs.run_folder.history().command
+        assert started is not None
+        [left] = find_survivors([runs.run_folder])[runs.run_folder]
+        assert (code, runs.record.state, left.pid) == (137, RunState.STOPPED, started.pid)
+        for message in (runs.record.message, *warnings(runs, "process-left")):
+            assert f"sh ({left.pid})" in message and "blocked on I/O" in message
+        with pytest.raises(UsageError) as refused:
+            runs.run(command=read_command(runs.run_folder), config={"run": {"resume": True}})
+        assert has_problem(refused.value.problems, "process-left", "a")
+        thaw()
+        wait_for(lambda: not left.is_running(), "the end of the process")
+    assert find_survivors([runs.run_folder]) == {}

@@ -198,6 +198,16 @@ def test_time_limit_warning_stops_the_command_and_requeues_its_job(runs: Command
     assert calls.read_text() == "requeue 77\n"
 
 
+def test_end_is_recorded_after_slurm_has_answered(runs: CommandRuns, calls: Path) -> None:
+    scontrol = calls.parent / "bin" / "scontrol"
+    count = f"grep -c run_finished {runs.folder}/a/events.jsonl > {calls}"
+    scontrol.write_text(f"#!/bin/sh\n{count}\necho no such job >&2; exit 1\n")
+    runs.when("ready", lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    assert runs.run("sh", "-c", "echo ready; exec sleep 60", config=REQUEUE) == 130
+    assert calls.read_text() == "0\n"
+    assert "; job 77 could not be requeued (no such job); submit its script again" in runs.record.message
+
+
 def test_preemption_is_no_reason_to_requeue(runs: CommandRuns, calls: Path) -> None:
     # Slurm does that itself.
     runs.when("ready", lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -173,7 +173,7 @@ def test_second_interrupt_kills_a_command_that_ignores_the_first(runs: CommandRu
 
 def test_other_requests_are_refused(runs: CommandRuns) -> None:
     runs.when("ready", lambda: send_request(runs.run_folder.control, "pause"))
-    runs.run("sh", "-c", "echo ready; sleep 2")
+    runs.run("sh", "-c", "echo ready; sleep 4")
     assert "refused" in next(event.outcome for event in runs.events if isinstance(event, ControlEvent))
     assert runs.record.state is RunState.FINISHED
 

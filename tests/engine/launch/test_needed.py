@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.code.state import MAX_FILE_BYTES
+from engine.command.typed_variables import KEY_FILE
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.launch.needed import find_finished_run
 from engine.launch.request import RunRequest
 from engine.utils.errors import UsageError
+from engine.utils.files import state_folder
 from support.messages import has_problem
-from support.repositories import git, make_repository, write_files
+from support.repositories import add_submodule, git, make_repository, write_files
 from support.runs.command_owner import CommandRuns, make_command
 
 
@@ -40,10 +44,39 @@ def test_finished_run_of_the_same_command_and_code_is_found(runs: CommandRuns) -
     assert finished(runs, "sh", "train.sh", "--lr", "1") is None
 
 
-def test_command_with_variables_is_refused(runs: CommandRuns) -> None:
-    with pytest.raises(UsageError) as error:
-        finished(runs, "sh", "train.sh", expanded=("SEED",))
-    assert has_problem(error.value.problems, "conflict", "--needed", "SEED")
+def test_variables_of_a_command_count_but_their_values_are_not_kept(runs: CommandRuns) -> None:
+    def typed(lr: str, value: str = "hunter2") -> dict[str, Any]:
+        environment = {"PATH": os.environ["PATH"], "LR": lr, "TOKEN": value}
+        return {"environment": environment, "given": ("LR", "TOKEN"), "expanded": ("LR",)}
+
+    runs.run("sh", "train.sh", **typed("0.1"))
+    assert finished(runs, "sh", "train.sh", **typed("0.1")) == "a"
+    assert finished(runs, "sh", "train.sh", **typed("0.2")) is None
+    assert finished(runs, "sh", "train.sh", **typed("0.1", "other")) is None
+    assert finished(runs, "sh", "train.sh") is None
+    assert finished(runs, "sh", "train.sh", **typed("0.1") | {"expanded": ()}) is None
+    stored = runs.run_folder.command.read_text()
+    assert "hunter2" not in stored and "0.1" not in stored
+
+
+def test_digest_of_variables_needs_a_key_that_only_its_user_can_read(runs: CommandRuns) -> None:
+    values = {"environment": {"PATH": os.environ["PATH"], "LR": "1"}, "given": ("LR",)}
+    runs.run("sh", "train.sh", **values)
+    key = state_folder() / KEY_FILE
+    assert key.stat().st_mode & 0o077 == 0
+    # Whoever copies the run has no key, and nor has this user without it.
+    key.unlink()
+    assert finished(runs, "sh", "train.sh", **values) is None
+
+
+def test_variables_are_refused_where_no_key_can_be_kept(runs: CommandRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/none")
+    values = {"environment": {"PATH": os.environ["PATH"], "TOKEN": "hunter2"}, "given": ("TOKEN",)}
+    runs.run("sh", "train.sh", **values)
+    assert "hunter2" not in runs.run_folder.command.read_text()
+    with pytest.raises(UsageError) as refused:
+        finished(runs, "sh", "train.sh", **values)
+    assert has_problem(refused.value.problems, "not-writable", "--needed", "--env")
 
 
 def test_failed_run_does_not_count(runs: CommandRuns) -> None:
@@ -63,6 +96,34 @@ def test_untracked_output_of_the_run_is_not_other_code(runs: CommandRuns) -> Non
     line = ("sh", "-c", "echo done > result.txt")
     runs.run(*line)
     assert (runs.cwd / "result.txt").exists() and finished(runs, *line) == "a"
+
+
+def test_output_of_earlier_runs_that_the_run_replaced_is_not_other_code(runs: CommandRuns) -> None:
+    line = ("sh", "-c", "date +%N | tee out.txt results.csv results.json train.log")
+    write_files(runs.cwd, out__txt="old\n", results__csv="old\n", results__json="old\n", train__log="old\n")
+    runs.run(*line)
+    assert finished(runs, *line) == "a"
+
+
+def test_edit_in_a_submodule_and_of_a_large_untracked_file_is_other_code(runs: CommandRuns, tmp_path: Path) -> None:
+    add_submodule(runs.cwd, tmp_path / "inner")
+    write_files(runs.cwd, large__py="#" * (MAX_FILE_BYTES + 1))
+    runs.run("sh", "train.sh")
+    assert finished(runs, "sh", "train.sh") == "a"
+    write_files(runs.cwd / "inner", lib__py="y\n")
+    assert finished(runs, "sh", "train.sh") is None
+    write_files(runs.cwd / "inner", lib__py="x\n")
+    assert finished(runs, "sh", "train.sh") == "a"
+    write_files(runs.cwd, large__py="#" * (MAX_FILE_BYTES + 2))
+    assert finished(runs, "sh", "train.sh") is None
+
+
+def test_code_that_cannot_be_compared_is_refused(runs: CommandRuns, tmp_path: Path) -> None:
+    add_submodule(runs.cwd, tmp_path / "inner")
+    (runs.cwd / "inner" / ".git").unlink()
+    with pytest.raises(UsageError) as refused:
+        finished(runs, "sh", "train.sh")
+    assert has_problem(refused.value.problems, "not-supported", "--needed", "inner")
 
 
 def test_data_of_a_command_counts(runs: CommandRuns) -> None:

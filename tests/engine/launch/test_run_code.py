@@ -15,7 +15,7 @@ from engine.runs.folder import RunState
 from engine.runs.trash import delete_for_good, list_trash, move_to_trash, run_contents
 from engine.utils.errors import UsageError
 from support.messages import has_problem
-from support.repositories import git, make_repository, write_files
+from support.repositories import add_submodule, git, make_repository, write_files
 from support.runs.command_owner import CommandRuns
 
 QUEUED = {"device": {"wait": True}}
@@ -79,10 +79,31 @@ def test_edit_between_queueing_and_start_does_not_change_a_snapshot(runs: Edited
     assert runs.output == ["version 1"] and not runs.of_type(CodeChanged)
 
 
-def test_new_untracked_file_is_no_change_of_the_code(runs: EditedRuns) -> None:
-    runs.edit = lambda: write_files(runs.cwd, other__py="of another run\n")
+def test_files_that_other_runs_write_are_no_change_of_the_code(runs: EditedRuns) -> None:
+    write_files(runs.cwd, out__txt="old\n")
+    runs.edit = lambda: write_files(runs.cwd, out__txt="new\n", results__json="{}\n", conf__yaml="of another run\n")
     runs.run("./run.sh", config=QUEUED)
-    assert not runs.of_type(CodeChanged)
+    assert not runs.of_type(CodeChanged) and runs.record.code is not None and not runs.record.code.is_dirty
+
+
+def test_new_module_is_a_change_of_the_code(runs: EditedRuns) -> None:
+    runs.edit = lambda: write_files(runs.cwd, local_settings__py="lr = 1\n")
+    runs.run("./run.sh", config=QUEUED)
+    [changed] = runs.of_type(CodeChanged)
+    assert isinstance(changed, CodeChanged) and changed.files == ["local_settings.py"]
+
+
+def test_edit_of_a_submodule_that_the_copy_links_to_is_reported(runs: EditedRuns, tmp_path: Path) -> None:
+    add_submodule(runs.cwd, tmp_path / "inner")
+
+    def edit() -> None:
+        runs.edit_script()
+        write_files(runs.cwd / "inner", lib__py="y\n")
+
+    runs.edit = edit
+    assert runs.run("./run.sh", config=QUEUED | SNAPSHOT) == 0
+    [changed] = runs.of_type(CodeChanged)
+    assert isinstance(changed, CodeChanged) and changed.files == ["inner"] and runs.output == ["version 1"]
 
 
 def test_resumed_run_tells_that_its_code_changed_and_later_that_it_did_not(runs: EditedRuns) -> None:
@@ -126,6 +147,20 @@ def test_snapshot_imports_a_package_that_is_installed_from_its_source_from_the_c
     program = "import pack; print(pack.__file__)"
     assert runs.run(sys.executable, "-c", program, config=SNAPSHOT, environment=environment) == 0
     assert runs.output[0].startswith(str(runs.run_folder.code / "copy"))
+
+
+def test_path_behind_an_equals_sign_is_that_in_the_copy_unless_it_leads_out_of_it(runs: EditedRuns) -> None:
+    (runs.cwd / "data").mkdir()
+    for folder in (runs.cwd, runs.cwd / "data", runs.folder.parent):
+        write_files(folder, conf__yaml="lr: 1\n")
+    (runs.cwd / "link.yaml").symlink_to(runs.folder.parent / "conf.yaml")
+    (runs.cwd / "up").symlink_to("..")
+    names = ["conf.yaml", "data/conf.yaml", "link.yaml", "up/conf.yaml", "../conf.yaml", "missing.yaml"]
+    words = [f"--config={runs.cwd}/{name}" for name in names]
+    assert runs.run("echo", *words, config=SNAPSHOT) == 0
+    copy = runs.run_folder.code / "copy"
+    # `data` is ignored, so the copy links to it: what leads out of the copy stays as it was typed.
+    assert "".join(runs.output).split() == [f"--config={copy}/conf.yaml", *words[1:]]
 
 
 def test_files_that_a_run_makes_in_its_copy_are_named_and_go_with_the_run(runs: EditedRuns) -> None:

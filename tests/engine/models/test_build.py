@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from engine.config.schema import Config
-from engine.config.training_sections import ModelConfig
+from engine.config.training_sections import ModelConfig, OptimConfig
 from engine.data.sources.base import ImageFormat
 from engine.models.factory import build_model, check_model
 from engine.optim.param_groups import count_parameters
@@ -53,7 +54,7 @@ def test_cnn_has_documented_layers() -> None:
     model = build("cnn", channels=1, size=28)
     assert [type(part).__name__ for part in model] == [
         *["Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d"] * 2,
-        *["Flatten", "Linear"],
+        *["ScaledFlatten", "Linear"],
     ]
     assert count_parameters(model) == 1 * 32 * 9 + 32 + 64 + 32 * 64 * 9 + 64 + 128 + 64 * 49 * 10 + 10
 
@@ -177,3 +178,26 @@ def test_build_model_reports_all_invalid_options_together() -> None:
     derived, unknown = refusal("cnn", options={"classes": 3, "layers": 3})
     assert has_problem([derived], "fixed-value", "model.options", "classes ")
     assert has_problem([unknown], "unknown-key", "model.options", "cnn ", "'layers'", "width, dropout")
+
+
+@pytest.mark.parametrize("name", ["cnn", "linear"])
+def test_default_lr_does_not_diverge_on_a_few_large_easy_images(name: str) -> None:
+    torch.manual_seed(0)
+    labels = torch.arange(48) % 2
+    images = torch.randn(48, 3, 48, 48) * 0.3 + labels[:, None, None, None] * 2 - 1
+    model = build(name, channels=3, size=48, classes=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=OptimConfig().lr, momentum=0.9)
+    losses = []
+    for _ in range(12):
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert max(losses) < 1.5
+    assert losses[-1] < 0.1
+
+
+@pytest.mark.parametrize("name", ["cnn", "linear"])
+def test_features_of_small_images_are_not_scaled(name: str) -> None:
+    assert any(type(layer) is nn.Flatten for layer in build(name, channels=1, size=8).modules())

@@ -90,6 +90,19 @@ def loses(groups, lr):
     return SGD(groups[0]["params"][1:], lr=lr)
 
 
+class Bare(Optimizer):
+    def __init__(self, groups, lr):
+        self.groups = groups
+
+
+def sam(groups, lr, rho):
+    return SGD(groups, lr=lr)
+
+
+def heavy(groups, lr, momentum):
+    return SGD(groups, lr=lr, momentum=momentum)
+
+
 def number(groups):
     return 3
 
@@ -159,8 +172,17 @@ def test_user_optimizer_restores_state_and_counts_of_groups(run: RunConfig) -> N
 
 
 @pytest.mark.parametrize(
+    ("name", "key", "argument"), [("sam", "optim.options", "rho"), ("heavy", "optim.momentum", "momentum")]
+)
+def test_required_argument_of_user_optimizer_names_its_key(run: RunConfig, name: str, key: str, argument: str) -> None:
+    with raises_problem("missing-value", key, f"own_optimizers:{name} requires {argument}"):
+        build_optimizer(config(name), small(), run=run)
+
+
+@pytest.mark.parametrize(
     ("settings", "problem", "values"),
     [
+        (config("Bare"), "invalid-value", ["own_optimizers:Bare ", "super().__init__"]),
         (config("loses"), "invalid-value", ["own_optimizers:loses ", " 1 of 8 ", " 0.weight"]),
         (config("number"), "invalid-value", ["own_optimizers:number ", "torch.optim.Optimizer", " int"]),
         (config("failing"), "user-code-failed", ["own_optimizers:failing ", "ValueError: no groups please ({}, line "]),

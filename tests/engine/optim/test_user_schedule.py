@@ -41,6 +41,13 @@ def nothing(position):
     return None
 
 
+def text(position):
+    return "0.5"
+
+
+class Unfinished: ...
+
+
 def huge(position):
     return 10**400
 
@@ -89,7 +96,9 @@ def test_user_schedule_follows_warmup(code: Path) -> None:
     [
         ("negative", "invalid-value", [" -1 ", "epoch 3 ", " 0"]),
         ("failing", "user-code-failed", ["epoch 3: ", "ZeroDivisionError: division by zero ({}, line 19)"]),
-        ("nothing", "invalid-value", ["NoneType", "epoch 0 ", " 0"]),
+        ("nothing", "invalid-value", ["None", "epoch 0 ", " 0"]),
+        ("text", "invalid-value", [" str ", "epoch 0 ", " 0"]),
+        ("Unfinished", "invalid-value", ["__call__"]),
         ("huge", "invalid-value", ["int ", "epoch 0 ", " 0"]),
         ("noisy", "invalid-value", ["epoch "]),
         ("missing", "not-found", []),

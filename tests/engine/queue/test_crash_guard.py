@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,6 +95,7 @@ def test_two_jobs_that_fail_at_once_hold_the_rest_of_their_batch(tmp_path: Path)
     [
         {"program": "evaluate"},
         {"cwd": "/home/ana/other"},
+        {"code": "of another commit"},
         {"submitted_at": QUEUED_AT - 601},
         {"seconds": 31.0},
         {"state": "stopped"},
@@ -143,6 +145,37 @@ def test_release_of_one_job_starts_the_rest_and_forgets_the_failures(tmp_path: P
         assert first.reason() == second.reason() == ""
         with waiting(tmp_path, "later", submitted_at=QUEUED_AT + 60) as later:
             assert later.reason() == ""
+
+
+def test_job_with_mended_code_is_not_held_and_the_others_are(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_job(tmp_path, name, code="broken")
+    with waiting(tmp_path, "y", code="broken") as broken, waiting(tmp_path, "z", code="mended") as mended:
+        assert broken.reason() and not mended.reason()
+
+
+def test_failures_just_after_a_release_hold_the_rest_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        make_job(tmp_path, name)
+    with waiting(tmp_path, "y") as first, waiting(tmp_path, "z") as second:
+        assert first.reason() and second.reason()
+        monkeypatch.setattr(time, "time", lambda: STARTED_AT + 3.0)
+        send_request(first.folder.control, "release")
+        assert first.reason() == second.reason() == ""
+        for name in ("c", "d"):
+            make_job(tmp_path, name, seconds=4.0)
+        assert "c and d" in first.reason() and "c and d" in second.reason()
+
+
+def test_hold_that_is_saved_just_after_a_release_is_dropped(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_job(tmp_path, name)
+    now = time.time()
+    with (
+        waiting(tmp_path, "y", released_at=now),
+        waiting(tmp_path, "z", crash_hold="a and b failed", crash_held_at=now + 1) as late,
+    ):
+        assert late.reason() == ""
 
 
 def test_jobs_stay_held_when_those_that_failed_are_deleted(tmp_path: Path) -> None:

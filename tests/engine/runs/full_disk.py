@@ -43,11 +43,12 @@ def main(root: Path) -> None:
     folder, ownership = RunFolder(root / "a"), claimed.ownership
     recorder.record(make_run_started(time.time() - 60))
     recorder.record(make_epoch(1))
+    recorder.record(make_step(1, time=time.time() - 60))
     ownership.renew_heartbeat()
 
     fill(root / "ballast")
     first = folder.owner.read_text()
-    for number in range(1, 1200):
+    for number in range(2, 1200):
         recorder.record(make_step(number, time=time.time() - 60))
     for number in range(2, 101):
         recorder.record(make_epoch(number, time=time.time() - 60))

@@ -179,8 +179,29 @@ def test_pending_lines_are_replaced_and_end_with_the_run(tmp_path: Path) -> None
     assert read_pending(log) == ["\x1b[0;32m10%\x1b[0m"]
     pending.write(["20%", "x" * 2 * MAX_PENDING_LENGTH])
     assert read_pending(log) == ["20%", "x" * MAX_PENDING_LENGTH]
+    pending.write(["30%"])
+    assert read_pending(log) == ["30%"]
     pending.write([])
+    assert read_pending(log) == []
+    pending.close()
     assert (read_pending(log), list(tmp_path.iterdir())) == ([], [])
+
+
+def test_pending_lines_are_written_anew_after_their_file_was_deleted(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    pending = PendingLines(log)
+    pending.write(["10%"])
+    (tmp_path / "log.pending.txt").unlink()
+    for text in ("20%", "30%"):
+        pending.write([text])
+    assert read_pending(log) == ["30%"]
+
+
+def test_pending_lines_of_an_earlier_start_are_removed(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    PendingLines(log).write(["10%"])
+    PendingLines(log).write([])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_pending_lines_that_cannot_be_written_are_written_later(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.config.schema import Config
+from engine.foreign.tensorboard import EventFolder
 from engine.runs.events import EpochEvent, Event, FlushJournal, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal, JournalReader
@@ -24,6 +25,7 @@ from engine.runs.recorder import RECORD_INTERVAL_SECONDS, Recorder
 from engine.runs.run_row import read_row
 from engine.runs.sinks import DISK_PROBLEMS, RETRY_SECONDS, WARNING_INTERVAL_SECONDS, Sink
 from engine.utils.errors import Problem
+from support.foreign import points_of, values_of
 from support.gputrain_command import ROOT
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
@@ -144,6 +146,17 @@ def test_recorder_writes_ema_curves_of_each_session(recording: Recording) -> Non
     assert accuracies(folder) == {1: 0.1, 2: 0.3, 3: 0.5, 4: 0.5}
 
 
+def test_recorder_writes_loss_and_learning_rate_of_each_step_before_the_epoch_ends(recording: Recording) -> None:
+    steps = recording.folder.tensorboard / "steps"
+    recording.record(make_run_started(), replace(make_step(2), losses=[2.0, 1.0]))
+    assert values_of(points_of(EventFolder(steps)), "loss") == [(1, 2.0), (2, 1.0)]
+    assert accuracies(recording.folder, "steps", "learning_rate") == {2: 0.1}
+    recording.record(replace(make_step(4), losses=[0.5, None]), make_epoch(1))
+    # A session that repeats steps.
+    recording.record(make_run_resumed(3, 1.0), replace(make_step(5), losses=[0.25, 0.125]))
+    assert accuracies(recording.folder, "steps", "loss") == {1: 2.0, 2: 1.0, 3: 0.5, 4: 0.25, 5: 0.125}
+
+
 def test_recorder_goes_on_after_any_error_of_tensorboard(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> bytes:
         raise RuntimeError("broken")
@@ -171,13 +184,14 @@ def test_record_of_a_command_that_waits_names_it_also_when_another_process_cance
     folder = RunFolder(tmp_path / "a")
     folder.path.mkdir()
     folder.lock.touch()
-    Recorder(folder, Config(), lambda _: None, command="python train.py").close()
-    assert json.loads(folder.summary.read_text())["command"] == "python train.py"
+    command = {"command": "python train.py --lr 0.1", "command_parameters": {"lr": 0.1}}
+    Recorder(folder, Config(), lambda _: None, command=command["command"], parameters={"lr": 0.1}).close()
+    assert json.loads(folder.summary.read_text()).items() >= command.items()
     canceller = Recorder(folder, Config(), lambda _: None)
     canceller.record(RunFinished(state="stopped"))
     canceller.close()
     row = read_row(folder)
-    assert row is not None and (row.state, row.record.command) == ("stopped", "python train.py")
+    assert row is not None and row.state == "stopped" and row.to_dict().items() >= command.items()
 
 
 @contextmanager

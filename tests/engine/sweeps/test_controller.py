@@ -30,6 +30,7 @@ from engine.utils.errors import UsageError
 from engine.utils.exit_codes import ExitCode
 from support.gputrain_command import ROOT, wait_for
 from support.messages import raises_problem, says
+from support.runs.factories import write_run_record
 
 COMMAND = [sys.executable, str(ROOT / "tests" / "support" / "runs" / "fake_trial.py")]
 
@@ -127,6 +128,31 @@ def test_controller_killed_between_any_two_steps_loses_and_repeats_no_trial(
     for row in shown.trials:
         events = [json.loads(line) for line in (tmp_path / row.run / "events.jsonl").read_text().splitlines()]
         assert [event["epoch"] for event in events if event["type"] == "epoch"] == [1, 2]
+
+
+def test_status_of_a_killed_controller_shows_how_its_trials_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(*_: object) -> None:
+        raise KilledError
+
+    folder = make_sweep(tmp_path, parallel=2)
+    behave(tmp_path, s_001="fail")
+    with monkeypatch.context() as patch:
+        for name in ("report", "complete", "fail"):
+            patch.setattr(SweepStudy, name, kill)
+        with pytest.raises(KilledError):
+            run(folder)
+    runs = [folder.trial(number) for number in (0, 1)]
+    wait_for(lambda: all(each.history().finished and not each.is_owned() for each in runs), "the end of both runs")
+    for each in runs:
+        write_run_record(each)
+    shown = status(folder)
+    assert [(row.state, row.value is not None) for row in shown.trials] == [("complete", True), ("failed", False)]
+    assert shown.trials[0].epoch == 2 and "is not finite" in shown.trials[1].reason
+    assert shown.best == shown.trials[0] and not shown.running
+    assert run(folder) is ExitCode.FINISHED
+    assert status(folder).trials[0].value == shown.trials[0].value
 
 
 def test_sweep_searches_the_best_value_of_an_own_metric_by_its_direction(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.loader import resolve_config
+from engine.config.user_errors import UserCodeError
 from engine.training.loop import evaluate
 from engine.training.losses import balanced_class_weights, build_loss, build_validation_loss
 from support.messages import raises_problem
@@ -116,6 +117,17 @@ class Focal(torch.nn.Module):
     def forward(self, logits, labels):
         return torch.nn.functional.cross_entropy(logits, labels, self.weights)
 
+class Learned(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+def each_of_many(logits, labels):
+    return torch.nn.functional.cross_entropy(logits, labels, reduction="none" if len(labels) > 2 else "mean")
+
+def detached(logits, labels):
+    return torch.nn.functional.cross_entropy(logits.detach(), labels)
+
 def broken(logits, labels):
     raise ValueError("no way")
 """
@@ -154,7 +166,26 @@ def test_user_loss_module_moves_to_device(user_loss_code: str) -> None:
     )
 
 
-def test_user_loss_is_tried_before_training(user_loss_code: str) -> None:
-    for name, code, value in (("each", "invalid-value", "(2,)"), ("broken", "user-code-failed", "ValueError: no way")):
-        with raises_problem(code, "loss.name", f"their_losses:{name}", value):
-            loss(f"loss.name=their_losses:{name}", user_loss_code)
+@pytest.mark.parametrize(
+    ("name", "code", "values"),
+    [
+        ("each", "invalid-value", ["Tensor of float32, 2; ", "scalar"]),
+        ("detached", "invalid-value", ["without a gradient"]),
+        ("Learned", "not-supported", [": scale"]),
+        ("broken", "user-code-failed", ["labels (N): ValueError: no way"]),
+    ],
+)
+def test_user_loss_is_tried_before_training(user_loss_code: str, name: str, code: str, values: list[str]) -> None:
+    with raises_problem(code, "loss.name", f"their_losses:{name}", *values):
+        loss(f"loss.name=their_losses:{name}", user_loss_code)
+
+
+def test_user_loss_is_tried_with_probabilities_of_mixup(user_loss_code: str) -> None:
+    with raises_problem("user-code-failed", "loss.name", "their_losses:focal", "probabilities (N x 3)"):
+        loss("loss.name=their_losses:focal", user_loss_code, "augment.mixup=0.2")
+
+
+def test_user_loss_that_returns_no_scalar_in_training_is_named(user_loss_code: str) -> None:
+    values = ("their_losses:each_of_many", "Tensor of float32, 4; ", "4 images")
+    with raises_problem("invalid-value", "", *values, kind=UserCodeError):
+        loss("loss.name=their_losses:each_of_many", user_loss_code)

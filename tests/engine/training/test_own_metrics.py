@@ -56,6 +56,10 @@ def vector(probabilities, labels):
     return probabilities[0]
 
 
+def text(probabilities, labels):
+    return "0.5"
+
+
 def huge(probabilities, labels):
     return 10**400
 
@@ -141,6 +145,7 @@ def test_failing_metric_is_one_warning_with_the_line_of_the_user(code: Path) -> 
     ("metrics", "problem", "values"),
     [
         (["vector"], "invalid-value", ["own_metrics:vector", "Tensor of float32, 10"]),
+        (["text"], "invalid-value", ["own_metrics:text", " str "]),
         (["huge"], "invalid-value", ["own_metrics:huge", " int "]),
         (["Endless"], "invalid-value", ["own_metrics:Endless", "reset()"]),
         (["renamed"], "invalid-name", ["own_metrics:renamed", "'a b'"]),

@@ -61,6 +61,18 @@ class Picky(Spare):
             raise ValueError("no more than it wants")
         return self.used(x.flatten(1))
 
+class Pair(Alone):
+    def forward(self, x):
+        return (super().forward(x), x) if self.training else super().forward(x)
+
+class Mean(Alone):
+    def forward(self, x):
+        return super().forward(x).mean(0, keepdim=True)
+
+class Frozen(Alone):
+    def forward(self, x):
+        return super().forward(x).detach()
+
 class Twice(Spare):
     def forward(self, x):
         return self.used(x.flatten(1).repeat(1, 2 if self.training else 1))
@@ -73,7 +85,10 @@ class Twice(Spare):
         ("Spare", (), "unused-weights", ["nets:Spare", "spare.weight, spare.bias", "model.freeze"]),
         ("Picky", (), "user-code-failed", ["nets:Picky", "2 images", "ValueError: ", "({code}, line 33)"]),
         ("Twice", (), "user-code-failed", ["nets:Twice", "2 images", "RuntimeError: "]),
-        ("Twice", (), "user-code-failed", ["({code}, line 38)"]),
+        ("Twice", (), "user-code-failed", ["({code}, line 50)"]),
+        ("Pair", (), "invalid-value", ["nets:Pair", " tuple ", "2 x 10"]),
+        ("Mean", (), "invalid-value", ["nets:Mean", " 1 x 10 ", "2 x 10"]),
+        ("Frozen", (), "invalid-value", ["nets:Frozen", "without a gradient"]),
         ("Alone", ("precision.amp=O3",), "not-supported", ["precision.amp: O3: nets:Alone ", "float16"]),
     ],
 )

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 
 from engine.config.yaml_io import to_yaml
+from engine.runs.code_events import CodeChanged, CodeRecorded
 from engine.runs.events import RunFinished
+from engine.runs.folder import RunFolder
+from engine.runs.journal import to_line
+from engine.runs.records import CodeSummary
+from engine.utils.codec import replace
 from support.messages import says
 from support.runs.event_factories import make_epoch, make_run_started
-from support.runs.factories import make_run_folder
+from support.runs.factories import make_run_folder, write_run_record
 from support.runs.trained_run import call
 
 
@@ -112,3 +117,19 @@ def test_compare_shows_names_and_values_without_control_characters(three_runs: P
     text = call("compare", "alpha", "beta").stdout
     assert "\x1b" not in text
     assert "[bold]x" in text
+
+
+def test_code_that_changed_before_the_start_is_marked(three_runs: Path) -> None:
+    codes = {"alpha": CodeSummary(commit="a" * 40, is_dirty=False, fingerprint="1")}
+    codes["beta"] = CodeSummary(commit="a" * 40, is_dirty=True, fingerprint="f00d1234")
+    codes["gamma"] = replace(codes["alpha"], changed="1 file (train.py)")
+    for name, code in codes.items():
+        folder = RunFolder(three_runs / name)
+        events = [CodeRecorded(code=replace(code, changed=""), changed=[], linked=[])]
+        changes = [CodeChanged(message=code.changed, files=["train.py"])] if code.changed else []
+        with folder.journal.open("a") as journal:
+            journal.writelines(to_line(event) + "\n" for event in (*events, *changes))
+        write_run_record(folder)
+    commit = "a" * 10
+    cells = lines_of(call("compare", *codes).stdout)["code"]
+    assert cells == [commit, f"{commit}+f00d", f"{commit}, then changed"]

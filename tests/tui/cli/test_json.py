@@ -1,4 +1,4 @@
-"""`--json`: every object has `format`, one function prints it, and `engine/JSON.md` lists its fields."""
+"""`--json`: every object has `format`, one function prints it, and two pages list its fields and those of events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from engine.queue.listing import QueueRow
 from engine.runs.folder import RunFolder
 from engine.sweeps.status import TrialRow
 from engine.utils.codec import Record, to_builtins
-from support.json_page import PAGE, class_tree, field_documents, make_page
+from support.record_pages import (
+    EVENTS_PAGE,
+    JSON_PAGE,
+    class_tree,
+    field_documents,
+    make_events_page,
+    make_json_page,
+)
 from support.runs.event_factories import make_run_started, make_step
 from support.runs.factories import make_ended_runs, row_of
 from support.runs.trained_run import call
@@ -55,8 +62,10 @@ def test_list_prints_the_record_of_a_row(run: RunFolder) -> None:
     assert [*values] == [*listed] and "format" not in listed
 
 
-def test_page_of_fields_is_that_of_the_records() -> None:
-    assert make_page() == PAGE.read_text(), "if this is intended: python tests/support/json_page.py"
+def test_pages_of_fields_are_those_of_the_records() -> None:
+    hint = "if this is intended: python tests/support/record_pages.py"
+    assert make_json_page() == JSON_PAGE.read_text(), hint
+    assert make_events_page() == EVENTS_PAGE.read_text(), hint
 
 
 def described(kind: type[Record], field: str) -> set[str]:
@@ -100,7 +109,7 @@ def test_page_names_each_command_with_the_option() -> None:
     defaults = {"runs list": "runs", "queue list": "queue", "config show": "config", "data show": "data"}
     sources = {name: (CLI / f"{entry.target.partition(':')[0]}.py").read_text() for name, entry in COMMANDS.items()}
     tables = {name: f"def {entry.target.partition(':')[2]}(" for name, entry in COMMANDS.items()}
-    page = PAGE.read_text()
+    page = JSON_PAGE.read_text()
     for name, source in sources.items():
         signature = source.partition(tables[name])[2].partition(") -> None:")[0]
         if "JsonOption" in signature:

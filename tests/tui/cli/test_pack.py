@@ -96,10 +96,10 @@ def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @pytest.mark.parametrize(
     ("arguments", "code", "location", "value"),
     [
-        (["pack"], "missing-value", "FOLDER", "`gputrain data pack --help`"),
+        (["pack"], "missing-value", "FOLDER", "`gputrain data pack ~/photos -o photos.gpk`"),
         (["pack", "photos"], "missing-value", "--output", "photos -o FILE"),
         (["pack", "/nowhere", "-o", "/tmp/a.gpk"], "not-found", "FOLDER", "/nowhere"),
-        (["verify"], "missing-value", "FILE", "`gputrain data verify --help`"),
+        (["verify"], "missing-value", "FILE", "`gputrain data verify photos.gpk`"),
         (["verify", "/nowhere"], "not-readable", "FILE", "/nowhere"),
     ],
 )

@@ -14,7 +14,8 @@ from engine.runs.event_lines import RunStarting, TrainingProgress, event_line
 from engine.runs.events import Event, PhaseChanged, RunContinued, RunFinished, WarningEvent
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
-from tui.cli.progress import BackgroundPrinter, DisconnectSafeStream, PlainPrinter, ProgressPrinter, make_printer
+from tui.cli.command_output import DisconnectSafeStream
+from tui.cli.progress import BackgroundPrinter, PlainPrinter, ProgressPrinter, make_printer
 
 
 def test_disconnect_safe_stream_ignores_closed_pipe() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -14,12 +15,14 @@ from engine.runs.folder import RunFolder
 from engine.utils.codec import replace
 from support.messages import says
 from support.repositories import make_repository
+from support.runs.command_owner import CommandRuns
 from support.runs.event_factories import make_run_started
 from support.runs.factories import make_run_folder
+from tui.cli.help_page import COMMAND_OPTIONS
 from tui.cli.main import app
-from tui.cli.run_command import COMMAND_PANEL, SHARED_PANEL, TRAINING_PANEL, command_stem, split_command
+from tui.cli.run_command import TRAINING_OPTIONS, command_stem, split_command
 
-PANELS_OF_RUN = (SHARED_PANEL, COMMAND_PANEL, TRAINING_PANEL)
+PANELS_OF_RUN = (TRAINING_OPTIONS, "Options", COMMAND_OPTIONS)
 
 
 @pytest.fixture
@@ -89,7 +92,7 @@ def test_dry_run_of_a_command_prints_its_code_and_starts_nothing(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--lr", "0.1", "--", "true"], "--lr 0.1: sets a training of gputrain"),
+        (["--lr", "0.1", "--", "true"], "--lr 0.1: sets a training of gputrain, but"),
         (["model.name=mlp", "--", "true"], "model.name: sets a training of gputrain"),
         (["digits", "--", "true"], "digits: is a config beside the command"),
         (["--stop-signal", "KILL", "--", "true"], "--stop-signal: KILL cannot ask to stop"),
@@ -137,15 +140,25 @@ def test_help_shows_a_command_within_12_lines_and_its_options_apart() -> None:
     lines = page.output.splitlines()
     assert lines[1] == "       gputrain run [OPTIONS] -- COMMAND..."
     assert any(line.strip().startswith("gputrain run --gpus free:1 -- ") for line in lines[:12])
-    shared, command, training = (page.output.index(f"\n{title}:") for title in PANELS_OF_RUN)
-    places = [page.output.index(f"\n  {name} ") for name in ("--time-limit", "--cwd", "--epochs")]
-    assert shared < places[0] < command < places[1] < training < places[2]
+    training, shared, command = (page.output.index(f"\n{title}:") for title in PANELS_OF_RUN)
+    places = [page.output.index(f"\n  {name} ") for name in ("--epochs", "--gpus", "--cwd")]
+    assert training < places[0] < shared < places[1] < command < places[2]
 
 
 def test_option_of_commands_without_a_command_is_refused(requests: list[RunRequest]) -> None:
     result = invoke("digits", "--no-tty")
     assert result.exit_code == 2
     assert says(result.stderr, "conflict", "--no-tty")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("--data photos", "--data-path"), ("--metrics a:b", "eval.metrics=")])
+def test_option_of_commands_names_that_of_a_training(requests: list[RunRequest], typed: str, meant: str) -> None:
+    assert says(invoke("digits", *typed.split()).stderr, "conflict", meant)
+
+
+@pytest.mark.parametrize("typed", ["--script train.py", "--script=train.py", "--nosuch x train.py"])
+def test_unknown_option_before_a_script_is_refused_first(requests: list[RunRequest], typed: str) -> None:
+    assert says(invoke(*typed.split()).stderr, "unknown-option", typed.partition(" ")[0].partition("=")[0])
 
 
 @pytest.mark.parametrize(
@@ -258,3 +271,14 @@ def test_training_is_not_resumed_with_options_of_commands(tmp_path: Path, option
     folder = make_run_folder(tmp_path / "runs", "a", make_run_started())
     result = resume(folder, *option)
     assert result.exit_code == 2 and says(result.stderr, "conflict", option[0])
+
+
+def test_needed_prints_which_run_has_done_it_and_starts_nothing(requests: list[RunRequest], tmp_path: Path) -> None:
+    runs = CommandRuns(tmp_path)
+    make_repository(runs.cwd, train__sh="true\n")
+    runs.run("sh", "train.sh")
+    line = ["--needed", "--gpus", "cpu", "--runs-dir", str(runs.folder), "--cwd", str(runs.cwd), "--json"]
+    result = invoke(*line, "--", "sh", "train.sh")
+    assert result.exit_code == 0 and not requests
+    assert json.loads(result.stdout) == {"format": 1, "finished": "a", "folder": str(runs.folder / "a")}
+    assert invoke(*line, "--", "sh", "train.sh", "--lr", "1").exit_code == 0 and len(requests) == 1

@@ -105,10 +105,25 @@ def refuse(*words: str) -> str:
 
 @pytest.mark.parametrize("words", GUESSES)
 def test_guess_of_command_is_answered(words: str) -> None:
-    assert f"`{GUESSES[words]}`" in refuse(*words.split(), "x")
+    assert f"`{GUESSES[words]}`" in refuse(*words.split())
     assert words not in (*WORDS, *COMMANDS)
     program, *line = shlex.split(GUESSES[words])
     assert program == "gputrain-tui" or parse_line(line) == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("train a.yaml --epochs 3", "gputrain run a.yaml --epochs 3"),
+        ("kill a b", "gputrain stop a b"),
+        ("runs rm 'a b'", "gputrain runs delete 'a b'"),
+        ("tag a +old", "gputrain runs tag a +old"),
+        ("mistakes a --count 3", "gputrain evaluate a --list mistakes"),
+        ("features a --gpus cpu", "gputrain predict RUN PATH --features LAYER -o FILE"),
+    ],
+)
+def test_guess_of_command_has_what_was_typed(typed: str, meant: str) -> None:
+    assert f"did you mean `{meant}`?" in refuse(*shlex.split(typed))
 
 
 @pytest.mark.parametrize("line", OPTION_GUESSES)

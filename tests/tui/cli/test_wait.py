@@ -63,6 +63,10 @@ def test_condition_ends_the_wait_for_a_run_that_goes_on(root: Path) -> None:
     [found] = json.loads(result.stdout)["runs"]
     assert (result.exit_code, found["result"], found["state"]) == (0, "met", "running")
     assert found["figures"]["metrics.f1"] == 0.95
+    # The keys of figures are those of conditions, columns and --sort.
+    assert call("wait", "a", "--until", "metrics.f1>=90%").exit_code == 0
+    [row] = json.loads(call("runs", "--columns", "f1", "--sort", "metrics.f1", "--json").stdout)["runs"]
+    assert row["columns"] == {"metrics.f1": 0.95}
     ownership.release()
 
 
@@ -71,7 +75,7 @@ def test_condition_that_is_never_met_is_a_failure(root: Path) -> None:
     result = call("wait", "a", "--until", "reward>1")
     assert result.exit_code == 1
     assert result.stdout == "a unmet: finished without reward>1: it never had reward, only f1\n"
-    assert result.stderr == "warning: --until: no run has reward yet\n"
+    assert result.stderr.startswith("warning: --until: no run has reward yet")
 
 
 def test_unknown_key_that_nearly_is_one_is_answered(root: Path) -> None:

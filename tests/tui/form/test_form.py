@@ -109,7 +109,13 @@ def test_help_text_names_error_choices_default_and_key() -> None:
     [info] = [info for info in form_fields() if info.key == "data.drop_last"]
     text = help_text(info, "must be true or false").plain
     assert text.startswith("✗ must be true or false  drop last batch  data.drop_last  Drop the last")
-    assert "Choices: false, true." in text and text.endswith("Default: true.")
+    assert "epoch.  Default: true." in text and text.endswith("Choices: false, true.")
+
+
+def test_help_text_begins_with_what_a_small_terminal_shows() -> None:
+    [info] = [info for info in form_fields() if info.key == "data.workers"]
+    text = help_text(info).plain
+    assert text.startswith(f"workers  data.workers  {info.summary}  Default: auto. They are")
 
 
 def test_next_run_name_skips_names_that_are_taken(tmp_path: Path) -> None:

@@ -66,6 +66,20 @@ def test_line_that_is_no_command_is_refused_in_the_dialog(root: Path, typed: str
     assert refused.value.problems[0].code == code
 
 
+def test_new_run_asks_for_a_command_where_trainings_are_not_installed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.utils.libraries.find_spec", lambda name: None)
+    app: Any = real_app(root)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        assert isinstance(pilot.app.screen, CommandDialog)
+        assert any("pip install" in each.message for each in pilot.app._notifications)
+
+    drive(app, act, (100, 30))
+
+
 def test_arrow_keys_show_earlier_commands_and_keep_what_is_typed(root: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, *"mine", "up")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,10 +23,13 @@ from tui.screens.orphans import OrphansScreen
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
 
+# Another port than those of tests that run at the same time.
+VARIABLES = WORKER | {"MASTER_PORT": "29717"}
+
+
 @pytest.fixture
 def orphan() -> Iterator[ProcessId]:
-    # Another port than those of tests that run at the same time.
-    with adopting_orphans("tini"), start_agent(**WORKER | {"MASTER_PORT": "29717"}) as (agent, worker):
+    with adopting_orphans("tini"), start_agent(**VARIABLES) as (agent, worker):
         kill_agent(agent, worker)
         found = ProcessId.find(worker)
         assert found is not None
@@ -36,14 +40,7 @@ def test_orphans_are_listed_with_one_key_and_ended_with_another_after_a_question
     demo_runs_folder: Path, orphan: ProcessId
 ) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "o")
-        screen = pilot.app.screen
-        assert isinstance(screen, OrphansScreen)
-        await wait_until(pilot, lambda: any(_has(group, orphan) for group in screen.groups))
-        screen.update_content()
-        place = next(place for place, group in enumerate(screen.groups) if _has(group, orphan))
-        for _ in range(sum(1 + len(group.processes) for group in screen.groups[:place])):
-            await press(pilot, "down")
+        await select(pilot, orphan)
         assert str(orphan.pid) in visible_text(pilot, "#orphans") and "sleep 600" in visible_text(pilot, "#orphans")
         for answer, is_kept in (("enter", True), ("down enter", False)):
             await press(pilot, "E")
@@ -51,6 +48,46 @@ def test_orphans_are_listed_with_one_key_and_ended_with_another_after_a_question
             await press(pilot, *answer.split())
             await wait_until(pilot, lambda kept=is_kept: orphan.is_running() is kept)
         await wait_until(pilot, lambda: any("ended" in toast for toast in toasts(pilot)))
+
+    drive(real_app(demo_runs_folder), act)
+
+
+async def select(pilot: Pilot[None], orphan: ProcessId) -> OrphansScreen:
+    """Open the screen, and move to the group of an orphan."""
+    await press(pilot, "o")
+    screen = pilot.app.screen
+    assert isinstance(screen, OrphansScreen)
+    await wait_until(pilot, lambda: any(_has(group, orphan) for group in screen.groups))
+    screen.update_content()
+    place = next(place for place, group in enumerate(screen.groups) if _has(group, orphan))
+    for _ in range(sum(1 + len(group.processes) for group in screen.groups[:place])):
+        await press(pilot, "down")
+    return screen
+
+
+def test_key_ends_only_orphans_that_were_shown(demo_runs_folder: Path, orphan: ProcessId) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await select(pilot, orphan)
+        await press(pilot, "E")
+        with start_agent(**VARIABLES) as (agent, worker):
+            # One of the same torchrun that becomes an orphan while the question is asked.
+            kill_agent(agent, worker)
+            later = ProcessId.find(worker)
+            await press(pilot, "down", "enter")
+            await wait_until(pilot, lambda: any("ended" in toast for toast in toasts(pilot)))
+            assert not orphan.is_running() and later is not None and later.is_running()
+
+    drive(real_app(demo_runs_folder), act)
+
+
+def test_orphan_that_ends_disappears_from_the_screen(demo_runs_folder: Path, orphan: ProcessId) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await select(pilot, orphan)
+        for process in next(group for group in screen.groups if _has(group, orphan)).processes:
+            process.id.send_signal(signal.SIGKILL)
+        await wait_until(pilot, lambda: not any(_has(group, orphan) for group in screen.groups))
+        screen.update_content()
+        assert str(orphan.pid) not in visible_text(pilot, "#orphans")
 
     drive(real_app(demo_runs_folder), act)
 

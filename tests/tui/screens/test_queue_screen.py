@@ -94,6 +94,10 @@ def test_keys_send_requests_to_the_selected_run(tmp_path: Path, supervisors: lis
         assert isinstance(pilot.app.screen, TextInputDialog)
         await press(pilot, "backspace", "7", "enter")
         await wait_until(pilot, lambda: second.requests() == [("order", 7)])
+        await press(pilot, "b", *"soon", "enter")
+        assert "soon" in visible_text(pilot, ".problem")
+        await press(pilot, *4 * ["backspace"], *"now+2h", "enter")
+        await wait_until(pilot, lambda: second.requests() == [("begin", None)])
 
     drive(tmp_path / "runs", act)
 

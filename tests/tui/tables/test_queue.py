@@ -13,7 +13,15 @@ from engine.gpus.reservation import Reservation
 from engine.queue.listing import QueueRow, RowState, describe_wait, list_queue
 from engine.show.table import line_width, plain_lines
 from support.gpu.reservations import make_reservation
-from tui.tables.queue import PLAIN_COLUMNS, describe_row, gpus_cell, queue_table, wait_message, waiting_line
+from tui.tables.queue import (
+    PLAIN_COLUMNS,
+    describe_row,
+    gpus_cell,
+    queue_status_line,
+    queue_table,
+    wait_message,
+    waiting_line,
+)
 
 
 def make_row(name: str = "a", **values: Any) -> QueueRow:
@@ -45,6 +53,12 @@ def test_wait_message_names_another_user_and_escapes_control_characters() -> Non
     assert wait_message(make_row()) == "GPU 0: in use"
     foreign = make_row(uid=os.geteuid() + 1, user="ada", reason="\x1b[2J")
     assert wait_message(foreign) == "\\x1b[2J  (ada)"
+
+
+def test_status_line_tells_runs_that_wait_for_the_cpu_from_others() -> None:
+    rows = [make_row("a"), make_row("b", gpus="cpu"), make_row("c", gpus="cpu", state=RowState.HELD)]
+    assert queue_status_line(rows).plain == " 1 run waiting for GPUs, 1 waiting for the CPU, 3 of yours listed"
+    assert queue_status_line(rows[1:]).plain == " 1 run waiting for the CPU, 2 of yours listed"
 
 
 def test_list_queue_lists_published_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as reference
 
 from engine.config.loader import resolve_config
-from engine.data.augment.augmentation import Augmentation, UserTransformError
+from engine.config.user_errors import UserCodeError
+from engine.data.augment.augmentation import Augmentation
 from engine.data.augment.mixup import MixupCutmix, build_mixer
 from engine.data.sampler import RandomStream, random_bits
 from engine.data.sources.base import ImageFormat
@@ -232,6 +233,11 @@ def test_user_transform_accepts_torchvision_compose(tmp_path: Path) -> None:
     assert torch.equal(augment(IMAGES, 1, ALL), expected)
 
 
+def test_user_transform_may_be_class(tmp_path: Path) -> None:
+    augment = user_augmentation(tmp_path, "class change:\n    def __call__(self, image):\n        return 255 - image")
+    assert torch.equal(augment(IMAGES, 1, ALL), augmentation("erasing=0.5")(255 - IMAGES, 1, ALL))
+
+
 @pytest.mark.parametrize(
     ("body", "values"),
     [
@@ -243,7 +249,7 @@ def test_user_transform_accepts_torchvision_compose(tmp_path: Path) -> None:
 )
 def test_user_transform_error_names_transform(tmp_path: Path, body: str, values: list[str]) -> None:
     augment = user_augmentation(tmp_path, f"def change(image):\n    {body}")
-    with raises_problem("user-code-failed", "", "augment.transform own_", ":change ", *values, kind=UserTransformError):
+    with raises_problem("user-code-failed", "", "augment.transform own_", ":change ", *values, kind=UserCodeError):
         augment(IMAGES, 1, ALL)
 
 
