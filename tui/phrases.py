@@ -58,7 +58,10 @@ def epochs_text(row: RunRow) -> str:
     if row.record.command:
         step = METRICS["step"].of_run(row.record)
         return UNKNOWN if step is None else f"step {step}"
-    return f"{row.trials} trials" if row.trials else f"{row.record.epochs}/{row.record.total_epochs or '?'}"
+    if row.trials:
+        return f"{row.trials} trials"
+    planned = row.record.total_epochs or (row.record.config or {}).get("run.epochs", "?")
+    return f"{row.record.epochs}/{planned}"
 
 
 def short_command(row: RunRow) -> str:

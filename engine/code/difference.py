@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import unified_diff
+from functools import cached_property
 from pathlib import Path
 
+from engine.code.digests import CodeDigests
 from engine.code.git import GitError, Repository, find_repository
 from engine.code.kinds import is_code
 from engine.code.patches import MAX_PATCH_BYTES, split_patch
@@ -49,32 +51,31 @@ class StoredCode:
         self.name, self.folder, self.record = folder.name, folder, record
         self._patches: Mapping[str, bytes] | None = None
 
-    @property
-    def digests(self) -> Mapping[str, str]:
+    @cached_property
+    def compared(self) -> Mapping[str, str]:
         """The digests of all files that count as code and differ from the commit."""
-        return self.record.compared
+        return self.record.digests.compared
 
     @property
     def state(self) -> RecordedState:
         """What is stored of the code, without binary files and without what counts as no code."""
         patches = [patch for patch in self._read_patches().values() if BINARY_MARK not in patch]
-        paths = [path for path in self.record.untracked if is_code(path)][:MAX_UNTRACKED_FILES]
+        paths = [path for path in self.record.digests.untracked if is_code(path)][:MAX_UNTRACKED_FILES]
         contents = ((path, self._read_untracked(path)) for path in paths)
         untracked = {path: content for path, content in contents if content is not None}
-        return RecordedState(self.record.commit, patches, untracked)
+        return RecordedState(self.record.digests.commit, patches, untracked)
 
     @property
     def repositories(self) -> Iterator[Repository]:
-        """Where its commit may be. Somebody else's run does not choose where git reads."""
-        if self.folder.is_own:
-            for place in (Path(self.record.root), self.folder.path):
-                if (repository := find_repository(place)) is not None:
-                    yield repository
+        """Where its commit may be. Only for own runs: somebody else's run does not choose where git reads."""
+        for place in (Path(self.record.root), self.folder.path):
+            if (repository := find_repository(place)) is not None:
+                yield repository
 
     def lines_of(self, path: str) -> list[str] | None:
         """Return the diff of a file, or its lines if it is untracked; an empty list if the run has not changed it, and
         None if it is not stored as text."""
-        if path not in self.digests:
+        if path not in self.compared:
             return []
         content = self._content(path)
         if content is None or BINARY_MARK in content:
@@ -84,10 +85,10 @@ class StoredCode:
         return [line for line in lines if not line.startswith(("diff --git ", "index "))]
 
     def _content(self, path: str) -> bytes | None:
-        return self._read_patches().get(path) if path in self.record.changed else self._read_untracked(path)
+        return self._read_patches().get(path) if path in self.record.digests.changed else self._read_untracked(path)
 
     def _read_untracked(self, path: str) -> bytes | None:
-        if path not in self.record.untracked or not is_below(path):
+        if path not in self.record.digests.untracked or not is_below(path):
             return None
         try:
             return _read_below(self.folder.code / UNTRACKED_FOLDER, path)
@@ -99,7 +100,7 @@ class StoredCode:
             self._patches = {}
             with suppress(OSError):
                 stored = read_bytes(self.folder.code / PATCH_FILE, MAX_PATCH_BYTES)
-                self._patches = split_patch(stored, list(self.record.changed))
+                self._patches = split_patch(stored, list(self.record.digests.changed))
         return self._patches
 
 
@@ -126,18 +127,19 @@ def read_stored_code(folder: RunFolder) -> StoredCode | None:
 
 def compare_code(first: StoredCode, second: StoredCode, max_lines: int = MAX_LINES) -> CodeText | None:
     """Return how the code of the second run differs from that of the first; None if it does not."""
-    if first.record.fingerprint == second.record.fingerprint:
+    before, after = first.record.digests, second.record.digests
+    if before.fingerprint == after.fingerprint:
         return None
     title = f"Code of {second.name} against {first.name}"
-    lines = [_commit_line(first.record, second.record)] if first.record.commit != second.record.commit else []
+    lines = [_commit_line(before, after)] if before.commit != after.commit else []
     try:
         lines += _compare_trees(first, second)
     except GitError as error:
-        lines.append(f"{second.record.root} {error}")
+        lines.append(str(error))
         lines.append("In its place, how the changes since the commits differ, as they are recorded:")
         for path in _differing(first, second):
             lines += _file_lines(first, second, path)
-    if first.record.rest != second.record.rest:
+    if before.rest != after.rest:
         lines.append("Untracked files that are not recorded differ.")
     return _bounded(title, lines, max_lines)
 
@@ -145,29 +147,39 @@ def compare_code(first: StoredCode, second: StoredCode, max_lines: int = MAX_LIN
 def _compare_trees(first: StoredCode, second: StoredCode) -> list[str]:
     """Return the files that differ, and the diff between the code of two runs.
 
-    Raises GitError if their repository is not there any more, or cannot be read."""
+    Raises GitError, whose message names the repository, if there is none any more, or it cannot be read."""
     repository = _find_commits(first, second)
     try:
         found = compare_states(repository, first.state, second.state)
+    except GitError as error:
+        raise GitError(f"{repository.root} {error}", code=error.code) from error
     except OSError as error:
-        raise GitError(f"cannot be compared: {error.strerror}") from error
+        raise GitError(f"{repository.root} cannot be compared: {error.strerror}") from error
     lines = list(map(_changed_line, found.files[:MAX_LISTED_FILES]))
     if len(found.files) > MAX_LISTED_FILES:
         lines.append(f"and {pluralize(len(found.files) - MAX_LISTED_FILES, 'more file')}")
     for path in _differing(first, second):
         if unread := [code for code in (second, first) if code.lines_of(path) is None]:
-            code = next((each for each in unread if path in each.record.skipped), unread[0])
+            code = next((each for each in unread if path in each.record.digests.skipped), unread[0])
             lines.append(f"{path}: differs; {_unshown(code, path)}")
     return lines + found.diff.decode(errors="replace").splitlines()
 
 
 def _find_commits(first: StoredCode, second: StoredCode) -> Repository:
-    """Return a repository that has the commits of both runs. Raises GitError."""
-    for repository in (*first.repositories, *second.repositories):
-        with suppress(GitError):
-            if has_commit(repository, first.record.commit) and has_commit(repository, second.record.commit):
+    """Return a repository that has the commits of both runs.
+
+    Raises GitError, whose message names the repository."""
+    own = [code for code in (first, second) if code.folder.is_own]
+    if not own:
+        raise GitError("No repository is read: both runs belong to other users", code="foreign-owner")
+    failure = GitError(f"{own[-1].record.root} is no repository with both commits any more", code="not-found")
+    for repository in dict.fromkeys(repository for code in own for repository in code.repositories):
+        try:
+            if all(has_commit(repository, code.record.digests.commit) for code in (first, second)):
                 return repository
-    raise GitError("is no repository with both commits any more", code="not-found")
+        except GitError as error:
+            failure = GitError(f"{repository.root} {error}", code=error.code)
+    raise failure
 
 
 def _changed_line(file: ChangedFile) -> str:
@@ -175,7 +187,7 @@ def _changed_line(file: ChangedFile) -> str:
 
 
 def _differing(first: StoredCode, second: StoredCode) -> list[str]:
-    before, after = first.digests, second.digests
+    before, after = first.compared, second.compared
     return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
 
 
@@ -206,9 +218,9 @@ def code_texts(runs: Sequence[object]) -> list[CodeText]:
 
 def describe_changes(code: StoredCode, max_lines: int = MAX_LINES) -> CodeText:
     """Return the commit of a run, and what it had changed since."""
-    lines = [f"commit {code.record.commit or 'none'} in {code.record.root}"]
-    for path in code.digests:
-        if path in code.record.modules and path not in code.record.skipped:
+    lines = [f"commit {code.record.digests.commit or 'none'} in {code.record.root}"]
+    for path in code.compared:
+        if path in code.record.digests.modules and path not in code.record.digests.skipped:
             # A submodule as the commit has it.
             continue
         content = code.lines_of(path)
@@ -216,7 +228,7 @@ def describe_changes(code: StoredCode, max_lines: int = MAX_LINES) -> CodeText:
     return _bounded(f"Code of {code.name}", lines, max_lines)
 
 
-def _commit_line(first: CodeRecord, second: CodeRecord) -> str:
+def _commit_line(first: CodeDigests, second: CodeDigests) -> str:
     return f"commit {second.commit or 'none'} in place of {first.commit or 'none'}"
 
 
@@ -236,7 +248,7 @@ def _file_lines(first: StoredCode, second: StoredCode, path: str) -> Iterator[st
 
 
 def _unshown(code: StoredCode, path: str) -> str:
-    return f"not stored: {code.record.skipped.get(path, 'no text')}"
+    return f"not stored: {code.record.digests.skipped.get(path, 'no text')}"
 
 
 def _bounded(title: str, lines: list[str], max_lines: int) -> CodeText:

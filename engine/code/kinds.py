@@ -29,7 +29,7 @@ RESULT_WORDS = frozenset({
     "prediction", "predictions", "preds", "summary", "stats", "losses",
 })  # fmt: skip
 LIBRARY_ENDINGS = frozenset({".so", ".pyd", ".dylib", ".whl", ".egg", ".jar"})
-# Nothing that is there already starts a new script or notebook.
+# Existing programs import new modules, but start no new script or notebook.
 IMPORTED_ENDINGS = (PROGRAM_ENDINGS | LIBRARY_ENDINGS) - {".ipynb", ".sh", ".bash", ".zsh"}
 _WORD = re.compile("[a-z]+")
 

@@ -13,18 +13,19 @@ Only its user can read the folder. Nothing in it is sent to another service.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from engine.code.copy import copy_code, plan_copy
+from engine.code.digests import CodeDigests
 from engine.code.git import Repository, find_repository
 from engine.code.kinds import is_imported
-from engine.code.state import CodeState, compared_digests, read_code, read_folder_code
+from engine.code.state import read_code, read_folder_code
 from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
 from engine.runs.records import CodeSummary
-from engine.utils.codec import ENTRIES, FileRecord, InvalidRecordError, Meta, decode, field, write_record
+from engine.utils.codec import ENTRIES, FileRecord, InvalidRecordError, decode, write_record
 from engine.utils.errors import UsageError
 from engine.utils.files import opened, read_file, shown_path
 from engine.utils.text import list_names, pluralize, printable
@@ -33,7 +34,6 @@ PATCH_FILE, UNTRACKED_FOLDER = "changes.patch", "untracked"
 MAX_RECORD_BYTES = 1 << 24
 MAX_PLAN_NAMES = 40
 SNAPSHOT_KEY = "run.snapshot"
-_Digests = Annotated[dict[str, str], ENTRIES]
 
 
 class CodeRecord(FileRecord, frozen=True, kw_only=True):
@@ -43,42 +43,19 @@ class CodeRecord(FileRecord, frozen=True, kw_only=True):
     """The working tree of the repository."""
     folder: str
     """The working folder of the run in it; "." for its root."""
-    commit: Annotated[str, Meta(pattern=r"^(?:[0-9a-f]{40}|[0-9a-f]{64})?\Z")]
-    """The commit that was checked out; "" before the first one."""
-    fingerprint: str
-    """Same as `CodeSummary.fingerprint`."""
-    is_dirty: bool = False
-    """Same as `CodeSummary.is_dirty`."""
-    changed: _Digests = field(default_factory=dict)
-    """Digests of the diffs of changed tracked files; of a file without a diff, that of its content."""
-    untracked: _Digests = field(default_factory=dict)
-    """Digests of the untracked text files, also of those that do not count as code."""
-    unread: _Digests = field(default_factory=dict)
-    """Digests of size and time of files that count as code but are not stored, at most 1000."""
-    rest: str = ""
-    """One digest of such files beyond these."""
-    modules: _Digests = field(default_factory=dict)
-    """Fingerprints of the code in submodules and nested repositories."""
-    unknown: str = ""
-    """What cannot be compared, as a clause; "" if all can."""
-    skipped: _Digests = field(default_factory=dict)
-    """Why files are not stored, at most 1000."""
+    digests: CodeDigests
+    """What the code is compared by."""
     linked: Annotated[tuple[str, ...], ENTRIES] = ()
     """What the copy links to rather than contains."""
     snapshot: bool = False
     """Whether there is a copy."""
 
-    @property
-    def compared(self) -> Mapping[str, str]:
-        """The digests of all files that count as code."""
-        return compared_digests(self.changed, self.untracked, self.unread, self.modules)
-
     def summary(self, data: str = "") -> CodeSummary:
         """Return the code in short. `data` is the digest of the data that `--data` names."""
         return CodeSummary(
-            commit=self.commit,
-            is_dirty=self.is_dirty,
-            fingerprint=self.fingerprint,
+            commit=self.digests.commit,
+            is_dirty=self.digests.is_dirty,
+            fingerprint=self.digests.fingerprint,
             snapshot=self.snapshot,
             data=data,
         )
@@ -109,16 +86,7 @@ def capture_code(folder: RunFolder, cwd: Path, *, snapshot: bool = False) -> Cod
     record = CodeRecord(
         root=str(repository.root),
         folder=os.path.relpath(os.path.realpath(cwd), repository.root),
-        commit=state.commit,
-        fingerprint=state.fingerprint,
-        is_dirty=state.is_dirty,
-        changed=dict(state.changed),
-        untracked=dict(state.added),
-        unread=dict(state.unread),
-        rest=state.rest,
-        modules=dict(state.modules),
-        unknown=state.unknown,
-        skipped=dict(state.skipped),
+        digests=state.digests,
         linked=tuple(linked),
         snapshot=snapshot,
     )
@@ -136,11 +104,12 @@ def plan_lines(cwd: Path, runs_dir: Path, *, snapshot: bool) -> Iterator[str]:
         yield f"code: not recorded, {printable(str(cwd))} is in no git repository"
         return
     state = read_code(repository, runs_dir)
-    files = [printable(path) for path in (*state.changed, *state.added)]
-    yield f"code: commit {state.commit or 'none'} of {printable(str(repository.root))}"
+    digests = state.digests
+    files = [printable(path) for path in (*digests.changed, *digests.untracked)]
+    yield f"code: commit {digests.commit or 'none'} of {printable(str(repository.root))}"
     yield f"changed: {list_names(files, MAX_PLAN_NAMES) or 'nothing'}"
-    if state.skipped:
-        reasons = [f"{printable(path)} {reason}" for path, reason in state.skipped.items()]
+    if digests.skipped:
+        reasons = [f"{printable(path)} {reason}" for path, reason in digests.skipped.items()]
         yield f"not recorded: {list_names(reasons, MAX_PLAN_NAMES)}"
     if snapshot:
         plan = plan_copy(repository, runs_dir)
@@ -170,38 +139,41 @@ def find_difference(record: CodeRecord, cwd: Path, runs_dir: Path) -> CodeDiffer
     """Return how the code around a folder differs from that of a run: of the run of a copy, what the copy links to.
 
     Raises GitError."""
-    linked = {*record.linked}
-    if record.snapshot and linked.isdisjoint(path.rstrip("/") for path in record.compared):
-        return CodeDifference()
-    state = read_folder_code(Path(record.root) if record.snapshot else cwd, runs_dir)
-    if state is None:
-        return CodeDifference("its folder is in no git repository any more")
-    difference = compare_state(record, state)
     if not record.snapshot:
-        return difference
-    files = tuple(path for path in difference.files if path.rstrip("/") in linked)
+        if (state := read_folder_code(cwd, runs_dir)) is None:
+            return CodeDifference(f"its folder is in no git repository any more, and was in {printable(record.root)}")
+        return compare_digests(record.digests, state.digests)
+    linked = {*record.linked}
+    if linked.isdisjoint(path.rstrip("/") for path in record.digests.compared):
+        return CodeDifference()
+    state = read_folder_code(Path(record.root), runs_dir)
+    # A repository above it may be found in its place.
+    if state is None or str(state.root) != record.root:
+        root = printable(record.root)
+        return CodeDifference(f"{root}, to which the copy links, is no git repository any more")
+    files = tuple(path for path in compare_digests(record.digests, state.digests).files if path.rstrip("/") in linked)
     return CodeDifference(f"{_list_files(files)} outside of the copy" if files else "", files)
 
 
-def compare_state(record: CodeRecord, state: CodeState) -> CodeDifference:
+def compare_digests(recorded: CodeDigests, current: CodeDigests) -> CodeDifference:
     """Return how the code of a working tree differs from that of a run.
 
     New untracked files count if they may be imported: otherwise the same command in the same files does not name
     them."""
-    if record.fingerprint == state.fingerprint:
+    if recorded.fingerprint == current.fingerprint:
         return CodeDifference()
     parts = []
-    if record.commit != state.commit:
-        parts.append(f"commit {state.commit[:10] or 'none'} in place of {record.commit[:10] or 'none'}")
-    before, after = record.compared, state.compared
+    if recorded.commit != current.commit:
+        parts.append(f"commit {current.commit[:10] or 'none'} in place of {recorded.commit[:10] or 'none'}")
+    before, after = recorded.compared, current.compared
     files = tuple(
         path
         for path in sorted(before.keys() | after.keys())
-        if before.get(path) != after.get(path) and (path in before or path in state.changed or is_imported(path))
+        if before.get(path) != after.get(path) and (path in before or path in current.changed or is_imported(path))
     )
     if files:
         parts.append(_list_files(files))
-    if record.rest != state.rest:
+    if recorded.rest != current.rest:
         parts.append("untracked files that are not recorded")
     return CodeDifference(", ".join(parts), files)
 

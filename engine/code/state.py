@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
+from engine.code.digests import CodeDigests, digest_of
 from engine.code.git import MAX_OUTPUT_BYTES, GitError, Repository, find_repository
 from engine.code.kinds import is_code, is_library, is_output, is_program
 from engine.code.patches import MAX_PATCH_BYTES, read_diff
 from engine.code.secret_files import has_private_key, is_secret_file
-from engine.utils.codec import encode
 from engine.utils.files import open_regular_file, read_bytes
 from engine.utils.text import printable
 from engine.utils.units import format_bytes
@@ -37,6 +37,7 @@ MAX_EXCLUDED_FILES = 5000
 TEXT_BYTES = 1 << 13
 # Repositories within the repository, and how deep they are nested.
 MAX_MODULES, MAX_DEPTH = 100, 4
+MAX_MODULE_THREADS = 4
 SECRET_NAME, PRIVATE_KEY = "has the name of a file with secrets", "contains a private key"
 FILTERED, NO_TEXT = "has a filter of git", "is no text"
 HIDDEN = "is hidden from git (skip-worktree or assume-unchanged)"
@@ -48,54 +49,14 @@ _SPECIAL_ENTRY = re.compile(rb"(?:\A|\0)([A-Z] 160000 [^\0]*|[a-zS] [^\0]*)")
 
 @dataclass(frozen=True)
 class CodeState:
-    """The code in a working tree. Paths are relative to its root.
+    """The code in the working tree `root`.
 
-    `commit` is empty before the first one. `patches` maps each changed tracked file to its diff, and `untracked` each
-    untracked text file to its content. The other mappings have digests: `changed` of these diffs, and of changed files
-    without one; `added` of untracked text files; `unread` of sizes and times of files that count as code but are not
-    recorded; `modules` of the code in submodules and nested repositories. `rest` is one digest of all files beyond
-    those of `unread`. `skipped` maps what is not recorded to the reason. `unknown` says what cannot be compared, as a
-    clause."""
+    `patches` maps each changed tracked file to its diff, and `untracked` each untracked text file to its content."""
 
     root: Path
-    commit: str
+    digests: CodeDigests
     patches: Mapping[str, bytes] = field(default_factory=dict)
     untracked: Mapping[str, bytes] = field(default_factory=dict)
-    changed: Mapping[str, str] = field(default_factory=dict)
-    added: Mapping[str, str] = field(default_factory=dict)
-    unread: Mapping[str, str] = field(default_factory=dict)
-    modules: Mapping[str, str] = field(default_factory=dict)
-    rest: str = ""
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    unknown: str = ""
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether the code is not that of the commit."""
-        has_files = self.changed or self.unread or self.rest or any(map(is_code, self.added))
-        # Of a submodule that is as the commit has it, there is nothing to say.
-        return bool(has_files) or not self.modules.keys().isdisjoint(self.skipped)
-
-    @property
-    def compared(self) -> Mapping[str, str]:
-        """The digests of all files that count as code."""
-        return compared_digests(self.changed, self.added, self.unread, self.modules)
-
-    @property
-    def fingerprint(self) -> str:
-        """A digest that is equal for the same code. What runs write beside it (`engine.code.kinds`) does not count."""
-        return _digest(encode([self.commit, sorted(self.compared.items()), self.rest, self.unknown]))
-
-
-def compared_digests(
-    changed: Mapping[str, str], added: Mapping[str, str], unread: Mapping[str, str], modules: Mapping[str, str]
-) -> Mapping[str, str]:
-    """Return the digests of all files that count as code."""
-    compared = dict(changed)
-    for path, digest in (*((path, added[path]) for path in added if is_code(path)), *unread.items(), *modules.items()):
-        # A file that was only removed from the index is deleted and untracked.
-        compared[path] = compared.get(path, "") + digest
-    return compared
 
 
 def read_folder_code(folder: Path, runs_dir: Path | None = None) -> CodeState | None:
@@ -125,10 +86,17 @@ def read_code(repository: Repository, runs_dir: Path | None = None, depth: int =
         notes.add_unread(repository.root, path, HIDDEN)
     nested = [path for path in names if path.endswith("/")]
     modules = _read_modules(repository, [*submodules, *nested], runs_dir, depth, notes)
-    return CodeState(
-        repository.root, commit, patches, untracked, changed, added, notes.unread, modules, notes.rest, notes.skipped,
-        notes.unknown,
-    )  # fmt: skip
+    digests = CodeDigests(
+        commit=commit,
+        changed=changed,
+        untracked=added,
+        unread=notes.unread,
+        rest=notes.rest,
+        modules=modules,
+        unknown=notes.unknown,
+        skipped=notes.skipped,
+    )
+    return CodeState(repository.root, digests, patches, untracked)
 
 
 class _Notes:
@@ -220,7 +188,7 @@ def _read_patches(
         if has_private_key(patch):
             reasons[path] = PRIVATE_KEY
             del patches[path]
-    changed = {path: _digest(patch) for path, patch in patches.items()}
+    changed = {path: digest_of(patch) for path, patch in patches.items()}
     for path, reason in reasons.items():
         changed[path] = _content_digest(repository.root / path, is_secret=reason in (SECRET_NAME, PRIVATE_KEY))
         notes.add(path, reason)
@@ -291,12 +259,12 @@ def _read_untracked(
             reason = SECRET_NAME
         elif file.is_symlink():
             with suppress(OSError):
-                digests[path] = _digest(b"link to " + os.fsencode(file.readlink()))
+                digests[path] = digest_of(b"link to " + os.fsencode(file.readlink()))
             continue
         else:
             content = _read_text(file)
             if isinstance(content, bytes):
-                contents[path], digests[path] = content, _digest(content)
+                contents[path], digests[path] = content, digest_of(content)
                 total += len(content)
                 continue
             reason = content
@@ -340,43 +308,71 @@ def _special_entries(repository: Repository) -> tuple[list[str], list[str]]:
     return submodules, hidden
 
 
+@dataclass(frozen=True)
+class _Module:
+    """A repository within a repository: the fingerprint of its code, "" without files, and what cannot be compared."""
+
+    fingerprint: str = "unknown"
+    unknown: str = ""
+    is_dirty: bool = False
+
+
 def _read_modules(
     repository: Repository, paths: Sequence[str], runs_dir: Path | None, depth: int, notes: _Notes
 ) -> dict[str, str]:
     """Return the fingerprints of the repositories within a repository."""
+    if not paths:
+        return {}
+    # The import takes 10 ms, and few repositories need it.
+    from concurrent.futures import ThreadPoolExecutor
+
+    def read(path: str) -> _Module:
+        return _read_module(Repository(repository.root / path, repository.deadline), runs_dir, depth)
+
     modules: dict[str, str] = {}
-    for path in paths[:MAX_MODULES]:
-        root = repository.root / path
-        try:
-            if os.path.realpath(root) != str(root):
-                # A link in its place.
-                modules[path] = _stat_digest(root)
-            elif os.path.lexists(root / ".git"):
-                if depth >= MAX_DEPTH:
-                    raise GitError("is nested too deep")
-                state = read_code(Repository(root, repository.deadline), runs_dir, depth + 1)
-                modules[path] = state.fingerprint
-                if state.is_dirty or path.endswith("/"):
-                    notes.add(path, "is a repository of its own, whose changes are not recorded")
-                if state.unknown:
-                    raise GitError(state.unknown)
-            elif any(root.iterdir()):
-                raise GitError("is a submodule with files, but without a repository")
-        except (GitError, OSError) as error:
-            reason = str(error) if isinstance(error, GitError) else f"cannot be read: {error.strerror}"
-            modules.setdefault(path, "unknown")
-            notes.add(path, reason)
-            notes.add_unknown(f"contains {printable(path)}, which {reason}")
+    # Each takes five git commands or more. Nested pools would multiply the commands that run at once.
+    with ThreadPoolExecutor(1 if depth else MAX_MODULE_THREADS) as pool:
+        for path, module in zip(paths, pool.map(read, paths[:MAX_MODULES]), strict=False):
+            if module.fingerprint:
+                modules[path] = module.fingerprint
+            if module.is_dirty or (path.endswith("/") and not module.unknown):
+                notes.add(path, "is a repository of its own, whose changes are not recorded")
+            if module.unknown:
+                notes.add(path, module.unknown)
+                notes.add_unknown(f"contains {printable(path)}, which {module.unknown}")
     if len(paths) > MAX_MODULES:
         notes.add_unknown(f"contains more than {MAX_MODULES} repositories")
     return modules
+
+
+def _read_module(repository: Repository, runs_dir: Path | None, depth: int) -> _Module:
+    """Return a repository that has `depth` repositories around the one that contains it."""
+    root = repository.root
+    try:
+        if not stat.S_ISDIR(os.lstat(root).st_mode) or os.path.realpath(root) != str(root):
+            # A file or a link in its place.
+            return _Module(_stat_digest(root))
+        if not os.path.lexists(root / ".git"):
+            if any(root.iterdir()):
+                raise GitError("is a submodule with files, but without a repository")
+            return _Module("")
+        if depth >= MAX_DEPTH:
+            raise GitError("is nested too deep")
+        digests = read_code(repository, runs_dir, depth + 1).digests
+        return _Module(digests.fingerprint, digests.unknown, digests.is_dirty)
+    except FileNotFoundError:
+        return _Module(MISSING)
+    except OSError as error:
+        return _Module(unknown=f"cannot be read: {error.strerror}")
+    except GitError as error:
+        return _Module(unknown=str(error))
 
 
 def _content_digest(file: Path, *, is_secret: bool) -> str:
     """Return a digest of a changed file without a diff, of its size and time if it is large or secret."""
     try:
         if not is_secret:
-            return _digest(read_bytes(file, MAX_HASHED_BYTES))
+            return digest_of(read_bytes(file, MAX_HASHED_BYTES))
     except OSError:
         pass
     return _stat_digest(file)
@@ -388,8 +384,4 @@ def _stat_digest(file: Path) -> str:
         status = os.lstat(file)
     except OSError:
         return MISSING
-    return _digest(f"{status.st_mode} {status.st_size} {status.st_mtime_ns}".encode())
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return digest_of(f"{status.st_mode} {status.st_size} {status.st_mtime_ns}".encode())

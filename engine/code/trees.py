@@ -64,7 +64,7 @@ def has_commit(repository: Repository, commit: str) -> bool:
     """Whether a commit is there. Raises GitError."""
     if not commit:
         return True
-    output, _ = repository.read("rev-parse", "--quiet", "--verify", f"{commit}^{{commit}}", exit_codes=(0, 1, 128))
+    output, _ = repository.read("rev-parse", "--quiet", "--verify", f"{commit}^{{commit}}", exit_codes=(0, 1))
     return output.strip() == commit.encode()
 
 

@@ -115,9 +115,9 @@ def find_placeholders(words: Iterable[str]) -> list[str]:
 def listed_pids(snapshot: Snapshot, *, in_host_namespace: bool | None = None) -> set[int]:
     """Return the IDs of the processes on GPUs, as far as they are those of processes in this PID namespace.
 
-    The drivers of today list for each reader what its namespace has (`os_find_ns_pid` in open-gpu-kernel-modules);
-    earlier ones list the IDs of the host in a container, where they are missing or those of other processes. So all
-    of them must be there, and only processes that use CUDA count.
+    Current drivers list PIDs of the reader's namespace (`os_find_ns_pid` in open-gpu-kernel-modules). Earlier ones list
+    PIDs of the host, which in a container are missing or those of other processes. So all of them must exist, and only
+    processes that use CUDA count.
     """
     pids = {process.pid for gpu in snapshot.gpus for process in gpu.processes.value or ()}
     if is_host_namespace() if in_host_namespace is None else in_host_namespace:

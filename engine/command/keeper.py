@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import marshal
 import os
 import select
 import signal
-import termios
 import time
 from contextlib import suppress
 
 from engine.command.cgroup import enter_cgroup, make_cgroup, remove_cgroup
 from engine.command.membership import kill_all
 
-# What the supervisor sends first: the size of the rest, then (run ID, argv, cwd, env, has a terminal, signals that the
-# command ignores) for marshal.
+# What the supervisor sends first: the size of the rest, then (run ID, argv, cwd, env, signals that the command ignores)
+# for marshal.
 SIZE_BYTES = 8
 # A process that does not return from a call of the kernel cannot be killed.
 KILL_SECONDS = 5.0
@@ -49,9 +47,9 @@ def main(control: int, report: int) -> None:
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     request = marshal.loads(_read(control, int.from_bytes(_read(control, SIZE_BYTES))))  # noqa: S302 (of the supervisor)
-    run_id, argv, cwd, env, has_terminal, ignored = request
+    run_id, argv, cwd, env, ignored = request
     cgroup = make_cgroup(run_id)
-    command = _Command(argv, cwd, env, has_terminal, ignored, cgroup, libc)
+    command = _Command(argv, cwd, env, ignored, cgroup, libc)
     if command.pid is None:
         _write(report, f"failed {command.failure}")
     else:
@@ -74,7 +72,6 @@ class _Command:
         argv: list[bytes],
         cwd: bytes,
         env: dict[bytes, bytes],
-        has_terminal: bool,
         ignored_signals: list[int],
         cgroup: str | None,
         libc: ctypes.CDLL,
@@ -95,8 +92,6 @@ class _Command:
                 if os.getppid() != keeper:
                     os._exit(1)
                 os.setsid()
-                if has_terminal:
-                    fcntl.ioctl(1, termios.TIOCSCTTY, 0)
                 if cgroup is not None:
                     enter_cgroup(cgroup)
                 _restore_signals(ignored_signals)

@@ -79,7 +79,7 @@ def find_members(run_id: str, root: int | None = None, recorded: Iterable[Proces
 
 
 def _was_typed(pid: int, run_id: str, processes: Mapping[int, ProcessStat]) -> bool:
-    """Whether the first one of the ancestors of a marked process, and itself, that has the marker has a terminal."""
+    """Whether the oldest marked process among a process and its ancestors has a controlling terminal."""
     first, ancestors = pid, set[int]()
     while pid in processes and pid not in ancestors:
         ancestors.add(pid)

@@ -18,8 +18,8 @@ from pathlib import Path
 from engine.command.devices import listed_pids
 from engine.command.membership import MARKER, run_of
 from engine.command.metric_files import METRICS_VARIABLE
-from engine.command.process_record import recorded_processes
-from engine.command.process_tree import find_left
+from engine.command.process_record import left_processes
+from engine.command.run_id import last_run_id
 from engine.command.spec import has_command
 from engine.foreign.process import HostProcess, read_processes
 from engine.gpus.snapshot import GpuProcess, Snapshot
@@ -80,11 +80,10 @@ def read_origin(pid: int) -> Origin | None:
 
 
 def ownerless_run_id(folder: RunFolder) -> str | None:
-    """Return the ID of the last start of a command without an owner; None if the run has one, or may be foreign."""
+    """Return the ID of the last start of a command without an owner, as `last_run_id` does; None if it has one."""
     if not has_command(folder) or not folder.is_own or folder.is_owned():
         return None
-    command = folder.history().command
-    return None if command is None else command.run_id
+    return last_run_id(folder)
 
 
 class OrphanFinder:
@@ -139,7 +138,7 @@ class OrphanFinder:
             if origin.run_id:
                 folder, run_id = RunFolder(Path(origin.folder)), origin.run_id
                 is_left = ownerless_run_id(folder) == run_id
-                leftover = find_left(run_id, recorded_processes(folder, run_id)) if is_left else []
+                leftover = left_processes(folder, run_id) if is_left else []
             else:
                 leftover = _workers(origin, origins, processes)
             if leftover:

@@ -50,7 +50,8 @@ class NotExecutableError(CommandError):
 class CommandProcess:
     """A running command and everything that it started.
 
-    `pid` is the process of the command itself, the leader of a session of its own.
+    `pid` is the process of the command itself, the leader of a session of its own. `start_ticks` is the start of its
+    keeper in clock ticks since the boot: no process of the command is older.
     """
 
     def __init__(
@@ -63,18 +64,17 @@ class CommandProcess:
         stdout: int,
         stderr: int,
         marker: str,
-        controlling_terminal: bool,
         ignored_signals: Sequence[int] = (),
     ) -> None:
         """Start the command. `marker` is the unique ID of this start of the run, which its environment gets.
+        The command has no controlling terminal. It ignores `ignored_signals` unless it handles them.
 
-        With `controlling_terminal`, stdout is a terminal that becomes that of the command. The command ignores
-        `ignored_signals` unless it handles them. Raises CommandError.
+        Raises CommandError.
         """
         self.run_id = marker
         self._cgroup: str | None = None
         self._unmarked: list[ProcessId] = []
-        request = _request(marker, argv, cwd, {**env, MARKER: marker}, controlling_terminal, ignored_signals)
+        request = _request(marker, argv, cwd, {**env, MARKER: marker}, ignored_signals)
         # In a login session, only the user's service manager can make a cgroup.
         scope = lingering_scope("--property=Delegate=yes", f"--unit={PREFIX}{marker}") if needs_scope() else []
         answer = self._start_keeper(scope, request, stdin, stdout, stderr)
@@ -87,6 +87,8 @@ class CommandProcess:
             raise _start_error(rest, argv[0], cwd, env)
         pid, _, cgroup = rest.partition(" ")
         self.pid, self._cgroup = int(pid), cgroup or None
+        keeper = read_stat(self._keeper.pid)
+        self.start_ticks = 0 if keeper is None else keeper.start_ticks
 
     def _start_keeper(self, prefix: Sequence[str], request: bytes, stdin: int, stdout: int, stderr: int) -> str:
         """Start the keeper with the streams of the command and return its answer; empty if it has ended."""
@@ -171,6 +173,9 @@ class CommandProcess:
     def close(self) -> list[ProcessId]:
         """Kill what is left, and return what cannot be killed: it is in a call of the kernel that does not return."""
         if self._control >= 0:
+            if not self.has_cgroup:
+                # The last search may be 10 s old, and the keeper is the parent by which they are found.
+                self.unmarked_members()
             os.close(self._control)
             with suppress(subprocess.TimeoutExpired):
                 self._keeper.wait(CLOSE_SECONDS)
@@ -209,23 +214,17 @@ class CommandProcess:
         return os.fsdecode(line)
 
 
-def find_left(run_id: str, recorded: Sequence[ProcessId] = ()) -> list[ProcessId]:
-    """Return the processes of a start of a run whose supervisor has ended: those that `find_members` finds."""
-    return find_members(run_id, recorded=recorded) if run_id else []
-
-
 def _request(
     run_id: str,
     argv: Sequence[str],
     cwd: Path,
     env: Mapping[str, str],
-    has_terminal: bool,
     ignored_signals: Sequence[int],
 ) -> bytes:
     # Bytes, because the keeper need not have the encoding of this process.
     environment = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
     words, ignored = list(map(os.fsencode, argv)), list(map(int, ignored_signals))
-    return marshal.dumps((run_id, words, os.fsencode(cwd), environment, has_terminal, ignored))
+    return marshal.dumps((run_id, words, os.fsencode(cwd), environment, ignored))
 
 
 def _send(control: int, request: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The options of `gputrain run` that make a stored command of its words, but for its working folder.
+"""Options of `gputrain run` that recreate a stored command, without its working folder.
 
 A sweep starts its trials with them, and the screen offers them when a command is started again.
 """

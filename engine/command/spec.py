@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
-from engine.command.typed_variables import variables_digest
+from engine.command.user_key import keyed_digest
 from engine.runs.folder import RunFolder
 from engine.runs.run_record import read_run_record
 from engine.utils.codec import (
@@ -62,7 +62,7 @@ class Command(FileRecord, frozen=True, kw_only=True):
     given: Annotated[tuple[str, ...], ENTRIES] = ()
     """Names of all variables that were typed with `--env`."""
     variables: str = ""
-    """Keyed digest of their names and values once the run has finished, see `engine.command.typed_variables`."""
+    """Keyed digest of their names and values once the run has finished, see `engine.command.user_key`."""
     stop_signal: StopSignal = "SIGINT"
     """Name of the signal that asks the command to stop."""
     tty: bool = True
@@ -82,9 +82,13 @@ class Command(FileRecord, frozen=True, kw_only=True):
     """Whether it sees the variables of the Slurm job in which it starts."""
 
     def variables_digest(self) -> str:
-        """Return the digest of the variables that were typed with `--env`. Raises OSError if its key is not there and
-        cannot be written."""
-        return variables_digest({name: self.environment.get(name, "") for name in self.given})
+        """Return the digest of the variables that were typed with `--env`, "" for none.
+
+        It finds a finished run with the same ones. Raises OSError if its key is missing and cannot be written.
+        """
+        # The values may be secrets, so a finished run has none, and a plain digest of `0.1` or a password is guessed.
+        values = {name: self.environment.get(name, "") for name in self.given}
+        return keyed_digest(sorted(values.items())) if values else ""
 
     def has_same_program(self, other: Command) -> bool:
         """Whether both start the same program with the same arguments in the same folder. What surrounds it may

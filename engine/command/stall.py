@@ -11,7 +11,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,17 +80,20 @@ class StackDump:
         threading.Thread(target=self._dump, args=(program, python), daemon=True).start()
 
     def _dump(self, program: str, pids: Sequence[int]) -> None:
-        with suppress(OSError):
+        message = ""
+        try:
             texts = [_dump_process(program, pid) for pid in pids]
             handle = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with os.fdopen(handle, "w") as file:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write("\n".join(text for text, _ in texts)[:MAX_DUMP_BYTES])
             reasons = [reason for _, reason in texts if reason]
             found = len(texts) - len(reasons)
-            self.message = (
-                f"{self.file.name} has the stacks of its Python processes" if found else f"py-spy: {reasons[0]}"
-            )
-        self.message = self.message or ""
+            message = f"{self.file.name} has the stacks of its Python processes" if found else f"py-spy: {reasons[0]}"
+        except OSError:
+            # The warning says what is known without the file.
+            pass
+        finally:
+            self.message = message
 
 
 def _is_python(process: ProcessId) -> bool:
@@ -134,13 +136,15 @@ class StallReporter:
     def poll(self, *signs: object) -> None:
         """Warn if it is time. `signs` are values that change when the command does something."""
         if (seconds := self._watch.poll(*signs)) is not None:
+            # Before another dump takes its place.
+            self.close()
             self._dump = StackDump(seconds, self._members(), self._file)
             self._dump.start()
         if self._dump is not None and self._dump.message is not None:
             self.close()
 
     def close(self) -> None:
-        """Warn of a stall whose stacks have not been read at the end of the command."""
+        """Warn of the stall whose stacks are read, with what has been found so far."""
         if self._dump is not None:
             self._warn(Problem("", stall_sentence(self._dump.seconds, self._dump.message or ""), code="stalled"))
             self._dump = None

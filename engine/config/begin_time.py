@@ -1,6 +1,7 @@
 """The time of `queue.begin` as it is typed: the forms of `sbatch --begin` that name a time without doubt.
 
-`queue_section` checks it, and `engine.queue.place` stores the Unix time that it means when the run is queued.
+`queue_section` and `engine.queue.edit` check it, and `engine.queue.place` stores the Unix time that it means when the
+run is queued.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from datetime import time as clock_time
 UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 _SHORT_UNITS = {"": "second", "s": "second", "sec": "second", "m": "minute", "min": "minute", "h": "hour", "d": "day"}
 NAMED_TIMES = {"midnight": clock_time(0), "noon": clock_time(12), "fika": clock_time(15), "teatime": clock_time(16)}
+BEGIN_FORMS = "now+2h, 22:00, tomorrow or 2026-12-01T08:00 (local)"
+NOT_A_BEGIN_TIME = f"must be a time, such as {BEGIN_FORMS}"
 MAX_DELAY_SECONDS = 10 * 365 * 86400  # a longer one is a mistake
 _FROM_NOW = re.compile(r"now(?:\s*\+\s*(\d{1,9})\s*([a-z]*))?", re.ASCII)
 _CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?", re.ASCII)

@@ -20,6 +20,7 @@ from engine.utils.units import format_number
 
 VARIABLE = "GPUTRAIN_LIMITS"
 EXAMPLE = "gpus=2,runs=4,hours=24"
+MAX_PART_CHARS = 40
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,17 @@ def read_limits() -> Limits:
 
 def _of_variable() -> LimitValues:
     """Return the limits that GPUTRAIN_LIMITS sets. Raises UsageError."""
-    values: dict[str, object] = {}
+    values, parts = dict[str, object](), dict[object, str]()
     for part in filter(None, (part.strip() for part in os.environ.get(VARIABLE, "").split(","))):
+        if len(part) > MAX_PART_CHARS:
+            raise _invalid(f"{part[:MAX_PART_CHARS]!r}… is too long", "invalid-value")
         key, _, text = (word.strip() for word in part.partition("="))
         if key not in LimitValues.model_fields:
             hint = did_you_mean(key, LimitValues.model_fields)
             raise _invalid(f"{part!r} sets no limit{hint}", "unknown-key")
         if key in values:
             raise _invalid(f"{key} is set twice", "duplicate-key")
+        parts[key] = part
         try:
             values[key] = int(text) if text.removeprefix("-").isdecimal() else float(text)
         except ValueError:
@@ -116,7 +120,7 @@ def _of_variable() -> LimitValues:
         return LimitValues.model_validate(values)
     except ValidationError as error:
         [detail, *_] = error.errors()
-        reason = f"{detail['loc'][0]}={detail['input']:g}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+        reason = f"{parts[detail['loc'][0]]!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
         raise _invalid(reason, "out-of-range") from error
 
 

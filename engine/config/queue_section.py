@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 from pydantic_core import PydanticCustomError
 
-from engine.config.begin_time import begin_time
+from engine.config.begin_time import NOT_A_BEGIN_TIME, begin_time
 from engine.config.section import Section, Text, as_text_list
 from engine.utils.units import parse_size
 
@@ -31,9 +31,7 @@ def _check_memory_size(text: str) -> str:
 def _check_begin(text: str) -> str:
     """Raise PydanticCustomError unless the text is a time."""
     if begin_time(text, time.time()) is None:
-        raise PydanticCustomError(
-            "begin_time", "must be a time, such as now+2h, 22:00, tomorrow or 2026-12-01T08:00 (local)"
-        )
+        raise PydanticCustomError("begin_time", NOT_A_BEGIN_TIME)
     return text
 
 

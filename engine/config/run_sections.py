@@ -94,7 +94,7 @@ class DeviceConfig(Section):
     wait: bool = Field(
         False,
         title="wait for GPUs",
-        description="Wait in the queue until the GPUs are free. Runs that wait for the same GPUs start in order of "
+        description="Wait in the queue for free GPUs or the CPU. Runs that wait for the same GPUs start in order of "
         "arrival. Runs that wait for the CPU use it one after the other; a run without device.wait does "
         "not count.",
     )

@@ -28,12 +28,9 @@ from engine.doctor.software import (
     python_check,
     torch_checks,
 )
-from engine.gpus.allocation import (
-    UNMONITORED_WARNING,
-    GpuAllocation,
-    preview_allocation,
-)
+from engine.gpus.allocation import UNMONITORED_WARNING, GpuAllocation
 from engine.gpus.cpu_fallback import describe_driver_failure
+from engine.gpus.device_preview import preview_allocation
 from engine.gpus.monitor import first_snapshot, open_monitor, recording_path
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices

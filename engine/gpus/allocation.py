@@ -15,8 +15,8 @@ from engine.config.limits import NO_LIMITS, Limits
 from engine.gpus.cpu_fallback import RUN_ON_CPU, describe_cpu_fallback, describe_driver_failure
 from engine.gpus.free_memory import check_memory_is_known
 from engine.gpus.monitor import DriverMonitor, first_snapshot, recording_path
-from engine.gpus.own_limits import CPU_RUN, OverLimitError, OwnRuns, over_limit
-from engine.gpus.queue_terms import WHOLE_DEVICES, Backfill, QueueTerms, queue_order
+from engine.gpus.own_limits import CPU_RUN, OwnRuns, over_limit
+from engine.gpus.queue_terms import Backfill, QueueTerms, queue_order
 from engine.gpus.reservation import Reservation, allocation_lock
 from engine.gpus.reservation_reader import ReservationInfo, read_reservations
 from engine.gpus.run_queue import RunQueue
@@ -131,31 +131,7 @@ def _allocate(allocator: _Allocator) -> GpuAllocation:
         return allocator.allocate(snapshot, monitor)
 
 
-def preview_allocation(
-    selection: str, snapshot: Snapshot | None, *, wait: bool, terms: QueueTerms = WHOLE_DEVICES
-) -> GpuAllocation:
-    """Choose the devices that `allocate_devices` would choose at the time of a snapshot, and reserve nothing.
-
-    Without a `snapshot` the driver does not answer. Raises UsageError as `allocate_devices` does, and NotFreeError if
-    the run would `wait` for devices."""
-    if selection == "cpu" or recording_path() is not None:
-        return _fall_back_to_cpu(selection, snapshot)
-    allocation, reservations = GpuAllocation(), read_reservations()
-    if unmonitored := gpus_unknown_to_nvml(snapshot):
-        check_memory_is_known(terms)
-        devices = mark_reserved(unmonitored, reservations, terms)
-    elif snapshot is None or snapshot.error is not None:
-        return _fall_back_to_cpu(selection, snapshot)
-    else:
-        devices = visible_devices(cuda_devices(snapshot, reservations, terms), os.environ)
-    only_free = wait or bool(terms.min_free)
-    chosen = select(selection, devices, only_free=only_free, shares=terms.shares)
-    allocation.choose(chosen, devices, snapshot, selection)
-    allocation.warnings += [UNMONITORED_WARNING] if unmonitored and allocation.devices else []
-    return allocation
-
-
-def _fall_back_to_cpu(selection: str, snapshot: Snapshot | None) -> GpuAllocation:
+def fall_back_to_cpu(selection: str, snapshot: Snapshot | None) -> GpuAllocation:
     """Train on the CPU if `selection` allows it, because no GPU can be chosen from the snapshot. Raises UsageError."""
     allocation, is_recorded = GpuAllocation(), recording_path() is not None
     if selection not in ("auto", "cpu"):
@@ -209,19 +185,21 @@ class _Allocator:
             time.sleep(WAIT_POLL_SECONDS)
 
     def _poll_terms(self, visible_ids: Sequence[str]) -> str:
-        """Publish the current terms and return why the run is blocked, "" if it is not."""
+        """Publish the current terms and return why the run is blocked, "" if it is not or may only join GPUs."""
         had_arrived = self._terms.has_arrived
         self._terms, reason = self.poll_terms()
         self.own.terms, self.own.num_visible = self._terms, len(visible_ids)
-        if self.wait and not self._terms.blocked and (limited := self._limit_reached()):
-            self._terms, reason = codec.replace(self._terms, blocked="limit"), limited
-        self.reservation.set_terms(self._terms, reason if self._terms.blocked else None)
+        if self.wait and not self._terms.blocked:
+            reason = self._limit_reached()
+            if reason or self.own.may_only_join:
+                self._terms = codec.replace(self._terms, blocked="limit")
+        self.reservation.set_terms(self._terms, reason or None)
         if self._terms.has_arrived and not had_arrived and self.reservation.key is not None:
             # Else a user could hold a place in front of others with runs that do not want to start yet.
             self.reservation.rejoin(self.selection, visible_ids, self.run)
         if self._terms.blocked and self.reservation.key is None:
             self.enqueue(visible_ids)
-        return reason if self._terms.blocked else ""
+        return reason
 
     def _limit_reached(self) -> str:
         """Return which limit of its user keeps the run from its start now, "" if none does. Raises UsageError."""
@@ -256,7 +234,7 @@ class _Allocator:
 
     def allocate_cpu(self, snapshot: Snapshot | None) -> GpuAllocation:
         """Train on the CPU if the selection allows it; a run that waits reserves it. Raises UsageError."""
-        allocation = _fall_back_to_cpu(self.selection, snapshot)
+        allocation = fall_back_to_cpu(self.selection, snapshot)
         # Of an external launcher, one process per node is here, and the nodes of a run may be on one host.
         if not self.wait or self.ranks is not None:
             self._reserve_cpu_run()
@@ -321,10 +299,9 @@ class _Allocator:
                 chosen, warnings = self.own.check_chosen(chosen)
             except NotFreeError as error:
                 if self.wait:
-                    if isinstance(error, OverLimitError):
-                        self._terms = codec.replace(self._terms, blocked="limit")
                     self.enqueue(visible_ids)
-                    self._start_backfill(devices)
+                    if not self.own.may_only_join:
+                        self._start_backfill(devices)
                 elif not is_claimed_soon:
                     raise
                 return error.problems[0].reason
@@ -337,6 +314,7 @@ class _Allocator:
                     return reason
                 chosen_ids = [device.reservation_id for device in chosen]
                 self.reservation.reserve(chosen_ids, self.selection, visible_ids, self.run)
+                self.reservation.set_terms(codec.replace(self._terms, blocked=""))
                 if self._has_conflict(chosen):
                     self.enqueue(visible_ids)
                     return "another run has reserved the same GPUs at the same time"
@@ -367,7 +345,9 @@ class _Allocator:
         reservations = read_reservations(remove_stale=True, report=self._warn)
         others = [reservation for reservation in reservations if reservation.key != self.reservation.key]
         by_id = {device.reservation_id: device for device in list_devices(others)}
-        queue = queue_order(reservations)
+        # A run that may only join GPUs keeps its place, too.
+        mine = [codec.replace(each, blocked="") for each in reservations if each.key == self.reservation.key]
+        queue = queue_order([*others, *mine])
         place = next((place for place, waiter in enumerate(queue) if waiter.key == self.reservation.key), len(queue))
         self._queue.mark_claimed(queue[:place], by_id)
         return [by_id[name] for name in visible_ids if name in by_id]

@@ -1,16 +1,24 @@
-"""The devices that a run would get now. Nothing is reserved: for a moment, another run would find them in use."""
+"""The devices that a run would get now.
+
+Reserves nothing: even a short reservation would block another run.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import closing
 
-from engine.gpus.allocation import preview_allocation
-from engine.gpus.monitor import DriverMonitor, first_snapshot
+from engine.gpus.allocation import UNMONITORED_WARNING, GpuAllocation, fall_back_to_cpu
+from engine.gpus.free_memory import check_memory_is_known
+from engine.gpus.monitor import DriverMonitor, first_snapshot, recording_path
 from engine.gpus.queue_terms import WHOLE_DEVICES, QueueTerms
+from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.sampler import SamplerOptions
-from engine.gpus.selection import CudaDevice
-from engine.gpus.unmonitored import has_driver_library
+from engine.gpus.selection import CudaDevice, cuda_devices, select
+from engine.gpus.snapshot import Snapshot
+from engine.gpus.unmonitored import gpus_unknown_to_nvml, has_driver_library, mark_reserved
+from engine.gpus.visible_devices import visible_devices
 
 
 def preview_devices(selection: str, terms: QueueTerms = WHOLE_DEVICES) -> Sequence[CudaDevice]:
@@ -22,3 +30,27 @@ def preview_devices(selection: str, terms: QueueTerms = WHOLE_DEVICES) -> Sequen
         with closing(DriverMonitor(SamplerOptions(activity=False))) as monitor:
             snapshot = first_snapshot(monitor)
     return preview_allocation(selection, snapshot, wait=True, terms=terms).devices
+
+
+def preview_allocation(
+    selection: str, snapshot: Snapshot | None, *, wait: bool, terms: QueueTerms = WHOLE_DEVICES
+) -> GpuAllocation:
+    """Choose the devices that `allocate_devices` would choose at the time of a snapshot, and reserve nothing.
+
+    Without a `snapshot` the driver does not answer. Raises UsageError as `allocate_devices` does, and NotFreeError if
+    the run would `wait` for devices."""
+    if selection == "cpu" or recording_path() is not None:
+        return fall_back_to_cpu(selection, snapshot)
+    allocation, reservations = GpuAllocation(), read_reservations()
+    if unmonitored := gpus_unknown_to_nvml(snapshot):
+        check_memory_is_known(terms)
+        devices = mark_reserved(unmonitored, reservations, terms)
+    elif snapshot is None or snapshot.error is not None:
+        return fall_back_to_cpu(selection, snapshot)
+    else:
+        devices = visible_devices(cuda_devices(snapshot, reservations, terms), os.environ)
+    only_free = wait or bool(terms.min_free)
+    chosen = select(selection, devices, only_free=only_free, shares=terms.shares)
+    allocation.choose(chosen, devices, snapshot, selection)
+    allocation.warnings += [UNMONITORED_WARNING] if unmonitored and allocation.devices else []
+    return allocation

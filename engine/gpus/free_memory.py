@@ -17,28 +17,20 @@ from engine.utils.errors import UsageError
 def unreserved_bytes(gpu: Gpu, instance: MigInstance | None, holders: Sequence[ReservationInfo]) -> int | None:
     """Return the memory that is neither in use nor reserved by `holders`, None if NVML does not report memory.
 
-    A run counts with what it has reserved (`min_free`), or with what it uses if that is more. Memory in use beyond that
-    of the listed processes is used by others, unless the processes of a run that has started cannot be seen: then it
-    is what that run uses, up to what it has reserved.
+    A run counts with what it has reserved (`min_free`), or with what its listed processes use if that is more. All
+    other memory in use counts as that of others. In a container, where NVML lists no processes, a run that has started
+    therefore counts twice: whose memory it is cannot be known, and a GPU must not be promised to two runs.
     """
     source = gpu if instance is None else instance
     total, used = source.memory_total.value, source.memory_used.value
     if total is None or used is None:
         return None
     reserved_by_driver = gpu.memory_reserved.value or 0 if instance is None else 0
-    listed = memory_holders(gpu, instance)
-    measured = [each for each in listed if each.gpu_memory.value is not None]
-    unlisted = used - sum(each.gpu_memory.value or 0 for each in measured)
-    not_allocated = hidden = 0
+    listed, not_allocated = memory_holders(gpu, instance), 0
     for run in holders:
-        # NVML lists no processes in a container, and not those of another one.
-        if run.ranks and (not measured or all(each.run != run.run for each in listed)):
-            hidden += run.min_free
-            continue
         # Any other process of its user may not be of the run, so before a run has published its ranks it counts twice.
-        own = (each for each in measured if each.run == run.run and each.user.value in (None, run.user))
+        own = (each for each in listed if each.run == run.run and each.user.value in (None, run.user))
         not_allocated += max(run.min_free - sum(each.gpu_memory.value or 0 for each in own), 0)
-    not_allocated += max(hidden - max(unlisted, 0), 0)
     return max(int(total - reserved_by_driver - used - not_allocated), 0)
 
 

@@ -64,9 +64,16 @@ class OwnRuns:
             return ""
         if wanted > gpus.value:
             raise UsageError([too_many_gpus(self.selection, wanted, gpus)])
-        # A run that shares may join GPUs that this user holds: `check_chosen` decides.
         is_reached = wanted > self._num_left(gpus) and not self.terms.shares
         return self._describe(gpus) if is_reached else ""
+
+    @property
+    def may_only_join(self) -> bool:
+        """Whether a run that shares needs GPUs that its user holds already: `check_chosen` decides whether it starts.
+
+        Until then, it claims no GPU, as a run at a limit."""
+        gpus, wanted = self.limits.gpus, requested_gpus(self.selection, self.num_visible)
+        return gpus is not None and self.terms.shares and wanted > gpus.value - len(self.held)
 
     def _num_left(self, gpus: Limit) -> int:
         waiting = sum(requested_gpus(each.selection, len(each.visible)) for each in self.ahead)

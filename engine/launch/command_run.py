@@ -10,7 +10,6 @@ import shlex
 import signal
 import socket
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from engine.command.environment import torchrun_variables
 from engine.command.metric_files import make_metrics_folder
 from engine.command.process_record import ProcessRecorder
 from engine.command.process_tree import CommandError, CommandNotFoundError, CommandProcess, NotExecutableError
+from engine.command.run_id import make_run_id
 from engine.command.spec import Command, forget_environment, write_command
 from engine.command.stall import StallReporter
 from engine.command.stop import describe_unkillable
@@ -232,7 +232,7 @@ class _Session:
         words = expand(command.argv, names, path.name, path)
         is_resumed = recorder.history.command is not None
         argv = [*words, *expand(command.on_resume, names, path.name, path)] if is_resumed else words
-        run_id = f"{path.name}-{uuid.uuid4().hex}"
+        run_id = make_run_id(self.folder)
         try:
             terminal = Terminal(tty=command.tty)
         except OSError as error:
@@ -299,7 +299,6 @@ class _Session:
                 stdout=terminal.stdout,
                 stderr=terminal.stderr,
                 marker=run_id,
-                controlling_terminal=False,
                 ignored_signals=self._ignored_signals,
             )
         except OSError as error:

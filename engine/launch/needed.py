@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.code.data import data_fingerprint
+from engine.code.digests import CodeDigests
 from engine.code.git import GitError
-from engine.code.record import compare_state, read_code_record
-from engine.code.state import CodeState, read_folder_code
+from engine.code.record import compare_digests, read_code_record
+from engine.code.state import read_folder_code
 from engine.command.spec import Command, read_command
-from engine.command.typed_variables import KEY_FILE
+from engine.command.user_key import KEY_FILE
 from engine.config.differences import flat_values, is_neutral
 from engine.config.resume import PATH_KEYS
 from engine.config.schema import Config, as_dict
@@ -55,11 +56,11 @@ def _finished_runs(root: Path, *, is_command: bool) -> Iterator[tuple[RunFolder,
 def _finished_command(request: RunRequest, command: Command) -> Iterator[tuple[RunFolder, RunRecord]]:
     """Raises UsageError."""
     cwd = Path(command.cwd)
-    state, data = _read_code(cwd, request.runs_dir), data_fingerprint([cwd / path for path in command.data])
+    current, data = _read_code(cwd, request.runs_dir), data_fingerprint([cwd / path for path in command.data])
     variables = _variables_digest(command)
     for folder, record in _finished_runs(request.runs_dir, is_command=True):
         code = record.code
-        if code is None or code.data != data or not _is_same_code(folder, code, state):
+        if code is None or code.data != data or not _is_same_code(folder, code, current):
             continue
         try:
             stored = read_command(folder)
@@ -90,16 +91,16 @@ def _finished_training(request: RunRequest) -> Iterator[tuple[RunFolder, RunReco
     if is_user_code(config.data.dataset):
         reason = f"cannot tell whether the data of {config.data.dataset} is the same: its code alone knows"
         raise UsageError.one(OPTION, reason, code="not-supported")
-    state: CodeState | None = None
+    current: CodeDigests | None = None
     if names := user_code_names(config):
         if config.run.code_packages:
             reason = f"cannot tell whether the code of installed packages is the same ({', '.join(sorted(names))})"
             raise UsageError.one(OPTION, reason, code="not-supported")
-        state = _read_code(code_root(config.run.code), request.runs_dir)
+        current = _read_code(code_root(config.run.code), request.runs_dir)
     alike = [
         (folder, record)
         for folder, record in _finished_runs(request.runs_dir, is_command=False)
-        if _is_same_config(config, record) and _is_same_training_code(folder, record, state)
+        if _is_same_config(config, record) and _is_same_training_code(folder, record, current)
     ]
     if not alike:
         return
@@ -109,7 +110,7 @@ def _finished_training(request: RunRequest) -> Iterator[tuple[RunFolder, RunReco
             yield folder, record
 
 
-def _read_code(cwd: Path, runs_dir: Path) -> CodeState:
+def _read_code(cwd: Path, runs_dir: Path) -> CodeDigests:
     """Raises UsageError outside of a repository, and if it cannot be read or not be compared."""
     place = printable(str(cwd))
     try:
@@ -119,28 +120,30 @@ def _read_code(cwd: Path, runs_dir: Path) -> CodeState:
     if state is None:
         reason = f"{place} is in no git repository, so nobody knows whether its code is the same"
         raise UsageError.one(OPTION, reason, f"run it without {OPTION}, or `git init` there", code="no-repository")
-    if state.unknown:
-        reason = f"{printable(str(state.root))} {state.unknown}, so nobody knows whether its code is the same"
+    if unknown := state.digests.unknown:
+        reason = f"{printable(str(state.root))} {unknown}, so nobody knows whether its code is the same"
         advice = f"add what is no code to .gitignore, or run it without {OPTION}"
         raise UsageError.one(OPTION, reason, advice, code="not-supported")
-    return state
+    return state.digests
 
 
-def _is_same_code(folder: RunFolder, code: CodeSummary, state: CodeState) -> bool:
-    if code.changed or code.commit != state.commit:
+def _is_same_code(folder: RunFolder, code: CodeSummary, current: CodeDigests) -> bool:
+    if code.changed or code.commit != current.commit:
         return False
-    if code.fingerprint == state.fingerprint:
+    if code.fingerprint == current.fingerprint:
         return True
     record = read_code_record(folder)
-    return record is not None and not compare_state(record, state).message
+    if record is None or record.digests.unknown:
+        return False
+    return not compare_digests(record.digests, current).message
 
 
-def _is_same_training_code(folder: RunFolder, record: RunRecord, state: CodeState | None) -> bool:
+def _is_same_training_code(folder: RunFolder, record: RunRecord, current: CodeDigests | None) -> bool:
     if record.versions.get("gputrain") != version("gputrain"):
         return False
-    if state is None:
+    if current is None:
         return True
-    return record.code is not None and _is_same_code(folder, record.code, state)
+    return record.code is not None and _is_same_code(folder, record.code, current)
 
 
 def _is_same_config(config: Config, record: RunRecord) -> bool:

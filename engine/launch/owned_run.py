@@ -98,7 +98,7 @@ class OwnedRun:
         folder, config = recorder.folder, self.request.config
         # A sweep counts the failures of its trials itself.
         program = "" if folder.sweep else self.request.default_name
-        code = "" if self.code.record is None else self.code.record.fingerprint
+        code = "" if self.code.record is None else self.code.record.digests.fingerprint
         state = initial_state(folder, config, os.getpid(), program, self._working_folder(), code)
         granted_at = time.time() if stage is QueueStage.GRANTED else None
         state = codec.replace(state, stage=stage, granted_at=granted_at)

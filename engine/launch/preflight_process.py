@@ -16,7 +16,8 @@ from engine.data.inspection_process import ImageCounts
 from engine.data.sources.base import ImageSource
 from engine.data.sources.formats import expected_input_format
 from engine.data.sources.open import open_source_for_preflight
-from engine.gpus.allocation import GpuAllocation, preview_allocation
+from engine.gpus.allocation import GpuAllocation
+from engine.gpus.device_preview import preview_allocation
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
 from engine.launch.input_keys import with_input_keys

@@ -70,7 +70,7 @@ def record_code(folder: RunFolder, cwd: Path, *, snapshot: bool, data: Sequence[
     if record is None:
         return RunCode()
     summary = record.summary(data_fingerprint([cwd / path for path in data]))
-    files = [*record.changed, *record.untracked]
+    files = [*record.digests.changed, *record.digests.untracked]
     event = CodeRecorded(code=summary, changed=files[:MAX_EVENT_FILES], linked=list(record.linked[:MAX_EVENT_FILES]))
     return RunCode(record, event)
 
@@ -94,7 +94,8 @@ def code_changed(code: RunCode, folder: RunFolder, cwd: Path, known: str) -> Cod
     try:
         difference = find_difference(code.record, cwd, shown_path(folder.root).parent)
     except GitError as error:
-        message = f"{printable(str(cwd))} {error}"
+        place = code.record.root if code.record.snapshot else str(cwd)
+        message = f"{printable(place)} {error}"
         return None if message == known else CodeChanged(message=message, files=[])
     if difference.message == known:
         return None

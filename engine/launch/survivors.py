@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from engine.command.membership import processes_by_run
 from engine.command.orphans import ownerless_run_id
-from engine.command.process_record import recorded_processes
-from engine.command.process_tree import find_left
+from engine.command.process_record import left_processes
+from engine.command.run_id import last_run_id
 from engine.command.stop import end_processes
 from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
@@ -22,21 +22,21 @@ from engine.utils.text import list_names
 
 
 def find_survivors(folders: Iterable[RunFolder]) -> dict[RunFolder, list[ProcessId]]:
-    """Return the processes of runs without an owner. A folder that others can change names none."""
+    """Return the processes of runs without an owner. A folder that others can change, or a copy, names none."""
     marked, found = processes_by_run().keys(), dict[RunFolder, list[ProcessId]]()
     for folder in folders:
         is_recorded = is_file(folder.processes)
         # Journals are read only if there is something to find.
         run_id = ownerless_run_id(folder) if marked or is_recorded else None
-        if run_id is not None and (run_id in marked or is_recorded) and (left := _left(folder, run_id)):
+        if run_id is not None and (run_id in marked or is_recorded) and (left := left_processes(folder, run_id)):
             found[folder] = left
     return found
 
 
 def check_survivors(folder: RunFolder) -> None:
     """Raise UsageError if processes of the last start of a run go on, before its owner starts the command again."""
-    command = folder.history().command
-    if command is not None and folder.is_own and (found := _left(folder, command.run_id)):
+    run_id = last_run_id(folder)
+    if run_id is not None and (found := left_processes(folder, run_id)):
         pids = list_names([str(process.pid) for process in found])
         advice = f"end them first: gputrain stop {shlex.quote(folder.name)}"
         raise UsageError.one(folder.name, f"processes of its last start go on ({pids})", advice, code="process-left")
@@ -45,9 +45,6 @@ def check_survivors(folder: RunFolder) -> None:
 def stop_survivors(folder: RunFolder) -> tuple[int, list[ProcessId]]:
     """End the processes of a run without an owner. Return how many there were, and those that cannot be killed."""
     run_id = ownerless_run_id(folder)
-    found = [] if run_id is None else _left(folder, run_id)
-    return (len(found), end_processes(lambda: _left(folder, run_id))) if run_id is not None and found else (0, [])
-
-
-def _left(folder: RunFolder, run_id: str) -> list[ProcessId]:
-    return find_left(run_id, recorded_processes(folder, run_id))
+    if run_id is None or not (found := left_processes(folder, run_id)):
+        return 0, []
+    return len(found), end_processes(lambda: left_processes(folder, run_id))

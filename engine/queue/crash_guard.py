@@ -1,8 +1,8 @@
 """Hold the rest of a batch of jobs whose first ones fail at once, so that they do not all fail overnight.
 
 A batch is what one user queues within ten minutes from one folder with one program and the same code: what is queued
-after the code was mended is another batch. `engine.queue.place` polls a guard
-while its run waits. The controller of a sweep judges its trials by the same `hold_reason`.
+after the code was mended is another batch. `engine.queue.place` polls a guard while its run waits. The controller of a
+sweep judges its trials by the same `hold_reason`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from engine.config.begin_time import begin_time
+from engine.config.begin_time import NOT_A_BEGIN_TIME, begin_time
 from engine.config.queue_section import MAX_PRIORITY
 from engine.config.run_name import normalize_name
 from engine.config.schema import Config
@@ -21,7 +21,7 @@ from engine.queue.state import PENDING_STAGES, QueueStage, read_queue_state, wri
 from engine.runs.control import QueueRequestName, send_request
 from engine.runs.events import RunFinished
 from engine.runs.find import check_last, find_run
-from engine.runs.folder import RunFolder
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.ownership import Ownership
 from engine.runs.record_completion import open_run
 from engine.runs.recorder import Recorder
@@ -67,7 +67,12 @@ def find_own_row(reference: str, root: Path, rows: Sequence[QueueRow] | None = N
     # Says that there is no such run, if there is none.
     folder = find_run(root, reference)
     state = open_run(folder).state
-    advice = f"stop it with `gputrain stop {folder.name}`" if state.live else ""
+    if state.live:
+        advice = f"stop it with `gputrain stop {folder.name}`"
+    elif state is RunState.FINISHED:
+        advice = "`gputrain queue` lists the runs that wait"
+    else:
+        advice = f"queue it again with `gputrain resume {folder.name} --queue`"
     raise UsageError.one(folder.name, f"is not in the queue: it is {state}", advice, code="wrong-state")
 
 
@@ -97,8 +102,7 @@ def parse_begin(text: str) -> float:
     """Return the Unix time that a typed begin time means, 0 for one that has passed. Raises UsageError."""
     now = time.time()
     if (begin := begin_time(text, now)) is None:
-        reason = f"{text!r} is no time; type now, now+2h, 22:00, tomorrow or 2026-12-01T08:00 (local)"
-        raise UsageError.one("", reason, code="invalid-value")
+        raise UsageError.one("", f"{text!r} {NOT_A_BEGIN_TIME}", code="invalid-value")
     return begin if begin > now else 0.0
 
 
@@ -215,7 +219,7 @@ def cancel(row: QueueRow) -> str:
             if time.monotonic() >= deadline:
                 return f"Sent the request to {row.name}."
             time.sleep(POLL_SECONDS)
-    return f"{row.name} is cancelled."
+    return f"{row.name} is stopped."
 
 
 def cancel_interrupted(folder: RunFolder) -> bool:

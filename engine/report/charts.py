@@ -211,7 +211,9 @@ def time_chart(epochs: Sequence[EpochTime], name: str, command: str) -> PageChar
         axes.set_ylabel("seconds (mean)" if len(groups) < len(epochs) else "seconds")
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, columnspacing=1.2, handlelength=1.6)
         # A short run has narrow bars, too.
-        axes.set_xlim(positions[0], max(positions[-1] + widths[-1], positions[0] + MIN_TIME_EPOCHS))
+        end = positions[-1] + widths[-1]
+        axes.set_xlim(positions[0], max(end, positions[0] + MIN_TIME_EPOCHS))
+        axes.set_xticks([tick for tick in axes.get_xticks() if positions[0] <= tick <= end])
         title = "Time of each epoch"
         return PageChart(title, to_inline_svg(figure, name, title))
 

@@ -255,9 +255,9 @@ def _label(comparison: Comparison, column: Column, keys: Sequence[KeyDifference]
 
 
 def _key_name(key: str) -> str:
-    """Return `lr` for `optim.lr`, but `optim` for `optim.name`."""
+    """Return `lr` for `optim.lr` and for the parameter `lr` of a command, but `optim` for `optim.name`."""
     section, _, name = key.partition(".")
-    return section if name == "name" else name
+    return section if name in ("", "name") else name
 
 
 def _value(value: object) -> str:

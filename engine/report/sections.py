@@ -24,6 +24,7 @@ from engine.runs.metrics import (
     Aggregate,
     Metric,
     Unit,
+    format_known,
     format_metric,
     own_metric,
 )
@@ -35,7 +36,6 @@ from engine.utils.text import list_names, pluralize
 from engine.utils.units import (
     UNKNOWN,
     format_count,
-    format_duration,
     format_number,
     format_share,
     format_utc,
@@ -156,7 +156,7 @@ STRETCH_COLUMNS: tuple[Column[LimitedStretch], ...] = (
         "epochs", METRICS["epochs"].label,
         lambda part: str(part.first) if part.first == part.last else f"{part.first}–{part.last}",
     ),
-    Column("seconds", METRICS["seconds"].label, lambda part: format_duration(part.seconds)),
+    Column("seconds", METRICS["seconds"].label, lambda part: format_known("seconds", part.seconds)),
     Column("limit", "limited by", lambda part: str(part.bottleneck.kind) if part.bottleneck else UNKNOWN_LIMIT),
     Column("message", "last diagnosis", lambda part: part.bottleneck.message if part.bottleneck else ""),
 )  # fmt: skip
@@ -251,7 +251,7 @@ def session_table(run: OwnRun) -> Table[tuple[int, Session]]:
         Column("started", "started", lambda row: format_utc(row[1].started.time)),
         Column("from", "from", _beginning),
         Column("place", "on", lambda row: _place(row[1].started)),
-        Column("seconds", METRICS["seconds"].label, lambda row: format_duration(row[1].seconds)),
+        Column("seconds", METRICS["seconds"].label, lambda row: format_known("seconds", row[1].seconds)),
         Column("end", "end", end),
     ]
     return Table(columns, sessions[:MAX_SESSIONS], len(sessions) - MAX_SESSIONS)

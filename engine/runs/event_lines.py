@@ -140,7 +140,7 @@ def _format_event(event: Event) -> str | None:
         case CodeChanged():
             return change_line(event)
         case EpochEvent():
-            return _epoch_line(event)
+            return "  ".join(epoch_values(event))
         case WaitingForGpus():
             place = or_none(event.place)
             return f"waiting: {event.message}{'' if place is None else f' (place {place} in the queue)'}"
@@ -172,20 +172,24 @@ def _format_event(event: Event) -> str | None:
     return None
 
 
-def _epoch_line(epoch: EpochEvent) -> str:
+def epoch_values(epoch: EpochEvent) -> list[str]:
+    """Return the parts of the line of an epoch, the most important ones first."""
     shown = partial(format_of_epoch, epoch, "nan")
-    ema = "" if epoch.ema is None else f"ema {shown('ema_val_accuracy')}  "
-    own = "".join(f"{name} {shown(METRIC_PREFIX + name)}  " for name in epoch.metrics)
-    lr = format_known("lr", epoch.lr, "nan")
     wait = valid_share(epoch.data_wait) or 0.0
-    notes = f"  data wait {format_share(wait)}" if wait > MAX_DATA_WAIT_SHARE else ""
-    notes += f"  {pluralize(epoch.skipped_steps, 'step')} skipped" if epoch.skipped_steps else ""
-    notes += f"  {pluralize(epoch.skipped_images, 'image')} skipped" if epoch.skipped_images else ""
-    return (
-        f"{epoch_name(epoch.epoch)}  train loss {shown('train_loss')} acc {shown('train_accuracy')}  "
-        f"val loss {shown('val_loss')} acc {shown('val_accuracy')}  {own}{ema}"
-        f"{format_known('images_per_second', epoch.images_per_second)} images/s  lr {lr}  {epoch.seconds:.1f} s{notes}"
+    values = (
+        epoch_name(epoch.epoch),
+        f"train loss {shown('train_loss')} acc {shown('train_accuracy')}",
+        f"val loss {shown('val_loss')} acc {shown('val_accuracy')}",
+        *(f"{name} {shown(METRIC_PREFIX + name)}" for name in epoch.metrics),
+        "" if epoch.ema is None else f"ema {shown('ema_val_accuracy')}",
+        f"lr {format_known('lr', epoch.lr, 'nan')}",
+        format_known("seconds", epoch.seconds),
+        f"data wait {format_share(wait)}" if wait > MAX_DATA_WAIT_SHARE else "",
+        f"{pluralize(epoch.skipped_steps, 'step')} skipped" if epoch.skipped_steps else "",
+        f"{pluralize(epoch.skipped_images, 'image')} skipped" if epoch.skipped_images else "",
+        f"{format_known('images_per_second', epoch.images_per_second)} images/s",
     )
+    return [printable(value) for value in values if value]
 
 
 def epoch_name(number: int) -> str:

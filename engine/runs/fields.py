@@ -183,7 +183,8 @@ def find_field(
     wanted = name.casefold()
     wanted = ALIASES.get(fold_name(name), _HEADINGS.get(fold_name(name), wanted))
     if (field := _find_shared_field(wanted)) is not None:
-        return _with_command_metric(field, name) if name in own else field
+        logged = _BEST.sub("", name)
+        return _with_command_metric(field, name, own) if name in own or logged in own else field
     for prefix in (METRIC_PREFIX, BEST_PREFIX):
         if wanted.startswith(prefix) and wanted != prefix:
             # Not folded: the name of a metric is the user's.
@@ -325,13 +326,18 @@ def _parameter_of_command(row: RunRow, key: str) -> Any:
     return next((parameters[name] for name in names if name in parameters), known)
 
 
-def _with_command_metric(field: Field, name: str) -> Field:
-    """Return a field that is, for a command, the metric that it calls so, such as `loss`, if it has one.
+def _with_command_metric(field: Field, name: str, own: Mapping[str, Better]) -> Field:
+    """Return a field that is, for a command, the metric that it calls so, such as `loss`, or the best value of it, as
+    `best_accuracy`, if it has one.
 
     Its heading is that name, because it is not the same metric for all runs."""
+    logged = name if name in own else _BEST.sub("", name)
+    best = _own_field(logged, own, best=True)
 
     def value(row: RunRow) -> Any:
-        key = key_by_name(row.record, name) if row.record.command else None
+        key = key_by_name(row.record, logged) if row.record.command else None
+        if logged != name:
+            return best.value(row) if key == METRIC_PREFIX + logged else field.value(row)
         return field.value(row) if key is None else metric_of_key(key).of_run(row.record)
 
     return replace(field, name=name, value=value, title=name)

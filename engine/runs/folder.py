@@ -201,7 +201,7 @@ class RunFolder:
     @property
     def is_of_this_user(self) -> bool:
         """Whether the folder belongs to this user."""
-        return self._status().st_uid == os.geteuid()
+        return self.status().st_uid == os.geteuid()
 
     def owner_problem(self, status: os.stat_result | None = None) -> str | None:
         """Return why other users can change the folder itself, as a clause that follows its name; None if they cannot.
@@ -210,7 +210,7 @@ class RunFolder:
         This is what lists show; `foreign_reason` also examines the files in the folder.
         """
         try:
-            return foreign_reason(status or self._status(), trust_root=False)
+            return foreign_reason(status or self.status(), trust_root=False)
         except OSError as error:
             return f"cannot be examined: {error.strerror}"
 
@@ -230,9 +230,10 @@ class RunFolder:
 
     def restrict_umask(self) -> None:
         """Let no file that this process creates from here on be more open than the folder."""
-        os.umask(os.umask(0o077) | ~self._status().st_mode & 0o777)
+        os.umask(os.umask(0o077) | ~self.status().st_mode & 0o777)
 
-    def _status(self) -> os.stat_result:
+    def status(self) -> os.stat_result:
+        """Return the status of the folder itself. Raises OSError."""
         return self.path.lstat() if self.fd is None else os.fstat(self.fd)
 
     def _opened_entries(self) -> Iterator[tuple[Path, os.stat_result]]:

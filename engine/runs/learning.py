@@ -46,6 +46,7 @@ SLOW_MIN_FALL = 0.005  # in all epochs together
 SLOW_STEADINESS = 0.5  # last fall vs. first fall
 SLOW_START_RATIO = 1.5  # first loss vs. that of guessing; above, it is not the loss of new weights
 SLOW_END_RATIO = 0.6  # loss at the end of the run at that pace, vs. that of guessing
+SLOW_VAL_SHARE = 0.5  # fall of the validation loss vs. that of the training loss
 SLOW_LR_SHARE = 0.5  # epochs at a lower share of the peak learning rate do not count
 # Overfitting: training is ahead of validation in the last fifth of the run so far, and validation does not improve.
 OVERFIT_MIN_EPOCHS = 5
@@ -172,6 +173,10 @@ def _slow(curve: LearningCurve) -> Learning | None:
     falls = [(before - after) / before for before, after in pairwise(losses)]
     total = 1 - losses[-1] / losses[0]
     if min(falls) <= 0 or max(falls) > SLOW_MAX_FALL or falls[-1] < SLOW_STEADINESS * falls[0]:
+        return None
+    # A training set that is memorized has a validation loss that does not fall along.
+    val_losses = [epoch.val_loss or 0.0 for epoch in epochs]
+    if val_losses[-1] > (1 - SLOW_VAL_SHARE * total) * val_losses[0]:
         return None
     remaining = max(curve.started.epochs - curve.epochs[-1].epoch, 0)
     # The validation loss is cross-entropy, whatever the training loss is.

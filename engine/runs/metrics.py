@@ -118,6 +118,11 @@ def _step(run: RunRecord) -> int | None:
     return None if run.command and not (run.step or run.metrics) else run.step
 
 
+def _top5(run: RunRecord) -> float | None:
+    """Return the top-5 accuracy of a run. Among up to 5 classes, it is always 1."""
+    return None if run.classes is not None and run.classes <= 5 else run.last_values.get("val_top5")
+
+
 def _rows() -> Iterable[Metric]:
     high, low, neither = Better.HIGH, Better.LOW, Better.NEITHER
     last, best, now, total = Aggregate.LAST, Aggregate.BEST, Aggregate.NOW, Aggregate.TOTAL
@@ -166,7 +171,7 @@ def _rows() -> Iterable[Metric]:
         Metric("queue_place", "queue place", "place in the queue while the run waits for GPUs only", count, low, now,
                lambda run: run.queue_place),
         Metric("val_top5", "val top-5", "validation top-5 accuracy of the last epoch", score, high, last,
-               epoch=lambda epoch: epoch.val_top5, is_stored=True),
+               _top5, lambda epoch: epoch.val_top5, is_stored=True),
         Metric("ema_val_loss", "EMA val loss", "validation loss of the EMA weights", score, low, last,
                epoch=lambda epoch: None if epoch.ema is None else epoch.ema.loss),
         Metric("ema_val_accuracy", "EMA val acc", "validation accuracy of the EMA weights", score, high, last,
@@ -281,10 +286,7 @@ def foreign_metric(name: str, *, best: bool = False, better: Better | None = Non
 
     Such a metric can be anything, so it has digits for a number of any size, and a direction if its name has one.
     """
-    words = {word.lower() for word in _WORD.findall(name)}
-    known = better_of_name(name) if better is None else better
-    if better is None and known is Better.HIGH and _HIGH_WORDS.isdisjoint(words):
-        known = Better.NEITHER
+    known = (better_of_name(name) if names_direction(name) else Better.NEITHER) if better is None else better
     return replace(own_metric(name, best=best, better=known), unit=Unit.NUMBER)
 
 
@@ -315,7 +317,16 @@ def find_metric(key: str, directions: Mapping[str, Better] = NO_METRICS) -> Metr
 
 def better_of_name(name: str) -> Better:
     """Return which values of a metric are better: low ones if a word of its name says so, such as loss or error."""
-    return Better.HIGH if _LOW_WORDS.isdisjoint(word.lower() for word in _WORD.findall(name)) else Better.LOW
+    return Better.HIGH if _LOW_WORDS.isdisjoint(_words(name)) else Better.LOW
+
+
+def names_direction(name: str) -> bool:
+    """Whether a word of the name says which values of a metric are better; else `better_of_name` assumes high ones."""
+    return not (_LOW_WORDS | _HIGH_WORDS).isdisjoint(_words(name))
+
+
+def _words(name: str) -> set[str]:
+    return {word.lower() for word in _WORD.findall(name)}
 
 
 def own_metrics(records: Iterable[RunRecord], directions: Mapping[str, Better] = NO_METRICS) -> dict[str, Better]:

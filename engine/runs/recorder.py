@@ -73,8 +73,8 @@ class Recorder:
         """Open the files of the run folder; without a `config`, it keeps the one that it has.
 
         `command` is the line of a command and `parameters` are those among its arguments, by default those of the
-        record. Of its config, only values that differ from
-        the defaults are stored; its log has a limit. Raises OSError if the folder cannot be written to."""
+        record. Of its config, only values that differ from the defaults are stored; its log has a limit. Raises OSError
+        if the folder cannot be written to."""
         stored = read_run_record(folder)
         known = NO_RECORD if stored is None else stored
         self._command = command or known.command

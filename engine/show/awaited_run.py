@@ -14,7 +14,15 @@ from enum import StrEnum
 from engine.runs.claim import read_claim
 from engine.runs.fields import as_text, command_arguments, find_field
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.metrics import BEST_PREFIX, METRIC_PREFIX, Better, better_of_name, metric_names
+from engine.runs.metrics import (
+    BEST_PREFIX,
+    METRIC_PREFIX,
+    SHORT_NAMES,
+    Better,
+    better_of_name,
+    fold_name,
+    metric_names,
+)
 from engine.runs.query import Query, condition_keys, find_best_condition, parse_query
 from engine.runs.record_completion import open_run
 from engine.runs.run_row import RunRow, make_row
@@ -155,6 +163,10 @@ def parse_condition(text: str, rows: Sequence[RunRow], directions: Mapping[str, 
         reason = f"{text} is no condition on a value or a state, such as 'val/acc>0.9' or paused"
         raise UsageError.one("--until", reason, code="invalid-value")
     for key in keys:
+        logged = key.removeprefix("best_")
+        if fold_name(logged) in SHORT_NAMES:
+            # A command may print a metric that it calls so: `loss` is then that one, and not the validation loss.
+            own.setdefault(logged, directions.get(logged) or better_of_name(logged))
         try:
             find_field(key, own, None, arguments)
         except UsageError as error:

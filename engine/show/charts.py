@@ -1,7 +1,8 @@
 """The table of charts: which curves each one has, where it is shown, and how it is drawn.
 
 The screens (`tui.charts`), and the pages and figures of `gputrain report` (`engine.report`) take their charts from
-`CHARTS`. A chart of one metric has the title of that metric in `engine.runs.metrics`. To add a chart, add a row.
+`CHARTS`. A chart of one metric has the label of that metric in `engine.runs.metrics`, without `best`. To add a chart,
+add a row.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def metric_chart(
     """Return the chart of one metric, also of the user's own one `metrics.NAME`, whose direction may be stored."""
     metric = find_metric(key, directions)
     is_share = metric.unit is Unit.SHARE or (metric.unit is Unit.SCORE and metric.better is Better.HIGH)
-    return Chart(key, metric.label, {key: Source.ONLY}, smoothed, not is_share, from_zero, color, places)
+    # A curve has the values of all epochs, also that of the metric by which the best epoch is chosen.
+    title = metric.label.removeprefix("best ") if metric.epoch is not None else metric.label
+    return Chart(key, title, {key: Source.ONLY}, smoothed, not is_share, from_zero, color, places)
 
 
 _REPORTS = Place.REPORT_OF_ONE | Place.REPORT_OF_SEVERAL

@@ -267,7 +267,8 @@ class SweepStudy:
     def importances(self) -> dict[str, float]:
         """Return the share of each key in the difference between good and other trials, the largest first.
 
-        PED-ANOVA (https://arxiv.org/abs/2304.10255) of the completed trials; empty if there are too few.
+        PED-ANOVA (https://arxiv.org/abs/2304.10255) of the completed trials; empty if there are too few, or if no
+        key has a larger share than the others.
         """
         from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
         from optuna.trial import TrialState
@@ -281,7 +282,9 @@ class SweepStudy:
             # It needs several values of a key and several results.
             except (ValueError, RuntimeError, ZeroDivisionError):
                 return {}
-        return {key: round(float(share), 4) for key, share in shares.items() if math.isfinite(share)}
+        found = {key: round(float(share), 4) for key, share in shares.items() if math.isfinite(share)}
+        # The share of a single key, and equal shares, say nothing.
+        return found if len(set(found.values())) > 1 else {}
 
 
 def _first_step(values: Mapping[int, float], rung: int) -> int | None:

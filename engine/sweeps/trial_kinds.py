@@ -18,6 +18,7 @@ from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
 from engine.launch.survivors import stop_survivors
+from engine.runs.run_config import default_values, read_changed_config
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.messages import trial_override
 from engine.sweeps.plan import SweepPlan, divide_gpus, without_name
@@ -36,6 +37,8 @@ from engine.utils.text import printable
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
+LONGER_FACTOR = 5
+"""How many times the epochs of a trial the best config is trained for, as suggested."""
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 Values = Sequence[tuple[int, float | None]]
 """Steps or epochs, and the values that the metric had there; None for one that is not finite."""
@@ -187,7 +190,9 @@ def best_command(folder: SweepFolder, settings: SweepSettings, params: Mapping[s
     """
     name = f"--name {folder.name}-best"
     if not settings.command:
-        return f"train it with `gputrain run {folder.best} {name}`"
+        config = {**default_values(), **(read_changed_config(folder.config) or {}), **params}
+        epochs = int(config["run.epochs"]) * LONGER_FACTOR
+        return f"train it longer with `gputrain run {folder.best} --epochs {epochs} {name}`"
     options = list[str]()
     # What else the line shows is in the settings.
     with suppress(UsageError):

@@ -3,6 +3,7 @@ has recorded code that leads to files of the victim."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -32,11 +33,11 @@ for arguments in (("init", "-q"), ("add", "."), ("commit", "-qm", "first")):
 for name in ("core.fsmonitor", "diff.external", "diff.evil.textconv", "filter.evil.clean", "filter.evil.smudge"):
     subprocess.run([*git, "config", name, f"touch {marker}"], check=True)
 """
-# A run of the attacker whose recorded code names files of the victim and paths that lead out of a repository.
+# A run of the attacker whose recorded code names files of the victim. Its diff is given as [path, mode, content].
 PLANT = """
 import json, os, pathlib, sys
-root, secret, start = sys.argv[1:]
-run = pathlib.Path("runs", "planted")
+name, root, secret, start, files = sys.argv[1:]
+run = pathlib.Path("runs", name)
 (run / "code" / "untracked").mkdir(parents=True)
 for folder in (run, run / "code", run / "code" / "untracked"):
     folder.chmod(0o755)
@@ -44,17 +45,15 @@ for folder in (run, run / "code", run / "code" / "untracked"):
 (run / "lock").touch()
 (run / "events.jsonl").write_text(start)
 os.symlink(os.path.dirname(secret), run / "code" / "untracked" / "sub")
-up = "../" * 20 + secret.lstrip("/")
-link, hook = "link/planted", ".git/hooks/post-checkout"
-patch = "diff --git a/link b/link\\nnew file mode 120000\\n--- /dev/null\\n+++ b/link\\n@@ -0,0 +1 @@\\n"
-patch += "+" + os.path.dirname(secret) + "\\n\\\\ No newline at end of file\\n"
-for path in (link, hook, "../planted"):
-    patch += f"diff --git a/{path} b/{path}\\nnew file mode 100755\\n--- /dev/null\\n+++ b/{path}\\n"
-    patch += "@@ -0,0 +1 @@\\n+x\\n"
+patch, changed = "", {}
+for path, mode, content in json.loads(files):
+    patch += f"diff --git a/{path} b/{path}\\nnew file mode {mode}\\n--- /dev/null\\n+++ b/{path}\\n"
+    patch += f"@@ -0,0 +1 @@\\n+{content}\\n\\\\ No newline at end of file\\n"
+    changed[path] = "1"
 (run / "code" / "changes.patch").write_text(patch)
-changed = {path: "1" for path in ("link", link, hook, "../planted")}
-record = {"format": 1, "root": root, "folder": ".", "commit": "", "fingerprint": "1", "changed": changed}
-record["untracked"] = {up: "1", "sub/" + os.path.basename(secret): "1"}
+untracked = {"../" * 20 + secret.lstrip("/"): "1", "sub/" + os.path.basename(secret): "1"}
+digests = {"commit": "", "changed": changed, "untracked": untracked}
+record = {"format": 1, "root": root, "folder": ".", "digests": digests}
 (run / "code" / "code.json").write_text(json.dumps(record))
 """
 RUN = ("run", "--headless", "--gpus", "cpu")
@@ -80,7 +79,7 @@ def attack(stage: Stage) -> None:
         assert done.returncode == 0, done.stderr
     stage.gained(marker.exists(), "executed code through a repository that the victim has unpacked")
 
-    compare_planted_run(stage, own)
+    compare_planted_runs(stage, own)
     # A filter behind more settings than are read.
     many = f"x = {'x' * 1000}\n" * 1100
     with (own / ".git" / "config").open("a") as config:
@@ -91,20 +90,32 @@ def attack(stage: Stage) -> None:
     stage.gained(marker.exists(), "executed a filter behind settings that are too large to read")
 
 
-def compare_planted_run(stage: Stage, own: Path) -> None:
-    """Compare a run of the victim with one whose recorded code the attacker has written."""
+def compare_planted_runs(stage: Stage, own: Path) -> None:
+    """Compare a run of the victim with runs whose recorded code the attacker has written."""
     secret = stage.home / "secret.txt"
     secret.write_text("HIDDEN\n")
     done = stage.gputrain(*RUN, "--name", "mine", "--cwd", own, "--", "true")
     assert done.returncode == 0, done.stderr
-    events = replace(make_run_started(), name="planted"), RunFinished(state="finished")
-    journal = "".join(to_line(event) + "\n" for event in events)
     (stage.shared / "runs").chmod(0o1777)
-    stage.as_attacker(PLANT, own, secret, journal)
-    compared = stage.gputrain("compare", "mine", "planted", "--trust-owner")
-    stage.gained("Code of planted" not in compared.stdout, f"hid its code: {compared.stdout}{compared.stderr}")
-    stage.gained("HIDDEN" in compared.stdout, "had a file of the victim shown as its code")
-    written = [own / ".git/hooks/post-checkout", own / "link", own.parent / "planted", secret.parent / "planted"]
+    link = ("link", "120000", str(stage.home))
+    # git applies the diffs of the first two, and refuses each of the others as a whole.
+    refused = {"behind_link": "link/planted", "hook": ".git/hooks/post-checkout", "above": "../planted"}
+    planted = {"file": [("planted.py", "100644", "PLANTED")], "link": [link]}
+    planted |= {name: [link, (path, "100755", "PLANTED")] for name, path in refused.items()}
+    planted |= {"absolute": [(str(own.parent / "planted"), "100755", "PLANTED")]}
+    for name, files in planted.items():
+        events = replace(make_run_started(), name=name), RunFinished(state="finished")
+        journal = "".join(to_line(event) + "\n" for event in events)
+        stage.as_attacker(PLANT, name, own, secret, journal, json.dumps(files))
+        compared = stage.gputrain("compare", "mine", name, "--trust-owner")
+        output = compared.stdout + compared.stderr
+        stage.gained(f"Code of {name}" not in compared.stdout, f"hid its code: {output}")
+        stage.gained("HIDDEN" in output, f"had a file of the victim shown as its code: {name}")
+        is_compared = f"{files[-1][0]}: +1 -0" in compared.stdout and "git apply" not in compared.stdout
+        assert is_compared is (name in ("file", "link")), output
+        assert is_compared or "git apply" in compared.stdout, output
+    names = (".git/hooks/post-checkout", "link", "planted.py", "planted", "../planted")
+    written = [folder / name for folder in (own, stage.home) for name in names]
     stage.gained(any(map(os.path.lexists, written)), "wrote a file through its recorded diff")
 
 

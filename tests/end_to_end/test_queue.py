@@ -64,7 +64,7 @@ def test_detached_runs_wait_in_order_and_obey_requests(busy_host: Gputrain) -> N
     assert [row["name"] for row in queue_rows(busy_host)] == ["b", "a"]
     assert busy_host("queue", "hold", "b").stderr == "b is held.\n"
     assert [(row["name"], row["place"]) for row in queue_rows(busy_host)] == [("a", 1), ("b", None)]
-    assert busy_host("stop", "b").stderr == "b is cancelled.\n"
+    assert busy_host("stop", "b").stderr == "b is stopped.\n"
     assert run_state(busy_host, "b") == "stopped"
     # A host that goes down sends SIGTERM, or nothing at all.
     start_waiting(busy_host, "c")
@@ -76,7 +76,7 @@ def test_detached_runs_wait_in_order_and_obey_requests(busy_host: Gputrain) -> N
     assert (resumed.returncode, resumed.stdout) == (0, "a\nc\n"), resumed.stderr
     assert [(row["name"], row["place"]) for row in queue_rows(busy_host)] == [("a", 1), ("c", 2)]
     for name in ("a", "c"):
-        assert busy_host("stop", name).stderr == f"{name} is cancelled.\n"
+        assert busy_host("stop", name).stderr == f"{name} is stopped.\n"
     assert queue_rows(busy_host) == []
     refused = busy_host("queue", "hold", "a").stderr
     assert says(refused, "wrong-state", "error: a: ", "it is stopped") and refused.count("\n") == 1

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from engine.command.process_tree import CommandProcess
-from engine.utils.process_table import ProcessId
+from engine.utils.process_table import ProcessId, read_stat
 from support.gputrain_command import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,6 @@ def started(
             stdout=output if terminal is None else terminal,
             stderr=output if terminal is None else terminal,
             marker=marker or uuid.uuid4().hex,
-            controlling_terminal=terminal is not None,
         ) as process:
             yield process
     finally:
@@ -62,6 +61,12 @@ def wait_for_output(folder: Path, text: str) -> None:
     wait_for(lambda: text in output_of(folder), f"{text!r} in the output")
 
 
+def names_of(processes: Sequence[ProcessId]) -> list[str]:
+    """Return the program names of the processes that have not ended."""
+    found = (read_stat(process.pid) for process in processes)
+    return [status.name for status in found if status is not None]
+
+
 def wait_for_end(processes: Sequence[ProcessId]) -> None:
     """Wait until all processes have ended."""
     wait_for(lambda: not any(process.is_running() for process in processes), "the end of the processes")
@@ -73,12 +78,14 @@ import sys, time
 from pathlib import Path
 sys.path += {[str(ROOT), str(ROOT / "tests")]!r}
 from engine.command.membership import leave_outer_run
-from support.commands import started
+from support.commands import names_of, started
 from support.gputrain_command import wait_for
 leave_outer_run()
 folder, marker, script = Path(sys.argv[1]), *sys.argv[2:]
 with started(["sh", "-c", script], folder, marker=marker) as process:
-    wait_for(lambda: len(process.members()) == script.count("sleep") + 1, "members")
+    names = ["sh", *["sleep"] * script.count("sleep")]
+    # A daemon has one more parent at first.
+    wait_for(lambda: sorted(names_of(process.members())) == names, "members")
     lines = [f"{{pid}} {{start_ticks}}\\n" for pid, start_ticks in process.members()]
     (folder / "partial").write_text("".join(lines))
     (folder / "partial").rename(folder / "members")

@@ -38,7 +38,7 @@ def show(
     per_class: Annotated[
         int, typer.Option("--per-class", metavar="N", min=0, max=32, help="Images of each class; 0 shows none.")
     ] = 8,
-    output: Annotated[str | None, output_option("PNG file of the images to write.")] = None,
+    output: Annotated[str | None, output_option("a PNG file of the images.")] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
     trust_code: TrustCodeOption = False,

@@ -41,7 +41,7 @@ def export(
         ),
     ] = None,
     file_format: Annotated[Format, typer.Option("--format", help="Format of the model.")] = "safetensors",
-    output: Annotated[str | None, output_option("Folder for the files [default: RUN/export]")] = None,
+    output: Annotated[str | None, output_option("a folder of files [default: RUN/export]")] = None,
     force: ForceOption = False,
     images: Annotated[
         int,

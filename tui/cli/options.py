@@ -51,8 +51,8 @@ BaselineOption = Annotated[
 
 
 def output_option(what: str, **settings: Any) -> Any:
-    """Return `-o PATH`. `what` describes the file or folder that is written."""
-    return typer.Option("--output", "-o", metavar="PATH", help=what, **settings)
+    """Return `-o PATH`. `what` says what is written."""
+    return typer.Option("--output", "-o", metavar="PATH", help=f"Write to PATH: {what}", **settings)
 
 
 def timeout_option(default: str = "") -> Any:

@@ -49,7 +49,7 @@ STOPPED = 3
 def pack(
     *,
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of images with one subfolder per class.")],
-    output: Annotated[str | None, output_option("Packed set to write; required.")] = None,
+    output: Annotated[str | None, output_option("the packed set; required.")] = None,
     max_side: Annotated[
         int | None,
         typer.Option("--max-side", metavar="PIXELS", min=1, max=65_000, help="Reduce larger images to this side."),

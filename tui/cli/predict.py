@@ -53,7 +53,7 @@ def predict(
             help="Layer whose output is written instead, or auto.",
         ),
     ] = None,
-    output: Annotated[str | None, output_option("File for the features, for numpy.load.")] = None,
+    output: Annotated[str | None, output_option("features, for numpy.load.")] = None,
     no_pool: Annotated[
         bool, typer.Option("--no-pool", help="Write whole feature maps, not their mean over pixels.")
     ] = False,

@@ -23,6 +23,7 @@ from engine.runs.event_lines import (
     RunStarting,
     TrainingProgress,
     epoch_name,
+    epoch_values,
     event_line,
     event_lines,
 )
@@ -49,6 +50,8 @@ MAX_LINE_CHARACTERS = 80
 # Lines about the current epoch: the first after these seconds, later ones at this share of the epoch's time at least.
 PROGRESS_SECONDS = 10.0
 PROGRESS_SHARE = 0.05
+# A narrower terminal has one blank between the values of an epoch, so that the learning rate and the seconds fit.
+WIDE_COLUMNS = 100
 
 
 class NextCommands:
@@ -143,6 +146,16 @@ class PlainPrinter:
         self._out.flush()
 
 
+def fitted_epoch_line(epoch: EpochEvent, columns: int) -> str:
+    """Return the line of an epoch with the values that fit the columns of a terminal."""
+    from engine.show.table import cell_width
+
+    values, gap = epoch_values(epoch), " " if columns < WIDE_COLUMNS else "  "
+    while len(values) > 1 and cell_width(gap.join(values)) > columns:
+        values.pop()
+    return gap.join(values)
+
+
 class ProgressPrinter:
     """Show a progress bar for the current epoch, below a line for each finished epoch."""
 
@@ -171,7 +184,11 @@ class ProgressPrinter:
             return
         self._history.add(event)
         self._epoch.add(event)
-        if lines := (*event_lines(event, self._history), *self._next.lines(event)):
+        if isinstance(event, EpochEvent):
+            lines = [fitted_epoch_line(event, self._console.width)]
+        else:
+            lines = [*event_lines(event, self._history), *self._next.lines(event)]
+        if lines:
             with self._output.hidden():
                 self._print(lines, event)
         started = self._history.started
@@ -191,11 +208,7 @@ class ProgressPrinter:
             if isinstance(event, RunFinished):
                 self.close()
                 style = {"finished": "green", "failed": "red"}.get(event.state, "yellow")
-            # The first 80 columns of an epoch line hold loss and accuracy; a narrow terminal cuts the rest.
-            one_line = isinstance(event, EpochEvent)
-            self._console.print(
-                line, markup=False, style=style, no_wrap=one_line, overflow="ellipsis" if one_line else "fold"
-            )
+            self._console.print(line, markup=False, style=style, overflow="fold")
 
     def _begin_epoch(self, epoch: int, started: RunStarted) -> None:
         if self._task is not None:

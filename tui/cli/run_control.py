@@ -48,19 +48,14 @@ def stop(
     from engine.runs.folder import RunState
     from engine.runs.run_row import claim_message
 
-    waiting: set[RunFolder] = set()
-
     def refuse(folder: RunFolder, state: RunState) -> Answer:
         if state is RunState.INTERRUPTED and folder.is_own and cancel_interrupted(folder):
-            return "is cancelled"
+            return f"is {RunState.STOPPED}"
         if not state.live and (ended := _stop_survivors(folder)) is not None:
             return ended
-        waiting.update([folder] * (state is RunState.WAITING))
         return None if state.live else f"is not running: it is {state}"
 
     def answer(sent: SentRequest) -> Answer:
-        if sent.state is RunState.STOPPED and sent.folder in waiting:
-            return "is cancelled"
         why = claim_message(sent.folder, sent.state) if sent.state is RunState.CRASHED else ""
         return None if sent.state.live else f"is {sent.state}{f': {why}' if why else ''}"
 

@@ -103,7 +103,7 @@ def run(
         bool, typer.Option("--needed", help="Do nothing if this has finished: same config, code and data.")
     ] = False,
 ) -> None:
-    """Train an image classifier from a config, or run any other program.
+    """Train an image classifier, or run any other program.
 
     The screen shows the run; closing it does not stop the run. Without a terminal, or with --headless, the run stays in
     the foreground: Ctrl-C saves a checkpoint and stops it, a second Ctrl-C kills it.

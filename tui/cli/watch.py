@@ -106,7 +106,7 @@ def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> Non
     from engine.foreign.folders import find_runs
     from engine.show.foreign_run import summarize
     from engine.utils.errors import Problem
-    from engine.utils.files import expand_user
+    from engine.utils.files import expand_user, is_file
     from engine.utils.text import printable
     from tui.cli.console import print_table, print_warning, reading_line
     from tui.phrases import own_runs_problem
@@ -139,7 +139,10 @@ def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> Non
     elif summaries:
         print_table(FOREIGN_COLUMNS, summaries)
     elif not own:
-        advice = "Formats that are read: gputrain watch --help"
+        advice = "Formats that are read: gputrain watch --help."
+        if (printed := next((path for path in paths if is_file(expand_user(path))), None)) is not None:
+            parse = f"gputrain run --try-parse {printable(shlex.quote(printed))}"
+            advice = f"{advice} What is found in printed lines: {parse}"
         typer.echo(f"No run in {printable(', '.join(paths))}. {advice}", err=True)
 
 

@@ -145,6 +145,7 @@ class QueueScreen(GputrainScreen):
         self.app.push_screen(dialog, set_priority)
 
     def action_begin(self) -> None:
+        from engine.config.begin_time import BEGIN_FORMS
         from engine.queue import edit
 
         row = self._own_row("change")
@@ -155,7 +156,7 @@ class QueueScreen(GputrainScreen):
             if text is not None:
                 self._change(partial(edit.set_begin, row, edit.parse_begin(text)))
 
-        note = "now+2h, 22:00, tomorrow or 2026-12-01T08:00 (local); now for no more wait."
+        note = f"{BEGIN_FORMS}; now for no more wait."
         known = format_date(row.begin) if row.begin else ""
         self.app.push_screen(TextInputDialog(f"Begin of {row.name}", known, note, edit.parse_begin), set_begin)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 
 from engine.command.spec import read_command
@@ -13,11 +14,12 @@ from engine.runs.claim import read_claim
 from engine.runs.code_events import describe_code
 from engine.runs.fields import as_text
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.metrics import Better, format_metric, own_metrics, recorded_metrics
+from engine.runs.keys import quote_key
+from engine.runs.metrics import Better, format_metric, names_direction, own_metrics, recorded_metrics
 from engine.runs.records import CodeSummary
 from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError
-from engine.utils.text import printable
+from engine.utils.text import list_names, printable
 from engine.utils.trust import name_of_user
 from engine.utils.units import format_age, format_bytes, format_count, format_date
 from tui.phrases import ENDED_BADLY
@@ -44,11 +46,15 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
         facts["started" if record.devices or row.state == RunState.STARTING else "queued"] = (
             f"{format_date(record.started_at)}, {format_age(row.age_seconds)} ago"
         )
-    for metric in recorded_metrics(own_metrics([record], directions)):
+    own = own_metrics([record], directions)
+    for metric in recorded_metrics(own):
         if record.command and (metric.key in TRAINING_FACTS or (metric.key == "gpus" and not record.gpus)):
             continue
         if (value := metric.of_run(record)) is not None:
             facts[metric.label] = format_metric(metric, value)
+    if assumed := [name for name in own if name not in directions and not names_direction(name)]:
+        change = f"`gputrain runs better {shlex.quote(quote_key(assumed[0]))} low` changes it"
+        facts["assumed"] = f"higher {list_names(assumed, 3)} is better; {change}"
     if record.train_images is not None:
         counts = map(format_count, (record.train_images, record.val_images or 0, record.classes or 0))
         facts["data"] = "{} training images, {} validation images, {} classes".format(*counts)

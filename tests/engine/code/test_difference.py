@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.code import git as git_module
 from engine.code.data import data_fingerprint
 from engine.code.difference import CodeText, code_differences, code_texts
 from engine.code.record import capture_code, read_code_record
@@ -85,6 +86,35 @@ def test_without_the_repository_the_recorded_changes_are_compared(root: Path) ->
     assert {"train.py", "-+lr = 2", "++lr = 3", "new.py", "+x"} <= {*text.lines}
 
 
+def test_reason_why_git_does_not_read_the_repository_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = make_run(root, "a")
+    write_files(root, train__py="lr = 2\n")
+    second = make_run(root, "b")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    text = difference(first, second)
+    assert text is not None and text.lines[0] == f"{root} is not read: git is not installed"
+
+
+def test_advice_of_git_about_the_owner_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = make_run(root, "a")
+    write_files(root, train__py="lr = 2\n")
+    second = make_run(root, "b")
+    # git takes the repository for that of another user.
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setattr(git_module, "_KEPT_PREFIX", "GIT_")
+    text = difference(first, second)
+    assert text is not None and "safe.directory" in text.lines[0]
+
+
+def test_repository_is_not_read_for_runs_of_other_users(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = make_run(root, "a")
+    write_files(root, train__py="lr = 2\n")
+    second = make_run(root, "b")
+    monkeypatch.setattr(RunFolder, "is_own", False)
+    text = difference(first, second)
+    assert text is not None and "other users" in text.lines[0] and "+lr = 2" in "".join(text.lines)
+
+
 def test_repository_around_the_runs_is_found_after_a_move(root: Path) -> None:
     folder = RunFolder(root / "runs" / "a")
     folder.path.mkdir(parents=True)
@@ -108,7 +138,11 @@ def test_diff_of_an_unknown_form_or_with_paths_that_lead_out_is_compared_as_it_i
         header = f"diff --git a/{path} b/{path}\n"
         patch = f"{header}new file mode 100755\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n"
         (second.code / "changes.patch").write_text(patch)
-        write_record(second.code / "code.json", replace(record, changed={path: "1"}), private=True)
+        write_record(
+            second.code / "code.json",
+            replace(record, digests=replace(record.digests, changed={path: "1"})),
+            private=True,
+        )
         text = difference(first, second)
         assert text is not None and any("recorded" in line for line in text.lines)
         assert not (root.parent / "outside.py").exists() and not (root / ".git" / "hooks" / "post-checkout").exists()
@@ -127,7 +161,9 @@ def test_link_in_a_recorded_diff_is_not_followed(root: Path) -> None:
     content.mkdir()
     (content / "sub").symlink_to(root.parent / "secret")
     untracked = dict.fromkeys(("link/key", "sub/key", "../../../../secret/key"), "1")
-    write_record(second.code / "code.json", replace(record, untracked=untracked), private=True)
+    write_record(
+        second.code / "code.json", replace(record, digests=replace(record.digests, untracked=untracked)), private=True
+    )
     text = difference(first, second)
     assert text is not None and not any("HIDDEN" in line for line in text.lines)
     assert "HIDDEN" not in str(code_texts([second]))

@@ -80,9 +80,9 @@ def test_programs_in_the_config_of_a_repository_do_not_run(root: Path, marker: P
     state = read_code(repository)
     copy_code(repository, tmp_path / "copy", tmp_path / "runs")
     assert not marker.exists() and not (tmp_path / "written").exists()
-    assert {*state.changed} == {"a.py", "b.c", "d.txt"}
+    assert {*state.digests.changed} == {"a.py", "b.c", "d.txt"}
     # Content that a filter encrypts must not be stored as it is.
-    assert [*state.patches] == ["d.txt"] and {*state.skipped} >= {"a.py", "b.c"}
+    assert [*state.patches] == ["d.txt"] and {*state.digests.skipped} >= {"a.py", "b.c"}
 
 
 def test_filters_are_disabled_whatever_file_git_config_is_told_to_list(
@@ -146,7 +146,7 @@ def test_working_tree_elsewhere_is_not_read(root: Path, tmp_path: Path) -> None:
     git(root, "config", "core.worktree", str(tmp_path / "home"))
     repository = find_repository(root)
     assert repository is not None
-    assert "diary.txt" not in read_code(repository).added
+    assert "diary.txt" not in read_code(repository).digests.untracked
 
 
 def test_submodule_with_programs_in_its_config_runs_none(root: Path, marker: Path, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_index_with_paths_that_lead_out_is_neither_read_nor_copied(tmp_path: Pat
     (tmp_path / "target").mkdir()
     copy_code(repository, tmp_path / "target" / "copy", tmp_path / "runs")
     assert not (tmp_path / "target" / "p").exists()
-    assert "../p" not in read_code(repository).changed
+    assert "../p" not in read_code(repository).digests.changed
 
 
 def test_copy_is_not_written_through_a_folder_that_became_a_link(tmp_path: Path) -> None:

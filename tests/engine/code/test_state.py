@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -28,14 +29,14 @@ def read(root: Path, runs_dir: Path | None = None) -> CodeState:
 
 def test_clean_tree_has_its_commit_alone(root: Path) -> None:
     state = read(root)
-    assert state.commit == git(root, "rev-parse", "HEAD").strip()
-    assert not state.is_dirty and not state.skipped
+    assert state.digests.commit == git(root, "rev-parse", "HEAD").strip()
+    assert not state.digests.is_dirty and not state.digests.skipped
 
 
 def test_changed_file_has_its_diff(root: Path) -> None:
     write_files(root, train__py="a = 2\n")
     state = read(root)
-    assert [*state.patches] == ["train.py"] and state.is_dirty
+    assert [*state.patches] == ["train.py"] and state.digests.is_dirty
     assert b"-a = 1\n+a = 2\n" in state.patches["train.py"]
 
 
@@ -54,7 +55,7 @@ def test_recorded_diff_applies_to_the_commit(root: Path, tmp_path: Path) -> None
 
 def test_touched_file_is_not_changed(root: Path) -> None:
     os.utime(root / "train.py", (1, 1))
-    assert not read(root).is_dirty
+    assert not read(root).digests.is_dirty
 
 
 def test_untracked_text_is_recorded_and_data_is_not(root: Path) -> None:
@@ -73,14 +74,14 @@ def test_untracked_files_have_a_limit_and_programs_come_first(root: Path, monkey
     write_files(root, a__txt="x", b__py="y", c__py="y" * 11)
     state = read(root)
     assert [*state.untracked] == ["b.py"]
-    assert {*state.skipped} == {"a.txt", "c.py"}
+    assert {*state.digests.skipped} == {"a.txt", "c.py"}
 
 
 def test_files_of_runs_do_not_count(root: Path) -> None:
-    before = read(root, root / "runs [1]").fingerprint
+    before = read(root, root / "runs [1]").digests.fingerprint
     (root / "runs [1]").mkdir()
     write_files(root / "runs [1]", config__yaml="x")
-    assert read(root, root / "runs [1]").fingerprint == before != read(root).fingerprint
+    assert read(root, root / "runs [1]").digests.fingerprint == before != read(root).digests.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_files_of_runs_do_not_count(root: Path) -> None:
 def test_file_with_the_name_of_a_secret_is_skipped(root: Path, name: str) -> None:
     (root / name).write_text("PASSWORD")
     state = read(root)
-    assert not state.untracked and [*state.skipped] == [name]
+    assert not state.untracked and [*state.digests.skipped] == [name]
 
 
 @pytest.mark.parametrize("name", ["tokenizer.py", "token.py", "keys.h", "monkey.txt", "environment.yml", "keyboard.md"])
@@ -102,18 +103,18 @@ def test_program_with_a_similar_name_is_recorded(root: Path, name: str) -> None:
 
 def test_tracked_secret_is_not_in_the_diff_but_its_change_is_noticed(root: Path) -> None:
     make_repository(root, __env="A=1\n")
-    before = read(root).fingerprint
+    before = read(root).digests.fingerprint
     write_files(root, __env="A=HIDDEN\n")
     state = read(root)
-    assert b"HIDDEN" not in b"".join(state.patches.values()) and [*state.skipped] == [".env"]
-    assert state.fingerprint != before
+    assert b"HIDDEN" not in b"".join(state.patches.values()) and [*state.digests.skipped] == [".env"]
+    assert state.digests.fingerprint != before
 
 
 def test_private_key_is_skipped_whatever_its_name(root: Path) -> None:
     key = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"
     write_files(root, notes__txt=key, train__py=key)
     state = read(root)
-    assert not state.patches and not state.untracked and {*state.skipped} == {"notes.txt", "train.py"}
+    assert not state.patches and not state.untracked and {*state.digests.skipped} == {"notes.txt", "train.py"}
 
 
 def test_large_changed_file_is_skipped_and_its_change_is_noticed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,16 +122,16 @@ def test_large_changed_file_is_skipped_and_its_change_is_noticed(root: Path, mon
     write_files(root, train__py="x" * 101)
     first = read(root)
     write_files(root, train__py="y" * 101)
-    assert [*first.skipped] == ["train.py"] and not first.patches
-    assert first.fingerprint != read(root).fingerprint
+    assert [*first.digests.skipped] == ["train.py"] and not first.patches
+    assert first.digests.fingerprint != read(root).digests.fingerprint
 
 
 def test_diff_beyond_the_limit_is_skipped_by_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patches_module, "MAX_PATCH_BYTES", 400)
     write_files(root, model__py="b\n" * 50, train__py="a\n" * 500)
     state = read(root)
-    assert {*state.patches, *state.skipped} == {"model.py", "train.py"} == {*state.changed}
-    assert "train.py" in state.skipped
+    assert {*state.patches, *state.digests.skipped} == {"model.py", "train.py"} == {*state.digests.changed}
+    assert "train.py" in state.digests.skipped
 
 
 def test_repository_without_a_commit_has_its_staged_files(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_repository_without_a_commit_has_its_staged_files(tmp_path: Path) -> Non
     write_files(root, train__py="a\n", other__py="b\n")
     git(root, "add", "train.py")
     state = read(root)
-    assert (state.commit, [*state.patches], [*state.untracked]) == ("", ["train.py"], ["other.py"])
+    assert (state.digests.commit, [*state.patches], [*state.untracked]) == ("", ["train.py"], ["other.py"])
 
 
 def test_subfolder_worktree_and_links_to_them_are_in_their_repository(root: Path, tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_subfolder_worktree_and_links_to_them_are_in_their_repository(root: Path
     assert find_repository(tmp_path / "link") == Repository(root)
     git(root, "worktree", "add", "--quiet", "--detach", str(tmp_path / "tree"))
     write_files(tmp_path / "tree", train__py="a = 3\n")
-    assert [*read(tmp_path / "tree").patches] == ["train.py"] and not read(root).is_dirty
+    assert [*read(tmp_path / "tree").patches] == ["train.py"] and not read(root).digests.is_dirty
 
 
 def test_folder_outside_of_git_and_a_bare_repository_have_no_code(tmp_path: Path) -> None:
@@ -174,45 +175,67 @@ def test_unusual_names_keep_their_diffs(root: Path) -> None:
 def test_submodule_is_recorded_by_its_commit_and_its_edits_are_noticed(root: Path, tmp_path: Path) -> None:
     add_submodule(root, tmp_path / "inner")
     clean = read(root)
-    assert not clean.is_dirty
+    assert not clean.digests.is_dirty
     write_files(root / "inner", lib__py="y\n")
     edited = read(root)
-    assert edited.is_dirty and not edited.changed and [*edited.skipped] == ["inner"]
+    assert edited.digests.is_dirty and not edited.digests.changed and [*edited.digests.skipped] == ["inner"]
     git(root / "inner", "commit", "--quiet", "--all", "--message", "second")
     assert b"Subproject commit" in read(root).patches["inner"]
-    assert len({clean.fingerprint, edited.fingerprint, read(root).fingerprint}) == 3
+    assert len({clean.digests.fingerprint, edited.digests.fingerprint, read(root).digests.fingerprint}) == 3
 
 
 def test_edit_in_a_nested_repository_is_noticed(root: Path) -> None:
     make_repository(root / "other", a__py="")
     before = read(root)
-    assert [*before.skipped] == ["other/"]
+    assert [*before.digests.skipped] == ["other/"]
     write_files(root / "other", a__py="x\n")
-    assert read(root).fingerprint != before.fingerprint
+    assert read(root).digests.fingerprint != before.digests.fingerprint
 
 
 def test_repository_within_that_cannot_be_read_makes_the_code_unknown(root: Path, tmp_path: Path) -> None:
     add_submodule(root, tmp_path / "inner")
     (root / "inner" / ".git").write_text("gitdir: /nonexistent\n")
-    assert "inner" in read(root).unknown
+    assert "inner" in read(root).digests.unknown
     (root / "inner" / ".git").unlink()
-    assert "inner" in read(root).unknown
+    assert "inner" in read(root).digests.unknown
     (root / "inner" / "lib.py").unlink()
-    assert not read(root).unknown
+    assert not read(root).digests.unknown
+
+
+def test_missing_submodule_is_a_change_that_can_be_compared(root: Path, tmp_path: Path) -> None:
+    add_submodule(root, tmp_path / "inner")
+    clean = read(root).digests
+    shutil.rmtree(root / "inner")
+    missing = read(root).digests
+    assert missing.is_dirty and not missing.unknown and missing.fingerprint != clean.fingerprint
+    assert read(root).digests.fingerprint == missing.fingerprint
+    (root / "inner").symlink_to(tmp_path / "inner")
+    linked = read(root).digests
+    assert not linked.unknown and linked.fingerprint not in (missing.fingerprint, clean.fingerprint)
+
+
+def test_nested_repositories_have_limits_of_number_and_depth(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in ("a", "a/b", "c"):
+        make_repository(root / path)
+    assert not read(root).digests.unknown
+    monkeypatch.setattr(state_module, "MAX_DEPTH", 1)
+    assert "too deep" in read(root).digests.unknown
+    monkeypatch.setattr(state_module, "MAX_MODULES", 1)
+    assert "a/" in read(root).digests.unknown and [*read(root).digests.modules] == ["a/"]
 
 
 def test_edits_of_untracked_code_beyond_the_limits_are_noticed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "MAX_UNTRACKED_FILES", 1)
     monkeypatch.setattr(state_module, "MAX_FILE_BYTES", 10)
     monkeypatch.setattr(state_module, "MAX_SKIPPED", 2)
-    fingerprints = [read(root).fingerprint]
+    fingerprints = [read(root).digests.fingerprint]
     for number, name in enumerate(("large.py", "a.py", "b.py", "c.py", "d.py", "e.py")):
         (root / name).write_text("x" * (20 if name == "large.py" else 5))
-        fingerprints.append(read(root).fingerprint)
+        fingerprints.append(read(root).digests.fingerprint)
         (root / name).write_text("y" * (21 if name == "large.py" else 6))
-        fingerprints.append(read(root).fingerprint)
+        fingerprints.append(read(root).digests.fingerprint)
         assert len({*fingerprints}) == 2 * number + 3
-    assert read(root).rest and not read(root).unknown
+    assert read(root).digests.rest and not read(root).digests.unknown
 
 
 def test_what_runs_write_beside_the_code_does_not_count(root: Path) -> None:
@@ -220,38 +243,41 @@ def test_what_runs_write_beside_the_code_does_not_count(root: Path) -> None:
     write_files(root, out__txt="1\n", results__csv="1\n", run__log="1\n", metrics__json="{}\n")
     (root / "model.pt").write_bytes(b"\0")
     after = read(root)
-    assert after.fingerprint == before.fingerprint and not after.is_dirty
+    assert after.digests.fingerprint == before.digests.fingerprint and not after.digests.is_dirty
     # A program may read it, so it is stored.
     assert {*after.untracked} == {"out.txt", "metrics.json"}
 
 
 def test_compiled_code_counts(root: Path) -> None:
-    before = read(root).fingerprint
+    before = read(root).digests.fingerprint
     (root / "kernel.so").write_bytes(b"\0\1")
-    assert read(root).fingerprint != before
+    assert read(root).digests.fingerprint != before
 
 
 @pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
 def test_edit_of_a_file_whose_changes_git_ignores_is_noticed(root: Path, flag: str) -> None:
-    before = read(root).fingerprint
+    before = read(root).digests.fingerprint
     git(root, "update-index", flag, "train.py")
     write_files(root, train__py="a = 2\n")
     first = read(root)
     write_files(root, train__py="a = 3\n")
-    assert len({before, first.fingerprint, read(root).fingerprint}) == 3 and "train.py" in first.skipped
+    assert (
+        len({before, first.digests.fingerprint, read(root).digests.fingerprint}) == 3
+        and "train.py" in first.digests.skipped
+    )
 
 
 def test_file_that_was_removed_from_the_index_counts_by_its_content(root: Path) -> None:
     git(root, "rm", "--quiet", "--cached", "train.py")
-    before = read(root).fingerprint
+    before = read(root).digests.fingerprint
     write_files(root, train__py="a = 2\n")
-    assert read(root).fingerprint != before
+    assert read(root).digests.fingerprint != before
 
 
 def test_more_names_than_are_read_make_the_code_unknown(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(root, first__py="", second__py="")
     monkeypatch.setattr(state_module, "MAX_NAMES_BYTES", 10)
-    assert read(root).unknown
+    assert read(root).digests.unknown
 
 
 def test_repository_of_settings_does_not_list_the_home_folder(root: Path) -> None:
@@ -264,7 +290,7 @@ def test_link_is_not_followed(root: Path, tmp_path: Path) -> None:
     (tmp_path / "outside.txt").write_text("PRIVATE")
     (root / "link.txt").symlink_to(tmp_path / "outside.txt")
     state = read(root)
-    assert not state.untracked and [*state.added] == ["link.txt"]
+    assert not state.untracked and [*state.digests.untracked] == ["link.txt"]
 
 
 def test_git_that_does_not_answer_is_ended(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

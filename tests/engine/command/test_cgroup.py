@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine.command.cgroup import PREFIX, make_cgroup, own_cgroup, path_of, remove_cgroup, run_of_cgroup
-from engine.command.process_tree import find_left
+from engine.command.membership import find_members
 from support.commands import (
     DAEMON,
     ROOT,
@@ -66,7 +66,7 @@ def test_process_without_marker_and_parent_is_found_by_its_cgroup(tmp_path: Path
     with started(["sh", "-c", f"{DAEMON} sleep 61; :"], tmp_path, marker=run_id) as process:
         wait_for(lambda: len(process.members()) == 3, "the processes")
         os.kill(process._keeper.pid, signal.SIGKILL)
-        wait_for(lambda: len(find_left(run_id)) == 2, "the end of the command")
+        wait_for(lambda: len(find_members(run_id)) == 2, "the end of the command")
         survivors = process.members()
         process.end_all(signal.SIGKILL)
         wait_for_end(survivors)

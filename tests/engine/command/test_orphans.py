@@ -24,8 +24,7 @@ from engine.utils.process_table import ProcessId, read_stat
 from support.commands import supervised_members, supervisor_command, wait_for_end
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, sample_gpus
 from support.gputrain_command import wait_for
-from support.runs.event_factories import make_command_started
-from support.runs.factories import make_run_folder
+from support.runs.factories import make_command_run
 from support.runs.torchrun_orphans import WORKER, adopting_orphans, kill_agent, start_agent
 
 ORIGIN = Origin(torchrun=(b"none", b"localhost", b"29500"))
@@ -86,12 +85,12 @@ def test_parent_that_may_be_an_agent_makes_no_orphan() -> None:
 
 
 def test_process_of_run_is_orphan_once_nobody_owns_the_run(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a", make_command_started(run_id="a-1"))
+    folder, run_id = make_command_run(tmp_path, "a")
     write_command(folder, Command(argv=("sleep",), cwd="/", cwd_inode=1))
     ownership = Ownership(folder)
-    metrics = {"GPUTRAIN_RUN_ID": "a-1", "GPUTRAIN_METRICS": f"{folder.path}/metrics/own.jsonl"}
+    metrics = {"GPUTRAIN_RUN_ID": run_id, "GPUTRAIN_METRICS": f"{folder.path}/metrics/own.jsonl"}
     with subprocess.Popen(["sleep", "600"], env=os.environ | metrics) as process:
-        origin = Origin("a-1", str(folder.path))
+        origin = Origin(run_id, str(folder.path))
         wait_for(lambda: b"sleep" in Path(f"/proc/{process.pid}/cmdline").read_bytes(), "the program")
         assert origin not in OrphanFinder().search()
         ownership.release()
@@ -138,18 +137,18 @@ def test_orphans_are_ended_also_if_they_ignore_sigterm(init_process: None) -> No
 
 
 def test_live_run_below_an_orphan_is_not_ended_with_it(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a", make_command_started(run_id="a-1"))
+    folder, run_id = make_command_run(tmp_path, "a")
     write_command(folder, Command(argv=("sh",), cwd="/", cwd_inode=1))
-    variables = os.environ | {MARKER: "a-1", METRICS_VARIABLE: f"{folder.path}/metrics/own.jsonl"}
+    variables = os.environ | {MARKER: run_id, METRICS_VARIABLE: f"{folder.path}/metrics/own.jsonl"}
     inner = tmp_path / "inner"
     inner.mkdir()
     # What a command starts when it calls `gputrain run`.
     script = f"{shlex.join(supervisor_command(inner, 'sleep 61'))} & wait"
     with subprocess.Popen(["sh", "-c", script], env=variables) as orphan:
         inner_members = supervised_members(inner)
-        [found] = [pids for origin, pids in OrphanFinder().search().items() if origin.run_id == "a-1"]
+        [found] = [pids for origin, pids in OrphanFinder().search().items() if origin.run_id == run_id]
         assert [process.pid for process in found] == [orphan.pid]
-        assert end_processes(leftover_finder(Origin("a-1", str(folder.path))), grace_s=0.1) == []
+        assert end_processes(leftover_finder(Origin(run_id, str(folder.path))), grace_s=0.1) == []
         assert orphan.wait() != 0
         assert all(process.is_running() for process in inner_members)
         os.kill(_parent(_parent(inner_members[0].pid)), signal.SIGKILL)

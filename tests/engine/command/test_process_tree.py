@@ -20,7 +20,6 @@ from engine.command.process_tree import (
     CommandNotFoundError,
     CommandProcess,
     NotExecutableError,
-    find_left,
 )
 from engine.utils.process_table import ProcessId, read_stat
 from support.commands import DAEMON, output_of, python, started, supervised_members, supervisor_command, wait_for_end
@@ -83,9 +82,7 @@ def test_command_that_cannot_be_executed_raises(
 def test_command_in_missing_folder_raises(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     with pytest.raises(CommandError) as caught:
-        CommandProcess(
-            ["true"], cwd=folder, env={}, stdin=0, stdout=1, stderr=2, marker="abc", controlling_terminal=False
-        )
+        CommandProcess(["true"], cwd=folder, env={}, stdin=0, stdout=1, stderr=2, marker="abc")
     assert (type(caught.value), caught.value.filename) == (CommandError, str(folder))
 
 
@@ -99,9 +96,9 @@ def test_command_has_default_signals_whatever_the_supervisor_ignores(tmp_path: P
     assert {line.split()[1] for line in output_of(tmp_path).splitlines()} == {"0" * 16}
 
 
-def test_command_gets_terminal_that_ends_with_it(tmp_path: Path) -> None:
+def test_terminal_of_the_command_ends_with_it(tmp_path: Path) -> None:
     master, slave = pty.openpty()
-    with started(["sh", "-c", "echo to terminal > /dev/tty"], tmp_path, terminal=slave) as process:
+    with started(["sh", "-c", "echo to terminal"], tmp_path, terminal=slave) as process:
         os.close(slave)
         assert os.read(master, 100) == b"to terminal\r\n"
         process.wait(30)
@@ -171,9 +168,9 @@ def test_survivors_of_the_keeper_are_found_by_their_marker(tmp_path: Path) -> No
         wait_for(lambda: "sleep" in commands_of(process.members()), "the processes")
         os.kill(keeper_of(process), signal.SIGKILL)
         assert process.wait(30) == -signal.SIGKILL
-        wait_for(lambda: commands_of(find_left(run_id)) == ["sleep"], "the end of the command")
+        wait_for(lambda: commands_of(find_members(run_id)) == ["sleep"], "the end of the command")
         survivors = process.members()
-        assert survivors == find_left(run_id)
+        assert survivors == find_members(run_id)
         process.end_all(signal.SIGKILL)
         wait_for_end(survivors)
 
@@ -182,8 +179,8 @@ def test_process_without_marker_is_found_by_its_marked_parent() -> None:
     program = "import subprocess; subprocess.run(['sleep', '61'], env={})"
     run_id = uuid.uuid4().hex
     with subprocess.Popen(python(program), env=os.environ | {MARKER: run_id}) as parent:
-        wait_for(lambda: "sleep" in commands_of(find_left(run_id)), "the child")
-        found = find_left(run_id)
+        wait_for(lambda: "sleep" in commands_of(find_members(run_id)), "the child")
+        found = find_members(run_id)
         assert len(found) == 2 and found[0].pid == parent.pid
         for process in reversed(found):
             assert process.send_signal(signal.SIGKILL)
@@ -219,10 +216,6 @@ def test_processes_that_replace_each_other_are_killed(tmp_path: Path) -> None:
         wait_for(lambda: len(set(process.members()) - set(first)) == 1, "the replacement")
         process.end_all(signal.SIGKILL)
         wait_for(lambda: process.members() == [], "the end of the processes")
-
-
-def test_no_run_has_no_members() -> None:
-    assert find_left("") == []
 
 
 @needs_root

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.command import stall
 from engine.command.stall import StackDump, StallReporter, StallWatch
 from engine.utils.errors import Problem
 from engine.utils.process_table import ProcessId
@@ -74,6 +75,21 @@ def test_reason_why_there_are_no_stacks_is_in_the_message(
     assert dump(sleeper, tmp_path, monkeypatch, "echo denied >&2; exit 1").message == "py-spy: denied"
 
 
+def test_error_while_stacks_are_written_leaves_the_warning(
+    sleeper: ProcessId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stacks.txt").mkdir()
+    assert dump(sleeper, tmp_path, monkeypatch, 'echo "$@"').message == ""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_unexpected_error_leaves_the_warning(
+    sleeper: ProcessId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stall, "MAX_DUMP_BYTES", "none")
+    assert dump(sleeper, tmp_path, monkeypatch, 'echo "$@"').message == ""
+
+
 def test_without_py_spy_there_is_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     found = StackDump(300.0, [], tmp_path / "stacks.txt")
@@ -102,3 +118,22 @@ def test_stall_is_reported_without_stacks_if_the_command_ends_before_they_are_re
     reporter.close()
     (tmp_path / "ended").touch()
     assert [problem.code for problem in found] == ["stalled"]
+
+
+def test_second_stall_does_not_replace_the_warning_of_the_first_one(
+    sleeper: ProcessId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "py-spy").write_text(f"#!/bin/sh\nuntil [ -e {tmp_path}/ended ]; do sleep 0.05; done\n")
+    (tmp_path / "py-spy").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found: list[Problem] = []
+    reporter = StallReporter(1e-9, lambda: [sleeper], tmp_path / "stacks.txt", found.append)
+    clock = Clock()
+    reporter._watch = StallWatch(1.0, clock)
+    for now, sign in [(0, 1), (2, 1), (2, 2), (20, 2)]:
+        clock.now = now
+        reporter.poll(sign)
+    assert [problem.code for problem in found] == ["stalled"]
+    reporter.close()
+    (tmp_path / "ended").touch()
+    assert [problem.code for problem in found] == ["stalled", "stalled"]

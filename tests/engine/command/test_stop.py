@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.command.membership import MARKER
-from engine.command.process_tree import CommandProcess, find_left
+from engine.command.membership import MARKER, find_members
+from engine.command.process_tree import CommandProcess
 from engine.command.stop import Step, StopSequence, end_processes
 from support.commands import output_of, started, wait_for_output
 from support.gputrain_command import wait_for
@@ -128,5 +128,5 @@ def test_survivors_of_a_supervisor_are_ended(script: str) -> None:
     with subprocess.Popen(["sh", "-c", f"echo; {script}"], env=os.environ | {MARKER: run_id}, stdout=-1) as survivor:
         assert survivor.stdout is not None
         survivor.stdout.readline()
-        assert end_processes(lambda: find_left(run_id), SHORT) == []
+        assert end_processes(lambda: find_members(run_id), SHORT) == []
         assert survivor.wait() in (-signal.SIGTERM, -signal.SIGKILL)

@@ -54,8 +54,10 @@ def test_settings_refuse_other_limits(settings: Path, text: str) -> None:
         ("gpus=two", "invalid-value", "'gpus=two'"),
         ("gpus=", "invalid-value", "'gpus='"),
         ("gpus=2,gpus=3", "duplicate-key", "gpus"),
-        ("gpus=0", "out-of-range", "gpus=0"),
-        ("gpus=1.5", "out-of-range", "gpus=1.5"),
+        ("gpus=0", "out-of-range", "'gpus=0'"),
+        ("gpus=1234567890.5", "out-of-range", "'gpus=1234567890.5'"),
+        ("gpus=-99999999999999999999", "out-of-range", "'gpus=-99999999999999999999'"),
+        (f"gpus=-{'9' * 400}", "invalid-value", f"'gpus=-{'9' * 34}'… is too long"),
         ("hours=nan", "out-of-range", "hours=nan"),
     ],
 )

@@ -8,9 +8,10 @@ import pytest
 
 from engine.config.schema import Config
 from engine.gpus import allocation, cpu_fallback, unmonitored
-from engine.gpus.allocation import GpuAllocation, allocate_devices, preview_allocation
+from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.cpu_fallback import describe_cpu_fallback
 from engine.gpus.current_use import Obstacle, Unavailable
+from engine.gpus.device_preview import preview_allocation
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice

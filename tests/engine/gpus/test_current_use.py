@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.gpus import nvml
-from engine.gpus.allocation import preview_allocation
+from engine.gpus.device_preview import preview_allocation
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
 from support.messages import has_problem, raises_problem

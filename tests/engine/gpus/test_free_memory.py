@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from engine.gpus import allocation
-from engine.gpus.allocation import GpuAllocation, allocate_devices, preview_allocation
+from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.current_use import Obstacle
+from engine.gpus.device_preview import preview_allocation
 from engine.gpus.free_memory import unreserved_bytes
 from engine.gpus.nvml_processes import NvmlProcess
 from engine.gpus.processes import ProcessTable
@@ -139,23 +140,16 @@ def test_memory_that_no_listed_process_uses_is_that_of_others(host: FakeGpuHost)
 
 
 @pytest.mark.parametrize("pid", [os.getpid(), MAX_PID], ids=["of this host", "of another container"])
-def test_memory_is_that_of_started_run_whose_processes_are_hidden(host: FakeGpuHost, pid: int) -> None:
-    # NVML lists no processes in a container. The PID of a run in another one does not exist here.
+def test_unlisted_memory_does_not_count_as_reservation_of_started_run(host: FakeGpuHost, pid: int) -> None:
+    # NVML lists no processes in a container. The memory may be that of another one, while the run has none yet.
     run = allocate("run", 30)
     run.reservation.publish_ranks([ReservedRank("run", 0, pid, gpu_uuid(0))])
-    for used, left in ((0, 50), (20, 50), (35, 45)):
+    for used, left in ((0, 50), (40, 10), (60, 0)):
         set_used(host, used)
         assert free_gib() == left
+    with raises_problem("gpu-in-use", "device.gpus", "0 B of memory left"):
+        allocate("second", 20)
     release(run)
-
-
-def test_hidden_processes_of_one_run_beside_listed_ones(host: FakeGpuHost) -> None:
-    hidden, listed = allocate("hidden", 30), allocate("listed", 20)
-    for run, name, pid in ((hidden, "hidden", MAX_PID), (listed, "listed", os.getpid())):
-        run.reservation.publish_ranks([ReservedRank(name, 0, pid, gpu_uuid(0))])
-    set_used(host, 35, processes=(f"process 0 {os.getpid()} {15 * 1024} compute",))
-    assert free_gib() == 80 - 30 - 20
-    release(hidden, listed)
 
 
 def test_process_below_command_of_run_belongs_to_run() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -13,10 +13,13 @@ from engine.config.limits import Limit, Limits
 from engine.gpus import allocation
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.own_limits import OverLimitError, OwnRuns
-from engine.gpus.queue_terms import QueueTerms
-from engine.gpus.reservation_reader import read_reservations
+from engine.gpus.queue_terms import Backfill, QueueTerms
+from engine.gpus.reservation import Reservation
+from engine.gpus.reservation_reader import ReservationEntry, read_reservations
 from engine.gpus.selection import CudaDevice
 from engine.gpus.unmonitored import TorchGpu, devices_from_answer
+from engine.utils.codec import decode
+from engine.utils.files import replace_file
 from support.gpu.reservations import make_reservation
 from support.messages import has_problem, raises_problem
 
@@ -93,14 +96,75 @@ def test_run_that_shares_gpu_of_its_user_needs_no_further_one() -> None:
     with raises_problem("over-limit", ""):
         allocate("third", "free:1", limits(gpus=1), share=2)
 
-    def on_wait(reason: str) -> None:
-        # It claims none of the GPUs that are free.
-        assert [each.blocked for each in read_reservations() if each.is_waiting] == ["limit"]
-        release(first)
+    release(first, second)
 
-    third = allocate("third", "free:1", limits(gpus=1), share=2, wait=True, on_wait=on_wait)
-    assert third.devices[0].index == second.devices[0].index
-    release(second, third)
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[ReservationEntry]:
+    """Every entry that is written, in order."""
+    entries = list[ReservationEntry]()
+
+    def record(path: Path, write: Callable[[BinaryIO], None]) -> None:
+        replace_file(path, write)
+        entries.append(decode(path.read_bytes(), ReservationEntry))
+
+    monkeypatch.setattr("engine.gpus.reservation.replace_file", record)
+    return entries
+
+
+@pytest.mark.usefixtures("host")
+def test_run_that_shares_claims_no_gpu_while_a_limit_keeps_it_from_all(written: list[ReservationEntry]) -> None:
+    holders = [allocate(name, "free:1", limits(gpus=1), share=2) for name in ("first", "second")]
+    reasons, place, later = list[str](), list[float](), Reservation()
+    later.set_terms(QueueTerms(share=2))
+
+    def on_wait(reason: str) -> None:
+        reasons.append(reason)
+        place.extend(each.since for each in read_reservations() if each.is_waiting)
+        if len(reasons) == 3:
+            later.enqueue("0", ("GPU-0",), "later")
+            release(holders[0])
+
+    third = allocate_devices(
+        "free:1",
+        "third",
+        wait=True,
+        on_wait=on_wait,
+        poll_terms=lambda: (QueueTerms(share=2), ""),
+        backfill=Backfill(allowed_s=600),
+        limits=limits(gpus=1),
+    )
+    assert third.devices[0].index == holders[1].devices[0].index
+    assert len(reasons) == 3 and all(reason.startswith("limits.gpus is 1") for reason in reasons)
+    entries = [each for each in written if each.run == "third"]
+    waiting, started = [each for each in entries if not each.gpus], [each for each in entries if each.gpus]
+    assert {each.blocked for each in waiting} == {"limit"} and started[-1].blocked == ""
+    # It joins the queue, then publishes its GPUs, then the reason. Polls that change nothing write nothing.
+    assert len(waiting) <= 3
+    # While it claims nothing, its `queue.backfill` minutes do not pass.
+    assert {each.backfill_until for each in entries} == {0.0}
+    assert {*place, third.reservation.since} == {place[0]}
+    later.release()
+    release(holders[1], third)
+
+
+@pytest.mark.usefixtures("host")
+def test_run_that_shares_joins_gpu_of_its_user_in_its_turn(written: list[ReservationEntry]) -> None:
+    holder = allocate("holder", "free:1", limits(gpus=1), share=3)
+    ahead = Reservation()
+    ahead.set_terms(QueueTerms(share=2))
+    ahead.enqueue("GPU-0", ("GPU-0",), "ahead")
+    seen = list[str]()
+
+    def on_wait(reason: str) -> None:
+        seen.append(reason)
+        ahead.release()
+
+    joined = allocate("joined", "0", limits(gpus=1), share=3, wait=True, on_wait=on_wait)
+    assert len(seen) == 1 and "ahead" in seen[0]
+    assert {each.blocked for each in written if each.run == "joined" and not each.gpus} == {"limit"}
+    assert joined.devices[0].index == holder.devices[0].index
+    release(holder, joined)
 
 
 @pytest.mark.usefixtures("host")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.code import state
 from engine.code.state import MAX_FILE_BYTES
-from engine.command.typed_variables import KEY_FILE
+from engine.command.user_key import KEY_FILE
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.launch.needed import find_finished_run
@@ -115,6 +117,23 @@ def test_edit_in_a_submodule_and_of_a_large_untracked_file_is_other_code(runs: C
     write_files(runs.cwd / "inner", lib__py="x\n")
     assert finished(runs, "sh", "train.sh") == "a"
     write_files(runs.cwd, large__py="#" * (MAX_FILE_BYTES + 2))
+    assert finished(runs, "sh", "train.sh") is None
+
+
+def test_run_with_a_missing_submodule_is_found_while_it_is_missing(runs: CommandRuns, tmp_path: Path) -> None:
+    add_submodule(runs.cwd, tmp_path / "inner")
+    shutil.rmtree(runs.cwd / "inner")
+    runs.run("sh", "train.sh")
+    assert finished(runs, "sh", "train.sh") == "a"
+    git(runs.cwd, "-c", "protocol.file.allow=always", "submodule", "--quiet", "update", "--init")
+    assert finished(runs, "sh", "train.sh") is None
+
+
+def test_run_whose_code_was_not_read_whole_is_not_found(runs: CommandRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(runs.cwd, first__txt="", second__txt="")
+    with monkeypatch.context() as patched:
+        patched.setattr(state, "MAX_NAMES_BYTES", 10)
+        runs.run("sh", "train.sh")
     assert finished(runs, "sh", "train.sh") is None
 
 

@@ -44,6 +44,9 @@ class EditedRuns(CommandRuns):
     def edit_script(self) -> None:
         write_files(self.cwd, run__sh=SCRIPT.replace("1", "2"))
 
+    def move_git(self) -> None:
+        (self.cwd / ".git").rename(self.cwd / "moved")
+
     def of_type(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]
 
@@ -104,6 +107,30 @@ def test_edit_of_a_submodule_that_the_copy_links_to_is_reported(runs: EditedRuns
     assert runs.run("./run.sh", config=QUEUED | SNAPSHOT) == 0
     [changed] = runs.of_type(CodeChanged)
     assert isinstance(changed, CodeChanged) and changed.files == ["inner"] and runs.output == ["version 1"]
+
+
+def test_copy_whose_links_are_broken_names_the_repository_that_was_moved(runs: EditedRuns, tmp_path: Path) -> None:
+    add_submodule(runs.cwd, tmp_path / "inner")
+    runs.edit = runs.move_git
+    assert runs.run("./run.sh", config=QUEUED | SNAPSHOT) == 0 and runs.output == ["version 1"]
+    [changed] = runs.of_type(CodeChanged)
+    assert isinstance(changed, CodeChanged)
+    assert changed.message == f"{runs.cwd}, to which the copy links, is no git repository any more"
+
+
+def test_repository_of_a_copy_that_cannot_be_read_is_named(runs: EditedRuns, tmp_path: Path) -> None:
+    add_submodule(runs.cwd, tmp_path / "inner")
+    runs.edit = lambda: write_files(runs.cwd / ".git", HEAD="damaged")
+    assert runs.run("./run.sh", config=QUEUED | SNAPSHOT) == 0
+    [changed] = runs.of_type(CodeChanged)
+    assert isinstance(changed, CodeChanged) and changed.message.startswith(f"{runs.cwd} cannot be read")
+
+
+def test_run_whose_folder_has_left_its_repository_names_it(runs: EditedRuns) -> None:
+    runs.edit = runs.move_git
+    assert runs.run("./run.sh", config=QUEUED) == 0
+    [changed] = runs.of_type(CodeChanged)
+    assert isinstance(changed, CodeChanged) and str(runs.cwd) in changed.message
 
 
 def test_resumed_run_tells_that_its_code_changed_and_later_that_it_did_not(runs: EditedRuns) -> None:

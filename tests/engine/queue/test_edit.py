@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.queue.edit import find_own_row
+from engine.runs.events import RunFinished
 from engine.runs.ownership import Ownership
 from support.messages import raises_problem
 from support.runs.event_factories import make_run_started
@@ -21,3 +22,15 @@ def test_find_own_row_names_command_that_stops_run_which_trains(
     with raises_problem("wrong-state", "a", "it is running", "`gputrain stop a`"):
         find_own_row("a", tmp_path)
     ownership.release()
+
+
+@pytest.mark.parametrize(
+    ("state", "advice"), [("stopped", "`gputrain resume a --queue`"), ("finished", "`gputrain queue` lists")]
+)
+def test_find_own_row_names_state_of_ended_run_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, advice: str
+) -> None:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
+    make_run_folder(tmp_path, "a", make_run_started(), RunFinished(state=state))
+    with raises_problem("wrong-state", "a", f"it is {state}", advice):
+        find_own_row("a", tmp_path)

@@ -152,7 +152,8 @@ def test_page_shows_sessions_failures_and_stretches_of_bottlenecks(tmp_path: Pat
     text = " ".join(Page(make_page([make_run_folder(tmp_path, "a", *events)])).text.split())
     assert "ranks restarted after a failure: out of memory" in text and "resumed after step 10" in text
     assert "rank 2: out of memory" in text
-    assert "1–2 2s waiting for data" in text
+    assert "1–2 2.0s waiting for data" in text
+    assert "Time of each epoch 1 2 epoch" in text
 
 
 def test_page_shows_the_users_own_metrics_of_each_epoch(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_journal_line_writes_non_finite_numbers_as_null() -> None:
 def test_log_line_of_epoch_accepts_null_numbers() -> None:
     read = from_line(to_line(make_epoch(1, math.nan)))
     assert read is not None
-    assert "val loss 1.1000 acc nan  100 images/s" in str(event_line(read))
+    assert "val loss 1.1000 acc nan  lr 0.1  1.0s  100 images/s" in str(event_line(read))
 
 
 def test_from_line_ignores_unknown_types_and_fields() -> None:

@@ -72,6 +72,12 @@ def test_learning_diagnosis_follows_training_loss(losses: list[float], expected:
     assert fault(started(epochs=len(losses)), *curve(losses)) is expected
 
 
+def test_slow_fall_of_training_loss_alone_is_no_low_learning_rate() -> None:
+    losses = [2.5, 2.4, 2.3, 2.2]
+    assert fault(started(epochs=4), *curve(losses, [2.5, 2.45, 2.4, 2.35])) is LearningFault.SLOW
+    assert fault(started(epochs=4), *curve(losses, [2.5, 2.5, 2.48, 2.46])) is None
+
+
 ANY_LOSS = st.floats(0, 1e300) | st.just(0.0)
 
 

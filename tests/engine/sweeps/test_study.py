@@ -16,6 +16,7 @@ from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value
 from engine.sweeps.status import SweepReader
 from engine.sweeps.study import SweepStudy, open_study
+from engine.sweeps.trial_kinds import best_command
 from engine.utils.errors import Problem
 from support.messages import raises_problem
 from support.runs.sweeps import make_sweep
@@ -86,6 +87,21 @@ def test_status_has_order_best_importance_and_reasons(tmp_path: Path) -> None:
     assert set(status.importances) == set(SETTINGS.space)
     assert sum(status.importances.values()) == pytest.approx(1, abs=1e-3)
     assert status.to_dict()["best"]["run"] == f"s-{status.best.number:03d}"
+
+
+def test_importance_of_a_single_key_is_not_shown(tmp_path: Path) -> None:
+    settings = SweepSettings(space={"optim.lr": "log:1e-3..1"}, trials=12)
+    folder = make_sweep(tmp_path, settings)
+    run_trials(open_study(folder, settings, create=True), 12)
+    assert SweepReader(folder).poll().importances == {}
+
+
+def test_best_config_is_trained_for_five_times_the_epochs_of_its_trial(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, SETTINGS)
+    folder.config.write_text("run: {epochs: 3}\n")
+    command = f"`gputrain run {folder.best} --epochs 15 --name s-best`"
+    assert best_command(folder, SETTINGS, {"optim.lr": 0.1}) == f"train it longer with {command}"
+    assert "--epochs 40 " in best_command(folder, SETTINGS, {"run.epochs": 8})
 
 
 def test_values_of_another_type_are_one_sentence(tmp_path: Path) -> None:

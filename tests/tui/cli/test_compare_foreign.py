@@ -179,7 +179,7 @@ def test_report_of_several_runs_has_a_chart_of_each_metric() -> None:
     result = call("report", KERAS, TIMM, LIGHTNING / "tb", "--json")
     assert json.loads(result.stdout)["runs"] == ["keras", "timm", "tb"]
     page = Path("report.html").read_text()
-    for title in ("train loss", "best val loss", "lr", "eval_top1", "hp_metric"):
+    for title in ("train loss", "val loss", "lr", "eval_top1", "hp_metric"):
         assert f"<h3>{title}</h3>" in page
     assert "<h2>Differences of the parameters</h2>" in page
 

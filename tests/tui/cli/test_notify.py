@@ -27,5 +27,6 @@ def test_url_on_command_line_is_refused_without_showing_it(arguments: list[str])
 
 def test_help_explains_set_up() -> None:
     page = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["doctor", "--help"], terminal_width=80).output
-    for words in ("pip install apprise", "notify.urls=env:NTFY", "chmod 600", "gputrain doctor --send-test-message"):
+    install = "pip install '.[notify]'"
+    for words in (install, "notify.urls=env:NTFY", "chmod 600", "gputrain doctor --send-test-message"):
         assert words in page

@@ -15,7 +15,7 @@ from engine.runs.events import Event, PhaseChanged, RunContinued, RunFinished, W
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from tui.cli.command_output import DisconnectSafeStream
-from tui.cli.progress import BackgroundPrinter, PlainPrinter, ProgressPrinter, make_printer
+from tui.cli.progress import BackgroundPrinter, PlainPrinter, ProgressPrinter, fitted_epoch_line, make_printer
 
 
 def test_disconnect_safe_stream_ignores_closed_pipe() -> None:
@@ -135,3 +135,13 @@ def test_printers_count_steps_of_resumed_epoch(capsys: pytest.CaptureFixture[str
 def test_event_line_escapes_control_characters() -> None:
     line = event_line(WarningEvent(message="skipped: \x1b[2J\nname\udcff", code="bad-image"))
     assert line == "warning: skipped: \\x1b[2J\\nname\\udcff"
+
+
+def test_epoch_line_on_a_terminal_has_the_most_important_values_that_fit() -> None:
+    scores = {"train_loss": 1.0986, "train_accuracy": 0.3333, "val_loss": 1.0986, "val_accuracy": 0.3333}
+    epoch = replace(make_epoch(1), **scores, lr=0.0986, seconds=1.84, images_per_second=337.0)
+    values = "epoch   1  train loss 1.0986 acc 0.3333  val loss 1.0986 acc 0.3333  lr 0.0986  1.8s  337 images/s"
+    assert event_line(epoch) == fitted_epoch_line(epoch, 160) == values
+    narrow = "epoch   1 train loss 1.0986 acc 0.3333 val loss 1.0986 acc 0.3333 lr 0.0986 1.8s"
+    assert fitted_epoch_line(epoch, 80) == narrow
+    assert fitted_epoch_line(epoch, 76).endswith("acc 0.3333 lr 0.0986")

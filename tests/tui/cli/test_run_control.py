@@ -221,7 +221,7 @@ def test_stop_waits_for_all_runs_and_names_those_that_do_not_run(root: Path, liv
     assert result.exit_code == 0
     first, *others = result.stderr.splitlines()
     assert first == "ended is not running: it is finished."
-    assert sorted(others) == ["a is stopped.", "b is cancelled."]
+    assert sorted(others) == ["a is stopped.", "b is stopped."]
 
 
 def test_stop_removes_run_whose_wait_was_interrupted_from_the_queue(root: Path) -> None:
@@ -229,7 +229,7 @@ def test_stop_removes_run_whose_wait_was_interrupted_from_the_queue(root: Path) 
         owned.run.enter_queue().report("waits for 1 free GPU")
     assert row_of(owned.folder).state == "interrupted"
     result = call("stop", "a")
-    assert (result.exit_code, result.stderr) == (0, "a is cancelled.\n")
+    assert (result.exit_code, result.stderr) == (0, "a is stopped.\n")
     assert row_of(owned.folder).state == "stopped"
     assert call("stop", "a").stderr == "a is not running: it is stopped.\n"
 

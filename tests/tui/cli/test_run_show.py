@@ -11,7 +11,8 @@ from engine.runs.events import RankFailed, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
 from engine.runs.ownership import Ownership
-from support.runs.event_factories import make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import append_events, make_ended_runs, make_run_folder, write_labels
 from support.runs.trained_run import call
 
@@ -52,6 +53,22 @@ def test_show_prints_state_results_labels_checkpoints_and_changes(run: RunFolder
     assert "started" in shown and "owner" not in shown
     changes = result.stdout.partition("\n\n")[2].splitlines()
     assert changes[0] == "Changed config keys" and "model.name  resnet18  (cnn)" in changes
+
+
+def test_show_says_once_which_direction_of_own_metrics_is_assumed(run: RunFolder) -> None:
+    epoch = replace(make_epoch(1), metrics={"worst": 0.5, "f1": 0.5, "my loss": 0.5})
+    folder = make_run_folder(run.path.parent, "own", make_run_started(), epoch)
+    shown = facts(call("runs", "show", folder.name).stdout)
+    assert shown["assumed"] == "higher worst is better; `gputrain runs better worst low` changes it"
+    call("runs", "better", "worst", "high")
+    assert "assumed" not in facts(call("runs", "show", folder.name).stdout)
+
+
+def test_top5_accuracy_among_five_classes_is_not_shown(run: RunFolder) -> None:
+    for classes in (5, 6):
+        started = replace(make_run_started(), classes=classes)
+        folder = make_run_folder(run.path.parent, f"c{classes}", started, make_epoch(1))
+        assert ("val top-5" in facts(call("runs", "show", folder.name).stdout)) is (classes == 6)
 
 
 def test_show_as_json_is_the_row_of_runs(run: RunFolder) -> None:

@@ -109,6 +109,12 @@ def test_watch_of_missing_and_empty_path_says_so(tmp_path: Path) -> None:
     assert (empty.exit_code, empty.stdout) == (0, "") and "gputrain watch --help" in empty.stderr
 
 
+def test_watch_of_printed_lines_names_the_command_that_reads_them(tmp_path: Path) -> None:
+    log = tmp_path / "out.log"
+    log.write_text("epoch 1 loss 0.5\n")
+    assert call("watch", log).stderr.endswith(f"What is found in printed lines: gputrain run --try-parse {log}\n")
+
+
 def test_watch_of_pid_prints_the_process_and_its_runs(tmp_path: Path) -> None:
     command = "import sys; file = open('metrics.csv', 'w'); file.write('step,loss\\n1,0.5\\n'); file.flush(); print(); "
     command += "sys.stdout.flush(); sys.stdin.read()"

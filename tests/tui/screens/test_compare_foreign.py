@@ -46,14 +46,14 @@ async def open_compare(pilot: Pilot[None], root: Path, own: tuple[Path, ...] = (
 def test_compare_of_foreign_runs_shows_their_metrics_and_parameters(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_compare(pilot, make_logs(tmp_path / "logs"))
-        assert [row.title for row in screen.view.charts.values() if row.metrics] == ["best val loss", "f1 [red]"]
+        assert [row.title for row in screen.view.charts.values() if row.metrics] == ["val loss", "f1 [red]"]
         assert screen.view.axis == "step"
         assert "f1 [red]" in visible_text(pilot)
         table = visible_text(pilot, f"#{TABLE_PANEL}")
         assert "1 parameter differs" in table and "0.2" in table
         await press(pilot, "c", "down", "space", "enter")
         await wait_until(pilot, lambda: pilot.app.screen is screen)
-        assert [row.title for row in screen.view.charts.values() if row.metrics] == ["best val loss"]
+        assert [row.title for row in screen.view.charts.values() if row.metrics] == ["val loss"]
 
     drive(real_app(tmp_path / "runs"), act, SIZE)
 
