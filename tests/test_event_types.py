@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EVENTS = "engine/runs/events.py"
+EVENTS, SCORES = "engine/runs/events.py", "engine/runs/records.py"
 _OPTIONAL = re.compile(r" \| (?:UnsetType|None)\b")
 
 
@@ -18,12 +18,13 @@ _OPTIONAL = re.compile(r" \| (?:UnsetType|None)\b")
 # `EpochEvent` takes its values from `Scores`, which would be as wrong as its own fields if both changed.
 @pytest.mark.parametrize("changes_scores", [True, False])
 def test_type_checker_refuses_event_fields_that_are_never_absent(changes_scores: bool, tmp_path: Path) -> None:
-    changed, fields = without_optional_fields((ROOT / EVENTS).read_text().splitlines(), changes_scores)
-    (tmp_path / "events.py").write_text("\n".join(changed))
-    arguments = ["--cache-dir", str(tmp_path / "cache"), "--shadow-file", EVENTS, str(tmp_path / "events.py")]
+    module = SCORES if changes_scores else EVENTS
+    changed, fields = without_optional_fields((ROOT / module).read_text().splitlines(), changes_scores)
+    (tmp_path / "changed.py").write_text("\n".join(changed))
+    arguments = ["--cache-dir", str(tmp_path / "cache"), "--shadow-file", module, str(tmp_path / "changed.py")]
     checked = subprocess.run([sys.executable, "-m", "mypy", *arguments], cwd=ROOT, capture_output=True, text=True)
     assert len(fields) >= (4 if changes_scores else 15)
-    refused = re.findall(rf'{EVENTS}:(\d+): error|error: Argument "(\w+)" to "(\w+)"', checked.stdout)
+    refused = re.findall(rf'{module}:(\d+): error|error: Argument "(\w+)" to "(\w+)"', checked.stdout)
     places = {line or (kind, name) for line, name, kind in refused}
     assert [field for field, line in fields.items() if not places & {field, str(line)}] == []
 
