@@ -43,7 +43,6 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_examples_train_together(code: str, mixup: float, tmp_path: Path) -> None:
     recipe = ("run.epochs=1", "optim.lr=0.001", "schedule.warmup_epochs=0", f"augment.mixup={mixup}")
     [epoch] = train_in_process(tmp_path / "run", code, *ALL_SEVEN, *recipe)
-    # Bright and dark images are told apart by any network; a transform inverts half of those that it trains on.
     assert epoch.val_accuracy is not None and epoch.lr == 0.001
     assert [*epoch.metrics] == ["confidence", "overconfidence"]
 

@@ -7,7 +7,6 @@ The app only reads run folders and GPU snapshots, and sends control requests. Ru
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import threading
 import time
@@ -28,7 +27,7 @@ from tui.pollers.runs import RunListPoller
 from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
 from tui.screens.base import Dialog, GputrainScreen
 from tui.screens.monitor import MonitorScreen
-from tui.terminal_app import TerminalApp
+from tui.terminal_app import TerminalApp, resume_garbage_collection
 
 if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
@@ -45,18 +44,8 @@ MAX_CONTENT_WAIT_SECONDS = 3.0
 STARTUP_SECONDS = 1.0
 PENDING_RUN_SECONDS = 1.0
 MAX_TOAST_LINES = 8
-# With the default of 700, the monitor collects twice a second, for up to a tenth of its CPU time.
-COLLECTED_OBJECTS = 50_000
 # psutil is imported after the first frames.
 HOST_DELAY_SECONDS = 0.4
-
-
-def resume_garbage_collection() -> None:
-    """End the pause of the garbage collector that `tui.screen` began, and exempt all objects that exist by now."""
-    if not gc.isenabled():
-        gc.freeze()
-        gc.set_threshold(COLLECTED_OBJECTS)
-        gc.enable()
 
 
 class GputrainApp(TerminalApp):

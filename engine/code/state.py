@@ -43,7 +43,8 @@ FILTERED, NO_TEXT = "has a filter of git", "is no text"
 HIDDEN = "is hidden from git (skip-worktree or assume-unchanged)"
 MISSING = "missing"
 MODULE_MODE = "160000"
-# Of `git ls-files -v --stage`: submodules, and files whose changes git is told to ignore (git-update-index(1)).
+# Entries of `git ls-files -v --stage`: submodules, and files with the bit assume-unchanged or skip-worktree, whose
+# changes git ignores (git-update-index(1)).
 _SPECIAL_ENTRY = re.compile(rb"(?:\A|\0)([A-Z] 160000 [^\0]*|[a-zS] [^\0]*)")
 
 
@@ -295,7 +296,10 @@ def _read_text(file: Path) -> bytes | str:
 
 
 def _special_entries(repository: Repository) -> tuple[list[str], list[str]]:
-    """Return the submodules, and the files whose changes git is told to ignore. Raises GitError."""
+    """Return the submodules, and the files whose changes git ignores (assume-unchanged, skip-worktree).
+
+    Raises GitError.
+    """
     output, is_complete = repository.read("ls-files", "-z", "-v", "--stage")
     if not is_complete:
         raise GitError(f"has names of files of more than {MAX_OUTPUT_BYTES} bytes", code="too-large")

@@ -17,9 +17,8 @@ from pathlib import Path
 from engine.code.git import Repository
 from engine.code.patches import NO_TRANSFORMATION, patch_header, quote_path
 
-# Of the difference: what is shown of it has a few hundred lines.
+# Output of git that is read. At most a few hundred lines of the difference are shown.
 MAX_DIFF_BYTES = 1 << 22
-# Of the names of its files.
 MAX_NAMES_BYTES = 1 << 22
 
 

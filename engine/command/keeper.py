@@ -21,8 +21,8 @@ from contextlib import suppress
 from engine.command.cgroup import enter_cgroup, make_cgroup, remove_cgroup
 from engine.command.membership import kill_all
 
-# What the supervisor sends first: the size of the rest, then (run ID, argv, cwd, env, signals that the command ignores)
-# for marshal.
+# The first message of the supervisor: the size of the rest, then a marshalled tuple (run ID, argv, cwd, env, signals
+# that the command ignores).
 SIZE_BYTES = 8
 # A process that does not return from a call of the kernel cannot be killed.
 KILL_SECONDS = 5.0

@@ -301,7 +301,7 @@ def describe_value(value: Any) -> str:
 
 def as_number(value: Any) -> float | None:
     """Return a number that user code returned, such as a tensor of one element, as a float; None for anything else."""
-    # float() also parses text.
+    # float("0.5") is 0.5, but text is no metric.
     if isinstance(value, str | bytes | bytearray):
         return None
     try:

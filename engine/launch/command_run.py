@@ -156,7 +156,7 @@ def _run(run: CommandRun) -> int:
     try:
         session = _Session(run, folder, devices, signals, usage, began, limit)
         end = session.run()
-        # Never beside processes that still hold its GPUs.
+        # Processes that cannot be killed may still hold the GPUs, so the command is not started again beside them.
         while end.exit_code != 0 and not (end.stopped_by or end.unkillable) and restart < max_restarts:
             restart += 1
             why = session.describe_failure(end)

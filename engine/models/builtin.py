@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from engine.utils.errors import UsageError
 
-# The step that one SGD step takes in the logits grows with the squared norm of the classifier's input, which is about
-# the number of features. From some image size on, the default learning rate would diverge.
+# One SGD step changes the logits in proportion to the squared norm of the classifier's input, which is about its number
+# of features. With the default learning rate, training on larger images would diverge.
 MAX_FEATURE_NORM_SQUARED = 256
 
 

@@ -36,9 +36,9 @@ LR_END_SHARE = 0.02
 ONE_CLASS_SHARE = 0.999
 # If training is better than validation by more, the validation is that of BatchNorm statistics that lag behind.
 ONE_CLASS_MAX_GAP = 0.1
-# A loss that stands still: less is the noise of which images an epoch drops.
+# A loss without progress. A smaller range is noise, because each epoch drops other images.
 FLAT_RANGE = 0.02  # highest minus lowest loss, vs. the loss of guessing
-FLAT_RATIO = 0.95  # all losses vs. that of guessing; one that stands still further down has converged
+FLAT_RATIO = 0.95  # all losses vs. that of guessing; a constant loss below has converged
 # A loss that falls slowly, at a steady pace: a run that has found its learning rate slows down as it converges.
 SLOW_MIN_EPOCHS = 4
 SLOW_MAX_FALL = 0.10  # per epoch

@@ -25,7 +25,7 @@ from engine.utils.errors import Problem
 from engine.utils.event_file import scalars_record, session_start_record, version_record
 from engine.utils.files import append_to_file
 
-# While the files cannot be written; a run of 2 steps per second fills it in 14 hours.
+# Events that wait while the files cannot be written. With 2 steps per second and 10 steps per event, 14 hours of them.
 MAX_WAITING_STEP_EVENTS = 10_000
 
 
@@ -95,7 +95,7 @@ class TensorBoardWriter:
             self._write("steps", event.time, event.step - len(values) + 1, values)
 
     def _write(self, series: str, time: float, step: int, values: Sequence[Mapping[str, float | None]]) -> None:
-        """Append the values of consecutive steps, the first of which is `step`."""
+        """Append the values of consecutive steps. The first one is `step`."""
         records = []
         if series not in self._files:
             self._files[series] = _EventFile(self._folder / series, next(self._file_numbers))

@@ -165,7 +165,7 @@ def forge_marker(stage: Stage) -> None:
 
 
 def plant_processes(stage: Stage) -> None:
-    """A run folder of which the victim has made a copy names a process of the victim."""
+    """Plant run folders that name a process of the victim. The victim owns the copies."""
     with subprocess.Popen(["sleep", "60"], env={"GPUTRAIN_RUN_ID": "0" * 32, "PATH": os.environ["PATH"]}) as victim:
         start_ticks = int(Path(f"/proc/{victim.pid}/stat").read_text().rpartition(")")[2].split()[19])
         for name, run_id in {"sent": "sent-1", "zeros": "0" * 32}.items():

@@ -244,7 +244,7 @@ class HelpCommand(TyperCommand):
         return panel_of(param)
 
     def named_in(self, param: Any) -> str | None:
-        """Return the section that only names an option, None for an option with a description."""
+        """Return the title of the section that lists an option by name only; None if the page describes the option."""
         flags = [each for each in self.params if panel_of(each) == panel_of(param)]
         is_described = panel_of(param) not in NAMED_PANELS or len(flags) <= MAX_DESCRIBED
         return None if is_described else f"{panel_of(param)}, described by gputrain run --help"

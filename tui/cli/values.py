@@ -22,7 +22,7 @@ class LateConversion(RuntimeParam):
 
 
 def convert_late(parameters: list[Any]) -> list[Any]:
-    """Make typer convert the values that were typed, and no defaults. Return the parameters."""
+    """Make typer convert typed values only, not defaults. Return the parameters."""
     for parameter in parameters:
         kind = parameter.type_descriptor
         if parameter._runtime_param is None and not kind.is_file:

@@ -113,31 +113,9 @@ def test_resolve_reports_other_problems_beside_non_text_key(tmp_path: Path, key:
     assert has_problem([third], "out-of-range", "schedule.warmup_epochs", "run.epochs (10)")
 
 
-@pytest.mark.parametrize(
-    ("name", "dataset"),
-    [("photos.gpk", "packed"), ("train-{000..146}.tar", "webdataset"), ("photos", "folder"), ("a.photos", "folder")],
-)
-def test_resolve_finds_dataset_by_the_name_of_its_path(tmp_path: Path, name: str, dataset: str) -> None:
-    path = tmp_path / name
-    resolved = resolve_config(flags={"data.path": (f"--data-path {path}", str(path))})
-    assert (resolved.config.data.dataset, resolved.config.data.path) == (dataset, str(path))
-    assert resolved.sources["data.dataset"] == f"--data-path {path}"
-
-
 def test_resolve_keeps_dataset_that_a_layer_sets(tmp_path: Path) -> None:
     file = write(tmp_path / "a.yaml", "data: {dataset: cifar10}")
     assert resolve_config(file, [f"data.path={tmp_path}"]).config.data.dataset == "cifar10"
-
-
-@pytest.mark.parametrize(
-    ("name", "dataset"), [("photos.gpk", "packed"), ("train.tar", "webdataset"), ("photos", "folder")]
-)
-def test_resolve_takes_dataset_for_config(tmp_path: Path, name: str, dataset: str) -> None:
-    path = tmp_path / name
-    path.touch() if path.suffix else path.mkdir()
-    resolved = resolve_config(str(path), ["run.epochs=2"])
-    assert (resolved.config.data.dataset, resolved.config.data.path) == (dataset, str(path))
-    assert resolved.sources["data.path"] == str(path)
 
 
 def test_resolve_refuses_run_folder_for_config(tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""The path of the data decides the dataset, and stands for a config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config.loader import resolve_config
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset"),
+    [("photos.gpk", "packed"), ("train-{000..146}.tar", "webdataset"), ("photos", "folder"), ("a.photos", "folder")],
+)
+def test_resolve_finds_dataset_by_the_name_of_its_path(tmp_path: Path, name: str, dataset: str) -> None:
+    path = tmp_path / name
+    resolved = resolve_config(flags={"data.path": (f"--data-path {path}", str(path))})
+    assert (resolved.config.data.dataset, resolved.config.data.path) == (dataset, str(path))
+    assert resolved.sources["data.dataset"] == f"--data-path {path}"
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset"), [("photos.gpk", "packed"), ("train.tar", "webdataset"), ("photos", "folder")]
+)
+def test_resolve_takes_dataset_for_config(tmp_path: Path, name: str, dataset: str) -> None:
+    path = tmp_path / name
+    path.touch() if path.suffix else path.mkdir()
+    resolved = resolve_config(str(path), ["run.epochs=2"])
+    assert (resolved.config.data.dataset, resolved.config.data.path) == (dataset, str(path))
+    assert resolved.sources["data.path"] == str(path)
