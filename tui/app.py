@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
@@ -58,6 +57,7 @@ class GputrainApp(TerminalApp):
     BINDINGS: ClassVar[list[BindingType]] = [
         *make_bindings(GLOBAL_COMMANDS),
         Binding("ctrl+c,ctrl+q", "quit", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", show=False, priority=True),
     ]
 
     def __init__(
@@ -145,8 +145,6 @@ class GputrainApp(TerminalApp):
         return MonitorScreen(self)
 
     def on_mount(self) -> None:
-        if threading.current_thread() is threading.main_thread() and not self.is_headless:
-            self.install_signal_handlers()
         if self._initial_run is not None:
             self.open_run(str(self._initial_run))
         elif self._launched_run is not None:
@@ -380,6 +378,12 @@ class GputrainApp(TerminalApp):
     async def action_back(self) -> None:
         if len(self.screen_stack) > 1:
             self.pop_screen()
+
+    def action_command_palette(self) -> None:
+        from tui.screens.command_search import CommandSearch
+
+        if not isinstance(self.screen, CommandSearch):
+            self.push_screen(CommandSearch())
 
     def action_help(self) -> None:
         from engine.show.readings import READINGS

@@ -150,6 +150,11 @@ class ReplyFilter:
             rest, self._held, self._held_since = rest[: partial_reply.start()], partial_reply[0], time.monotonic()
         return "".join([*typed, rest])
 
+    @property
+    def holds(self) -> bool:
+        """Whether the beginning of an answer is held."""
+        return bool(self._held)
+
     def release(self, after_s: float) -> str:
         """Return what has been held for `after_s` seconds: an escape key, and no answer."""
         if not self._held or time.monotonic() - self._held_since < after_s:

@@ -1,6 +1,6 @@
-"""A Textual app with the themes of gputrain that exits cleanly on the signals of a terminal.
+"""A Textual app with the themes, graphics and toasts of gputrain.
 
-`tui.app` adds the screens and the pollers.
+`tui.app` adds the screens and the pollers, `tui.terminal_driver` talks to the terminal.
 """
 
 from __future__ import annotations
@@ -9,21 +9,20 @@ import asyncio
 import gc
 import os
 import signal
-import threading
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.theme import ThemeStackError
+from textual import constants
 from textual._compositor import ChopsUpdate
 from textual.app import App, SystemCommand
-from textual.driver import Driver
 from textual.screen import Screen
 from textual.signal import Signal
 from textual.strip import Strip
@@ -31,6 +30,7 @@ from textual.strip import Strip
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 from tui.palette import ANSI, PALETTES, Palette, rich_theme
+from tui.terminal_driver import TerminalDriver, has_job_control
 from tui.theme import initial_palette, save_palette, textual_theme
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
             """Return the cells that the overlay covers, and what to write; "" if it is hidden."""
 
 
-EXIT_GRACE_SECONDS = 1.5
 # With the default of 700, the monitor collects twice a second, for up to a tenth of its CPU time.
 COLLECTED_OBJECTS = 50_000
 
@@ -100,7 +99,7 @@ def _render_cells(strip: Strip, start: int, stop: int, console: Console) -> Iter
 
 
 class TerminalApp(App[None]):
-    """Themes, toasts, screenshots, graphics and signal handlers."""
+    """Themes, toasts, screenshots, graphics and the title of the terminal."""
 
     low_bandwidth = False
     """Whether pictures are drawn as text, unless the user asks for graphics."""
@@ -108,7 +107,11 @@ class TerminalApp(App[None]):
     def __init__(self) -> None:
         palette = initial_palette()
         # Textual renders NO_COLOR in shades of gray unless ANSI colors are requested before it reads the theme.
-        super().__init__(ansi_color=True if palette is ANSI else None)
+        super().__init__(
+            # `TEXTUAL_DRIVER` names another one, such as that of a browser.
+            driver_class=None if constants.DRIVER else TerminalDriver,
+            ansi_color=True if palette is ANSI else None,
+        )
         for known in PALETTES:
             self.register_theme(textual_theme(known))
         self._set_palette(palette)
@@ -116,22 +119,11 @@ class TerminalApp(App[None]):
         self.set_reactive(App.theme, palette.name)
         self.stylesheet.set_variables(self.get_css_variables())
         self.animation_level = "none"
-        self._got_sigtstp = False
         self.graphics: Graphics | None = None
         """Which graphics the terminal shows; None before `find_graphics`."""
         self.graphics_changed: Signal[Graphics] = Signal(self, "graphics")
         self.overlays: set[Overlay] = set()
         self._graphics_query: GraphicsQuery | None = None
-
-    def get_driver_class(self) -> type[Driver]:
-        """Use the driver that can ask the terminal, unless the user chose another one or Textual has changed."""
-        driver_class = super().get_driver_class()
-        with suppress(ImportError, AttributeError):
-            from tui.terminal_replies import AskingDriver
-
-            if driver_class in AskingDriver.__bases__:
-                return AskingDriver
-        return driver_class
 
     def _set_palette(self, palette: Palette) -> None:
         """Use a palette for the style names in text; `theme` is that of the style sheets."""
@@ -186,6 +178,19 @@ class TerminalApp(App[None]):
     async def action_quit(self) -> None:
         self.exit()
 
+    def action_suspend_process(self) -> None:
+        """Stop the screen until `fg`."""
+        if has_job_control():
+            # The shell waits for the whole job, such as a script that started the screen.
+            os.killpg(os.getpgrp(), signal.SIGTSTP)
+        else:
+            self.show_toast(Problem("", "No shell would continue the screen: Ctrl-Z has no effect", code="no-effect"))
+
+    def set_terminal_title(self, title: str) -> None:
+        """Name the screen that is shown in the title of the terminal, behind the host."""
+        if isinstance(self._driver, TerminalDriver):
+            self._driver.set_title(printable(f"gputrain {socket.gethostname()}: {title}"))
+
     def find_graphics(self) -> None:
         """Find out which graphics the terminal shows. If only the terminal knows, use half blocks until its answer.
 
@@ -200,14 +205,16 @@ class TerminalApp(App[None]):
             protocol = requested_protocol(os.environ)
         except UsageError as error:
             self.show_toast(error)
-        if (ask := getattr(driver, "ask", None)) is None or (self.low_bandwidth and protocol is None):
+        if not isinstance(driver, TerminalDriver) or (self.low_bandwidth and protocol is None):
             self._graphics_query = GraphicsQuery(protocol or "blocks", None)
         else:
-            cell = cell_size(driver.fileno)  # type: ignore[union-attr]
+            cell = cell_size(driver.terminal)
             self._graphics_query = GraphicsQuery(protocol or known_protocol(os.environ), cell)
             if self._graphics_query.question:
                 loop = asyncio.get_running_loop()
-                ask(self._graphics_query.question, lambda reply: loop.call_soon_threadsafe(self._take_reply, reply))
+                driver.ask(
+                    self._graphics_query.question, lambda reply: loop.call_soon_threadsafe(self._take_reply, reply)
+                )
         self._use_graphics(self._graphics_query.graphics)
 
     def _take_reply(self, reply: str) -> None:
@@ -243,34 +250,3 @@ class TerminalApp(App[None]):
                 region.y <= y < region.bottom and start < region.right and region.x < end for y, start, end in spans
             ):
                 self.write_to_terminal(sequence)
-
-    def install_signal_handlers(self) -> None:
-        """Exit on SIGHUP and SIGTERM, and survive being suspended. Call it in the main thread, in the event loop."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGHUP, signal.SIGTERM):
-            loop.add_signal_handler(number, self._exit_on_signal, number)
-        suspend, resume = signal.getsignal(signal.SIGTSTP), signal.getsignal(signal.SIGCONT)
-
-        def suspended(number: int, frame: FrameType | None) -> None:
-            self._got_sigtstp = True
-            if callable(suspend):
-                suspend(number, frame)
-
-        def continued(number: int, frame: FrameType | None) -> None:
-            # Textual re-enters application mode at every SIGCONT. After a SIGSTOP it never left that mode: a second
-            # entry would start a second keyboard reader and leave the terminal in raw mode on exit.
-            if not self._got_sigtstp:
-                loop.call_soon_threadsafe(self.refresh)
-            elif callable(resume):
-                self._got_sigtstp = False
-                resume(number, frame)
-
-        signal.signal(signal.SIGTSTP, suspended)
-        signal.signal(signal.SIGCONT, continued)
-
-    def _exit_on_signal(self, signum: int) -> None:
-        """Exit on SIGHUP or SIGTERM; the timer forces it, because writes to a closed terminal can block forever."""
-        timer = threading.Timer(EXIT_GRACE_SECONDS, os._exit, [128 + signum])
-        timer.daemon = True
-        timer.start()
-        self.exit(return_code=128 + signum)

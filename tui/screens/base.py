@@ -84,7 +84,20 @@ Outcome = TypeVar("Outcome")
 AnyPoller = TypeVar("AnyPoller", bound=Poller)
 
 
-class Dialog(ModalScreen[Result], Generic[Result]):
+class SettledScreen(Screen[Result], Generic[Result]):
+    """A screen whose layout settles, however fast the terminal is resized.
+
+    A layout of a new size makes Textual send the screen a `Resize` of that size. While two sizes wait, each layout
+    would send its own again behind the other, without end.
+    """
+
+    async def on_event(self, event: events.Event) -> None:
+        # The app knows the current size; its event follows.
+        if not isinstance(event, events.Resize) or event.size == self.app.size:
+            await super().on_event(event)
+
+
+class Dialog(ModalScreen[Result], SettledScreen[Result], Generic[Result]):
     """Base class of the dialogs. Returns a result to the screen below."""
 
     def __init__(self) -> None:
@@ -130,6 +143,8 @@ class AppServices(Protocol):
 
     def show_toast(self, message: str | Problem | UsageError, *, timeout_s: float = 5.0) -> None: ...
 
+    def set_terminal_title(self, title: str) -> None: ...
+
     def find_graphics(self) -> None: ...
 
     def open_run(self, folder: str) -> None: ...
@@ -168,7 +183,7 @@ def watch_other_hosts(app: AppServices, screen: Screen[None], folders: Sequence[
         watch_claims(owners, take_over=True)
 
 
-class GputrainScreen(Screen[None]):
+class GputrainScreen(SettledScreen[None]):
     """Base class of all screens.
 
     A subclass sets `SCREEN_COMMANDS` and implements `compose_body` and `update_content`. `update_content` runs when the
@@ -340,13 +355,15 @@ class GputrainScreen(Screen[None]):
             return False
         return action == "quit" or not self.has_class("-too-small")
 
-    def show_title(self, left: str, right: str = "") -> None:
-        """Show `left`, then the notice on simulated or recorded data if any, and `right` at the right edge."""
+    def show_title(self, name: str, details: str = "", right: str = "") -> None:
+        """Show the name of what is shown, also in the title of the terminal, then `details`, then the notice on
+        simulated or recorded data if any, and `right` at the right edge."""
+        self.gputrain_app.set_terminal_title(" ".join(name.split()))
         line = Text(no_wrap=True, end="", overflow="ellipsis")
         line.append(" gputrain ", ACCENT)
         notice = self.gputrain_app.source_notice()
-        left_text = Text(f" {left}", no_wrap=True)
-        # The notice must never be cut off, so `left` is truncated instead.
+        left_text = Text(f" {name}   {details}" if details else f" {name}", no_wrap=True)
+        # The notice must never be cut off, so the text is truncated instead.
         left_text.truncate(
             max(self.size.width - line.cell_len - len(f"   {notice} " if notice else ""), 0), overflow="ellipsis"
         )

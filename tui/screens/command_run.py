@@ -95,7 +95,7 @@ class CommandRunScreen(RunRequests, ForeignRunScreen):
         self.watched_run = self.run_poller.run
         super().update_content()
         load = load_text(self.gputrain_app.host_poller.value)
-        self.show_title(f"{printable(self.folder.name)}   {printable(str(self.folder.path.parent))}", load)
+        self.show_title(printable(self.folder.name), printable(str(self.folder.path.parent)), load)
         panel, snapshot = self.foreign_panels.gpu_panel, self.snapshot
         if panel.display and snapshot is not None:
             title, lines = rank_lines(snapshot.ranks, self._gpus, panel.text_width, 1)

@@ -195,7 +195,7 @@ class CompareScreen(ChartScreen):
         self._show_runs()
 
     def update_content(self) -> None:
-        self.show_title(f"compare {pluralize(len(self._runs), 'run')}", self._reading_note())
+        self.show_title(f"compare {pluralize(len(self._runs), 'run')}", right=self._reading_note())
         message = self._message()
         line = self.query_one("#message", TextLine)
         line.display = bool(message.plain)

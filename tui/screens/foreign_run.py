@@ -158,7 +158,7 @@ class ForeignRunScreen(ChartScreen):
 
     def update_content(self) -> None:
         run = self.watched_run
-        self.show_title(f"{run.name}   {printable(str(run.folder))}")
+        self.show_title(run.name, printable(str(run.folder)))
         self.show_status()
         if self._fit_panels() and self._drawn[0] is not None:
             self.call_after_refresh(self.draw_charts)

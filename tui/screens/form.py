@@ -160,7 +160,7 @@ class FormScreen(GputrainScreen):
 
     def update_title(self) -> None:
         right = check_title(len(self._all_problems()), is_checked=self._is_checked)
-        self.show_title(form_title(self.form, self._run_config, is_draft=self._shows_draft), right)
+        self.show_title(form_title(self.form, self._run_config, is_draft=self._shows_draft), right=right)
 
     def _show_help(self) -> None:
         info, about = self.fields.selected, Text("Enter goes to the fields found, esc shows all.", MUTED)

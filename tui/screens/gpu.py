@@ -109,7 +109,7 @@ class GpuScreen(GpuProcessesScreen):
         name = printable(known.value("name") or "")
         picked = " (picked)" if self._key in self.gputrain_app.picked_gpu_uuids else ""
         place = f"{snapshot.gpus.index(gpu) + 1} of {len(snapshot.gpus)} "
-        self.show_title(f"GPU {gpu.index}{picked}   {name}   {users_text(known)}", place)
+        self.show_title(f"GPU {gpu.index}{picked}", f"{name}   {users_text(known)}", place)
         # A silent sampler repeats its last snapshot with older GPUs, a silent GPU is in newer snapshots.
         now = max(snapshot.time, (gpu.time or 0.0) + gpu.age)
         self._show_graphs(gpu, known, now)

@@ -62,7 +62,7 @@ class ProcessScreen(GputrainScreen):
 
     def update_content(self) -> None:
         reading = self.poller.latest
-        self.show_title(f"process {self._process.pid}", load_text(self.gputrain_app.host_poller.value))
+        self.show_title(f"process {self._process.pid}", right=load_text(self.gputrain_app.host_poller.value))
         if reading is None:
             return
         self._open_only_run(reading)

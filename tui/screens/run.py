@@ -113,7 +113,7 @@ class RunScreen(RunRequests, ChartScreen):
         if snapshot is None:
             self.show_title(printable(self.folder.name))
             return
-        self.show_title(f"{printable(self.folder.name)}   {printable(str(self.folder.path.parent))}")
+        self.show_title(printable(self.folder.name), printable(str(self.folder.path.parent)))
         self.show_line("#progress", progress_line(snapshot.row, self.size.width))
         bottleneck = bottleneck_text(snapshot.row, self.size.width)
         self.query_one("#bottleneck").display = bool(bottleneck.plain)

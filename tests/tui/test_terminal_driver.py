@@ -1,0 +1,93 @@
+"""What the threads of the driver do with bytes: output that is not read, and input of any value."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from support.gputrain_command import wait_for
+from tui import terminal_driver
+from tui.terminal_driver import InputFilter, Output
+
+LIMIT = 200_000
+
+
+class Pipe:
+    """A terminal that is read on request; `Output` writes to it."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        self.drained = threading.Event()
+        self.output = Output(self._writer, self.drained.set)
+
+    def read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            data += os.read(self._reader, size - len(data))
+        return data
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
+    monkeypatch.setattr(terminal_driver, "MAX_PENDING_BYTES", LIMIT)
+    yield Pipe()
+
+
+def test_output_writes_in_order(pipe: Pipe) -> None:
+    for text in (b"a", b"bc", b"d"):
+        pipe.output.write(text)
+    assert pipe.read(4) == b"abcd"
+    pipe.output.flush(10)
+    assert not pipe.drained.is_set()
+
+
+def test_output_drops_whole_writes_beyond_limit_and_reports_when_drained(pipe: Pipe) -> None:
+    pipe.output.write(b"a" * LIMIT)
+    for _ in range(3):
+        pipe.output.write(b"lost")
+    assert pipe.read(LIMIT) == b"a" * LIMIT
+    assert pipe.drained.wait(60)
+    pipe.output.write(b"next")
+    assert pipe.read(4) == b"next"
+
+
+def test_output_takes_one_write_of_any_size(pipe: Pipe) -> None:
+    pipe.output.write(b"a" * (2 * LIMIT))
+    assert pipe.read(2 * LIMIT) == b"a" * (2 * LIMIT)
+    wait_for(lambda: not pipe.drained.is_set(), "no report")
+
+
+def test_output_discards_what_waits(pipe: Pipe) -> None:
+    pipe.output.write(b"a" * (LIMIT // 2))
+    # The thread holds the first write, which the pipe cannot take whole.
+    wait_for(lambda: not pipe.output._pending, "the first write")
+    pipe.output.write(b"frame")
+    pipe.output.discard()
+    pipe.output.write(b"last")
+    assert pipe.read(LIMIT // 2 + 4).endswith(b"alast")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "typed"),
+    [
+        ([b"a\xc3\xa9"], "aé"),
+        ([b"a\xc3", b"\xa9b"], "aéb"),
+        ([b"\xffa\x84"], "\ufffda\ufffd"),
+        ([b"a\x1b[M C\x84b"], "ab"),
+        ([b"a\x1b[M", b" C", b"\x84b"], "ab"),
+        ([b"\x1b"], "\x1b"),
+        ([b"\x1b[", b"A"], "\x1b[A"),
+    ],
+)
+def test_input_filter_returns_valid_text_without_x10_mouse_reports(pieces: list[bytes], typed: str) -> None:
+    source = InputFilter()
+    assert "".join(map(source.feed, pieces)) == typed
+
+
+def test_input_filter_releases_key_but_no_incomplete_mouse_report() -> None:
+    source = InputFilter()
+    assert (source.feed(b"\x1b["), source.holds, source.release(), source.holds) == ("", True, "\x1b[", False)
+    assert (source.feed(b"\x1b[M "), source.release(), source.feed(b"a")) == ("", "", "a")
