@@ -5,7 +5,6 @@ The entry points import the rest lazily: `tui.__main__` settles first where `eng
 """
 
 import gc
-import io
 import os
 import stat
 import sys
@@ -16,10 +15,17 @@ def restrict_umask() -> None:
     os.umask(os.umask(0o077) | stat.S_IWOTH)
 
 
-def escape_unencodable_output() -> None:
-    """Let stdout escape characters that its encoding lacks, as stderr does: a name may be of any script."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")
+def limit_output() -> None:
+    """Let stdout and stderr write what the terminal can draw, and escape what their encoding lacks."""
+    from engine.utils.errors import UsageError
+    from tui.characters import limit_characters, requested_characters
+
+    for stream in (sys.stdout, sys.stderr):
+        limit_characters(stream)
+    try:
+        requested_characters(os.environ)
+    except UsageError as error:
+        print(f"warning: {error}", file=sys.stderr)
 
 
 def main() -> None:
@@ -28,7 +34,6 @@ def main() -> None:
 
     begin_process()
     restrict_umask()
-    escape_unencodable_output()
     # With the default thresholds, 500 collections take a tenth of the time to import torch.
     gc.set_threshold(100_000)
     if sys.argv[1:2] == ["gpus"]:
@@ -36,6 +41,7 @@ def main() -> None:
         from engine.gpus.start_sampler import prestart_sampler
 
         prestart_sampler()
+    limit_output()
     from tui.cli.main import app
 
     with reported_faults():
@@ -56,6 +62,7 @@ def screen() -> None:
             from engine.gpus.start_sampler import prestart_sampler
 
             prestart_sampler()
+        limit_output()
         # The most common call skips the import of typer.
         from engine.utils.errors import UsageError
         from tui.cli.open_tui import open_screen
@@ -67,6 +74,7 @@ def screen() -> None:
                 print(f"error: {error}", file=sys.stderr)
                 sys.exit(2)
         return
+    limit_output()
     from tui.cli.main import screen_app
 
     with reported_faults():

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from engine.utils.errors import UsageError
+from tui.characters import BASIC_TERMS, read_choice
 
 Protocol = Literal["kitty", "sixel", "blocks"]
 """How pictures are drawn: Kitty graphics, Sixel (also iTerm2, Windows Terminal, VS Code), or half blocks of text."""
@@ -24,7 +24,7 @@ GRAPHICS_VARIABLE = "GPUTRAIN_GRAPHICS"
 MULTIPLEXER_VARIABLES = ("TMUX", "STY", "ZELLIJ")
 MULTIPLEXER_TERMS = ("tmux", "screen")
 KITTY_TERMS = ("xterm-kitty", "xterm-ghostty")
-TEXT_TERMS = ("dumb", "linux", "vt100", "ansi", "cons25", "eterm")
+TEXT_TERMS = ("dumb", *BASIC_TERMS)
 # That of the VT340, which textual-image assumes as well.
 DEFAULT_CELL = (10, 20)
 MAX_CELL_PIXELS = 200
@@ -60,15 +60,7 @@ def requested_protocol(environment: Mapping[str, str]) -> Protocol | None:
 
     Raises UsageError if it has another value.
     """
-    value = environment.get(GRAPHICS_VARIABLE, "").strip().lower() or "auto"
-    if value == "auto":
-        return None
-    for protocol in get_args(Protocol):
-        if value == protocol:
-            return protocol  # type: ignore[no-any-return]
-    allowed = ", ".join(("auto", *get_args(Protocol)))
-    reason = f"{GRAPHICS_VARIABLE}={value} is ignored: it must be one of {allowed}"
-    raise UsageError.one("", reason, code="unknown-value")
+    return read_choice(GRAPHICS_VARIABLE, get_args(Protocol), environment)  # type: ignore[return-value]
 
 
 def known_protocol(environment: Mapping[str, str]) -> Protocol | None:

@@ -31,7 +31,7 @@ from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 from tui.palette import ANSI, PALETTES, Palette, rich_theme
 from tui.terminal_driver import TerminalDriver, has_job_control
-from tui.theme import initial_palette, save_palette, textual_theme
+from tui.theme import initial_palette, save_palette, settle_terminal_type, textual_theme
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -105,6 +105,7 @@ class TerminalApp(App[None]):
     """Whether pictures are drawn as text, unless the user asks for graphics."""
 
     def __init__(self) -> None:
+        settle_terminal_type()
         palette = initial_palette()
         # Textual renders NO_COLOR in shades of gray unless ANSI colors are requested before it reads the theme.
         super().__init__(

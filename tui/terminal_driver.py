@@ -241,7 +241,9 @@ class TerminalDriver(LinuxDriver):
         self._event_loop = asyncio.get_running_loop()
         self.terminal = self.fileno
         """File descriptor of the terminal."""
-        self._output = Output((sys.__stderr__ or sys.stderr).fileno(), lambda: self._in_loop(app.refresh))
+        # `tui.characters` has set how it is encoded.
+        self._stream = sys.__stderr__ or sys.stderr
+        self._output = Output(self._stream.fileno(), lambda: self._in_loop(app.refresh))
         # Textual's input thread reads `fileno`, all else the terminal.
         self._keys, self._typed = os.pipe()
         os.set_blocking(self._typed, False)
@@ -259,7 +261,7 @@ class TerminalDriver(LinuxDriver):
             self._event_loop.call_soon_threadsafe(function)
 
     def write(self, data: str) -> None:
-        self._output.write(data.encode("utf-8", "replace"))
+        self._output.write(data.encode(self._stream.encoding, self._stream.errors or "replace"))
 
     def set_title(self, title: str) -> None:
         """Set the title of the terminal; the earlier one is restored at the end."""

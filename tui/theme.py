@@ -8,11 +8,14 @@ from textual.theme import Theme
 
 from engine.utils.codec import FileRecord, find_user_record, write_user_record
 from engine.utils.files import state_folder
+from tui.characters import BASIC_TERMS
 from tui.palette import ANSI, DARK, PALETTES, Palette
 
 THEME_FILE = "theme.json"
-# Values of TERM for terminals that show 8 or 16 colors only.
-BASIC_TERMINALS = {"xterm", "linux", "vt100", "vt220", "ansi", "dumb", "screen"}
+# Values of TERM that some terminals of more than 16 colors have, too; these set COLORTERM.
+AMBIGUOUS_TERMS = ("xterm", "screen")
+# What tcsh sets where TERM is missing.
+UNKNOWN_TERM = "unknown"
 
 
 class ThemeChoice(FileRecord, frozen=True, kw_only=True):
@@ -79,12 +82,24 @@ def textual_theme(palette: Palette) -> Theme:
     )
 
 
+def settle_terminal_type() -> None:
+    """Correct what the environment says of the terminal, before rich reads it."""
+    term = os.environ.get("TERM", "")
+    if term in BASIC_TERMS:
+        # Rich believes it, whatever TERM is.
+        os.environ.pop("COLORTERM", None)
+    elif term == UNKNOWN_TERM:
+        # Rich takes 80 x 25 cells for the size of a terminal of this type.
+        os.environ["TERM"] = "xterm"
+
+
 def initial_palette() -> Palette:
     """Return the palette that the user chose last, else one that the terminal can show.
 
     `NO_COLOR` (no-color.org) and terminals of 16 colors always get their own colors.
     """
-    basic = os.environ.get("TERM", "") in BASIC_TERMINALS and not os.environ.get("COLORTERM")
+    term = os.environ.get("TERM", "")
+    basic = term in BASIC_TERMS or (term in AMBIGUOUS_TERMS and not os.environ.get("COLORTERM"))
     if basic or "NO_COLOR" in os.environ:
         return ANSI
     saved = find_user_record(state_folder(), THEME_FILE, ThemeChoice)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from engine.runs.folder import RunFolder
 from support.gputrain_command import GPUTRAIN, Gputrain, read_events, wait_for
 from support.messages import has_problem, says
 from support.screen.terminal import LEAVE_ALTERNATE_SCREEN, TIMEOUT_SECONDS, Terminal
+from tui.characters import CONSOLE_CHARACTERS
 
 SCREEN = str(Path(GPUTRAIN).with_name("gputrain-tui"))
 LONG = ["run", "--headless", "--model", "linear", "--ranks", "1", "--epochs", "100000", "--name", "long"]
@@ -137,6 +140,40 @@ def test_tui_with_redirected_stderr_draws_on_stdout(gputrain: Gputrain, redirect
     terminal.hang_up()
     errors = gputrain.folder / "errors"
     assert not errors.exists() or errors.read_text() == ""
+
+
+@pytest.fixture
+def latin_locale(tmp_path: Path) -> dict[str, str]:
+    """The environment of a locale of eight bits."""
+    name = "en_US.ISO-8859-1"
+    command = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(tmp_path / name)]
+    if shutil.which("localedef") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("the C library has no sources of locales")
+    return {"LOCPATH": str(tmp_path), "LANG": name, "LC_ALL": name}
+
+
+def test_tui_in_locale_of_eight_bits_draws_in_its_characters(gputrain: Gputrain, latin_locale: dict[str, str]) -> None:
+    terminal = Terminal(gputrain, SCREEN, "--demo", **latin_locale)
+    terminal.wait_for("digits-3")
+    terminal.wait_for("Processes")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert b"\xb0C" in terminal.seen and b"------" in terminal.seen
+    symbols = {character for character in terminal.seen.decode("latin-1") if not character.isascii()}
+    assert b"\\u" not in terminal.seen and symbols <= set("°±·")
+    terminal.hang_up()
+
+
+def test_tui_on_linux_console_draws_in_its_font_and_16_colors(gputrain: Gputrain) -> None:
+    terminal = Terminal(gputrain, SCREEN, "--demo", TERM="linux", COLORTERM="truecolor")
+    terminal.wait_for("digits-3")
+    terminal.wait_for("Processes")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    symbols = {character for character in terminal.seen.decode() if not character.isascii()}
+    assert set("┌─┘") <= symbols <= set(CONSOLE_CHARACTERS)
+    assert b"\x1b[3" in terminal.seen and not re.search(rb"[34]8;[25];", terminal.seen)
+    terminal.hang_up()
 
 
 def test_tui_without_terminal_reports_error(gputrain: Gputrain) -> None:

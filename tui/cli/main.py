@@ -75,6 +75,8 @@ def gputrain(show_version: VersionOption = False, show_skill: SkillOption = Fals
         """Monitor GPUs, start runs and watch them train.
 
         Press ? for help and q to quit. Runs continue when you quit.
+
+        Draws in ASCII where the terminal or the locale has no Unicode. GPUTRAIN_CHARACTERS=ascii or utf-8 decides it.
         """,
         ["gputrain-tui", "gputrain-tui --demo", "gputrain-tui last --low-bandwidth"],
     ),

@@ -14,6 +14,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.root import runs_root
 from engine.utils.errors import UsageError
 from tui.app import GputrainApp
+from tui.characters import CELLS_HANDLER, limit_characters
 from tui.pollers.host import GpuPoller
 from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
 
@@ -92,6 +93,7 @@ def require_terminal() -> None:
     if sys.__stderr__ is None or not sys.__stderr__.isatty():
         # Textual draws on this stream; messages go to sys.stderr, which stays redirected.
         sys.__stderr__ = sys.__stdout__  # type: ignore[misc]
+    limit_characters(sys.__stderr__, CELLS_HANDLER)
 
 
 def exit_after_screen(app: GputrainApp) -> None:

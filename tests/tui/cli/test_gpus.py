@@ -32,6 +32,20 @@ def test_gpus_table_fits_80_columns_without_color(gputrain: Gputrain, gpu_host: 
     assert "  93%   80%     40%   59.6/79.6  699/700  40°C  slowed: power" in rows[3]
 
 
+def test_gpus_table_without_unicode_has_same_columns(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(gpu_line(0))
+    tables = []
+    for variables in ({}, {"PYTHONIOENCODING": "latin1"}, {"LC_ALL": "C"}, {"GPUTRAIN_CHARACTERS": "ascii"}):
+        command = [GPUTRAIN, "gpus"]
+        environment = gputrain.environment | gpu_host.environment | variables
+        tables.append(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+    table, latin, *ascii_tables = tables
+    expected = table.decode().replace("–", "-")
+    assert "-" in expected
+    assert latin.decode("latin-1") == expected
+    assert [plain.decode("ascii") for plain in ascii_tables] == 2 * [expected.replace("°", " ")]
+
+
 def test_gpus_table_marks_gpu_free_in_use_or_unknown(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(
         [gpu_line(0, used=100), gpu_line(1, used=9000), gpu_line(2, used=100)],
