@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.command import Provider
+from textual.command import CommandPalette, Provider
 from textual.screen import Screen
 
 from engine.utils.errors import Problem, UsageError
@@ -24,7 +24,7 @@ from tui.phrases import resume_problem
 from tui.pollers.host import GpuPoller, HostPoller
 from tui.pollers.runs import RunListPoller
 from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
-from tui.screens.base import Dialog, GputrainScreen
+from tui.screens.base import Dialog, GputrainScreen, HidingScreen, is_too_small
 from tui.screens.monitor import MonitorScreen
 from tui.terminal_app import TerminalApp, resume_garbage_collection
 
@@ -43,11 +43,13 @@ MAX_CONTENT_WAIT_SECONDS = 3.0
 STARTUP_SECONDS = 1.0
 PENDING_RUN_SECONDS = 1.0
 MAX_TOAST_LINES = 8
+# Of a screen that is hidden because the terminal is too small; the notice names them.
+HIDDEN_SCREEN_KEYS = {"q": "quit", "ctrl+c": "quit", "question_mark": "help", "f1": "help"}
 # psutil is imported after the first frames.
 HOST_DELAY_SECONDS = 0.4
 
 
-class GputrainApp(TerminalApp):
+class GputrainApp(TerminalApp, inherit_bindings=False):
     """The Textual application: screens, pollers, and starting runs."""
 
     TITLE = "gputrain"
@@ -56,7 +58,7 @@ class GputrainApp(TerminalApp):
     COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {CommandProvider}
     BINDINGS: ClassVar[list[BindingType]] = [
         *make_bindings(GLOBAL_COMMANDS),
-        Binding("ctrl+c,ctrl+q", "quit", show=False, priority=True),
+        Binding("ctrl+c", "quit", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", show=False, priority=True),
     ]
 
@@ -117,7 +119,10 @@ class GputrainApp(TerminalApp):
             if self._exit:
                 # Widgets are removed: a dialog that a key opens now would not find its own.
                 return
-        if not isinstance(event, events.Key):
+        if isinstance(event, events.Key | events.Paste) and not event.is_forwarded and self._is_hidden:
+            if isinstance(event, events.Key) and event.key in HIDDEN_SCREEN_KEYS:
+                await self.run_action(HIDDEN_SCREEN_KEYS[event.key])
+        elif not isinstance(event, events.Key):
             await super().on_event(event)
         elif not event.is_forwarded:
             await self._wait_for_content()
@@ -126,6 +131,15 @@ class GputrainApp(TerminalApp):
             self.post_message(events.Key(event.key, event.character))
         else:
             await super().on_event(event)
+
+    @property
+    def _is_hidden(self) -> bool:
+        """Whether the terminal is too small for the screen."""
+        return is_too_small(self.size) and not (isinstance(self.screen, HidingScreen) and self.screen.FITS_ANY_SIZE)
+
+    def on_resize(self, event: events.Resize) -> None:
+        if is_too_small(event.size) and isinstance(self.screen, CommandPalette):
+            self.screen.dismiss()
 
     async def _wait_for_content(self) -> None:
         """Wait until the screen has what keys act on: they would do nothing in an empty list."""

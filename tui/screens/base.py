@@ -12,6 +12,7 @@ from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult, RenderResult
 from textual.binding import Binding, BindingType
+from textual.geometry import Size
 from textual.reactive import Reactive
 from textual.renderables.background_screen import BackgroundScreen
 from textual.screen import ModalScreen, Screen
@@ -84,20 +85,37 @@ Outcome = TypeVar("Outcome")
 AnyPoller = TypeVar("AnyPoller", bound=Poller)
 
 
-class SettledScreen(Screen[Result], Generic[Result]):
-    """A screen whose layout settles, however fast the terminal is resized.
+def is_too_small(size: Size) -> bool:
+    """Whether a terminal of this size shows a notice in place of the screens, which take no keys then."""
+    return size.width < MIN_COLUMNS or size.height < MIN_ROWS
 
-    A layout of a new size makes Textual send the screen a `Resize` of that size. While two sizes wait, each layout
-    would send its own again behind the other, without end.
-    """
+
+class ResizableScreen(Screen[Result], Generic[Result]):
+    """A screen whose layout settles, however fast the terminal is resized, and that is hidden while the terminal is
+    too small. It gets its focus back when it is shown again."""
+
+    FITS_ANY_SIZE: ClassVar[bool] = False
+    """Whether the screen is shown, and takes keys, however small the terminal is."""
+
+    _hidden_focus: Widget | None = None
 
     async def on_event(self, event: events.Event) -> None:
-        # The app knows the current size; its event follows.
+        # A layout of a new size makes Textual send the screen a `Resize` of that size. While two sizes wait, each
+        # layout would send its own again behind the other, without end. The app knows the current one.
         if not isinstance(event, events.Resize) or event.size == self.app.size:
             await super().on_event(event)
 
+    @on(events.Resize)
+    def _hide_if_too_small(self, event: events.Resize) -> None:
+        hides, was_hidden = is_too_small(event.size) and not self.FITS_ANY_SIZE, self.has_class("-too-small")
+        if hides and not was_hidden:
+            self._hidden_focus = self.focused
+        elif was_hidden and not hides and self._hidden_focus is not None:
+            self.call_after_refresh(self.set_focus, self._hidden_focus)
+        self.set_class(hides, "-too-small")
 
-class Dialog(ModalScreen[Result], SettledScreen[Result], Generic[Result]):
+
+class Dialog(ModalScreen[Result], ResizableScreen[Result], Generic[Result]):
     """Base class of the dialogs. Returns a result to the screen below."""
 
     def __init__(self) -> None:
@@ -183,7 +201,7 @@ def watch_other_hosts(app: AppServices, screen: Screen[None], folders: Sequence[
         watch_claims(owners, take_over=True)
 
 
-class GputrainScreen(SettledScreen[None]):
+class GputrainScreen(ResizableScreen[None]):
     """Base class of all screens.
 
     A subclass sets `SCREEN_COMMANDS` and implements `compose_body` and `update_content`. `update_content` runs when the
@@ -277,7 +295,7 @@ class GputrainScreen(SettledScreen[None]):
         yield Keys(self.COMMAND_TABLE, self.is_available, self.title_of)
         yield Static(
             f"The terminal is too small: gputrain needs {MIN_COLUMNS} columns and {MIN_ROWS} lines. "
-            "Enlarge it, or press q to quit; runs continue.",
+            "Enlarge it, press ? for help, or q to quit; runs continue.",
             id="too-small",
         )
 
@@ -346,14 +364,11 @@ class GputrainScreen(SettledScreen[None]):
         """Show the latest results of the pollers."""
 
     def on_resize(self, event: events.Resize) -> None:
-        self.set_class(event.size.width < MIN_COLUMNS or event.size.height < MIN_ROWS, "-too-small")
         self.call_after_refresh(self.update_if_on_top)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Disable all actions except `quit` while the terminal is too small to show their effect."""
-        if action == "filter" and isinstance(self.focused, Input):
-            return False
-        return action == "quit" or not self.has_class("-too-small")
+        """Let the key of the filter be typed into an input."""
+        return action != "filter" or not isinstance(self.focused, Input)
 
     def show_title(self, name: str, details: str = "", right: str = "") -> None:
         """Show the name of what is shown, also in the title of the terminal, then `details`, then the notice on

@@ -256,6 +256,8 @@ class HelpDialog(TextDialog):
     Keys that have no effect at the moment are muted.
     """
 
+    FITS_ANY_SIZE = True
+
     def __init__(
         self,
         groups: Mapping[str, Sequence[Command]],

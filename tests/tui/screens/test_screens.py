@@ -166,17 +166,6 @@ def test_footer_key_click_acts_like_key_press(demo_runs_folder: Path) -> None:
     drive(demo_app(demo_runs_folder), act)
 
 
-def test_app_reports_too_small_terminal(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        assert "too small: gputrain needs 60 columns and 15 lines" in " ".join(visible_text(pilot).split())
-        await pilot.resize_terminal(60, 15)
-        await wait_until_idle(pilot)
-        assert "too small" not in visible_text(pilot)
-        assert "GPUs" in visible_text(pilot)
-
-    drive(demo_app(demo_runs_folder), act, (59, 24))
-
-
 def test_app_with_no_color_sends_no_colors(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
