@@ -24,7 +24,7 @@ from tui.phrases import resume_problem
 from tui.pollers.host import GpuPoller, HostPoller
 from tui.pollers.runs import RunListPoller
 from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
-from tui.screens.base import Dialog, GputrainScreen, HidingScreen, is_too_small
+from tui.screens.base import Dialog, GputrainScreen, ResizableScreen, is_too_small
 from tui.screens.monitor import MonitorScreen
 from tui.terminal_app import TerminalApp, resume_garbage_collection
 
@@ -135,7 +135,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
     @property
     def _is_hidden(self) -> bool:
         """Whether the terminal is too small for the screen."""
-        return is_too_small(self.size) and not (isinstance(self.screen, HidingScreen) and self.screen.FITS_ANY_SIZE)
+        return is_too_small(self.size) and not (isinstance(self.screen, ResizableScreen) and self.screen.FITS_ANY_SIZE)
 
     def on_resize(self, event: events.Resize) -> None:
         if is_too_small(event.size) and isinstance(self.screen, CommandPalette):

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -172,6 +173,25 @@ class TerminalApp(App[None]):
         """Show a toast: a string as information, a problem as a warning. Control characters are escaped."""
         severity: Literal["warning", "information"] = "information" if isinstance(message, str) else "warning"
         self.notify(printable(str(message)), severity=severity, timeout=timeout_s, markup=False)
+
+    def copy_to_clipboard(self, text: str, copied: str = "Copied to the clipboard") -> None:
+        """Copy a text to the clipboard of the terminal, and say that it is `copied`, or what keeps it from there."""
+        from tui.clipboard import clipboard_problem, is_multiplexed, pass_through
+
+        def report(problem: Problem | None) -> None:
+            self.show_toast(problem or copied, timeout_s=5.0 if problem is None else 15.0)
+
+        if (problem := clipboard_problem(text, os.environ)) is not None:
+            report(problem)
+            return
+        super().copy_to_clipboard(text)
+        if is_multiplexed(os.environ):
+            write = partial(self.call_from_thread, self.write_to_terminal)
+            self.run_worker(
+                lambda: self.call_from_thread(report, pass_through(text, os.environ, write)), thread=True, group="copy"
+            )
+        else:
+            report(None)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         return ()

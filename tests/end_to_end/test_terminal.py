@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -173,6 +174,35 @@ def test_tui_on_linux_console_draws_in_its_font_and_16_colors(gputrain: Gputrain
     symbols = {character for character in terminal.seen.decode() if not character.isascii()}
     assert set("┌─┘") <= symbols <= set(CONSOLE_CHARACTERS)
     assert b"\x1b[3" in terminal.seen and not re.search(rb"[34]8;[25];", terminal.seen)
+    terminal.hang_up()
+
+
+def copied_text(terminal: Terminal) -> str | None:
+    """Return what the terminal was last told to put in its clipboard."""
+    terminal.read()
+    texts = re.findall(rb"\x1b]52;c?;([\w+/=]+)\x07", terminal.seen)
+    return base64.b64decode(texts[-1]).decode() if texts else None
+
+
+@pytest.mark.parametrize("program", ["tmux", "screen"])
+def test_tui_copies_through_multiplexer(gputrain: Gputrain, tmp_path: Path, program: str) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    (tmp_path / "screens").mkdir(mode=0o700)
+    start = {
+        "tmux": ["tmux", "-S", str(tmp_path / "socket"), "-f", os.devnull, "new-session"],
+        "screen": ["screen", "-c", os.devnull, "-S", "gputrain-test"],
+    }[program]
+    terminal = Terminal(gputrain, "/usr/bin/env", *start, SCREEN, "--demo", SCREENDIR=str(tmp_path / "screens"))
+    terminal.wait_for("digits-3")
+    terminal.press("n")
+    terminal.wait_for("preset")
+    terminal.press("\x19")
+    wait_for(lambda: copied_text(terminal) is not None, "the copied text", TIMEOUT_SECONDS)
+    assert str(copied_text(terminal)).startswith("gputrain run digits")
+    terminal.wait_for("Copied")
+    terminal.press("\x03")
+    terminal.wait_for_end()
     terminal.hang_up()
 
 

@@ -219,7 +219,6 @@ class TextDialog(Dialog[None]):
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard(self._copied_text)
-        self.app.notify("Copied to the clipboard")
 
     def action_leave(self) -> None:
         self.dismiss(None)

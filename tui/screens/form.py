@@ -353,8 +353,7 @@ class FormScreen(GputrainScreen):
         if self._problems:
             self.gputrain_app.show_toast(form_dialogs.needs_valid_config("command"))
             return
-        self.app.copy_to_clipboard(self._shell_command())
-        self.gputrain_app.show_toast("Copied to the clipboard")
+        self.gputrain_app.copy_to_clipboard(self._shell_command())
 
     def action_save_preset(self) -> None:
         form_dialogs.ask_preset_name(self, self.form)

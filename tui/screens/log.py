@@ -166,7 +166,6 @@ class LogDialog(Dialog[None]):
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard("\n".join(map(without_colors, self._log)))
-        self.app.notify("Copied to the clipboard")
 
     def action_back(self) -> None:
         """End the search, else close the dialog."""

@@ -231,13 +231,7 @@ class MistakesScreen(GputrainScreen):
         if path is None:
             self.gputrain_app.show_toast(Problem("", "This dataset has no image files", code="no-images"))
             return
-        try:
-            self.app.copy_to_clipboard(path)
-        except UnicodeEncodeError:
-            # Textual sends the clipboard to the terminal as UTF-8.
-            self.gputrain_app.show_toast(Problem("", f"The path is not valid UTF-8: {path}", code="invalid-name"))
-            return
-        self.gputrain_app.show_toast(f"Copied {path}")
+        self.gputrain_app.copy_to_clipboard(path, f"Copied {path}")
 
     def action_inspect(self) -> None:
         """Evaluate each image in a child process, or stop that."""

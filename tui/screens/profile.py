@@ -132,9 +132,4 @@ class ProfileScreen(GputrainScreen):
             self.gputrain_app.show_toast(Problem("", "No profile is shown", code="not-selected"))
             return
         path = str(shown_path(self.folder.profiles / stored.name))
-        try:
-            self.app.copy_to_clipboard(path)
-        except UnicodeEncodeError:
-            self.gputrain_app.show_toast(Problem("", f"The path is not valid UTF-8: {path}", code="invalid-name"))
-            return
-        self.gputrain_app.show_toast(f"Copied {path}")
+        self.gputrain_app.copy_to_clipboard(path, f"Copied {path}")

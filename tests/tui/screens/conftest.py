@@ -15,10 +15,11 @@ from tui.form.checks import FormChecker
 
 @pytest.fixture(autouse=True)
 def color_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal with all colors, so that the screens have the default theme."""
+    """A terminal with all colors, so that the screens have the default theme, and a clipboard of its own."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name in ("NO_COLOR", "TMUX", "STY"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)

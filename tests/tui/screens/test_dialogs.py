@@ -177,7 +177,7 @@ def test_config_dialog_marks_changed_keys(demo_runs_folder: Path) -> None:
         assert "default 10" in visible_text(pilot)
         assert "  seed" in visible_text(pilot)
         copied: list[str] = []
-        pilot.app.copy_to_clipboard = copied.append  # type: ignore[method-assign]
+        pilot.app.copy_to_clipboard = copied.append  # type: ignore[assignment]
         await press(pilot, "G", "ctrl+y")
         assert copied == [RunFolder(demo_runs_folder / FINISHED_RUN).config.read_text()]
         await press(pilot, "enter")
