@@ -7,4 +7,4 @@ asks for trials, starts them as runs (`trial_run`) and tells their results; `sta
 from typing import Literal
 
 Sampler = Literal["tpe", "grid", "random"]
-Pruner = Literal["asha", "none"]
+Pruner = Literal["median", "asha", "none"]

@@ -13,6 +13,7 @@ A kill at any moment loses nothing, because each step is recorded before the nex
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from engine.runs.trials import BestTrial
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.messages import send_end
 from engine.sweeps.plan import SweepPlan, divide_gpus
-from engine.sweeps.settings import SweepSettings
+from engine.sweeps.settings import SweepSettings, pruning_warnings
 from engine.sweeps.study import CRASHES, GPUS, PRESET, PRUNED_AT, RUN, SweepStudy
 from engine.sweeps.trial_kinds import best_command, kind_of
 from engine.sweeps.trial_run import Ended, TrialRun
@@ -242,12 +243,13 @@ class Controller:
             when = f"pruned after {self.settings.step_name} {pruned_at}"
             self.study.prune(number, Problem("", when, code="stopped"))
             self._has_result = True
-            self.emit(f"trial {number} {when}: {self._value_text(number)}")
+            self.emit(f"trial {number} {when}: {self._value_text(number, pruned_at)}")
         elif self._stopping:
             self.emit(f"trial {number} {ended}; it goes on with the sweep")
         elif ended is Ended.STOPPED_BY_USER:
             self.study.prune(number, Problem("", "stopped by a user", code="stopped"))
-            self.emit(f"trial {number} was stopped by a user: {self._value_text(number)}")
+            last_step = self.study.trial(number).last_step
+            self.emit(f"trial {number} was stopped by a user: {self._value_text(number, last_step)}")
         elif ended is Ended.REFUSED and not trial.may_be_starting:
             self._fail(trial, trial.reason(ended))
             self._guard(trial, trial.reason(ended))
@@ -309,10 +311,11 @@ class Controller:
     def _best(self) -> FrozenTrial | None:
         return best_trial(self.study.trials(), self.settings.objective)
 
-    def _value_text(self, number: int) -> str:
-        value = self.study.trial(number).value
+    def _value_text(self, number: int, step: int | None) -> str:
+        """Return the value that a trial had at a step."""
+        value = self.study.trial(number).intermediate_values.get(-1 if step is None else step, math.nan)
         name = self.settings.step_name
-        return f"no {name} has a result" if value is None else f"{self.settings.metric_name} {shown(value)}"
+        return f"{self.settings.metric_name} {shown(value)}" if math.isfinite(value) else f"no {name} has a result"
 
     def _write_best(self, best: FrozenTrial) -> None:
         self._kind.write_best(best, {} if best.user_attrs.get(PRESET) else best.params)
@@ -334,6 +337,7 @@ class Controller:
             value = f"{self.settings.metric_name} {shown(best.value)}"
             again = best_command(self.folder, self.settings, best.params)
             lines.append(f"best: trial {best.number}, {value}; {again}")
+        lines += pruning_warnings(self.settings, counts)
         code = ExitCode.FINISHED if self._has_result else ExitCode.FAILED
         if self._held is not None:
             lines.append(f"held: {self._held}")

@@ -19,6 +19,7 @@ from engine.sweeps import Pruner, Sampler
 from engine.sweeps.space import Range, Space, parse_space, split_choices
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, raise_if_any
 from engine.utils.files import expand_user
+from engine.utils.text import pluralize
 
 SETTINGS_FORMAT = 1
 DEFAULT_TRIALS = 40
@@ -54,7 +55,7 @@ class SweepSettings:
     trials: int = DEFAULT_TRIALS
     parallel: int = 1
     sampler: Sampler = "tpe"
-    pruner: Pruner = "asha"
+    pruner: Pruner = "median"
     metric: str = "best_val_accuracy"
     seed: int = 0
     device: Mapping[str, str] = field(default_factory=dict)
@@ -240,6 +241,15 @@ def _parsed(key: str, text: str) -> Space | None:
         return parse_space(key, text)
     except UsageError:
         return None
+
+
+def pruning_warnings(settings: SweepSettings, counts: Mapping[str, int]) -> list[str]:
+    """Return the warning about a sweep that pruned most of its trials; `counts` is the number of trials by state."""
+    pruned, ended = counts.get("pruned", 0), sum(counts.get(state, 0) for state in ("complete", "pruned", "failed"))
+    if pruned * 2 <= ended:
+        return []
+    advice = f"to run each to its last {settings.step_name}, search again with --pruner none and another name"
+    return [f"warning: {pruned} of {pluralize(ended, 'trial')} were pruned, and may have become better; {advice}"]
 
 
 def is_integer(value: object) -> bool:

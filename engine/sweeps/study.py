@@ -23,7 +23,8 @@ from engine.runs.metrics import Better
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Range, Space, Value
-from engine.utils.errors import Problem, UsageError, not_installed
+from engine.utils.errors import Problem, UsageError
+from engine.utils.libraries import import_library
 
 if TYPE_CHECKING:
     import optuna
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 STUDY_NAME = "sweep"
 # 100,000 trials of 100 epochs write 1.5 GB; what is larger is no journal of a sweep.
 MAX_JOURNAL_BYTES = 1 << 31
-# Rungs of the pruner: at 1/9, 1/3 and all of the epochs, the best third goes on.
+# `median`: trials that must have finished, and the part of the epochs that each trial trains at least, one in three.
+MIN_FINISHED_TRIALS = 5
+WARMUP_PART = 3
+# Rungs of `asha`: at 1/9, 1/3 and all of the epochs, the best third goes on.
 REDUCTION_FACTOR = 3
 RUNGS = 2
 MIN_TRIALS_FOR_IMPORTANCE = 4
@@ -42,11 +46,8 @@ GPUS = "gpus"
 
 
 def require_optuna() -> None:
-    """Raise UsageError if Optuna is not installed."""
-    try:
-        import optuna  # noqa: F401
-    except ImportError as error:
-        raise UsageError.one("sweep", not_installed("optuna"), code="not-installed") from error
+    """Raise UsageError if Optuna is not installed, or cannot be imported."""
+    import_library("optuna", "sweep")
 
 
 @contextmanager
@@ -209,13 +210,30 @@ class SweepStudy:
                 self._handle(trial).report(math.nan if value is None else value, epoch)
 
     def should_prune(self, number: int, epochs: int) -> bool:
-        """Return whether a trial of this many epochs is worse than others were at its latest epoch.
-
-        Asynchronous successive halving (https://arxiv.org/abs/1810.05934). Optuna's pruner compares a trial only with
-        those that were reported to it, and the length of a script is unknown until one has ended.
-        """
-        if self._settings.pruner == "none" or epochs < 1:
+        """Return whether a trial of this many epochs is worse than others were at its latest epoch."""
+        if epochs < 1:
             return False
+        match self._settings.pruner:
+            case "median":
+                return self._is_below_median(number, epochs)
+            case "asha":
+                return self._fails_rung(number, epochs)
+        return False
+
+    def _is_below_median(self, number: int, epochs: int) -> bool:
+        """Whether the best value of a trial so far is worse than the median of the finished trials at its epoch."""
+        from optuna.pruners import MedianPruner
+
+        warmup = -(-epochs // WARMUP_PART)
+        pruner = MedianPruner(MIN_FINISHED_TRIALS, n_warmup_steps=warmup, n_min_trials=MIN_FINISHED_TRIALS)
+        return pruner.prune(self._study, self.trial(number))
+
+    def _fails_rung(self, number: int, epochs: int) -> bool:
+        """Asynchronous successive halving (https://arxiv.org/abs/1810.05934).
+
+        Optuna's pruner compares a trial only with those that were reported to it, and the length of a script is unknown
+        until one has ended.
+        """
         trials = self.trials()
         own = trials[number].intermediate_values
         for rung in (max(1, epochs // REDUCTION_FACTOR**power) for power in range(RUNGS, 0, -1)):

@@ -94,8 +94,9 @@ def _has_script(argument: str) -> bool:
     "With a command, each KEY is a placeholder {KEY} in its words, and METRIC is what its output or metric files call "
     "it, as in gputrain runs. Else METRIC is one of the epochs, or metrics.NAME for your own. Listed GPUs are divided "
     "among parallel trials.",
-    "asha stops the trials outside the best third after 1/9 and 1/3 of the epochs, or of the steps of the first "
-    "command that ends.",
+    "median stops a trial that is worse than the median of the finished ones at the same epoch, once five have "
+    "finished and after 1/3 of the epochs, or of the steps of the first command that ends. asha stops the trials "
+    "outside the best third after 1/9 and 1/3, from the second trial on.",
     "sweep.yaml: config or command, space (KEY: SPACE), and optionally trials, parallel, sampler, pruner, metric, "
     "seed, name, gpus.",
     exit_codes=EXIT_CODES,
@@ -137,7 +138,7 @@ def run(
         Pruner | None,
         typer.Option(
             "--pruner",
-            help="How poor trials are stopped early [default: asha].",
+            help="How poor trials are stopped early [default: median].",
         ),
     ] = None,
     sampler_seed: Annotated[

@@ -31,6 +31,7 @@ from engine.utils.exit_codes import ExitCode
 from support.gputrain_command import ROOT, wait_for
 from support.messages import raises_problem, says
 from support.runs.factories import write_run_record
+from tui.tables.sweeps import sweep_lines
 
 COMMAND = [sys.executable, str(ROOT / "tests" / "support" / "runs" / "fake_trial.py")]
 
@@ -244,6 +245,21 @@ def test_stopped_sweep_continues_its_trials_and_a_trial_stopped_by_hand_is_prune
     shown = status(folder)
     assert [row.state for row in shown.trials] == ["complete", "pruned"]
     assert shown.trials[1].code == "stopped" and "user" in shown.trials[1].reason
+
+
+def test_pruned_trial_is_reported_with_its_value_at_that_epoch_and_most_with_a_warning(tmp_path: Path) -> None:
+    folder, lines = make_sweep(tmp_path, pruner="asha", trials=3), list[str]()
+    # They have two epochs when the controller looks, and end when it asks them to.
+    behave(tmp_path, s_001="wait", s_002="wait")
+    assert run(folder, lines) is ExitCode.FINISHED
+    trials = open_study(folder, load_sweep(folder).settings).trials()
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "PRUNED", "PRUNED"]
+    for number in (1, 2):
+        first, last = trials[number].intermediate_values.values()
+        assert first < last
+        assert f"trial {number} pruned after epoch 1: best_val_accuracy {first:.4g}" in lines
+    assert "2 of 3 trials were pruned" in lines[-1] and "--pruner none" in lines[-1]
+    assert lines[-1] in list(sweep_lines(status(folder)))
 
 
 def test_second_controller_of_one_sweep_is_refused(tmp_path: Path) -> None:

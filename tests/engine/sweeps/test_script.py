@@ -119,7 +119,7 @@ def test_listed_gpus_are_divided_among_parallel_trials() -> None:
 def test_trial_of_unknown_length_is_compared_with_trials_that_ended_before() -> None:
     import optuna
 
-    settings = SweepSettings(space={"lr": "1..2"}, command="fit {lr}", metric="metrics.acc=high")
+    settings = SweepSettings(space={"lr": "1..2"}, pruner="asha", command="fit {lr}", metric="metrics.acc=high")
     study = SweepStudy(optuna.create_study(direction="maximize"), settings)
     for number, share in enumerate((1.0, 0.5)):
         study.add({"lr": 1.5}, {})

@@ -7,10 +7,12 @@ import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from engine.sweeps import Pruner
 from engine.sweeps.folder import find_sweep
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value
@@ -144,16 +146,60 @@ def test_foreign_and_linked_sweeps_are_refused(tmp_path: Path) -> None:
         find_sweep(tmp_path, "s", trust_owner=True)
 
 
-def test_missing_optuna_is_one_sentence_with_the_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "optuna is not installed"), ("import gone_library", "No module named 'gone_library'")],
+)
+def test_missing_and_broken_optuna_are_told_apart(tmp_path: Path, content: str | None, reason: str) -> None:
+    hide = "import engine.utils.libraries as libraries; libraries.find_spec = lambda name: None"
+    if content is not None:
+        (tmp_path / "optuna.py").write_text(content)
+        hide = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
     program = (
-        "import sys; sys.modules['optuna'] = None\n"
+        f"{hide}\n"
         "from engine.sweeps.study import require_optuna\n"
         "from engine.utils.errors import UsageError\n"
         "try: require_optuna()\n"
         "except UsageError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("sweep: optuna ") and done.stdout.endswith(": pip install optuna\n")
+    assert done.stdout.startswith("sweep: optuna ") and reason in done.stdout
+
+
+def add_finished_trials(study: SweepStudy, count: int) -> None:
+    """Add complete trials of nine epochs whose value is 0.5 at each."""
+    for _ in range(count):
+        number = study.add({"optim.lr": 0.1, "optim.name": "sgd"}, {})
+        for epoch in range(1, 10):
+            study.report(number, epoch, 0.5)
+        study.complete(number, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("pruner", "finished", "epoch", "value", "is_pruned"),
+    [
+        # The default.
+        (None, 4, 8, 0.1, False),
+        (None, 5, 2, 0.1, False),
+        (None, 5, 3, 0.1, True),
+        (None, 5, 3, 0.5, False),
+        ("asha", 1, 1, 0.1, True),
+        ("asha", 1, 1, 0.5, False),
+        ("none", 5, 8, 0.1, False),
+    ],
+)
+def test_pruner_stops_poor_trial_after_a_third_and_five_finished_trials(
+    tmp_path: Path, pruner: Pruner | None, finished: int, epoch: int, value: float, *, is_pruned: bool
+) -> None:
+    settings = SETTINGS if pruner is None else replace(SETTINGS, pruner=pruner)
+    study = open_study(make_sweep(tmp_path, settings), settings, create=True)
+    add_finished_trials(study, finished)
+    number = study.add({"optim.lr": 0.9, "optim.name": "sgd"}, {})
+    decisions = list[bool]()
+    for each in range(1, epoch + 1):
+        study.report(number, each, value)
+        decisions.append(study.should_prune(number, 9))
+    assert decisions == [False] * (epoch - 1) + [is_pruned]
 
 
 def test_sweep_folder_of_the_decomposed_form_is_found_by_both_forms(tmp_path: Path) -> None:
