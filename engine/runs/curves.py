@@ -16,7 +16,7 @@ import numpy as np
 from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, StepEvent
 from engine.runs.metrics import METRIC_PREFIX, METRICS, own_metric
 from engine.runs.series import FloatArray, Series
-from engine.utils.codec import Count, Finite, Number, Record, or_none
+from engine.utils.codec import Count, Finite, Number, Record, finite, or_none
 
 XAxis = Literal["epoch", "step", "images", "hours"]
 X_AXES: tuple[XAxis, ...] = ("epoch", "step", "images", "hours")
@@ -251,11 +251,15 @@ class CurveData:
 
     @property
     def best(self) -> BestEpoch | None:
-        """The best epoch, the first one of equals; None without a validation accuracy."""
-        ema, selection = (self._epoch_metrics[key].values for key in ("ema_val_accuracy", "best_val_accuracy"))
+        """The best epoch, see `Metric.best_of`; None without a validation accuracy."""
+        ema, selection, losses = (
+            self._epoch_metrics[key].values for key in ("ema_val_accuracy", "best_val_accuracy", "best_val_loss")
+        )
         if not np.isfinite(selection).any():
             return None
-        index = int(np.nanargmax(selection))
+        best = METRICS["best_val_accuracy"]
+        equals = np.flatnonzero(selection == np.nanmax(selection)).tolist()
+        index = max(equals, key=lambda at: best.rank(float(selection[at]), finite(float(losses[at])), at))
         epoch, step = (self._epoch_events[name].values[index] for name in ("epoch", "step"))
         return BestEpoch(
             epoch=int(epoch),

@@ -41,7 +41,7 @@ from engine.runs.events import (
 from engine.runs.folder import RunState, final_state
 from engine.runs.gpu_stats import GpuStats
 from engine.runs.learning import LearningCurve, diagnose_learning
-from engine.runs.metrics import stored_values
+from engine.runs.metrics import METRICS, stored_values
 from engine.runs.records import Bottleneck, CodeSummary, Learning
 from engine.runs.run_devices import describe_run_devices, fully_trained_epochs, mean_epoch_seconds
 from engine.runs.run_record import RunRecord
@@ -201,9 +201,8 @@ class History:
 
     @property
     def best(self) -> EpochEvent | None:
-        """Epoch with the highest validation accuracy; the first one of equals."""
-        known = [epoch for epoch in self.epochs if epoch.selection_accuracy is not None]
-        return max(known, key=lambda epoch: epoch.selection_accuracy or 0.0, default=None)
+        """Best epoch by validation accuracy, see `Metric.best_of`."""
+        return METRICS["best_val_accuracy"].best_of(self.epochs)
 
     @property
     def eta_s(self) -> float | None:
@@ -318,6 +317,7 @@ class History:
             last_values=stored_values(last) if last else {},
             best_epoch=best.epoch if best else None,
             best_val_accuracy=best.selection_accuracy if best else None,
+            best_epoch_val_loss=best.selection_loss if best else None,
             best_val_loss=min(losses, default=None),
             lowest_metrics={name: min(values) for name, values in metrics.items()},
             highest_metrics={name: max(values) for name, values in metrics.items()},

@@ -112,6 +112,18 @@ class Metric:
         """Return a number that is larger for a better value, and the least for an unknown one."""
         return -math.inf if value is None else -value if self.better is Better.LOW else value
 
+    def rank(self, value: float | None, val_loss: float | None, order: float) -> tuple[float, float, float]:
+        """Return what is larger for the better one of two results: that with the better value, of equals the one with
+        the lower validation loss, then that with the larger `order`."""
+        return self.merit(value), -math.inf if val_loss is None else -val_loss, order
+
+    def best_of(self, epochs: Iterable[EpochEvent]) -> EpochEvent | None:
+        """Return the best epoch, of equal ones the later one; None if no epoch has a value."""
+        known = (epoch for epoch in epochs if self.of_epoch(epoch) is not None)
+        return max(
+            known, key=lambda epoch: self.rank(self.of_epoch(epoch), epoch.selection_loss, epoch.epoch), default=None
+        )
+
 
 def _step(run: RunRecord) -> int | None:
     """Return the step of a run. A command without metrics has none that is known."""
@@ -130,9 +142,11 @@ def _rows() -> Iterable[Metric]:
     return (
         Metric("best_val_accuracy", "best val acc", "validation accuracy of the best epoch, of the EMA weights if any",
                score, high, best, lambda run: run.best_val_accuracy, lambda epoch: epoch.selection_accuracy),
-        Metric("best_epoch", "best epoch", "epoch with the highest validation accuracy", count, neither, best,
-               lambda run: run.best_epoch),
-        Metric("best_val_loss", "best val loss", "lowest validation loss of all epochs, of the EMA weights if any",
+        Metric("best_epoch", "best epoch", "epoch with the highest validation accuracy, of equals the lowest loss",
+               count, neither, best, lambda run: run.best_epoch),
+        Metric("best_epoch_val_loss", "val loss at best", "validation loss of the best epoch, of the EMA weights"
+               " if any", score, low, best, lambda run: run.best_epoch_val_loss),
+        Metric("best_val_loss", "lowest val loss", "lowest validation loss of all epochs, of the EMA weights if any",
                score, low, best, lambda run: run.best_val_loss, lambda epoch: epoch.selection_loss),
         Metric("val_accuracy", "val acc", "validation accuracy of the last epoch", score, high, last,
                lambda run: run.val_accuracy, lambda epoch: epoch.val_accuracy),

@@ -84,9 +84,12 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
     metric_names: Annotated[dict[str, str], ENTRIES] = field(default_factory=dict)
     """What another program calls the metrics that have a key in `engine.runs.metrics`, by that key."""
     best_epoch: Count | None = None
-    """Epoch with the highest validation accuracy, of the EMA weights if there are any."""
+    """Epoch with the highest validation accuracy, of the EMA weights if there are any; of equal epochs that with the
+    lowest validation loss, then the latest."""
     best_val_accuracy: Finite | None = None
     """Validation accuracy of the best epoch, 0 to 1, of the EMA weights if there are any."""
+    best_epoch_val_loss: Finite | None = None
+    """Validation loss of the best epoch, of the EMA weights if there are any."""
     best_val_loss: Finite | None = None
     """Lowest validation loss of all epochs, of the EMA weights if there are any."""
     lowest_metrics: Annotated[dict[str, Finite], ENTRIES] = field(default_factory=dict)

@@ -63,7 +63,7 @@ def best_trial(trials: Sequence[RunRow]) -> RunRow:
     if recorded is not None and (best := next((row for row in trials if row.name == recorded.run), None)) is not None:
         return best
     metric = METRICS["best_val_accuracy"]
-    return max(trials, key=lambda row: metric.merit(metric.of_run(row.record)))
+    return max(trials, key=lambda row: metric.rank(metric.of_run(row.record), row.record.best_epoch_val_loss, 0))
 
 
 def make_sweep_row(trials: Sequence[RunRow]) -> RunRow:

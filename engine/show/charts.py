@@ -77,7 +77,7 @@ def metric_chart(
     metric = find_metric(key, directions)
     is_share = metric.unit is Unit.SHARE or (metric.unit is Unit.SCORE and metric.better is Better.HIGH)
     # A curve has the values of all epochs, also that of the metric by which the best epoch is chosen.
-    title = metric.label.removeprefix("best ") if metric.epoch is not None else metric.label
+    title = metric.label.removeprefix("best ").removeprefix("lowest ") if metric.epoch is not None else metric.label
     return Chart(key, title, {key: Source.ONLY}, smoothed, not is_share, from_zero, color, places)
 
 

@@ -28,7 +28,7 @@ from engine.sweeps.folder import SweepFolder
 from engine.sweeps.messages import send_end
 from engine.sweeps.plan import SweepPlan, divide_gpus
 from engine.sweeps.settings import SweepSettings, pruning_warnings
-from engine.sweeps.study import CRASHES, GPUS, PRESET, PRUNED_AT, RUN, SweepStudy
+from engine.sweeps.study import CRASHES, GPUS, PRESET, PRUNED_AT, RUN, VAL_LOSS, SweepStudy
 from engine.sweeps.trial_kinds import best_command, kind_of
 from engine.sweeps.trial_run import Ended, TrialRun
 from engine.utils.codec import write_record
@@ -278,12 +278,12 @@ class Controller:
         return False
 
     def _complete(self, trial: TrialRun) -> None:
-        value = self._kind.result(trial)
-        if isinstance(value, Problem):
-            self._fail(trial, value)
+        result = self._kind.result(trial)
+        if isinstance(result, Problem):
+            self._fail(trial, result)
             return
         previous = self._best()
-        self.study.complete(trial.number, value)
+        self.study.complete(trial.number, *result)
         self._has_result = True
         best = self._best()
         note = ""
@@ -291,7 +291,7 @@ class Controller:
             note = f" (best so far {shown(best.value)}, trial {best.number})"
             if previous is None or previous.number != best.number:
                 self._write_best(best)
-        self.emit(f"trial {trial.number} finished: {self.settings.metric_name} {shown(value)}{note}")
+        self.emit(f"trial {trial.number} finished: {self.settings.metric_name} {shown(result.value)}{note}")
 
     def _fail(self, trial: TrialRun, reason: Problem) -> None:
         self.study.fail(trial.number, reason)
@@ -358,9 +358,13 @@ END_WORDS = {"running": "stopped"}
 
 
 def best_trial(trials: Sequence[FrozenTrial], metric: Metric) -> FrozenTrial | None:
-    """Return the completed trial with the best value, the first of equals; None if there is none."""
+    """Return the best completed trial, see `Metric.rank`, the first of equals; None if there is none."""
     complete = [trial for trial in trials if trial.state.name == "COMPLETE" and trial.value is not None]
-    return max(complete, key=lambda trial: (metric.merit(trial.value), -trial.number), default=None)
+    return max(
+        complete,
+        key=lambda trial: metric.rank(trial.value, trial.user_attrs.get(VAL_LOSS), -trial.number),
+        default=None,
+    )
 
 
 def shown(value: Any) -> str:

@@ -18,13 +18,15 @@ from engine.sweeps.folder import SweepFolder
 from engine.sweeps.script_metric import MetricReader
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value
-from engine.sweeps.study import CODE, PRESET, PRUNED_AT, REASON, SweepStudy, journal_errors, open_study
+from engine.sweeps.study import CODE, PRESET, PRUNED_AT, REASON, VAL_LOSS, SweepStudy, journal_errors, open_study
 from engine.sweeps.sweep_file import read_settings
-from engine.sweeps.trial_run import result_of
+from engine.sweeps.trial_run import TrialResult, result_of
 from engine.utils.text import printable
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
+
+    from engine.runs.metrics import Metric
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,10 @@ class TrialRow:
 
     `run` is the name of its run. `state` is running, stopped, complete, pruned or failed; a stopped trial goes on when
     the sweep is continued. `value` is the metric of the best epoch if the trial is complete, else of its latest epoch;
-    None without an epoch. `epoch` is the latest recorded epoch, or step of a script's metric. `preset` marks the
-    config itself. `reason` says why the trial was pruned or failed, and `code` is the kind of this reason. `seconds` is
-    the time since its start, or from its start to its end.
+    None without an epoch. `val_loss` is the validation loss of the best epoch, None if it is unknown. `epoch` is the
+    latest recorded epoch, or step of a script's metric. `preset` marks the config itself. `reason` says why the trial
+    was pruned or failed, and `code` is the kind of this reason. `seconds` is the time since its start, or from its
+    start to its end.
     """
 
     number: int
@@ -48,6 +51,11 @@ class TrialRow:
     reason: str
     code: str
     seconds: float | None
+    val_loss: float | None = None
+
+    def rank(self, metric: Metric) -> tuple[float, float, float]:
+        """Return what is larger for the better one of two trials, see `Metric.rank`, of equals for the first one."""
+        return metric.rank(self.value, self.val_loss, -self.number)
 
 
 @dataclass(frozen=True)
@@ -81,12 +89,9 @@ class SweepStatus:
 
     def by_value(self) -> list[TrialRow]:
         """Return the trials, the best value first and those without a value last."""
-        merit = self.settings.objective.merit
-        rank = {"complete": 0, "running": 1, "stopped": 2, "pruned": 3, "failed": 4}
-        return sorted(
-            self.trials,
-            key=lambda row: (rank[row.state], -merit(row.value), row.number),
-        )
+        order = ("failed", "pruned", "stopped", "running", "complete")
+        metric = self.settings.objective
+        return sorted(self.trials, key=lambda row: (order.index(row.state), row.rank(metric)), reverse=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON of `gputrain sweep show --json`."""
@@ -136,7 +141,7 @@ class SweepReader:
         running = self.folder.is_running()
         rows = tuple(self._row(trial, settings, has_controller=running) for trial in trials)
         complete_rows = [row for row in rows if row.state == "complete" and row.value is not None]
-        best = max(complete_rows, key=lambda row: (settings.objective.merit(row.value), -row.number), default=None)
+        best = max(complete_rows, key=lambda row: row.rank(settings.objective), default=None)
         return SweepStatus(
             name=self.folder.name,
             folder=str(self.folder.path),
@@ -154,6 +159,7 @@ class SweepReader:
 
         run, epoch = self.folder.trial(trial.number), trial.last_step or 0
         value = trial.value if trial.value is not None else trial.intermediate_values.get(epoch)
+        val_loss = trial.user_attrs.get(VAL_LOSS)
         state, reason = STATE_WORDS[trial.state.name], str(trial.user_attrs.get(REASON, ""))
         ended = trial.datetime_complete or datetime.now()
         if state == "running" and not has_controller and not run.is_owned():
@@ -161,7 +167,8 @@ class SweepReader:
             record = read_run_record(run) or NO_RECORD
             state, reason = _end_of_run(record, is_pruned=PRUNED_AT in trial.user_attrs)
             epoch = (record.step if settings.command else record.epochs) or epoch
-            value = _best_value(run, settings) if state == "complete" else value
+            if state == "complete":
+                value, val_loss = _read_result(run, settings) or (None, None)
             ended = datetime.fromtimestamp(record.updated_at) if record.updated_at is not None else ended
         past_s = None if trial.datetime_start is None else (ended - trial.datetime_start).total_seconds()
         return TrialRow(
@@ -176,6 +183,7 @@ class SweepReader:
             code=str(trial.user_attrs.get(CODE, "")),
             # Negative if the clock was set back since.
             seconds=None if past_s is None else round(max(past_s, 0.0), 1),
+            val_loss=None if val_loss is None else float(val_loss),
         )
 
 
@@ -188,10 +196,10 @@ def _end_of_run(record: RunRecord, *, is_pruned: bool) -> tuple[str, str]:
     return ("pruned" if is_pruned else "stopped"), ""
 
 
-def _best_value(run: RunFolder, settings: SweepSettings) -> float | None:
+def _read_result(run: RunFolder, settings: SweepSettings) -> TrialResult | None:
     """Return the result of a run that has finished, which no controller has recorded."""
     if not settings.command:
         return result_of(run.history(), settings.objective)
     reader = MetricReader(run, settings.objective)
     reader.poll(to_end=True)
-    return reader.best
+    return None if reader.best is None else TrialResult(reader.best)

@@ -42,7 +42,7 @@ RUNGS = 2
 MIN_TRIALS_FOR_IMPORTANCE = 4
 # Attributes of a trial in the journal.
 RUN, PRESET, REASON, CODE, PRUNED_AT, CRASHES = "run", "preset", "reason", "code", "pruned_at", "crashes"
-GPUS = "gpus"
+GPUS, VAL_LOSS = "gpus", "val_loss"
 
 
 def require_optuna() -> None:
@@ -260,8 +260,10 @@ class SweepStudy:
         with _quiet():
             self._handle(self.trial(number)).set_user_attr(name, value)
 
-    def complete(self, number: int, value: float) -> None:
-        """Record the result of a trial."""
+    def complete(self, number: int, value: float, val_loss: float | None = None) -> None:
+        """Record the result of a trial, and the validation loss of its best epoch."""
+        # First: a trial that has ended takes no attribute.
+        self.set_attribute(number, VAL_LOSS, val_loss)
         with _quiet():
             self._study.tell(number, value)
 
@@ -276,7 +278,6 @@ class SweepStudy:
     def _end(self, number: int, state: str, reason: Problem) -> None:
         from optuna.trial import TrialState
 
-        # First: a trial that has ended takes no attribute.
         self.set_attribute(number, REASON, str(reason))
         self.set_attribute(number, CODE, reason.code)
         with _quiet():

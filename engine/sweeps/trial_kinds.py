@@ -26,7 +26,7 @@ from engine.sweeps.script import fill_command, trial_line
 from engine.sweeps.script_metric import MetricReader
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value, overrides_of
-from engine.sweeps.trial_run import TrialRun, result_of
+from engine.sweeps.trial_run import TrialResult, TrialRun, result_of
 from engine.utils.errors import Problem, UsageError
 from engine.utils.exit_codes import CommandExit, ExitCode
 from engine.utils.files import replace_file
@@ -78,7 +78,7 @@ class TrialKind(Protocol):
         """Return the last epoch or step of a whole trial, 0 if it is unknown."""
         ...
 
-    def result(self, trial: TrialRun) -> float | Problem:
+    def result(self, trial: TrialRun) -> TrialResult | Problem:
         """Return the result of a finished trial, or why it has none."""
         ...
 
@@ -111,10 +111,10 @@ class ConfigTrials:
     def planned(self, trial: TrialRun, trials: Sequence[FrozenTrial]) -> int:
         return trial.history.started.epochs if trial.history.started else 0
 
-    def result(self, trial: TrialRun) -> float | Problem:
+    def result(self, trial: TrialRun) -> TrialResult | Problem:
         metric = self.plan.settings.objective
-        value = result_of(trial.history, metric)
-        return Problem("", f"no epoch has a finite {metric.key}", code="non-finite") if value is None else value
+        result = result_of(trial.history, metric)
+        return Problem("", f"no epoch has a finite {metric.key}", code="non-finite") if result is None else result
 
     def write_best(self, best: FrozenTrial, params: Mapping[str, Value]) -> None:
         """Write what the config of the best trial changes, without the devices that only the sweep has chosen."""
@@ -161,10 +161,10 @@ class ScriptTrials:
         ]
         return min(ends)[1] if ends else 0
 
-    def result(self, trial: TrialRun) -> float | Problem:
+    def result(self, trial: TrialRun) -> TrialResult | Problem:
         name, reader = self.plan.settings.metric_name, self._readers[trial.number]
         if reader.best is not None:
-            return reader.best
+            return TrialResult(reader.best)
         if reader.has_values:
             return Problem("", f"no value of {name} is finite", code="non-finite")
         found = f"found: {reader.found_names}" if reader.found_names else "found no metric"

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.launch.detached import LaunchedRun, start_detached
 from engine.runs.claim import read_claim
@@ -46,6 +47,13 @@ class Ended(StrEnum):
     """Without a result, or before it began."""
     REFUSED = "refused"
     """The command refused the config."""
+
+
+class TrialResult(NamedTuple):
+    """The best value of a trial, and the validation loss of that epoch; None if it is unknown."""
+
+    value: float
+    val_loss: float | None = None
 
 
 @dataclass
@@ -162,7 +170,8 @@ class TrialRun:
         return Problem("", text or str(ended), code=code or "run-failed")
 
 
-def result_of(history: History, metric: Metric) -> float | None:
-    """Return the best value of the metric over the epochs of a run; None if none is finite."""
-    values = [value for epoch in history.epochs if (value := metric.of_epoch(epoch)) is not None]
-    return max(values, key=metric.merit, default=None)
+def result_of(history: History, metric: Metric) -> TrialResult | None:
+    """Return the result of a run, that of its best epoch; None if no epoch has a finite value."""
+    best = metric.best_of(history.epochs)
+    value = None if best is None else metric.of_epoch(best)
+    return None if best is None or value is None else TrialResult(value, best.selection_loss)

@@ -22,10 +22,12 @@ from engine.distributed.watchdog import Phase
 from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, PhaseChanged, WarningEvent
 from engine.runs.folder import RunFolder
+from engine.runs.metrics import METRICS
 from engine.training.checkpoint import SaveProgress, save_checkpoint
 from engine.training.host_copy import HostCopy, NoHostMemoryError
 from engine.training.rank_state import RankState
 from engine.training.state_dict import LIVE_KEYS, gather_state, in_host_memory, live_state
+from engine.utils.codec import finite
 
 T = TypeVar("T")
 
@@ -68,6 +70,7 @@ class CheckpointWriter:
         self._fingerprints = {part: asdict(source.fingerprint(part)) for part in PARTS} if self._writes else {}
         self._config = state.config.checkpoint
         self._best_epoch, self._best_accuracy = 0, -1.0
+        self._best_loss: float | None = None
         self._served_requests, self._served_timer = 0, 0
         self._last_saved_step, self._last_save_time = 0, time.monotonic()
         self._last_save_warning: float | None = None
@@ -77,8 +80,10 @@ class CheckpointWriter:
         self._in_flight: tuple[Save, Future[Path], SaveProgress] | None = None
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the best accuracy and the step of the checkpoint that the run resumes from."""
+        """Restore the best epoch and the step of the checkpoint that the run resumes from."""
         self._best_epoch, self._best_accuracy = checkpoint["best_epoch"], checkpoint["best_accuracy"]
+        # Older checkpoints lack it.
+        self._best_loss = checkpoint.get("best_loss")
         self._last_saved_step = checkpoint["step"]
 
     def timer_fires(self) -> bool:
@@ -126,11 +131,13 @@ class CheckpointWriter:
         self._state.broadcast_buffers()
         self.write(requested=requested, background=background)
 
-    def update_best(self, epoch: int, accuracy: float) -> bool:
-        """Record the validation accuracy of an epoch; return whether it is the best so far."""
-        best = accuracy > self._best_accuracy
+    def update_best(self, epoch: int, accuracy: float, loss: float) -> bool:
+        """Record the validation of an epoch; return whether it is the best so far."""
+        rank, known_loss = METRICS["best_val_accuracy"].rank, finite(loss)
+        before = rank(self._best_accuracy, self._best_loss, self._best_epoch)
+        best = rank(accuracy, known_loss, epoch) > before
         if best:
-            self._best_epoch, self._best_accuracy = epoch, accuracy
+            self._best_epoch, self._best_accuracy, self._best_loss = epoch, accuracy, known_loss
         return best
 
     def write(self, *, best: bool = False, requested: bool = False, background: bool = False) -> str | None:
@@ -147,7 +154,7 @@ class CheckpointWriter:
         content = gather_state(state, self._classes, self._cpu_group)
         if content is None or self._folder is None:
             return None
-        content |= {"best_epoch": self._best_epoch, "best_accuracy": self._best_accuracy}
+        content |= {"best_epoch": self._best_epoch, "best_accuracy": self._best_accuracy, "best_loss": self._best_loss}
         content |= {"fingerprints": self._fingerprints}
         live = {key: content[key] for key in LIVE_KEYS}
         copied = self._with_host_memory(lambda: self._host_copy.copy(live)) if background else None

@@ -236,7 +236,8 @@ class Trainer:
     def save_evaluation(self, evaluation: Evaluation) -> bool:
         """Write the evaluation file of the run; return whether the evaluation is the best so far."""
         epoch = self.state.position.epoch
-        best = self._checkpoint_writer.update_best(epoch, evaluation.metrics.accuracy)
+        metrics = evaluation.metrics
+        best = self._checkpoint_writer.update_best(epoch, metrics.accuracy, metrics.loss)
         if self.rank_info.rank == 0 and self.job.folder is not None:
             folder, last = self.job.folder, evaluation.to_stored(epoch)
 

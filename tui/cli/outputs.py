@@ -176,7 +176,8 @@ class SweepOutput(Output, frozen=True, kw_only=True):
     importances: dict[str, Finite]
     """Config key to its share of the differences, the largest first; empty until there are enough results."""
     trials: tuple[Values, ...]
-    """Each trial: `number`, `run`, `state`, `value`, `epoch`, `params`, `preset`, `reason`, `code`, `seconds`."""
+    """Each trial: `number`, `run`, `state`, `value`, `epoch`, `params`, `preset`, `reason`, `code`, `seconds`,
+    `val_loss`."""
     started_at: Number | None
     """Start of trial 0 in Unix seconds."""
 

@@ -226,12 +226,12 @@ def importance_lines(status: SweepStatus, width: int) -> list[Text]:
 
 def best_so_far(status: SweepStatus) -> list[TrialRow]:
     """Return the completed trials that were better than all of a lower number, the latest first."""
-    merit = status.settings.objective.merit
+    metric = status.settings.objective
     leaders: list[TrialRow] = []
     for row in status.trials:
         if row.state != "complete" or row.value is None:
             continue
-        if not leaders or merit(row.value) > merit(leaders[-1].value):
+        if not leaders or row.rank(metric) > leaders[-1].rank(metric):
             leaders.append(row)
     return leaders[::-1]
 

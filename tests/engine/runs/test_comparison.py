@@ -52,7 +52,8 @@ def test_read_run_returns_figures_of_all_sessions(tmp_path: Path) -> None:
     assert run.state == "finished"
     assert run.problem is None
     assert figures_of(run) == {
-        "best_val_accuracy": 0.9, "best_epoch": 2, "best_val_loss": pytest.approx(1.1 / 3),
+        "best_val_accuracy": 0.9, "best_epoch": 2, "best_epoch_val_loss": 0.55,
+        "best_val_loss": pytest.approx(1.1 / 3),
         "train_loss": pytest.approx(1 / 3), "epochs": 3, "seconds": 39.0, "images_per_second": 200.0, "gpus": 0,
         "ranks": 2, "global_batch": 64, "val_top5": 0.8,
     }  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.runs.curves import CurveData
 from engine.runs.event_lines import event_line
 from engine.runs.events import (
     CheckpointSaved,
@@ -322,6 +323,30 @@ def test_summary_reports_last_and_best_epoch() -> None:
     assert (summary.state, summary.epochs, summary.val_accuracy) == ("finished", 3, 0.8)
     assert (summary.best_epoch, summary.best_val_accuracy) == (2, 0.9)
     assert (summary.images_per_second, summary.seconds) == (200.0, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "best"),
+    [
+        ([(0.9, 0.8), (0.9, 0.1), (0.9, 0.3)], 2),
+        ([(0.9, 0.8), (0.9, 0.1), (0.9, 0.1)], 3),
+        ([(0.9, 0.8), (0.9, None)], 1),
+        ([(0.8, 0.1), (0.9, 0.8), (None, 0.05)], 2),
+    ],
+)
+def test_best_epoch_is_that_of_lower_loss_then_later_one_of_equal_accuracies(
+    epochs: list[tuple[float | None, float | None]], best: int
+) -> None:
+    events = [
+        replace(make_epoch(number), val_accuracy=accuracy, val_loss=loss)
+        for number, (accuracy, loss) in enumerate(epochs, 1)
+    ]
+    record = history_from_events([make_run_started(), *events]).record()
+    assert record.best_epoch == best
+    assert (record.best_val_accuracy, record.best_epoch_val_loss) == epochs[best - 1]
+    data = CurveData()
+    data.add_events([make_run_started(), *events])
+    assert data.best is not None and data.best.epoch == best
 
 
 def test_summary_seconds_exclude_time_between_sessions() -> None:

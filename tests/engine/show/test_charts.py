@@ -18,7 +18,7 @@ def test_chart_draws_metrics_that_have_curves(chart: Chart) -> None:
 def test_chart_of_one_metric_has_its_title(chart: Chart) -> None:
     assert chart.metrics == {chart.id: Source.ONLY}
     # A curve is that of all epochs, not of the best one.
-    assert chart.title == METRICS[chart.id].label.removeprefix("best ")
+    assert chart.title == METRICS[chart.id].label.removeprefix("best ").removeprefix("lowest ")
 
 
 def test_charts_smooth_curves_that_have_a_value_for_each_step() -> None:

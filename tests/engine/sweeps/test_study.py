@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine.sweeps import Pruner
+from engine.sweeps.controller import best_trial
 from engine.sweeps.folder import find_sweep
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value
@@ -22,6 +23,7 @@ from engine.sweeps.trial_kinds import best_command
 from engine.utils.errors import Problem
 from support.messages import raises_problem
 from support.runs.sweeps import make_sweep
+from tui.tables.sweeps import best_so_far
 
 SETTINGS = SweepSettings(space={"optim.lr": "log:1e-3..1", "optim.name": "sgd,adamw"}, trials=30)
 
@@ -89,6 +91,18 @@ def test_status_has_order_best_importance_and_reasons(tmp_path: Path) -> None:
     assert set(status.importances) == set(SETTINGS.space)
     assert sum(status.importances.values()) == pytest.approx(1, abs=1e-3)
     assert status.to_dict()["best"]["run"] == f"s-{status.best.number:03d}"
+
+
+def test_best_of_equal_trials_has_lower_loss_then_lower_number(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, SETTINGS)
+    study = open_study(folder, SETTINGS, create=True)
+    for value, val_loss in ((0.9, 0.5), (0.9, None), (0.9, 0.1), (0.9, 0.1), (0.8, 0.01)):
+        study.complete(study.add({"optim.lr": 0.1, "optim.name": "sgd"}, {}), value, val_loss)
+    status, best = SweepReader(folder).poll(), best_trial(study.trials(), SETTINGS.objective)
+    assert status.best is not None and best is not None
+    assert status.best.number == best.number == 2
+    assert [row.number for row in status.by_value()] == [2, 3, 0, 1, 4]
+    assert [row.number for row in best_so_far(status)] == [2, 0]
 
 
 def test_importance_of_a_single_key_is_not_shown(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_finished_run_has_name_params_figures_and_each_step_once(uri: str, tmp_p
     points = only_points(uri)
     assert steps_of(points) == list(range(1, 21))
     assert sorted(points["val/accuracy"]) == [(10, 0.5), (20, 0.5)]
-    assert points["summary/best_epoch"] == [(20, 1.0)]
+    assert points["summary/best_epoch"] == [(20, 2.0)]
     assert points["summary/best_val_loss"] == [(20, 0.55)]
 
     before = folder.journal.parent / "sync" / "mlflow.json"

@@ -163,14 +163,26 @@ def test_checkpoint_writer_keeps_best_epoch_on_resume(tmp_path: Path) -> None:
         trainer._checkpoint_writer.write()
         fresh = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
         assert (fresh["best_epoch"], fresh["best_accuracy"]) == (0, -1.0)
-        assert trainer._checkpoint_writer.update_best(1, 0.9)
+        assert trainer._checkpoint_writer.update_best(1, 0.9, 0.5)
         trainer._checkpoint_writer.write()
     with single_rank_trainer(folder=tmp_path, checkpoint=tmp_path / "checkpoints" / "last.pt") as trainer:
-        assert not trainer._checkpoint_writer.update_best(2, 0.9), "an equal accuracy is not better"
-        trainer._checkpoint_writer.write()
+        writer = trainer._checkpoint_writer
+        assert not writer.update_best(2, 0.9, 0.6)
+        assert not writer.update_best(3, 0.8, 0.1)
+        writer.write()
         resumed = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
-        assert (resumed["best_epoch"], resumed["best_accuracy"]) == (1, 0.9)
-        assert trainer._checkpoint_writer.update_best(3, 0.95)
+        assert (resumed["best_epoch"], resumed["best_accuracy"], resumed["best_loss"]) == (1, 0.9, 0.5)
+        assert [writer.update_best(*epoch) for epoch in ((4, 0.9, 0.5), (5, 0.9, 0.4), (6, 0.9, math.nan))] == [
+            *(True, True, False),
+        ]
+
+
+def test_checkpoint_writer_resumes_from_checkpoint_without_best_loss(tmp_path: Path) -> None:
+    with single_rank_trainer() as trainer:
+        writer = trainer._checkpoint_writer
+        writer.restore({"best_epoch": 3, "best_accuracy": 0.9, "step": 7})
+        assert not writer.update_best(4, 0.8, 0.1)
+        assert writer.update_best(5, 0.9, 0.5)
 
 
 def test_skipped_steps_in_a_row_are_counted_across_a_resume(tmp_path: Path) -> None:

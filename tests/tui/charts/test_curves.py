@@ -130,8 +130,8 @@ def test_curves_have_gradient_norm_of_new_journals_only() -> None:
     assert new.step_metric("grad_norm", "step").y.tolist() == [0.5]
 
 
-def test_curves_star_the_first_best_epoch() -> None:
-    data = curves(make_run_started(), make_epoch(1, 0.5), make_epoch(2, 0.75), make_epoch(3, 0.75))
+def test_curves_star_the_best_epoch() -> None:
+    data = curves(make_run_started(), make_epoch(1, 0.5), make_epoch(2, 0.75), make_epoch(3, 0.7))
     view = ChartView()
     assert view.best_note(data, "accuracy") == "★ best 0.7500 @2"
     assert [curve.star_x for curve in view.curves_for(data, "accuracy")] == [None, 2.0]
