@@ -213,6 +213,11 @@ _RULES = (
         for key in ("optim.weight_decay", "optim.weight_decay_groups")
     ),
     _Rule(
+        "model.min_match",
+        ("model.weights",),
+        _unless(lambda config: config.model.weights, "without model.weights"),
+    ),
+    _Rule(
         "run.early_stop_min_delta",
         ("run.early_stop",),
         _unless(lambda config: config.run.early_stop, "without run.early_stop"),

@@ -83,6 +83,13 @@ class ModelConfig(Section):
         description="Initial weights: pretrained (the library's own), or a file. A file is a state dict, a gputrain "
         "checkpoint or safetensors; weights that do not fit are skipped and listed.",
     )
+    min_match: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        title="least match",
+        description="Least share of the entries of the model that model.weights must fit. A run with fewer is refused.",
+    )
     freeze: Annotated[Literal["none", "backbone"] | tuple[str, ...], BeforeValidator(_as_name_prefixes)] = Field(
         "none",
         description="Parameters to freeze: none, backbone or name prefixes. backbone is all but the classifier; "

@@ -113,7 +113,7 @@ def _code_parts(config: Config) -> dict[str, Any]:
     """Return the part of a config that the compiled code depends on."""
     device = config.device
     return {
-        "model": config.model.model_dump(mode="json", exclude={"weights", "ema", "init", "init_std"}),
+        "model": config.model.model_dump(mode="json", exclude={"weights", "min_match", "ema", "init", "init_std"}),
         "precision": config.precision.model_dump(mode="json"),
         "device": [
             *(device.deterministic, device.parallel, device.bucket_view, device.bucket_cap_mb, device.static_graph),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ _STATE_DICT_KEYS = ("ema", "model", "state_dict", "model_state_dict")
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """How many of `num_entries` weights were loaded, and which were skipped in the file or the model, with the
+    """How many of the `num_entries` of the model were loaded, and which were skipped in the file or the model, with the
     reason."""
 
     source: str
@@ -55,7 +56,7 @@ class LoadedWeights:
     adapted_stem: str | None = None
 
     def describe(self) -> str:
-        text = f"{self.source}: loaded {self.num_loaded} of {self.num_entries} entries"
+        text = f"{self.source}: loaded {self.num_loaded} of the {self.num_entries} entries of the model"
         if self.adapted_stem:
             text += f"; {self.adapted_stem} summed over its color channels"
         if self.skipped:
@@ -66,18 +67,32 @@ class LoadedWeights:
 def load_weights(model: nn.Module, config: Config, image_size: int, classes: Sequence[str]) -> LoadedWeights | None:
     """Load `model.weights` into a model on the CPU; return None if the key is not set. If a gputrain checkpoint has
     other classes, but as many, its classification head is skipped. Raises UsageError if the weights are unavailable or
-    none of them matches."""
-    weights = config.model.weights
+    fewer of them match than `model.min_match`."""
+    weights, mismatched_classifier = config.model.weights, list[str]()
     if weights is None:
         return None
     if weights == "pretrained":
-        return copy_matching_weights(
-            model, pretrained_weights(config.model, image_size), f"pretrained weights of {config.model.name}"
-        )
-    state_dict, stored_classes = read_weights_file(Path(weights))
-    other_classes = stored_classes is not None and stored_classes != list(classes)
-    mismatched_classifier = _classifier_entries(model, len(classes)) if other_classes else ()
-    return copy_matching_weights(model, state_dict, f"weights of {weights}", mismatched_classifier)
+        state_dict, source = pretrained_weights(config.model, image_size), f"pretrained weights of {config.model.name}"
+    else:
+        (state_dict, stored_classes), source = read_weights_file(Path(weights)), f"weights of {weights}"
+        if stored_classes is not None and stored_classes != list(classes):
+            mismatched_classifier = _classifier_entries(model, len(classes))
+    loaded = copy_matching_weights(model, state_dict, source, mismatched_classifier)
+    _check_match(loaded, config.model)
+    return loaded
+
+
+def _check_match(loaded: LoadedWeights, model: ModelConfig) -> None:
+    """Raise UsageError if too few weights fit: training would begin with a mostly random model."""
+    share = loaded.num_loaded / loaded.num_entries
+    if share >= model.min_match:
+        return
+    count = f"only {loaded.num_loaded} of the {loaded.num_entries} entries of {model.name}"
+    reason = f"{loaded.source} fit {count}, less than model.min_match={model.min_match:g}"
+    lower = math.floor(share * 100) / 100
+    advice = f"use the model of these weights, or model.min_match={lower:g} to begin with random weights elsewhere"
+    skipped = list_names(loaded.skipped, MAX_LISTED_ENTRIES)
+    raise UsageError.one("model.weights", f"{reason}: {skipped}", advice, code="conflict")
 
 
 def _classifier_entries(model: nn.Module, num_classes: int) -> list[str]:
@@ -117,10 +132,7 @@ def copy_matching_weights(
         else:
             matching[name] = value
     seen = {name for raw in weights for name in (raw, _strip_wrapper_prefixes(raw))}
-    # Files written before torch 0.4.1 lack BatchNorm's num_batches_tracked.
-    skipped += [
-        f"{name} (not in the file)" for name in model_state if name not in seen and not name.endswith("_tracked")
-    ]
+    skipped += [f"{name} (not in the file)" for name in model_state if name not in seen and _is_counted(name)]
     # A bias alone can match a different network by chance.
     if not any(name in matching for name, parameter in model.named_parameters() if parameter.ndim > 1):
         hint = did_you_mean(_strip_wrapper_prefixes(next(iter(weights))), model_state)
@@ -128,7 +140,14 @@ def copy_matching_weights(
             "model.weights", f"{source}: no entry matches the model: {', '.join(skipped[:3])}{hint}", code="conflict"
         )
     model.load_state_dict(matching, strict=False)
-    return LoadedWeights(source, len(matching), len(weights), tuple(skipped), adapted)
+    num_loaded, num_entries = (sum(map(_is_counted, names)) for names in (matching, model_state))
+    return LoadedWeights(source, num_loaded, num_entries, tuple(skipped), adapted)
+
+
+def _is_counted(name: str) -> bool:
+    """Whether an entry is one that weights must have. Files written before torch 0.4.1 lack BatchNorm's
+    num_batches_tracked."""
+    return not name.endswith("_tracked")
 
 
 def _strip_wrapper_prefixes(name: str) -> str:
@@ -212,23 +231,24 @@ def pretrained_weights(model: ModelConfig, image_size: int) -> StateDict:
             f"there are no pretrained weights for {model.name}; set model.weights=null, or to a file",
             code="not-found",
         )
+    load = _torchvision_weights if source == "torchvision" else _timm_weights
+    return load(model.name, image_size)
+
+
+@contextmanager
+def _download_errors(name: str, address: str, offline: str) -> Iterator[None]:
+    """Raise UsageError if the weights of a model cannot be loaded in the block from their address. `offline` says how
+    to put them into the cache, as a clause."""
     try:
-        return (
-            _torchvision_weights(model.name, image_size)
-            if source == "torchvision"
-            else _timm_weights(model.name, image_size)
-        )
+        yield
     except UsageError:
         raise
     except Exception as error:
         # The network, the disk and both libraries raise their own exceptions.
         text = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
-        raise UsageError.one(
-            "model.weights",
-            f"the pretrained weights of {model.name} cannot be loaded: {type(error).__name__}: {text}; "
-            "without a network connection, set model.weights to a file",
-            code="download-failed",
-        ) from error
+        reason = f"the pretrained weights of {name} cannot be loaded from {address}: {type(error).__name__}: {text}"
+        advice = f"without a network connection, {offline}, or set model.weights to a file"
+        raise UsageError.one("model.weights", reason, advice, code="download-failed") from error
 
 
 def _torchvision_weights(name: str, image_size: int) -> StateDict:
@@ -243,7 +263,7 @@ def _torchvision_weights(name: str, image_size: int) -> StateDict:
             code="not-found",
         )
     default: Any = offered["DEFAULT"]
-    with download_lock(default.url):
+    with _download_errors(name, default.url, _copy_to_hub(default.url)), download_lock(default.url):
         _check_cached_weights(default.url)
         with _weights_only():
             # Built by torchvision itself, because it renames the entries of some files.
@@ -256,6 +276,7 @@ def _torchvision_weights(name: str, image_size: int) -> StateDict:
 
 def _timm_weights(name: str, image_size: int) -> StateDict:
     timm = import_library("timm", "model.source")
+    from huggingface_hub import constants
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
@@ -266,7 +287,13 @@ def _timm_weights(name: str, image_size: int) -> StateDict:
             "model.weights", f"timm has no pretrained weights for {name}; set model.weights to a file", code="not-found"
         )
     url = pretrained_cfg.url if isinstance(pretrained_cfg.url, str) and not pretrained_cfg.hf_hub_id else None
-    with download_lock(url), _weights_only():
+    if url is None:
+        repository, file = pretrained_cfg.hf_hub_id, pretrained_cfg.hf_hub_filename or "model.safetensors"
+        address = f"{constants.ENDPOINT}/{repository}"
+        offline = f"fill the cache {constants.HF_HUB_CACHE} with `hf download {repository} {file}` where there is one"
+    else:
+        address, offline = url, _copy_to_hub(url)
+    with _download_errors(name, address, offline), download_lock(url), _weights_only():
         model = timm.create_model(name, pretrained=True, **img_size_kwargs)
     return dict(model.state_dict())
 
@@ -310,6 +337,11 @@ def _weights_only() -> Iterator[None]:
 
 def _hub_path(url: str) -> Path:
     return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
+
+
+def _copy_to_hub(url: str) -> str:
+    """Return how to put a file into the cache without a network, as a clause."""
+    return f"copy {url} to {_hub_path(url)}"
 
 
 @contextmanager

@@ -138,10 +138,11 @@ def _read_torchvision_dataset(data: DataConfig) -> DecodedChunks:
     except (RuntimeError, OSError, EOFError, ValueError, AssertionError) as error:
         reason = " ".join(str(error).split())
         if data.download:
+            # torchvision names those of other datasets itself.
+            address = f" from {torchvision_class.url}" if hasattr(torchvision_class, "url") else ""
+            failed = f"{data.dataset} cannot be downloaded{address} to {root}: {reason}"
             advice = f"check the network, or copy {image_set.folder} there"
-            raise UsageError.one(
-                "data.path", f"{data.dataset} cannot be downloaded to {root}: {reason}", advice, code="download-failed"
-            ) from error
+            raise UsageError.one("data.path", failed, advice, code="download-failed") from error
         raise UsageError.one(
             "data.path", f"{data.dataset} in {root} cannot be read: {reason}", code="not-readable"
         ) from error

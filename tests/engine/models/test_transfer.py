@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import os
 import pickle
+import re
 import threading
 import time
 from pathlib import Path
@@ -69,7 +70,9 @@ def test_load_weights_reads_nested_and_prefixed_state_dict(tmp_path: Path, nest:
     model = build()
     loaded = load(model, weights=str(tmp_path / "w.pth"))
     assert same(model, source_weights)
-    assert (loaded.num_loaded, loaded.num_entries, loaded.skipped) == (len(source_weights), len(source_weights), ())
+    # Without the counters of BatchNorm.
+    num_entries = sum(not name.endswith("_tracked") for name in source_weights)
+    assert (loaded.num_loaded, loaded.num_entries, loaded.skipped) == (num_entries, num_entries, ())
 
 
 def test_load_weights_detects_safetensors_by_content(tmp_path: Path) -> None:
@@ -122,8 +125,10 @@ def test_load_weights_lists_skipped_entries_with_reason() -> None:
         "extra.weight (not in the model)",
         "bn1.bias (not in the file)",
     )
+    num_entries = sum(not name.endswith("_tracked") for name in before)
     assert loaded.describe() == (
-        f"weights of x: loaded {len(weights) - 3} of {len(weights)} entries; skipped: {', '.join(loaded.skipped)}"
+        f"weights of x: loaded {num_entries - 3} of the {num_entries} entries of the model; "
+        f"skipped: {', '.join(loaded.skipped)}"
     )
     assert same(model, {name: before[name] for name in ("fc.weight", "fc.bias", "bn1.bias")})
     assert torch.equal(model.state_dict()["conv1.weight"], weights["conv1.weight"])
@@ -131,8 +136,25 @@ def test_load_weights_lists_skipped_entries_with_reason() -> None:
 
 def test_loaded_message_lists_at_most_ten_skipped_entries() -> None:
     assert LoadedWeights("x", 1, 14, tuple(f"n{number}" for number in range(13))).describe() == (
-        "x: loaded 1 of 14 entries; skipped: n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 and 3 more"
+        "x: loaded 1 of the 14 entries of the model; skipped: n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 and 3 more"
     )
+
+
+def test_load_weights_refuses_those_that_fit_less_than_min_match_of_the_model(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"options": {}, "weights": str(tmp_path / "w.pt")}
+    torch.save(models.resnet18().state_dict(), tmp_path / "w.pt")
+    resnet50 = build(3, 10, name="resnet50", options={})
+    with raises_problem(
+        "conflict", "model.weights", tmp_path / "w.pt", "77 of the 267 entries of resnet50", "layer1.0.conv1.weight",
+        "model.min_match=0.28",
+    ):  # fmt: skip
+        load(resnet50, name="resnet50", **keys)
+    assert load(resnet50, name="resnet50", min_match=0.28, **keys).num_loaded == 77
+    # The other head is 2 of 102 entries.
+    resnet18 = build(3, name="resnet18", options={})
+    assert load(resnet18, name="resnet18", min_match=100 / 102, **keys).num_loaded == 100
+    with raises_problem("conflict", "model.weights", "100 of the 102 entries of resnet18", "model.min_match=0.98"):
+        load(resnet18, name="resnet18", min_match=1, **keys)
 
 
 def test_load_weights_rejects_file_without_matching_entries(tmp_path: Path) -> None:
@@ -217,8 +239,8 @@ def test_pretrained_torchvision_weights_sum_stem_for_grayscale(torch_hub_cache: 
     model = build(1, name="resnet18", options={})
     loaded = load(model, name="resnet18", options={}, weights="pretrained")
     assert loaded.describe() == (
-        "pretrained weights of resnet18: loaded 120 of 122 entries; conv1.weight summed over its color channels; "
-        "skipped: fc.weight (1000x512 instead of 5x512), fc.bias (1000 instead of 5)"
+        "pretrained weights of resnet18: loaded 100 of the 102 entries of the model; conv1.weight summed over its "
+        "color channels; skipped: fc.weight (1000x512 instead of 5x512), fc.bias (1000 instead of 5)"
     )
     published.fc, model.fc = nn.Identity(), nn.Identity()
     gray = torch.rand(2, 1, 32, 32)
@@ -257,7 +279,7 @@ def test_pretrained_weights_of_other_user_must_be_published_ones(
     url = f"https://example.org/resnet18-{checksum}.pth"
     monkeypatch.setattr(default, "_value_", dataclasses.replace(default.value, url=url))
     stored.rename(torch_hub_cache / f"resnet18-{checksum}.pth")
-    assert load(model, name="resnet18", options={}, weights="pretrained").num_loaded == 120
+    assert load(model, name="resnet18", options={}, weights="pretrained").num_loaded == 100
 
 
 def test_download_lock_does_not_truncate_file_behind_link(torch_hub_cache: Path, tmp_path: Path) -> None:
@@ -308,14 +330,27 @@ def test_pretrained_weights_without_network_report_one_sentence(
     torch_hub_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(torch_hub_cache))
-    for name in ("squeezenet1_1", "test_resnet"):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(torch_hub_cache.parent))
+    for name, address, file, cache in (
+        ("squeezenet1_1", models.get_model_weights("squeezenet1_1")["DEFAULT"].url, "", torch_hub_cache),
+        ("test_resnet", "/timm/test_resnet.r160_in1k", "model.safetensors", torch_hub_cache.parent),
+    ):
         model = build(3, name=name, options={})
         with pytest.raises(UsageError) as refused:
             load(model, name=name, options={}, weights="pretrained")
         [problem] = refused.value.problems
-        assert has_problem([problem], "download-failed", "model.weights", f" {name} ")
+        assert has_problem([problem], "download-failed", "model.weights", f" {name} ", address, file, str(cache))
         assert "\n" not in str(problem)
+
+
+def test_pretrained_weights_are_read_from_where_the_failed_download_says(torch_hub_cache: Path) -> None:
+    model, keys = build(3, name="squeezenet1_1", options={}), {"name": "squeezenet1_1", "options": {}}
+    with pytest.raises(UsageError) as refused:
+        load(model, **keys, weights="pretrained")
+    advised = re.search(rf" to ({torch_hub_cache}/\S+), ", str(refused.value.problems[0]))
+    assert advised is not None
+    torch.save(models.squeezenet1_1().state_dict(), advised[1])
+    assert load(model, **keys, weights="pretrained").num_loaded == 50
 
 
 def test_fetched_once_downloads_on_one_rank(torch_hub_cache: Path) -> None:

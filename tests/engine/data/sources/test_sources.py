@@ -156,6 +156,17 @@ def test_failed_download_is_one_sentence_and_leaves_nothing(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == []
 
 
+def test_failed_download_names_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision import datasets
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("<urlopen error>")
+
+    monkeypatch.setattr("torchvision.datasets.CIFAR10.download", fail)
+    with raises_problem("download-failed", "data.path", datasets.CIFAR10.url, f" {tmp_path}: <urlopen error>"):
+        open_source(config("data.dataset=cifar10", f"data.path={tmp_path}", "data.download=true"))
+
+
 @pytest.mark.parametrize("locks_folders", [True, False])
 def test_download_locks_folder_without_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks_folders: bool
