@@ -7,6 +7,7 @@ interrupted run has no supervisor; it can only be cancelled, or started again wi
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ Destination = Literal["first", "last"]
 
 
 def find_own_row(reference: str, root: Path, rows: Sequence[QueueRow] | None = None) -> QueueRow:
-    """Return the waiting run of this user that a name, a unique beginning of it, a folder or `last` refers to.
+    """Return the waiting run of this user that a name, a folder or `last` refers to.
 
     Raises UsageError if there is none or several, or if it is that of another user."""
     rows, reference = list_queue(root) if rows is None else rows, normalize_name(reference)
@@ -45,8 +46,7 @@ def find_own_row(reference: str, root: Path, rows: Sequence[QueueRow] | None = N
     # A name may exist in several runs folders.
     here = [row for row in own if Path(row.folder).parent == root]
     for candidates in (here, own):
-        exact = [row for row in candidates if reference in (row.name, row.folder)]
-        matches = exact or [row for row in candidates if row.name.startswith(reference)]
+        matches = [row for row in candidates if reference in (row.name, row.folder)]
         if reference == LAST_RUN and candidates:
             newest = max(candidates, key=lambda row: row.since)
             if candidates is here:
@@ -55,24 +55,24 @@ def find_own_row(reference: str, root: Path, rows: Sequence[QueueRow] | None = N
         if len(matches) == 1:
             return matches[0]
         if matches:
-            listed = ", ".join(row.name if row in here else row.folder for row in matches)
+            listed = ", ".join(row.folder for row in matches)
             raise UsageError.one(
-                reference, f"matches several waiting runs: {listed}; type more of the name", code="ambiguous-name"
+                reference, f"is the name of several waiting runs: {listed}", "type a folder", code="ambiguous-name"
             )
     foreign = next((row for row in rows if not row.is_own and row.name == reference), None)
     if foreign is not None:
         raise UsageError.one(
             reference, f"belongs to {foreign.user}; only that user can change its place", code="foreign-owner"
         )
-    # Says that there is no such run, if there is none.
-    folder = find_run(root, reference)
+    # Says that there is no such run, if there is none. Of a run of others, only the state is read.
+    folder = find_run(root, reference, trust_owner=True)
     state = open_run(folder).state
     if state.live:
-        advice = f"stop it with `gputrain stop {folder.name}`"
+        advice = f"stop it with `gputrain stop {shlex.quote(folder.name)}`"
     elif state is RunState.FINISHED:
         advice = "`gputrain queue` lists the runs that wait"
     else:
-        advice = f"queue it again with `gputrain resume {folder.name} --queue`"
+        advice = f"queue it again with `gputrain resume {shlex.quote(folder.name)} --queue`"
     raise UsageError.one(folder.name, f"is not in the queue: it is {state}", advice, code="wrong-state")
 
 

@@ -1,4 +1,4 @@
-"""Find a run by what a person types: its name, the unique beginning of one, its folder, or `last`.
+"""Find a run by what a person types: its name, its folder, or `last`; to read it, also the unique beginning of a name.
 
 Commands and the queue call it. Whether a run is one of gputrain or a foreign one is decided here, and is its type.
 `engine.runs.folder` describes the folder that it returns.
@@ -30,13 +30,16 @@ OpenedRun: TypeAlias = "RunFolder | ForeignRun"
 """A run of gputrain, or one that another program has recorded."""
 
 
-def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFolder:
-    """Return the run that a name, a unique prefix of a name, a path or `last` refers to, held for this process.
+def find_run(root: Path, reference: str, *, trust_owner: bool = False, reads: bool = False) -> RunFolder:
+    """Return the run that a name, a path or `last` refers to, held for this process.
+
+    A caller that only `reads` the run also takes the unique beginning of a name. Whatever changes a run does not: once
+    `exp1` is deleted, it would mean `exp10`.
 
     Only `trust_owner` lets it be a run that other users can change. Raises UsageError if there is none or several, if
     `last` could also mean an older run of that name, and if it is a run of another program.
     """
-    found = _find_own_run(root, reference, trust_owner=trust_owner)
+    found = _find_own_run(root, reference, trust_owner=trust_owner, reads=reads)
     if isinstance(found, RunFolder):
         return found
     if _has_foreign_runs(reference):
@@ -45,13 +48,13 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFol
 
 
 def find_any_runs(root: Path, reference: str, *, trust_owner: bool = False) -> list[OpenedRun]:
-    """Return the run that `find_run` finds, else all foreign runs below a path.
+    """Return the run that `find_run` finds for a reader, else all foreign runs below a path.
 
     Raises UsageError as `find_run` does, and if the beginning of a name is also a path with foreign runs: a run that
     starts later must not change what it means.
     """
-    found = _find_own_run(root, reference, trust_owner=trust_owner)
-    if isinstance(found, RunFolder) and not _is_prefix_of(found, reference):
+    found = _find_own_run(root, reference, trust_owner=trust_owner, reads=True)
+    if isinstance(found, RunFolder) and not is_prefix_of(found, reference):
         return [found]
     foreign = _find_foreign_runs(reference)
     if isinstance(found, RunFolder):
@@ -82,7 +85,7 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def _is_prefix_of(run: RunFolder, reference: str) -> bool:
+def is_prefix_of(run: RunFolder, reference: str) -> bool:
     """Whether a run was found by the beginning of its name."""
     if reference == LAST_RUN or "/" in reference:
         return False
@@ -151,7 +154,7 @@ def _path_parts(run: OpenedRun) -> list[str]:
     return (path if path.endswith(f"/{name}") else f"{path}/{name}").split("/")
 
 
-def _find_own_run(root: Path, reference: str, *, trust_owner: bool) -> RunFolder | UsageError:
+def _find_own_run(root: Path, reference: str, *, trust_owner: bool, reads: bool) -> RunFolder | UsageError:
     """Return a run of gputrain, held, or the error that no run is meant. Raises UsageError for any other problem."""
     if not reference:
         raise UsageError.one("RUN", "is empty; type the name of a run, its folder, or last", code="missing-value")
@@ -177,11 +180,17 @@ def _find_own_run(root: Path, reference: str, *, trust_owner: bool) -> RunFolder
         return _hold_own(RunFolder(path), trust_owner=trust_owner)
     if "/" in reference and not _exists(path):
         return UsageError.one(reference, "there is no such path", code="not-found")
+    if is_name and os.path.lexists(root / reference):
+        # Its name must not mean another run.
+        return UsageError.one(reference, f"is in {root}, but has no record of a run", code="unknown-run")
     matches = [run for run in usable if normalize_name(run.name).startswith(prefix)]
-    if len(matches) == 1:
+    if len(matches) == 1 and reads:
         return _hold_own(matches[0], trust_owner=trust_owner)
+    listed = ", ".join(sorted(run.name for run in matches))
+    if matches and not reads:
+        reason = f"no run of this name in {root}, only {listed}"
+        return UsageError.one(reference, reason, "type the whole name", code="unknown-run")
     if matches:
-        listed = ", ".join(sorted(run.name for run in matches))
         raise UsageError.one(reference, f"matches several runs: {listed}; type more of the name", code="ambiguous-name")
     if not runs:
         return UsageError.one(reference, f"there are no runs in {root}", OTHER_RUNS_FOLDER_ADVICE, code="unknown-run")
@@ -230,12 +239,15 @@ def _hold_own(run: RunFolder, *, trust_owner: bool) -> RunFolder:
     return held
 
 
-def require_own(run: RunFolder, *, trust_owner: bool) -> None:
-    """Raise UsageError if the run contains a link, or if other users can change it and they are not trusted."""
+def require_own(run: RunFolder, *, trust_owner: bool, can_trust: bool = True) -> None:
+    """Raise UsageError if the run contains a link, or if other users can change it and they are not trusted.
+
+    `can_trust` is False for a command without --trust-owner."""
     if (problem := run.link_problem()) is not None:
         raise UsageError.one(
             str(run.path), f"this run {problem}", "replace the link by what it leads to", code="is-link"
         )
     if not trust_owner and (problem := run.foreign_reason()) is not None:
-        advice = "remove write permission for others with `chmod -R go-w`, or " if run.is_of_this_user else ""
-        raise UsageError.one(str(run.path), f"this run {problem}", advice + TRUST_OWNER_ADVICE, code="foreign-writable")
+        closes = f"remove write permission for others with `chmod -R go-w {shlex.quote(str(run.path))}`"
+        advice = [closes] * run.is_of_this_user + [TRUST_OWNER_ADVICE] * can_trust
+        raise UsageError.one(str(run.path), f"this run {problem}", ", or ".join(advice), code="foreign-writable")

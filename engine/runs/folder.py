@@ -121,7 +121,7 @@ class RunFolder:
     owner = _Entry("owner.json")
     """Host, process and heartbeat of the owner, see `engine.runs.claim`."""
     lock = _Entry("lock")
-    """Lock file that the owner holds; it makes a folder a run folder."""
+    """Lock file that the owner holds."""
     queue = _Entry("queue.json")
     """Place of the run in the queue for GPUs, see `engine.queue.state`."""
     class_indices = _Entry("class_indices.json")

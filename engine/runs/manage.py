@@ -6,6 +6,7 @@ A run is renamed under its lock, so that no process resumes it meanwhile.
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,12 +27,12 @@ def rename_run(folder: RunFolder, name: str, *, take_over: bool = False) -> RunF
     the name is invalid or in use, if the run is live, or if other users can change it.
     """
     name = check_new_name(name)
-    require_own(folder, trust_owner=False)
+    require_own(folder, trust_owner=False, can_trust=False)
     if name == folder.name:
         raise UsageError.one(name, "is the name that the run has", code="name-in-use")
     root = folder.path.parent
     try:
-        command = f"gputrain runs rename {folder.name} {name}"
+        command = f"gputrain runs rename {shlex.quote(folder.name)} {name}"
         with locked_ended_run(folder, command, take_over=take_over) as held:
             move_folder(folder.path, root, name)
             _store_name(held, name)
@@ -83,7 +84,7 @@ def _store_name(folder: RunFolder, name: str) -> None:
 
 
 def find_own_run(root: Path, reference: str) -> RunFolder:
-    """Return a run of this user by name, prefix, path or `last`, not held. Raises UsageError as `find_run` does.
+    """Return a run of this user by name, path or `last`, not held. Raises UsageError as `find_run` does.
 
     Unlike `find_run`, it accepts a run that contains links: they are moved, and never followed.
     """

@@ -6,6 +6,7 @@ Whoever opens such a run calls it, to show it or to decide something. Lists do s
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -58,7 +59,7 @@ def read_journal_record(folder: RunFolder) -> JournalRecord:
 def read_listed_record(folder: RunFolder) -> JournalRecord:
     """Return the record of a run that has none, for a list, which must not wait for a long journal."""
     if file_size(folder.journal) > MAX_LISTED_JOURNAL_BYTES:
-        advice = f"`gputrain attach {folder.name}` rebuilds it"
+        advice = f"`gputrain attach {shlex.quote(folder.name)}` rebuilds it"
         return JournalRecord(NO_RECORD, f"{folder.summary.name} is missing; {advice}")
     return read_journal_record(folder)
 
@@ -120,7 +121,7 @@ def _is_current(folder: RunFolder, record: RunRecord, written_ns: int) -> bool:
         # An owner that cannot write the journal leaves the events that wait out of the record.
         return not record.problem and written_ns > folder.journal.stat().st_mtime_ns
     except OSError:
-        # There is no journal.
+        # There is no journal, or no lock.
         return True
 
 

@@ -18,8 +18,22 @@ def runs_root(override: str | None = None) -> Path:
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether the path is a readable run folder. Links do not count, because they could point anywhere."""
-    return is_file(path / "lock") and not path.is_symlink()
+    """Whether the path is a readable run folder: the record of a run is in it, or the lock of one that starts.
+
+    The lock is an empty file, which a copy or a cleanup may leave out. Links do not count, because they could point
+    anywhere."""
+    has_lock = is_file(path / "lock")
+    if not (has_lock or is_file(path / "summary.json")) or path.is_symlink():
+        return False
+    return has_lock or _has_record(path)
+
+
+def _has_record(path: Path) -> bool:
+    # Another program may have written a file of this name.
+    from engine.runs.folder import RunFolder
+    from engine.runs.run_record import read_run_record
+
+    return read_run_record(RunFolder(path)) is not None
 
 
 def is_listed(name: str) -> bool:

@@ -119,18 +119,19 @@ def read_row(folder: RunFolder, status: os.stat_result | None = None) -> RunRow 
     """
     try:
         lock = os.stat(f"{folder.root}/lock", follow_symlinks=False)  # noqa: PTH116 - a Path takes longer
+        has_lock, claimed_ns = stat.S_ISREG(lock.st_mode), lock.st_mtime_ns
     except (OSError, ValueError):
-        return None
-    if not stat.S_ISREG(lock.st_mode):
-        return None
+        has_lock, claimed_ns = False, 0
     try:
         stored = find_stored_record(folder)
+        if stored is None and not has_lock:
+            return None
         if stored is None:
             record, problem = read_listed_record(folder)
             return make_row(folder, record, problem=problem, status=status)
         record, written_ns = stored
         # Whoever claims a run touches its lock.
-        if not record.state.live and written_ns >= lock.st_mtime_ns:
+        if not record.state.live and written_ns >= claimed_ns:
             return make_row(folder, record, record.state, status=status)
         state = folder.state(record.state)
         if record.state.live and not state.live:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import shutil
 import stat
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from engine.config.run_name import name_problem, normalize_name
+from engine.config.run_name import normalize_name
 from engine.runs.checkpoint_files import list_checkpoints
 from engine.runs.copied_code import made_files
 from engine.runs.folder import RunFolder
@@ -32,8 +33,9 @@ from engine.utils.trust import foreign_reason
 from engine.utils.units import format_bytes
 
 TRASH_FOLDER = ".trash"
-# A run whose name is in the trash already gets a number after a sign that no name of a run has.
-_ENTRY = re.compile(r"(?P<name>[^~]+)(?:~[0-9]+)?")
+# A run whose name is in the trash already gets a number after a sign that no run of gputrain has in its name. A folder
+# that was copied or renamed by hand has any name, such as `base (copy)`.
+_NUMBER = re.compile(r"(?<=.)~[0-9]+\Z", re.DOTALL)
 # Contents are counted for a question; a run with more files is described by a lower bound.
 MAX_COUNTED_FILES = 100_000
 
@@ -110,7 +112,7 @@ def _locked_deletable(folder: RunFolder, *, take_over: bool) -> Iterator[None]:
     """Lock a run of this user that is not in the trash. Raises UsageError, also for an OSError in the block."""
     _check_folder(folder)
     try:
-        with locked_ended_run(folder, f"gputrain runs delete {folder.name}", take_over=take_over):
+        with locked_ended_run(folder, f"gputrain runs delete {shlex.quote(folder.name)}", take_over=take_over):
             yield
     except OSError as error:
         reason = f"cannot be moved to the trash: {error.strerror}"
@@ -133,7 +135,7 @@ def list_trash(root: Path) -> list[TrashedRun]:
     trash = next(filter(_is_own_folder, _trash_candidates(root)), None)
     for path in trash.iterdir() if trash is not None else ():
         with suppress(OSError):
-            if _is_entry(path.name) and _is_own_folder(path):
+            if _is_own_folder(path):
                 runs.append(_entry(path))
     return sorted(runs, key=lambda run: (-run.deleted_at, run.entry))
 
@@ -167,7 +169,7 @@ def restore_run(root: Path, run: TrashedRun, name: str | None = None) -> RunFold
     Raises UsageError if the name is invalid, in use or stands for the newest run, or if the run cannot be moved.
     """
     target = run.name if name is None else check_new_name(name)
-    advice = f"restore it under another name with `gputrain runs restore {run.entry} NAME`"
+    advice = f"restore it under another name with `gputrain runs restore {shlex.quote(run.entry)} NAME`"
     if target == LAST_RUN:
         raise UsageError.one(target, "is reserved: it stands for the newest run", advice, code="invalid-name")
     try:
@@ -197,16 +199,9 @@ def delete_for_good(run: TrashedRun) -> None:
         raise UsageError.one(run.entry, f"cannot be deleted: {error.strerror}", code="not-writable") from error
 
 
-def _is_entry(name: str) -> bool:
-    """Whether a folder in the trash has the name of a run."""
-    match = _ENTRY.fullmatch(name)
-    return match is not None and name_problem(normalize_name(match["name"])) is None
-
-
 def _entry(path: Path) -> TrashedRun:
-    match = _ENTRY.fullmatch(path.name)
     # A rename sets the time of the last status change.
-    return TrashedRun(match["name"] if match else path.name, path.name, path, path.lstat().st_ctime)
+    return TrashedRun(_NUMBER.sub("", path.name), path.name, path, path.lstat().st_ctime)
 
 
 def _check_folder(folder: RunFolder) -> None:

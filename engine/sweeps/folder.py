@@ -118,9 +118,9 @@ def _mtime(path: Path) -> float:
 
 
 def find_sweep(root: Path, reference: str, *, trust_owner: bool = False) -> SweepFolder:
-    """Return the sweep that a name, a unique prefix of a name, a path or `last` refers to.
+    """Return the sweep that a name, a path or `last` refers to.
 
-    Raises UsageError if there is none or several, or if others can change it and `trust_owner` is not set.
+    Raises UsageError if there is none, or if others can change it and `trust_owner` is not set.
     """
     sweeps = list_sweeps(root)
     names = [sweep.name for sweep in sweeps]
@@ -128,16 +128,10 @@ def find_sweep(root: Path, reference: str, *, trust_owner: bool = False) -> Swee
     # A folder that another program made may have the decomposed form.
     matches = [sweep for sweep in sweeps if sweep.name == reference]
     matches = matches or [sweep for sweep in sweeps if normalize_name(sweep.name) == name]
-    matches = matches or [sweep for sweep in sweeps if name and normalize_name(sweep.name).startswith(name)]
     if reference == LAST_SWEEP:
         matches = [sweep for sweep in sweeps if trust_owner or sweep.foreign_reason() is None][:1]
     elif not matches and reference and is_sweep_folder(Path(os.path.realpath(reference))):
         matches = [SweepFolder(Path(os.path.realpath(reference)))]
-    if len(matches) > 1:
-        listed = ", ".join(sorted(sweep.name for sweep in matches))
-        raise UsageError.one(
-            reference, f"matches several sweeps: {listed}; type more of the name", code="ambiguous-name"
-        )
     if not matches:
         shown = f"no sweep of this name in {root}" + (f", only {', '.join(names[:8])}" if names else "")
         raise UsageError.one(reference or "NAME", shown + did_you_mean(reference, names), code="not-found")

@@ -23,6 +23,7 @@ from engine.launch.detached import start_detached
 from engine.launch.request import RunRequest
 from engine.runs.control import consume_requests
 from engine.runs.metrics import Better
+from engine.runs.root import is_run_folder
 from engine.sweeps.controller import Controller, Emit
 from engine.sweeps.folder import (
     LAST_SWEEP,
@@ -101,7 +102,7 @@ def _differences(folder: SweepFolder, plan: SweepPlan) -> list[str]:
 def _taken_name(folder: SweepFolder) -> str | None:
     """Return the file or run that a new sweep of this name would meet: its own folder, or a run named like a trial."""
     path = folder.path
-    if os.path.lexists(path) and not (path.is_dir() and not path.is_symlink() and not (path / "lock").exists()):
+    if os.path.lexists(path) and not (path.is_dir() and not path.is_symlink() and not is_run_folder(path)):
         return path.name
     trials = sorted(path.parent.glob(f"{path.name}-[0-9][0-9][0-9]*"))
     return trials[0].name if trials else None

@@ -34,7 +34,7 @@ MAX_CODE_LINES = 60
 )
 def compare(
     *,
-    runs: Annotated[list[str], run_argument("RUN...", OR_PATH)],
+    runs: Annotated[list[str], run_argument("RUN...", OR_PATH, reads=True)],
     baseline: BaselineOption = None,
     better: BetterOption = None,
     runs_dir: RunsDirOption = None,

@@ -82,7 +82,7 @@ def gputrain(show_version: VersionOption = False, show_skill: SkillOption = Fals
     ),
 )
 def open_tui(
-    run: Annotated[str | None, run_argument("[RUN]")] = None,
+    run: Annotated[str | None, run_argument("[RUN]", reads=True)] = None,
     runs_dir: RunsDirOption = None,
     low_bandwidth: LowBandwidthOption = False,
     trust_owner: TrustOwnerOption = False,

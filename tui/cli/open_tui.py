@@ -40,7 +40,7 @@ def open_screen(
     require_terminal()
     root = launched_run.runs_dir if launched_run else runs_root(runs_dir)
     if isinstance(run, str):
-        run = find_run(root, run, trust_owner=trust_owner)
+        run = find_run(root, run, trust_owner=trust_owner, reads=True)
     folder = run.path if run is not None else None
     app = GputrainApp(
         folder.parent if folder else root,

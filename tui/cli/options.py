@@ -11,7 +11,8 @@ import typer
 
 from tui.cli.completions import complete_runs
 
-RUN_HELP = "Run name, unambiguous prefix, run folder, or last."
+RUN_HELP = "Run name, run folder, or last."
+READ_RUN_HELP = "Run name, unambiguous prefix, run folder, or last."
 OR_PATH = " Or a path with runs of other programs."
 Split = Literal["train", "val", "all"]
 
@@ -75,6 +76,9 @@ def split_option(what: str) -> Any:
     return typer.Option("--split", help=f"Images to {what}.")
 
 
-def run_argument(metavar: str = "RUN", more: str = "") -> Any:
-    """Return the argument of a run, which the shell completes. `more` follows its help."""
-    return typer.Argument(metavar=metavar, help=f"{RUN_HELP}{more}", autocompletion=complete_runs)
+def run_argument(metavar: str = "RUN", more: str = "", *, reads: bool = False) -> Any:
+    """Return the argument of a run, which the shell completes. `more` follows its help.
+
+    A command that only `reads` the run takes the beginning of its name, see `engine.runs.find`."""
+    help_text = f"{READ_RUN_HELP if reads else RUN_HELP}{more}"
+    return typer.Argument(metavar=metavar, help=help_text, autocompletion=complete_runs)

@@ -10,7 +10,7 @@ import typer
 from tui.cli.command import command
 from tui.cli.console import print_error, print_warning
 from tui.cli.options import ForceOption, JsonOption, output_option
-from tui.cli.run_options import ModelOptions, takes_model, takes_run
+from tui.cli.run_options import ModelOptions, reads_run, takes_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ DEFAULT_TOP = 5
     exit_codes={0: "success", 1: "a named file cannot be read, or no image can", 2: "usage error"},
 )
 @takes_model
-@takes_run
+@reads_run
 def predict(
     *,
     folder: RunFolder,

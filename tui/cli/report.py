@@ -40,7 +40,7 @@ Axis = Literal["epoch", "step", "images", "hours"]
 )
 def report(
     *,
-    runs: Annotated[list[str], run_argument("RUN...", OR_PATH)],
+    runs: Annotated[list[str], run_argument("RUN...", OR_PATH, reads=True)],
     output: Annotated[
         str | None, output_option("FILE.html, or a figure: FILE.svg, .pdf or .png. [default: report.html]")
     ] = None,

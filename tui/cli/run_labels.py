@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -125,7 +126,8 @@ def delete(*, folders: list[RunFolder], yes: YesOption = False, take_over: TakeO
 
     def move(folder: RunFolder) -> None:
         run = move_to_trash(folder, take_over=take_over)
-        typer.echo(f"{printable(run.name)} is in the trash; `gputrain runs restore {run.entry}` restores it.", err=True)
+        restore = f"`gputrain runs restore {shlex.quote(printable(run.entry))}` restores it"
+        typer.echo(f"{printable(run.name)} is in the trash; {restore}.", err=True)
 
     watch_other_hosts(folders, take_over=take_over)
     for_each(folders, lambda folder: check_deletable(folder, take_over=take_over))
@@ -150,7 +152,7 @@ def restore(
 
     root = runs_root(runs_dir)
     folder = restore_run(root, find_in_trash(root, run), name)
-    typer.echo(f"{folder.name} is restored.", err=True)
+    typer.echo(f"{printable(folder.name)} is restored.", err=True)
 
 
 @command(["gputrain runs trash", "gputrain runs trash --empty --yes"])

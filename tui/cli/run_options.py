@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -23,32 +24,37 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def takes_run(function: Callback) -> Callback:
+def takes_run(function: Callback, *, reads: bool = False) -> Callback:
     """Replace the parameter `folder: RunFolder` by RUN, --runs-dir and --trust-owner."""
     parameters = {
-        "run": (Annotated[str, run_argument()], REQUIRED),
+        "run": (Annotated[str, run_argument(reads=reads)], REQUIRED),
         "runs_dir": (RunsDirOption, None),
         "trust_owner": (TrustOwnerOption, False),
     }
 
     def find(values: dict[str, Any]) -> RunFolder:
-        return find_runs([values["run"]], values["runs_dir"], trust_owner=values["trust_owner"])[0]
+        return find_runs([values["run"]], values["runs_dir"], trust_owner=values["trust_owner"], reads=reads)[0]
 
     return expand_parameter(function, "folder", parameters, find)
 
 
-def takes_runs(function: Callback) -> Callback:
+def takes_runs(function: Callback, *, reads: bool = False) -> Callback:
     """Replace the parameter `folders: list[RunFolder]` by RUN..., --runs-dir and --trust-owner; each run once."""
     parameters = {
-        "runs": (Annotated[list[str], run_argument("RUN...")], REQUIRED),
+        "runs": (Annotated[list[str], run_argument("RUN...", reads=reads)], REQUIRED),
         "runs_dir": (RunsDirOption, None),
         "trust_owner": (TrustOwnerOption, False),
     }
 
     def find(values: dict[str, Any]) -> list[RunFolder]:
-        return find_runs(values["runs"], values["runs_dir"], trust_owner=values["trust_owner"])
+        return find_runs(values["runs"], values["runs_dir"], trust_owner=values["trust_owner"], reads=reads)
 
     return expand_parameter(function, "folders", parameters, find)
+
+
+# For commands that change nothing in the run, so that RUN may be the beginning of a name.
+reads_run = partial(takes_run, reads=True)
+reads_runs = partial(takes_runs, reads=True)
 
 
 def takes_own_runs(function: Callback) -> Callback:
@@ -112,13 +118,15 @@ def _model_options(values: dict[str, Any]) -> ModelOptions:
     return ModelOptions(values["checkpoint"], not values["ema"], values.get("gpus", "auto"), trust)
 
 
-def find_runs(names: Sequence[str], runs_dir: str | None, *, trust_owner: bool) -> list[RunFolder]:
+def find_runs(names: Sequence[str], runs_dir: str | None, *, trust_owner: bool, reads: bool = False) -> list[RunFolder]:
     """Return runs by name, each once. Raises UsageError with a problem for each that cannot be used."""
     from engine.runs.find import find_run
     from engine.runs.root import runs_root
 
     root = runs_root(runs_dir)
-    found = for_each(names, lambda name: find_run(root, name, trust_owner=trust_owner))
+    found = for_each(names, lambda name: find_run(root, name, trust_owner=trust_owner, reads=reads))
+    for name, folder in zip(names, found, strict=True):
+        _name_completed(name, folder)
     return list({folder.path: folder for folder in found}.values())
 
 
@@ -131,7 +139,19 @@ def find_any_runs(names: Sequence[str], runs_dir: str | None, *, trust_owner: bo
 
     root = runs_root(runs_dir)
     found = for_each(names, lambda name: find_any_runs(root, name, trust_owner=trust_owner))
+    for name, runs in zip(names, found, strict=True):
+        _name_completed(name, runs[0])
     return distinct_runs(run for runs in found for run in runs)
+
+
+def _name_completed(typed: str, run: OpenedRun) -> None:
+    """Say on stderr which run the beginning of a name means."""
+    from engine.runs.find import is_prefix_of
+    from engine.runs.folder import RunFolder
+    from engine.utils.text import printable
+
+    if isinstance(run, RunFolder) and is_prefix_of(run, typed):
+        typer.echo(f"{printable(typed)} is the beginning of {printable(run.name)}.", err=True)
 
 
 def find_baseline(

@@ -9,14 +9,14 @@ import typer
 from engine.utils.text import printable
 from tui.cli.command import command
 from tui.cli.options import JsonOption
-from tui.cli.run_options import takes_run
+from tui.cli.run_options import reads_run
 
 if TYPE_CHECKING:
     from engine.runs.folder import RunFolder
 
 
 @command(["gputrain runs show last", "gputrain runs show fashion-17 --json"])
-@takes_run
+@reads_run
 def show(*, folder: RunFolder, as_json: JsonOption = False) -> None:
     """Print what is known about a run.
 

@@ -21,7 +21,7 @@ from tui.cli.options import (
     count_option,
     run_argument,
 )
-from tui.cli.run_options import find_any_runs, find_baseline, takes_run
+from tui.cli.run_options import find_any_runs, find_baseline, reads_run
 
 if TYPE_CHECKING:
     from engine.runs.folder import RunFolder
@@ -32,7 +32,7 @@ POLL_SECONDS = 0.3
 @command(["gputrain attach", "gputrain attach fashion-17 --low-bandwidth", "gputrain attach digits-1 digits-2"])
 def attach(
     *,
-    runs: Annotated[list[str] | None, run_argument("[RUN]...", " [default: last]")] = None,
+    runs: Annotated[list[str] | None, run_argument("[RUN]...", " [default: last]", reads=True)] = None,
     baseline: BaselineOption = None,
     low_bandwidth: LowBandwidthOption = False,
     runs_dir: RunsDirOption = None,
@@ -64,7 +64,7 @@ def attach(
 
 
 @command(["gputrain logs last", "gputrain logs last -f", "gputrain logs fashion-17 -n 50"])
-@takes_run
+@reads_run
 def logs(
     *,
     folder: RunFolder,

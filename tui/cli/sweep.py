@@ -54,7 +54,7 @@ NameArgument = Annotated[
     str,
     typer.Argument(
         metavar="[NAME]",
-        help="Sweep name, unambiguous prefix, sweep folder, or last [default: last]",
+        help="Sweep name, sweep folder, or last [default: last]",
         autocompletion=complete_sweeps,
     ),
 ]

@@ -14,7 +14,7 @@ import typer
 from engine.utils.exit_codes import ExitCode
 from tui.cli.command import command
 from tui.cli.options import JsonOption, timeout_option
-from tui.cli.run_options import takes_runs, watch_other_hosts
+from tui.cli.run_options import reads_runs, watch_other_hosts
 
 if TYPE_CHECKING:
     from engine.runs.folder import RunFolder
@@ -40,7 +40,7 @@ WAIT_CODES: dict[int, str] = {
     ],
     exit_codes=WAIT_CODES,
 )
-@takes_runs
+@reads_runs
 def wait(
     *,
     folders: list[RunFolder],

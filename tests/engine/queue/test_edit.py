@@ -12,6 +12,7 @@ from engine.runs.ownership import Ownership
 from support.messages import raises_problem
 from support.runs.event_factories import make_run_started
 from support.runs.factories import make_run_folder
+from support.screen.queue_rows import make_row
 
 
 def test_find_own_row_names_command_that_stops_run_which_trains(
@@ -22,6 +23,14 @@ def test_find_own_row_names_command_that_stops_run_which_trains(
     with raises_problem("wrong-state", "a", "it is running", "`gputrain stop a`"):
         find_own_row("a", tmp_path)
     ownership.release()
+
+
+def test_find_own_row_takes_no_beginning_of_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
+    rows = [make_row("job10", 1, 0.0, folder=str(tmp_path / "job10"), reason="")]
+    with raises_problem("unknown-run", "job1"):
+        find_own_row("job1", tmp_path, rows)
+    assert find_own_row("job10", tmp_path, rows) is rows[0]
 
 
 @pytest.mark.parametrize(

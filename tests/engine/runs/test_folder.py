@@ -214,13 +214,36 @@ def test_claim_discard_restores_previous_state(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "old" / "events.jsonl").exists()
 
 
-def test_find_run_accepts_name_prefix_path_and_last(tmp_path: Path) -> None:
+def test_find_run_accepts_name_path_and_last(tmp_path: Path) -> None:
     for age, name in enumerate(("mnist-1", "digits-1", "digits-12")):
         make_run_folder(tmp_path, name, make_run_started(1000.0 + age))
-    assert find_run(tmp_path, "mn").name == "mnist-1"
     assert find_run(tmp_path, "digits-1").name == "digits-1"
     assert find_run(tmp_path, "last").name == "digits-12"
     assert find_run(tmp_path / "elsewhere", str(tmp_path / "mnist-1")).path == tmp_path / "mnist-1"
+
+
+def test_beginning_of_a_name_serves_reading_only(tmp_path: Path) -> None:
+    make_run_folder(tmp_path, "exp10")
+    with raises_problem("unknown-run", "exp1", "exp10", "whole name"):
+        find_run(tmp_path, "exp1")
+    assert find_run(tmp_path, "exp1", reads=True).name == "exp10"
+
+
+def test_name_of_a_folder_without_record_means_no_other_run(tmp_path: Path) -> None:
+    make_run_folder(tmp_path, "exp10")
+    (tmp_path / "exp1").mkdir()
+    with raises_problem("unknown-run", "exp1", "no record"):
+        find_run(tmp_path, "exp1", reads=True)
+
+
+def test_run_without_its_lock_is_found_by_its_record(tmp_path: Path) -> None:
+    make_run_folder(tmp_path, "a", make_run_started(), RunFinished(state="finished")).lock.unlink()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "summary.json").write_text('{"accuracy": 0.9}')
+    assert [run.name for run in list_runs(tmp_path)] == ["a"]
+    assert find_run(tmp_path, "a").name == "a"
+    with raises_problem("name-in-use", "run.name", "the run a already exists"):
+        claim_run(tmp_path, "a", "x", resume=False)
 
 
 def test_find_run_lists_no_runs_for_a_name_or_path_and_reads_none_for_a_prefix(
@@ -230,7 +253,7 @@ def test_find_run_lists_no_runs_for_a_name_or_path_and_reads_none_for_a_prefix(
         make_run_folder(tmp_path, f"run-{number}")
     monkeypatch.delattr(find, "newest_first")
     with raises_problem("ambiguous-name", "run"):
-        find_run(tmp_path, "run")
+        find_run(tmp_path, "run", reads=True)
     monkeypatch.delattr(find, "list_runs")
     found = [find_run(tmp_path, reference).name for reference in ("run-1", str(tmp_path / "run-2"))]
     assert found == ["run-1", "run-2"]
@@ -249,7 +272,7 @@ def test_find_run_accepts_both_forms_of_a_name(tmp_path: Path) -> None:
     # As a program on macOS writes it.
     make_run_folder(tmp_path, "cafe\u0301")
     assert find_run(tmp_path, "e\u0301te\u0301").name == "\u00e9t\u00e9"
-    assert find_run(tmp_path, "e\u0301").name == "\u00e9t\u00e9"
+    assert find_run(tmp_path, "e\u0301", reads=True).name == "\u00e9t\u00e9"
     assert find_run(tmp_path, "caf\u00e9").name == "cafe\u0301"
 
 
@@ -268,6 +291,6 @@ def test_find_run_rejects_ambiguous_prefix_and_unknown_name(tmp_path: Path) -> N
     for name in ("digits-1", "digits-2"):
         make_run_folder(tmp_path, name)
     with raises_problem("ambiguous-name", "digits", "digits-1, digits-2"):
-        find_run(tmp_path, "digits")
+        find_run(tmp_path, "digits", reads=True)
     with raises_problem("unknown-run", "digts-1", "digits-1?"):
         find_run(tmp_path, "digts-1")

@@ -46,7 +46,8 @@ def make_foreign(folder: RunFolder) -> RunFolder:
 def test_find_run_skips_foreign_run_for_last_and_prefix(tmp_path: Path) -> None:
     make_run_folder(tmp_path, "run-1", make_run_started(1.0))
     make_foreign(make_run_folder(tmp_path, "run-2", make_run_started(2.0)))
-    assert [find_run(tmp_path, reference).name for reference in ("last", "run", "run-1")] == ["run-1"] * 3
+    found = [find_run(tmp_path, reference, reads=True).name for reference in ("last", "run", "run-1")]
+    assert found == ["run-1"] * 3
     assert find_run(tmp_path, "last", trust_owner=True).name == "run-2"
 
 
@@ -101,7 +102,7 @@ def test_claim_run_refuses_to_resume_foreign_folder(tmp_path: Path) -> None:
     before = sorted(folder.path.iterdir())
     for claim in (check_claim, claim_run):
         arguments = (tmp_path, "a") if claim is check_claim else (tmp_path, "a", "x")
-        with raises_problem("foreign-writable", str(folder.path), "`chmod -R go-w`", "--trust-owner"):
+        with raises_problem("foreign-writable", str(folder.path), f"`chmod -R go-w {folder.path}`", "--trust-owner"):
             claim(*arguments, resume=True)
     assert sorted(folder.path.iterdir()) == before
     claim_run(tmp_path, "a", "x", resume=True, trust_owner=True).ownership.release()

@@ -83,8 +83,10 @@ def test_live_run_is_neither_renamed_nor_deleted(root: Path) -> None:
 def test_foreign_run_is_neither_renamed_nor_deleted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(root / "run-1")
     folder.path.chmod(0o777)
-    with raises_problem("foreign-writable", str(folder.path)):
+    with pytest.raises(UsageError) as refused:
         rename_run(folder, "best")
+    assert has_problem(refused.value.problems, "foreign-writable", str(folder.path), f"`chmod -R go-w {folder.path}`")
+    assert "--trust-owner" not in str(refused.value), "the command has no such option"
     monkeypatch.setattr("engine.runs.folder.os.geteuid", lambda: 12345)
     with raises_problem("foreign-owner", "run-1"):
         move_to_trash(folder)
@@ -134,6 +136,19 @@ def test_deleted_run_is_in_no_list_and_is_restored_with_all_files(root: Path) ->
     folder = restore_run(root, trashed)
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
     assert names(root)[0] == "run-3" and list_trash(root) == []
+
+
+def test_folder_that_was_copied_by_hand_is_deleted_and_restored(root: Path) -> None:
+    shutil.copytree(root / "run-1", root / "run-1 (copy)")
+    for _ in range(2):
+        assert move_to_trash(find_own_run(root, "run-1 (copy)")).name == "run-1 (copy)"
+        assert restore_run(root, find_in_trash(root, "run-1 (copy)")).name == "run-1 (copy)"
+    move_to_trash(RunFolder(root / "run-1 (copy)"))
+    (root / "run-1 (copy)").mkdir()
+    with raises_problem("name-in-use", "run-1 (copy)", "`gputrain runs restore 'run-1 (copy)' NAME`"):
+        restore_run(root, find_in_trash(root, "run-1 (copy)"))
+    delete_for_good(find_in_trash(root, "run-1 (copy)"))
+    assert list_trash(root) == []
 
 
 def test_runs_of_one_name_are_numbered_in_the_trash(root: Path) -> None:

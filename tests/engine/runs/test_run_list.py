@@ -170,7 +170,7 @@ def test_list_keeps_rows_that_have_not_changed(root: Path) -> None:
     before = runs.rows
     runs.poll()
     assert runs.rows is before
-    (root / "run-7" / "lock").unlink()
+    (root / "run-7").rename(root / ".run-7")
     for path in (root / "run-8").iterdir():
         path.unlink()
     (root / "run-8").rmdir()
@@ -190,6 +190,7 @@ def test_list_finds_folder_that_becomes_a_run_later(root: Path) -> None:
     (root / "later").mkdir()
     lock = root / "run-5" / "lock"
     lock.rename(root / "run-5" / "away")
+    RunFolder(root / "run-5").summary.unlink()
     for path in (root / "later", root / "run-5", root):
         age(path)
     runs = read_list(root)
@@ -245,9 +246,17 @@ def test_list_has_neither_hidden_folders_nor_links_nor_other_folders(root: Path)
     (root / "link").symlink_to(root / "run-1")
     (root / "sweep").mkdir()
     (root / "file").touch()
-    make_run_folder(root, "odd").lock.unlink()
-    (root / "odd" / "lock").symlink_to(root / "run-1" / "lock")
+    odd = make_run_folder(root, "odd")
+    odd.summary.unlink()
+    odd.lock.unlink()
+    odd.lock.symlink_to(root / "run-1" / "lock")
     assert len(read_list(root).rows) == COUNT
+
+
+def test_list_has_run_whose_lock_is_missing(root: Path) -> None:
+    before = row_of(read_list(root).rows, "run-3")
+    RunFolder(root / "run-3").lock.unlink()
+    assert row_of(read_list(root).rows, "run-3") == before
 
 
 def test_list_of_missing_folder_is_empty_and_of_unreadable_one_an_error(

@@ -219,4 +219,4 @@ def test_pruner_stops_poor_trial_after_a_third_and_five_finished_trials(
 def test_sweep_folder_of_the_decomposed_form_is_found_by_both_forms(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path, SETTINGS)
     folder.path.rename(tmp_path / "cafe\u0301")
-    assert {find_sweep(tmp_path, name).name for name in ("caf\u00e9", "cafe\u0301", "caf")} == {"cafe\u0301"}
+    assert {find_sweep(tmp_path, name).name for name in ("caf\u00e9", "cafe\u0301")} == {"cafe\u0301"}

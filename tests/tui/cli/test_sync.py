@@ -67,7 +67,7 @@ def test_sync_sends_several_runs_to_mlflow(gputrain: Gputrain, mlflow: None) -> 
     make_run(gputrain, "a-1", make_run_started(), make_losses(1, 12), make_epoch(1))
     make_run(gputrain, "b", make_run_started(), make_losses(1, 5), RunFinished(time=12.0, state="failed"))
     environment = gputrain.environment | {"MLFLOW_TRACKING_URI": uri}
-    arguments = ["runs", "sync", "a", "b", "a-1", "--service", "mlflow", "--experiment", "flowers", "--json"]
+    arguments = ["runs", "sync", "a-1", "b", "a-1", "--service", "mlflow", "--experiment", "flowers", "--json"]
     done = CliRunner().invoke(app, arguments, env=environment)
     assert (done.exit_code, done.stderr) == (0, "a-1: crashed, 12 steps sent.\nb: failed, 5 steps sent.\n")
     syncs = json.loads(done.stdout)["syncs"]
