@@ -148,11 +148,12 @@ class BestCondition:
     count: int
 
 
-def find_best_condition(query: Query, rows: Sequence[RunRow], own: Own) -> BestCondition | None:
-    """Return a condition with which the query finds runs, where one on the last value of a metric finds none."""
+def find_best_condition(query: Query, rows: Sequence[RunRow], own: Own, arguments: Names = ()) -> BestCondition | None:
+    """Return a condition with which the query finds runs, where one on the last value of a metric finds none. The names
+    are those of `parse_query`."""
     for index, word in enumerate(query.words):
         sign, key, comparison, value = _parts_of(word)
-        field = find_field(key, own) if key else None
+        field = find_field(key, own, None, arguments) if key else None
         if field is None or field.metric is None or field.metric.aggregate is not Aggregate.LAST:
             continue
         best = f"best_{field.name}"
@@ -160,7 +161,7 @@ def find_best_condition(query: Query, rows: Sequence[RunRow], own: Own) -> BestC
             continue
         text = f"{sign}{quote_key(best)}{comparison}{value}"
         words = [*query.words[:index], text, *query.words[index + 1 :]]
-        if count := len(parse_query(words, own).filter(rows)):
+        if count := len(parse_query(words, own, None, arguments).filter(rows)):
             return BestCondition(field.name, text, count)
     return None
 

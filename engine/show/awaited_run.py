@@ -185,7 +185,7 @@ def unmet_reason(condition: Query, row: RunRow, directions: Mapping[str, Better]
     ended = f"finished without {condition.text}"
     try:
         values = {key: find_field(key, own, None, arguments).value(row) for key in condition_keys(condition.text)}
-        best = find_best_condition(condition, [row], own)
+        best = find_best_condition(condition, [row], own, arguments)
     except UsageError as error:
         known = f", only {list_names(list(own), 10)}" if own else ""
         return f"{ended}: it never had {error.problems[0].location}{known}"

@@ -152,7 +152,8 @@ def list_runs(
     _name_survivors(rows)
     if not rows and words and (name := nearest(words[0], subcommands("runs"))) is not None:
         typer.echo(f"`gputrain runs {name}` is a command.", err=True)
-    if not rows and (best := find_best_condition(options.query, options.listed(run_list.rows), own)) is not None:
+    best = None if rows else find_best_condition(query, options.listed(run_list.rows), own, arguments)
+    if best is not None:
         found = f"{printable(shlex.quote(best.text))} finds {pluralize(best.count, 'run')}"
         typer.echo(f"{printable(quote_key(best.key))} means the last epoch; {found}.", err=True)
     if (sweep := next((row.name for row in rows if row.trials), "")) and not quiet:
@@ -179,8 +180,9 @@ def _name_survivors(rows: Sequence[RunRow]) -> None:
     }
     for folder, survivors in find_survivors(states).items() if states else ():
         pids, name = list_names([str(process.pid) for process in survivors]), printable(folder.name)
+        stop = printable(f"gputrain stop {shlex.quote(folder.name)}")
         state = "has crashed" if states[folder] is RunState.CRASHED else f"is {states[folder]}"
-        typer.echo(f"{name} {state}, and processes of it go on ({pids}): `gputrain stop {name}`.", err=True)
+        typer.echo(f"{name} {state}, and processes of it go on ({pids}): `{stop}`.", err=True)
 
 
 def _read(run_list: RunList) -> None:

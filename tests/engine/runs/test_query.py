@@ -291,3 +291,8 @@ def test_find_best_condition_names_best_value_that_meets_query() -> None:
     assert found is not None and (found.key, found.text) == ("metrics.gap>b", '"best_metrics.gap>b">2.5')
     assert find_best_condition(parse_query("cnn val_accuracy>0.935", OWN), ROWS, OWN) is None
     assert find_best_condition(parse_query("train_loss<0.1", OWN), ROWS, OWN) is None
+
+
+def test_find_best_condition_knows_parameters_of_commands() -> None:
+    query = parse_query("width=8 val_accuracy>0.935", OWN, None, ["width"])
+    assert find_best_condition(query, ROWS, OWN, ["width"]) is None

@@ -35,6 +35,11 @@ def test_runs_are_found_by_parameters_of_their_commands(query: str) -> None:
     assert call("runs", *query.split(), "--quiet").stdout.split() == ["large"]
 
 
+def test_value_that_no_command_has_finds_no_run() -> None:
+    result = call("runs", "hidden=9")
+    assert result.exit_code == 0 and not result.stdout and "None of the 3 runs" in result.stderr
+
+
 def test_unknown_parameter_of_a_command_is_refused_with_the_nearest_one() -> None:
     result = call("runs", "hiden>3")
     assert result.exit_code == 2 and says(result.stderr, "unknown-key", "hiden") and "hidden" in result.stderr
