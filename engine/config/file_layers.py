@@ -1,9 +1,10 @@
-"""Read a config file and the files in its `base:` as layers of values, which `engine.config.loader` merges."""
+"""Read a config file, and the files and presets in its `base:`, as layers of values, which `engine.config.loader`
+merges."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from engine.config.key_names import key_hint
 from engine.config.schema import UNSTORED_KEYS, sections
 from engine.config.settings import settings_file
 from engine.config.yaml_io import read_yaml
-from engine.utils.errors import Problem, UsageError, raise_if_any
+from engine.utils.errors import Problem, UsageError, did_you_mean, raise_if_any
 from engine.utils.files import expand_user, is_file, shown_path
 from engine.utils.trust import foreign_reason
 
@@ -43,12 +44,14 @@ def _read_config_file(path: Path) -> tuple[dict[str, Any], str | None]:
     return content, foreign
 
 
-def read_file_layers(path: Path) -> list[Layer]:
-    """Return the layers of a file, starting with those of its `base:` files."""
-    return _read_layers(path, (), itertools.count(1))
+def read_file_layers(path: Path, presets: Mapping[str, Path]) -> list[Layer]:
+    """Return the layers of a file, starting with those of its `base:` files. `presets` has the files of the presets."""
+    return _read_layers(path, presets, (), itertools.count(1))
 
 
-def _read_layers(path: Path, chain: tuple[Path, ...], base_numbers: Iterator[int]) -> list[Layer]:
+def _read_layers(
+    path: Path, presets: Mapping[str, Path], chain: tuple[Path, ...], base_numbers: Iterator[int]
+) -> list[Layer]:
     """Return the layers of a file that the files of `chain` name; `base_numbers` counts all base files."""
     resolved = path.resolve()
     if resolved in chain:
@@ -61,18 +64,20 @@ def _read_layers(path: Path, chain: tuple[Path, ...], base_numbers: Iterator[int
     if isinstance(bases, str):
         bases = [bases]
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise UsageError.one(str(path), "base: must be a file name or a list of file names", code="invalid-value")
+        raise UsageError.one(str(path), "base: must be a file name, a preset or a list of them", code="invalid-value")
     layers: list[Layer] = []
     for base in bases:
         base_path = resolved.parent / expand_user(base)
+        if not is_file(base_path) and base in presets:
+            base_path = presets[base]
         if not is_file(base_path):
-            raise UsageError.one(
-                str(path), f"base file {base} does not exist (resolved to {base_path})", code="not-found"
-            )
+            hint = did_you_mean(base, presets)
+            reason = f"base file {base} does not exist (resolved to {base_path}), and is no preset{hint}"
+            raise UsageError.one(str(path), reason, code="not-found")
         if next(base_numbers) > MAX_BASE_FILES:
             reason = f"names more than {MAX_BASE_FILES} base files, counting those that base files name"
             raise UsageError.one(str((*chain, resolved)[0]), reason, "merge some of them", code="too-many")
-        layers += _read_layers(base_path, (*chain, resolved), base_numbers)
+        layers += _read_layers(base_path, presets, (*chain, resolved), base_numbers)
     problems = [
         Problem(
             section,

@@ -139,7 +139,7 @@ def _read_base(name: str) -> list[Layer]:
             reason = f"is the folder of a run; use {path / 'config.yaml'}, or `gputrain resume {shlex.quote(name)}`"
             raise UsageError.one(name, reason, code="not-a-file")
         return [Layer(name, {"data": {"path": name}})]
-    return read_file_layers(find_config(name))
+    return read_file_layers(find_config(name), presets())
 
 
 def _similar_file(path: Path) -> str:

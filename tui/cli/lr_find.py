@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tui.cli.command import command
-from tui.cli.config_arguments import ConfigArguments, resolve_arguments, split_arguments
+from tui.cli.config_arguments import ConfigArguments, config_copies, resolve_arguments, split_arguments
 from tui.cli.config_flags import FlagOverrides, config_flags
 from tui.cli.console import print_error, show_progress
 from tui.cli.options import TrustCodeOption
@@ -79,6 +79,7 @@ def lr_find(
         if path is not None and suggestion is not None:
             report.show_change(path, set_number(path, LR_KEY, getattr(suggestion, pick)))
     sys.stdout.flush()
+    config_copies.close()
     # A regular exit takes a second with torch loaded.
     os._exit(code)
 

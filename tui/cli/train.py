@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tui.cli.command import Callback, command, expand_parameter
-from tui.cli.config_arguments import ConfigArguments, code_trust, resolve_arguments, split_arguments, trust_option
+from tui.cli.config_arguments import (
+    ConfigArguments,
+    code_trust,
+    config_copies,
+    regular_config,
+    resolve_arguments,
+    split_arguments,
+    trust_option,
+)
 from tui.cli.config_flags import FlagOverrides, config_flags
 from tui.cli.console import print_warning
 from tui.cli.options import (
@@ -159,11 +167,18 @@ def start_run(request: RunRequest, start: StartOptions) -> None:
         if request.command is not None:
             return
     if start.detach:
-        start_in_background(request, sys.argv[1:], start.runs_dir)
+        start_in_background(request, typed_words(), start.runs_dir)
     elif should_open_screen(request, headless=start.headless or start.as_json or request.dry_run):
-        run_with_screen(request, sys.argv[1:], start.runs_dir)
+        run_with_screen(request, typed_words(), start.runs_dir)
     else:
         run_headless(request, as_json=start.as_json)
+
+
+def typed_words() -> list[str]:
+    """Return the words of this command line, for another process."""
+    before, words = split_command(sys.argv[1:])
+    before = [regular_config(word) for word in before]
+    return before if words is None else [*before, "--", *words]
 
 
 def print_code_plan(request: RunRequest) -> None:
@@ -342,6 +357,7 @@ def run_headless(request: RunRequest, *, as_json: bool) -> None:
     """Carry out a request in the foreground and exit with the exit code of the run. Raises UsageError."""
     from tui.cli.progress import BackgroundPrinter, make_printer
 
+    config_copies.close()
     printer = BackgroundPrinter(make_printer(json=as_json, dry_run=request.dry_run))
     try:
         if request.command is not None:

@@ -160,6 +160,14 @@ def test_resolve_gives_later_base_precedence(tmp_path: Path) -> None:
     assert (config.run.epochs, config.run.seed) == (2, 1)
 
 
+def test_base_is_a_file_beside_the_config_else_a_preset(tmp_path: Path) -> None:
+    file = write(tmp_path / "own.yaml", "base: digits\nrun: {log_every: 3}")
+    config = resolve_config(file).config
+    assert config.run.log_every == 3 and config.optim == resolve_config("digits").config.optim
+    write(tmp_path / "digits", "run: {epochs: 77}")
+    assert resolve_config(file).config.run.epochs == 77
+
+
 def test_resolve_rejects_circular_bases(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", "base: b.yaml")
     write(tmp_path / "b.yaml", "base: a.yaml")
@@ -171,6 +179,8 @@ def test_resolve_names_missing_base(tmp_path: Path) -> None:
     file = write(tmp_path / "a.yaml", "base: gone.yaml")
     (problem,) = problems(file=file)
     assert has_problem([problem], "not-found", file, " gone.yaml ", tmp_path / "gone.yaml")
+    (problem,) = problems(file=write(tmp_path / "a.yaml", "base: digts"))
+    assert has_problem([problem], "not-found", file, "did you mean digits?")
 
 
 def test_resolve_reports_all_errors_with_allowed_values() -> None:
