@@ -1,4 +1,5 @@
-"""Text without secrets: values of variables and options whose names say so, and passwords in URLs.
+"""Text without secrets: values of variables and options whose names say so, passwords in URLs, and tokens whose
+beginning says so.
 
 For everything that shows a command or its environment: list, journal, alerts, report, sync and screens.
 """
@@ -12,7 +13,10 @@ HIDDEN = "***"
 # Shorter values, such as 1, stand in text for other reasons.
 MIN_VALUE_LENGTH = 6
 # One part of a name in capitals: WANDB_API_KEY, --hf-token, dbPassword. KEYBOARD and TOKENIZERS are other words.
-KEY_WORDS = frozenset({"KEY", "TOKEN", "APIKEY", "AUTHTOKEN", "CREDENTIAL", "CREDENTIALS", "PAT", "PASS"})
+KEY_WORDS = frozenset({
+    "KEY", "TOKEN", "APIKEY", "AUTHKEY", "ACCESSKEY", "AUTHTOKEN", "ACCESSTOKEN", "CREDENTIAL", "CREDENTIALS", "PAT",
+    "PASS",
+})  # fmt: skip
 SECRET_WORDS = frozenset({"SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "PASSCODE", "PWD"})
 WORKING_FOLDERS = frozenset({"PWD", "OLDPWD"})
 # Of a model rather than a secret: --pad-token-id 0, --key-dim 64, use_auth_token=true. A name that ends in a key word,
@@ -40,6 +44,12 @@ _SCHEME = r"(?<![\w+.\-])[A-Za-z][A-Za-z0-9+.\-]*://"
 _URL_PASSWORD = re.compile(rf"({_SCHEME}[^\s/:@'\"]*):[^\s/'\"]+@")
 # A user name of this length is a token: https://ghp_…@github.com
 _URL_TOKEN = re.compile(rf"({_SCHEME})[^\s/:@'\"]{{20,}}@")
+# The beginnings that Hugging Face, GitHub, GitLab, OpenAI and Anthropic, Slack, and AWS give their tokens, by which
+# secret scanners find them (gitleaks). What follows is random: hf_transfer is another word.
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9])(?:(?:hf|gh[opsru])_[A-Za-z0-9]{16,}|github_pat_\w{16,}|(?:glpat|sk|xox[abeprs])-[\w\-]{16,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9]))"
+)
 
 
 def is_secret(name: str) -> bool:
@@ -59,9 +69,11 @@ def redact(name: str, value: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """Return a text without the secrets in it: `--api-key X`, `TOKEN=X`, `"password": "X"` and passwords in URLs."""
+    """Return a text without the secrets in it: `--api-key X`, `TOKEN=X`, `"password": "X"`, passwords in URLs, and
+    `hf_…`."""
     text = _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", text)
     text = _URL_TOKEN.sub(rf"\1{HIDDEN}@", text)
+    text = _TOKEN.sub(HIDDEN, text)
     text = _AUTHORIZATION.sub(rf"\g<name> {HIDDEN}", text)
     text = _USER_OPTION.sub(rf"\1\2:{HIDDEN}", text)
     text = _PASSWORD_OPTION.sub(rf"\1{HIDDEN}", text)

@@ -10,7 +10,7 @@ from engine.utils.redaction import HIDDEN, is_secret, redact, redact_argv, redac
 @pytest.mark.parametrize(
     "name",
     ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD", "--api-key", "apiKey", "DB_PWD",
-     "dbPassword", "wandb.api_key", "GITHUB_PAT", "APIKEY"],
+     "dbPassword", "wandb.api_key", "GITHUB_PAT", "APIKEY", "--authkey"],
 )  # fmt: skip
 def test_is_secret_knows_words_of_names(name: str) -> None:
     assert is_secret(name)
@@ -89,7 +89,29 @@ def test_redact_text_hides_secrets_in_free_text(text: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["a", "a.", "key ", "a://", "key=", "--key ", "a:b@", " ", '"', "-u ", "-u a", "mysql ", "mysql -p "]
+    "token",
+    ["hf_" + "aB" * 17, "ghp_" + "a1B2" * 9, "github_pat_" + "a1_B" * 9, "glpat-" + "a-B_" * 5, "sk-proj-" + "aB1_" * 9,
+     "xoxb-1234567890-" + "aB" * 12, "AKIA" + "A1B2" * 4],
+)  # fmt: skip
+def test_token_with_a_known_beginning_is_hidden_wherever_it_stands(token: str) -> None:
+    assert redact_argv(["push", token, f"--login={token}", "--gh", token]) == [
+        "push",
+        "***",
+        "--login=***",
+        "--gh",
+        "***",
+    ]
+    assert redact_text(f"[{token}] {token}, 1") == "[***] ***, 1"
+
+
+@pytest.mark.parametrize("word", ["hf_transfer", "task-" + "ab1" * 9, "sk-learn", "HF_HUB_ENABLE_HF_TRANSFER", "AKIA"])
+def test_word_that_only_resembles_a_token_is_shown(word: str) -> None:
+    assert redact_argv([word]) == [word]
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["sk-", "hf_", "a", "a.", "key ", "a://", "key=", "--key ", "a:b@", " ", '"', "-u ", "-u a", "mysql ", "mysql -p "],
 )
 def test_redact_text_takes_linear_time(part: str) -> None:
     assert redact_text(part * (1 << 16))
