@@ -30,11 +30,16 @@ def installed_version(library: str) -> str | None:
         return None
 
 
+def missing_libraries(extra: str) -> list[str]:
+    """Return the libraries of an extra of gputrain that are not installed."""
+    return [library for library, name in EXTRAS.items() if name == extra and find_spec(library) is None]
+
+
 def training_problem(location: str = "", advice: str = "") -> Problem | None:
     """Return why this installation does not train and runs no trained model: the first library that is missing of the
     extra `train`. `location` is the command that needs it, and `advice` what else to do."""
-    missing = (library for library, extra in EXTRAS.items() if extra == "train" and find_spec(library) is None)
-    return next((Problem(location, not_installed(library), advice, code="not-installed") for library in missing), None)
+    missing = missing_libraries("train")
+    return Problem(location, not_installed(missing[0]), advice, code="not-installed") if missing else None
 
 
 def check_training(location: str, advice: str = "") -> None:

@@ -68,9 +68,13 @@ class NextCommands:
             self._folder = None
         if not isinstance(event, RunFinished) or event.state != "finished" or self._folder is None:
             return []
+        from engine.utils.libraries import missing_libraries
+
         is_default = self._folder.parent == runs_root()
         run = self._folder.name if is_default else printable(shlex.quote(str(self._folder)))
-        first, *others = (f"`gputrain {command} {run}`" for command in NEXT_COMMANDS)
+        # The extra `train` brings none of what a report needs.
+        commands = [command for command in NEXT_COMMANDS if command != "report" or not missing_libraries("report")]
+        first, *others = (f"`gputrain {command} {run}`" for command in commands)
         lines = [f"next: {first}"]
         for command in others:
             if len(lines[-1]) + len(f", {command}") <= MAX_LINE_CHARACTERS:

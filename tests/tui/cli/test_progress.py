@@ -12,6 +12,7 @@ import pytest
 
 from engine.runs.event_lines import RunStarting, TrainingProgress, event_line
 from engine.runs.events import Event, PhaseChanged, RunContinued, RunFinished, WarningEvent
+from engine.utils import libraries
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from tui.cli.command_output import DisconnectSafeStream
@@ -54,6 +55,17 @@ def test_background_printer_delivers_events_in_order_before_close(tmp_path: Path
         printer(event)
     printer.close()
     assert printed == events
+
+
+def test_report_is_no_next_command_without_its_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUTRAIN_RUNS", str(tmp_path))
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == "matplotlib" else object())
+    printer = PlainPrinter()
+    for event in (RunStarting(name="a", folder=str(tmp_path / "a")), RunFinished(state="finished")):
+        printer(event)
+    assert "next: `gputrain evaluate a`, `gputrain export a`" in capsys.readouterr().err.splitlines()
 
 
 @pytest.mark.parametrize(
