@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from engine.foreign.activity import Activity
-from engine.gpus.current_use import MAX_UNATTRIBUTED_BYTES, find_current_use
+from engine.gpus.current_use import MAX_UNATTRIBUTED_BYTES, Obstacle, find_current_use
 from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Snapshot
 from engine.gpus.unmonitored import torch_may_see_gpus
 from engine.runs.folder import RunFolder, RunState
@@ -192,10 +192,16 @@ def users(gpu: Gpu) -> list[str]:
 
 
 def users_text(gpu: Gpu) -> str:
-    """Return who uses a GPU in one line, else `free`, `in use` or `unknown`."""
+    """Return who uses a GPU in one line, else `free`, `in use`, `no device` or `unknown`."""
     if is_free(gpu):
         return "free"
-    return ", ".join(users(gpu)) or ("unknown" if gpu.processes.value is None else "in use")
+    use = find_current_use(gpu)
+    word = (
+        "in use"
+        if use is None
+        else {Obstacle.UNKNOWN: "unknown", Obstacle.NO_INSTANCES: "no device"}.get(use.obstacle, "in use")
+    )
+    return ", ".join(users(gpu)) or ("unknown" if gpu.processes.value is None else word)
 
 
 def reserved_text(gpu: Gpu) -> str:
@@ -213,6 +219,8 @@ def notes(gpu: Gpu) -> list[str]:
         found.append(pluralize(gpu.value("ecc_uncorrected"), "ECC error"))
     if gpu.mig_enabled:
         found.append(pluralize(len(gpu.instances), "MIG instance"))
+    if gpu.value("integrated"):
+        found.append("shared memory")
     found += [note for process in gpu.processes.value or () for note in holder_notes(process)]
     return [printable(note) for note in dict.fromkeys(found)]
 

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 from engine.config.key_names import key_hint
 from engine.config.schema import UNSTORED_KEYS, sections
-from engine.config.settings import settings_file
 from engine.config.yaml_io import read_yaml
 from engine.utils.errors import Problem, UsageError, did_you_mean, raise_if_any
-from engine.utils.files import expand_user, is_file, shown_path
+from engine.utils.files import expand_user, is_file, settings_file, shown_path
 from engine.utils.trust import foreign_reason
 
 ConfigLayer = dict[str, dict[str, Any]]

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from engine.config.schema import Config
-from engine.config.settings import LimitValues, read_settings, settings_file
+from engine.config.settings import LimitValues, read_settings
 from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.utils.files import settings_file
 from engine.utils.units import format_number
 
 VARIABLE = "GPUTRAIN_LIMITS"

@@ -25,7 +25,7 @@ from engine.config.notify_section import FILE_PREFIX, URLS_KEY
 from engine.config.rules import config_conflicts
 from engine.config.schema import Config, as_dict, fields, is_text_field, sections
 from engine.config.section import USER_CODE_FILE
-from engine.config.settings import read_code_packages, settings_file
+from engine.config.settings import read_code_packages
 from engine.config.user_code import TRUST_ADVICE, user_code_names
 from engine.config.yaml_io import parse_yaml, yaml_error
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, nearest
@@ -35,6 +35,7 @@ from engine.utils.files import (
     is_file,
     is_folder,
     own_folder_advice,
+    settings_file,
     user_path_problem,
 )
 from engine.utils.trust import foreign_path_reason

@@ -1,8 +1,8 @@
 """The user's settings file, `$XDG_CONFIG_HOME/gputrain/settings.yaml`: what the user allows in all runs.
 
 It holds `run: {code_packages: [...]}`, which `engine.config.loader` merges below all other layers and
-`engine.inference` reads for commands that take no config, and `limits: {gpus: N, runs: N, hours: H}`, see
-`engine.config.limits`.
+`engine.inference` reads for commands that take no config, `limits: {gpus: N, runs: N, hours: H}`, see
+`engine.config.limits`, and `reservations`, the folder of the reservations of GPUs, see `engine.gpus.reservation`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from engine.config.run_sections import RunConfig
 from engine.config.section import Section
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
 from engine.utils.errors import UsageError
-from engine.utils.files import config_folder, own_folder_advice, read_bytes, user_path_problem
+from engine.utils.files import config_folder, own_folder_advice, read_bytes, settings_file, user_path_problem
 
-SETTINGS_FILE = "settings.yaml"
-CONTENT = "run: {code_packages: [PACKAGE, ...]} and limits: {gpus: N, runs: N, hours: H}"
+CONTENT = "run: {code_packages: [PACKAGE, ...]}, limits: {gpus: N, runs: N, hours: H} and reservations: /FOLDER"
 
 
 class LimitValues(Section):
@@ -40,11 +39,7 @@ class UserSettings:
 
     code_packages: tuple[str, ...] = ()
     limits: LimitValues = field(default_factory=LimitValues)
-
-
-def settings_file() -> Path:
-    """Return the path of the user's settings file."""
-    return config_folder() / SETTINGS_FILE
+    reservations: Path | None = None
 
 
 def read_code_packages() -> tuple[str, ...]:
@@ -71,7 +66,7 @@ def read_settings() -> UserSettings:
         raise UsageError.one(str(path), f"cannot be read: {error.strerror or error}", code="not-readable") from error
     except UnicodeDecodeError as error:
         raise UsageError.one(str(path), f"cannot be read: {error}", code="wrong-format") from error
-    if (problem := user_path_problem(config_folder(), SETTINGS_FILE)) is not None:
+    if (problem := user_path_problem(config_folder(), path.name)) is not None:
         reason = f"is not used, because {problem}; {own_folder_advice('XDG_CONFIG_HOME')}"
         raise UsageError.one(str(path), reason, code="foreign-writable")
     try:
@@ -84,9 +79,13 @@ def read_settings() -> UserSettings:
 def _parse(content: Any) -> UserSettings:
     """Raises ValueError for anything but the known keys."""
     content = content or {}
-    if not isinstance(content, dict) or set(content) - {"run", "limits"}:
+    if not isinstance(content, dict) or set(content) - {"run", "limits", "reservations"}:
         raise ValueError("unknown content")
     run, limits = content.get("run") or {}, content.get("limits") or {}
     if not isinstance(run, dict) or set(run) - {"code_packages"}:
         raise ValueError("unknown content")
-    return UserSettings(RunConfig.model_validate(run).code_packages, LimitValues.model_validate(limits))
+    folder = content.get("reservations")
+    if folder is not None and not (isinstance(folder, str) and Path(folder).is_absolute()):
+        raise ValueError("not an absolute path")
+    reservations = None if folder is None else Path(folder)
+    return UserSettings(RunConfig.model_validate(run).code_packages, LimitValues.model_validate(limits), reservations)

@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
 from engine.config.section import USER_CODE_PATTERN
-from engine.config.settings import settings_file
 from engine.config.training_sections import TIMM_PREFIX
 from engine.config.user_errors import (
     INSTALLED_PACKAGES,
@@ -41,6 +40,7 @@ from engine.utils.errors import (
     did_you_mean,
 )
 from engine.utils.exits import exit_status
+from engine.utils.files import settings_file
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
 
 T = TypeVar("T")

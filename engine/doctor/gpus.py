@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.doctor.check import Check
-from engine.gpus.current_use import find_current_use, find_doubt
+from engine.gpus.current_use import find_current_use, find_doubt, find_missing_instances
 from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.gpus.unmonitored import gpu_device_files
@@ -27,6 +27,9 @@ INSTALL_ADVICE = "make `nvidia-smi` work: install the NVIDIA driver, or start th
 UNSEEN_GPU_ADVICE = (
     "install the torch build for this GPU, ROCm or CUDA, and allow this user to open its device files: for /dev/kfd, "
     "groups video and render"
+)
+NO_INSTANCES_ADVICE = (
+    "create instances with `sudo nvidia-smi mig -cgi PROFILE -C`, or turn MIG mode off with `sudo nvidia-smi -mig 0`"
 )
 MAX_COMMAND_CHARS = 60
 OTHER_GPUS_ADVICE = "select other GPUs with --gpus, or wait for it with --queue"
@@ -94,6 +97,7 @@ def gpu_checks(gpus: Sequence[Gpu], reservations: Sequence[ReservationInfo]) -> 
         checks = list(_gpu_checks(gpu, reservations))
         name = str(gpu.value("name") or "GPU of unknown name")
         state = f", divided into {pluralize(len(gpu.instances), 'MIG instance')}" if gpu.mig_enabled else ", free"
+        state += ", shares the memory of the host" if gpu.value("integrated") else ""
         for check in checks or [Check("GPUs", f"GPU {gpu.index}", "ok", name + state)]:
             yield replace(check, gpu=gpu.index)
 
@@ -107,6 +111,9 @@ def _gpu_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator[C
         else:
             found = "lost: it has fallen off the bus, or was reset"
             yield Check("GPUs", name, "problem", found, NO_ANSWER_ADVICE, code="gpu-lost")
+        return
+    if (without_instances := find_missing_instances(gpu)) is not None:
+        yield Check("GPUs", name, "warning", without_instances.message, NO_INSTANCES_ADVICE, code="gpu-failed")
         return
     if errors := gpu.value("ecc_uncorrected"):
         advice = "the GPU's memory is failing: see `nvidia-smi -q -d ECC,ROW_REMAPPER`, and reset or replace the GPU"

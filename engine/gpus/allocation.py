@@ -16,6 +16,7 @@ from engine.gpus.cpu_fallback import RUN_ON_CPU, describe_cpu_fallback, describe
 from engine.gpus.free_memory import check_memory_is_known
 from engine.gpus.monitor import DriverMonitor, first_snapshot, recording_path
 from engine.gpus.own_limits import CPU_RUN, OwnRuns, over_limit
+from engine.gpus.private_mount import private_folder_problem
 from engine.gpus.queue_terms import Backfill, QueueTerms, queue_order
 from engine.gpus.reservation import Reservation, allocation_lock
 from engine.gpus.reservation_reader import ReservationInfo, read_reservations
@@ -33,7 +34,7 @@ from engine.gpus.selection import (
 )
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.unmonitored import gpus_unknown_to_nvml, has_driver_library, mark_reserved
-from engine.gpus.visible_devices import visible_devices
+from engine.gpus.visible_devices import device_order_warnings, visible_devices
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
 
@@ -77,7 +78,7 @@ class GpuAllocation:
         if not chosen and selection != "cpu":
             self.cpu_fallback = describe_cpu_fallback(snapshot, devices, os.environ)
             self.warnings += [] if self.cpu_fallback is None else [self.cpu_fallback]
-        self.warnings += use_warnings(chosen)
+        self.warnings += [*use_warnings(chosen), *device_order_warnings(selection, devices, os.environ)]
 
 
 def allocate_devices(
@@ -322,6 +323,8 @@ class _Allocator:
             self._reserve_cpu_run()
         allocation.warnings += warnings
         allocation.choose(chosen, devices, snapshot, self.selection)
+        if chosen and (problem := private_folder_problem()) is not None:
+            self._warn(problem)
         allocation.reservation_problems = list(self._problems)
         allocation.warnings += allocation.reservation_problems
         return None

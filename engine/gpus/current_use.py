@@ -21,6 +21,8 @@ MAX_DESKTOP_MEMORY_SHARE, MAX_DESKTOP_BYTES = 0.25, 4 << 30
 MAX_DESKTOP_UTIL_PERCENT = 30.0
 DESKTOP_USERS = {"desktop": "the desktop", "Windows": "Windows"}  # of the reading `display`
 NO_EVIDENCE = "the driver reports neither its processes nor its memory use"
+NO_MEMORY_EVIDENCE = "the driver lists no process, and reports neither its memory use nor its utilization"
+NO_INSTANCES = "in MIG mode without an instance, so CUDA sees no device on it"
 
 
 class Obstacle(StrEnum):
@@ -39,6 +41,7 @@ class Obstacle(StrEnum):
     LOST = "lost"
     MEMORY = "memory"
     """It has less memory left than the run reserves."""
+    NO_INSTANCES = "no MIG instances"
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,14 @@ def find_current_use(
     """Return why a GPU, or one of its MIG instances, is in use according to NVML, None if it is not.
 
     A GPU counts as in use if it has a compute process, or more memory in use beyond that of its listed processes than
-    MAX_UNATTRIBUTED_BYTES, or than a desktop takes where there may be one. A GPU whose processes and memory use may not
-    be read is not free, one whose driver cannot tell them is while it computes little. The processes and the memory of
-    `sharers` do not count.
+    MAX_UNATTRIBUTED_BYTES, or than a desktop takes where there may be one. Without its memory use, its utilization
+    decides: in a container, the driver lists no process. A GPU whose processes and memory use may not be read is not
+    free, one whose driver cannot tell them is while it computes little. The processes and the memory of `sharers` do
+    not count.
     """
-    if _is_opaque(gpu, instance) and (_is_busy(gpu) or gpu.processes.reason != Missing.NOT_SUPPORTED):
+    if (without_instances := find_missing_instances(gpu)) is not None:
+        return without_instances
+    if _is_opaque(gpu, instance) and (_may_compute(gpu) or gpu.processes.reason != Missing.NOT_SUPPORTED):
         return Unavailable(Obstacle.UNKNOWN, f"{NO_EVIDENCE} ({gpu.processes.reason})")
     compute_processes = [
         process
@@ -89,6 +95,11 @@ def find_current_use(
     if sharers:
         # In a container, NVML lists no processes, and all memory would count as that of others.
         return None
+    if _memory_used(gpu, instance) is None and gpu.processes.value is not None and _may_compute(gpu):
+        if gpu.value("util") is None:
+            return Unavailable(Obstacle.UNKNOWN, NO_MEMORY_EVIDENCE)
+        shared = "utilization by processes that the driver does not list here"
+        return Unavailable(Obstacle.IN_USE, f"{gpu.value('util'):.0f}% {shared}", shared)
     has_desktop = instance is None and _may_have_desktop(gpu)
     if _unattributed_bytes(gpu, instance) <= (_desktop_limit_bytes(gpu) if has_desktop else MAX_UNATTRIBUTED_BYTES):
         return None
@@ -97,6 +108,12 @@ def find_current_use(
     shared = f"memory in use by processes that the driver does not list here{desktop}"
     obstacle = Obstacle.DESKTOP if has_desktop else Obstacle.IN_USE
     return Unavailable(obstacle, f"{gibibytes:.1f} GiB of {shared}", shared)
+
+
+def find_missing_instances(gpu: Gpu) -> Unavailable | None:
+    """Return that a GPU in MIG mode has no instance, None if it has one or is in another mode."""
+    has_none = gpu.state == "ok" and gpu.mig_enabled and not gpu.instances
+    return Unavailable(Obstacle.NO_INSTANCES, NO_INSTANCES) if has_none else None
 
 
 def find_doubt(gpu: Gpu) -> Reason | None:
@@ -117,15 +134,16 @@ def _is_opaque(gpu: Gpu, instance: MigInstance | None = None) -> bool:
 
 
 def _memory_used(gpu: Gpu, instance: MigInstance | None) -> int | None:
+    """Return the memory in use, None if it is unknown. That of an integrated GPU is mostly used by the host."""
+    if instance is None and gpu.value("integrated"):
+        return None
     return (gpu["memory_used"] if instance is None else instance.memory_used).value
 
 
-def _is_busy(gpu: Gpu) -> bool:
-    """Whether the GPU may compute more than for a desktop. In WSL 2 the driver may not tell its utilization."""
+def _may_compute(gpu: Gpu) -> bool:
+    """Whether the GPU may compute more than for a desktop."""
     util: float | None = gpu.value("util")
-    if util is None:
-        return bool(gpu.value("display") != "Windows")
-    return util > MAX_DESKTOP_UTIL_PERCENT
+    return util is None or util > MAX_DESKTOP_UTIL_PERCENT
 
 
 def _may_have_desktop(gpu: Gpu) -> bool:
@@ -139,7 +157,8 @@ def _may_have_desktop(gpu: Gpu) -> bool:
 
 def _desktop_limit_bytes(gpu: Gpu) -> int:
     """Return the memory that a desktop may use on a GPU that counts as free."""
-    if _is_busy(gpu):
+    # In WSL 2 the driver may not tell the utilization.
+    if _may_compute(gpu) and not (gpu.value("util") is None and gpu.value("display") == "Windows"):
         return MAX_UNATTRIBUTED_BYTES
     share = int(MAX_DESKTOP_MEMORY_SHARE * (gpu.value("memory_total") or 0))
     # On a large GPU, the share alone would also cover the memory of a training run.

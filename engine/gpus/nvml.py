@@ -143,6 +143,18 @@ def memory_info(handle: Any) -> tuple[int, int, int | None]:
         return int(require_available(info.used)), int(require_available(info.total)), None
 
 
+def host_memory() -> tuple[int, int, int | None]:
+    """Return used and total memory of the host in bytes, in place of `memory_info` for an integrated GPU.
+
+    The GPU can allocate MemAvailable of /proc/meminfo: https://docs.nvidia.com/dgx/dgx-spark/known-issues.html
+    """
+    # Takes 15 ms to import.
+    import psutil
+
+    host = psutil.virtual_memory()
+    return host.total - host.available, host.total, None
+
+
 def mig_mode(handle: Any) -> str:
     """Return "on" or "off" (nvidia-smi `mig.mode.current`, ``nvmlDeviceGetMigMode``)."""
     return "on" if nv.nvmlDeviceGetMigMode(handle)[0] == nv.NVML_DEVICE_MIG_ENABLE else "off"
@@ -273,14 +285,18 @@ def query_utilization_and_memory(handle: Any) -> dict[str, Reading[Any]]:
     """Return the readings that share an NVML call: GPU and memory utilization, and memory use.
 
     Utilization is the percentage of the sampling period with a kernel running, or with memory accesses (nvidia-smi
-    `utilization.gpu` and `utilization.memory`).
+    `utilization.gpu` and `utilization.memory`). NVML reports the utilization of integrated GPUs, but not their memory.
     """
     rates = query(lambda: nv.nvmlDeviceGetUtilizationRates(handle))
     memory = query(memory_info, handle)
+    integrated = memory.reason == Missing.NOT_SUPPORTED and rates.value is not None
+    if integrated:
+        memory = query(host_memory)
     answers = {
         name: rates if rates.value is None else query(checked_percent, getattr(rates.value, field))
         for name, field in (("util", "gpu"), ("memory_util", "memory"))
     }
+    answers["integrated"] = Reading(integrated, memory.time)
     for index, name in enumerate(("memory_used", "memory_total", "memory_reserved")):
         value = None if memory.value is None else memory.value[index]
         answers[name] = Reading(

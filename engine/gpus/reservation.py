@@ -1,10 +1,10 @@
 """The reservation of this process: GPUs of a run, or its place in the queue of runs that wait for GPUs.
 
-Every run that trains on GPUs keeps a JSON file and a lock file in `BASE/gputrain-UID/`. BASE is $GPUTRAIN_RESERVATIONS
-or /tmp; containers that share GPUs should share it. If several users can write to it, it must be sticky, like /tmp. If
-another user has taken the name of the folder, the files are in `BASE/gputrain-UID-SUFFIX/`, which only this version of
-gputrain reads. The run holds locks on the lock file for its lifetime, so the kernel releases the reservation however
-the process ends.
+Every run that trains on GPUs keeps a JSON file and a lock file in `BASE/gputrain-UID/`. BASE is $GPUTRAIN_RESERVATIONS,
+else `reservations` of the user's settings, else /tmp; containers and jobs that share GPUs should share it. If several
+users can write to it, it must be sticky, like /tmp. If another user has taken the name of the folder, the files are in
+`BASE/gputrain-UID-SUFFIX/`, which only this version of gputrain reads. The run holds locks on the lock file for its
+lifetime, so the kernel releases the reservation however the process ends.
 
 `BASE/gputrain.lock` is held while GPUs are selected. Any user can make it unusable, so two runs may still reserve the
 same GPU at the same time: `allocation` reads the reservations again after it has written its own.

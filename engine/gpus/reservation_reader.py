@@ -30,14 +30,15 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 from engine.gpus.queue_terms import MAX_DEVICES, MAX_TIME, NumSharers, Priority, QueuePosition, QueueTerms, Text
 from engine.utils.codec import FileRecord, Meta, Record, UnsetType, asdict, decode, replace
-from engine.utils.errors import Problem
-from engine.utils.files import has_flock, open_regular_file, opened
+from engine.utils.errors import Problem, UsageError
+from engine.utils.files import has_flock, open_regular_file, opened, settings_file
 from engine.utils.text import pluralize, printable
 from engine.utils.trust import describe_user, name_of_user
 
@@ -122,8 +123,23 @@ class ReservationInfo(ReservationEntry, frozen=True, kw_only=True):
 
 
 def reservations_root() -> Path:
-    """Return the folder in which all users of the host reserve GPUs: $GPUTRAIN_RESERVATIONS, or /tmp."""
-    return Path(os.environ.get("GPUTRAIN_RESERVATIONS") or "/tmp")  # noqa: S108 (known to all users of the host)
+    """Return the folder in which all users of the host reserve GPUs: $GPUTRAIN_RESERVATIONS, else that of the settings,
+    else /tmp."""
+    if folder := os.environ.get("GPUTRAIN_RESERVATIONS"):
+        return Path(folder)
+    return _root_of_settings(settings_file()) or Path("/tmp")  # noqa: S108 (known to all users of the host)
+
+
+@cache
+def _root_of_settings(path: Path) -> Path | None:
+    """Return the folder that the settings file of the user names, None without one. No run starts if it is invalid."""
+    if path.exists():
+        # Takes 0.2 s to import.
+        from engine.config.settings import read_settings
+
+        with suppress(UsageError):
+            return read_settings().reservations
+    return None
 
 
 def take_write_lock(lock_fd: int) -> bool:

@@ -146,6 +146,9 @@ class GpuThread(threading.Thread):
             answers |= self._gpm.read(handle)
             self._query_mig_activity(handle)
         answers |= self._query_links(handle, answers)
+        if answers["integrated"].value:
+            # The driver reports PCIe 1.0 x1 for GB10, which is connected to its CPU otherwise.
+            answers |= {name: answers[name].without_value(Missing.INTEGRATED) for name in answers if "pcie" in name}
         not_requested: Reading[Any] = Reading(None, current_time(), Missing.NOT_REQUESTED)
         readings = {name: answers.get(name, not_requested) for name in UNITS}
         lost = Missing.LOST in (readings["util"].reason, readings["memory_used"].reason)

@@ -9,7 +9,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from engine.gpus.current_use import Obstacle, Reason, Unavailable, find_current_use, find_doubt
+from engine.gpus.current_use import (
+    Obstacle,
+    Reason,
+    Unavailable,
+    find_current_use,
+    find_doubt,
+    find_missing_instances,
+)
 from engine.gpus.free_memory import unreserved_bytes
 from engine.gpus.queue_terms import WHOLE_DEVICES, QueueTerms
 from engine.gpus.reservation_reader import ReservationInfo
@@ -84,7 +91,7 @@ class CudaDevice:
 
     def usable(self, *, wait: bool) -> bool:
         """Whether a run can use the device, even if others use it too. With `wait`, a stale device is usable."""
-        broken = (Obstacle.LOST,) if wait else (Obstacle.LOST, Obstacle.STALE)
+        broken = (Obstacle.LOST, Obstacle.NO_INSTANCES, *(() if wait else (Obstacle.STALE,)))
         return self.unavailable is None or self.unavailable.obstacle not in broken
 
     def __str__(self) -> str:
@@ -120,6 +127,7 @@ def _device(
     use, unreserved = find_current_use(gpu, instance, sharers), unreserved_bytes(gpu, instance, holders)
     unavailable = (
         _unresponsive(gpu)
+        or find_missing_instances(gpu)
         or (None if sharers else reserved_by(uuid, reservations))
         or (lack_of_memory(unreserved, terms.min_free, holders) if terms.min_free else use)
     )
@@ -252,6 +260,8 @@ def _select_free(count: int, devices: Sequence[CudaDevice], wait: bool) -> list[
     usable = [device for device in _usable(devices, wait) if device.mig_ids is None or count == 1]
     if count > len(usable):
         reason = f"{pluralize(count, 'free GPU')} requested, but only {len(usable)} can be used"
+        broken = why_not_free([device for device in devices if not device.usable(wait=wait)])
+        reason += f" ({broken})" if broken else ""
         instances = any(device.mig_ids is not None for device in devices)
         advice = [_describe_devices(devices), *([NCCL_MIG_MESSAGE, MIG_ADVICE] if instances else [])]
         raise UsageError.one("device.gpus", reason, "; ".join(advice), code="too-few-gpus")

@@ -20,6 +20,7 @@ GpuState = Literal["ok", "stale", "lost"]
 class Missing(StrEnum):
     """Fixed reasons for a missing value. Other reasons are NVML error messages, or contain details such as an age."""
 
+    INTEGRATED = "integrated GPU"
     LOST = "lost"
     NO_PERMISSION = "no permission"
     NOT_RECORDED = "not in this recording"
@@ -146,6 +147,9 @@ class Gpu(Record, frozen=True, kw_only=True):
     memory_used: Reading[Count] = _absent("B")
     # Physical device memory (`memory.total`).
     memory_total: Reading[Count] = _absent("B")
+    # Whether the GPU has no memory of its own, such as GB10 and Thor (`integrated` of CUDA's device properties).
+    # `memory_used` and `memory_total` are then those of the host.
+    integrated: Reading[bool] = _absent("")
     # Device memory reserved by the driver and firmware (`memory.reserved`).
     memory_reserved: Reading[Count] = _absent("B")
     # Core temperature (`temperature.gpu`).

@@ -105,6 +105,11 @@ def config_folder() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or _home() / ".config") / "gputrain"
 
 
+def settings_file() -> Path:
+    """Return the path of this user's settings file, which `engine.config.settings` reads."""
+    return config_folder() / "settings.yaml"
+
+
 def state_folder() -> Path:
     """Return the folder for state that outlives a session, like the last choices: $XDG_STATE_HOME/gputrain."""
     return Path(os.environ.get("XDG_STATE_HOME") or _home() / ".local" / "state") / "gputrain"

@@ -8,7 +8,7 @@ import pytest
 
 from engine.config.limits import Limits, read_limits, requested_gpus
 from engine.config.loader import resolve_config
-from engine.config.settings import settings_file
+from engine.utils.files import settings_file
 from support.messages import has_problem, raises_problem
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
-from engine.config.settings import read_code_packages, settings_file
+from engine.config.settings import read_code_packages
+from engine.utils.files import settings_file
 from engine.utils.trust import foreign_reason
 from support.messages import raises_problem
 
@@ -50,6 +51,7 @@ def test_command_line_overrides_packages_of_settings(settings: Path) -> None:
         "run: 3",
         "[1]",
         "run: {code_packages: {}}",
+        "reservations: relative/folder",
         "{",
     ],
 )

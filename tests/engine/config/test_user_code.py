@@ -13,11 +13,11 @@ from torch import nn
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.config.settings import settings_file
 from engine.config.user_code import check_user_code, load_user_code
 from engine.models.factory import build_model
 from engine.utils.errors import Problem, UsageError
 from engine.utils.exits import exit_status
+from engine.utils.files import settings_file
 from support.messages import has_problem, raises_problem
 
 NETS = """

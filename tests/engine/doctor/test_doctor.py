@@ -23,6 +23,7 @@ from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.launch.request import RunRequest
 from engine.utils.codec import decode
+from engine.utils.errors import Problem
 from engine.utils.trust import name_of_user
 from support.gpu.fake_gpu_host import (
     COMPILER,
@@ -244,10 +245,13 @@ def test_doctor_reports_gpus_that_only_torch_sees(
     gpu = CudaDevice(0, "0", "AMD Instinct MI300X", None)
     monkeypatch.setattr("engine.gpus.unmonitored.unmonitored_gpus", lambda _: [gpu])
     (tmp_path / "reservations" / f"gputrain-{os.getuid()}").write_text("")
+    private = Problem("", "only this job sees the folder", code="private-folder")
+    monkeypatch.setattr(examining, "private_folder_problem", lambda: private)
     areas = examining.examine(RunRequest(resolve_config(None, []).config, tmp_path, "digits"))
     next(areas)
-    driver, reservations = next(areas)
+    driver, reservations, folder = next(areas)
     areas.close()
+    assert (folder.code, folder.found) == (private.code, private.reason)
     assert (driver.state, driver.code, "driver not loaded" in driver.found) == ("warning", "not-monitored", True)
     assert f"{tmp_path / 'reservations'}: gputrain-{os.getuid()} " in reservations.found
 

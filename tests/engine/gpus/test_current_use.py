@@ -14,6 +14,7 @@ from engine.gpus.device_preview import preview_allocation
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
 from support.messages import has_problem, raises_problem
+from support.runs.trained_run import call
 
 NO_PROCESS_LIST = "fault 0 nvmlDeviceGetComputeRunningProcesses_v3 3"
 XORG = f"process 0 {UNKNOWN_PID} -1 graphics"
@@ -86,6 +87,36 @@ def test_gpu_whose_driver_reports_no_use_is_free_while_idle(
     assert (device.doubt and device.doubt.message) == (
         "the driver reports neither its processes nor its memory use" if is_free else None
     )
+
+
+@pytest.mark.parametrize(("util", "is_free"), [(-1, False), (30, True), (31, False)])
+def test_utilization_is_use_where_driver_lists_no_process_and_no_memory(
+    loaded_gpu_host: FakeGpuHost, util: int, is_free: bool
+) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0, util=util), NO_MEMORY)
+    assert first_device().is_free is is_free
+
+
+def test_gpu_of_windows_without_any_reading_is_not_free(
+    loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "WSL_DEVICE", Path("/dev/null"))
+    loaded_gpu_host.set_scene(gpu_line(0), "fault 0 * 3")
+    assert not first_device().is_free
+
+
+def test_gpu_in_mig_mode_without_instance_cannot_be_used(loaded_gpu_host: FakeGpuHost) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0, mig=1), gpu_line(1))
+    snapshot = sample_gpus()
+    assert [device.index for device in preview_allocation("auto", snapshot, wait=False).devices] == [1]
+    for selection, code in (("0", "gpu-failed"), ("free:2", "too-few-gpus")):
+        with raises_problem(code, "device.gpus", "GPU 0", "MIG mode"):
+            preview_allocation(selection, snapshot, wait=False)
+    shown = call("gpus").stdout
+    assert "0 MIG instances  no device" in shown and "free" in shown
+    loaded_gpu_host.set_scene(gpu_line(0, mig=1))
+    fallback = preview_allocation("auto", sample_gpus(), wait=False).cpu_fallback
+    assert fallback is not None and "gputrain doctor" in fallback.advice
 
 
 def test_graphics_process_is_no_use(loaded_gpu_host: FakeGpuHost) -> None:

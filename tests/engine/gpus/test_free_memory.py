@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from engine.gpus import allocation
@@ -26,6 +27,7 @@ from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid, sample_gp
 from support.gpu.reservations import make_reservation
 from support.messages import has_problem, raises_problem
 from support.replace import replace
+from support.runs.trained_run import call
 
 GIB = 1 << 30
 TOTAL_GIB = 80
@@ -197,12 +199,31 @@ def allocate_and_release(name: str, gib: int, selection: str) -> list[Any]:
 
 
 def test_gpu_without_memory_reading_is_not_free_for_run_that_reserves_memory(host: FakeGpuHost) -> None:
-    host.set_scene(gpu_line(0), "fault 0 nvmlDeviceGetMemoryInfo_v2 3", "fault 0 nvmlDeviceGetMemoryInfo 3")
+    host.set_scene(gpu_line(0), "fault 0 nvmlDeviceGetMemoryInfo_v2 4")
     terms = QueueTerms(min_free=GIB)
     [device] = cuda_devices(sample_gpus(), (), terms)
     assert device.unavailable is not None and device.unavailable.obstacle is Obstacle.UNKNOWN
     with raises_problem("gpu-in-use", "device.gpus", kind=NotFreeError):
         preview_allocation("auto", sample_gpus(), wait=False, terms=terms)
+
+
+def test_integrated_gpu_has_the_memory_of_the_host(host: FakeGpuHost) -> None:
+    # What NVML reports of the GB10 of a DGX Spark.
+    host.set_scene(
+        gpu_line(0, name="NVIDIA_GB10", util=0, memory_clock=-1, nvlinks=0, pcie_gen=1, pcie_width=1),
+        "fault 0 nvmlDeviceGetMemoryInfo_v2 3",
+        "fault 0 nvmlDeviceGetMemoryInfo 3",
+    )
+    [gpu] = sample_gpus().gpus
+    memory = psutil.virtual_memory()
+    assert gpu.value("integrated") and gpu.value("memory_total") == memory.total
+    assert abs(gpu.value("memory_used") - (memory.total - memory.available)) < GIB
+    assert (gpu.value("pcie_generation"), gpu["pcie_width"].reason) == (None, "integrated GPU")
+    assert "GB10" in (shown := call("gpus").stdout) and "shared memory  free" in shown
+    enough, too_much = QueueTerms(min_free=1 << 20), QueueTerms(min_free=memory.total)
+    assert [each.index for each in preview_allocation("auto", sample_gpus(), wait=False, terms=enough).devices] == [0]
+    with raises_problem("gpu-in-use", "device.gpus", "of memory left", kind=NotFreeError):
+        preview_allocation("auto", sample_gpus(), wait=False, terms=too_much)
 
 
 def test_run_that_waits_for_more_memory_is_not_overtaken(host: FakeGpuHost) -> None:

@@ -13,7 +13,7 @@ import pytest
 from engine.distributed.topology import check_devices_unique
 from engine.gpus.current_use import Obstacle, Reason, Unavailable
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select, use_warnings, why_not_free
-from engine.gpus.visible_devices import query_cuda_uuids, visible_devices
+from engine.gpus.visible_devices import device_order_warnings, query_cuda_uuids, visible_devices
 from engine.runs.records import RankDevice
 from engine.training.device import WrongDeviceError, check_device
 from engine.utils.codec import decode, encode
@@ -180,6 +180,22 @@ int cuDeviceGetUuid(unsigned char *uuid, int device) { memset(uuid, device ? 0xb
 
 
 @pytest.mark.skipif(COMPILER is None, reason=NO_COMPILER)
+@pytest.mark.parametrize(
+    ("selection", "order", "name", "named"),
+    [
+        ("1", "FASTEST_FIRST", "Fake T4", "1 is Fake H100"),
+        ("1", "FASTEST_FIRST", "Fake H100", ""),
+        ("1", "PCI_BUS_ID", "Fake T4", ""),
+        (FREE, "FASTEST_FIRST", "Fake T4", ""),
+    ],
+)
+def test_device_order_warnings_name_what_an_index_means(selection: str, order: str, name: str, named: str) -> None:
+    devices = [replace(GPUS[0], name=name), GPUS[1]]
+    warnings = device_order_warnings(selection, devices, {"CUDA_DEVICE_ORDER": order})
+    assert has_problem(warnings, "ambiguous-name", "device.gpus", named, "UUID") is bool(named)
+    assert len(warnings) == bool(named)
+
+
 def test_query_cuda_uuids_uses_child_process(tmp_path: Path) -> None:
     (tmp_path / "cuda.c").write_text(CUDA)
     library = str(tmp_path / "libcuda.so.1")
