@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -293,8 +294,9 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
     def resume_run(self, folder: RunFolder, state: RunState | None) -> None:
         """Resume a run that has ended, or start its command again. For a finished training, ask for its epochs."""
         from engine.runs.claim import observe_claim
+        from engine.runs.run_config import read_changed_config
         from engine.runs.run_record import read_run_record
-        from tui.screens.dialogs import epochs_dialog, take_over_dialog
+        from tui.screens.dialogs import ask_to_share_gpus, epochs_dialog, take_over_dialog
 
         if (problem := resume_problem(folder, state)) is not None:
             self.show_toast(problem)
@@ -306,7 +308,8 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
             if epochs is not None:
                 changes = [f"run.epochs={epochs}"] if epochs else []
                 arguments = ["resume", "--headless", *flags, str(folder.path), *changes]
-                self.launch(arguments, folder.path.parent, f"resume {folder.name}")
+                launch = partial(self.launch, arguments, folder.path.parent, f"resume {folder.name}")
+                ask_to_share_gpus(self, self, read_changed_config(folder.config) or {}, launch)
 
         def take_over(key: str | None) -> None:
             if key == "yes":

@@ -45,6 +45,8 @@ FLAG_METAVARS = {
     "begin": "TIME", "time_limit": "MINUTES", "min_free": "SIZE", "share": "N", "priority": "N",
 }  # fmt: skip
 BOOLEAN_FLAGS = {"queue", "resume", "snapshot"}
+# A run that sets one of them does not start on GPUs that are in use.
+WAITING_KEYS = {"device.wait", "queue.after", "queue.begin", "queue.min_free"}
 
 
 def run_arguments(base: str | None, base_config: Config, config: Config) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from engine.utils.errors import UsageError
 from tui.flags import FLAG_TO_KEY
 
 MAX_LINES = 20
+KEY_OF_OPTION = {f"--{flag.replace('_', '-')}": key for flag, key in FLAG_TO_KEY.items()}
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,17 @@ class CommandLine:
             raise UsageError.one("Command", "is empty; type it as in a shell", code="missing-value")
         before = ["run", "--headless", *_split(self.options, "Options")]
         return [*before, "--", *words]
+
+
+def config_values(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the config values that the options of `gputrain run` set, by key. That of a switch is any text."""
+    options = list(takewhile(lambda word: word != "--", arguments))
+    found = {}
+    for word, following in pairwise([*options, ""]):
+        name, separator, value = word.partition("=")
+        if (key := KEY_OF_OPTION.get(name, name)) != name or separator:
+            found[key] = value if separator else following
+    return found
 
 
 def _split(text: str, label: str) -> list[str]:

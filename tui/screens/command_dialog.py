@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual.app import App, ComposeResult
@@ -12,8 +13,9 @@ from textual.widgets import Input, Static
 
 from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
-from tui.form.command_lines import CommandLine, earlier_lines, line_of_run
+from tui.form.command_lines import CommandLine, config_values, earlier_lines, line_of_run
 from tui.screens.base import AppServices, Dialog
+from tui.screens.dialogs import ask_to_share_gpus
 from tui.screens.form_rows import picked_gpus
 from tui.widgets.entry import Entry
 
@@ -74,7 +76,8 @@ def ask_command(app: App[None], services: AppServices, run: RunFolder | None = N
 
     def start(arguments: list[str] | None) -> None:
         if arguments is not None:
-            services.launch(arguments, title="new command")
+            launch = partial(services.launch, arguments, title="new command")
+            ask_to_share_gpus(app, services, config_values(arguments), launch)
 
     if run is not None:
         line = line_of_run(run)

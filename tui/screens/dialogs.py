@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Input, Static
@@ -17,9 +18,10 @@ from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_duration
+from tui.flags import WAITING_KEYS
 from tui.keymap import Command
 from tui.palette import BAD, MUTED, STRONG
-from tui.screens.base import Dialog
+from tui.screens.base import AppServices, Dialog
 from tui.tables import wrap_text
 from tui.tables.keys import help_lines, meaning_lines
 from tui.widgets.entry import Entry
@@ -77,6 +79,36 @@ def take_over_dialog(name: str, observed: ObservedClaim) -> ChoiceDialog:
     )
     rows = [Row("no", Text("Leave it")), Row("yes", Text("Take it over and resume"))]
     return ChoiceDialog(f"Take over {printable(name)}?", rows, about)
+
+
+def confirm_dialog(question: str, about: str, no: str, yes: str) -> ChoiceDialog:
+    """Ask a question. Returns "yes" or "no"; "no" is first, so that a stray enter changes nothing."""
+    return ChoiceDialog(question, [Row("no", Text(no)), Row("yes", Text(yes))], about)
+
+
+def ask_to_share_gpus(
+    app: App[None], services: AppServices, config: Mapping[str, Any], start: Callable[[], object]
+) -> None:
+    """Call `start`, after a question if a run with these config values, by key, would use GPUs that are not free."""
+    from engine.gpus.reservation_reader import read_reservations
+    from engine.gpus.selection import cuda_devices, select, why_not_free
+
+    snapshot, in_use = services.gpu_poller.snapshot, ""
+    if snapshot is not None and services.demo_notice is None and not config.keys() & WAITING_KEYS:
+        # The run says what is wrong with its selection.
+        with suppress(UsageError):
+            devices = cuda_devices(snapshot, read_reservations())
+            in_use = why_not_free(select(str(config.get("device.gpus", "auto")), devices))
+    if not in_use:
+        start()
+        return
+
+    def answer(key: str | None) -> None:
+        if key == "yes":
+            start()
+
+    question = "Start on GPUs that are not free?"
+    app.push_screen(confirm_dialog(question, printable(in_use), "Do not start", "Start, and share them"), answer)
 
 
 class MultiChoiceDialog(Dialog[list[str] | None]):

@@ -20,7 +20,8 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.timer import Timer
 
-from engine.config.schema import Config
+from engine.config.schema import Config, as_dict
+from engine.runs.run_config import changed_values
 from engine.utils.errors import Problem
 from tui.flags import run_arguments
 from tui.form.checks import FormChecker, FormCheckResult
@@ -32,6 +33,7 @@ from tui.keymap import FORM_COMMANDS, TYPING_GLOBAL_COMMANDS, Command
 from tui.palette import MUTED
 from tui.screens import form_dialogs
 from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.dialogs import ask_to_share_gpus
 from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows, picked_gpus, preset_choices
 from tui.widgets.field_lines import FieldRow, Heading
 from tui.widgets.field_list import FieldList
@@ -328,6 +330,10 @@ class FormScreen(GputrainScreen):
         if problems := self._all_problems():
             self.app.push_screen(form_dialogs.problems_dialog(problems))
             return
+        config = changed_values(as_dict(self._config or self.form.config()))
+        ask_to_share_gpus(self.app, self.gputrain_app, config, self._start)
+
+    def _start(self) -> None:
         if self.gputrain_app.launch([*self._command_arguments(), "--headless"]):
             save_last_form(self.form)
             self._saved = self.form.copy()

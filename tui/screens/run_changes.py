@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from rich.text import Text
-
 from engine.runs.folder import RunFolder
 from engine.runs.labels import MAX_NOTE_CHARACTERS, RunLabels, change_labels, check_labels
 from engine.runs.manage import check_new_name, rename_run
@@ -23,8 +21,7 @@ from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_bytes
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
-from tui.screens.dialogs import ChoiceDialog, TextInputDialog
-from tui.widgets.lines import Row
+from tui.screens.dialogs import TextInputDialog, confirm_dialog
 
 TAGS_NOTE = "Separated by blanks; letters, digits and . _ - / : are allowed."
 # Runs that the question about a deletion names.
@@ -188,11 +185,6 @@ class RunChanges:
 
     def _ask(self, dialog: TextInputDialog, answer: Callable[[str | None], None]) -> None:
         self._screen.app.push_screen(dialog, answer)
-
-
-def confirm_dialog(question: str, about: str, no: str, yes: str) -> ChoiceDialog:
-    """Ask a question. Returns "yes" or "no"; "no" is first, so that a stray enter changes nothing."""
-    return ChoiceDialog(question, [Row("no", Text(no)), Row("yes", Text(yes))], about)
 
 
 def check_free_name(root: Path, name: str) -> None:

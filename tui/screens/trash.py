@@ -20,8 +20,8 @@ from engine.utils.units import format_bytes
 from tui.keymap import TRASH_COMMANDS, Command
 from tui.palette import MUTED
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
-from tui.screens.dialogs import TextInputDialog
-from tui.screens.run_changes import check_free_name, confirm_dialog
+from tui.screens.dialogs import TextInputDialog, confirm_dialog
+from tui.screens.run_changes import check_free_name
 from tui.tables import styled
 from tui.tables.trash import trash_columns
 from tui.widgets.lines import LazyRows, Lines

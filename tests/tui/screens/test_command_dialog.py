@@ -12,14 +12,16 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.command.spec import write_command
+from engine.gpus.current_use import find_current_use
 from engine.utils.codec import replace
 from engine.utils.errors import UsageError
 from support.runs.command_folder import COMMAND, make_command_finished, make_command_run
 from support.runs.command_owner import make_command
-from support.screen.demo_app import visible_text, wait_until_idle
+from support.screen.demo_app import demo_snapshot, visible_text, wait_until_idle
 from support.screen.screen_driver import Drive, drive, press, real_app
 from tui.form.command_lines import CommandLine, line_of_run
 from tui.screens.command_dialog import CommandDialog
+from tui.screens.dialogs import ChoiceDialog
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
@@ -51,6 +53,22 @@ def test_command_and_options_are_started_as_typed(root: Path) -> None:
         await press(pilot, *"echo 'a b'", "tab", *"--gpus cpu", "enter")
 
     assert show(root, act) == [["run", "--headless", "--gpus", "cpu", "--", "echo", "a b"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_asked"),
+    [("--gpus {}", True), ("--gpus={}", True), ("device.gpus={}", True), ("--gpus {} --queue", False), ("", False)],
+)
+def test_command_on_gpu_that_is_not_free_is_started_after_a_question(root: Path, options: str, is_asked: bool) -> None:
+    busy = next(gpu for gpu in demo_snapshot(0.0).gpus if find_current_use(gpu) is not None)
+
+    async def act(pilot: Pilot[None]) -> None:
+        pilot.app.gpu_poller.snapshot = demo_snapshot(0.0)  # type: ignore[attr-defined]
+        await press(pilot, *"true", "tab", *options.format(busy.index), "enter")
+        assert isinstance(pilot.app.screen, ChoiceDialog) is is_asked
+        await press(pilot, "enter")
+
+    assert len(show(root, act)) == (0 if is_asked else 1)
 
 
 @pytest.mark.parametrize(("typed", "code"), [("", "missing-value"), ("echo 'a", "invalid-value")])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.geometry import Region
@@ -11,7 +13,7 @@ from textual.pilot import Pilot
 from engine.gpus.current_use import find_current_use
 from engine.utils.files import state_folder
 from support.messages import says
-from support.screen.demo_app import demo_app, demo_snapshot, visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import FROZEN_NOW, demo_app, demo_snapshot, visible_text, wait_until, wait_until_idle
 from support.screen.form_driver import entry_of, form_of, plan_of, type_into
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
@@ -104,6 +106,33 @@ def test_form_screen_warns_of_gpu_that_others_use_in_small_terminal(demo_runs_fo
         assert "error" not in visible_text(pilot, "#plan")
 
     drive(demo_app(demo_runs_folder), act, (60, 20))
+
+
+def test_form_screen_asks_before_it_starts_on_gpu_that_is_not_free(tmp_path: Path) -> None:
+    snapshot, started = demo_snapshot(FROZEN_NOW), list[Sequence[str]]()
+    free = next(gpu.index for gpu in snapshot.gpus if find_current_use(gpu) is None and not gpu.runs)
+    busy = next(gpu.index for gpu in snapshot.gpus if "user" in str(find_current_use(gpu)))
+    app: Any = real_app(tmp_path / "runs")
+    app.gpu_poller.snapshot = snapshot
+    app.launch = started.append
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        await type_into(pilot, "device.gpus", str(free))
+        await press(pilot, "ctrl+s")
+        assert len(started) == 1
+        await type_into(pilot, "device.gpus", str(busy))
+        await press(pilot, "ctrl+s")
+        assert f"GPU {busy}: in use by" in visible_text(pilot)
+        await press(pilot, "enter")
+        assert len(started) == 1
+        await press(pilot, "ctrl+s", "down", "enter")
+        assert len(started) == 2
+        form_of(pilot).edit("device.wait", "true")
+        await press(pilot, "ctrl+s")
+        assert len(started) == 3
+
+    drive(app, act, (100, 30))
 
 
 def test_form_screen_checks_again_when_driver_has_answered(tmp_path: Path) -> None:
