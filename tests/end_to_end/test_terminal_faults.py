@@ -304,7 +304,7 @@ def test_random_terminal_leaves_no_process_and_no_load(live: Gputrain, seed: int
     runs = {process.pid for process in live.processes()}
     rounds, sizes = 0, []
     while time.monotonic() < deadline:
-        terminal = open_screen(live, draw.choice(["monitor", "demo", "attach", "watch"]))
+        terminal = open_screen(live, draw.choice(["monitor", "attach", "attach training", "watch"]))
         process = psutil.Process(terminal.process.pid)
         for _ in range(draw.randrange(5, 40)):
             disturb(terminal, draw)
