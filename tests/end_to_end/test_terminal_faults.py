@@ -23,7 +23,8 @@ from support.gputrain_command import GPUTRAIN, Gputrain, wait_for
 from support.screen.terminal import Terminal
 
 SCREEN = str(Path(GPUTRAIN).with_name("gputrain-tui"))
-SIZES = [(80, 24), (120, 34), (151, 48), (160, 59), (218, 48)]
+# With the whole footer.
+SIZES = [(100, 24), (120, 34), (151, 48), (160, 59), (218, 48)]
 # A terminal after a reattach, a program that sends Latin-1, half a sequence, mouse reports that are cut or overflow.
 BAD_BYTES = b"\x1b[M C\x84*\x84\xff\xc3(\x1b[<99999999999999999999;1;1M\x1b[<M\x1b[1;\x1b]52;\x1b_G\xf0\x9f\x1b[M\x80"
 
