@@ -189,7 +189,7 @@ class MetricFiles:
         writing belongs to another command in the same folder.
         """
         self._members, self._writers, self._rivals = members, Writers(), Rivals(cwd)
-        self._run, self._cwd, self._started_at = Path(os.path.realpath(run)), cwd, started_at
+        self._run, self._cwd, self._started_at = run, cwd, started_at
         self._arguments = arguments or {}
         # A container may write the files that `--metrics` names as another user.
         self._are_named = bool(paths)
@@ -268,7 +268,7 @@ class MetricFiles:
 
     def _add(self, run: ForeignRun) -> None:
         """Add the logs of a run that have changed since the start of the command."""
-        if run.folder.is_relative_to(self._run):
+        if run.folder.is_relative_to(os.path.realpath(self._run)):
             return
         for log, log_id in zip(run.logs, run.log_ids(), strict=True):
             if log_id in self._places or log_id in self._earlier or len(self._places) == MAX_LOGS:

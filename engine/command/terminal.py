@@ -1,8 +1,9 @@
 """The terminal of a command: a pty of fixed size, or two pipes with `--no-tty`, and the lines of its output.
 
 `engine.launch.command_supervisor` passes the descriptors to `engine.command.process_tree`, waits until one is readable,
-and calls `read`, which never blocks. Nobody types here: stdin is `/dev/null`, and the pty should not become the
-controlling terminal, so that a program which asks for a password through `/dev/tty` fails at once instead of waiting.
+and calls `read`, which never blocks. Nobody types here: stdin is `/dev/null`, or in the foreground a pipe or file that
+gputrain itself has as stdin. The pty should not become the controlling terminal, so that a program which asks for a
+password through `/dev/tty` fails at once instead of waiting.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import struct
 import termios
 import time
@@ -24,6 +26,15 @@ MAX_LAST_BYTES = 1 << 20  # what a pipe may hold at the end; a daemon that keeps
 MAX_LAST_SECONDS = 2.0
 
 Stream = Literal["terminal", "stdout", "stderr"]
+
+
+def input_of_gputrain() -> int | None:
+    """Return the stdin of this process if it is a pipe or a file, and not a terminal, a socket or `/dev/null`."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return None
+    return 0 if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else None
 
 
 class OutputLine(NamedTuple):
@@ -76,9 +87,9 @@ class _Source:
 class Terminal:
     """Descriptors and environment for a command, and the lines that it prints."""
 
-    def __init__(self, *, tty: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        """Open them. Raises OSError, such as for a host without a free pty."""
-        self.stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    def __init__(self, *, tty: bool, stdin: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Open them. `stdin` is passed on to the command. Raises OSError, such as for a host without a free pty."""
+        self.stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) if stdin is None else os.dup(stdin)
         try:
             self._sources = self._open_pty(clock) if tty else self._open_pipes(clock)
         except BaseException:

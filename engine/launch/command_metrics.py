@@ -21,7 +21,7 @@ from engine.runs.recorder import Recorder
 from engine.runs.sinks import Sink
 from engine.utils.colors import without_colors
 from engine.utils.errors import Problem
-from engine.utils.files import shown_path
+from engine.utils.files import is_folder
 from engine.utils.process_table import ProcessId
 from engine.utils.text import printable
 
@@ -45,7 +45,8 @@ class RunningMetrics:
     ) -> None:
         """`members` returns the processes of the command. Raises UsageError for a pattern that cannot be used."""
         self._recorder, self._warn = recorder, warn
-        run, cwd = shown_path(recorder.folder.root), Path(command.cwd)
+        # Through the held folder, wherever it is moved.
+        run, cwd = recorder.folder.root, Path(command.cwd)
         output = run / METRICS_FOLDER / OUTPUT_FILE
         last_step = find_last_step(output)
         self._output = OutputMetrics(command.parse, 0 if last_step is None else last_step + 1)
@@ -60,7 +61,7 @@ class RunningMetrics:
         )
         self._followed = FollowedRun(self._files.metrics)
         self._sink = Sink("the metrics", self._report)
-        self._next_read = time.monotonic()
+        self._next_read, self._cwd = time.monotonic(), cwd
         self._warned: set[Problem] = set()
         self._reported: set[str] = set()
         """Losses that are not finite."""
@@ -97,9 +98,15 @@ class RunningMetrics:
     def _follow(self) -> None:
         """Raises OSError."""
         self._followed.update(self._files.poll())
+        self._report_moved_folder()
         if self._files.seconds > FIRST_SECONDS:
             self._report_partial_search()
         self._read()
+
+    def _report_moved_folder(self) -> None:
+        if not is_folder(self._cwd):
+            reason = f"the working folder {self._cwd} was moved or deleted; metrics in its files are not found any more"
+            self._report(Problem("", reason, "the metrics of the output are still recorded", code="not-recorded"))
 
     def _report_partial_search(self) -> None:
         if self._files.may_lack_files:

@@ -27,7 +27,7 @@ from engine.command.run_id import make_run_id
 from engine.command.spec import Command, forget_environment, write_command
 from engine.command.stall import StallReporter
 from engine.command.stop import describe_unkillable
-from engine.command.terminal import Terminal
+from engine.command.terminal import Terminal, input_of_gputrain
 from engine.command.warnings import command_warnings
 from engine.config.limits import read_limits
 from engine.config.schema import Config
@@ -234,7 +234,8 @@ class _Session:
         argv = [*words, *expand(command.on_resume, names, path.name, path)] if is_resumed else words
         run_id = make_run_id(self.folder)
         try:
-            terminal = Terminal(tty=command.tty)
+            # A run that waits may start again without the process that writes to the pipe.
+            terminal = Terminal(tty=command.tty, stdin=None if run.request.config.waits else input_of_gputrain())
         except OSError as error:
             reason = f"cannot be started: no terminal can be opened ({error.strerror})"
             raise UsageError.one(argv[0], reason, "start it with --no-tty", code="not-started") from error
@@ -376,7 +377,7 @@ def _record_end(run: CommandRun, folder: RunFolder, session: _Session, end: Comm
     name = shown_path(folder.root).name
     status = exit_status(end.exit_code) if end.has_ended else "has not ended"
     status += f"; {end.unkillable}" if end.unkillable else ""
-    again = f"`gputrain resume {name}` starts it again"
+    again = f"`gputrain resume {shlex.quote(name)}` starts it again"
     if end.stopped_by:
         message = f"stop requested by {end.stopped_by}; it {status}; {again}"
         message += f"; {requeue_job()}" if should_requeue and slurm_job_id() is not None else ""
@@ -386,6 +387,10 @@ def _record_end(run: CommandRun, folder: RunFolder, session: _Session, end: Comm
         finished = RunFinished(state="finished", message=result_line(run.recorder.metrics), exit_code=0)
     else:
         finished = RunFinished(state="failed", message=session.describe_failure(end), exit_code=end.exit_code)
+    assert run.claimed is not None  # noqa: S101 - it has run in its folder
+    # A command whose folder was moved may have failed because of that, before the next heartbeat.
+    if (moved := run.claimed.ownership.check_location()) is not None:
+        run.warn(moved)
     run.emit(finished)
     if finished.state == "finished":
         with suppress(OSError):

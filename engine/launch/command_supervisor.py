@@ -134,15 +134,16 @@ class CommandSupervisor:
         self._metrics.poll(self._terminal.pending)
         # Writes the record, with the metrics that were read.
         self._on_tick()
+        # Requests that wait together are one: a suspended supervisor may find that of an impatient script twice.
+        is_second = bool(self._stopped_by)
         for request in consume_requests(self._recorder.folder.control):
-            self._emit(
-                ControlEvent(request=request.request, by=request.by, outcome=self._apply(request.request, request.by))
-            )
+            outcome = self._apply(request.request, request.by, is_second=is_second)
+            self._emit(ControlEvent(request=request.request, by=request.by, outcome=outcome))
 
-    def _apply(self, request: str, by: str) -> str:
-        """Carry out a control request, and return its outcome."""
+    def _apply(self, request: str, by: str, *, is_second: bool) -> str:
+        """Carry out a control request, and return its outcome. `is_second`: a stop was requested before."""
         if request == "stop":
-            return self._request_stop(by)
+            return self._kill() if is_second and self._stop.step < Step.KILL else self._request_stop(by)
         if request in QUEUE_REQUEST_NAMES:
             return "ignored: the run does not wait for GPUs"
         if request in REQUEST_NAMES:
@@ -156,13 +157,16 @@ class CommandSupervisor:
         self._stop.request()
         return f"{signal_name(self._stop_signal)} sent; SIGTERM and SIGKILL follow if it does not end"
 
+    def _kill(self) -> str:
+        self._stop.request()
+        return "its processes are killed"
+
     def _handle_signals(self) -> None:
         name = self._signals.signal_name
         if name is not None and not self._stopped_by:
             self._emit(ControlEvent(request="stop", by=name, outcome=self._request_stop(name)))
         if self._signals.kill_requested and self._stop.step < Step.KILL:
-            self._stop.request()
-            self._emit(ControlEvent(request="stop", by="a second SIGINT", outcome="its processes are killed"))
+            self._emit(ControlEvent(request="stop", by="a second SIGINT", outcome=self._kill()))
 
     def _add_output(self, lines: list[OutputLine]) -> None:
         if not lines:

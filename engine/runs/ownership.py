@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import shlex
 import socket
 import time
 import uuid
@@ -124,9 +125,9 @@ class Ownership:
         if self.folder.is_deleted:
             raise RunFolderDeletedError(f"the run folder {self._location} was deleted, so the run cannot save anything")
         self._write_owner(round(time.time(), 3))
-        return self._check_location() or self._check_owner()
+        return self.check_location() or self._check_owner()
 
-    def _check_location(self) -> Problem | None:
+    def check_location(self) -> Problem | None:
         """Return a warning if the path of the folder leads elsewhere since the last call."""
         if is_same_folder(self.folder, self._location):
             return None
@@ -175,7 +176,7 @@ def locked_ended_run(folder: RunFolder, command: str = "", *, take_over: bool = 
 
     Raises UsageError if a process owns the run, or if its path leads elsewhere, and OSError.
     """
-    advice = f"stop it first with `gputrain stop {folder.name}`"
+    advice = f"stop it first with `gputrain stop {shlex.quote(folder.name)}`"
     with folder.held() as held:
         watch_claims([held.owner], take_over=take_over)
         _check_unclaimed(held, advice, command, take_over=take_over)
@@ -255,7 +256,7 @@ def _check_unclaimed(folder: RunFolder, advice: str | None = None, command: str 
             f"is claimed by {claim.process}, whose heartbeat has not moved for {format_duration(observed.still_s)} "
             f"(the last one: {claim.last_heartbeat()})"
         )
-        command = command or f"gputrain resume {folder.name}"
+        command = command or f"gputrain resume {shlex.quote(folder.name)}"
         advice = f"if that process has ended, go on with `{command} --take-over`"
         raise UsageError.one(folder.name, reason, advice, code="already-running")
 
@@ -278,7 +279,7 @@ def _owned_by_another(folder: RunFolder, advice: str | None = None) -> UsageErro
 
 
 def _stop_advice(folder: RunFolder) -> str:
-    return f"stop it with `gputrain stop {folder.name}`, or use a new name with --name"
+    return f"stop it with `gputrain stop {shlex.quote(folder.name)}`, or use a new name with --name"
 
 
 def _moved(folder: RunFolder) -> UsageError:

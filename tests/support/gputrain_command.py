@@ -88,12 +88,19 @@ class Gputrain:
         environment = self.environment | variables
         command = [GPUTRAIN, *arguments]
         return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+            command,
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
         )
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start the command in the background."""
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         options = pipes | {"env": self.environment, "cwd": self.folder} | options
         command = list(arguments) if "/" in arguments[0] else [GPUTRAIN, *arguments]
         process = subprocess.Popen(command, text=True, **options)

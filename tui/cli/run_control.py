@@ -42,7 +42,8 @@ def stop(
     """Stop runs at their next step and save checkpoints.
 
     Waits until all have stopped. A waiting run leaves the queue: its folder stays, as a stopped run, and runs that wait
-    for it are held. `gputrain resume RUN` starts it after all.
+    for it are held. `gputrain resume RUN` starts it after all. A second request kills the processes of a command at
+    once.
     """
     from engine.queue.edit import cancel_interrupted
     from engine.runs.folder import RunState
@@ -88,7 +89,7 @@ def _find_stoppable(name: str, runs_dir: str | None, *, trust_owner: bool) -> Ru
             raise
         row = find_own_row(name, root)
         if name not in (row.name, row.folder):
-            # The beginning of a name means runs of this folder only.
+            # `last` means runs of this folder only.
             raise
         typer.echo(f"{printable(row.name)} is in {printable(row.folder)}.", err=True)
         return RunFolder(Path(row.folder))

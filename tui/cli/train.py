@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -166,12 +166,25 @@ def start_run(request: RunRequest, start: StartOptions) -> None:
         print_code_plan(request)
         if request.command is not None:
             return
+    request = with_unread_input(request, start)
     if start.detach:
         start_in_background(request, typed_words(), start.runs_dir)
     elif should_open_screen(request, headless=start.headless or start.as_json or request.dry_run):
         run_with_screen(request, typed_words(), start.runs_dir)
     else:
         run_headless(request, as_json=start.as_json)
+
+
+def with_unread_input(request: RunRequest, start: StartOptions) -> RunRequest:
+    """Return the request of a command with a warning if it does not get the pipe or file that is our stdin."""
+    from engine.command.terminal import input_of_gputrain
+    from engine.utils.errors import Problem
+
+    if request.command is None or not (start.detach or request.config.waits) or input_of_gputrain() is None:
+        return request
+    reason = "is not passed on to a command in the background or in the queue: it reads /dev/null"
+    advice = "start it without --detach and --queue, or let it read a file by its name"
+    return replace(request, warnings=(*request.warnings, Problem("stdin", reason, advice, code="no-effect")))
 
 
 def typed_words() -> list[str]:

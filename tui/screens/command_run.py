@@ -51,6 +51,7 @@ STOP_QUESTIONS = {
     RunState.RUNNING: "Stop the command, and all that it started?",
     RunState.STARTING: "Stop the run before its command starts?",
     RunState.WAITING: "Cancel the run? It leaves the queue and does not start.",
+    RunState.STOPPING: "Kill the command, and all that it started, at once?",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -17,11 +18,12 @@ from engine.config.code_trust import CodeTrust
 from engine.runs.command_events import CommandStarted
 from engine.runs.control import send_request
 from engine.runs.events import ControlEvent, RunFinished, WarningEvent
-from engine.runs.folder import RunState
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.labels import read_labels
 from engine.utils.errors import UsageError
+from support.gputrain_command import wait_for
 from support.messages import has_problem
-from support.runs.command_owner import CommandRuns
+from support.runs.command_owner import CommandRuns, stdin_with
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 
@@ -119,6 +121,15 @@ def test_metric_file_below_the_working_folder_is_found(runs: CommandRuns) -> Non
     assert runs.record.metrics == {"score": 0.125}
 
 
+@pytest.mark.parametrize(("waits", "output"), [(False, ["hello"]), (True, [])])
+def test_pipe_as_stdin_is_that_of_the_command_unless_it_waits(
+    runs: CommandRuns, waits: bool, output: list[str]
+) -> None:
+    with stdin_with("hello\n"):
+        assert runs.run("cat", config={"device": {"wait": waits}}) == 0
+    assert runs.output == output
+
+
 def test_pattern_of_the_user_finds_a_metric(runs: CommandRuns) -> None:
     runs.run("echo", "reached 0.5 of it", parse=(r"reached (?P<part>[0-9.]+)",))
     assert runs.record.metrics == {"part": 0.5}
@@ -169,6 +180,51 @@ def test_second_interrupt_kills_a_command_that_ignores_the_first(runs: CommandRu
 
     runs.when("ready", interrupt_twice)
     assert runs.run("sh", "-c", "trap '' INT TERM; echo ready; while :; do sleep 1; done") == 137
+
+
+def test_second_stop_request_kills_a_command_that_ignores_the_first(runs: CommandRuns) -> None:
+    control = runs.run_folder.control
+
+    def stop_twice() -> None:
+        send_request(control, "stop")
+        wait_for(lambda: any(isinstance(event, ControlEvent) for event in runs.events), "the answer")
+        send_request(control, "stop")
+
+    runs.when("ready", stop_twice)
+    assert runs.run("sh", "-c", "trap '' INT TERM; echo ready; while :; do sleep 1; done") == 137
+    outcomes = [event.outcome for event in runs.events if isinstance(event, ControlEvent)]
+    assert outcomes[1:] == ["its processes are killed"] and runs.record.state is RunState.STOPPED
+
+
+def test_stop_requests_that_arrive_together_are_one(runs: CommandRuns) -> None:
+    def stop_twice() -> None:
+        # Both are there when the supervisor looks: the first rename publishes them.
+        folder = runs.run_folder.path / "control.new"
+        for _ in range(2):
+            send_request(folder, "stop")
+        runs.run_folder.control.rmdir()
+        folder.rename(runs.run_folder.control)
+
+    runs.when("ready", stop_twice)
+    assert runs.run("sh", "-c", "trap 'exit 4' INT; echo ready; while :; do sleep 0.1; done") == 4
+
+
+def test_run_folder_that_is_moved_keeps_the_metrics_of_its_command(runs: CommandRuns) -> None:
+    runs.when("loss: 0.5", lambda: runs.run_folder.path.rename(runs.folder / "b"))
+    script = f"echo loss: 0.5; until [ -e {runs.folder / 'b'} ]; do sleep 0.1; done; echo loss: 0.25"
+    assert runs.run("sh", "-c", script) == 0
+    moved = RunFolder(runs.folder / "b")
+    assert not runs.run_folder.path.exists()
+    lines = (moved.metrics / "output.jsonl").read_text().splitlines()
+    assert [json.loads(line)["loss"] for line in lines] == [0.5, 0.25]
+    assert any(isinstance(event, WarningEvent) and event.code == "run-changed" for event in runs.events)
+
+
+def test_working_folder_that_is_moved_is_named_once(runs: CommandRuns) -> None:
+    runs.when("ready", lambda: runs.cwd.rename(runs.cwd.with_name("moved")))
+    runs.run("sh", "-c", f"echo ready; until [ -e {runs.cwd.with_name('moved')} ]; do sleep 0.1; done; sleep 2")
+    warnings = [event for event in runs.events if isinstance(event, WarningEvent) and event.code == "not-recorded"]
+    assert [str(runs.cwd) in warning.message for warning in warnings] == [True]
 
 
 def test_other_requests_are_refused(runs: CommandRuns) -> None:

@@ -87,6 +87,22 @@ class CommandRuns:
 
 
 @contextmanager
+def stdin_with(text: str) -> Iterator[None]:
+    """Make a pipe with a text the stdin of this process."""
+    before = os.dup(0)
+    reading, writing = os.pipe()
+    os.write(writing, text.encode())
+    os.close(writing)
+    os.dup2(reading, 0)
+    os.close(reading)
+    try:
+        yield
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+
+
+@contextmanager
 def unchanged_process() -> Iterator[None]:
     """Restore what a supervisor changes in its process: signal handlers and the umask."""
     handlers = {number: signal.getsignal(number) for number in CHANGED_SIGNALS}

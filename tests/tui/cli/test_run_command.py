@@ -13,9 +13,9 @@ from engine.command.spec import Command, read_command, write_command
 from engine.launch.request import RunRequest
 from engine.runs.folder import RunFolder
 from engine.utils.codec import replace
-from support.messages import says
+from support.messages import has_problem, says
 from support.repositories import make_repository
-from support.runs.command_owner import CommandRuns
+from support.runs.command_owner import CommandRuns, stdin_with
 from support.runs.event_factories import make_run_started
 from support.runs.factories import make_run_folder
 from tui.cli.help_page import COMMAND_OPTIONS
@@ -62,6 +62,16 @@ def test_options_of_commands_reach_the_request(requests: list[RunRequest], tmp_p
     assert (command.cwd, command.environment["LR"], command.stop_signal) == (str(tmp_path / "sub"), "0.1", "SIGTERM")
     assert (command.gpu_ids, command.tty, command.metrics, command.parse) == ("uuid", False, ("logs",), ("a=(?P<a>.)",))
     assert (request.config.queue.time_limit, request.config.notify.min_minutes, request.tags) == (90, 5, ("x",))
+
+
+@pytest.mark.parametrize(("option", "said"), [("--queue", True), ("--detach", True), ("--headless", False)])
+def test_pipe_that_the_command_does_not_get_is_said(
+    requests: list[RunRequest], monkeypatch: pytest.MonkeyPatch, option: str, said: bool
+) -> None:
+    monkeypatch.setattr("tui.cli.train.start_in_background", lambda request, *_: requests.append(request))
+    with stdin_with("hello\n"):
+        assert invoke(option, "--", "cat").exit_code == 0
+    assert has_problem(requests[0].warnings, "no-effect", "stdin", "/dev/null") is said
 
 
 def test_arguments_of_a_resume_are_split_as_in_a_shell(requests: list[RunRequest]) -> None:

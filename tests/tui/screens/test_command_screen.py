@@ -12,7 +12,8 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.command.metric_files import OWN_FILE
-from engine.runs.folder import RunFolder
+from engine.runs.events import ControlEvent
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.labels import read_labels
 from engine.runs.ownership import Ownership
 from engine.runs.run_record import read_run_record
@@ -99,6 +100,19 @@ def test_command_screen_shows_what_its_gpus_do(tmp_path: Path) -> None:
         await pilot.resize_terminal(100, 18)
         await wait_until_idle(pilot)
         assert "GPU 1 " in visible_text(pilot, "#progress") and "GPU 3 " in visible_text(pilot, "#progress")
+
+    drive(demo_app(tmp_path / "runs", demo=None, run="a"), act)
+    owner.release()
+
+
+def test_second_stop_of_a_command_is_asked_about_because_it_kills(tmp_path: Path) -> None:
+    stop = ControlEvent(time=FROZEN_NOW - 1, request="stop", by="me", outcome="SIGINT sent")
+    owner = Ownership(make_command_run(tmp_path / "runs", "a", stop, now=FROZEN_NOW))
+
+    async def act(pilot: Pilot[None]) -> None:
+        await wait_until(pilot, lambda: screen_of(pilot).state is RunState.STOPPING)
+        await press(pilot, "s")
+        assert "Kill the command" in visible_text(pilot)
 
     drive(demo_app(tmp_path / "runs", demo=None, run="a"), act)
     owner.release()
