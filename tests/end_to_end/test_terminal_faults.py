@@ -263,7 +263,8 @@ KEYS = (
 # Keys that start or end something, or end the screen: new run, signal, stop, delete, quit.
 UNWANTED = "nqsdDxXeEkK"
 SOAK_SECONDS = 600
-MAX_IDLE_SHARE = 0.05
+# A cycle takes a core. A loaded machine doubles what an idle screen takes.
+MAX_IDLE_SHARE = 0.15
 
 
 def disturb(terminal: Terminal, draw: random.Random) -> None:
