@@ -184,11 +184,12 @@ def users(gpu: Gpu) -> list[str]:
     for process in gpu.processes.value or ():
         if process.run:
             ranks.setdefault(process.run, []).append(str(process.rank))
-    runs = [f"{run} {'rank' if len(ranks[run]) == 1 else 'ranks'} {', '.join(ranks[run])}" for run in ranks]
-    runs += [run for run in gpu.runs if run not in ranks]
+    names = {run: f"{run} ({gpu.run_owners[run]})" if run in gpu.run_owners else run for run in (*ranks, *gpu.runs)}
+    runs = [f"{names[run]} {'rank' if len(ranks[run]) == 1 else 'ranks'} {', '.join(ranks[run])}" for run in ranks]
+    runs += [names[run] for run in gpu.runs if run not in ranks]
     others = [process for process in gpu.processes.value or () if process.run is None and process.kind == "compute"]
-    names = dict.fromkeys(process.user.value or f"pid {process.pid}" for process in others)
-    return [printable(name) for name in (*runs, *names)]
+    others_names = dict.fromkeys(process.user.value or f"pid {process.pid}" for process in others)
+    return [printable(name) for name in (*runs, *others_names)]
 
 
 def users_text(gpu: Gpu) -> str:

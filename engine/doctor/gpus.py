@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.doctor.check import Check
 from engine.gpus.current_use import find_current_use, find_doubt, find_missing_instances
-from engine.gpus.reservation_reader import ReservationInfo
+from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.gpus.unmonitored import gpu_device_files
 from engine.utils.process import user_name
@@ -129,8 +129,8 @@ def _gpu_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator[C
 def _usage_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator[Check]:
     """Yield who uses a GPU: the runs that have reserved it, then other processes that compute on it."""
     name, own_user = f"GPU {gpu.index}", user_name()
-    uuids = {gpu.uuid, *(instance.uuid for instance in gpu.instances)}
-    runs = [reservation for reservation in reservations if uuids & set(reservation.gpus)]
+    uuids = [gpu.uuid, *(instance.uuid for instance in gpu.instances)]
+    runs = [reservation for reservation in reservations if reservation.holds(*uuids)]
     for run in runs:
         memory = f"{format_bytes(run.min_free)} " if run.min_free else ""
         found = f"{memory}reserved by run {run.run} (user {run.user})"

@@ -13,14 +13,16 @@ from dataclasses import dataclass, field, replace
 
 from engine.config.limits import NO_LIMITS, Limits
 from engine.gpus.cpu_fallback import RUN_ON_CPU, describe_cpu_fallback, describe_driver_failure
+from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.free_memory import check_memory_is_known
 from engine.gpus.monitor import DriverMonitor, first_snapshot, recording_path
 from engine.gpus.own_limits import CPU_RUN, OwnRuns, over_limit
 from engine.gpus.private_mount import private_folder_problem
 from engine.gpus.queue_terms import Backfill, QueueTerms, queue_order
-from engine.gpus.reservation import Reservation, allocation_lock
-from engine.gpus.reservation_reader import ReservationInfo, read_reservations
-from engine.gpus.run_queue import RunQueue
+from engine.gpus.reservation import Reservation, ReservationError, user_lock
+from engine.gpus.reservation_entry import ReservationInfo
+from engine.gpus.reservation_reader import read_reservations
+from engine.gpus.run_queue import RunQueue, Turn, claim_of
 from engine.gpus.selection import (
     CPU,
     CPU_ADVICE,
@@ -28,7 +30,6 @@ from engine.gpus.selection import (
     NotFreeError,
     cuda_devices,
     select,
-    shared_with,
     use_warnings,
     why_not_free,
 )
@@ -41,7 +42,7 @@ from engine.utils.errors import Problem, UsageError
 WAIT_POLL_SECONDS = 1.0
 CLOCK_STEP_SECONDS = 5.0  # a larger change of the system time is published
 MAX_PROBLEMS = 10
-MAX_CONFLICTS = 5  # with runs that reserve the same GPUs at the same time
+NOT_REPORTED = Unavailable(Obstacle.LOST, "the driver does not report it")
 UNMONITORED_WARNING = Problem(
     "",
     "NVML reports no GPU, but torch does: their readings and other users' processes are unknown",
@@ -49,8 +50,8 @@ UNMONITORED_WARNING = Problem(
 )
 RECORDING_REASON = "GPUTRAIN_NVML replays recorded GPUs, which cannot train (unset it to use the GPUs of this host)"
 
-# The devices of this host, marked as unavailable if one of the reservations holds them.
-DeviceLister = Callable[[Sequence[ReservationInfo]], list[CudaDevice]]
+# The devices of this host for a run with these terms, marked as unavailable if one of the reservations holds them.
+DeviceLister = Callable[[Sequence[ReservationInfo], QueueTerms], list[CudaDevice]]
 # The current terms on which a run waits, and why it is blocked, "" if it is not. Called once per second; may raise.
 TermsPoller = Callable[[], tuple[QueueTerms, str]]
 
@@ -165,8 +166,8 @@ class _Allocator:
     reservation: Reservation = field(default_factory=Reservation, init=False)
     _queue: RunQueue = field(init=False)
     _terms: QueueTerms = field(default_factory=QueueTerms, init=False)
-    _conflicts: int = field(default=0, init=False)
-    _lock_timeout_s: float | None = field(default=None, init=False)
+    _known: dict[str, CudaDevice] = field(default_factory=dict, init=False)
+    """The devices that the run may use, by `reservation_id`: a lost one may be back a moment later."""
     _problems: dict[Problem, None] = field(default_factory=dict, init=False)
     """Each distinct `GpuAllocation.reservation_problems`, in the order in which they were found."""
 
@@ -212,14 +213,12 @@ class _Allocator:
     def allocate(self, snapshot: Snapshot, monitor: DriverMonitor) -> GpuAllocation:
         allocation = GpuAllocation(reservation=self.reservation)
 
-        def list_devices(reservations: Sequence[ReservationInfo]) -> list[CudaDevice]:
-            return cuda_devices(snapshot, reservations, self._terms)
+        def list_devices(reservations: Sequence[ReservationInfo], terms: QueueTerms) -> list[CudaDevice]:
+            return cuda_devices(snapshot, reservations, terms)
 
-        visible_ids = [device.reservation_id for device in visible_devices(cuda_devices(snapshot), os.environ)]
+        visible = visible_devices(cuda_devices(snapshot), os.environ)
         # The driver may become unavailable and return while the run waits.
-        while (
-            reason := snapshot.error or self._try_allocate(allocation, list_devices, visible_ids, snapshot)
-        ) is not None:
+        while (reason := snapshot.error or self._attempt(allocation, list_devices, visible, snapshot)) is not None:
             self._report(reason)
             snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
             if snapshot.error is not None and not self.wait:
@@ -250,19 +249,19 @@ class _Allocator:
         self.reservation.release()
         if self.own.limits.runs is None:
             return
-        with allocation_lock(self._lock_timeout_s):
+        with user_lock():
             if reason := self._limit_reached():
                 raise over_limit(reason)
             self.reservation.reserve((CPU_RUN,), "cpu", (), self.run)
 
     def _allocate_unread(self, devices: Sequence[CudaDevice]) -> GpuAllocation:
         """Allocate from devices without readings: only the reservations show which are free."""
-        allocation, visible_ids = GpuAllocation(reservation=self.reservation), [each.reservation_id for each in devices]
+        allocation = GpuAllocation(reservation=self.reservation)
 
-        def list_devices(reservations: Sequence[ReservationInfo]) -> list[CudaDevice]:
-            return mark_reserved(devices, reservations, self._terms)
+        def list_devices(reservations: Sequence[ReservationInfo], terms: QueueTerms) -> list[CudaDevice]:
+            return mark_reserved(devices, reservations, terms)
 
-        while (reason := self._try_allocate(allocation, list_devices, visible_ids)) is not None:
+        while (reason := self._attempt(allocation, list_devices, devices)) is not None:
             self._report(reason)
             time.sleep(WAIT_POLL_SECONDS)
         return allocation
@@ -271,56 +270,68 @@ class _Allocator:
         self.reservation.set_terms(self._terms, reason)
         self.on_wait(reason)
 
-    def _try_allocate(
+    def _attempt(
         self,
         allocation: GpuAllocation,
         list_devices: DeviceLister,
-        visible_ids: Sequence[str],
+        visible: Sequence[CudaDevice],
         snapshot: Snapshot | None = None,
     ) -> str | None:
         """Fill `allocation` and return None, or join the queue and return the reason for waiting."""
-        if reason := self._poll_terms(visible_ids):
-            return reason
-        with allocation_lock(self._lock_timeout_s) as lock_problem:
-            if lock_problem is not None and self._lock_timeout_s is None:
-                reason = f"GPUs are selected without the lock of this host: {lock_problem}"
-                self._warn(Problem("", reason, code="not-writable"))
-                self._lock_timeout_s = 0.0
-            devices = self._current_devices(list_devices, visible_ids)
-            is_claimed_soon = self._queue.is_moving and any(device.is_queued for device in devices)
-            if self.wait and visible_ids and not devices:
-                return "the driver currently reports no GPU"
-            if reason := self._limit_reached():
-                if not self.wait:
-                    raise over_limit(reason)
+        self._known = {device.reservation_id: device for device in visible}
+        try:
+            if reason := self._poll_terms(tuple(self._known)):
                 return reason
-            try:
-                only_free, shares = self.wait or bool(self._terms.min_free), self._terms.shares
-                chosen = select(self.selection, devices, only_free=only_free, ranks=self.ranks, shares=shares)
-                chosen, warnings = self.own.check_chosen(chosen)
-            except NotFreeError as error:
-                if self.wait:
-                    self.enqueue(visible_ids)
-                    if not self.own.may_only_join:
-                        self._start_backfill(devices)
-                elif not is_claimed_soon:
-                    raise
-                return error.problems[0].reason
-            # With `ranks`, a device that is not free may be chosen.
-            if is_claimed_soon and (not chosen or (self.ranks and not all(device.is_free for device in chosen))):
-                return f"no GPU is free: {why_not_free(devices)}"
-            if chosen:
-                # Devices may have become free because a run has failed, which may hold this one.
-                if reason := self._poll_terms(visible_ids):
-                    return reason
-                chosen_ids = [device.reservation_id for device in chosen]
-                self.reservation.reserve(chosen_ids, self.selection, visible_ids, self.run)
-                self.reservation.set_terms(codec.replace(self._terms, blocked=""))
-                if self._has_conflict(chosen):
-                    self.enqueue(visible_ids)
-                    return "another run has reserved the same GPUs at the same time"
-        if not chosen:
-            self._reserve_cpu_run()
+            with user_lock():
+                wait_reason = self._try_allocate(allocation, list_devices, snapshot)
+            if wait_reason is None and not allocation.devices:
+                self._reserve_cpu_run()
+            return wait_reason
+        except ReservationError as error:
+            if not self.wait or self.reservation.key is None:
+                raise
+            # The disk may be full, or the folder of reservations may be gone for a while.
+            return error.problems[0].reason
+
+    def _try_allocate(
+        self, allocation: GpuAllocation, list_devices: DeviceLister, snapshot: Snapshot | None
+    ) -> str | None:
+        turn, passed_note = self._take_turn(list_devices)
+        visible_ids = tuple(self._known)
+        devices = [turn.devices[name] for name in visible_ids]
+        is_claimed_soon = turn.is_moving and any(device.is_queued for device in devices)
+        if reason := self._limit_reached():
+            if not self.wait:
+                raise over_limit(reason)
+            return reason
+        try:
+            only_free, shares = self.wait or bool(self._terms.min_free), self._terms.shares
+            chosen = select(self.selection, devices, only_free=only_free, ranks=self.ranks, shares=shares)
+            chosen, warnings = self.own.check_chosen(chosen)
+        except NotFreeError as error:
+            if self.wait:
+                self.enqueue(visible_ids)
+                if not self.own.may_only_join:
+                    self._start_backfill(devices)
+            elif not is_claimed_soon:
+                raise
+            return error.problems[0].reason + passed_note
+        # With `ranks`, a device that is not free may be chosen.
+        if is_claimed_soon and (not chosen or (self.ranks and not all(device.is_free for device in chosen))):
+            return f"no GPU is free: {why_not_free(devices)}"
+        if chosen:
+            # Devices may have become free because a run has failed, which may hold this one.
+            if reason := self._poll_terms(visible_ids):
+                return reason
+            chosen_ids = [device.reservation_id for device in chosen]
+            self.reservation.reserve(chosen_ids, self.selection, visible_ids, self.run)
+            self.reservation.set_terms(codec.replace(self._terms, blocked=""))
+            if self._has_conflict(chosen, list_devices):
+                self.enqueue(visible_ids)
+                return "another run has reserved the same GPUs at the same time"
+            if turn.passes:
+                reason = f"started before runs ahead in the queue: {'; '.join(turn.passes)}"
+                warnings.append(Problem("", reason, code="queue-passed"))
         allocation.warnings += warnings
         allocation.choose(chosen, devices, snapshot, self.selection)
         if chosen and (problem := private_folder_problem()) is not None:
@@ -342,40 +353,34 @@ class _Allocator:
         if abs(until - self.reservation.backfill_until) > CLOCK_STEP_SECONDS:
             self.reservation.set_backfill_until(until)
 
-    def _current_devices(self, list_devices: DeviceLister, visible_ids: Sequence[str]) -> list[CudaDevice]:
-        """Return the visible devices. Those reserved by other runs, or claimed by runs ahead in the queue, are not
-        free."""
+    def _take_turn(self, list_devices: DeviceLister) -> tuple[Turn, str]:
+        """Return the turn of this run, and a note for its reason if runs behind it may pass it."""
         reservations = read_reservations(remove_stale=True, report=self._warn)
         others = [reservation for reservation in reservations if reservation.key != self.reservation.key]
-        by_id = {device.reservation_id: device for device in list_devices(others)}
+        views: dict[tuple[int, int], dict[str, CudaDevice]] = {}
+
+        def view(terms: QueueTerms) -> dict[str, CudaDevice]:
+            if (key := (terms.share, terms.min_free)) not in views:
+                lost = {name: replace(device, unavailable=NOT_REPORTED) for name, device in self._known.items()}
+                views[key] = lost | {device.reservation_id: device for device in list_devices(others, terms)}
+            return views[key]
+
         # A run that may only join GPUs keeps its place, too.
-        mine = [codec.replace(each, blocked="") for each in reservations if each.key == self.reservation.key]
+        mine = [each for each in reservations if each.key == self.reservation.key]
+        mine = [codec.replace(each, blocked="", is_silent=False) for each in mine]
         queue = queue_order([*others, *mine])
         place = next((place for place, waiter in enumerate(queue) if waiter.key == self.reservation.key), len(queue))
-        self._queue.mark_claimed(queue[:place], by_id)
-        return [by_id[name] for name in visible_ids if name in by_id]
+        turn = self._queue.take_turn(queue[:place], self._terms, view)
+        return turn, "".join(claim_of(each, turn.devices).note for each in mine)
 
-    def _has_conflict(self, chosen: Sequence[CudaDevice]) -> bool:
+    def _has_conflict(self, chosen: Sequence[CudaDevice], list_devices: DeviceLister) -> bool:
         """Whether another run has reserved a device that was free when it was chosen.
 
-        Without the lock, two runs may choose the same device. Each reads the reservations after it has written its own,
-        so at least one of them notices. It returns to the queue, where the earlier run comes first. A user who provokes
-        conflicts cannot prevent the run: after MAX_CONFLICTS it shares the device.
-        """
-        free = {device.reservation_id for device in chosen if device.is_free}
-        reservations = read_reservations(remove_stale=True, report=self._warn)
-        others = [each for each in reservations if each.key != self.reservation.key]
-        taken = {
-            name
-            for other in others
-            for name in other.gpus
-            if name in free and not shared_with(name, others, self._terms)
-        }
-        self._conflicts += bool(taken)
-        if self._conflicts > MAX_CONFLICTS:
-            self._warn(Problem("", "sharing GPUs that another run reserves again and again", code="gpu-in-use"))
-            return False
-        return bool(taken)
+        Two runs may choose the same device. Each reads the reservations after it has written its own, so at least one
+        of them notices. It returns to the queue, where the earlier run comes first."""
+        others = [each for each in read_reservations(report=self._warn) if each.key != self.reservation.key]
+        free = {device.reservation_id for device in list_devices(others, self._terms) if device.is_free}
+        return any(device.is_free and device.reservation_id not in free for device in chosen)
 
     def _warn(self, problem: Problem) -> None:
         # Another user can change the entries while the run waits.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engine.gpus.reservation_reader import ReservationInfo
+from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Missing
 
 # Memory in use beyond that of the listed processes. More than an idle CUDA context takes, less than any training, so a
@@ -20,6 +20,7 @@ MAX_UNATTRIBUTED_BYTES = 1 << 30
 MAX_DESKTOP_MEMORY_SHARE, MAX_DESKTOP_BYTES = 0.25, 4 << 30
 MAX_DESKTOP_UTIL_PERCENT = 30.0
 DESKTOP_USERS = {"desktop": "the desktop", "Windows": "Windows"}  # of the reading `display`
+UNKNOWN_USER = "unknown"
 NO_EVIDENCE = "the driver reports neither its processes nor its memory use"
 NO_MEMORY_EVIDENCE = "the driver lists no process, and reports neither its memory use nor its utilization"
 NO_INSTANCES = "in MIG mode without an instance, so CUDA sees no device on it"
@@ -42,17 +43,21 @@ class Obstacle(StrEnum):
     MEMORY = "memory"
     """It has less memory left than the run reserves."""
     NO_INSTANCES = "no MIG instances"
+    TOO_SMALL = "too small"
+    """It has less memory than the run reserves, whoever uses it."""
 
 
 @dataclass(frozen=True)
 class Unavailable:
     """Why a device is not free. The `message` names the run or process that uses it.
 
-    `shared_message` says so of several devices, without what differs between them; empty if nothing does."""
+    `shared_message` says so of several devices, without what differs between them; empty if nothing does. `users` are
+    those who may free the device: nobody if it is broken, or if a supervisor that does not answer holds it."""
 
     obstacle: Obstacle
     message: str
     shared_message: str = field(default="", compare=False)
+    users: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -85,12 +90,12 @@ def find_current_use(
         if process.kind == "compute" and not _belongs_to(process, sharers)
     ]
     if compute_processes:
-        first = compute_processes[0]
-        user = f"(user {first.user.value or 'unknown'})"
+        first, users = compute_processes[0], frozenset(each.user.value or UNKNOWN_USER for each in compute_processes)
+        user = f"(user {first.user.value or UNKNOWN_USER})"
         if first.run is not None:
-            return Unavailable(Obstacle.IN_USE, f"in use by run {first.run} {user}")
+            return Unavailable(Obstacle.IN_USE, f"in use by run {first.run} {user}", users=users)
         return Unavailable(
-            Obstacle.IN_USE, f"in use by process {first.pid} {user}", f"in use by other processes {user}"
+            Obstacle.IN_USE, f"in use by process {first.pid} {user}", f"in use by other processes {user}", users
         )
     if sharers:
         # In a container, NVML lists no processes, and all memory would count as that of others.
@@ -106,8 +111,10 @@ def find_current_use(
     gibibytes = (_memory_used(gpu, instance) or 0) / 2**30
     desktop = ", or by a desktop" if has_desktop else ""
     shared = f"memory in use by processes that the driver does not list here{desktop}"
-    obstacle = Obstacle.DESKTOP if has_desktop else Obstacle.IN_USE
-    return Unavailable(obstacle, f"{gibibytes:.1f} GiB of {shared}", shared)
+    if has_desktop:
+        # It never leaves.
+        return Unavailable(Obstacle.DESKTOP, f"{gibibytes:.1f} GiB of {shared}", shared)
+    return Unavailable(Obstacle.IN_USE, f"{gibibytes:.1f} GiB of {shared}", shared, frozenset({UNKNOWN_USER}))
 
 
 def find_missing_instances(gpu: Gpu) -> Unavailable | None:

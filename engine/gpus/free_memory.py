@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from engine.gpus.current_use import memory_holders
 from engine.gpus.queue_terms import QueueTerms
-from engine.gpus.reservation_reader import ReservationInfo
+from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.snapshot import Gpu, MigInstance
 from engine.utils.errors import UsageError
 
@@ -21,17 +21,23 @@ def unreserved_bytes(gpu: Gpu, instance: MigInstance | None, holders: Sequence[R
     other memory in use counts as that of others. In a container, where NVML lists no processes, a run that has started
     therefore counts twice: whose memory it is cannot be known, and a GPU must not be promised to two runs.
     """
-    source = gpu if instance is None else instance
-    total, used = source.memory_total.value, source.memory_used.value
-    if total is None or used is None:
+    capacity, used = capacity_bytes(gpu, instance), (gpu if instance is None else instance).memory_used.value
+    if capacity is None or used is None:
         return None
-    reserved_by_driver = gpu.memory_reserved.value or 0 if instance is None else 0
     listed, not_allocated = memory_holders(gpu, instance), 0
     for run in holders:
         # Any other process of its user may not be of the run, so before a run has published its ranks it counts twice.
         own = (each for each in listed if each.run == run.run and each.user.value in (None, run.user))
         not_allocated += max(run.min_free - sum(each.gpu_memory.value or 0 for each in own), 0)
-    return max(int(total - reserved_by_driver - used - not_allocated), 0)
+    return max(int(capacity - used - not_allocated), 0)
+
+
+def capacity_bytes(gpu: Gpu, instance: MigInstance | None) -> int | None:
+    """Return the memory that runs can have while nobody else uses any, None if NVML does not report it."""
+    if instance is not None:
+        return instance.memory_total.value
+    total: int | None = gpu.memory_total.value
+    return None if total is None else total - (gpu.memory_reserved.value or 0)
 
 
 def check_memory_is_known(terms: QueueTerms) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from engine.config.limits import NO_LIMITS, Limit, Limits, requested_gpus, too_many_gpus
 from engine.gpus.queue_terms import WHOLE_DEVICES, QueueTerms, own_order
-from engine.gpus.reservation_reader import ReservationInfo
+from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.selection import CPU, CudaDevice, NotFreeError
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import list_names, pluralize

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from engine.gpus.reservation_reader import reservations_root
+from engine.gpus.reservation_entry import reservations_root
 from engine.utils.errors import Problem
 from engine.utils.files import settings_file
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from engine.gpus.nvml_processes import IdleTime, NvmlProcess
-from engine.gpus.reservation_reader import ReservationInfo, ReservedRank
+from engine.gpus.reservation_entry import ReservationInfo, ReservedRank
 from engine.gpus.snapshot import GpuProcess, Missing, Reading, current_time
 from engine.utils.codec import replace
 

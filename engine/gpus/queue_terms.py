@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from engine.utils.codec import UNSET, Meta, Record, UnsetType
 
 if TYPE_CHECKING:
-    from engine.gpus.reservation_reader import ReservationInfo
+    from engine.gpus.reservation_entry import ReservationInfo
 
 MAX_STRING_CHARS = 1024
 MAX_PATH_CHARS = 4096  # PATH_MAX of Linux

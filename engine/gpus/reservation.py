@@ -4,10 +4,11 @@ Every run that trains on GPUs keeps a JSON file and a lock file in `BASE/gputrai
 else `reservations` of the user's settings, else /tmp; containers and jobs that share GPUs should share it. If several
 users can write to it, it must be sticky, like /tmp. If another user has taken the name of the folder, the files are in
 `BASE/gputrain-UID-SUFFIX/`, which only this version of gputrain reads. The run holds locks on the lock file for its
-lifetime, so the kernel releases the reservation however the process ends.
+lifetime, so the kernel releases the reservation however the process ends. A third file, which only its user can read,
+has the run folder.
 
-`BASE/gputrain.lock` is held while GPUs are selected. Any user can make it unusable, so two runs may still reserve the
-same GPU at the same time: `allocation` reads the reservations again after it has written its own.
+There is no lock of the host: whoever holds it could delay all runs. Two runs may therefore reserve the same GPU at the
+same time: `allocation` reads the reservations again after it has written its own, and one of the two finds the other.
 
 `allocation` writes reservations, `reservation_reader` reads them.
 """
@@ -25,20 +26,20 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from engine.gpus.queue_terms import MAX_STRING_CHARS, QueueTerms
-from engine.gpus.reservation_reader import (
-    ReservationEntry,
-    ReservedRank,
-    remove_entry,
-    reservations_root,
-    take_write_lock,
-)
-from engine.utils.codec import asdict, encode, replace
+from engine.gpus.reservation_entry import REVISION, ReservationEntry, ReservedRank, reservations_root
+from engine.gpus.reservation_reader import remove_entry, take_write_lock
+from engine.utils.codec import asdict, encode, replace, to_builtins
 from engine.utils.errors import UsageError
-from engine.utils.files import open_regular_file, replace_file
+from engine.utils.files import replace_file
 
 LOCK_TIMEOUT_SECONDS = 5.0  # a run holds the lock for milliseconds
-# By default systemd-tmpfiles deletes files from /tmp that have not been touched for 10 days.
-TOUCH_INTERVAL_SECONDS = 3600.0
+# Shows that the supervisor answers, and keeps the files: by default systemd-tmpfiles deletes those in /tmp that have
+# not been touched for 10 days.
+BEAT_SECONDS = 10.0
+
+
+class ReservationError(UsageError):
+    """A reservation cannot be written."""
 
 
 class Reservation:
@@ -50,7 +51,7 @@ class Reservation:
         self._entry: ReservationEntry | None = None
         self._terms: dict[str, Any] = asdict(QueueTerms())
         """Fields of the entry that may be set before there is one."""
-        self._touched_at = 0.0
+        self._renewed_at, self._shown_folder = 0.0, ""
 
     def set_terms(self, terms: QueueTerms, reason: str | None = None) -> None:
         """Publish the terms on which the run waits, and why it waits. Before `enqueue`, only keep them."""
@@ -99,24 +100,16 @@ class Reservation:
             self._create(selection, visible, run)
         elif (self._entry.gpus, self._entry.visible) == devices:
             return
+        before = self._entry
         self._update(gpus=devices[0], visible=devices[1])
-        self._write()
+        try:
+            self._write()
+        except UsageError:
+            self._entry = before
+            raise
 
     def _create(self, selection: str, visible: Sequence[str], run: str) -> None:
-        try:
-            lock_path = self._create_lock()
-        except OSError as error:
-            raise _unusable(reservations_root(), error) from error
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-            has_write_lock = take_write_lock(self._lock_fd)
-            # Other users cannot open, and so not lock, the file before.
-            os.fchmod(self._lock_fd, 0o644)
-        except OSError as error:
-            remove_entry(lock_path.parent, lock_path.name)
-            os.close(self._lock_fd)
-            raise _unusable(lock_path, error) from error
-        self._lock_path = lock_path
+        has_write_lock = self._lock()
         self._entry = ReservationEntry(
             run=run,
             since=time.time(),
@@ -125,21 +118,27 @@ class Reservation:
             gpus=(),
             ranks=(),
             write_lock=has_write_lock,
+            revision=REVISION,
             **self._terms,
         )
 
-    def _create_lock(self) -> Path:
-        """Create and open a lock file of a unique name. Raises OSError or UsageError."""
-        for _ in range(2):
-            # Another run of this user may end and remove the empty folder in the meantime.
-            with suppress(FileNotFoundError):
-                return self._try_create_lock()
-        return self._try_create_lock()
-
-    def _try_create_lock(self) -> Path:
-        lock = _user_folder() / f"{os.getpid()}-{time.time_ns()}.lock"
-        self._lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        return lock
+    def _lock(self) -> bool:
+        """Create a lock file and lock it. Return whether with a write lock. Raises UsageError."""
+        try:
+            lock_path, lock_fd = _create_lock()
+        except OSError as error:
+            raise _unusable(reservations_root(), error) from error
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX)
+            has_write_lock = take_write_lock(lock_fd)
+            # Other users cannot open, and so not lock, the file before.
+            os.fchmod(lock_fd, 0o644)
+        except OSError as error:
+            remove_entry(lock_path.parent, lock_path.name)
+            os.close(lock_fd)
+            raise _unusable(lock_path, error) from error
+        self._lock_path, self._lock_fd, self._shown_folder = lock_path, lock_fd, ""
+        return has_write_lock
 
     @property
     def key(self) -> tuple[int, str] | None:
@@ -159,13 +158,30 @@ class Reservation:
         """Publish the PIDs and devices of the ranks, so that the sampler can attribute GPU processes to this run."""
         self._publish(ranks=tuple(ranks))
 
-    def touch(self) -> None:
-        """Update the modification times once per TOUCH_INTERVAL_SECONDS, so that /tmp cleaners keep the files."""
-        if self._lock_path is not None and time.monotonic() - self._touched_at > TOUCH_INTERVAL_SECONDS:
-            self._touched_at = time.monotonic()
+    def renew(self) -> None:
+        """Show that this process answers, and write the reservation again if somebody has deleted it.
+
+        To be called at least once per second, so that what a run holds never looks free for long."""
+        if self._lock_path is None:
+            return
+        if not self._exists():
+            self._publish()
+        elif time.monotonic() - self._renewed_at > BEAT_SECONDS:
+            self._renewed_at = time.monotonic()
             with suppress(OSError):
-                os.utime(self._lock_path)
                 os.utime(self._lock_path.with_suffix(".json"))
+                # Changes the time of access only: the ctime of the lock file is the run's arrival in the queue.
+                os.pread(self._lock_fd, 1, 0)
+                os.utime(self._lock_path.with_suffix(".folder"))
+
+    def _exists(self, suffixes: Sequence[str] = (".lock", ".json")) -> bool:
+        """Whether nobody has deleted or replaced the files."""
+        assert self._lock_path is not None  # noqa: S101 - set by `_lock`
+        try:
+            found = [self._lock_path.with_suffix(suffix).stat() for suffix in suffixes]
+            return os.path.samestat(found[0], os.fstat(self._lock_fd))
+        except OSError:
+            return False
 
     def release(self) -> None:
         """Release the devices and remove all files. Idempotent."""
@@ -189,12 +205,31 @@ class Reservation:
         """Write the JSON file atomically. Raises UsageError if it cannot be written."""
         if self._lock_path is None or self._entry is None:
             return
-        path = self._lock_path.with_suffix(".json")
-        data = encode(self._entry)
+        if not self._exists((".lock",)):
+            old_path, old_fd = self._lock_path, self._lock_fd
+            self._update(write_lock=self._lock(), since=time.time())
+            remove_entry(old_path.parent, old_path.name)
+            os.close(old_fd)
+        path, values = self._lock_path.with_suffix(".json"), to_builtins(self._entry)
+        folder = values.pop("folder")
+        # The GPUs come first, where every gputrain finds them. One of 24 November 2026 reads `wants`.
+        values = {"format": values["format"], "gpus": values["gpus"], **values, "wants": values["selection"]}
         try:
-            replace_file(path, lambda file: _write_world_readable(file, data))
+            if folder != self._shown_folder:
+                replace_file(path.with_suffix(".folder"), lambda file: file.write(os.fsencode(folder)), private=True)
+                self._shown_folder = folder
+            replace_file(path, lambda file: _write_world_readable(file, encode(values)))
         except OSError as error:
             raise _unusable(path, error) from error
+
+
+def _create_lock() -> tuple[Path, int]:
+    """Create and open a lock file of a unique name. Raises OSError or UsageError."""
+    while True:
+        # Another run of this user may end and remove the empty folder in the meantime.
+        with suppress(FileNotFoundError):
+            path = _user_folder() / f"{os.getpid()}-{time.time_ns()}.lock"
+            return path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 def _write_world_readable(file: BinaryIO, data: bytes) -> None:
@@ -230,7 +265,7 @@ def _user_folder() -> Path:
 
 
 def _unusable(path: Path, error: OSError) -> UsageError:
-    return UsageError.one(
+    return ReservationError.one(
         "device.gpus",
         f"GPUs cannot be reserved in {path}: {error.strerror}; set GPUTRAIN_RESERVATIONS to another folder, the same "
         "for all users of this host",
@@ -239,54 +274,36 @@ def _unusable(path: Path, error: OSError) -> UsageError:
 
 
 @contextmanager
-def allocation_lock(timeout_s: float | None = None) -> Iterator[str | None]:
-    """Hold the host-wide lock for the selection of GPUs. Yield why it is not held, None if it is.
+def user_lock() -> Iterator[None]:
+    """Hold the lock of this user while GPUs are selected, so that two runs do not exceed a limit of theirs together.
 
-    `timeout_s` is LOCK_TIMEOUT_SECONDS by default.
+    Other users cannot open it. It is given up after LOCK_TIMEOUT_SECONDS: a suspended run must not stop the others.
     """
-    path = reservations_root() / "gputrain.lock"
-    timeout_s = LOCK_TIMEOUT_SECONDS if timeout_s is None else timeout_s
-    deadline = time.monotonic() + timeout_s
-    lock, problem = None, None
-    try:
-        while (lock := _lock_shared_file(path)) is None and time.monotonic() < deadline:
+    deadline, lock_fd = time.monotonic() + LOCK_TIMEOUT_SECONDS, None
+    with suppress(OSError, UsageError):
+        while (lock_fd := _try_lock(path := _user_folder() / "lock")) is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        if lock is None:
-            problem = f"another process has locked {path} for {timeout_s:.0f} s; find it with `fuser {path}`"
-    except OSError as error:
-        problem = f"{path} cannot be locked ({error.strerror}); it must be a regular file that all users can read"
     try:
-        yield problem
+        yield
     finally:
-        if lock is not None:
-            # Unlinked before it is unlocked, so that waiting processes notice by the inode and create a new file. In
-            # /tmp, which is sticky, only the owner of the file can unlink it.
+        if lock_fd is not None:
+            # Unlinked before it is unlocked, so that waiting processes notice by the inode and create a new file.
             with suppress(OSError):
                 path.unlink()
-            lock.close()
+                path.parent.rmdir()
+            os.close(lock_fd)
 
 
-def _lock_shared_file(path: Path) -> BinaryIO | None:
-    """Lock and return a file that any user may have created, None if another process holds the lock.
-
-    Raises OSError if it cannot be created or opened, or is not a regular file.
-    """
-    # Creating and opening are separate: with fs.protected_regular, open() with O_CREAT fails for files of other users
-    # in sticky folders such as /tmp.
-    with suppress(FileExistsError):
-        created_fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        os.fchmod(created_fd, 0o644)
-        os.close(created_fd)
-    try:
-        file = open_regular_file(path)
-    except FileNotFoundError:
-        # The process that held the lock has unlinked the file.
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
-            return file
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    file.close()
+def _try_lock(path: Path) -> int | None:
+    """Lock and open a file of this user; None if another process holds the lock. Raises OSError."""
+    with suppress(BlockingIOError, FileNotFoundError):
+        lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock_fd), path.stat()):
+                return lock_fd
+        except OSError:
+            os.close(lock_fd)
+            raise
+        os.close(lock_fd)
     return None

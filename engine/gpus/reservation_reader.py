@@ -5,6 +5,9 @@ file claims about its user:
 
 - An entry is a regular file that belongs to the user in the name of its folder. So does the folder.
 - Its size, the number of entries of a user and the types of its values are limited.
+- What is held never looks free. An entry whose lock is held counts as held although the rest of it cannot be read, for
+  example because a later gputrain wrote it: its GPUs are its first field. A user with more entries than are read counts
+  as holding every GPU.
 - A run is live if the process that created its lock file holds a write lock on it. Other users cannot: the file is
   writable only by its owner. Where there are no such locks, it holds only an flock, which any reader of the file can
   take.
@@ -12,9 +15,8 @@ file claims about its user:
 - The order in which a user wants their runs to start, and `blocked`, only permute or disable runs of that user.
 - A rank belongs to the run only if its process belongs to the same user.
 
-Invalid entries are reported and ignored. A malicious user of this host can therefore only make GPUs look reserved by
-themselves, or claimed by a waiting run of theirs. Both are shown with their name. `--gpus` with indices or UUIDs shares
-such GPUs.
+What cannot be read is reported. A malicious user of this host can therefore only make GPUs look reserved by themselves,
+or claimed by a waiting run of theirs. Both are shown with their name. `--gpus` with indices or UUIDs shares such GPUs.
 
 `reservation` writes the entries. `allocation`, `sampler`, `engine.doctor` and the form read them here.
 """
@@ -30,116 +32,39 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-from engine.gpus.queue_terms import MAX_DEVICES, MAX_TIME, NumSharers, Priority, QueuePosition, QueueTerms, Text
-from engine.utils.codec import FileRecord, Meta, Record, UnsetType, asdict, decode, replace
-from engine.utils.errors import Problem, UsageError
-from engine.utils.files import has_flock, open_regular_file, opened, settings_file
+from engine.gpus.reservation_entry import (
+    EVERY_DEVICE,
+    MAX_RANKS_PER_USER,
+    RENEWED_REVISION,
+    ReservationEntry,
+    ReservationInfo,
+    held_devices,
+    may_lack_write_lock,
+    parse_entry,
+    reservations_root,
+    unreadable_entry,
+)
+from engine.utils.codec import InvalidRecordError, UnsetType, asdict, replace
+from engine.utils.errors import Problem
+from engine.utils.files import has_flock, open_regular_file, opened
 from engine.utils.text import pluralize, printable
-from engine.utils.trust import describe_user, name_of_user
+from engine.utils.trust import describe_user
 
 MAX_ENTRY_BYTES = 1 << 16  # eight GPUs with seven MIG instances each need 16 KiB
-MAX_FILES_PER_FOLDER = 512  # two per run
+MAX_FILES_PER_FOLDER = 16384  # three per run
+MAX_BYTES_PER_USER = 1 << 22
 MAX_FOLDERS_PER_USER = 4
-MAX_RANKS_PER_USER = 1024
 MAX_SHOWN_CHARS = 100
-MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
-MAX_RANK = 1 << 20
 UNPUBLISHED_SECONDS = 60.0
+# A supervisor renews its entry every few seconds, see `reservation.BEAT_SECONDS`. After this time it does not answer.
+SILENT_SECONDS = 60.0
 FOLDER_NAME = re.compile(r"gputrain-([0-9]{1,10})(-.*)?", re.DOTALL)
 # struct flock of fcntl(2): l_type, l_whence, l_start, l_len, l_pid.
 _FLOCK = struct.Struct("hhqqi")
-
-
-Devices = Annotated[tuple[str, ...], Meta(max_length=MAX_DEVICES)]
-ArrivalTime = Annotated[float, Meta(ge=0, le=MAX_TIME)]
-
-
-class ReservedRank(Record, frozen=True):
-    """A rank of a run: its PID, and the UUID of its CUDA device."""
-
-    run: Text
-    rank: Annotated[int, Meta(ge=0, le=MAX_RANK)]
-    pid: Annotated[int, Meta(ge=0, le=MAX_PID)]
-    uuid: Text
-
-
-class ReservationEntry(FileRecord, QueueTerms, frozen=True, kw_only=True):
-    """The file of a reservation.
-
-    `since` is the Unix time at which the run joined the queue, `selection` its `device.gpus`. `gpus` contains the
-    `CudaDevice.reservation_id` of each of its devices, and is empty while it waits. `visible` contains that of each
-    device that is visible to it. `write_lock` says whether it holds the write lock on its lock file.
-
-    `reason` is why it waits, `backfill_until` the Unix time until which runs behind it may use the devices that it
-    claims. The terms have no defaults here: without `blocked`, a run that claims no devices would claim some.
-    """
-
-    priority: Priority
-    blocked: Text
-    share: NumSharers
-    run: Text
-    since: ArrivalTime
-    selection: Text
-    visible: Devices
-    gpus: Devices
-    ranks: Annotated[tuple[ReservedRank, ...], Meta(max_length=MAX_RANKS_PER_USER)]
-    write_lock: bool
-    backfill_until: QueuePosition = 0.0
-    reason: Text = ""
-
-
-class ReservationInfo(ReservationEntry, frozen=True, kw_only=True):
-    """The reservation of a live run: its file, as far as other users can trust it, and what the file system says.
-
-    `uid` is the user who owns its files, `lock_name` the name of its lock file.
-    """
-
-    uid: Annotated[int, Meta(ge=0, lt=1 << 32)]
-    lock_name: str
-    position: QueuePosition
-
-    @property
-    def user(self) -> str:
-        return name_of_user(self.uid)
-
-    @property
-    def is_waiting(self) -> bool:
-        return not self.gpus
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it waits for GPUs only."""
-        return self.is_waiting and not self.blocked
-
-    @property
-    def key(self) -> tuple[int, str]:
-        """Unique key of the reservation, which no other user can imitate."""
-        return self.uid, self.lock_name
-
-
-def reservations_root() -> Path:
-    """Return the folder in which all users of the host reserve GPUs: $GPUTRAIN_RESERVATIONS, else that of the settings,
-    else /tmp."""
-    if folder := os.environ.get("GPUTRAIN_RESERVATIONS"):
-        return Path(folder)
-    return _root_of_settings(settings_file()) or Path("/tmp")  # noqa: S108 (known to all users of the host)
-
-
-@cache
-def _root_of_settings(path: Path) -> Path | None:
-    """Return the folder that the settings file of the user names, None without one. No run starts if it is invalid."""
-    if path.exists():
-        # Takes 0.2 s to import.
-        from engine.config.settings import read_settings
-
-        with suppress(UsageError):
-            return read_settings().reservations
-    return None
 
 
 def take_write_lock(lock_fd: int) -> bool:
@@ -159,9 +84,9 @@ def has_write_lock(lock_fd: int) -> bool:
 
 def remove_entry(folder: Path, lock_name: str) -> None:
     """Remove the files of a reservation of this user, and the folder if it was the last one."""
-    for name in (_json_name(lock_name), lock_name):
+    for suffix in (".json", ".folder", ".lock"):
         with suppress(OSError):
-            (folder / name).unlink()
+            (folder / lock_name).with_suffix(suffix).unlink()
     with suppress(OSError):
         folder.rmdir()
 
@@ -177,7 +102,7 @@ def read_reservations(
     reader = _Reader(reservations_root(), remove_stale)
     with suppress(OSError):
         reader.read()
-    for problem in reader.ignored_problems():
+    for problem in reader.problems():
         report(problem)
     return sorted(reader.reservations, key=lambda reservation: (reservation.since, reservation.key))
 
@@ -191,8 +116,9 @@ class _Reader:
         # By user.
         self._num_folders: dict[int, int] = {}
         self._num_ranks: dict[int, int] = {}
-        self._ignored: dict[int, tuple[int, str]] = {}
-        """The number of their ignored entries, and why the first one is ignored."""
+        self._num_bytes: dict[int, int] = {}
+        self._unread: dict[tuple[int, bool], tuple[int, str]] = {}
+        """The number of their entries that cannot be read, by whether these count as held, and why for the first."""
 
     def read(self) -> None:
         """Raises OSError if the root cannot be listed."""
@@ -201,23 +127,23 @@ class _Reader:
                 if match := FOLDER_NAME.fullmatch(entry.name):
                     self._read_folder(root_fd, entry.name, int(match[1]))
 
-    def ignored_problems(self) -> list[Problem]:
+    def problems(self) -> list[Problem]:
         return [
             Problem(
                 "",
-                f"ignored {pluralize(count, 'invalid GPU reservation')} of {describe_user(uid)} in {self._root}: "
-                f"{'' if count == 1 else 'for example, '}{reason}",
+                f"{'counted as held' if is_held else 'ignored'}: {pluralize(count, 'invalid GPU reservation')} of "
+                f"{describe_user(uid)} in {self._root}: {'' if count == 1 else 'for example, '}{reason}",
                 "only that user can remove them",
                 code="damaged",
             )
-            for uid, (count, reason) in self._ignored.items()
+            for (uid, is_held), (count, reason) in self._unread.items()
         ]
 
-    def _ignore(self, uid: int, name: str, reason: str) -> None:
-        """Note that an entry of a user is ignored."""
+    def _note(self, uid: int, name: str, reason: str, *, is_held: bool = False) -> None:
+        """Note that an entry of a user cannot be read, and whether it counts as held or is ignored."""
         shown = printable(name) if len(name) <= MAX_SHOWN_CHARS else f"{printable(name[:MAX_SHOWN_CHARS])}…"
-        count, first_reason = self._ignored.get(uid, (0, f"{shown} {reason}"))
-        self._ignored[uid] = count + 1, first_reason
+        count, first_reason = self._unread.get((uid, is_held), (0, f"{shown} {reason}"))
+        self._unread[uid, is_held] = count + 1, first_reason
 
     def _read_folder(self, root_fd: int, name: str, uid: int) -> None:
         owner = uid
@@ -226,18 +152,18 @@ class _Reader:
             status = os.stat(name, dir_fd=root_fd, follow_symlinks=False)
             owner = status.st_uid
             if (reason := self._why_not_folder_of(uid, status)) is not None:
-                return self._ignore(owner, name, reason)
+                return self._note(owner, name, reason)
             folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root_fd)
         except FileNotFoundError:
             return None
         except OSError as error:
-            return self._ignore(owner, name, f"cannot be opened ({error.strerror})")
+            return self._note(owner, name, f"cannot be opened ({error.strerror})")
         try:
             # Between the two calls, its owner may have replaced it.
             if os.fstat(folder).st_uid == uid:
                 self._read_entries(folder, name, uid)
         except OSError as error:
-            self._ignore(uid, name, f"cannot be listed ({error.strerror})")
+            self._note(uid, name, f"cannot be listed ({error.strerror})")
         finally:
             os.close(folder)
 
@@ -256,24 +182,33 @@ class _Reader:
         with os.scandir(folder) as listing:
             names = [entry.name for entry in islice(listing, MAX_FILES_PER_FOLDER + 1)]
         if len(names) > MAX_FILES_PER_FOLDER:
-            self._ignore(uid, name, f"has more than {MAX_FILES_PER_FOLDER} files")
+            self._hold_every_device(uid, name, f"has more than {MAX_FILES_PER_FOLDER} files")
         for lock_name in names[:MAX_FILES_PER_FOLDER]:
             if not lock_name.endswith(".lock"):
                 continue
             try:
-                reservation = self._read_entry(folder, lock_name, uid, self._root / name)
+                reservation = self._read_entry(folder, lock_name, uid, name)
             except FileNotFoundError:
                 # Released in the meantime.
                 continue
             except OSError as error:
                 if not isinstance(error, PermissionError) or not _is_recent(folder, lock_name):
-                    self._ignore(uid, f"{name}/{lock_name}", f"cannot be used ({error.strerror})")
+                    self._note(uid, f"{name}/{lock_name}", f"cannot be used ({error.strerror})")
             except ValueError as error:
-                self._ignore(uid, f"{name}/{_json_name(lock_name)}", str(error))
+                self._note(uid, f"{name}/{_json_name(lock_name)}", str(error))
             else:
                 self.reservations += [reservation] if reservation is not None else []
+            if self._num_bytes.get(uid, 0) > MAX_BYTES_PER_USER:
+                self._hold_every_device(uid, name, f"has entries of more than {MAX_BYTES_PER_USER} bytes")
+                break
 
-    def _read_entry(self, folder: int, lock_name: str, uid: int, path: Path) -> ReservationInfo | None:
+    def _hold_every_device(self, uid: int, name: str, reason: str) -> None:
+        """Let a user hold every device, some of whose entries are not read."""
+        self._note(uid, name, reason, is_held=True)
+        entry = unreadable_entry((EVERY_DEVICE,))
+        self.reservations.append(_info(entry, uid=uid, user_folder=name, lock_name="", since=0.0))
+
+    def _read_entry(self, folder: int, lock_name: str, uid: int, name: str) -> ReservationInfo | None:
         """Return the reservation of a lock file; None if no process holds it.
 
         Raises OSError if its files cannot be read, and ValueError if they are invalid.
@@ -282,32 +217,54 @@ class _Reader:
             status = os.fstat(lock.fileno())
             if status.st_uid != uid:
                 raise OSError(errno.EINVAL, f"belongs to {describe_user(status.st_uid)}")
-            is_live = has_flock(lock.fileno())
-            entry = _read_file(folder, _json_name(lock_name), uid) if is_live else None
-            # Another user may hold the flock of a dead run.
-            if entry is not None and (not entry.write_lock or has_write_lock(lock.fileno())):
-                return self._info(entry, uid, lock_name, status.st_ctime)
+            if has_flock(lock.fileno()):
+                data, renewed_at = _read_file(folder, _json_name(lock_name), uid)
+                self._num_bytes[uid] = self._num_bytes.get(uid, 0) + len(data)
+                # Another user may hold the flock of a dead run.
+                if may_lack_write_lock(data) or has_write_lock(lock.fileno()):
+                    entry = self._parse(data, uid, f"{name}/{_json_name(lock_name)}")
+                    is_renewed = entry.revision >= RENEWED_REVISION
+                    return _info(
+                        entry,
+                        uid=uid,
+                        user_folder=name,
+                        lock_name=lock_name,
+                        since=max(entry.since, status.st_ctime),
+                        renewed_at=renewed_at if is_renewed else None,
+                        is_silent=is_renewed and time.time() - renewed_at > SILENT_SECONDS,
+                    )
         is_published = status.st_mode & stat.S_IROTH or time.time() - status.st_ctime > UNPUBLISHED_SECONDS
         if self._remove_stale and uid == os.getuid() and is_published:
-            remove_entry(path, lock_name)
+            remove_entry(self._root / name, lock_name)
         return None
 
-    def _info(self, entry: ReservationEntry, uid: int, lock_name: str, created_at: float) -> ReservationInfo:
-        """Raises ValueError if the user has too many ranks."""
-        self._num_ranks[uid] = self._num_ranks.get(uid, 0) + len(entry.ranks)
-        if self._num_ranks[uid] > MAX_RANKS_PER_USER:
-            raise ValueError(f"exceeds {MAX_RANKS_PER_USER} ranks")
-        # All names that gputrain gives to runs are unchanged by this.
-        run = re.sub(r"[^\w.+-]", "_", entry.run)[:MAX_SHOWN_CHARS]
-        trusted = {
-            "run": run,
-            "uid": uid,
-            "lock_name": lock_name,
-            "since": max(entry.since, created_at),
-            "ranks": tuple(replace(rank, run=run) for rank in entry.ranks if _may_be_process_of(rank.pid, uid)),
-            "position": entry.since if isinstance(entry.position, UnsetType) else entry.position,
-        }
-        return ReservationInfo(**(asdict(entry) | trusted))
+    def _parse(self, data: bytes, uid: int, name: str) -> ReservationEntry:
+        """Return an entry, or what counts as held of one that cannot be read. Raises ValueError if that is nothing."""
+        try:
+            entry = parse_entry(data)
+        except InvalidRecordError as error:
+            if not (gpus := held_devices(data)):
+                raise
+            self._note(uid, name, str(error), is_held=True)
+            return unreadable_entry(gpus)
+        num_ranks = self._num_ranks.get(uid, 0) + len(entry.ranks)
+        if num_ranks > MAX_RANKS_PER_USER:
+            self._note(uid, name, f"exceeds {MAX_RANKS_PER_USER} ranks", is_held=True)
+            return replace(entry, ranks=())
+        self._num_ranks[uid] = num_ranks
+        return entry
+
+
+def _info(entry: ReservationEntry, **known: Any) -> ReservationInfo:
+    """Return an entry with what is `known` of its files, as far as other users can trust it."""
+    # All names that gputrain gives to runs are unchanged by this.
+    run = re.sub(r"[^\w.+-]", "_", entry.run)[:MAX_SHOWN_CHARS]
+    trusted = {
+        "run": run,
+        "ranks": tuple(replace(rank, run=run) for rank in entry.ranks if _may_be_process_of(rank.pid, known["uid"])),
+        "position": entry.since if isinstance(entry.position, UnsetType) else entry.position,
+    }
+    return ReservationInfo(**(asdict(entry) | trusted | known))
 
 
 def _json_name(lock_name: str) -> str:
@@ -322,13 +279,14 @@ def _is_recent(folder: int, lock_name: str) -> bool:
         return True
 
 
-def _read_file(folder: int, name: str, uid: int) -> ReservationEntry:
-    """Return the entry in a file of a user. Raises OSError and ValueError."""
+def _read_file(folder: int, name: str, uid: int) -> tuple[bytes, float]:
+    """Return the beginning of a file of a user, and when it was last renewed. Raises OSError and ValueError."""
     try:
-        with open_regular_file(name, MAX_ENTRY_BYTES, dir_fd=folder) as file:
-            if os.fstat(file.fileno()).st_uid != uid:
+        with open_regular_file(name, dir_fd=folder) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != uid:
                 raise ValueError("belongs to another user")
-            return decode(file.read(MAX_ENTRY_BYTES), ReservationEntry)
+            return file.read(MAX_ENTRY_BYTES), status.st_mtime
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -1,114 +1,185 @@
-"""The queue of runs that wait for GPUs: which free devices the runs ahead of this one claim.
+"""Who starts next: what each run that waits for GPUs keeps from the runs behind it, and why these may pass it.
 
-Called by `allocation`. The order is that of `queue_terms.queue_order`.
+Called by `allocation`. The order is that of `queue_terms.queue_order`. `claim_of` decides on data alone: an entry, and
+the devices as the run of that entry sees them. So each run computes the same claims, its own too, and publishes them as
+the reason why it waits.
 
-A run ahead claims as many of the devices that are free as it waits for. If they are not enough for it, nobody behind it
-gets them, unless it allows it (`queue.backfill`) to a run that ends soon enough (`queue.time_limit`). Devices beyond
-its claim, and devices that it cannot use, are free for the runs behind it. A run that shares its devices
-(`queue.share`, `queue.min_free`) joins no GPU that a run ahead waits for.
+A run claims as many of the free devices as it waits for. If they are not enough for it, nobody behind it gets them,
+unless it allows it (`queue.backfill`) to a run that ends soon enough (`queue.time_limit`). It claims only what it can
+get from others: while runs of its own user keep it waiting, runs of other users pass, and while a broken GPU or a
+supervisor that does not answer does, all later runs pass. A run that shares its devices (`queue.share`,
+`queue.min_free`) joins no GPU that a run ahead claims.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from engine.gpus.current_use import Obstacle, Unavailable
-from engine.gpus.reservation_reader import ReservationInfo
-from engine.gpus.selection import CudaDevice, NotFreeError, lack_of_memory, select, select_named
+from engine.gpus.queue_terms import QueueTerms
+from engine.gpus.reservation_entry import ReservationInfo
+from engine.gpus.selection import CPU, CudaDevice, NotFreeError, preference, select, select_named, why_not_free
 from engine.utils.errors import UsageError
 
-# A waiting run polls once per second. One that does not reserve the devices that it waits for, within this time after
-# they became free, is suspended or does not intend to.
+# A run reserves the devices that it waits for once they are free. One whose supervisor answers for this long without
+# doing so does not intend to.
 CLAIM_TIMEOUT_SECONDS = 15.0
+# The same for all runs of a user together, in timeouts of one: they may replace each other without end.
+USER_CLAIM_TIMEOUTS = 8
+SILENT = "its supervisor does not answer, so later runs may start first"
+
+# Devices by `reservation_id`, as a run with these terms sees them.
+View = Callable[[QueueTerms], Mapping[str, CudaDevice]]
 
 
+@dataclass(frozen=True)
+class Claim:
+    """The devices that a waiting run keeps from the runs behind it, by `reservation_id`.
+
+    `may_start`: they may be all that it waits for. `passed_because` is why runs of other users may pass it until that
+    changes, as a clause; empty if they may not. Runs of its own user may pass it too if it claims nothing.
+    """
+
+    devices: frozenset[str] = frozenset()
+    may_start: bool = False
+    passed_because: str = ""
+
+    @property
+    def note(self) -> str:
+        """What follows the reason why the run waits."""
+        if not self.passed_because:
+            return ""
+        return f"; {'runs of other users' if self.devices else 'later runs'} may start first"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The devices as a run sees them in its turn: those that runs ahead claim are not free.
+
+    `passes` are the runs that could use the devices and that it passes if it starts now, each with the reason.
+    `is_moving`: a run ahead is about to reserve its devices.
+    """
+
+    devices: Mapping[str, CudaDevice]
+    passes: Sequence[str] = ()
+    is_moving: bool = False
+
+
+@dataclass
 class RunQueue:
     """The runs ahead of this one, observed by polling.
 
-    With `wait`, the timeout applies to each user, not to each run: a user may create new entries without end. Without,
-    it applies to all users together, and only once. `time_limit_s` is the most that this run trains, 0 if it has no
-    limit.
+    Without `wait`, the timeout applies to all users together, and only once. `time_limit_s` is the most that this run
+    trains, 0 if it has no limit.
     """
 
-    def __init__(self, *, wait: bool, time_limit_s: float = 0.0) -> None:
-        self._wait, self._time_limit_s = wait, time_limit_s
-        self._servable_since: dict[int | None, float] = {}
-        """For each user with a run whose devices may all be free: the monotonic time since when there is such a run.
-        The key None stands for all users."""
-        self.is_moving = False
-        """Whether a run ahead is about to reserve its devices."""
+    wait: bool
+    time_limit_s: float = 0.0
+    uid: int = field(default_factory=os.geteuid)
+    _since: dict[Hashable, float] = field(default_factory=dict, init=False)
+    """Since when a run, a run of a user, or any run could start, in seconds of the clock of `_clocks`."""
 
-    def mark_claimed(self, waiters: Sequence[ReservationInfo], by_id: dict[str, CudaDevice]) -> None:
-        """Mark the free devices that waiting runs claim as not free.
-
-        `waiters` are the runs ahead in queue order, `by_id` contains the devices by `reservation_id`. A run that could
-        reserve its devices claims nothing after the timeout.
-        """
-        now, servable_since, self.is_moving = time.monotonic(), dict[int | None, float](), False
-        for waiter in waiters:
-            claimed, is_servable = _claimed_devices(waiter, by_id)
-            if is_servable:
-                user = waiter.uid if self._wait else None
-                servable_since[user] = self._servable_since.get(user, now)
-                if now - servable_since[user] > CLAIM_TIMEOUT_SECONDS:
-                    continue
-                self.is_moving = True
-            elif waiter.backfill_until and 0 < self._time_limit_s <= waiter.backfill_until - time.time():
-                # This run ends before the one ahead, whose devices are not all free, wants the free ones for itself.
+    def take_turn(self, ahead: Sequence[ReservationInfo], terms: QueueTerms, view: View) -> Turn:
+        """Return the turn of a run with these terms behind the waiting runs `ahead`, which are in queue order."""
+        own, claimed, passes, is_moving = view(terms), dict[str, Unavailable](), list[str](), False
+        since, idle_users = dict[Hashable, float](), set[int]()
+        for waiter in ahead:
+            if all(name in claimed or not device.is_free for name, device in own.items()):
+                break
+            claim = claim_of(waiter, with_claims(view(waiter), claimed))
+            because = claim.passed_because if waiter.uid != self.uid or not claim.devices else ""
+            if claim.may_start:
+                for key, now, timeout_s in self._clocks(waiter):
+                    since[key] = self._since.get(key, now)
+                    if now - since[key] > timeout_s:
+                        idle_users.add(waiter.uid)
+                if waiter.uid in idle_users:
+                    because = "it does not take the GPUs that it waits for"
+                is_moving |= not because
+            elif waiter.backfill_until and 0 < self.time_limit_s <= waiter.backfill_until - time.time():
+                because = "this run ends within its queue.backfill"
+            if because:
+                passes.append(f"{waiter.run} (user {waiter.user}): {because}")
                 continue
-            queued = Unavailable(Obstacle.QUEUED, f"run {waiter.run} (user {waiter.user}) is ahead in the queue")
-            by_id |= {device.reservation_id: replace(device, unavailable=queued) for device in claimed}
-        self._servable_since = servable_since if self._wait else self._servable_since | servable_since
+            reason = f"run {waiter.run} (user {waiter.user}) is ahead in the queue"
+            queued = Unavailable(Obstacle.QUEUED, reason, users=frozenset({waiter.user}))
+            claimed |= dict.fromkeys(claim.devices - claimed.keys(), queued)
+        self._since = since if self.wait else self._since | since
+        return Turn(with_claims(own, claimed), passes, is_moving)
+
+    def _clocks(self, waiter: ReservationInfo) -> Iterator[tuple[Hashable, float, float]]:
+        """Yield the clocks that say that a run does not start although it could: a key, the time, and the timeout.
+
+        The clock of a run is that of its supervisor, which may be slow on a busy host."""
+        if not self.wait:
+            yield None, time.monotonic(), CLAIM_TIMEOUT_SECONDS
+            return
+        renewed_at, now = waiter.renewed_at, time.time()
+        # Its user can give the entry any time.
+        yield waiter.key, now if renewed_at is None or renewed_at > now else renewed_at, CLAIM_TIMEOUT_SECONDS
+        yield waiter.uid, time.monotonic(), USER_CLAIM_TIMEOUTS * CLAIM_TIMEOUT_SECONDS
 
 
-def _claimed_devices(waiter: ReservationInfo, by_id: dict[str, CudaDevice]) -> tuple[list[CudaDevice], bool]:
-    """Return the devices that a waiting run claims, and whether they may be all that it waits for.
-
-    It claims free devices. While they are not enough, it also claims those that only this run could join, because it
-    shares them with fewer runs or needs more memory of them.
-    """
-    visible = [_as_seen_by(waiter, by_id[name]) for name in waiter.visible if name in by_id]
+def claim_of(waiter: ReservationInfo, devices: Mapping[str, CudaDevice]) -> Claim:
+    """Return what a waiting run claims of the devices that it sees, without those that runs ahead of it claim."""
+    if waiter.is_silent:
+        return Claim(passed_because=SILENT)
+    # It asks the driver which it sees once it is in the queue.
+    names = frozenset(waiter.visible) or devices.keys() - {CPU.uuid}
+    visible = [device for name, device in devices.items() if name in names]
+    if not visible:
+        return Claim()
+    # A device that this process does not see may be free. A user can name devices that do not exist.
+    sees_all = len(visible) == len(names)
     try:
         chosen = select(waiter.selection, visible, only_free=True, shares=waiter.shares)
-        return _free_devices(chosen, by_id), bool(chosen)
+        return Claim(_ids(chosen), may_start=bool(chosen))
     except NotFreeError:
         pass
-    except UsageError:
-        # Unless this process does not see all of them, the run can never get its devices.
-        if len(visible) == len(waiter.visible):
-            return [], False
-    # A device that this process does not see may be free. A user can name devices that do not exist.
-    is_servable = len(visible) < len(waiter.visible)
-    shared = [device for device in visible if not device.is_free and by_id[device.reservation_id].is_free]
-    candidates = [device for device in visible if device.is_free or device in shared]
-    if match := re.fullmatch(r"free:(\d+)", waiter.selection):
-        free = [device for device in visible if device.is_free]
-        free = sorted(free, key=lambda device: (device.memory_used or 0, device.index))[: int(match[1])]
-        return _free_devices([*free, *shared], by_id), is_servable
-    if waiter.selection in ("auto", "all"):
-        return _free_devices(candidates, by_id), is_servable
+    except UsageError as error:
+        if sees_all:
+            return Claim(passed_because=error.problems[0].reason)
+    count, wanted = _wanted(waiter.selection, visible)
+    free = sorted((device for device in wanted if device.is_free), key=preference)
+    held = [device for device in wanted if device.unavailable is not None]
+    by_user = [device for device in held if device.users]
+    by_others = [device for device in by_user if waiter.user not in device.users]
+    # Also those that a run behind it could join, because it shares them with more runs or needs less memory of them.
+    claimed = _ids([*free[:count], *by_user])
+    if not sees_all or len(free) + len(by_others) >= count:
+        return Claim(claimed, may_start=not sees_all)
+    because = why_not_free([device for device in held if device not in by_others])
+    return Claim(claimed if len(free) + len(by_user) >= count else frozenset(), passed_because=because)
+
+
+def _wanted(selection: str, visible: Sequence[CudaDevice]) -> tuple[int, Sequence[CudaDevice]]:
+    """Return how many devices a run needs before it starts, and of which."""
+    if match := re.fullmatch(r"free:(\d+)", selection):
+        count = int(match[1])
+        return count, [device for device in visible if device.mig_ids is None or count == 1]
+    if selection == "auto":
+        return 1, visible
+    if selection == "all":
+        whole = [device for device in visible if device.mig_ids is None] or visible
+        return len(whole), whole
     try:
-        named = select_named(waiter.selection, candidates)
+        named = select_named(selection, visible)
     except UsageError:
-        named = [device for device in candidates if str(device.index) in waiter.selection.split(",")]
-    return _free_devices(named, by_id), is_servable
+        named = [device for device in visible if str(device.index) in selection.split(",")]
+    return len(named), named
 
 
-def _as_seen_by(waiter: ReservationInfo, device: CudaDevice) -> CudaDevice:
-    """Return a device with the state that it has for a waiting run, which may share devices with fewer runs than this
-    one, or need more memory."""
-    if not device.is_free:
-        return device
-    if device.sharers and device.sharers >= waiter.max_runs:
-        return replace(device, unavailable=Unavailable(Obstacle.RESERVED, "shared by other runs"))
-    if not waiter.min_free:
-        return replace(device, unavailable=device.other_use)
-    return replace(device, unavailable=lack_of_memory(device.unreserved_bytes, waiter.min_free))
+def with_claims(devices: Mapping[str, CudaDevice], claimed: Mapping[str, Unavailable]) -> dict[str, CudaDevice]:
+    """Return the devices; those that are free and `claimed` are not free."""
+    return {
+        name: replace(device, unavailable=claimed[name]) if device.is_free and name in claimed else device
+        for name, device in devices.items()
+    }
 
 
-def _free_devices(chosen: Sequence[CudaDevice], by_id: dict[str, CudaDevice]) -> list[CudaDevice]:
-    """Return those of the devices that are free for this run, too."""
-    return [by_id[device.reservation_id] for device in chosen if by_id[device.reservation_id].is_free]
+def _ids(devices: Sequence[CudaDevice]) -> frozenset[str]:
+    return frozenset(device.reservation_id for device in devices)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from engine.gpus import nvml, nvml_processes, nvml_rates
-from engine.gpus.reservation_reader import ReservationInfo, read_reservations
+from engine.gpus.reservation_entry import ReservationInfo
+from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.snapshot import (
     DRIVER,
     STATIC_READINGS,
@@ -245,7 +246,7 @@ class GpuThread(threading.Thread):
         processes: Reading[tuple[GpuProcess, ...]],
     ) -> Gpu:
         uuids = {self._uuid, *(instance.uuid for instance in self._mig_instances)}
-        holders = [reservation for reservation in self._state.reservations if uuids & set(reservation.gpus)]
+        holders = [reservation for reservation in self._state.reservations if reservation.holds(*uuids)]
         return Gpu(
             index=self.index,
             uuid=self._uuid,
@@ -256,6 +257,7 @@ class GpuThread(threading.Thread):
             processes=processes,
             instances=self._mig_instances,
             runs=tuple(holder.run for holder in holders),
+            run_owners={holder.run: holder.user for holder in holders if holder.uid != os.geteuid()},
             reserved_by_runs=sum(holder.min_free for holder in holders),
         )
 

@@ -17,9 +17,9 @@ from engine.gpus.current_use import (
     find_doubt,
     find_missing_instances,
 )
-from engine.gpus.free_memory import unreserved_bytes
+from engine.gpus.free_memory import capacity_bytes, unreserved_bytes
 from engine.gpus.queue_terms import WHOLE_DEVICES, QueueTerms
-from engine.gpus.reservation_reader import ReservationInfo
+from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.snapshot import Gpu, MigInstance, Snapshot
 from engine.utils.codec import Count
 from engine.utils.errors import Problem, UsageError
@@ -29,6 +29,7 @@ from engine.utils.units import format_bytes
 WAIT_ADVICE = "wait for them with --queue, or request fewer"
 NCCL_MIG_MESSAGE = "NCCL cannot communicate between MIG instances, and CUDA exposes only one to a process"
 MIG_ADVICE = "select one instance, or whole GPUs"
+LESS_MEMORY_ADVICE = "reserve less memory with --min-free"
 CPU_ADVICE = "use the CPU with --gpus cpu"
 
 
@@ -80,6 +81,15 @@ class CudaDevice:
         return self.unavailable is not None and self.unavailable.obstacle is Obstacle.QUEUED
 
     @property
+    def users(self) -> frozenset[str]:
+        """Who may free the device; nobody if it is free or broken."""
+        return frozenset() if self.unavailable is None else self.unavailable.users
+
+    @property
+    def is_too_small(self) -> bool:
+        return self.unavailable is not None and self.unavailable.obstacle is Obstacle.TOO_SMALL
+
+    @property
     def may_be_shared(self) -> bool:
         """Whether no other run or known process computes on the device now, although it is not free."""
         return self.unavailable is not None and self.unavailable.obstacle in (Obstacle.QUEUED, Obstacle.DESKTOP)
@@ -90,8 +100,8 @@ class CudaDevice:
         return str(self.index) if self.mig_ids is None else self.uuid
 
     def usable(self, *, wait: bool) -> bool:
-        """Whether a run can use the device, even if others use it too. With `wait`, a stale device is usable."""
-        broken = (Obstacle.LOST, Obstacle.NO_INSTANCES, *(() if wait else (Obstacle.STALE,)))
+        """Whether a run can use the device, even if others use it too. With `wait`, a lost or stale one may return."""
+        broken = (Obstacle.TOO_SMALL, Obstacle.NO_INSTANCES, *(() if wait else (Obstacle.LOST, Obstacle.STALE)))
         return self.unavailable is None or self.unavailable.obstacle not in broken
 
     def __str__(self) -> str:
@@ -126,10 +136,11 @@ def _device(
     sharers, holders = shared_with(uuid, reservations, terms), holders_of(uuid, reservations)
     use, unreserved = find_current_use(gpu, instance, sharers), unreserved_bytes(gpu, instance, holders)
     unavailable = (
-        _unresponsive(gpu)
+        _too_small(capacity_bytes(gpu, instance), terms.min_free)
+        or _unresponsive(gpu)
         or find_missing_instances(gpu)
         or (None if sharers else reserved_by(uuid, reservations))
-        or (lack_of_memory(unreserved, terms.min_free, holders) if terms.min_free else use)
+        or (_lack_of_memory(unreserved, terms.min_free, holders, use) if terms.min_free else use)
     )
     capability = gpu.value("compute_capability")
     device = CudaDevice(
@@ -166,15 +177,16 @@ def _unresponsive(gpu: Gpu) -> Unavailable | None:
 
 def reserved_by(uuid: str, reservations: Sequence[ReservationInfo]) -> Unavailable | None:
     """Return which run has reserved a device, None if no run has."""
-    holder = next((reservation for reservation in reservations if uuid in reservation.gpus), None)
-    if holder is None:
+    holders = holders_of(uuid, reservations)
+    if not holders:
         return None
-    return Unavailable(Obstacle.RESERVED, f"reserved by run {holder.run} (user {holder.user})")
+    users = frozenset[str]() if any(each.is_silent for each in holders) else frozenset(each.user for each in holders)
+    return Unavailable(Obstacle.RESERVED, f"reserved by run {holders[0].run} (user {holders[0].user})", users=users)
 
 
 def holders_of(uuid: str, reservations: Sequence[ReservationInfo]) -> list[ReservationInfo]:
     """Return the runs that have reserved a device, or memory of it."""
-    return [reservation for reservation in reservations if uuid in reservation.gpus]
+    return [reservation for reservation in reservations if reservation.holds(uuid)]
 
 
 def shared_with(uuid: str, reservations: Sequence[ReservationInfo], terms: QueueTerms) -> list[ReservationInfo]:
@@ -186,17 +198,27 @@ def shared_with(uuid: str, reservations: Sequence[ReservationInfo], terms: Queue
     return holders if len(holders) < min(limits) else []
 
 
-def lack_of_memory(
-    unreserved: int | None, min_free: int, holders: Sequence[ReservationInfo] = ()
+def _too_small(capacity: int | None, min_free: int) -> Unavailable | None:
+    """Return that a device never has `min_free` bytes of memory, None if it may have them."""
+    if capacity is None or capacity >= min_free:
+        return None
+    return Unavailable(Obstacle.TOO_SMALL, f"{format_bytes(capacity)} of memory can be had at most")
+
+
+def _lack_of_memory(
+    unreserved: int | None, min_free: int, holders: Sequence[ReservationInfo], use: Unavailable | None
 ) -> Unavailable | None:
-    """Return that less than `min_free` bytes of a device are neither in use nor reserved, None if they are enough."""
+    """Return that less than `min_free` bytes of a device are neither in use nor reserved, None if they are enough.
+
+    `holders` are the runs that have reserved memory of it, `use` says who else computes on it."""
     if unreserved is None:
         return Unavailable(Obstacle.UNKNOWN, "the driver does not report its free memory")
     if unreserved >= min_free:
         return None
     runs = ", ".join(f"{holder.run} {format_bytes(holder.min_free)}" for holder in holders if holder.min_free)
     reserved = f" (reserved: {runs})" if runs else ""
-    return Unavailable(Obstacle.MEMORY, f"{format_bytes(unreserved)} of memory left{reserved}")
+    users = (frozenset() if use is None else use.users).union(each.user for each in holders if not each.is_silent)
+    return Unavailable(Obstacle.MEMORY, f"{format_bytes(unreserved)} of memory left{reserved}", users=users)
 
 
 def select(
@@ -227,7 +249,7 @@ def select(
         return _validate(sorted(usable[:ranks], key=lambda device: device.index), only_free)
     if selection == "auto":
         chosen = _select_auto(_usable(devices, only_free), devices, only_free)
-        return sorted(chosen, key=_preference)[:1] if shares else chosen
+        return sorted(chosen, key=preference)[:1] if shares else chosen
     if selection == "all":
         if not devices:
             raise UsageError.one("device.gpus", "all: no GPU is visible here", CPU_ADVICE, code="no-gpu")
@@ -246,6 +268,10 @@ def _select_auto(usable: Sequence[CudaDevice], devices: Sequence[CudaDevice], on
     """Return all free GPUs, or one free MIG instance if no GPU is free."""
     free = [device for device in usable if device.is_free]
     chosen = [device for device in free if device.mig_ids is None] or free[:1]
+    if not usable and any(device.is_too_small for device in devices):
+        raise UsageError.one(
+            "device.gpus", f"no GPU can be used: {why_not_free(devices)}", LESS_MEMORY_ADVICE, code="too-few-gpus"
+        )
     if not chosen and usable and only_free:
         raise NotFreeError.one(
             "device.gpus", f"no GPU is free: {why_not_free(devices)}", WAIT_ADVICE, code="gpu-in-use"
@@ -254,16 +280,17 @@ def _select_auto(usable: Sequence[CudaDevice], devices: Sequence[CudaDevice], on
 
 
 def _select_free(count: int, devices: Sequence[CudaDevice], wait: bool) -> list[CudaDevice]:
-    """Return the `count` free devices that `_preference` puts first."""
+    """Return the `count` free devices that `preference` puts first."""
     if count == 0:
         raise UsageError.one("device.gpus", "free:0 requests no GPU", CPU_ADVICE, code="out-of-range")
     usable = [device for device in _usable(devices, wait) if device.mig_ids is None or count == 1]
     if count > len(usable):
-        reason = f"{pluralize(count, 'free GPU')} requested, but only {len(usable)} can be used"
         broken = why_not_free([device for device in devices if not device.usable(wait=wait)])
-        reason += f" ({broken})" if broken else ""
+        because = f": {broken}" if broken else ""
+        reason = f"{pluralize(count, 'free GPU')} requested, but only {len(usable)} can be used{because}"
         instances = any(device.mig_ids is not None for device in devices)
-        advice = [_describe_devices(devices), *([NCCL_MIG_MESSAGE, MIG_ADVICE] if instances else [])]
+        advice = [LESS_MEMORY_ADVICE] if any(device.is_too_small for device in devices) else []
+        advice += [_describe_devices(devices), *([NCCL_MIG_MESSAGE, MIG_ADVICE] if instances else [])]
         raise UsageError.one("device.gpus", reason, "; ".join(advice), code="too-few-gpus")
     free = [device for device in usable if device.is_free]
     if count > len(free):
@@ -276,11 +303,11 @@ def _select_free(count: int, devices: Sequence[CudaDevice], wait: bool) -> list[
         raise NotFreeError.one(
             "device.gpus", reason, f"share GPUs with --gpus {shared}, {WAIT_ADVICE}", code="gpu-in-use"
         )
-    free.sort(key=_preference)
+    free.sort(key=preference)
     return sorted(free[:count], key=lambda device: device.index)
 
 
-def _preference(device: CudaDevice) -> tuple[bool, int, int, int]:
+def preference(device: CudaDevice) -> tuple[bool, int, int, int]:
     """Sort key of free devices: GPUs before MIG instances, then shared ones, then those with little memory in use."""
     return device.mig_ids is not None, -device.sharers, device.memory_used or 0, device.index
 
@@ -330,7 +357,8 @@ def _validate(chosen: list[CudaDevice], only_free: bool) -> list[CudaDevice]:
     for device in chosen:
         if device.unavailable is not None and not device.usable(wait=only_free):
             reason = f"GPU {device} cannot be used: {device.unavailable.message}"
-            raise UsageError.one("device.gpus", reason, "select other GPUs with --gpus", code="gpu-failed")
+            advice = LESS_MEMORY_ADVICE if device.is_too_small else "select other GPUs with --gpus"
+            raise UsageError.one("device.gpus", reason, advice, code="gpu-failed")
     if len(chosen) > 1 and any(device.mig_ids is not None for device in chosen):
         reason = f"{len(chosen)} devices selected, including MIG instances: {NCCL_MIG_MESSAGE}"
         raise UsageError.one("device.gpus", reason, MIG_ADVICE, code="not-supported")

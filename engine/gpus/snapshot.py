@@ -204,6 +204,8 @@ class Gpu(Record, frozen=True, kw_only=True):
     processes: Reading[tuple[GpuProcess, ...]]
     runs: tuple[str, ...] = ()
     """Names of the runs that have reserved this GPU or one of its MIG instances."""
+    run_owners: dict[str, str] = field(default_factory=dict)
+    """The users of those of these runs that belong to others, by the name of the run."""
     reserved_by_runs: Count = 0
     """Bytes of its memory that these runs have reserved (`queue.min_free`); 0 if each has reserved whole devices."""
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from engine.gpus.queue_terms import WHOLE_DEVICES, QueueTerms
-from engine.gpus.reservation_reader import ReservationInfo
+from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.selection import CudaDevice, reserved_by, shared_with
 from engine.gpus.snapshot import Snapshot
 from engine.utils.codec import Count, Record

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from engine.gpus.allocation import GpuAllocation, allocate_devices
-from engine.gpus.reservation_reader import ReservedRank
+from engine.gpus.reservation_entry import ReservedRank
 from engine.gpus.selection import NotFreeError
 from engine.gpus.visible_devices import show_devices
 from engine.utils.errors import Problem, UsageError

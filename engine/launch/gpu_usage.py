@@ -10,7 +10,7 @@ from contextlib import suppress
 from engine.command.devices import listed_pids, misplaced_use
 from engine.command.process_tree import CommandProcess
 from engine.gpus.monitor import DriverMonitor, first_snapshot
-from engine.gpus.reservation_reader import ReservedRank
+from engine.gpus.reservation_entry import ReservedRank
 from engine.gpus.snapshot import Gpu, SamplerOptions, Snapshot
 from engine.gpus.unmonitored import has_driver_library
 from engine.runs.command_events import CommandStarted

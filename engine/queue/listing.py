@@ -14,7 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from engine.gpus.queue_terms import own_order, queue_order
-from engine.gpus.reservation_reader import ReservationInfo, read_reservations
+from engine.gpus.reservation_entry import ReservationInfo
+from engine.gpus.reservation_reader import read_reservations
+from engine.gpus.run_queue import SILENT
 from engine.queue.state import PENDING_STAGES, QueueState, read_queue_state
 from engine.runs.folder import RunFolder, list_runs
 from engine.utils.files import shown_path
@@ -128,7 +130,6 @@ def interrupted_rows(root: Path) -> list[QueueRow]:
 
 
 def _row(entry: ReservationInfo, ahead: Sequence[ReservationInfo], place: int | None) -> QueueRow:
-    is_own = entry.uid == os.geteuid()
     states = {
         "": RowState.WAITING,
         "held": RowState.HELD,
@@ -142,14 +143,14 @@ def _row(entry: ReservationInfo, ahead: Sequence[ReservationInfo], place: int | 
         state=states.get(entry.blocked, RowState.DEPENDENT),
         place=place,
         since=entry.since,
-        reason=entry.reason or describe_wait(entry, ahead),
+        reason=SILENT if entry.is_silent else entry.reason or describe_wait(entry, ahead),
         gpus=entry.selection,
         priority=entry.priority,
         position=entry.position,
         share=entry.share,
         min_free=entry.min_free,
         begin=entry.begin,
-        folder=entry.folder if is_own else "",
+        folder=entry.run_folder(),
         key=f"waiting {entry.key}",
     )
 

@@ -1,8 +1,8 @@
 """A second user plants entries in the shared folder of GPU reservations. The victim must get the GPUs nevertheless.
 
-Only a reservation of the attacker's own may make GPUs look in use. Then the victim gets a warning before it trains on
-the CPU. Each entry has a control, which shows that the victim reads it: without what makes it an attack, it has its
-effect.
+Only a reservation of the attacker's own, readable or not, may make GPUs look in use. Then the victim gets a warning
+before it trains on the CPU. Each other entry has a control, which shows that the victim reads it: without what makes it
+an attack, it has its effect.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class Effect(Enum):
 
     IN_USE = "its GPUs look in use"
     AHEAD = "a run is ahead of the victim in the queue"
-    NO_LOCK = "the victim selects GPUs without the host lock"
     OTHER_FOLDER = "the victim reserves GPUs in a folder with a suffix"
 
 
@@ -88,33 +87,26 @@ class Entry(NamedTuple):
 
 
 VALID = "entry(gpus=gpus)"
+# Entries of the attacker that cannot be read: they count as held in the attacker's name.
+UNREADABLE = {
+    "an infinite PID": 'rank_entry(float("inf"))',
+    "a PID that overflows": "entry(gpus=gpus, text=lambda valid: valid.replace('\"ranks\": []', "
+    '\'"ranks": [{"run": "a", "rank": 0, "pid": 1e999, "uuid": "x"}]\'))',
+    "an infinite time": 'entry(gpus=gpus, since=float("inf"))',
+    "a time that overflows": 'entry(gpus=gpus, text=lambda valid: valid.replace("1.0", "1e999"))',
+    "a rank with a large PID": "rank_entry(1 << 70)",
+    "a deep list": "nested_entry(30_000)",
+    "a sparse file": f'{VALID}; os.truncate(own / "1-1.json", 30 << 30)',
+    "an entry of a later version": "entry(gpus=gpus, format=9)",
+    "more entries than are read": '[entry(name=f"1-{number}", visible=gpus * 400) for number in range(600)]',
+}
 ENTRIES = {
-    "an infinite PID": Entry('rank_entry(float("inf"))', Effect.IN_USE, "rank_entry(1)"),
-    "a PID that overflows": Entry(
-        'entry(gpus=gpus, text=lambda valid: valid.replace(\'"ranks": []\', \'"ranks": [{"run": "a", "rank": 0, \''
-        ' \'"pid": 1e999, "uuid": "x"}]\'))',
-        Effect.IN_USE,
-        "rank_entry(1)",
-    ),
-    "an infinite time": Entry('entry(gpus=gpus, since=float("inf"))', Effect.IN_USE, VALID),
-    "a time that overflows": Entry(
-        'entry(gpus=gpus, text=lambda valid: valid.replace("1.0", "1e999"))',
-        Effect.IN_USE,
-        'entry(gpus=gpus, text=lambda valid: valid.replace("1.0", "1e9"))',
-    ),
-    "a rank with a large PID": Entry("rank_entry(1 << 70)", Effect.IN_USE, "rank_entry(1)"),
-    "a deep list": Entry("nested_entry(30_000)", Effect.IN_USE, "nested_entry(10)"),
-    "a sparse file": Entry(f'{VALID}; os.truncate(own / "1-1.json", 30 << 30)', Effect.IN_USE, VALID),
     "a pipe as entry": Entry(
         f'{VALID}; (own / "1-1.json").unlink(); os.mkfifo(own / "1-1.json")', Effect.IN_USE, VALID
     ),
     "a pipe as lock of an entry": Entry(
         f'{VALID}; (own / "1-1.lock").unlink(); os.mkfifo(own / "1-1.lock")', Effect.IN_USE, VALID
     ),
-    "a pipe as host lock": Entry('os.mkfifo("gputrain.lock")', Effect.NO_LOCK),
-    "a folder as host lock": Entry('os.mkdir("gputrain.lock")', Effect.NO_LOCK),
-    "a link as host lock": Entry('os.symlink("/nowhere", "gputrain.lock")', Effect.NO_LOCK),
-    "a host lock that is held": Entry('lock("gputrain.lock")', Effect.NO_LOCK),
     "the victim's folder": Entry("os.mkdir(victim)", Effect.OTHER_FOLDER),
     "the victim's folder as pipe": Entry("os.mkfifo(victim)", Effect.OTHER_FOLDER),
     "a link to a folder as the victim's": Entry('os.mkdir("d"); os.symlink("d", victim)', Effect.OTHER_FOLDER),
@@ -143,7 +135,7 @@ ENTRIES = {
 VICTIM = """
 import json, os, sys
 from engine.gpus import allocation, reservation, reservation_reader, run_queue
-reservation.LOCK_TIMEOUT_SECONDS = run_queue.CLAIM_TIMEOUT_SECONDS = 0.5
+run_queue.CLAIM_TIMEOUT_SECONDS = 0.5
 for selection in ("auto", "0,1"):
     ahead = [each.run for each in reservation_reader.read_reservations() if each.is_waiting]
     found = allocation.allocate_devices(selection, "mine", wait=False, on_wait=lambda _: None)
@@ -171,8 +163,6 @@ class Outcome(NamedTuple):
                 return self.devices == [] and self.warnings[0][0] == "gpu-fallback"
             case Effect.AHEAD:
                 return "evil" in self.ahead
-            case Effect.NO_LOCK:
-                return any("gputrain.lock" in message for _, message in self.warnings)
             case Effect.OTHER_FOLDER:
                 return any(name.startswith(f"{own}-") for name in self.folders)
 
@@ -194,15 +184,25 @@ def attack(stage: Stage) -> None:
         pid = plant(stage, control, by_victim=by_victim)
         check_control(control, victim(stage), effect)
         clean(stage, pid)
-    # What is allowed: the attacker's own reservation makes GPUs look in use. Training on the CPU is then announced.
-    pid = plant(stage, VALID)
-    auto, named = victim(stage)
-    [code, message] = auto.warnings[0]
-    stage.gained(auto.devices != [] or code != "gpu-fallback", "GPUs without the victim's knowledge")
-    stage.gained("user uid 12345" not in message, "a claim in another user's name")
-    stage.gained(named.devices != GPUS, "GPUs that are selected by name")
-    shown = stage.gputrain("gpus", "--json")
-    stage.gained([gpu["runs"] for gpu in parse_gpus_json(shown.stdout)] != [["evil"]] * 2, "a monitor that fails")
+    for name, program in {"a reservation": VALID, **UNREADABLE}.items():
+        with_own_entry(stage, name, program)
+
+
+def with_own_entry(stage: Stage, name: str, program: str) -> None:
+    """Check that an entry makes GPUs look in use by the attacker only, and that training on the CPU is announced."""
+    pid = plant(stage, program)
+    try:
+        auto, named = victim(stage)
+        code, message = auto.warnings[0] if auto.warnings else ("", "")
+        stage.gained(auto.devices != [] or code != "gpu-fallback", f"GPUs without the victim's knowledge by {name}")
+        stage.gained("user uid 12345" not in message, f"a claim in another user's name by {name}")
+        stage.gained(named.devices != GPUS, f"GPUs that are selected by name by {name}")
+        shown = parse_gpus_json(stage.gputrain("gpus", "--json").stdout)
+        stage.gained(
+            any(list(gpu["run_owners"].values()) != ["uid 12345"] for gpu in shown), f"a monitor that fails by {name}"
+        )
+    except (subprocess.SubprocessError, ValueError) as error:
+        stage.gained(True, f"a run that fails by {name} ({error})")
     clean(stage, pid)
 
 

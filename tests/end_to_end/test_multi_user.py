@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.loader import resolve_config
-from engine.gpus.reservation import Reservation, allocation_lock
+from engine.gpus.reservation import Reservation, user_lock
 from engine.gpus.reservation_reader import read_reservations
 from engine.launch.handshake import find_run_of_agents
 from engine.runs.claimed_run import claim_run
@@ -56,10 +56,10 @@ def test_reservation_is_readable_by_all_and_writable_by_owner(
     base.mkdir(mode=0o1777)
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(base))
     entry = Reservation()
-    with allocation_lock():
+    with user_lock():
         entry.enqueue("free:1", ["GPU-1"], "mine")
         assert world_writable_paths(base) == []
-        assert all(path.stat().st_mode & stat.S_IROTH for path in base.rglob("*"))
+    assert all(path.stat().st_mode & stat.S_IROTH for path in base.rglob("*"))
     entry.release()
     assert list(base.iterdir()) == []
 
@@ -96,18 +96,15 @@ def test_reservation_queue_works_between_users(
 ) -> None:
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(world_writable_folder))
     mine, theirs = Reservation(), Reservation()
-    with allocation_lock():
-        mine.enqueue("free:1", ["GPU-0"], "mine")
+    mine.enqueue("free:1", ["GPU-0"], "mine")
 
     def enqueue_as_second() -> None:
-        with allocation_lock():
-            theirs.enqueue("free:1", ["GPU-1"], "theirs")
-            assert [reservation.run for reservation in read_reservations(remove_stale=True)] == ["mine", "theirs"]
+        theirs.enqueue("free:1", ["GPU-1"], "theirs")
+        assert [reservation.run for reservation in read_reservations(remove_stale=True)] == ["mine", "theirs"]
 
     assert as_another_user(enqueue_as_second) == 0
-    with allocation_lock():
-        # The other process has ended; its entry is stale, but only its user may delete it.
-        assert [reservation.run for reservation in read_reservations(remove_stale=True)] == ["mine"]
+    # The other process has ended; its entry is stale, but only its user may delete it.
+    assert [reservation.run for reservation in read_reservations(remove_stale=True)] == ["mine"]
     mine.release()
     assert [path.name for path in world_writable_folder.iterdir()] == [f"gputrain-{SOMEONE}"]
 

@@ -19,9 +19,10 @@ from engine.gpus.free_memory import unreserved_bytes
 from engine.gpus.nvml_processes import NvmlProcess
 from engine.gpus.processes import ProcessTable
 from engine.gpus.queue_terms import QueueTerms
-from engine.gpus.reservation_reader import MAX_PID, ReservedRank, read_reservations
+from engine.gpus.reservation_entry import MAX_PID, ReservedRank
+from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.run_queue import RunQueue
-from engine.gpus.selection import NotFreeError, cuda_devices
+from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from engine.gpus.snapshot import Reading, Snapshot
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
 from support.gpu.reservations import make_reservation
@@ -229,13 +230,14 @@ def test_integrated_gpu_has_the_memory_of_the_host(host: FakeGpuHost) -> None:
 def test_run_that_waits_for_more_memory_is_not_overtaken(host: FakeGpuHost) -> None:
     holder = allocate("holder", 50)
     waiter = make_reservation("large", 1001, selection="free:1", visible=(gpu_uuid(0),), min_free=40 * GIB)
-    by_id = {
-        device.reservation_id: device
-        for device in cuda_devices(sample_gpus(), read_reservations(), QueueTerms(min_free=10 * GIB))
-    }
-    assert [device.is_free for device in by_id.values()] == [True]
-    RunQueue(wait=True).mark_claimed([waiter], by_id)
-    assert [device.is_queued for device in by_id.values()] == [True]
+    snapshot, terms = sample_gpus(), QueueTerms(min_free=10 * GIB)
+
+    def view(terms: QueueTerms) -> dict[str, CudaDevice]:
+        return {device.reservation_id: device for device in cuda_devices(snapshot, read_reservations(), terms)}
+
+    assert [device.is_free for device in view(terms).values()] == [True]
+    turn = RunQueue(wait=True).take_turn([waiter], terms, view)
+    assert [device.is_queued for device in turn.devices.values()] == [True]
     release(holder)
 
 

@@ -15,7 +15,8 @@ from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.own_limits import OverLimitError, OwnRuns
 from engine.gpus.queue_terms import Backfill, QueueTerms
 from engine.gpus.reservation import Reservation
-from engine.gpus.reservation_reader import ReservationEntry, read_reservations
+from engine.gpus.reservation_entry import ReservationEntry
+from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice
 from engine.gpus.unmonitored import TorchGpu, devices_from_answer
 from engine.utils.codec import decode

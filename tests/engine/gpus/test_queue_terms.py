@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.gpus.queue_terms import queue_order
-from engine.gpus.reservation_reader import ReservationInfo
+from engine.gpus.reservation_entry import ReservationInfo
 from support.gpu.reservations import make_reservation
 
 MINE, THEIRS = 1001, 1002

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ import pytest
 
 from engine.gpus import reservation
 from engine.gpus.queue_terms import QueueTerms
-from engine.gpus.reservation import Reservation, allocation_lock
+from engine.gpus.reservation import BEAT_SECONDS, Reservation, ReservationError, user_lock
 from engine.gpus.reservation_reader import read_reservations
 from support.messages import raises_problem
 
@@ -43,24 +45,93 @@ def test_reservation_publishes_what_was_set_before_and_after_it_was_made(base: P
     assert list(base.iterdir()) == []
 
 
-def test_reservation_touches_lock_every_hour_although_its_entry_is_written_more_often(
+def test_reservation_that_is_renewed_keeps_its_arrival_in_the_queue(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now_s = 10_000.0
-    clock = SimpleNamespace(monotonic=lambda: now_s, time=time.time, time_ns=time.time_ns)
+    now = SimpleNamespace(s=10_000.0)
+    clock = SimpleNamespace(monotonic=lambda: now.s, time=time.time, time_ns=time.time_ns)
     monkeypatch.setattr(reservation, "time", clock)
     own = Reservation()
     own.enqueue("free:1", ["GPU-1"], "a")
-    own.touch()
-    [lock] = base.glob("gputrain-*/*.lock")
-    os.utime(lock, (0, 0))
-    for minutes, touched in ((30, False), (50, False), (70, True)):
-        now_s = 10_000.0 + 60 * minutes
-        # This does not change the lock file, and /tmp cleaners delete each file by its own age.
-        own.set_run_name(f"a-{minutes}")
-        own.touch()
-        assert (lock.stat().st_mtime > 0) == touched
+    own.renew()
+    [lock], [entry] = base.glob("gputrain-*/*.lock"), base.glob("gputrain-*/*.json")
+    [before] = read_reservations()
+    for path in (lock, entry):
+        os.utime(path, (0, 0))
+    changed_at = lock.stat().st_ctime
+    for passed_s, is_renewed in ((BEAT_SECONDS / 2, False), (BEAT_SECONDS, True)):
+        now.s += passed_s
+        own.renew()
+        # Cleaners of /tmp look at the last access, too.
+        assert [lock.stat().st_atime > 0, entry.stat().st_mtime > 0] == [is_renewed] * 2
+    assert lock.stat().st_ctime == changed_at
+    [after] = read_reservations()
+    assert after.renewed_at is not None and before.renewed_at is not None and after.renewed_at > before.renewed_at
     own.release()
+
+
+@pytest.mark.parametrize("deleted", ["*", "gputrain-*/*.json", "gputrain-*/*.lock"])
+@pytest.mark.parametrize("gpus", [(), ("GPU-1",)])
+def test_reservation_that_was_deleted_is_written_again(base: Path, deleted: str, gpus: tuple[str, ...]) -> None:
+    own = Reservation()
+    own.reserve(gpus, "free:1", ["GPU-1"], "a")
+    for path in base.glob(deleted):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert read_reservations() == []
+    own.renew()
+    [found] = read_reservations()
+    assert (found.run, found.gpus, found.key) == ("a", gpus, own.key)
+    own.release()
+    assert list(base.iterdir()) == []
+
+
+def test_run_that_waits_joins_the_queue_again_after_its_files_were_deleted(base: Path) -> None:
+    own = Reservation()
+    own.enqueue("free:1", (), "a")
+    shutil.rmtree(next(base.iterdir()))
+    own.reserve(["GPU-1"], "free:1", ["GPU-1"], "a")
+    [found] = read_reservations()
+    assert (found.gpus, found.key) == (("GPU-1",), own.key)
+    own.release()
+
+
+def test_failed_reservation_holds_no_gpu_later(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, write: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    own = Reservation()
+    own.enqueue("free:1", ["GPU-1"], "a")
+    with monkeypatch.context() as patched, raises_problem("not-writable", "device.gpus", kind=ReservationError):
+        patched.setattr(reservation, "replace_file", fail)
+        own.reserve(["GPU-1"], "free:1", ["GPU-1"], "a")
+    own.set_run_name("b")
+    [found] = read_reservations()
+    assert (found.run, found.gpus) == ("b", ())
+    own.release()
+
+
+def test_entry_has_its_gpus_first_and_what_earlier_versions_read(base: Path) -> None:
+    own = Reservation()
+    own.reserve(["GPU-1"], "free:1", ["GPU-1"], "a")
+    [path] = base.glob("gputrain-*/*.json")
+    values = json.loads(path.read_text())
+    assert list(values)[:2] == ["format", "gpus"]
+    assert (values["format"], values["revision"], values["wants"]) == (1, 3, "free:1")
+    own.release()
+
+
+def test_run_folder_is_shown_to_its_user_only(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Reservation()
+    own.set_terms(QueueTerms(folder="/home/me/secret/run"))
+    own.enqueue("free:1", ["GPU-1"], "run")
+    [found] = read_reservations()
+    assert found.run_folder() == "/home/me/secret/run"
+    readable = [path for path in base.glob("gputrain-*/*") if path.stat().st_mode & 0o044]
+    assert len(readable) == 2 and not any("secret" in path.read_text() for path in readable)
+    monkeypatch.setattr(os, "geteuid", lambda: found.uid + 1)
+    assert found.run_folder() == ""
+    own.release()
+    assert list(base.iterdir()) == []
 
 
 def test_reservation_is_made_although_another_run_removes_the_folder(
@@ -100,29 +171,41 @@ def test_folder_of_reservations_is_never_writable_for_others(base: Path, monkeyp
     assert modes == [0o755]
 
 
-def test_allocation_lock_is_exclusive_and_leaves_no_file(base: Path) -> None:
-    with allocation_lock() as problem, allocation_lock(timeout_s=0.0) as other_problem:
-        assert problem is None
-        assert other_problem is not None
-        assert other_problem.startswith(f"another process has locked {base / 'gputrain.lock'} for 0 s")
-    assert list(base.iterdir()) == []
+def test_lock_of_user_is_exclusive_private_and_leaves_no_file(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holds, mode = list[bool](), 0
+
+    def try_lock(path: Path) -> int | None:
+        lock_fd = reservation_try_lock(path)
+        holds.append(lock_fd is not None)
+        return lock_fd
+
+    reservation_try_lock = reservation._try_lock
+    monkeypatch.setattr(reservation, "_try_lock", try_lock)
+    monkeypatch.setattr(reservation, "LOCK_TIMEOUT_SECONDS", 0.0)
+    with user_lock():
+        [lock] = base.glob("gputrain-*/*")
+        mode = lock.stat().st_mode & 0o777
+        with user_lock():
+            assert holds == [True, False]
+    with user_lock():
+        assert holds == [True, False, True]
+    assert (mode, list(base.iterdir())) == (0o600, [])
 
 
-def test_allocation_lock_is_taken_although_its_holder_removes_the_file(
+def test_lock_of_user_is_taken_although_its_holder_removes_the_file(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_regular_file, paths = reservation.open_regular_file, []
+    flock, calls = fcntl.flock, list[Path]()
 
-    def remove_file_once(path: Path) -> object:
-        paths.append(path)
-        if len(paths) == 1:
-            path.unlink()
-        return open_regular_file(path)
+    def remove_file_once(fd: int, operation: int) -> None:
+        if not calls:
+            calls.extend(base.glob("gputrain-*/*"))
+            calls[0].unlink()
+        flock(fd, operation)
 
-    monkeypatch.setattr(reservation, "open_regular_file", remove_file_once)
-    with allocation_lock() as problem:
-        assert problem is None
-        assert len(paths) == 2
+    monkeypatch.setattr(fcntl, "flock", remove_file_once)
+    with user_lock():
+        assert calls[0].exists()
 
 
 def test_rejoining_the_queue_replaces_the_entry(base: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
@@ -84,20 +83,6 @@ def test_reserve_device_without_reservation_folder(tmp_path: Path, monkeypatch: 
     assert has_problem([note], "not-writable", "", tmp_path / "missing", "No such file")
     with raises_problem("not-writable"), reserve_device("1", "digits", notes.append):
         pass
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_reserve_device_while_reservations_are_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
-    monkeypatch.setattr("engine.gpus.reservation.LOCK_TIMEOUT_SECONDS", 0.1)
-    notes: list[Problem] = []
-    with (tmp_path / "gputrain.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with reserve_device("auto", "digits", notes.append) as device:
-            assert device == "cuda"
-            assert [reservation.gpus for reservation in read_reservations()] == [(gpu_uuid(1),)]
-    [note] = notes
-    assert has_problem([note], "not-writable", "", f"{tmp_path}/")
 
 
 @pytest.mark.usefixtures("two_gpus")

@@ -18,7 +18,9 @@ from engine.distributed.failures import describe_failure
 from engine.distributed.node_plan import NodePlan
 from engine.gpus import reservation
 from engine.gpus.allocation import GpuAllocation
-from engine.gpus.reservation_reader import ReservedRank, read_reservations
+from engine.gpus.queue_terms import QueueTerms
+from engine.gpus.reservation_entry import ReservedRank
+from engine.gpus.reservation_reader import read_reservations
 from engine.launch import lifecycle, owned_run
 from engine.launch.batch_size import BatchSizeResult
 from engine.launch.lifecycle import TrainingRun, record_restart, should_restart
@@ -310,9 +312,10 @@ def test_owner_renews_heartbeat_and_keeps_reservation_from_tmp_cleaners(
 ) -> None:
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
     monkeypatch.setattr(ownership, "HEARTBEAT_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(reservation, "TOUCH_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(reservation, "BEAT_SECONDS", -1.0)
     owned = TrainingRun(RunRequest(Config(), tmp_path / "runs", "a"), lambda _: None)
     owned.enter_queue()
+    owned.allocation.reservation.set_terms(QueueTerms(folder="/runs/a"))
     owned.allocation.reservation.enqueue("free:1", ["GPU-0"], "a")
     [folder] = list_runs(tmp_path / "runs")
     folder.owner.write_text(json.dumps(json.loads(folder.owner.read_text()) | {"heartbeat": 0}))
@@ -321,6 +324,6 @@ def test_owner_renews_heartbeat_and_keeps_reservation_from_tmp_cleaners(
         os.utime(path, (0, 0))
     owned.keep_alive()
     assert json.loads(folder.owner.read_text())["heartbeat"] > 0
-    assert sorted(path.suffix for path in reserved) == [".json", ".lock"]
-    assert all(path.stat().st_mtime > 0 for path in reserved)
+    assert sorted(path.suffix for path in reserved) == [".folder", ".json", ".lock"]
+    assert all(max(path.stat().st_mtime, path.stat().st_atime) > 0 for path in reserved)
     owned.release()

@@ -1,0 +1,196 @@
+"""The entry of a reservation: what a run writes for other processes, in each revision.
+
+`reservation` writes it, `reservation_reader` reads it with what the file system says of its files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from engine.gpus.queue_terms import (
+    MAX_DEVICES,
+    MAX_PATH_CHARS,
+    MAX_TIME,
+    NumSharers,
+    Priority,
+    QueuePosition,
+    QueueTerms,
+    Text,
+)
+from engine.utils.codec import Count, FileRecord, InvalidRecordError, Meta, Record, UnixTime, asdict, decode
+from engine.utils.errors import UsageError
+from engine.utils.files import read_bytes, settings_file
+from engine.utils.trust import name_of_user
+
+MAX_RANKS_PER_USER = 1024
+MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
+MAX_RANK = 1 << 20
+# Revision 1 has `wants` instead of `selection`. 1 and 2 do not say their number, and their entries are not renewed.
+REVISION = RENEWED_REVISION = 3
+EVERY_DEVICE = "*"
+"""Stands for all GPUs in the `gpus` of a user with more entries than are read."""
+# Every gputrain writes these fields so, whatever else it writes.
+_GPUS = re.compile(rb'"gpus":\s*(\[[^\[\]{}]*\])')
+_NO_WRITE_LOCK = re.compile(rb'"write_lock":\s*false')
+
+Devices = Annotated[tuple[str, ...], Meta(max_length=MAX_DEVICES)]
+ArrivalTime = Annotated[float, Meta(ge=0, le=MAX_TIME)]
+
+
+class ReservedRank(Record, frozen=True):
+    """A rank of a run: its PID, and the UUID of its CUDA device."""
+
+    run: Text
+    rank: Annotated[int, Meta(ge=0, le=MAX_RANK)]
+    pid: Annotated[int, Meta(ge=0, le=MAX_PID)]
+    uuid: Text
+
+
+class ReservationEntry(FileRecord, QueueTerms, frozen=True, kw_only=True):
+    """The file of a reservation.
+
+    `since` is the Unix time at which the run joined the queue, `selection` its `device.gpus`. `gpus` contains the
+    `CudaDevice.reservation_id` of each of its devices, and is empty while it waits. `visible` contains that of each
+    device that is visible to it. `write_lock` says whether it holds the write lock on its lock file.
+
+    `reason` is why it waits, `backfill_until` the Unix time until which runs behind it may use the devices that it
+    claims. The terms have no defaults here: without `blocked`, a run that claims no devices would claim some.
+
+    `format` is 1 in each `revision`, so that earlier gputrains read the entry, too.
+    """
+
+    priority: Priority
+    blocked: Text
+    share: NumSharers
+    run: Text
+    since: ArrivalTime
+    selection: Text
+    visible: Devices
+    gpus: Devices
+    ranks: Annotated[tuple[ReservedRank, ...], Meta(max_length=MAX_RANKS_PER_USER)]
+    write_lock: bool
+    backfill_until: QueuePosition = 0.0
+    reason: Text = ""
+    revision: Count = 2
+
+
+class FirstReservationEntry(ReservationEntry, frozen=True, kw_only=True):
+    """The file of a reservation in revision 1."""
+
+    wants: Text
+    selection: Text = ""
+    priority: Priority = 0
+    blocked: Text = ""
+    share: NumSharers = 1
+
+
+class ReservationInfo(ReservationEntry, frozen=True, kw_only=True):
+    """The reservation of a live run: its file, as far as other users can trust it, and what the file system says.
+
+    `uid` is the user who owns its files, which are in `user_folder`; `lock_name` is the name of its lock file.
+    `renewed_at` is the Unix time at which its supervisor last renewed it, None if its gputrain does not.
+    """
+
+    uid: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    user_folder: str
+    lock_name: str
+    position: QueuePosition
+    renewed_at: UnixTime | None = None
+    is_silent: bool = False
+    """Whether its supervisor does not answer: it is suspended, or hangs."""
+
+    @property
+    def user(self) -> str:
+        return name_of_user(self.uid)
+
+    @property
+    def is_waiting(self) -> bool:
+        return not self.gpus
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it waits for GPUs only."""
+        return self.is_waiting and not self.blocked
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Unique key of the reservation, which no other user can imitate."""
+        return self.uid, self.lock_name
+
+    def holds(self, *device_ids: str | None) -> bool:
+        """Whether it holds one of the devices with these `reservation_id`."""
+        return not {EVERY_DEVICE, *device_ids}.isdisjoint(self.gpus)
+
+    def run_folder(self) -> str:
+        """Return the run folder, which only its user can read; empty for runs of other users."""
+        if self.uid != os.geteuid():
+            return ""
+        try:
+            name = self.lock_name.removesuffix(".lock")
+            return os.fsdecode(read_bytes(reservations_root() / self.user_folder / f"{name}.folder", MAX_PATH_CHARS))
+        except OSError:
+            return self.folder
+
+
+def reservations_root() -> Path:
+    """Return the folder in which all users of the host reserve GPUs: $GPUTRAIN_RESERVATIONS, else that of the settings,
+    else /tmp."""
+    if folder := os.environ.get("GPUTRAIN_RESERVATIONS"):
+        return Path(folder)
+    return _root_of_settings(settings_file()) or Path("/tmp")  # noqa: S108 (known to all users of the host)
+
+
+@cache
+def _root_of_settings(path: Path) -> Path | None:
+    """Return the folder that the settings file of the user names, None without one. No run starts if it is invalid."""
+    if path.exists():
+        # Takes 0.2 s to import.
+        from engine.config.settings import read_settings
+
+        with suppress(UsageError):
+            return read_settings().reservations
+    return None
+
+
+def parse_entry(data: bytes) -> ReservationEntry:
+    """Return an entry of any revision. Raises InvalidRecordError."""
+    try:
+        return decode(data, ReservationEntry)
+    except InvalidRecordError as error:
+        try:
+            values = asdict(decode(data, FirstReservationEntry))
+        except InvalidRecordError:
+            raise error from None
+    return ReservationEntry(**values | {"selection": values.pop("wants"), "revision": 1})
+
+
+def held_devices(data: bytes) -> tuple[str, ...]:
+    """Return the GPUs of an entry that cannot be read; none if even these cannot. Raises InvalidRecordError."""
+    match = _GPUS.search(data)
+    return () if match is None else decode(match[1], Devices)
+
+
+def may_lack_write_lock(data: bytes) -> bool:
+    """Whether an entry, which may be unreadable, says that its run holds only an flock."""
+    return _NO_WRITE_LOCK.search(data) is not None
+
+
+def unreadable_entry(gpus: tuple[str, ...]) -> ReservationEntry:
+    """Return the entry of a run of which only the GPUs are known."""
+    return ReservationEntry(
+        priority=0,
+        blocked="",
+        share=1,
+        run="unknown",
+        since=0.0,
+        selection="",
+        visible=(),
+        gpus=gpus,
+        ranks=(),
+        write_lock=True,
+    )
