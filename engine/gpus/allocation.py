@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from engine.config.limits import NO_LIMITS, Limits
 from engine.gpus.cpu_fallback import RUN_ON_CPU, describe_cpu_fallback, describe_driver_failure
@@ -128,17 +129,21 @@ def _allocate(allocator: _Allocator) -> GpuAllocation:
         snapshot = first_snapshot(monitor)
         if gpus := gpus_unknown_to_nvml(snapshot):
             return allocator.allocate_unmonitored(gpus)
-        if snapshot is None or snapshot.error is not None:
+        is_away = snapshot is None or snapshot.error is not None
+        if is_away and not (allocator.wait and allocator.selection != "auto"):
             return allocator.allocate_cpu(snapshot)
         return allocator.allocate(snapshot, monitor)
 
 
-def fall_back_to_cpu(selection: str, snapshot: Snapshot | None) -> GpuAllocation:
-    """Train on the CPU if `selection` allows it, because no GPU can be chosen from the snapshot. Raises UsageError."""
+def fall_back_to_cpu(selection: str, snapshot: Snapshot | None, *, wait: bool = False) -> GpuAllocation:
+    """Train on the CPU if `selection` allows it, because no GPU can be chosen from the snapshot.
+
+    Raises UsageError: a NotFreeError if a run that waits also waits for the driver."""
     allocation, is_recorded = GpuAllocation(), recording_path() is not None
     if selection not in ("auto", "cpu"):
         reason = RECORDING_REASON if is_recorded else describe_driver_failure(snapshot)
-        raise UsageError.one(
+        kind = NotFreeError if wait and not is_recorded and has_driver_library() else UsageError
+        raise kind.one(
             "device.gpus",
             f"{selection} cannot be used: {reason}",
             CPU_ADVICE,
@@ -210,20 +215,22 @@ class _Allocator:
         self.own.update(read_reservations(), self.reservation.key, wait=self.wait)
         return self.own.reached()
 
-    def allocate(self, snapshot: Snapshot, monitor: DriverMonitor) -> GpuAllocation:
-        allocation = GpuAllocation(reservation=self.reservation)
-
-        def list_devices(reservations: Sequence[ReservationInfo], terms: QueueTerms) -> list[CudaDevice]:
-            return cuda_devices(snapshot, reservations, terms)
-
-        visible = visible_devices(cuda_devices(snapshot), os.environ)
-        # The driver may become unavailable and return while the run waits.
-        while (reason := snapshot.error or self._attempt(allocation, list_devices, visible, snapshot)) is not None:
+    def allocate(self, snapshot: Snapshot | None, monitor: DriverMonitor) -> GpuAllocation:
+        """Allocate from the GPUs of the driver. A run that waits also waits while the driver is away."""
+        allocation, visible = GpuAllocation(reservation=self.reservation), list[CudaDevice]()
+        while True:
+            if snapshot is None or snapshot.error is not None:
+                if not self.wait:
+                    return self.allocate_cpu(snapshot)
+                reason = self._poll_terms(tuple(self._known)) or describe_driver_failure(snapshot)
+            else:
+                visible = visible or visible_devices(cuda_devices(snapshot), os.environ)
+                wait_reason = self._attempt(allocation, partial(cuda_devices, snapshot), visible, snapshot)
+                if wait_reason is None:
+                    return allocation
+                reason = wait_reason
             self._report(reason)
             snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
-            if snapshot.error is not None and not self.wait:
-                return self.allocate_cpu(snapshot)
-        return allocation
 
     def allocate_unmonitored(self, gpus: Sequence[CudaDevice]) -> GpuAllocation:
         """Allocate from the GPUs that only torch sees."""
@@ -257,11 +264,7 @@ class _Allocator:
     def _allocate_unread(self, devices: Sequence[CudaDevice]) -> GpuAllocation:
         """Allocate from devices without readings: only the reservations show which are free."""
         allocation = GpuAllocation(reservation=self.reservation)
-
-        def list_devices(reservations: Sequence[ReservationInfo], terms: QueueTerms) -> list[CudaDevice]:
-            return mark_reserved(devices, reservations, terms)
-
-        while (reason := self._attempt(allocation, list_devices, devices)) is not None:
+        while (reason := self._attempt(allocation, partial(mark_reserved, devices), devices)) is not None:
             self._report(reason)
             time.sleep(WAIT_POLL_SECONDS)
         return allocation

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 
 from engine.gpus.allocation import UNMONITORED_WARNING, GpuAllocation, fall_back_to_cpu
 from engine.gpus.free_memory import check_memory_is_known
@@ -15,7 +15,7 @@ from engine.gpus.monitor import DriverMonitor, first_snapshot, recording_path
 from engine.gpus.queue_terms import WHOLE_DEVICES, QueueTerms
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.sampler import SamplerOptions
-from engine.gpus.selection import CudaDevice, cuda_devices, select
+from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select
 from engine.gpus.snapshot import Snapshot
 from engine.gpus.unmonitored import gpus_unknown_to_nvml, has_driver_library, mark_reserved
 from engine.gpus.visible_devices import visible_devices
@@ -32,6 +32,12 @@ def preview_devices(selection: str, terms: QueueTerms = WHOLE_DEVICES) -> Sequen
     return preview_allocation(selection, snapshot, wait=True, terms=terms).devices
 
 
+def check_devices_exist(selection: str, terms: QueueTerms = WHOLE_DEVICES) -> None:
+    """Raise UsageError if this host has no such devices, whatever is freed. One that is lost counts."""
+    with suppress(NotFreeError):
+        preview_devices(selection, terms)
+
+
 def preview_allocation(
     selection: str, snapshot: Snapshot | None, *, wait: bool, terms: QueueTerms = WHOLE_DEVICES
 ) -> GpuAllocation:
@@ -46,7 +52,7 @@ def preview_allocation(
         check_memory_is_known(terms)
         devices = mark_reserved(unmonitored, reservations, terms)
     elif snapshot is None or snapshot.error is not None:
-        return fall_back_to_cpu(selection, snapshot)
+        return fall_back_to_cpu(selection, snapshot, wait=wait)
     else:
         devices = visible_devices(cuda_devices(snapshot, reservations, terms), os.environ)
     only_free = wait or bool(terms.min_free)

@@ -32,6 +32,7 @@ from engine.command.warnings import command_warnings
 from engine.config.limits import read_limits
 from engine.config.schema import Config
 from engine.foreign.parameters import Parameters
+from engine.gpus.device_preview import check_devices_exist
 from engine.gpus.selection import CudaDevice
 from engine.launch.command_checks import find_command_problems, find_other_program, folder_problem
 from engine.launch.command_metrics import RunningMetrics, result_line
@@ -42,6 +43,7 @@ from engine.launch.request import RunRequest, watch_other_claim
 from engine.launch.run_code import copied_command
 from engine.launch.slurm import requeue_job, requeue_warnings, slurm_job_id
 from engine.launch.survivors import check_survivors
+from engine.queue.place import fixed_terms
 from engine.runs.claimed_run import ClaimedRun
 from engine.runs.command_events import CommandResumed, CommandStarted
 from engine.runs.events import RankFailed, RunFinished, WarningEvent
@@ -141,6 +143,9 @@ def _run(run: CommandRun) -> int:
     run.request = with_interrupted_wait(run.request)
     config = run.request.config
     raise_if_any(find_command_problems(run.request))
+    if config.waits:
+        # Whoever started it may be gone when it has its GPUs.
+        check_devices_exist(config.device.gpus, fixed_terms(config))
     devices = run.allocate(wait=config.waits)
     folder = run.claim(config).folder
     command = run.command

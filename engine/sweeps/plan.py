@@ -219,8 +219,8 @@ def host_has_gpus() -> bool:
     """Whether this host has GPUs to train on, free or not."""
     try:
         return bool(preview_devices("free:1"))
-    except NotFreeError:
-        return True
+    except NotFreeError as error:
+        return error.problems[0].code != "driver-unavailable"
     except UsageError:
         return False
 

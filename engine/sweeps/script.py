@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from engine.command.devices import PLACEHOLDERS, fill, find_placeholders
 from engine.command.spec import Command, read_command
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import ConfigError, resolve_config
-from engine.gpus.device_preview import preview_devices
-from engine.gpus.selection import NotFreeError
+from engine.gpus.device_preview import check_devices_exist
 from engine.launch.command_checks import find_command_problems
 from engine.launch.request import RunRequest
 from engine.runs.keys import parse_metric_name, quote_key
@@ -112,7 +110,7 @@ def plan_script(settings: SweepSettings, command: Command, runs_dir: Path, *, tr
     problems += find_command_problems(RunRequest(config, runs_dir, "sweep", code_trust=trust, command=first))
     for share in divide_gpus(device["device.gpus"], settings.parallel):
         with collect_problems(problems):
-            _check_gpus(share)
+            check_devices_exist(share)
     raise_if_any(problems)
     return SweepPlan(settings, config, {}, (), command=command)
 
@@ -138,12 +136,6 @@ def _placeholder_problems(command: Command, names: Sequence[str]) -> list[Proble
             advice = f"add {name}=SPACE or {name}=VALUE before --"
             problems.append(Problem(f"{{{name}}}", reason, advice, code="missing-value"))
     return problems
-
-
-def _check_gpus(selection: str) -> None:
-    """Raise UsageError if this host does not have the devices; they may be in use."""
-    with suppress(NotFreeError):
-        preview_devices(selection)
 
 
 def fill_command(command: Command, values: Mapping[str, Value]) -> Command:

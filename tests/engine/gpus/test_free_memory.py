@@ -193,6 +193,21 @@ def test_several_gpus_each_have_the_memory(host: FakeGpuHost) -> None:
     release(chosen)
 
 
+@pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.parametrize(
+    ("selection", "code"),
+    [("free:1", "too-few-gpus"), ("auto", "too-few-gpus"), ("all", "gpu-failed"), ("0", "gpu-failed")],
+)
+def test_run_that_needs_more_memory_than_a_gpu_ever_has_is_refused(
+    host: FakeGpuHost, selection: str, code: str, wait: bool
+) -> None:
+    set_used(host, 70)
+    with raises_problem(code, "device.gpus", f"{TOTAL_GIB} GiB of memory can be had at most", "--min-free"):
+        allocate("large", TOTAL_GIB + 1, selection, wait=wait)
+    set_used(host, 0)
+    allocate_and_release("fits", TOTAL_GIB, selection)
+
+
 def allocate_and_release(name: str, gib: int, selection: str) -> list[Any]:
     allocated = allocate(name, gib, selection)
     release(allocated)

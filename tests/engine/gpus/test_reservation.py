@@ -166,10 +166,33 @@ def test_reservation_wait_survives_driver_loss(gputrain: Gputrain, four_gpus: Fa
     assert says(waiting.read_message()["waits"], "gpu-in-use", "first")
     healthy = [gpu_line(index) for index in range(4)]
     four_gpus.set_scene(healthy, "fault * * 1", "fault * nvmlDeviceGetCount_v2 1")
-    while (reason := waiting.read_message()["waits"]) != "uninitialized":
+    while "uninitialized" not in (reason := waiting.read_message()["waits"]):
         assert says(reason, "gpu-in-use", "first")
     four_gpus.set_scene(healthy)
     first.release()
+    assert waiting.wait_for_gpus() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_waiting_run_survives_the_loss_of_a_gpu(gputrain: Gputrain, four_gpus: FakeGpuHost, is_listed: bool) -> None:
+    first = Holder(gputrain, four_gpus, "1", "first")
+    first.wait_for_gpus()
+    waiting = Holder(gputrain, four_gpus, "3,1", wait=True)
+    waiting.read_until_waits_because("GPU 1: reserved by run first")
+    healthy = [gpu_line(index) for index in range(4)]
+    four_gpus.set_scene(*([healthy, "fault 3 * 15"] if is_listed else [healthy[:3]]))
+    waiting.read_until_waits_because("GPU 3: ", "GPU 1: reserved by run first", "later runs may start first")
+    four_gpus.set_scene(healthy)
+    first.release()
+    assert waiting.wait_for_gpus() == [3, 1]
+
+
+def test_run_that_waits_also_waits_for_the_driver(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
+    healthy = [gpu_line(index) for index in range(4)]
+    four_gpus.set_scene(healthy, "fault * * 1", "fault * nvmlDeviceGetCount_v2 1")
+    waiting = Holder(gputrain, four_gpus, "free:4", wait=True)
+    assert "the NVIDIA driver is not available (uninitialized)" in waiting.read_message()["waits"]
+    four_gpus.set_scene(healthy)
     assert waiting.wait_for_gpus() == [0, 1, 2, 3]
 
 
@@ -263,7 +286,7 @@ def test_run_without_wait_ends_its_wait_when_the_driver_fails(gputrain: Gputrain
     healthy = [gpu_line(index) for index in range(4)]
     four_gpus.set_scene(healthy, "fault * * 1", "fault * nvmlDeviceGetCount_v2 1")
     while "took" not in (message := holder.read_message()):
-        assert message["waits"] != "uninitialized"
+        assert "uninitialized" not in message["waits"]
     assert message["took"] == []
     holder.release()
     waiter.communicate()
