@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -206,19 +207,44 @@ def test_tui_copies_through_multiplexer(gputrain: Gputrain, tmp_path: Path, prog
     terminal.hang_up()
 
 
-def test_tui_without_terminal_reports_error(gputrain: Gputrain) -> None:
-    for command in ([SCREEN], [SCREEN, "--demo"], [GPUTRAIN, "attach"]):
-        done = subprocess.run(
-            command,
-            env=gputrain.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        assert says(done.stderr, "no-terminal", "--headless")
-        assert done.stderr.count("\n") == 1
+@pytest.mark.parametrize("command", [[SCREEN], [SCREEN, "--demo"], [GPUTRAIN, "attach"]])
+def test_tui_without_terminal_reports_error(gputrain: Gputrain, command: list[str]) -> None:
+    done = subprocess.run(
+        command,
+        env=gputrain.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 2
+    assert says(done.stderr, "no-terminal", "`gputrain ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_run_on_dumb_terminal_is_headless_and_screens_name_commands_that_print(gputrain: Gputrain) -> None:
+    started = Terminal(gputrain, GPUTRAIN, "run", "--name", "one", "--", "echo", "loss=1", TERM="dumb")
+    assert started.wait_for_end() == 0
+    assert b"loss=1" in started.seen and b"\x1b" not in started.seen
+    started.hang_up()
+    commands = ([SCREEN], [SCREEN, "one"], [GPUTRAIN, "attach"], [GPUTRAIN, "watch", "."])
+    for command, term in zip(commands, ("dumb", "", "dumb", ""), strict=True):
+        terminal = Terminal(gputrain, *command, TERM=term)
+        assert terminal.wait_for_end() == 2
+        message = terminal.seen.decode()
+        assert says(message, "no-terminal", f"TERM={term or repr('')};") and message.count("\n") == 1
+        terminal.hang_up()
+        plain = re.findall("`gputrain ([^`]+)`", message)
+        assert plain and all(gputrain(*shlex.split(words)).returncode == 0 for words in plain)
+
+
+def test_tui_in_terminal_of_unknown_type_takes_keys(gputrain: Gputrain) -> None:
+    terminal = Terminal(gputrain, SCREEN, "--demo", TERM="unknown")
+    terminal.wait_for("digits-3")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    terminal.hang_up()
 
 
 def fake_logind(folder: Path, kill: str, linger: str) -> None:

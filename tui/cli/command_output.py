@@ -14,12 +14,11 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from engine.runs.event_lines import CommandOutput
 from engine.utils.colors import with_colors, without_colors
+from tui.cli.terminal import moves_cursor
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
-
-DUMB_TERMINALS = ("", "dumb", "unknown")
 
 
 class DisconnectSafeStream:
@@ -50,7 +49,7 @@ class OutputPrinter:
     def __init__(self) -> None:
         self._out = DisconnectSafeStream(sys.stdout)
         self._is_terminal = sys.stdout is not None and sys.stdout.isatty()
-        self._is_live = self._is_terminal and os.environ.get("TERM", "") not in DUMB_TERMINALS
+        self._is_live = self._is_terminal and moves_cursor()
         self._pending: Sequence[str] = ()
         self._num_drawn = 0
         """Rows of the terminal that have changing lines, above the cursor."""

@@ -73,7 +73,9 @@ def print_warning(problem: Problem) -> None:
 
 def show_progress(text: str) -> None:
     """Replace the last line of a terminal on stderr; "" clears it."""
-    if sys.stderr.isatty():
+    from tui.cli.terminal import moves_cursor
+
+    if sys.stderr.isatty() and moves_cursor():
         typer.echo(f"\r\x1b[K{text}", err=True, nl=False)
 
 

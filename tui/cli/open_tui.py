@@ -12,9 +12,9 @@ from engine.launch.detached import LaunchedRun
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
 from engine.runs.root import runs_root
-from engine.utils.errors import UsageError
 from tui.app import GputrainApp
 from tui.characters import CELLS_HANDLER, limit_characters
+from tui.cli.terminal import plain_commands, require_terminal
 from tui.pollers.host import GpuPoller
 from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
 
@@ -37,7 +37,8 @@ def open_screen(
     process: ProcessId | None = None,
 ) -> None:
     """Open the screen until the user quits, then exit. Raises UsageError if there is no terminal or no such run."""
-    require_terminal()
+    named = [] if run is None else [run if isinstance(run, str) else str(run.path)]
+    require_terminal(*plain_commands(named, runs_dir))
     root = launched_run.runs_dir if launched_run else runs_root(runs_dir)
     if isinstance(run, str):
         run = find_run(root, run, trust_owner=trust_owner, reads=True)
@@ -52,19 +53,28 @@ def open_screen(
         watched=watched,
         process=process,
     )
-    app.run()
+    run_app(app)
     exit_after_screen(app)
 
 
 def open_demo(low_bandwidth: bool = False) -> None:
     """Open the screen on a simulated server. Raises UsageError if there is no terminal."""
-    require_terminal()
+    require_terminal(*plain_commands([], None))
     from tui.demo.server import DemoServer
 
     with DemoServer() as server:
         app = demo_app(server, LOW_BANDWIDTH_INTERVALS if low_bandwidth else RefreshIntervals())
-        app.run()
+        run_app(app)
     exit_after_screen(app)
+
+
+def run_app(app: GputrainApp) -> None:
+    """Run the app until its end, with what the terminal can draw."""
+    if sys.__stderr__ is None or not sys.__stderr__.isatty():
+        # Textual draws on this stream; messages go to sys.stderr, which stays redirected.
+        sys.__stderr__ = sys.__stdout__  # type: ignore[misc]
+    limit_characters(sys.__stderr__, CELLS_HANDLER)
+    app.run()
 
 
 def demo_app(server: DemoServer, pace: RefreshIntervals) -> GputrainApp:
@@ -80,20 +90,6 @@ def demo_app(server: DemoServer, pace: RefreshIntervals) -> GputrainApp:
         gpu_poller=poller,
         demo_notice=DEMO_NOTICE,
     )
-
-
-def require_terminal() -> None:
-    """Raise UsageError unless stdin and stdout are a terminal. stderr may be redirected."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError.one(
-            "the screen",
-            "needs a terminal; without one, use `gputrain run --headless`, `gputrain runs` and `gputrain logs`",
-            code="no-terminal",
-        )
-    if sys.__stderr__ is None or not sys.__stderr__.isatty():
-        # Textual draws on this stream; messages go to sys.stderr, which stays redirected.
-        sys.__stderr__ = sys.__stdout__  # type: ignore[misc]
-    limit_characters(sys.__stderr__, CELLS_HANDLER)
 
 
 def exit_after_screen(app: GputrainApp) -> None:

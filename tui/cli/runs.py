@@ -47,10 +47,11 @@ def attach(
     from engine.runs.comparison import require_comparable
     from engine.runs.find import foreign_refusal
     from engine.runs.folder import RunFolder
-    from tui.cli.open_tui import open_screen, require_terminal
+    from tui.cli.open_tui import open_screen
+    from tui.cli.terminal import plain_commands, require_terminal
 
-    require_terminal()
     names = runs or [LAST_RUN]
+    require_terminal(*plain_commands(names, runs_dir))
     found = find_any_runs(names, runs_dir, trust_owner=trust_owner)
     if len(found) == 1 and baseline is None:
         if not isinstance(found[0], RunFolder):

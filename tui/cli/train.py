@@ -42,6 +42,7 @@ from tui.cli.run_command import (
     with_command,
 )
 from tui.cli.run_options import announce_watch
+from tui.cli.terminal import is_on_terminal, moves_cursor
 
 if TYPE_CHECKING:
     from engine.config.loader import ResolvedConfig
@@ -220,10 +221,10 @@ def print_code_plan(request: RunRequest) -> None:
 
 
 def should_open_screen(request: RunRequest | None = None, *, headless: bool) -> bool:
-    """Return whether to open the screen: on a terminal, unless torchrun or srun started this process as a rank."""
+    """Return whether to open the screen: on a terminal that can draw it, unless torchrun or srun started this rank."""
     from engine.distributed.rank_env import detect_launcher
 
-    if headless or not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if headless or not (is_on_terminal() and moves_cursor()):
         return False
     is_command = request is not None and request.command is not None
     return is_command or detect_launcher("auto", os.environ) == "spawn"

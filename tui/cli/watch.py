@@ -63,9 +63,13 @@ def watch(
     """
     from engine.utils.errors import UsageError
     from engine.utils.files import expand_user
+    from tui.cli.terminal import is_on_terminal, require_terminal
     from tui.cli.train import should_open_screen
 
-    opens_screen = should_open_screen(headless=as_json or count is not None)
+    is_plain = as_json or count is not None
+    if not is_plain and is_on_terminal():
+        require_terminal(f"gputrain watch {shlex.join(paths)} -n 20")
+    opens_screen = should_open_screen(headless=is_plain)
     if any(_is_pid(path) for path in paths):
         if len(paths) > 1:
             raise UsageError.one(" ".join(paths), "is a process and something else; name a PID alone", code="too-many")

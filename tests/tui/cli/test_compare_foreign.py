@@ -133,7 +133,7 @@ def test_name_of_own_run_comes_before_a_path_and_its_beginning_is_ambiguous(tmp_
 def test_command_on_own_runs_refuses_foreign_run_in_one_sentence(
     tmp_path: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tui.cli.open_tui.require_terminal", lambda: None)
+    monkeypatch.setattr("tui.cli.terminal.require_terminal", lambda *_: None)
     make_log(tmp_path / "other")
     before = sorted(path.name for path in (tmp_path / "other").iterdir())
     result = call(*command)

@@ -14,7 +14,6 @@ from support.messages import says
 from support.runs.factories import make_ended_runs
 from support.runs.trained_run import call
 from support.screen.terminal import Terminal
-from tui.cli import open_tui
 
 
 @pytest.fixture
@@ -65,7 +64,9 @@ def test_logs_names_run_without_log(root: Path) -> None:
 def test_attach_without_terminal_refuses(root: Path, runs: tuple[str, ...]) -> None:
     result = call("attach", *runs)
     assert result.exit_code == 2
-    assert says(result.stderr, "no-terminal", "--headless")
+    words = " ".join(runs) or "last"
+    command = f"`gputrain {'compare' if len(runs) > 1 else 'runs show'} {words}`"
+    assert says(result.stderr, "no-terminal", command) and result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_attach_without_terminal_refuses(root: Path, runs: tuple[str, ...]) -> N
 def test_attach_refuses_runs_and_baseline(
     root: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: str, value: str
 ) -> None:
-    monkeypatch.setattr(open_tui, "require_terminal", lambda: None)
+    monkeypatch.setattr("tui.cli.terminal.require_terminal", lambda *_: None)
     result = call("attach", *arguments)
     assert result.exit_code == 2
     assert says(result.stderr, code, value)
