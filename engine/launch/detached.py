@@ -148,7 +148,10 @@ def start_detached(
     except OSError as error:
         output.close()
         raise UsageError.one(command[0], f"cannot be started: {error.strerror}", code="not-started") from error
-    return LaunchedRun(process, output, runs_dir, warning, launched_at, title, process_start_ticks(process.pid))
+    start_ticks = process_start_ticks(process.pid)
+    # A screen forgets a run once it has a folder, and would keep its zombie until it ends itself.
+    threading.Thread(target=process.wait, name="reaper", daemon=True).start()
+    return LaunchedRun(process, output, runs_dir, warning, launched_at, title, start_ticks)
 
 
 def systemd_scope_prefix() -> tuple[list[str], Problem | None]:
