@@ -105,6 +105,12 @@ def typed_without_effect(typed: Mapping[str, Any], unused: Mapping[str, str]) ->
     ]
 
 
+def lr_without_effect(config: Config, value: Any) -> NoEffect:
+    """Return that a learning rate is not used, because a later layer than the one that set it changed the optimizer."""
+    why = f"with optim.name={config.optim.name}, whose default {config.optim.lr:g} is used; set it with --lr"
+    return _value_without_effect("optim.lr", value, why)
+
+
 def section_keys(name: str) -> list[str]:
     """Return the keys of a section."""
     return [f"{name}.{key}" for key in sections()[name].model_fields]

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from engine.config.effects import NoEffect, keys_without_effect, typed_without_effect
+from engine.config.effects import NoEffect, keys_without_effect, lr_without_effect, typed_without_effect
 from engine.config.file_layers import ConfigLayer, Layer, read_file_layers
 from engine.config.key_names import key_hint
 from engine.config.messages import problem_from_pydantic
@@ -26,6 +26,7 @@ from engine.config.rules import config_conflicts
 from engine.config.schema import Config, as_dict, fields, is_text_field, sections
 from engine.config.section import USER_CODE_FILE
 from engine.config.settings import read_code_packages
+from engine.config.training_sections import OptimConfig
 from engine.config.user_code import TRUST_ADVICE, user_code_names
 from engine.config.yaml_io import parse_yaml, yaml_error
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, nearest
@@ -74,7 +75,7 @@ DATASET_SUFFIXES = {".gpk": "packed", ".tar": "webdataset"}
 YAML_SUFFIXES = (".yaml", ".yml")
 MAX_SHOWN_CHARACTERS = 100
 # Keys whose values do not carry over to another optimizer.
-OPTIMIZER_SPECIFIC_KEYS = ("momentum", "nesterov", "betas", "eps", "options")
+OPTIMIZER_SPECIFIC_KEYS = ("lr", "momentum", "nesterov", "betas", "eps", "options")
 
 
 def presets() -> dict[str, Path]:
@@ -231,12 +232,15 @@ def resolve_config(
     merged: ConfigLayer = {}
     sources: dict[str, str] = {}
     foreign: dict[str, str] = {}
+    dropped_lr: Any = None
     for source, layer, reason in layers:
         for section, keys in layer.items():
             if not isinstance(keys, dict):
                 keys = {}
             if section == "optim":
-                _drop_optimizer_keys(merged.get("optim", {}), keys)
+                for name, value in _drop_optimizer_keys(merged.get("optim", {}), keys).items():
+                    sources.pop(f"optim.{name}", None)
+                    dropped_lr = value if name == "lr" else dropped_lr
             keys = {name: value for name, value in keys.items() if f"{section}.{name}" not in unused}
             merged.setdefault(section, {}).update(keys)
             for name in keys:
@@ -268,8 +272,10 @@ def resolve_config(
         untrusted = {*foreign_code, *foreign.keys() & {URLS_KEY}}
         defaults = {key: field.default for key, field in fields() if key in untrusted}
         raise ConfigError(problems, config.with_values(**_by_section(defaults)))
-    sources = {key: sources.get(key, "default") for key, _ in fields()}
     no_effect = typed_without_effect(values, unused)
+    if dropped_lr not in (None, config.optim.lr) and "optim.lr" not in sources:
+        no_effect.append(lr_without_effect(config, dropped_lr))
+    sources = {key: sources.get(key, "default") for key, _ in fields()}
     no_effect += keys_without_effect(config, [*file_layers, _by_section(dict.fromkeys(typed))])
     return ResolvedConfig(config, sources, frozenset(typed), foreign_code, missing, tuple(no_effect))
 
@@ -293,13 +299,13 @@ def _by_section(values: Mapping[str, Any]) -> ConfigLayer:
     return layer
 
 
-def _drop_optimizer_keys(merged: dict[str, Any], layer: dict[str, Any]) -> None:
-    """Drop optimizer-specific keys of earlier layers if this layer changes the optimizer."""
-    before, after = merged.get("name"), layer.get("name", merged.get("name"))
+def _drop_optimizer_keys(merged: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+    """Drop optimizer-specific keys of earlier layers if this layer changes the optimizer. Return what was dropped."""
+    before = merged.get("name", OptimConfig.model_fields["name"].default)
     # Names match in any case, see `Section`.
-    if str(before).casefold() != str(after).casefold():
-        for key in OPTIMIZER_SPECIFIC_KEYS:
-            merged.pop(key, None)
+    if str(before).casefold() == str(layer.get("name", before)).casefold():
+        return {}
+    return {key: merged.pop(key) for key in OPTIMIZER_SPECIFIC_KEYS if key in merged}
 
 
 def validate_config(values: Mapping[str, Any], files: Mapping[str, str] | None = None) -> Config:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from engine.config.training_sections import OptimConfig
+from engine.config.training_sections import OptimConfig, default_lr
 from engine.utils.errors import Problem, did_you_mean
 
 
@@ -178,11 +178,11 @@ def optimizers_accepting(key: str) -> set[str]:
 
 
 def default_options(name: str) -> dict[str, Any]:
-    """Default of each optimizer-specific config key, including `options`; empty for timm's optimizers."""
+    """Default of each optimizer-specific config key, including `options`; of timm's optimizers only that of `lr`."""
     options = OPTIMIZERS.get(name, {})
     values = {key: option.default for key, option in options.items()} | DEFAULT_OVERRIDES.get(name, {})
     common = {key: values.pop(key) for key in COMMON_OPTIONS if accepts_key(options, key)}
-    return common | ({"options": values} if values else {})
+    return {"lr": default_lr(name)} | common | ({"options": values} if values else {})
 
 
 def optimizer_kwargs(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Strict
+from pydantic import BeforeValidator, Field, Strict, model_validator
 
 from engine.config.section import (
     Factors,
@@ -52,6 +53,32 @@ OptimizerName = Literal[
     "muon",
 ]
 TIMM_PREFIX = "timm:"
+# Defaults of optim.lr. Those of torch, except for sgd, whose 0.001 is made for no network.
+DEFAULT_LRS: Mapping[str, float] = {
+    "sgd": 0.05,
+    "adam": 1e-3,
+    "adamw": 1e-3,
+    "nadam": 2e-3,
+    "radam": 1e-3,
+    "rmsprop": 1e-2,
+    "adagrad": 1e-2,
+    "adadelta": 1.0,
+    "adamax": 2e-3,
+    "asgd": 1e-2,
+    "rprop": 1e-2,
+    "adafactor": 1e-2,
+    "muon": 1e-3,
+}
+# Most of timm's are variants of Adam.
+TIMM_LR = 1e-3
+
+
+def default_lr(optimizer: str) -> float:
+    """Return the default of `optim.lr` for an optimizer: that of sgd for the user's own."""
+    name, is_timm = optimizer.casefold().removeprefix(TIMM_PREFIX), optimizer.casefold().startswith(TIMM_PREFIX)
+    return DEFAULT_LRS.get(name, TIMM_LR if is_timm else DEFAULT_LRS["sgd"])
+
+
 TimmOptimizerName = Annotated[str, Field(pattern=r"^timm:\w+$")]
 
 
@@ -161,6 +188,14 @@ class LossConfig(Section):
 class OptimConfig(Section):
     """Section `optim`: optimizer and gradient handling."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_lr(cls, values: Any) -> Any:
+        """Set `lr` to the default of the optimizer if it is missing or empty."""
+        if not isinstance(values, dict) or values.get("lr") is not None:
+            return values
+        return {**values, "lr": default_lr(str(values.get("name", "sgd")))}
+
     name: OptimizerName | TimmOptimizerName | UserCodePath = Field(
         "sgd",
         title="optimizer",
@@ -170,7 +205,12 @@ class OptimConfig(Section):
         "with optim.options, and returns a torch.optim.Optimizer of all parameters. Example: engine/OWN_CODE.md.",
     )
     lr: float = Field(
-        0.05, gt=0, le=1e6, title="learning rate", description="Peak learning rate. optim.lr_scaling multiplies it."
+        DEFAULT_LRS["sgd"],
+        gt=0,
+        le=1e6,
+        title="learning rate",
+        description="Peak learning rate; default: 0.05 for sgd, 0.001 for adamw. optim.lr_scaling multiplies it. "
+        "The default of torch's other optimizers is that of torch, of timm's others 0.001, and of your own 0.05.",
     )
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",

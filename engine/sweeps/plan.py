@@ -74,7 +74,8 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, tru
     except ConfigError as error:
         problems += error.problems
         config = without_name(error.valid_part)
-    found, unused = _check_values(config, spaces, {problem.location for problem in problems}, trust_code=trust_code)
+    known = {problem.location for problem in problems}
+    found, unused = _check_values(settings, config, spaces, known, trust_code=trust_code)
     problems += found
     warnings += unused
     device: dict[str, str] = {}
@@ -101,7 +102,7 @@ def without_name(config: Config) -> Config:
 
 
 def _check_values(
-    config: Config, spaces: Mapping[str, Space], known: set[str], *, trust_code: bool
+    settings: SweepSettings, config: Config, spaces: Mapping[str, Space], known: set[str], *, trust_code: bool
 ) -> tuple[list[Problem], list[Problem]]:
     """Return the problems of every end and choice, alone and, if there are few, together with those of other keys.
 
@@ -114,12 +115,16 @@ def _check_values(
 
         def check(values: Mapping[str, Value]) -> None:
             try:
-                changed = resolve_config(str(file), overrides_of(values), trust_code=trust_code)
+                overrides = overrides_of(settings.trial_values(values))
+                changed = resolve_config(str(file), overrides, trust_code=trust_code)
                 if len(values) == 1:
                     key = next(iter(values))
                     _check_names(changed.config, key)
                     if not spaces.keys() & deciding_keys(key):
                         warnings.update({part.key: part.warning for part in changed.no_effect if part.key == key})
+                    if key == "optim.name" and "optim.lr" not in spaces:
+                        lrs = (part for part in changed.no_effect if part.key == "optim.lr")
+                        warnings.update({f"lr of {changed.config.optim.name}": part.warning for part in lrs})
             except UsageError as error:
                 shown = ", ".join(overrides_of(values))
                 for problem in error.problems:

@@ -16,7 +16,7 @@ from engine.runs.keys import parse_key, quote_key
 from engine.runs.metric_directions import DIRECTIONS
 from engine.runs.metrics import METRIC_PREFIX, METRICS, NO_METRICS, Better, Metric, foreign_metric, own_metric
 from engine.sweeps import Pruner, Sampler
-from engine.sweeps.space import Range, Space, parse_space, split_choices
+from engine.sweeps.space import Range, Space, Value, parse_space, split_choices
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, raise_if_any
 from engine.utils.files import expand_user
 from engine.utils.text import pluralize
@@ -94,6 +94,11 @@ class SweepSettings:
                 parsed[key] = space
         raise_if_any(problems)
         return parsed
+
+    def trial_values(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Return what the command of a trial sets besides the config file: its values, and the typed keys of the
+        optimizer, which another optimizer would drop from the file."""
+        return {key: text for key, text in self.fixed.items() if key.startswith("optim.")} | dict(params)
 
     def differences(self, other: SweepSettings) -> list[str]:
         """Return the names of the settings in which two commands for one sweep must not differ, but do."""

@@ -96,7 +96,7 @@ class ConfigTrials:
     refusals = (ExitCode.USAGE_ERROR, ExitCode.FAILED)
 
     def start(self, params: Mapping[str, Value], device: Mapping[str, str], *, is_preset: bool) -> TrialStart:
-        overrides = [] if is_preset else overrides_of(params)
+        overrides = [] if is_preset else overrides_of(self.plan.settings.trial_values(params))
         return TrialStart(
             [str(self.folder.config), *overrides, *overrides_of(device), trial_override(self.plan.config)]
         )
@@ -118,7 +118,8 @@ class ConfigTrials:
 
     def write_best(self, best: FrozenTrial, params: Mapping[str, Value]) -> None:
         """Write what the config of the best trial changes, without the devices that only the sweep has chosen."""
-        config = resolve_config(str(self.folder.config), overrides_of(params), trust_code=True).config
+        values = overrides_of(self.plan.settings.trial_values(params))
+        config = resolve_config(str(self.folder.config), values, trust_code=True).config
         name = printable(self.plan.settings.metric_name)
         head = f"# Trial {best.number} of {self.folder.name}: {name} {best.value}\n"
         changed = as_stored(without_name(config), only_changed=True)

@@ -133,7 +133,7 @@ def describe(
         other = f", or {row['other']}" if row["other"] else ""
         choices = f" One of {', '.join(row['choices'])}{other}." if row["choices"] else ""
         default = format_value(row["default"])
-        default = f" [default: {default}]" if default not in ("", "[]") else ""
+        default = f" [default: {default}]" if default not in ("", "[]") and "efault:" not in row["description"] else ""
         text = f"{row['description']}{choices}{default}"
         if sys.stdout.isatty():
             width = min(shutil.get_terminal_size().columns, MAX_HELP_COLUMNS) - len(INDENT)

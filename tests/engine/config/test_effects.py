@@ -16,7 +16,8 @@ from support.messages import has_problem
 
 
 def no_effect(*overrides: str, base: str | None = "digits") -> list[Problem]:
-    return [warning for _, warning in resolve_config(base, overrides).no_effect]
+    """Return the warnings of a config, which has a learning rate of its own for any optimizer."""
+    return [warning for _, warning in resolve_config(base, ["optim.lr=0.01", *overrides]).no_effect]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_key_of_a_preset_for_another_value_is_no_warning(tmp_path: Path) -> None
 
 def test_stored_config_sets_no_key_without_effect(tmp_path: Path) -> None:
     """Else each resume of a run would repeat the warnings of its start, and more."""
-    resolved = resolve_config("digits", ["optim.name=adamw", "optim.momentum=0.9"])
+    resolved = resolve_config("digits", ["optim.name=adamw", "optim.lr=0.01", "optim.momentum=0.9"])
     stored = tmp_path / "config.yaml"
     stored.write_text(to_yaml(as_stored(resolved.config)))
     assert resolved.no_effect and resolve_config(str(stored)).no_effect == ()

@@ -45,8 +45,33 @@ def test_resolve_resets_optimizer_parameters_when_optimizer_changes() -> None:
     assert (before.momentum, before.nesterov) == (0.9, True)
     after = resolve_config("cifar10-fast", ["optim.betas=[0.8, 0.9]", "optim.name=adamw"]).config.optim
     assert (after.momentum, after.nesterov, after.betas) == (None, None, (0.8, 0.9))
-    assert (after.lr, after.weight_decay) == (before.lr, before.weight_decay)
+    assert (after.lr, after.weight_decay) == (0.001, before.weight_decay)
     assert resolve_config("cifar10-fast", ["optim.name=sgd"]).config.optim == before
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "lr", "is_named"),
+    [
+        ("{}", [], 0.05, False),
+        ("{optim: {name: AdamW}}", [], 0.001, False),
+        ("{optim: {lr: 0.4}}", ["optim.name=sgd"], 0.4, False),
+        ("{optim: {lr: 0.4}}", ["optim.name=adamw"], 0.001, True),
+        ("{optim: {lr: 0.4}}", ["optim.name=adamw", "optim.lr=0.3"], 0.3, False),
+        ("{optim: {name: adam, lr: 0.4}}", [], 0.4, False),
+        ("{optim: {lr: 0.001}}", ["optim.name=timm:lamb"], 0.001, False),
+        ("{optim: {lr: 0.4}}", ["optim.lr=null"], 0.05, False),
+    ],
+)
+def test_learning_rate_is_default_of_optimizer_unless_it_is_set_for_it(
+    tmp_path: Path, file: str, overrides: list[str], lr: float, *, is_named: bool
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(file)
+    resolved = resolve_config(str(path), overrides)
+    assert resolved.config.optim.lr == lr
+    found = [warning for key, warning in resolved.no_effect if key == "optim.lr"]
+    assert len(found) == is_named
+    assert not found or has_problem(found, "no-effect", "", "optim.lr=0.4 ", "optim.name=adamw", " 0.001 ", "--lr")
 
 
 def test_resolve_makes_paths_of_data_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from engine.config.loader import resolve_config
 from engine.config.optimizer_options import DEFAULT_OVERRIDES, OPTIMIZERS, RESERVED_ARGUMENTS, state_copies
 from engine.config.rules import config_conflicts
 from engine.config.schema import Config
-from engine.config.training_sections import OptimConfig
+from engine.config.training_sections import DEFAULT_LRS, OptimConfig
 from engine.optim.optimizers import OPTIMIZER_CLASSES, MuonAdamW, build_optimizer, optimizer_step
 from engine.utils.errors import Problem
 from support.messages import has_problem
@@ -89,6 +89,8 @@ def test_optimizer_table_matches_names_and_defaults_of_torch(name: str) -> None:
     parameters = inspect.signature(TORCH_OPTIMIZERS[name]).parameters
     torch_defaults = {key: parameter.default for key, parameter in parameters.items() if key not in RESERVED_ARGUMENTS}
     our_defaults = {key: option.default for key, option in OPTIMIZERS[name].items()}
+    if name != "sgd":
+        assert DEFAULT_LRS[name] == parameters["lr"].default
     if name == "muon":
         assert our_defaults.pop("betas") == inspect.signature(optim.AdamW).parameters["betas"].default
     assert our_defaults == torch_defaults
@@ -229,7 +231,7 @@ def test_restore_optimizer_continues_training_identically(name: str) -> None:
 def test_muon_trains_matrices_and_adamw_the_rest() -> None:
     model = small()
     optimizer = build_optimizer(
-        OptimConfig(name="muon", weight_decay=0.1, nesterov=False, betas=(0.8, 0.9), eps=1e-4), model
+        OptimConfig(name="muon", lr=0.05, weight_decay=0.1, nesterov=False, betas=(0.8, 0.9), eps=1e-4), model
     )
     assert names_in(optimizer) == [
         ["4.weight", "5.weight"],

@@ -38,6 +38,7 @@ def test_changed_config_has_only_values_that_differ_from_defaults(tmp_path: Path
     assert read_changed_config(path) == {
         "model.options": {"width": 2},
         "optim.name": "adamw",
+        "optim.lr": 0.001,
         "optim.betas": [0.9, 0.98],
         "schedule.milestones": [1, 2],
         "precision.amp": "bf16",

@@ -17,6 +17,7 @@ from engine.sweeps.plan import SweepPlan, device_overrides, plan_sweep
 from engine.sweeps.settings import SweepSettings, check_numbers, split_space
 from engine.sweeps.start import check_name, choose_folder, create_sweep, load_sweep
 from engine.sweeps.sweep_file import is_sweep_file, read_settings, read_sweep_file, write_settings
+from engine.sweeps.trial_kinds import ConfigTrials
 from engine.utils.errors import Problem, UsageError
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line
 from support.messages import has_problem, raises_problem
@@ -74,7 +75,19 @@ def test_plan_warns_of_keys_without_effect_in_all_trials(tmp_path: Path) -> None
     assert len(unused) == 2
     assert has_problem(unused, "no-effect", None, "schedule.power=2.0", "schedule.name=cosine", "polynomial")
     assert has_problem(unused, "no-effect", None, "optim.eps=1e-07", "optim.name=sgd")
-    assert plan(tmp_path, "optim.eps=1e-9..1e-7", "optim.name=sgd,adamw").warnings == ()
+    assert plan(tmp_path, "optim.eps=1e-9..1e-7", "optim.name=sgd,adamw", "optim.lr=0.1").warnings == ()
+
+
+@pytest.mark.parametrize(("typed", "lr"), [([], 0.001), (["optim.lr=0.3"], 0.3)])
+def test_trial_of_another_optimizer_has_its_own_learning_rate_unless_one_is_typed(
+    tmp_path: Path, typed: list[str], lr: float
+) -> None:
+    planned, folder = plan(tmp_path, "optim.name=sgd,adamw", *typed), SweepFolder(tmp_path / "s")
+    create_sweep(folder, planned)
+    config, *overrides = ConfigTrials(folder, planned).start({"optim.name": "adamw"}, CPU, is_preset=False).arguments
+    assert resolve_config(config, overrides).config.optim.lr == lr
+    warned = [has_problem([each], "no-effect", "", "optim.lr=0.1 ", "optim.name=adamw") for each in planned.warnings]
+    assert warned == ([] if typed else [True])
 
 
 def test_plan_refuses_reserved_keys_and_points_without_grid(tmp_path: Path) -> None:

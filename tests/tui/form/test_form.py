@@ -24,7 +24,7 @@ from support.messages import raises_problem
 from tui.cli.main import app
 from tui.flags import run_arguments
 from tui.form.completions import Completer
-from tui.form.fields import form_fields, form_sections, help_text, is_relevant
+from tui.form.fields import form_fields, form_sections, help_text, is_relevant, optimizer_placeholders
 from tui.form.model import (
     Form,
     form_from_run,
@@ -212,8 +212,10 @@ def test_form_accepts_preset_that_requires_data_path() -> None:
 def test_form_drops_parameters_of_previous_optimizer() -> None:
     form = Form("digits", {"optim.momentum": "0.8", "optim.lr": "0.2"})
     form.set_value("optim.name", "adamw")
-    assert form.overrides == {"optim.lr": "0.2", "optim.name": "adamw"}
+    assert form.overrides == {"optim.name": "adamw"}
     assert validate_form(form)[1] == []
+    assert (form.values()["optim.lr"], optimizer_placeholders("adamw")["optim.lr"]) == ("", "0.001")
+    assert form.config().optim.lr == 0.001
 
 
 def test_form_shows_data_path_for_user_dataset() -> None:
