@@ -14,11 +14,13 @@ from torch.distributed import Store
 
 from engine.config.resume import describe_changes, find_changes, immutable_key_problems
 from engine.config.schema import Config
+from engine.config.user_code import is_user_code
 from engine.data.sampler import PARTS, Part
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.distributed.messages import HostProblems, decide_on_rank_0, merge_problems, receive, send
 from engine.distributed.rank_env import RankInfo
+from engine.optim.lr_schedule import lr_factor, scaled_lr
 from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint, load_newest
@@ -26,9 +28,12 @@ from engine.utils.answers import Answer
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.files import shown_path
 from engine.utils.text import list_names
+from engine.utils.units import format_lr
 
 PART_NOUNS: dict[Part, str] = {"train": "training", "val": "validation"}
 MAX_LISTED_CLASSES = 5
+# A rise of the learning rate at a resume that is worth a warning.
+MIN_LR_RISE = 1.1
 RESTORE_DATA_ADVICE = "restore the data, or use a new name with --name to start a new run"
 
 
@@ -94,6 +99,30 @@ def compare_with_checkpoint(checkpoint: Mapping[str, Any], config: Config, sourc
     raise_if_any(immutable_key_problems(changes))
     _check_format(checkpoint, config, source)
     return [*describe_changes(changes), *_compare_images(checkpoint, config, source)]
+
+
+def describe_lr_rise(
+    saved: Mapping[str, Any], config: Config, step: int, steps_per_epoch: int, num_devices: int
+) -> list[Problem]:
+    """Return a warning if more epochs stretch the schedule, so that the learning rate rises after `step`, where the run
+    resumes. `saved` is the config of the checkpoint."""
+    changes = {key: before for key, before, _ in find_changes(saved, config)}
+    epochs, schedule = changes.get("run.epochs"), config.schedule
+    is_chosen = any(key.startswith("schedule.") or key in ("optim.lr", "optim.lr_scaling") for key in changes)
+    if not isinstance(epochs, int) or epochs < 1 or step < 1 or is_chosen or is_user_code(schedule.name):
+        return []
+    before = lr_factor(schedule, step, steps_per_epoch, epochs)
+    stretched, after = (lr_factor(schedule, each, steps_per_epoch, config.run.epochs) for each in (step, step + 1))
+    # At the same step, so that a warmup does not count.
+    if not 0 < before * MIN_LR_RISE < min(stretched, after):
+        return []
+    peak = scaled_lr(config.optim, num_devices)
+    reason = (
+        f"the learning rate rises from {format_lr(before * peak)} to {format_lr(after * peak)}, because schedule "
+        f"{schedule.name} now spans {config.run.epochs} epochs"
+    )
+    advice = f"optim.lr={config.optim.lr * before / after:.3g} continues at {format_lr(before * peak)}"
+    return [Problem("", reason, advice, code="resume-differs")]
 
 
 def _data_error(config: Config, reason: str) -> UsageError:

@@ -57,7 +57,7 @@ from engine.training.metrics import MetricAccumulator
 from engine.training.own_metrics import OwnMetrics
 from engine.training.range_test import run_range_test
 from engine.training.rank_state import Position, RankState
-from engine.training.resume import load_for_resume
+from engine.training.resume import describe_lr_rise, load_for_resume
 from engine.training.rng import seed_everything
 from engine.training.step_log import SkippedSteps, StepLog
 from engine.training.trainer import Trainer
@@ -94,6 +94,10 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     if job.resumed and job.folder is not None:
         checkpoint, notes = load_for_resume(job.folder, config, source, rank_info, store)
     position = resume_position(checkpoint, sampler)
+    if checkpoint:
+        step = (position.epoch - 1) * sampler.steps_per_epoch + position.step_in_epoch
+        saved, devices = checkpoint["config"], sampler.num_devices
+        notes += describe_lr_rise(saved, config, step, sampler.steps_per_epoch, devices)
 
     # 3. Start the input pipeline. Its workers are forked before this process touches CUDA or starts threads, and load
     # the first batches during the rest of the setup.

@@ -13,13 +13,14 @@ from PIL import Image
 from torch.distributed import HashStore
 
 from engine.config.loader import resolve_config
-from engine.config.schema import Config
+from engine.config.schema import Config, as_dict
 from engine.data.sources.base import ImageSource
 from engine.data.sources.open import open_source
 from engine.distributed.rank_env import RankInfo
+from engine.optim.lr_schedule import lr_factor
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
-from engine.training.resume import compare_with_checkpoint, load_for_resume
+from engine.training.resume import compare_with_checkpoint, describe_lr_rise, load_for_resume
 from engine.utils.errors import Problem, UsageError
 from support.data.photo_folder import write_photo_folder
 from support.messages import has_problem, raises_problem
@@ -134,6 +135,41 @@ def test_load_for_resume_refuses_on_all_ranks_data_of_one_host(
         problems = list(pool.map(resume, range(2)))
     assert problems[0] == problems[1]
     assert has_problem(problems[0], "data-changed", "data.path", "training", "names", "(on second)")
+
+
+COSINE = {"run.epochs": "8", "optim.lr": "0.05", "schedule.by": "epoch", "schedule.warmup_epochs": "0"}
+
+
+def cosine(*changes: str) -> Config:
+    """Return a config whose cosine spans 8 epochs, with changes."""
+    values = COSINE | dict(change.split("=") for change in changes)
+    return resolve_config("digits", [f"{key}={value}" for key, value in values.items()]).config
+
+
+@pytest.mark.parametrize(
+    ("changes", "step", "is_named"),
+    [
+        (["run.epochs=16"], 352, True),
+        (["run.epochs=16"], 176, True),
+        # The advice.
+        (["run.epochs=16", "optim.lr=0.00381"], 352, False),
+        (["run.epochs=16", "schedule.name=constant"], 352, False),
+        ([], 176, False),
+        (["run.epochs=6"], 176, False),
+        (["run.epochs=16"], 0, False),
+    ],
+)
+def test_describe_lr_rise_names_both_rates_and_the_key(changes: list[str], step: int, *, is_named: bool) -> None:
+    found = describe_lr_rise(as_dict(cosine()), cosine(*changes), step, 44, 1)
+    assert len(found) == is_named
+    if step == 352 and found:
+        assert has_problem(found, "resume-differs", "", " 0.0019 ", " 0.025,", "optim.lr=0.00381")
+
+
+def test_advice_of_lr_rise_continues_at_the_last_rate() -> None:
+    config = cosine("run.epochs=16", "optim.lr=0.00381")
+    after = config.optim.lr * lr_factor(config.schedule, 353, 44, 16)
+    assert after == pytest.approx(0.05 * lr_factor(config.schedule, 352, 44, 8), rel=0.01)
 
 
 def test_load_for_resume_loads_the_same_checkpoint_on_all_ranks(trained: Path) -> None:
