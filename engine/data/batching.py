@@ -21,6 +21,8 @@ from engine.utils.text import list_names
 
 # Share of the training images that drop_last may drop in each epoch without a warning.
 MAX_DROPPED_SHARE = 0.1
+# Training images of the largest class per image of the smallest one, from which on they are reported.
+MIN_IMBALANCE = 10
 
 
 def build_sampler(
@@ -67,7 +69,8 @@ def sampler_problems(sampler: DistributedBatchSampler) -> list[Problem]:
             )
         )
     if sampler.val_images == 0:
-        problems.append(Problem("data.val_split", "leaves no validation images", "increase it", code="no-images"))
+        advice = "add images: data.val_split holds out at least one of each class with two or more"
+        problems.append(Problem("data", "there are no validation images", advice, code="no-images"))
     return problems
 
 
@@ -145,22 +148,63 @@ def empty_class_warnings(source: ImageSource) -> list[Problem]:
 
 
 def _unvalidated_class_warnings(source: ImageSource) -> list[Problem]:
-    """Return a warning if classes with training images have no validation image."""
+    """Return a warning if classes with training images have no validation image, but others have."""
     in_train, in_val = class_counts(source), class_counts(source, "val")
     names = [source.classes[label] for label in np.flatnonzero((in_train > 0) & (in_val == 0))]
-    if not names:
+    if not names or not in_val.any():
         return []
     subject = "a class has" if len(names) == 1 else f"{len(names)} classes have"
     reason = f"{subject} no validation image, so the validation accuracy leaves out {list_names(names)}"
     return [Problem("data", reason, "add images", code="empty-class")]
 
 
+def _similar_class_warnings(source: ImageSource) -> list[Problem]:
+    """Return a warning if the names of classes differ in case only."""
+    by_name: dict[str, list[str]] = {}
+    for name in source.classes:
+        by_name.setdefault(name.casefold(), []).append(name)
+    similar = [" and ".join(names) for names in by_name.values() if len(names) > 1]
+    if not similar:
+        return []
+    reason = f"classes differ in case only: {list_names(similar)}"
+    return [Problem("data", reason, "move their images into one folder if they are one class", code="similar-classes")]
+
+
+def _imbalance_warnings(config: Config, source: ImageSource) -> list[Problem]:
+    """Return a warning if a class has far more training images than another, and the loss does not weigh them."""
+    counts = class_counts(source)
+    least, most = np.where(counts > 0, counts, counts.max(initial=0)).argmin(), counts.argmax()
+    if config.loss.class_weights == "balanced" or counts[most] < MIN_IMBALANCE * counts[least]:
+        return []
+    reason = (
+        f"class {source.classes[most]} has {counts[most]} training images and class {source.classes[least]} "
+        f"{counts[least]}, so the model may ignore the smaller one"
+    )
+    return [Problem("data", reason, "weigh them with loss.class_weights=balanced", code="imbalanced-classes")]
+
+
 def dataset_warnings(config: Config, source: ImageSource) -> list[Problem]:
-    """Return the warnings of a dataset: classes without images, and images far smaller than the default input."""
-    warnings = empty_class_warnings(source) if config.data.allow_empty else []
+    """Return the warnings of a dataset: of its classes, its images, and images far smaller than the default input.
+
+    `gputrain data`, the preflight and the form show them."""
+    warnings = list(source.warnings) if isinstance(source, EncodedSource) else []
+    warnings += empty_class_warnings(source) if config.data.allow_empty else []
     # Random labels of generated images may miss a class.
-    warnings += _unvalidated_class_warnings(source) if config.data.dataset != "fake" else []
+    if config.data.dataset != "fake":
+        warnings += _unvalidated_class_warnings(source)
+        warnings += [*_similar_class_warnings(source), *_imbalance_warnings(config, source)]
     return [*warnings, *small_image_warnings(config, source)]
+
+
+def check_dataset(config: Config, source: ImageSource) -> None:
+    """Raise UsageError for a dataset that no run with this config can train on, whatever its batch size and ranks."""
+    smallest = config.with_values(data={"batch_size": 1}, optim={"accumulate": 1})
+    check_source(smallest, source, build_sampler(smallest, source, 1))
+
+
+def count_test_images(source: ImageSource) -> int:
+    """Return the number of images that a run evaluates once, at its end."""
+    return source.num_test_images if isinstance(source, EncodedSource) else 0
 
 
 def class_counts(source: ImageSource, part: Part = "train") -> NDArray[np.int64]:

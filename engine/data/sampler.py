@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from engine.config.data_sections import Shuffle
 
 Indices = NDArray[np.int64]
-Part = Literal["train", "val"]
+Part = Literal["train", "val", "test"]
 PARTS: tuple[Part, ...] = ("train", "val")
+"""Those of every dataset. A folder may also have test images, which are evaluated once at the end of a run."""
 # Images that are neighbors in storage and are read together: about 7 MB of ImageNet's photos.
 BLOCK_IMAGES = 64
 # Blocks whose images are shuffled together. With 1.28 million images sorted by class, 1,000 classes, a batch of 256
@@ -269,14 +270,18 @@ class DistributedBatchSampler:
             yield from self.train_requests(epoch)
 
     def val_requests(self) -> Iterator[BatchRequest]:
-        """Yield this rank's validation batches. Over all ranks each image appears exactly once.
+        """Yield this rank's validation batches. Over all ranks each image appears exactly once."""
+        return self.evaluation_requests("val", self.val_images)
+
+    def evaluation_requests(self, part: Part, num_images: int) -> Iterator[BatchRequest]:
+        """Yield this rank's batches of all images of a part. Over all ranks each image appears exactly once.
 
         Evaluation uses only the first device of a rank, so batches have the per-device size.
         """
-        rank_images, batch = np.array_split(np.arange(self.val_images), self.world_size)[self.rank], self.batch_size
+        rank_images, batch = np.array_split(np.arange(num_images), self.world_size)[self.rank], self.batch_size
         batch //= self.devices_per_rank
         for start in range(0, len(rank_images), batch):
-            yield BatchRequest("val", 0, rank_images[start : start + batch])
+            yield BatchRequest(part, 0, rank_images[start : start + batch])
 
     def requests(self, epochs: int, first_epoch: int = 1, first_batch: int = 0) -> Iterator[BatchRequest]:
         """Yield the training and validation batches of all epochs from a position to the end of the run.

@@ -19,6 +19,7 @@ from engine.config.schema import Config
 from engine.config.user_errors import UserCodeError
 from engine.data.augment.augmentation import apply_batch_params
 from engine.data.augment.mixup import build_mixer
+from engine.data.batching import count_test_images
 from engine.data.image_files import ImageFiles, examine_files
 from engine.data.pipelines.batch import BatchDataset
 from engine.data.sampler import PARTS, BatchRequest, Part
@@ -54,13 +55,13 @@ class Dataset:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON."""
-        data, numbers = self.config.data, (self.counts["train"], self.counts["val"])
+        data, columns = self.config.data, zip(*self.counts.values(), strict=True)
         return {
             "dataset": data.dataset,
             "path": data.path,
             "classes": [
-                {"name": name, "train": in_train, "val": in_val}
-                for name, in_train, in_val in zip(self.source.classes, *numbers, strict=True)
+                {"name": name} | dict(zip(self.counts, numbers, strict=True))
+                for name, numbers in zip(self.source.classes, columns, strict=True)
             ],
             "files": None if self.files is None else asdict(self.files),
             "input": asdict(self.image_format),
@@ -72,7 +73,8 @@ def open_dataset(config: Config) -> Dataset:
     """Open the dataset of a config as a run does. Raises UsageError."""
     config, _ = fill_input_keys(config)
     source = open_source(config)
-    counts = {part: np.bincount(source.get_labels(part), minlength=len(source.classes)).tolist() for part in PARTS}
+    parts: tuple[Part, ...] = (*PARTS, "test") if count_test_images(source) else PARTS
+    counts = {part: np.bincount(source.get_labels(part), minlength=len(source.classes)).tolist() for part in parts}
     files = examine_files(source, MAX_HEADERS) if isinstance(source, EncodedSource) else None
     return Dataset(config, source, model_input_format(config, source), counts, files)
 

@@ -257,7 +257,7 @@ def class_indices(data_classes: Sequence[str], model_classes: Sequence[str]) -> 
     return np.array([index_by_name[name] for name in data_classes], np.int64)
 
 
-def expand_parts(parts: EvaluationPart) -> tuple[Part, ...]:
+def expand_parts(parts: EvaluationPart) -> tuple[Literal["train", "val"], ...]:
     """Return the dataset parts that "all", "train" or "val" selects."""
     return ("train", "val") if parts == "all" else (parts,)
 

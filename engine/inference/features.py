@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.data.sources.base import Images
-from engine.data.sources.folder import PART_FOLDER_NAMES
+from engine.data.sources.folder_layout import PART_NAMES
 from engine.inference.predict import BATCH_SIZE, InputFile, read_batches
 from engine.inference.trained_model import TrainedModel, check_takes_images
 from engine.models.summary import feature_maps, first_shape, tensors_in, trace_model
@@ -180,7 +180,7 @@ def folder_labels(paths: Sequence[Path]) -> tuple[list[int], list[str]]:
     The class folder is the outermost folder, or the one below if the outermost ones are named like parts of a dataset.
     """
     outer = {path.parts[0] for path in paths if len(path.parts) > 1}
-    depth = 1 if outer and {name.lower() for name in outer} <= PART_FOLDER_NAMES else 0
+    depth = 1 if outer and {name.casefold() for name in outer} <= PART_NAMES.keys() else 0
     names = [path.parts[depth] if len(path.parts) > depth + 1 else None for path in paths]
     classes = sorted({name for name in names if name is not None})
     index = {name: number for number, name in enumerate(classes)}

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from engine.data.sources.base import ImageFormat, Images, UnreadableImageError
-from engine.data.sources.folder import walk_files
+from engine.data.sources.folder_layout import walk_files
 from engine.data.sources.image import read_image
 from engine.data.sources.image_file import UnusableImageError
 from engine.inference.trained_model import TrainedModel

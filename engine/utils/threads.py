@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class CancellingPool(ThreadPoolExecutor):
@@ -10,3 +16,22 @@ class CancellingPool(ThreadPoolExecutor):
 
     def __exit__(self, *_: object) -> None:
         self.shutdown(cancel_futures=True)
+
+
+def map_ahead(
+    pool: ThreadPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item], ahead: int
+) -> Iterator[Result]:
+    """Yield the result for each item in order, with at most `ahead` results that wait: `Executor.map` has no bound."""
+    futures: deque[Future[Result]] = deque()
+    for item in items:
+        futures.append(pool.submit(function, item))
+        if len(futures) >= ahead:
+            yield futures.popleft().result()
+    while futures:
+        yield futures.popleft().result()
+
+
+def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """Yield the result for each item in order, computed by so many threads."""
+    with CancellingPool(threads) as pool:
+        yield from map_ahead(pool, function, items, 2 * threads)

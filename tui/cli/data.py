@@ -64,7 +64,7 @@ def show(
     keys = ("model.name", "data.dataset", *(("augment.transform",) if augmented else ()))
     code_trust(resolved, granted=trust_code).check(resolved.config, keys)
     # Imports torch, so only after the checks that need none.
-    from engine.data.batching import dataset_warnings
+    from engine.data.batching import check_dataset, dataset_warnings
     from engine.doctor.dataset import contact_sheet, open_dataset
 
     opened = open_dataset(resolved.config)
@@ -80,6 +80,7 @@ def show(
         typer.echo("\n".join(dataset_lines(opened)))
     for warning in dataset_warnings(opened.config, opened.source):
         print_warning(warning)
+    check_dataset(opened.config, opened.source)
     if path is None and (not shows or opened.image_format.is_float):
         return
     sheet = contact_sheet(opened, split, max(per_class, 1), augmented=augmented)

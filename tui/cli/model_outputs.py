@@ -16,13 +16,13 @@ class DataOutput(Output, frozen=True, kw_only=True):
     path: str | None
     """Its folder or file."""
     classes: list[Values]
-    """Each class: `name`, and the numbers of `train` and `val` images."""
+    """Each class: `name`, and the numbers of `train` and `val` images, and of `test` images if there are any."""
     files: Values | None
     """Sizes and kinds of the image files; null if there are none."""
     input: Values
     """Size and resize of the input of the model."""
     skipped: list[str]
-    """Files that are no readable images."""
+    """Files that are no readable images, and folders that are not used, each with the reason."""
 
 
 class PackPlanOutput(Output, frozen=True, kw_only=True):

@@ -82,6 +82,8 @@ def pack(
     typer.echo("Checking the image files", err=True)
     with _Progress() as progress:
         plan = make_plan(request, progress.show_scan)
+    for warning in plan.warnings:
+        print_warning(warning)
     if dry_run:
         print_expected_size(plan, as_json=as_json)
     else:

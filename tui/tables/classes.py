@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.show.table import Align, Column
 from engine.utils.units import format_count
@@ -18,14 +18,17 @@ class ClassCount:
     name: str
     train: int
     val: int
-    is_total: bool = False
+    test: int = 0
+    is_total: bool = field(default=False, kw_only=True)
 
 
-def count_columns(most: int) -> list[Column[ClassCount]]:
+def count_columns(most: int, *, has_test: bool) -> list[Column[ClassCount]]:
     """Return the columns for classes of at most `most` training images, which have a bar of full length."""
+    test = Column[ClassCount]("test", "test", lambda row: format_count(row.test), Align.RIGHT, COUNT_COLUMNS)
     return [
         Column("name", "class", lambda row: row.name),
         Column("train", "train", lambda row: format_count(row.train), Align.RIGHT, COUNT_COLUMNS),
         Column("val", "val", lambda row: format_count(row.val), Align.RIGHT, COUNT_COLUMNS),
+        *([test] if has_test else []),
         Column("bar", "", lambda row: "" if row.is_total else "█" * round(BAR_COLUMNS * row.train / most)),
     ]

@@ -18,10 +18,11 @@ MAX_LISTED_FILES = 10
 
 def dataset_lines(dataset: Dataset) -> list[str]:
     """Return the report of `gputrain data`: a bar per class, image files, input of the network, skipped files."""
-    train, val = dataset.counts["train"], dataset.counts["val"]
-    rows = [ClassCount(*counts) for counts in zip(dataset.source.classes, train, val, strict=True)]
-    total = ClassCount("all", sum(train), sum(val), is_total=True)
-    lines = [*plain_lines(count_columns(max((*train, 1))), [*rows, total]), ""]
+    counts = dataset.counts
+    rows = [ClassCount(name, *row) for name, *row in zip(dataset.source.classes, *counts.values(), strict=True)]
+    total = ClassCount("all", *map(sum, counts.values()), is_total=True)
+    columns = count_columns(max((*counts["train"], 1)), has_test="test" in counts)
+    lines = [*plain_lines(columns, [*rows, total]), ""]
     facts: dict[str, object] = {}
     if (files := dataset.files) is not None:
         smallest, median, largest = (f"{width} x {height}" for width, height in files.sizes)
@@ -32,7 +33,7 @@ def dataset_lines(dataset: Dataset) -> list[str]:
     facts["input"] = f"{dataset.image_format.describe()}, channels {dataset.image_format.channels}"
     skipped = dataset.source.skipped
     if skipped:
-        facts["skipped"] = f"{pluralize(len(skipped), 'file')}:"
+        facts["skipped"] = f"{pluralize(len(skipped), 'item')}:"
     lines += fact_lines(facts)
     lines += [f"  {printable(name)}" for name in skipped[:MAX_LISTED_FILES]]
     if len(skipped) > MAX_LISTED_FILES:

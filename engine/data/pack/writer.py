@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -37,7 +36,7 @@ from engine.data.sources.image_file import read_image_file
 from engine.utils.errors import Problem, UsageError
 from engine.utils.host import available_cores
 from engine.utils.output_file import check_output
-from engine.utils.threads import CancellingPool
+from engine.utils.threads import CancellingPool, map_ahead
 
 # Images that are re-encoded ahead of the one that is written, per worker. They are in memory.
 AHEAD_PER_WORKER = 4
@@ -97,6 +96,9 @@ class PackPlan:
 
     def __init__(self, request: PackRequest, scan: FolderScan) -> None:
         self.request, self.classes, self.skipped = request, scan.classes, scan.skipped
+        self.warnings = [_without_keys(warning) for warning in scan.warnings]
+        if "test" in scan.paths:
+            self.skipped += ("the test images (a packed set has training and validation images only)",)
         parts = [part for part in PARTS if part in scan.paths]
         self.names = [name for part in parts for name in scan.paths[part]]
         self.labels = np.concatenate([scan.labels[part] for part in parts])
@@ -251,19 +253,6 @@ def _write_images(
             with suppress(OSError):
                 partial.keep()
     return kept
-
-
-def map_ahead(
-    pool: ThreadPoolExecutor, function: Callable[[int], bytes], rows: Sequence[int], ahead: int
-) -> Iterator[bytes]:
-    """Yield the result for each row in order, with at most `ahead` results that wait: `Executor.map` has no bound."""
-    futures: deque[Future[bytes]] = deque()
-    for row in rows:
-        futures.append(pool.submit(function, row))
-        if len(futures) >= ahead:
-            yield futures.popleft().result()
-    while futures:
-        yield futures.popleft().result()
 
 
 def _write_index(partial: PartialPack, plan: PackPlan) -> int:

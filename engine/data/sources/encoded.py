@@ -17,6 +17,7 @@ from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
 from engine.data.sources.image import empty_images
 from engine.data.sources.resize import crop_format
 from engine.data.stage_times import stage
+from engine.utils.errors import Problem
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class EncodedSource(ABC):
 
     format: ImageFormat
     in_memory = False
+    warnings: tuple[Problem, ...] = ()
+    """What of the images may not be meant, such as those of validation among those of training."""
 
     @property
     @abstractmethod
@@ -49,6 +52,11 @@ class EncodedSource(ABC):
     @abstractmethod
     def num_images(self, part: Part) -> int:
         """See `ImageSource.num_images`."""
+
+    @property
+    def num_test_images(self) -> int:
+        """Number of images of the part test, which only folders have."""
+        return 0
 
     @abstractmethod
     def get_labels(self, part: Part) -> Labels:

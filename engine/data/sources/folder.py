@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,14 @@ from engine.data.sampler import PARTS, Indices, Part, stratified_split
 from engine.data.sources.base import ImageFormat, Labels, format_from_config
 from engine.data.sources.decoded_cache import file_stamp
 from engine.data.sources.encoded import EncodedImage, EncodedSource
-from engine.data.sources.image import named_image, rotate_upright
+from engine.data.sources.folder_layout import (
+    PART_NOUNS,
+    SYSTEM_REASON,
+    find_layout,
+    list_folders,
+    walk_files,
+)
+from engine.data.sources.image import check_mode, named_image, rotate_upright
 from engine.data.sources.image_file import (
     IMAGE_FORMATS,
     MAX_IMAGE_BYTES,
@@ -38,37 +46,42 @@ from engine.utils.threads import CancellingPool
 
 DEFAULT_IMAGE_SIZE = 224
 ALLOW_EMPTY = "data.allow_empty=true"
-# The record of readable images takes about 170 bytes per image.
+# The record of readable images takes about 190 bytes per image.
 MAX_RECORD_BYTES = 1 << 28
 # ImageNet mean and std as in torchvision's models; for grayscale, their means over the channels.
 IMAGENET_RGB_STATS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 IMAGENET_GRAY_STATS = ((0.449,), (0.226,))
-CLASS_FOLDERS_ADVICE = "set data.path to a folder with one subfolder per class"
-# Names of dataset splits. A folder with only these subfolders has no class folders.
-PART_FOLDER_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 
-Stamp = tuple[Count, Integer, Integer]
-"""The size of a file in bytes, and the times of modification and status change in nanoseconds."""
+FileFacts = tuple[Count, Integer, Integer, Integer]
+"""The size of a file in bytes, the times of modification and status change in nanoseconds, and a digest of its content.
+
+It has not changed since if the first three, its stamp, have not."""
+DIGEST_BYTES = 7  # two of a million images have the same digest by chance with a probability of 1e-5
 
 
 class ReadableImages(FileRecord, frozen=True, kw_only=True):
-    """The stamps of the readable files of a folder by path, in the user's cache."""
+    """The readable files of a folder by path, in the user's cache."""
 
-    stamps: Annotated[dict[str, Stamp], ENTRIES]
+    files: Annotated[dict[str, FileFacts], ENTRIES]
 
 
 @dataclass(frozen=True)
 class FolderScan:
-    """The readable images of a folder, before a split: `paths` relative to the folder, labels, sizes in bytes, and
-    modification times in nanoseconds. Without a folder `val`, all of them are in the part train."""
+    """The readable images of a folder, before a split: `paths` relative to the folder, labels, sizes in bytes,
+    modification times in nanoseconds, and digests of the contents.
+
+    Without a split for validation, its images are in the part train. `skipped` also has the folders that are not used,
+    and `warnings` says what may not be meant."""
 
     classes: tuple[str, ...]
     paths: dict[Part, PathList]
     labels: dict[Part, Labels]
     sizes: dict[Part, NDArray[np.int64]]
     mtimes_ns: dict[Part, NDArray[np.int64]]
+    digests: dict[Part, NDArray[np.int64]]
     skipped: tuple[str, ...]
+    warnings: tuple[Problem, ...]
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,11 @@ class FolderSource(EncodedSource):
     labels: dict[Part, Labels]
     sizes: dict[Part, NDArray[np.int64]]
     skipped: tuple[str, ...]
+    warnings: tuple[Problem, ...]
+
+    @property
+    def num_test_images(self) -> int:
+        return self.num_images("test") if "test" in self.paths else 0
 
     @property
     def cache_root(self) -> str:
@@ -129,15 +147,34 @@ def open_folder(data: DataConfig, seed: int) -> FolderSource:
     """Scan a folder and split it into training and validation images. Raises UsageError with every problem found."""
     root = Path(str(data.path))
     scan = scan_folder(root, allow_empty=data.allow_empty)
-    paths, labels, sizes = scan.paths, scan.labels, scan.sizes
+    paths, labels, sizes, warnings = scan.paths, scan.labels, scan.sizes, scan.warnings
     if "val" not in paths:
         rows: dict[Part, Indices] = dict(
             zip(PARTS, stratified_split(labels["train"], data.val_split, seed), strict=True)
         )
-        paths = {part: scan.paths["train"].select(rows[part]) for part in PARTS}
-        labels = {part: scan.labels["train"][rows[part]] for part in PARTS}
-        sizes = {part: scan.sizes["train"][rows[part]] for part in PARTS}
-    return FolderSource(str(root), encoded_format(data), scan.classes, paths, labels, sizes, scan.skipped)
+        split = {part: paths["train"].select(rows[part]) for part in PARTS}
+        digests = {part: scan.digests["train"][rows[part]] for part in PARTS}
+        warnings += tuple(_repeated_image_warnings(split, digests))
+        paths = paths | split
+        labels = labels | {part: labels["train"][rows[part]] for part in PARTS}
+        sizes = sizes | {part: sizes["train"][rows[part]] for part in PARTS}
+    return FolderSource(str(root), encoded_format(data), scan.classes, paths, labels, sizes, scan.skipped, warnings)
+
+
+def _repeated_image_warnings(paths: dict[Part, PathList], digests: dict[Part, NDArray[np.int64]]) -> Iterator[Problem]:
+    """Yield a warning for each part whose images are also in another one that the run learns from or chooses by."""
+    earlier: list[Part] = []
+    for part in paths:
+        known = np.concatenate([digests[name] for name in earlier]) if earlier else np.empty(0, np.int64)
+        repeated = np.flatnonzero(np.isin(digests[part], known))
+        if len(repeated):
+            names = list_names([paths[part][row] for row in repeated.tolist()])
+            others = " or ".join(PART_NOUNS[name] for name in earlier)
+            found = f"{len(repeated)} of {len(paths[part])} ({names})"
+            reason = f"{PART_NOUNS[part]} images that are also {others} images: {found}"
+            advice = "remove the copies: the accuracy on images that the model has learned says little"
+            yield Problem("data.path", reason, advice, code="images-repeated")
+        earlier.append(part)
 
 
 def encoded_format(data: DataConfig) -> ImageFormat:
@@ -156,7 +193,7 @@ def class_names(data: DataConfig) -> tuple[str, ...]:
     """Return the class names of a folder without opening any image. Raises UsageError."""
     root = Path(str(data.path))
     with _usage_error_on_os_error(root):
-        return _find_parts(root)[1]
+        return find_layout(root).classes
 
 
 @contextmanager
@@ -168,39 +205,9 @@ def _usage_error_on_os_error(root: Path) -> Iterator[None]:
         raise UsageError.one("data.path", f"{path} cannot be read: {error.strerror}", code="not-readable") from error
 
 
-def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
-    """Return the folder of each part and the class names. Without a train folder, `root` itself holds the classes."""
-    if not root.is_dir():
-        if root.is_file():
-            others = ", or data.dataset to packed for a file of gputrain data pack, or to webdataset for tar shards"
-            raise UsageError.one("data.path", f"{root} is a file", CLASS_FOLDERS_ADVICE + others, code="not-a-folder")
-        raise UsageError.one(
-            "data.path", f"{root} does not exist or is not a folder", CLASS_FOLDERS_ADVICE, code="not-found"
-        )
-    parts: dict[Part, Path] = {"train": root}
-    if _subfolders(root / "train"):
-        parts = {"train": root / "train"}
-        if (root / "val").is_dir():
-            parts["val"] = root / "val"
-    classes = _subfolders(parts["train"])
-    if len(classes) < 2:
-        contents = f"only the folder {classes[0]}" if classes else "no folder"
-        advice = CLASS_FOLDERS_ADVICE
-        if any(root.glob("*.tar")):
-            advice += ", or train on the tar shards with data.dataset=webdataset"
-        raise UsageError.one("data.path", f"{parts['train']} contains {contents}", advice, code="too-few-classes")
-    if {name.lower() for name in classes} <= PART_FOLDER_NAMES:
-        raise UsageError.one(
-            "data.path",
-            f"{root} contains splits, not classes ({', '.join(classes)})",
-            "rename them to train and val",
-            code="wrong-format",
-        )
-    return parts, classes
-
-
 def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> FolderScan:
-    parts, classes = _find_parts(root)
+    layout = find_layout(root)
+    parts, classes = layout.parts, layout.classes
     total_folders, scanned_folders, scanned_files = len(parts) * len(classes), 0, 0
 
     def report(checked: int, files: int) -> None:
@@ -209,45 +216,72 @@ def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> F
         on_progress(ScanProgress(scanned_folders + share, total_folders, scanned_files + checked))
 
     problems: list[Problem] = []
-    skipped: list[str] = []
+    skipped = list(layout.ignored)
+    nested: dict[str, list[str]] = {}
     paths: dict[Part, PathList] = {}
     labels: dict[Part, Labels] = {}
     sizes: dict[Part, NDArray[np.int64]] = {}
     mtimes_ns: dict[Part, NDArray[np.int64]] = {}
+    digests: dict[Part, NDArray[np.int64]] = {}
     # Faster than Path.relative_to, which takes 10 s for a million files.
     prefix = "" if root == Path() else f"{str(root).rstrip('/')}/"
     for part, folder in parts.items():
-        unknown = sorted(set(_subfolders(folder)) - set(classes))
+        classes_here = list_folders(folder)
+        unknown = sorted(set(classes_here) - set(classes))
         problems += [
             Problem("data.path", f"{folder / name} is not a class of {parts['train']}", code="bad-label")
             for name in unknown
         ]
         empty: list[tuple[Path, list[str]]] = []
         # Arrays per class: lists of a million strings and numbers take 300 MB, which the process keeps.
-        part_paths, counts, part_stamps = bytearray(), list[int](), [np.empty((0, 3), np.int64)]
+        part_paths, counts, part_facts = bytearray(), list[int](), [np.empty((0, 4), np.int64)]
         for name in classes:
-            stamps_by_path, unreadable = _readable_images(folder / name, report)
-            scanned_folders, scanned_files = scanned_folders + 1, scanned_files + len(stamps_by_path) + len(unreadable)
+            facts_by_path, unreadable = _readable_images(folder / name, report)
+            scanned_folders, scanned_files = scanned_folders + 1, scanned_files + len(facts_by_path) + len(unreadable)
             report(0, 0)
             skipped += [f"{path.relative_to(root)} ({reason})" for path, reason in unreadable]
-            if not stamps_by_path and (part == "train" or (folder / name).is_dir()):
+            if not facts_by_path and (part == "train" or (folder / name).is_dir()):
                 empty.append((folder / name, [f"{path.name}: {reason}" for path, reason in unreadable]))
-            part_paths += encode_paths(str(path).removeprefix(prefix) for path in stamps_by_path)
-            counts.append(len(stamps_by_path))
-            part_stamps.append(np.array(list(stamps_by_path.values()), np.int64).reshape(-1, 3))
-        if not part_paths:
-            other = f"delete this folder to split {parts['train']}" if part == "val" else "set another data.path"
-            reason = f"{folder} contains no readable image{_list_files([file for _, files in empty for file in files])}"
-            problems.append(Problem("data.path", reason, f"add images, or {other}", code="no-images"))
-        elif empty and not allow_empty:
-            problems.append(_empty_class_problem(empty))
+            class_paths = [str(path).removeprefix(prefix) for path in facts_by_path]
+            if part == "train" and (inner := _inner_folders(class_paths, str(folder / name).removeprefix(prefix))):
+                nested[name] = inner
+            part_paths += encode_paths(class_paths)
+            counts.append(len(facts_by_path))
+            part_facts.append(np.array(list(facts_by_path.values()), np.int64).reshape(-1, 4))
+        if part_paths or part == "test":
+            problems += [_empty_class_problem(empty)] if empty and part != "test" and not allow_empty else []
+        else:
+            files = _list_files([file for _, names in empty for file in names])
+            reason = f"{folder} contains no readable image{files}" if classes_here else f"{folder} has no class folders"
+            advice = "add images, or set another data.path"
+            if part == "val":
+                advice = f"sort its images into folders of the classes, or move it elsewhere to split {parts['train']}"
+            problems.append(Problem("data.path", reason, advice, code="no-images"))
         paths[part], labels[part] = PathList.of_buffer(bytes(part_paths)), np.repeat(np.arange(len(classes)), counts)
-        sizes[part], mtimes_ns[part] = (
-            np.concatenate([stamps[:, column] for stamps in part_stamps]) for column in (0, 1)
+        sizes[part], mtimes_ns[part], digests[part] = (
+            np.concatenate([facts[:, column] for facts in part_facts]) for column in (0, 1, 3)
         )
     if problems:
         raise UsageError(problems)
-    return FolderScan(classes, paths, labels, sizes, mtimes_ns, tuple(skipped))
+    if "test" in paths and not paths["test"]:
+        skipped.append(f"{parts['test'].name} (not evaluated: no readable image)")
+        del paths["test"]
+    warnings = (*([_nested_warning(nested)] if nested else ()), *_repeated_image_warnings(paths, digests))
+    return FolderScan(classes, paths, labels, sizes, mtimes_ns, digests, tuple(skipped), warnings)
+
+
+def _inner_folders(paths: Sequence[str], folder: str) -> list[str]:
+    """Return the subfolders of a class folder that have all of its images, if there are two or more."""
+    folders = {path.rpartition("/")[0] for path in paths}
+    inner = {path.removeprefix(f"{folder}/").partition("/")[0] for path in folders}
+    return sorted(f"{folder}/{name}" for name in inner) if folder not in folders and len(inner) > 1 else []
+
+
+def _nested_warning(nested: dict[str, list[str]]) -> Problem:
+    """Return that classes have folders of images instead of images, which may be classes themselves."""
+    inner = list_names([name for names in nested.values() for name in names])
+    reason = f"the subfolders of a class are no classes of their own: {inner}"
+    return Problem("data.path", reason, "if they are classes, move them into one folder", code="nested-classes")
 
 
 def _empty_class_problem(empty: Sequence[tuple[Path, Sequence[str]]]) -> Problem:
@@ -275,45 +309,44 @@ def _list_files(files: Sequence[str]) -> str:
     return f" ({list_names(files)})" if files else ""
 
 
-def _subfolders(folder: Path) -> tuple[str, ...]:
-    """Return the sorted names of the subfolders, without hidden ones; empty if the folder does not exist."""
-    if not folder.is_dir():
-        return ()
-    with os.scandir(folder) as entries:
-        return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
-
-
 def _readable_images(
     folder: Path, report: Callable[[int, int], None]
-) -> tuple[dict[Path, Stamp], list[tuple[Path, str]]]:
-    """Return the stamp of each readable image at any depth below a folder, sorted by path, and the other files with the
+) -> tuple[dict[Path, FileFacts], list[tuple[Path, str]]]:
+    """Return the facts of each readable image at any depth below a folder, sorted by path, and the other files with the
     reason. `report` is called with how many of the files are checked, and their number.
 
     Readable files are recorded in the user's cache by stamp, and checked again only after a change: damage may keep
     size and modification time. Unreadable files are checked each time, because they may have been repaired.
     """
-    files = sorted(walk_files(folder))
+    system_folders: list[Path] = []
+    files = sorted(walk_files(folder, system_folders.append))
     cache = record_name(folder)
     found = find_user_record(cache_folder(), cache, ReadableImages, MAX_RECORD_BYTES)
-    recorded = {} if found is None else found.stamps
+    recorded = {} if found is None else found.files
     stamps = {path: _stamp(path.stat()) for path in files if path.exists()}
-    unchecked = [path for path in files if path not in stamps or recorded.get(_record_key(path)) != stamps[path]]
-    reasons: dict[Path, str | None] = {}
+    facts: dict[Path, FileFacts] = {}
+    for path, stamp in stamps.items():
+        known = recorded.get(_record_key(path))
+        if known is not None and known[:3] == stamp:
+            facts[path] = known
+    unchecked = [path for path in files if path not in facts]
+    reasons: list[tuple[Path, str]] = [(path, SYSTEM_REASON) for path in system_folders]
     with CancellingPool(min(8, os.cpu_count() or 1)) as pool:
-        for path, reason in zip(unchecked, pool.map(_unreadable_reason, unchecked), strict=True):
-            reasons[path] = reason
-            report(len(files) - len(unchecked) + len(reasons), len(files))
-    readable = [path for path in files if reasons.get(path) is None]
-    if len(readable) != len(recorded) or any(reason is None for reason in reasons.values()):
+        for number, (path, found_out) in enumerate(zip(unchecked, pool.map(_check_image, unchecked), strict=True), 1):
+            if isinstance(found_out, str):
+                reasons.append((path, found_out))
+            else:
+                facts[path] = (*stamps.get(path, (0, 0, 0)), found_out)
+            report(len(files) - len(unchecked) + number, len(files))
+    readable = {path: facts[path] for path in files if path in facts}
+    if len(readable) != len(recorded) or not facts.keys().isdisjoint(unchecked):
         with suppress(OSError):
-            written = {_record_key(path): stamps[path] for path in readable if path in stamps}
-            write_user_record(cache_folder(), cache, ReadableImages(stamps=written))
-    return {path: stamps.get(path, (0, 0, 0)) for path in readable}, [
-        (path, reason) for path in files if (reason := reasons.get(path))
-    ]
+            written = {_record_key(path): facts[path] for path in readable if path in stamps}
+            write_user_record(cache_folder(), cache, ReadableImages(files=written))
+    return readable, sorted(reasons)
 
 
-def _stamp(status: os.stat_result) -> Stamp:
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -328,30 +361,15 @@ def record_name(folder: Path) -> str:
     return f"images-{hashlib.sha256(key).hexdigest()[:16]}.json"
 
 
-def walk_files(folder: Path) -> Iterator[Path]:
-    """Yield all files below a folder except hidden ones.
-
-    Follows symbolic links, but visits each folder once: a link to a parent folder would otherwise repeat its images.
-    """
-    seen: set[tuple[int, int]] = set()
-    for current, folders, names in os.walk(folder, followlinks=True):
-        folders.sort()
-        status = Path(current).stat()
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        yield from (Path(current, name) for name in names if not name.startswith("."))
-
-
-def _unreadable_reason(path: Path) -> str | None:
-    """Decode a file to find out why it is unusable; None if it is usable. A JPEG is decoded at down to 1/8 scale."""
+def _check_image(path: Path) -> str | int:
+    """Decode a file, and return the digest of its content, or why it is unusable. A JPEG is decoded at down to 1/8
+    scale."""
     try:
         if not path.is_file():
             return "not a file"
-        with open_image(read_image_file(path)) as image:
-            if image.mode == "F":
-                return "floating-point pixels (Pillow mode F) are not supported"
+        data = read_image_file(path)
+        with open_image(data) as image:
+            check_mode(image)
             image.draft("L", (32, 32))
             with decoding(image):
                 rotate_upright(image).load()
@@ -362,4 +380,4 @@ def _unreadable_reason(path: Path) -> str | None:
     except Exception as error:
         # Decoders raise arbitrary exceptions for a damaged file.
         return f"broken: {decode_error_reason(error)}"
-    return None
+    return int.from_bytes(blake2b(data, digest_size=DIGEST_BYTES).digest())

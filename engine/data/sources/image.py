@@ -230,10 +230,19 @@ def convert_mode(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
+def check_mode(image: Image.Image) -> None:
+    """Raise UnusableImageError for an image whose pixels have no defined range: floating-point numbers, and 32-bit or
+    signed integers of TIFF. Of other formats, the range of Pillow's mode I is that of 16 bits."""
+    kind = "floating-point" if image.mode == "F" else "32-bit or signed integer"
+    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
+        kind = f"{kind} pixels (Pillow mode {image.mode})"
+        reason = f"an image of {kind}, which have no defined range; convert it to 8 or 16 bits"
+        raise UnusableImageError(reason, code="not-supported")
+
+
 def _to_eight_bits(image: Image.Image) -> Image.Image:
     """Scale 16-bit grayscale to 8 bits; Pillow's own conversion clips at 255."""
-    if image.mode == "F":
-        raise ValueError("floating-point pixels (Pillow mode F) are not supported")
+    check_mode(image)
     if not image.mode.startswith("I"):
         return image
     shades = np.asarray(image).astype(np.int64) // SIXTEEN_BIT_DIVISOR

@@ -136,6 +136,10 @@ def _other_file(beginning: bytes) -> UnusableImageError:
     format."""
     if not beginning:
         return UnusableImageError("an empty file", code="bad-image")
+    # ISO/IEC 23008-12: the brands of HEIC files, which phones write.
+    if beginning[4:8] == b"ftyp" and beginning[8:12] in (b"heic", b"heix", b"heim", b"heis", b"mif1"):
+        reason = "an image in the format HEIC, which is not supported; convert it to JPEG"
+        return UnusableImageError(reason, code="not-supported")
     Image.init()
     # The signatures of BMP and PPM are two letters that a text may begin with, too.
     is_text = not any(byte < ord(" ") and byte not in b"\t\n\r" for byte in beginning)

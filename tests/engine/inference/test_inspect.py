@@ -97,7 +97,7 @@ def test_results_belong_to_their_files_when_others_cannot_be_read(
     broken = Path(str(before.info.root), before.image(1).name)
     broken.write_bytes(b"x" * broken.stat().st_size)
     # As if the file broke after the scan of the folder.
-    monkeypatch.setattr("engine.data.sources.folder._unreadable_reason", lambda path: None)
+    monkeypatch.setattr("engine.data.sources.folder._check_image", lambda path: 0)
     after = inspect(run, part="all")
     assert (len(before), len(after), after.info.unread_count) == (16, 15, 1)
     by_path = {image.path: image.loss for image in before.images(range(16))}

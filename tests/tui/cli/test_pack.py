@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.data.pack.writer import PackProgress
+from support.data.found_folders import write_roboflow
 from support.data.packed_photos import NUM_PHOTOS, pack_photos, write_photos
 from support.messages import says
 from tui.cli import pack
@@ -43,6 +44,13 @@ def test_pack_prints_json_summary(photos: Path, tmp_path: Path) -> None:
     assert code == 0
     assert summary["images"] == {"train": NUM_PHOTOS, "val": 0}
     assert summary["size_bytes"] == (tmp_path / "a.gpk").stat().st_size
+
+
+def test_pack_names_repeated_images_and_leaves_out_test_images(tmp_path: Path) -> None:
+    code, out, err = invoke("pack", write_roboflow(tmp_path / "photos"), "-o", tmp_path / "a.gpk")
+    assert code == 0 and "24 training images, 10 for validation" in out
+    assert says(err, "images-repeated", "warning: FOLDER: ", "2 of 10 (valid/cat/copy0.jpg, ")
+    assert "skipped: the test images (" in err
 
 
 def test_dry_run_writes_nothing(photos: Path, tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ from PIL import Image
 
 from engine.config.loader import resolve_config
 from engine.data.batching import class_counts, empty_class_warnings
+from engine.data.sampler import PARTS
 from engine.data.sources import folder, image_file
 from engine.data.sources.base import ImageSource, UnreadableImageError
 from engine.data.sources.open import open_source
 from engine.utils.errors import UsageError
+from support.data.found_folders import write_photos
 from support.messages import has_problem, raises_problem, says
 
 
@@ -170,7 +172,7 @@ def test_folder_source_checks_files_once_per_format_of_the_record(
 ) -> None:
     write_image(animal_folder / "cat" / os.fsdecode(b"caf\xe9.png"))
     checked: list[Path] = []
-    monkeypatch.setattr(folder, "_unreadable_reason", checked.append)
+    monkeypatch.setattr(folder, "_check_image", lambda path: checked.append(path) or len(checked))
     for _ in range(2):
         open_folder(animal_folder)
         assert len(checked) == 21
@@ -205,19 +207,6 @@ def test_folder_source_ignores_symlink_cycle(animal_folder: Path) -> None:
     assert source.num_images("train") + source.num_images("val") == 21
 
 
-def test_folder_source_rejects_split_folders_with_unknown_names(tmp_path: Path) -> None:
-    for part in ("training", "validation"):
-        write_image(tmp_path / part / "a" / "1.png")
-    assert is_refused(tmp_path, "wrong-format", f"{tmp_path} ", "(training, validation)")
-
-
-def test_folder_source_allows_class_named_train(tmp_path: Path) -> None:
-    for name in ("plane", "train"):
-        for number in range(2):
-            write_image(tmp_path / name / f"{number}.png")
-    assert open_folder(tmp_path, "data.val_split=0.5").classes == ("plane", "train")
-
-
 def test_folder_source_names_dataset_of_packed_set_and_tar_shards(tmp_path: Path) -> None:
     packed = tmp_path / "photos.gpk"
     packed.touch()
@@ -231,6 +220,86 @@ def test_folder_source_rejects_empty_val(tmp_path: Path) -> None:
         write_image(tmp_path / path)
     (tmp_path / "val").mkdir()
     assert is_refused(tmp_path, "no-images", f"{tmp_path / 'val'} ", tmp_path / "train")
+    (tmp_path / "val" / "a").mkdir()
+    assert is_refused(tmp_path, "no-images", f"{tmp_path / 'val'} ", tmp_path / "train")
+
+
+def test_folder_source_has_test_images_beside_split(tmp_path: Path) -> None:
+    for path in (*(f"train/{name}/{number}.png" for name in "ab" for number in range(5)), "test/b/9.png"):
+        write_image(tmp_path / path)
+    source = open_folder(tmp_path)
+    assert isinstance(source, folder.FolderSource)
+    assert (source.num_images("train"), source.num_images("val"), source.num_test_images) == (8, 2, 1)
+    assert source.load("test", np.arange(1))[1].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("copied", "to", "counts"),
+    [
+        ("train/a/0.jpg", "valid/a/9.jpg", {"val": 1}),
+        ("train/a/0.jpg", "test/b/9.jpg", {"test": 1}),
+        ("valid/a/0.jpg", "test/b/9.jpg", {"test": 1}),
+        ("test/a/0.jpg", "test/b/9.jpg", {}),
+        ("train/a/0.jpg", "train/b/9.jpg", {}),
+    ],
+)
+def test_folder_source_counts_and_names_repeated_images(
+    tmp_path: Path, copied: str, to: str, counts: dict[str, int]
+) -> None:
+    for place, part in enumerate(("train", "valid", "test")):
+        for label, name in enumerate(("a", "b")):
+            write_photos(tmp_path / part / name, 2, 100 * place + 10 * label)
+    source, target = tmp_path / copied, tmp_path / to
+    target.write_bytes(source.read_bytes())
+    for _ in range(2):  # of the files, and of the record in the cache
+        opened = open_folder(tmp_path)
+        assert isinstance(opened, folder.FolderSource)
+        assert len(opened.warnings) == len(counts)
+        for part, count in counts.items():
+            total = opened.num_images(part)  # type: ignore[arg-type]
+            assert has_problem(opened.warnings, "images-repeated", "data.path", f"{count} of {total} ({to})")
+
+
+def test_folder_source_counts_copies_on_both_sides_of_a_split(tmp_path: Path) -> None:
+    for label, name in enumerate(("a", "b")):
+        write_photos(tmp_path / name, 8, 100 * label)
+    for number in range(8):
+        (tmp_path / "a" / f"copy{number}.jpg").write_bytes((tmp_path / "a" / f"{number}.jpg").read_bytes())
+    source = open_folder(tmp_path, "data.val_split=0.5")
+    assert isinstance(source, folder.FolderSource)
+    contents = {part: [read(tmp_path / path) for path in source.paths[part]] for part in PARTS}
+    repeated = sum(content in contents["train"] for content in contents["val"])
+    assert repeated and has_problem(source.warnings, "images-repeated", "data.path", f"{repeated} of 12 (")
+
+
+def read(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def test_folder_source_skips_system_folders_and_links_upward_in_classes(animal_folder: Path) -> None:
+    write_image(animal_folder / "cat" / "@eaDir" / "0.png" / "SYNOPHOTO_THUMB_M.png")
+    write_image(animal_folder / "cat" / ".thumbnails" / "0.png")
+    (animal_folder / "dog" / "all").symlink_to(animal_folder)
+    source = open_folder(animal_folder)
+    assert source.num_images("train") + source.num_images("val") == 20
+    assert [line.partition(" (")[0] for line in source.skipped] == ["cat/@eaDir"]
+
+
+def test_folder_source_skips_pixels_without_defined_range(animal_folder: Path) -> None:
+    for mode, pixels in (("F", np.float32), ("I", np.int32)):
+        Image.fromarray(np.full((30, 40), 90, pixels)).save(animal_folder / "cat" / f"{mode}.tiff")
+    # Pillow reads 16 bits of PGM in the mode of 32 bits.
+    (animal_folder / "dog" / "16.pgm").write_bytes(b"P5 4 2 65535\n" + bytes(range(16)))
+    source = open_folder(animal_folder)
+    assert source.num_images("train") + source.num_images("val") == 21
+    assert [line.partition(" (")[0] for line in source.skipped] == ["cat/F.tiff", "cat/I.tiff"]
+    assert all(says(line, "not-supported", "8 or 16 bits") for line in source.skipped)
+
+
+def test_folder_source_names_heic(animal_folder: Path) -> None:
+    (animal_folder / "cat" / "IMG.HEIC").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    [skipped] = open_folder(animal_folder).skipped
+    assert says(skipped, "not-supported", "cat/IMG.HEIC (", " HEIC, ", " JPEG")
 
 
 @pytest.mark.parametrize("names", [(), ("one",)])

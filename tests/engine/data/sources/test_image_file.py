@@ -19,7 +19,7 @@ from PIL import Image, ImageFile
 
 from engine.data.sources import jpeg
 from engine.data.sources.base import ImageFormat, UnreadableImageError
-from engine.data.sources.folder import _unreadable_reason
+from engine.data.sources.folder import _check_image
 from engine.data.sources.image import read_image
 from engine.data.sources.image_file import IMAGE_FORMATS, PixelBudget
 from engine.data.sources.resize import center_box
@@ -43,7 +43,7 @@ def test_read_image_reads_supported_format(tmp_path: Path, image_format: str) ->
     except OSError as error:
         pytest.skip(f"Pillow was built without {image_format}: {error}")
     assert np.abs(read_image(path, RGB_16)[:, 8, 8].astype(int) - (220, 40, 30)).max() <= 6
-    assert _unreadable_reason(path) is None
+    assert isinstance(_check_image(path), int)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_unusable_image_is_named_without_opening_it(
 ) -> None:
     path = tmp_path / "image.png"
     path.write_bytes(content)
-    reason = _unreadable_reason(path) or ""
+    reason = str(_check_image(path))
     assert says(reason, code, *values)
     with raises_problem("bad-image", "", f" {path} ", reason, kind=UnreadableImageError):
         read_image(path, RGB_16)
@@ -71,7 +71,7 @@ def test_unusable_image_is_named_without_opening_it(
 
 def test_text_with_letters_of_a_signature_is_no_damaged_image(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("BMW\n")
-    reason = _unreadable_reason(tmp_path / "notes") or ""
+    reason = str(_check_image(tmp_path / "notes"))
     assert says(reason, "bad-image") and "BMP" not in reason
 
 
@@ -80,7 +80,7 @@ def test_sparse_image_file_is_not_read(tmp_path: Path, image_format: str) -> Non
     path = tmp_path / "image"
     Image.new("RGB", (70, 70)).save(path, image_format)
     os.truncate(path, 1 << 36)
-    assert says(_unreadable_reason(path) or "", "too-large", " 256 MiB")
+    assert says(str(_check_image(path)), "too-large", " 256 MiB")
     with raises_problem("bad-image", "", f" {path} ", " 256 MiB", kind=UnreadableImageError):
         read_image(path, RGB_16)
 
@@ -106,12 +106,12 @@ def test_missing_memory_is_named(tmp_path: Path) -> None:
     program = """
 import pathlib, resource, sys
 from engine.data.sources.base import ImageFormat
-from engine.data.sources.folder import _unreadable_reason
+from engine.data.sources.folder import _check_image
 from engine.data.sources.image import UnreadableImageError, read_image
 path = pathlib.Path(sys.argv[1])
 pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 26), resource.RLIM_INFINITY))
-print(_unreadable_reason(path))
+print(_check_image(path))
 try:
     read_image(path, ImageFormat(16, 3, (), ()))
 except UnreadableImageError as error:
@@ -128,7 +128,7 @@ except UnreadableImageError as error:
 def test_large_image_causes_no_warning(tmp_path: Path) -> None:
     path = tmp_path / "large.png"
     path.write_bytes(png_header(13_000, 13_000))
-    program = "import sys, pathlib; from engine.data.sources.folder import _unreadable_reason as reason; "
+    program = "import sys, pathlib; from engine.data.sources.folder import _check_image as reason; "
     done = subprocess.run(
         [sys.executable, "-c", f"{program}print(reason(pathlib.Path(sys.argv[1])))", str(path)],
         capture_output=True,
@@ -177,7 +177,7 @@ def test_pixel_budget_is_released_after_error() -> None:
     assert entered.is_set()
 
 
-@pytest.mark.parametrize("read", [lambda path: read_image(path, RGB_16, center_box), _unreadable_reason])
+@pytest.mark.parametrize("read", [lambda path: read_image(path, RGB_16, center_box), _check_image])
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP"])
 def test_pixels_are_decoded_only_within_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object], image_format: str

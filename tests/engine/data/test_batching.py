@@ -1,0 +1,90 @@
+"""Warnings and refusals of a dataset by its classes, the same for `gputrain data` and for runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config.loader import resolve_config
+from engine.config.schema import Config
+from engine.data.batching import check_dataset, dataset_warnings
+from engine.data.sources.base import ImageSource
+from engine.data.sources.open import open_source
+from engine.utils.errors import UsageError
+from support.data.found_folders import write_photos
+from support.messages import has_problem
+from support.runs.trained_run import call
+
+
+def open_classes(root: Path, counts: dict[str, int], *overrides: str) -> tuple[Config, ImageSource]:
+    """Open a folder with this number of images of each class for training, and one for validation."""
+    for label, (name, count) in enumerate(counts.items()):
+        write_photos(root / "train" / name, count, 1000 * label)
+        write_photos(root / "val" / name, 1, 1000 * label + 999)
+    options = ["data.dataset=folder", f"data.path={root}", "data.image_size=16"]
+    config = resolve_config(None, [*options, *overrides]).config
+    return config, open_source(config)
+
+
+@pytest.mark.parametrize(
+    ("counts", "override", "warned"),
+    [
+        ({"a": 20, "b": 2}, "", True),
+        ({"a": 19, "b": 2}, "", False),
+        ({"a": 20, "b": 2}, "loss.class_weights=balanced", False),
+    ],
+)
+def test_dataset_warnings_name_imbalance(tmp_path: Path, counts: dict[str, int], override: str, warned: bool) -> None:
+    config, source = open_classes(tmp_path, counts, *filter(None, [override]))
+    warnings = dataset_warnings(config, source)
+    assert has_problem(warnings, "imbalanced-classes", "data", "a has 20 ", "b 2,", "class_weights=balanced") is warned
+    assert len(warnings) == warned
+
+
+def test_dataset_warnings_name_classes_that_differ_in_case_only(tmp_path: Path) -> None:
+    config, source = open_classes(tmp_path, {"Cat": 1, "cat": 1, "dog": 1})
+    [warning] = dataset_warnings(config, source)
+    assert has_problem([warning], "similar-classes", "data", ": Cat and cat")
+
+
+@pytest.mark.parametrize(
+    ("folders", "named"),
+    [
+        (("animals/cat", "animals/dog", "cars"), "animals/cat, animals/dog"),
+        (("animals", "animals/dog", "animals/cat", "cars"), ""),
+        (("animals/2024", "cars"), ""),
+    ],
+    ids=["only subfolders", "also images", "one subfolder"],
+)
+def test_dataset_warnings_name_subfolders_of_classes(tmp_path: Path, folders: tuple[str, ...], named: str) -> None:
+    for place, folder in enumerate(folders):
+        write_photos(tmp_path / folder, 2, 100 * place)
+    config = resolve_config(None, ["data.dataset=folder", f"data.path={tmp_path}", "data.image_size=16"]).config
+    warnings = dataset_warnings(config, open_source(config))
+    assert has_problem(warnings, "nested-classes", "data.path", named) is bool(named)
+    assert len(warnings) == bool(named)
+
+
+def test_dataset_of_single_images_is_refused_until_a_class_has_two(tmp_path: Path) -> None:
+    for label, name in enumerate(("a", "b")):
+        write_photos(tmp_path / name, 1, 100 * label)
+    config = resolve_config(None, ["data.dataset=folder", f"data.path={tmp_path}", "data.image_size=16"]).config
+    source = open_source(config)
+    assert dataset_warnings(config, source) == []
+    with pytest.raises(UsageError) as refused:
+        check_dataset(config, source)
+    assert has_problem(refused.value.problems, "no-images", "data", "two or more")
+    done = call("data", "--data-path", tmp_path, "--image-size", "16")
+    assert done.exit_code == 2 and "there are no validation images" in done.stderr
+    write_photos(tmp_path / "a", 2, 0)
+    check_dataset(config, open_source(config))
+
+
+def test_check_dataset_leaves_batch_size_to_the_run(tmp_path: Path) -> None:
+    config, source = open_classes(tmp_path, {"a": 2, "b": 2}, "data.batch_size=64")
+    check_dataset(config, source)
+    config, source = open_classes(tmp_path, {"a": 2, "b": 2}, "data.num_classes=3")
+    with pytest.raises(UsageError) as refused:
+        check_dataset(config, source)
+    assert has_problem(refused.value.problems, "conflict", "data.num_classes", "2 classes")
