@@ -41,7 +41,7 @@ SCREENS = {
     "monitor": OpenScreen((SCREEN,), "live"),
     "demo": OpenScreen((SCREEN, "--demo"), "digits-3"),
     "attach": OpenScreen((GPUTRAIN, "attach", "live"), "processes"),
-    "attach training": OpenScreen((GPUTRAIN, "attach", "trained"), "train loss"),
+    "attach training": OpenScreen((GPUTRAIN, "attach", "trained"), "ranks on the CPU"),
     "resume": OpenScreen((GPUTRAIN, "resume", "trained", "--epochs", "100000"), "epoch"),
     "run": OpenScreen((GPUTRAIN, "run", "digits", "--ranks", "1", "--epochs", "100000", "--name", "new"), "epoch"),
     "watch": OpenScreen((GPUTRAIN, "watch", "logs"), "loss"),
