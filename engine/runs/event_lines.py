@@ -17,6 +17,7 @@ from engine.runs.events import (
     ControlEvent,
     EpochEvent,
     Event,
+    FinalTest,
     GpusGranted,
     Profiled,
     RunContinued,
@@ -32,7 +33,7 @@ from engine.runs.metrics import METRIC_PREFIX, format_known, format_of_epoch
 from engine.runs.run_devices import describe_run_devices, mean_epoch_seconds
 from engine.utils.codec import Count, or_none
 from engine.utils.text import pluralize, printable
-from engine.utils.units import format_count, format_share
+from engine.utils.units import format_count, format_score, format_share
 
 
 class RunStarting(Event, frozen=True, kw_only=True, tag="starting"):
@@ -141,6 +142,8 @@ def _format_event(event: Event) -> str | None:
             return change_line(event)
         case EpochEvent():
             return "  ".join(epoch_values(event))
+        case FinalTest():
+            return "  ".join(test_values(event))
         case WaitingForGpus():
             place = or_none(event.place)
             return f"waiting: {event.message}{'' if place is None else f' (place {place} in the queue)'}"
@@ -192,6 +195,20 @@ def epoch_values(epoch: EpochEvent) -> list[str]:
     return [printable(value) for value in values if value]
 
 
+def test_values(test: FinalTest) -> list[str]:
+    """Return the parts of the line of the test images, which is like that of an epoch."""
+    loss, accuracy = format_known("test_loss", test.loss, "nan"), format_known("test_accuracy", test.accuracy, "nan")
+    values = (
+        f"{'test':<{len(epoch_name(0))}}",
+        f"loss {loss} acc {accuracy}",
+        *(f"{name} {'nan' if value is None else format_score(value)}" for name, value in test.metrics.items()),
+        f"weights of epoch {test.epoch}",
+        pluralize(test.images, "image"),
+        f"{pluralize(test.skipped_images, 'image')} skipped" if test.skipped_images else "",
+    )
+    return [printable(value) for value in values if value]
+
+
 def epoch_name(number: int) -> str:
     """Return the name of an epoch at the beginning of a line, as wide in every line of a log."""
     return f"epoch {number:>3}"
@@ -208,11 +225,14 @@ def describe_run_setup(event: RunStarted) -> str:
     image_format = f", images: {event.image_format}" if event.image_format else ""
     start_method = f", started by {event.start_method}" if event.start_method else ""
     precision = f"; precision: {event.precision}" if event.precision else ""
+    held_out = f" and {event.val_images} for validation"
+    if event.test_images:
+        held_out = f", {event.val_images} for validation and {event.test_images} for the test"
     return (
         f"{describe_devices(event)}{start_method}, global batch size {event.global_batch}, "
         f"{pluralize(event.steps_per_epoch, 'step')} per epoch, {pluralize(event.epochs, 'epoch')}, "
-        f"{event.train_images} images for training and {event.val_images} for validation in "
-        f"{event.classes} classes, {describe_parameters(event)}{image_format}{describe_pipeline(event)}{precision}"
+        f"{event.train_images} images for training{held_out} in {event.classes} classes, {describe_parameters(event)}"
+        f"{image_format}{describe_pipeline(event)}{precision}"
     )
 
 

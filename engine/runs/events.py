@@ -73,6 +73,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """Number of training images."""
     val_images: Count
     """Number of validation images."""
+    test_images: Count = 0
+    """Number of test images, which are evaluated once at the end of the run."""
     classes: Count
     """Number of classes."""
     parameters: Count
@@ -240,6 +242,27 @@ class EpochEvent(Event, frozen=True, kw_only=True, tag="epoch"):
         return self.val_loss if ema is None or ema.loss is None else ema.loss
 
 
+class FinalTest(Event, frozen=True, kw_only=True, tag="test"):
+    """The test images were evaluated, once at the end of training, with the weights of the best epoch."""
+
+    step: Count
+    """Global step at the end of training."""
+    epoch: Count
+    """The best epoch, counted from 1."""
+    images: Count
+    """Number of test images, without those that could not be read."""
+    skipped_images: Count
+    """Test images that could not be read."""
+    loss: Finite | None
+    """Loss of the weights that select the best epoch: the EMA weights if there are any. Null if not finite."""
+    accuracy: Finite | None
+    """Accuracy of these weights, 0 to 1."""
+    top5: Finite | None
+    """Top-5 accuracy of these weights, 0 to 1."""
+    metrics: dict[str, Finite | None]
+    """The user's own metrics (`eval.metrics`) by name."""
+
+
 class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint"):
     """A checkpoint was written."""
 
@@ -319,7 +342,7 @@ class PhaseChanged(Event, frozen=True, kw_only=True, tag="phase"):
     """All ranks enter another phase of the run."""
 
     phase: str
-    """training, validating, or saving, which ends with the `checkpoint` event or a warning."""
+    """training, validating, testing, or saving, which ends with the `checkpoint` event or a warning."""
     step: Count
     """Last global step before the change."""
     epoch: Count

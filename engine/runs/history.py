@@ -25,6 +25,7 @@ from engine.runs.events import (
     ControlEvent,
     EpochEvent,
     Event,
+    FinalTest,
     GpuEvent,
     GpusGranted,
     PhaseChanged,
@@ -66,6 +67,7 @@ class History:
     code: CodeSummary | None = None  # that of `RunRecord.code`
     epochs: list[EpochEvent] = field(default_factory=list)
     latest_step: StepEvent | None = None
+    tested: FinalTest | None = None
     stopping: bool = False
     paused: bool = False
     failures: list[RankFailed] = field(default_factory=list)
@@ -108,7 +110,7 @@ class History:
             case GpusGranted():
                 self.waiting, self.granted = None, True
             case RunStarted():
-                self.started, self.latest_step = event, None
+                self.started, self.latest_step, self.tested = event, None, None
                 self._begin_session(event)
                 if isinstance(event, RunResumed):
                     self.epochs = [epoch for epoch in self.epochs if epoch.step <= event.from_step]
@@ -126,6 +128,8 @@ class History:
                     self._later_lr = max(self._later_lr or 0.0, event.lr)
             case EpochEvent():
                 self.epochs.append(event)
+            case FinalTest():
+                self.tested = event
             case GpuEvent():
                 self.latest_gpus = event
                 for sample in event.gpus:
@@ -319,6 +323,8 @@ class History:
             best_val_accuracy=best.selection_accuracy if best else None,
             best_epoch_val_loss=best.selection_loss if best else None,
             best_val_loss=min(losses, default=None),
+            test_loss=self.tested.loss if self.tested else None,
+            test_accuracy=self.tested.accuracy if self.tested else None,
             lowest_metrics={name: min(values) for name, values in metrics.items()},
             highest_metrics={name: max(values) for name, values in metrics.items()},
             images_per_second=self._median_images_per_second(),

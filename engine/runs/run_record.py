@@ -67,7 +67,7 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
     current_epoch: Count = 0
     """Epoch that the ranks are in, counted from 1."""
     phase: str = ""
-    """What the ranks do: training, validating or saving; "" if unknown or ended."""
+    """What the ranks do: training, validating, testing or saving; "" if unknown or ended."""
 
     train_loss: Finite | None = None
     """Training loss of the last epoch."""
@@ -92,6 +92,10 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
     """Validation loss of the best epoch, of the EMA weights if there are any."""
     best_val_loss: Finite | None = None
     """Lowest validation loss of all epochs, of the EMA weights if there are any."""
+    test_loss: Finite | None = None
+    """Loss on the test images, which are evaluated once at the end with the weights of the best epoch."""
+    test_accuracy: Finite | None = None
+    """Accuracy on the test images, 0 to 1."""
     lowest_metrics: Annotated[dict[str, Finite], ENTRIES] = field(default_factory=dict)
     """The lowest value of each of the user's own metrics over all epochs."""
     highest_metrics: Annotated[dict[str, Finite], ENTRIES] = field(default_factory=dict)

@@ -7,14 +7,14 @@ files, and requests to checkpoint, pause or stop. `rank_state` holds the model, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 
 from engine.data.pipelines.device import DeviceBatch
@@ -25,9 +25,10 @@ from engine.models.freeze import set_train_mode
 from engine.models.precision import autocast
 from engine.models.tta import augmented_logits
 from engine.optim.optimizers import optimizer_step, set_lr
+from engine.training.final_test import prepare_test
 from engine.training.job import Outcome
 from engine.training.metrics import Evaluation, EvaluationAccumulator, Metrics
-from engine.training.rank_state import MicroBatchResult, RankState
+from engine.training.rank_state import HeldOutImages, MicroBatchResult, RankState
 from engine.training.trainer import Trainer
 
 # Called by every rank before each training step and before each validation batch that all ranks have: writes requested
@@ -66,6 +67,14 @@ def training_loop(trainer: Trainer) -> Outcome:
         is_best = trainer.save_evaluation(selected)
         state.start_epoch(epoch + 1)
         trainer.save_epoch_checkpoint(epoch, best=is_best)
+
+    # 4. Evaluate the test images once, if there are any. They have decided nothing.
+    if (test := prepare_test(trainer)) is not None:
+        trainer.emit_phase("testing")
+        tested = evaluate_models(state, [test.model], test.images, trainer.handle_requests)
+        if tested is None:
+            return "stopped"
+        trainer.emit(test.event(tested[0], state.position.step))
     return "finished"
 
 
@@ -210,16 +219,32 @@ def evaluate(state: RankState, handle_requests: RequestHandler) -> tuple[Evaluat
     if state.ema is not None:
         state.ema.copy_buffers(state.model)
         models.append((state.ema.model, torch.float32))
+    images = HeldOutImages("val", state.sampler.val_images, state.batches)
+    evaluations = evaluate_models(state, models, images, handle_requests)
+    return None if evaluations is None else (evaluations[0], evaluations[1] if state.ema is not None else None)
+
+
+@torch.no_grad()
+def evaluate_models(
+    state: RankState,
+    models: Sequence[tuple[nn.Module, torch.dtype]],
+    images: HeldOutImages,
+    handle_requests: RequestHandler,
+) -> list[Evaluation] | None:
+    """Evaluate models, each with the type of its input, on every one of the images exactly once.
+
+    Return None if all ranks agreed to stop. Raises NonFiniteLossError on all ranks. A collective.
+    """
     models = [(evaluation_model(model, state.parallel_model), dtype) for model, dtype in models]
     probabilities = state.own_metrics.probabilities if state.own_metrics else None
     accumulators = [EvaluationAccumulator(state.device, state.num_classes, probabilities) for _ in models]
 
     # Ranks may differ by one batch, and can only agree to stop at a batch that all of them have.
-    common_batches = state.sampler.val_images // state.sampler.world_size // state.sampler.batch_size
-    for index, _ in enumerate(state.sampler.val_requests()):
+    common_batches = images.num_images // state.sampler.world_size // state.sampler.batch_size
+    for index, _ in enumerate(state.sampler.evaluation_requests(images.part, images.num_images)):
         if index < common_batches and handle_requests():
             return None
-        batch = state.next_batch(accumulators[0].totals)
+        batch = state.next_batch(accumulators[0].totals, images.batches)
         state.enter_phase(Phase.EVALUATION)
         for (model, dtype), accumulator in zip(models, accumulators, strict=True):
             with autocast(state.config.precision, state.device):
@@ -231,12 +256,12 @@ def evaluate(state: RankState, handle_requests: RequestHandler) -> tuple[Evaluat
 
     state.enter_phase(Phase.REDUCE_METRICS)
     evaluations = [accumulator.all_reduce() for accumulator in accumulators]
-    val_loss = evaluations[0].metrics.loss
-    if not math.isfinite(val_loss):
-        raise NonFiniteLossError(f"the validation loss of epoch {state.position.epoch} is {val_loss}")
+    mean_loss = evaluations[0].metrics.loss
+    if not math.isfinite(mean_loss) and images.part == "val":
+        raise NonFiniteLossError(f"the validation loss of epoch {state.position.epoch} is {mean_loss}")
     if state.own_metrics:
         evaluations = [
             replace(evaluation, own=state.compute_own_metrics(accumulator.outputs))
             for evaluation, accumulator in zip(evaluations, accumulators, strict=True)
         ]
-    return evaluations[0], evaluations[1] if state.ema is not None else None
+    return evaluations

@@ -20,7 +20,7 @@ from engine.config.pipeline import DecoderName
 from engine.config.schema import Config
 from engine.data.augment.mixup import MixupCutmix
 from engine.data.pipelines.device import DeviceBatch, DeviceLoader
-from engine.data.sampler import DistributedBatchSampler
+from engine.data.sampler import DistributedBatchSampler, Part
 from engine.data.sources.base import ImageFormat, UnreadableImageError
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
@@ -65,6 +65,14 @@ class MicroBatchResult(NamedTuple):
     correct: Tensor
     num_images: int
     weight: float
+
+
+class HeldOutImages(NamedTuple):
+    """Images that a model is evaluated on: their part, their number over all ranks, and the batches of this rank."""
+
+    part: Part
+    num_images: int
+    batches: DeviceLoader
 
 
 @dataclass(kw_only=True)
@@ -145,13 +153,14 @@ class RankState:
             self.batches.observe_step(wait_seconds)
         return batch
 
-    def next_batch(self, metrics: MetricAccumulator) -> DeviceBatch:
-        """Return the next batch, its labels on the device; unreadable images are counted in `metrics`.
+    def next_batch(self, metrics: MetricAccumulator, batches: DeviceLoader | None = None) -> DeviceBatch:
+        """Return the next batch, of other `batches` if given, its labels on the device. Unreadable images are counted
+        in `metrics`.
 
         Raises UnreadableImageError after too many batches without a readable image.
         """
         self.enter_phase(Phase.DATA)
-        batch = next(self.batches)
+        batch = next(batches or self.batches)
         if batch.warning:
             self.channel.send(WarningEvent.of(batch.warning))
         if batch.unread:

@@ -18,7 +18,13 @@ from torch.optim import Optimizer
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.data.augment.mixup import build_mixer
-from engine.data.batching import build_sampler, check_source, class_counts, sampler_warnings
+from engine.data.batching import (
+    build_sampler,
+    check_source,
+    class_counts,
+    count_test_images,
+    sampler_warnings,
+)
 from engine.data.limits import LoaderFootprint, auto_workers, loader_warnings, uses_threads
 from engine.data.pipelines.batch import BatchDataset
 from engine.data.pipelines.choose import pipeline_warnings
@@ -213,7 +219,7 @@ def build_trainer(
     # The same seed on every rank: EMA and master weights are copied before DDP broadcasts the weights of rank 0.
     seed_everything(config.run.seed)
     lr_of_step = _lr_of_step(job, sampler)
-    own_metrics = OwnMetrics(config, num_classes, sampler.val_images)
+    own_metrics = OwnMetrics(config, num_classes, max(sampler.val_images, count_test_images(data.source)))
     network, criterion, optimizer = _build_model(config, data, device, checkpoint)
     cpu_group, rank_devices = join_process_group(config, job.plan, device, rank_info, store)
     if sampler.world_size > 1:

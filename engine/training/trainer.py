@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from engine.config.precision import AmpChoice, describe_precision
+from engine.data.batching import count_test_images
 from engine.data.image_files import enlarged_edge, fitting_size
 from engine.data.limits import uses_threads
 from engine.data.pipelines.choose import PipelineChoice
@@ -291,6 +292,7 @@ class Trainer:
             steps_per_epoch=state.sampler.steps_per_epoch,
             train_images=state.sampler.train_images,
             val_images=state.sampler.val_images,
+            test_images=count_test_images(self.source),
             classes=len(self.source.classes),
             parameters=count_parameters(state.model),
             precision=self._describe_precision(),
@@ -330,7 +332,7 @@ class Trainer:
         )
 
     def warn_skipped_files(self) -> None:
-        """Warn of the files of the dataset that are no readable images."""
+        """Warn of the files of the dataset that are no readable images, and of the folders that are not used."""
         skipped = self.source.skipped
         if not skipped or self.rank_info.rank != 0:
             return
@@ -345,7 +347,7 @@ class Trainer:
                     more += f", all listed in {self.job.folder.skipped_files.name}"
         self.emit(
             WarningEvent(
-                message=f"{pluralize(len(skipped), 'file')} skipped: {', '.join(skipped[:MAX_LISTED_FILES])}{more}",
+                message=f"{pluralize(len(skipped), 'item')} skipped: {', '.join(skipped[:MAX_LISTED_FILES])}{more}",
                 code="bad-image",
             )
         )

@@ -23,6 +23,7 @@ def plan_lines(started: RunStarted, fallback: str | None) -> list[str]:
         "epochs": started.epochs,
         "training images": started.train_images,
         "validation images": started.val_images,
+        **({"test images": started.test_images} if started.test_images else {}),
         "classes": started.classes,
         "input": started.input,
         "parameters": describe_parameters(started).replace(" parameters", ""),

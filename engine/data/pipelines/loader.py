@@ -39,6 +39,7 @@ from engine.data.sources.encoded import EncodedSource
 from engine.data.stage_times import LoaderCounters
 from engine.utils.errors import CodedError
 from engine.utils.exits import describe_loader_exit, oom_kill_count
+from engine.utils.threads import map_in_threads
 
 
 class LoaderProcessError(CodedError):
@@ -53,7 +54,8 @@ class BatchLoader:
     `workers` decode threads in all (`engine.data.limits.uses_threads`). With `max_workers`, the number of threads
     follows the steps of the rank, at most to `max_workers`. With the `decoder` gpu, JPEG files are for
     `engine.data.pipelines.gpu_decoder`; the processes load nothing before it is set. A batch has at most
-    `data.batch_size` images for each of the `devices_per_rank`.
+    `data.batch_size` images for each of the `devices_per_rank`. With `threads` and no workers, so many threads of this
+    process load image files.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class BatchLoader:
         max_workers: int | None = None,
         decoder: DecoderSwitch | None = None,
         devices_per_rank: int = 1,
+        threads: int = 0,
     ) -> None:
         decoder = decoder or DecoderSwitch("cpu")
         dataset = BatchDataset(source, config, image_format)
@@ -79,7 +82,7 @@ class BatchLoader:
         self._step_start: tuple[float, float] | None = None
         self._oom_kills_at_start = oom_kill_count()
         self._processes: list[BaseProcess] = []
-        self._batches: Iterator[Batch] = map(load, requests)
+        self._batches: Iterator[Batch] = map_in_threads(load, requests, threads) if threads else map(load, requests)
         if workers > 0:
             loaded: Dataset[Batch] | Dataset[SentBatch] = _LoadedBatches(load)
             sampler: Iterable[BatchRequest] | None = requests

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from engine.runs.events import CheckpointSaved, Event, PhaseChanged, RunContinued, RunFinished, RunPaused, WarningEvent
+from engine.runs.event_lines import event_line
+from engine.runs.events import (
+    CheckpointSaved,
+    Event,
+    FinalTest,
+    PhaseChanged,
+    RunContinued,
+    RunFinished,
+    RunPaused,
+    WarningEvent,
+)
 from engine.runs.history import history_from_events
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from support.runs.factories import make_gpu_run_started, make_timed_epoch
@@ -77,6 +87,17 @@ def test_history_duration_leaves_out_clock_that_was_set_back() -> None:
 )
 def test_history_phase_follows_events(events: list[Event], expected: str) -> None:
     assert history_from_events([STARTED, *events]).phase == expected
+
+
+def test_history_has_test_of_the_latest_session() -> None:
+    tested = FinalTest(step=20, epoch=1, images=6, skipped_images=0, loss=0.25, accuracy=0.75, top5=1.0, metrics={})
+    events = [STARTED, make_epoch(1), make_epoch(2), tested]
+    record = history_from_events(events).record()
+    assert (record.test_loss, record.test_accuracy) == (0.25, 0.75)
+    line = event_line(tested)
+    assert line is not None and "loss 0.2500 acc 0.7500" in line and "epoch 1" in line and "6 images" in line
+    resumed = history_from_events([*events, make_run_resumed(20, time=9.0)]).record()
+    assert (resumed.test_loss, resumed.test_accuracy) == (None, None)
 
 
 def test_history_duration_leaves_out_pauses() -> None:

@@ -147,7 +147,7 @@ def test_run_trains_on_mixed_image_folder_and_lists_skipped_files(gputrain: Gput
         *("augment.resized_crop=true", "augment.flip=true", "augment.policy=trivialaugment", "augment.erasing=0.5"),
     )
     assert done.returncode == 0, done.stderr
-    assert "2 files skipped: cat/cut.jpg (broken: " in done.stderr
+    assert "2 items skipped: cat/cut.jpg (broken: " in done.stderr
     assert says(done.stderr, "bad-image", "dog/notes.txt (")
     started = next(event for event in read_events(gputrain.runs / "pets") if event["type"] == "run_started")
     assert (started["train_images"], started["val_images"], started["classes"]) == (28, 6, 2)
