@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 
-class Finder(importlib.abc.MetaPathFinder):
+class Finder(PathFinder):
     def __init__(self, name: str, function: Callable[[ModuleType], None]) -> None:
         self.name, self.function = name, function
 
-    def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+    # It stays in place: who asks only whether the module exists, before the import, gets its spec here too.
+    def find_spec(  # type: ignore[override]
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != self.name:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec = PathFinder.find_spec(name, path, target)
         assert spec is not None
         assert spec.loader is not None
         load = spec.loader.exec_module

@@ -56,7 +56,7 @@ def test_bench_measures_one_and_two_gpus(rehearsal: Rehearsal) -> None:
 def test_run_trains_on_mig_instance(rehearsal: Rehearsal) -> None:
     instances = [f"instance 0 uuid={uuid} gi={number} ci=0" for number, uuid in enumerate(MIG_UUIDS, 1)]
     rehearsal.host.set_scene(gpu_line(0, used=100, mig=1), instances)
-    run = rehearsal.run("mig", *LIGHT, "--gpus", "0")
+    run = rehearsal.run("mig", *LIGHT, "--gpus", MIG_UUIDS[0])
     assert (run_started(run)["backend"], run_started(run)["devices"]) == ("gloo", MIG_UUIDS[:1])
     samples = [gpu for event in read_events(run) if event["type"] == "gpus" for gpu in event["gpus"]]
     assert {(gpu["uuid"], gpu["memory_used"]) for gpu in samples} == {(MIG_UUIDS[0], 20 << 20)}

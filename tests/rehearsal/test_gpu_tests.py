@@ -1,4 +1,4 @@
-"""The tests with the marker `gpu` that need no real card pass on the fake GPUs, in one process."""
+"""The tests with the marker `gpu` that need no real card pass on the fake GPUs, each folder in one process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from support.gputrain_command import ROOT
 
 @pytest.mark.rehearsal
 @pytest.mark.timeout(1000)
-def test_all_gpu_tests_pass(rehearsal: Rehearsal) -> None:
+@pytest.mark.parametrize("folder", ["engine", "end_to_end"])
+def test_gpu_tests_pass(rehearsal: Rehearsal, folder: str) -> None:
     options = ["-m", "gpu and not card", "-q", "-p", "no:cacheprovider", "--basetemp", str(rehearsal.folder / "tests")]
     environment = {key: value for key, value in rehearsal.environment.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(ROOT / "tests")],
+        [sys.executable, "-m", "pytest", *options, str(ROOT / "tests" / folder)],
         cwd=ROOT,
         env=environment,
         capture_output=True,
