@@ -61,6 +61,8 @@ class WandbService(Service):
         """Take server, credentials, mode and entity from W&B's own variables and settings. Raises UsageError."""
         for name, value in LIBRARY_VARIABLES.items():
             os.environ.setdefault(name, value)
+        # A notebook that has used W&B names its own service to its children, which would keep the run of a killed sync.
+        os.environ.pop("WANDB_SERVICE", None)
         if not os.environ.get("WANDB_DIR"):
             try:
                 os.environ["WANDB_DIR"] = str(make_user_folder(state_folder()))

@@ -28,7 +28,8 @@ from support.servers.remote_runs import mlflow_points, mlflow_runs, wandb_histor
 from tui.cli.main import app
 
 FINISHED = RunFinished(time=90.0, state="finished", message="best accuracy 0.5")
-OFFLINE = {"WANDB_MODE": "offline"}
+# Without a service there, the library that uses it fails.
+OFFLINE = {"WANDB_MODE": "offline", "WANDB_SERVICE": "3-1-unix-/gone"}
 CONFIG = "optim: {lr: 0.1, name: sgd}\n"
 
 
