@@ -11,6 +11,10 @@ from engine.config.section import FloatPair, Floats, Section, SizeSchedule, Text
 IMAGE_FILE_DATASETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
 # Encoded image files of any size, decoded when they are loaded; see `engine.data.sources.encoded`.
 ENCODED_DATASETS = ("folder", "packed", "webdataset")
+OTHER_LABELS_ADVICE = (
+    "built in are images with one label each, in one folder per class; with other labels, run a script of yours: "
+    "gputrain run -- python train.py"
+)
 Fit = Literal["crop", "squash"]
 Shuffle = Literal["full", "blocks"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]

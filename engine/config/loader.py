@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from engine.config.data_sections import OTHER_LABELS_ADVICE
 from engine.config.effects import NoEffect, keys_without_effect, lr_without_effect, typed_without_effect
 from engine.config.file_layers import ConfigLayer, Layer, read_file_layers
 from engine.config.key_names import key_hint
@@ -72,6 +73,7 @@ FOREIGN_URLS_ADVICE = "set notify.urls on the command line ([] for none), or tru
 PRESETS_FOLDER = "presets"
 # Files of images, by which a path of data means a dataset. Any other path is a folder.
 DATASET_SUFFIXES = {".gpk": "packed", ".tar": "webdataset"}
+TABLE_SUFFIXES = (".csv", ".jsonl", ".parquet", ".tsv")
 YAML_SUFFIXES = (".yaml", ".yml")
 MAX_SHOWN_CHARACTERS = 100
 # Keys whose values do not carry over to another optimizer.
@@ -113,6 +115,8 @@ def find_config(name: str) -> Path:
     if is_file(path) and (name not in available or _is_own(path)):
         if path.suffix in DATASET_SUFFIXES:
             raise UsageError.one(name, "is a dataset, not a config", code="wrong-format")
+        if path.suffix in TABLE_SUFFIXES:
+            raise UsageError.one(name, "is a table, not a config", OTHER_LABELS_ADVICE, code="wrong-format")
         return path
     if name in available:
         return available[name]

@@ -96,7 +96,9 @@ def find_panel(name: str, own: Collection[str] = (), foreign: Mapping[str, str] 
         if meant in (key, ALIASES.get(key)):
             return key
     known = [*curves, *own, *foreign]
-    advice = did_you_mean(wanted, known) or f"; choose one of {', '.join(known)}"
+    meanings = {*curves, *map(ALIASES.get, curves)}
+    aliases = [alias for alias, key in ALIASES.items() if key in meanings]
+    advice = did_you_mean(wanted, [*known, *aliases]) or f"; choose one of {', '.join(known)}"
     raise UsageError.one("--metric", f"{name} is no metric of a curve{advice}", code="unknown-value")
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from engine.foreign.activity import Activity
@@ -308,7 +309,9 @@ def _config_field(key: str) -> Field:
     def value(row: RunRow) -> Any:
         config = row.record.config
         if row.record.command:
-            return _parameter_of_command(row, key)
+            names, parameters = _parameter_names(key), row.record.command_parameters
+            known = (config or {}).get(key, row.record.last_values.get(names[-1]))
+            return next((parameters[name] for name in names if name in parameters), known)
         if config is None:
             return None
         found = config[key] if key in config else default_values()[key]
@@ -317,13 +320,15 @@ def _config_field(key: str) -> Field:
     return Field(key, Kind.CONFIG, value)
 
 
-def _parameter_of_command(row: RunRow, key: str) -> Any:
-    """Return the parameter of a command by that name, else by that of a config key for the same: `lr` of `optim.lr`."""
+@cache
+def _parameter_names(key: str) -> tuple[str, ...]:
+    """Return what commands call the parameter that a config key sets: `lr` of `optim.lr`.
+
+    Several keys end in `name`, and the --name of a script is none of them."""
     short = key.rpartition(".")[2]
-    names = (key, *(alias for alias, meant in ALIASES.items() if meant == key), short)
-    parameters = row.record.command_parameters
-    known = (row.record.config or {}).get(key, row.record.last_values.get(short))
-    return next((parameters[name] for name in names if name in parameters), known)
+    aliases = [alias for alias, meant in ALIASES.items() if meant == key]
+    is_unique = sum(each.rpartition(".")[2] == short for each in default_values()) == 1
+    return (key, *aliases, *([short] if is_unique else []))
 
 
 def _with_command_metric(field: Field, name: str, own: Mapping[str, Better]) -> Field:

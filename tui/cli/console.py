@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NON_TTY_COLUMNS = 120
 # Before a command says that it reads, and between two lines that do.
 PATIENCE_SECONDS, REFRESH_SECONDS = 1.0, 0.25
+MAX_ASKED_LINES = 20
 
 
 def print_table(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> None:
@@ -69,6 +70,29 @@ def print_warning(problem: Problem) -> None:
     from engine.utils.text import printable
 
     typer.echo(f"warning: {printable(str(problem))}", err=True)
+
+
+def is_interactive() -> bool:
+    """Whether somebody can answer a question."""
+    return sys.stdin.isatty()
+
+
+def ask(question: str, lines: Sequence[str], command: str, *, yes: bool) -> None:
+    """Ask on the terminal whether to go on; leave with exit code 1 if not. `lines` say what it is about.
+
+    Raises UsageError without a terminal."""
+    from engine.utils.errors import UsageError
+
+    if yes:
+        return
+    if not is_interactive():
+        raise UsageError.one(command, "asks a question, and there is no terminal; add --yes", code="no-terminal")
+    more = len(lines) - MAX_ASKED_LINES
+    for line in lines if more <= 0 else [*lines[:MAX_ASKED_LINES], f"and {more} more"]:
+        typer.echo(f"  {line}", err=True)
+    if not typer.confirm(f"{question}?", err=True):
+        typer.echo("Nothing was changed.", err=True)
+        raise typer.Exit(1)
 
 
 def show_progress(text: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from engine.doctor.leftovers import Leftover
 from engine.runs.events import Event
 from engine.runs.profile_file import Profile
 from engine.runs.run_row import RunValues
@@ -79,6 +80,13 @@ class TrashOutput(Output, frozen=True, kw_only=True):
     runs: list[Values]
     """Each run: `name`, `entry` (its name in the trash), `folder`, `deleted_at` in Unix seconds, `files`, `size_bytes`,
     `checkpoints`, and `made`, the files that it made in the copy of its code."""
+
+
+class CleanOutput(Output, frozen=True, kw_only=True):
+    """`gputrain clean --json`"""
+
+    leftovers: list[Leftover]
+    """What can be deleted, by place."""
 
 
 class SyncOutput(Output, frozen=True, kw_only=True):

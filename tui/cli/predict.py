@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from engine.utils.errors import Problem
 
 DEFAULT_TOP = 5
+TABLE_SUFFIXES = (".csv", ".json")
 
 
 @command(
     [
         "gputrain predict last photo.jpg --top 3",
-        "gputrain predict fashion-17 album/ --json",
+        "gputrain predict fashion-17 album/ -o classes.csv",
         "gputrain predict last photos/ --features auto -o features.npz",
         "gputrain predict last photos/ --features layer3 --no-pool -o maps.npz",
     ],
@@ -53,7 +54,7 @@ def predict(
             help="Layer whose output is written instead, or auto.",
         ),
     ] = None,
-    output: Annotated[str | None, output_option("features, for numpy.load.")] = None,
+    output: Annotated[str | None, output_option("FILE.csv or .json, or of features FILE.npz.")] = None,
     no_pool: Annotated[
         bool, typer.Option("--no-pool", help="Write whole feature maps, not their mean over pixels.")
     ] = False,
@@ -64,9 +65,10 @@ def predict(
     """Classify images with a trained model, or extract their features.
 
     Prints the most probable classes of each image with their probabilities. Images are preprocessed like the validation
-    images of the run.
+    images of the run. With -o FILE.csv, each image is a line: path, class, probability, and the same of the next
+    classes; FILE.json is what --json prints.
 
-    Files in folders that are not images are skipped with a message; --json lists them in `skipped`.
+    Files in folders that are not images are skipped with a message; JSON lists them in `skipped`.
 
     --features writes the output of a layer for each image of one folder to a file for numpy.load: features (float32),
     paths, labels (index into classes, -1 without a class folder), classes and layer. `gputrain models show --stages`
@@ -75,16 +77,25 @@ def predict(
     from engine.inference.device import reserve_device
     from engine.inference.predict import find_input_files
     from engine.inference.trained_model import load_trained_model
+    from engine.utils.errors import UsageError
     from engine.utils.files import expand_user
 
-    check_options(layer, {"--top": top is not None}, {"--output": output, "--no-pool": no_pool, "--force": force})
+    without_effect = {
+        "--no-pool": (no_pool and layer is None, "without --features LAYER"),
+        "--top": (top is not None and layer is not None, "with --features"),
+        "--force": (force and output is None, "without --output"),
+        "--json": (as_json and layer is None and output is not None, "with --output, whose ending names the format"),
+    }
+    if option := next((name for name, (is_useless, _) in without_effect.items() if is_useless), None):
+        raise UsageError.one(option, f"has no effect {without_effect[option][1]}", code="no-effect")
     inputs = [expand_user(path) for path in paths]
+    table = table_target(output, force=force) if layer is None else None
     target = None if layer is None else features_target(paths, output, force=force)
     files = list(find_input_files(inputs))
     with reserve_device(model.gpus, folder.name, print_warning) as reserved:
         trained = load_trained_model(folder, model.checkpoint, device=reserved, raw=model.raw, code_trust=model.trust)
         if target is None:
-            raise typer.Exit(classify(folder, trained, files, top or DEFAULT_TOP, as_json=as_json))
+            raise typer.Exit(classify(folder, trained, files, top or DEFAULT_TOP, table, as_json=as_json))
         from engine.inference.features import extract_features
 
         chosen = None if layer == "auto" else layer
@@ -94,13 +105,20 @@ def predict(
     print_features(folder, trained.checkpoint, target, extracted, as_json=as_json)
 
 
-def check_options(layer: str | None, of_classes: dict[str, object], of_features: dict[str, object]) -> None:
-    """Raise UsageError for an option, by its name, that has a value and no effect."""
+def table_target(output: str | None, *, force: bool) -> Path | None:
+    """Return the file to which the classes of images are written; None without one. Raises UsageError."""
     from engine.utils.errors import UsageError
+    from engine.utils.files import expand_user
+    from engine.utils.output_file import check_output
 
-    others, why = (of_features, "without --features LAYER") if layer is None else (of_classes, "with --features")
-    if option := next((name for name, value in others.items() if value), None):
-        raise UsageError.one(option, f"has no effect {why}", code="no-effect")
+    if output is None:
+        return None
+    target = expand_user(output)
+    if target.suffix.casefold() not in TABLE_SUFFIXES:
+        reason = f"{output} must end in {' or '.join(TABLE_SUFFIXES)}"
+        raise UsageError.one("--output", reason, "to write features, add --features auto", code="wrong-format")
+    check_output(target, "classes.csv", force=force)
+    return target
 
 
 def features_target(paths: Sequence[str], output: str | None, *, force: bool) -> Path:
@@ -120,21 +138,37 @@ def features_target(paths: Sequence[str], output: str | None, *, force: bool) ->
     return target
 
 
-def classify(folder: RunFolder, trained: TrainedModel, files: Sequence[InputFile], top: int, *, as_json: bool) -> int:
-    """Print the classes of each file and return the exit code. Raises UsageError for a model that takes no images."""
+def classify(
+    folder: RunFolder,
+    trained: TrainedModel,
+    files: Sequence[InputFile],
+    top: int,
+    target: Path | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Print the classes of each file, or write them to `target`, and return the exit code.
+
+    Raises UsageError for a model that takes no images."""
     from engine.inference.predict import predict as predict_images
     from engine.inference.trained_model import check_takes_images
-    from tui.tables.predictions import prediction_line, prediction_table
+    from engine.utils.text import pluralize, printable
 
     check_takes_images(trained.checkpoint)
     failed: list[Prediction] = []
     predictions = skip_unreadable(predict_images(trained, files, top), failed)
-    if as_json:
-        print_predictions_json(predictions, failed, folder, trained.checkpoint)
+    if as_json or (target is not None and target.suffix.casefold() == ".json"):
+        texts = json_texts(predictions, failed, folder, trained.checkpoint)
+    elif target is not None:
+        texts = csv_texts(predictions, min(top, len(trained.checkpoint.classes)))
     else:
-        table = prediction_table([str(file.path) for file in files], trained.checkpoint.classes)
-        for prediction in predictions:
-            typer.echo(prediction_line(table, prediction))
+        texts = table_texts(predictions, files, trained.checkpoint.classes)
+    if target is None:
+        for text in texts:
+            typer.echo(text, nl=False)
+    else:
+        write_texts(target, texts)
+        typer.echo(printable(f"{target}: {pluralize(len(files) - len(failed), 'image')}"))
     named_failed = any(prediction.file.explicit for prediction in failed)
     if len(failed) == len(files) and not named_failed:
         from engine.utils.errors import Problem
@@ -142,6 +176,18 @@ def classify(folder: RunFolder, trained: TrainedModel, files: Sequence[InputFile
         content = "no readable image" if files else "no files"
         print_error(Problem("", f"the folders contain {content}", code="no-images"))
     return int(named_failed or len(failed) == len(files))
+
+
+def write_texts(target: Path, texts: Iterable[str]) -> None:
+    """Replace a file by texts. Raises UsageError if it cannot be written."""
+    from engine.utils.errors import UsageError
+    from engine.utils.files import replace_file
+
+    try:
+        # Names of files may have bytes that are no text.
+        replace_file(target, lambda file: file.writelines(text.encode(errors="surrogateescape") for text in texts))
+    except OSError as error:
+        raise UsageError.one(str(target), f"cannot be written: {error.strerror}", code="not-writable") from error
 
 
 def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction]) -> Iterator[Prediction]:
@@ -157,10 +203,35 @@ def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction])
         typer.echo(f"{prefix}: {printable(f'{prediction.file.path} {prediction.error}')}", err=True)
 
 
-def print_predictions_json(
+def table_texts(predictions: Iterator[Prediction], files: Sequence[InputFile], classes: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each prediction."""
+    from tui.tables.predictions import prediction_line, prediction_table
+
+    table = prediction_table([str(file.path) for file in files], classes)
+    for prediction in predictions:
+        yield f"{prediction_line(table, prediction)}\n"
+
+
+def csv_texts(predictions: Iterator[Prediction], top: int) -> Iterator[str]:
+    """Yield a line of names, and a line for each prediction, with its `top` classes."""
+    import csv
+    from io import StringIO
+
+    def line(cells: Sequence[object]) -> str:
+        text = StringIO()
+        csv.writer(text, lineterminator="\n").writerow(cells)
+        return text.getvalue()
+
+    more = (f"{name}_{number}" for number in range(2, top + 1) for name in ("class", "probability"))
+    yield line(["path", "class", "probability", *more])
+    for prediction in predictions:
+        yield line([prediction.file.path, *(cell for pair in prediction.classes for cell in pair)])
+
+
+def json_texts(
     predictions: Iterator[Prediction], failed: Sequence[Prediction], run: RunFolder, checkpoint: TrainedCheckpoint
-) -> None:
-    """Print one JSON object. Its array `images` is written line by line, as the predictions arrive.
+) -> Iterator[str]:
+    """Yield the parts of one JSON object. Its array `images` has a line for each prediction, as they arrive.
 
     `failed` has the files that could not be read once all predictions have arrived.
     """
@@ -168,12 +239,11 @@ def print_predictions_json(
     from tui.cli.outputs import json_line
 
     header = json_line({"run": run.name, "checkpoint": str(checkpoint.path)})
-    typer.echo(f'{header[:-1]}, "images": [', nl=False)
+    yield f'{header[:-1]}, "images": ['
     separator = "\n"
     for prediction in predictions:
         classes = [{"name": name, "probability": probability} for name, probability in prediction.classes]
-        image = encode({"path": str(prediction.file.path), "classes": classes}).decode()
-        typer.echo(separator + image, nl=False)
+        yield separator + encode({"path": str(prediction.file.path), "classes": classes}).decode()
         separator = ",\n"
     skipped = [
         encode({"path": str(file.file.path), "reason": error.message, "code": error.code}).decode()
@@ -181,7 +251,7 @@ def print_predictions_json(
         if (error := file.error) is not None
     ]
     lines = ",".join(f"\n{line}" for line in skipped)
-    typer.echo(f'\n], "skipped": [{lines}\n]}}')
+    yield f'\n], "skipped": [{lines}\n]}}\n'
 
 
 def print_skipped(file: InputFile, error: Problem) -> None:

@@ -11,6 +11,7 @@ import shutil
 import signal
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -38,6 +39,9 @@ COMMAND_KEYS = frozenset({
 COMMAND_SECTIONS = ("queue.", "notify.")
 # Options of a shared key that have no key of their own.
 SHARED_FLAGS = frozenset({"ngpu", "after_any"})
+# Options that are meant for gputrain also behind the name of a program, and the keys of others.
+START_FLAGS = frozenset({"detach", "headless", *SHARED_FLAGS})
+START_KEYS = ("device.gpus", "device.wait", "queue.")
 CONFIG_ENDINGS = (".yaml", ".yml")
 # Options that a training has by another name.
 SIMILAR = {"data": "use --data-path", "metrics": "use eval.metrics=module:name"}
@@ -250,13 +254,35 @@ def check_config_word(command: Any, args: Sequence[str]) -> None:
         # The parser refuses it.
         return
     place, interpreter = [*args].index(words[0]), INTERPRETERS.get(PurePath(words[0]).suffix)
-    typed = [*args[place:]]
+    ours, theirs = split_start_options(command, args[place + 1 :])
+    typed = [words[0], *theirs]
     if interpreter is not None and not os.access(words[0], os.X_OK):
         typed.insert(0, interpreter)
-    line = shlex.join(["gputrain", "run", *args[:place], "--", *typed])
+    line = shlex.join(["gputrain", "run", *args[:place], *ours, "--", *typed])
     if interpreter is not None and not Path(words[0]).exists():
         raise UsageError.one(words[0], "there is no such file", f"a script runs with {line}", code="not-found")
     raise UsageError.one(words[0], f"is a program and no config; to run it: {line}", code="not-a-config")
+
+
+def split_start_options(command: Any, args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the options behind the name of a program that choose its GPUs, its place in the queue or the terminal, and
+    all others, which the program may have too."""
+    options = {
+        name: param
+        for param in command.params
+        for name in (*param.opts, *param.secondary_opts)
+        if param.name in START_FLAGS or FLAG_TO_KEY.get(param.name, "").startswith(START_KEYS)
+    }
+    ours, theirs, rest = list[str](), list[str](), iter(args)
+    for arg in rest:
+        name, sign, _ = arg.partition("=")
+        if name not in options:
+            theirs.append(arg)
+            continue
+        ours.append(arg)
+        if not sign and not options[name].is_flag:
+            ours += islice(rest, 1)
+    return ours, theirs
 
 
 def is_program(word: str) -> bool:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,7 +16,7 @@ from engine.utils.errors import Problem, UsageError, nearest
 from engine.utils.text import pluralize, printable
 from tui.cli.command import command
 from tui.cli.completions import complete_runs
-from tui.cli.console import print_warning
+from tui.cli.console import ask, print_warning
 from tui.cli.help import MinusWordsCommand
 from tui.cli.options import RUN_HELP, JsonOption, RunsDirOption, TakeOverOption, YesOption, run_argument
 from tui.cli.run_options import find_own_runs, for_each, takes_own_runs, watch_other_hosts
@@ -25,8 +24,6 @@ from tui.cli.run_options import find_own_runs, for_each, takes_own_runs, watch_o
 if TYPE_CHECKING:
     from engine.runs.folder import RunFolder
     from engine.runs.labels import RunLabels
-
-MAX_LISTED_RUNS = 20
 
 
 @command(["gputrain runs tag last +night -old", "gputrain runs tag last"], kind=MinusWordsCommand)
@@ -131,10 +128,10 @@ def delete(*, folders: list[RunFolder], yes: YesOption = False, take_over: TakeO
 
     watch_other_hosts(folders, take_over=take_over)
     for_each(folders, lambda folder: check_deletable(folder, take_over=take_over))
-    _ask(
+    ask(
         f"Move {pluralize(len(folders), 'run')} to the trash",
         [f"{printable(folder.name)}: {run_contents(folder.path)}" for folder in folders],
-        "delete",
+        "gputrain runs delete",
         yes=yes,
     )
     for_each(folders, move)
@@ -179,7 +176,7 @@ def trash(
         typer.echo(f"The trash of {root} is empty.", err=True)
     elif empty:
         questions = [f"{printable(run.entry)}: {contents[run.entry]}" for run in runs]
-        _ask(f"Delete {pluralize(len(runs), 'run')} for good", questions, "trash --empty", yes=yes)
+        ask(f"Delete {pluralize(len(runs), 'run')} for good", questions, "gputrain runs trash --empty", yes=yes)
         watch_other_hosts([RunFolder(run.path) for run in runs], take_over=True)
         for_each(runs, delete_for_good)
         typer.echo(f"Deleted {pluralize(len(runs), 'run')}.", err=True)
@@ -242,31 +239,3 @@ def _label(
         typer.echo(f"{printable(folder.name)}: {describe(labels)}".rstrip(), err=True)
 
     for_each(folders, act)
-
-
-def is_interactive() -> bool:
-    """Whether somebody can answer a question."""
-    return sys.stdin.isatty()
-
-
-def _ask(question: str, lines: Sequence[str], command: str, *, yes: bool) -> None:
-    """Ask on the terminal whether to go on; leave with exit code 1 if not. Raises UsageError without a terminal."""
-
-    if yes:
-        return
-    if not is_interactive():
-        raise UsageError.one(
-            f"gputrain runs {command}",
-            "asks a question, and there is no terminal; add --yes",
-            code="no-terminal",
-        )
-    shown = (
-        lines
-        if len(lines) <= MAX_LISTED_RUNS
-        else [*lines[:MAX_LISTED_RUNS], f"and {len(lines) - MAX_LISTED_RUNS} more"]
-    )
-    for line in shown:
-        typer.echo(f"  {line}", err=True)
-    if not typer.confirm(f"{question}?", err=True):
-        typer.echo("Nothing was changed.", err=True)
-        raise typer.Exit(1)

@@ -143,7 +143,8 @@ def list_runs(
             ]
         print_json(RunsOutput(runs=values))
     elif rows:
-        print_table(listed_columns(rows) if fields is None else field_columns(fields, rows), rows)
+        sorted_by = order.field if sort and order is not None else None
+        print_table(listed_columns(rows, sorted_by) if fields is None else field_columns(fields, rows), rows)
     elif run_list.count == 0:
         start = f"gputrain run --runs-dir {shlex.quote(str(root))}"
         typer.echo(f"There are no runs in {root}. Start one with `{start} CONFIG` or `{start} -- COMMAND`.", err=True)

@@ -54,6 +54,7 @@ WORDS = {
     "models": Word(PREPARE, "List the available models, or print the layers of one.", "list"),
     "gpus": Word(PREPARE, "Show GPU utilization, memory, power, temperature and users."),
     "doctor": Word(PREPARE, "Check this host for problems that affect training."),
+    "clean": Word(PREPARE, "Delete caches and what dead runs left, after a question."),
 }
 """First words in the order of the help."""
 
@@ -111,6 +112,7 @@ COMMANDS = {
     ),
     "gpus": Entry("machine:gpus", WORDS["gpus"].summary),
     "doctor": Entry("machine:doctor", WORDS["doctor"].summary),
+    "clean": Entry("clean:clean", WORDS["clean"].summary),
 }
 """Every command by its words."""
 
@@ -118,6 +120,7 @@ GUESSES = {
     "add": "gputrain run CONFIG --queue --detach",
     "benchmark": "gputrain bench CONFIG",
     "best": "gputrain runs --sort accuracy -n 1",
+    "cache": "gputrain clean",
     "cancel": "gputrain stop RUN",
     "check": "gputrain doctor",
     "classify": "gputrain predict RUN PATH",
@@ -160,6 +163,7 @@ GUESSES = {
     "pack": "gputrain data pack FOLDER -o FILE",
     "plot": "gputrain report RUN -o curves.pdf",
     "profile": "gputrain runs profile RUN",
+    "prune": "gputrain clean",
     "ps": "gputrain runs",
     "remove": "gputrain runs delete RUN",
     "results": "gputrain runs show RUN",

@@ -38,6 +38,7 @@ from tui.widgets.preview import Preview
 NAME = " gputrain  "
 # Before the first snapshot, room is kept for as many GPUs.
 EXPECTED_GPUS = 8
+DEMO_HINT = " See eight simulated GPUs with gputrain-tui --demo."
 
 
 class Panels(Container):
@@ -252,7 +253,7 @@ class MonitorScreen(GpuProcessesScreen):
         panel.set_titles("Host")
         texts = []
         if snapshot is not None and not snapshot.gpus:
-            message = str(no_driver_problem(snapshot))
+            message = str(no_driver_problem(snapshot)) + ("" if snapshot.pending else DEMO_HINT)
             texts = [Text(line) for line in textwrap.wrap(message, max(panel.text_width, 20))]
         room = panel.size.height - len(texts)
         host = self.gputrain_app.host_poller

@@ -161,8 +161,8 @@ def _name_cell(row: RunRow, is_marked: RowTest, is_opened: RowTest) -> Line:
     return (MARK if marked else " ", ACCENT), state_symbol(row.state), sign, (row.name, style)
 
 
-def listed_columns(rows: Sequence[RunRow]) -> list[Column[RunRow]]:
-    """Return the columns of `gputrain runs` without `--columns`.
+def listed_columns(rows: Sequence[RunRow], sorted_by: Field | None = None) -> list[Column[RunRow]]:
+    """Return the columns of `gputrain runs` without `--columns`, with the field that the list is sorted by.
 
     Columns for tags, for why other users can change a run and for commands exist only if one of the runs has any, and a
     column for the cause only if every run ended with one. Commands without a validation accuracy add their most
@@ -174,7 +174,11 @@ def listed_columns(rows: Sequence[RunRow]) -> list[Column[RunRow]]:
         names[2] = "step"
         if all(row.record.best_val_accuracy is None for row in rows):
             names.remove(accuracy)
-    columns = field_columns(map(find_field, names), rows)
+    fields = {field.name: field for field in map(find_field, names)}
+    if sorted_by is not None and sorted_by.name not in (*fields, "tags", "command"):
+        age = fields.pop("age")
+        fields |= {sorted_by.name: sorted_by, "age": age}
+    columns = field_columns(fields.values(), rows)
     columns.append(replace(field_column(find_field("tags")), optional=True))
     columns.append(Column("foreign", "foreign", lambda row: row.foreign or "", optional=True))
     columns.append(Column("command", "command", _listed_command, optional=True))

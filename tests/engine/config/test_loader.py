@@ -282,6 +282,12 @@ def test_resolve_rejects_file_that_is_not_a_config(
     assert has_problem([problem], code, location.format(file), value), problem
 
 
+def test_resolve_names_what_is_built_in_for_a_table_of_labels(tmp_path: Path) -> None:
+    file = write(tmp_path / "labels.csv", "file,cat,dog\n1.jpg,1,0\n")
+    (problem,) = problems(file=file)
+    assert has_problem([problem], "wrong-format", file, "one label each", "gputrain run -- python train.py")
+
+
 def test_resolve_suggests_nearest_preset_for_missing_file() -> None:
     (problem,) = problems(file="nowhere/digit.yaml")
     assert has_problem([problem], "not-found", "nowhere/digit.yaml", "digits?")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -78,6 +79,27 @@ def test_predict_command_prints_line_per_image(run: RunFolder, photos: Path) -> 
         _, best, probability, second, second_probability = line.split()
         assert {best, second} < set("0123456789")
         assert float(probability) > float(second_probability)
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.JSON"])
+def test_predict_command_writes_what_it_prints_in_the_format_of_the_ending(
+    run: RunFolder, photos: Path, tmp_path: Path, name: str
+) -> None:
+    arguments = ("predict", run.path, photos, "--top", 2)
+    printed = call(*arguments, "--json")
+    done = call(*arguments, "-o", tmp_path / name)
+    assert (done.exit_code, done.stdout) == (0, f"{tmp_path / name}: 12 images\n")
+    text = (tmp_path / name).read_text()
+    if name == "out.JSON":
+        assert text == printed.stdout
+        return
+    rows = list(csv.reader(text.splitlines()))
+    assert rows[0] == ["path", "class", "probability", "class_2", "probability_2"]
+    images = json.loads(printed.stdout)["images"]
+    assert rows[1:] == [
+        [image["path"], *(str(part) for predicted in image["classes"] for part in predicted.values())]
+        for image in images
+    ]
 
 
 def test_probabilities_use_softmax_or_sigmoid_for_bce(tmp_path: Path) -> None:

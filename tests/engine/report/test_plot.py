@@ -138,6 +138,12 @@ def test_plot_arguments() -> None:
     assert file_format(Path("a.PDF")) == "pdf"
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("accurcy", "accuracy"), ("lerning-rate", "learning_rate")])
+def test_plot_names_the_metric_that_a_mistyped_one_means(typed: str, meant: str) -> None:
+    with raises_problem("unknown-value", "--metric", f"did you mean {meant}?"):
+        find_panel(typed)
+
+
 @pytest.mark.parametrize(
     ("parse", "text", "code", "location"),
     [

@@ -69,3 +69,10 @@ def test_fields_of_a_row_are_those_of_the_command(tmp_path: Path, name: str, val
     row = row_of(make_run_folder(tmp_path, "a", make_command_started()))
     assert find_field(name).value(row) == value
     assert row.to_dict()["config"] == {}
+
+
+def test_config_key_is_a_parameter_of_its_name_unless_other_keys_have_that_name(tmp_path: Path) -> None:
+    parameters = {"name": "bert-1", "weight_decay": 0.1}
+    row = row_of(make_run_folder(tmp_path, "a", make_command_started(parameters=parameters)))
+    values = {key: find_field(key).value(row) for key in ("model.name", "optim.name", "optim.weight_decay")}
+    assert values == {"model.name": None, "optim.name": None, "optim.weight_decay": 0.1}

@@ -53,7 +53,9 @@ def test_evaluate_refuses_in_one_sentence(
     ("arguments", "code", "location", "values"),
     [
         (["--no-pool"], "no-effect", "--no-pool", ["--features"]),
-        (["-o", "f.npz"], "no-effect", "--output", ["--features"]),
+        (["-o", "f.npz"], "wrong-format", "--output", [".csv or .json", "--features"]),
+        (["-o", "f.csv", "--json"], "no-effect", "--json", ["--output"]),
+        (["--force"], "no-effect", "--force", ["--output"]),
         (["--features", "auto", "--top", "3"], "no-effect", "--top", ["--features"]),
         (["--features", "auto"], "missing-value", "--output", ["-o features.npz"]),
         (["--features", "auto", "-o", "f.npz", "other"], "not-a-folder", "PATH", ["2 paths"]),

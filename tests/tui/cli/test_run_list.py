@@ -55,6 +55,11 @@ def test_runs_lists_matching_runs_in_order(root: Path) -> None:
     assert listed("--sort", "-name", "-model=cnn", "!run-7") == ["run-5", "run-4", "run-2", "run-1"]
 
 
+@pytest.mark.parametrize(("key", "heading"), [("val_loss", "val loss"), ("lr", "lr"), ("accuracy", "best val acc")])
+def test_key_that_sorts_the_list_is_one_column(root: Path, key: str, heading: str) -> None:
+    assert runs("--sort", key).stdout.splitlines()[0].count(f" {heading} ") == 1
+
+
 def test_name_of_another_script_keeps_columns_and_is_escaped_where_it_must(root: Path) -> None:
     assert runs("rename", "run-1", "e\u0301t-花朵").exit_code == 0
     name = "\u00e9t-花朵"
@@ -211,7 +216,7 @@ def test_delete_without_terminal_needs_yes(root: Path) -> None:
 def test_delete_on_terminal_names_what_goes(
     root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, left: int
 ) -> None:
-    monkeypatch.setattr("tui.cli.run_labels.is_interactive", lambda: True)
+    monkeypatch.setattr("tui.cli.console.is_interactive", lambda: True)
     folder = RunFolder(root / "run-1")
     folder.checkpoints.mkdir()
     (folder.checkpoints / "step-00000001.pt").write_bytes(b"x" * (5 << 20))

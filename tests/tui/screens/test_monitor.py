@@ -346,6 +346,7 @@ def test_monitor_without_gpu_lists_ranks_on_cpu(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         app = pilot.app
         assert isinstance(app, GputrainApp)
+        assert "gputrain-tui --demo" in " ".join(visible_text(pilot, "#host").split())
         app.host_poller.ranks = (process, replace(process, pid=41201, rank=1))
         screen_of(pilot).update_content()
         await wait_until_idle(pilot)
