@@ -12,7 +12,8 @@ from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Snapshot
 from engine.gpus.unmonitored import torch_may_see_gpus
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import METRICS
-from engine.runs.run_row import RunRow
+from engine.runs.run_record import DIVERGED
+from engine.runs.run_row import UNREADABLE, RunRow
 from engine.utils.errors import Problem
 from engine.utils.text import list_names, pluralize, printable
 from engine.utils.units import UNKNOWN, format_age, format_bytes, format_duration
@@ -33,6 +34,8 @@ STATE_SYMBOLS: dict[str, tuple[str, str]] = {
     Activity.GROWING: ("●", GOOD),
     Activity.QUIET: ("◌", MUTED),
     Activity.ENDED: ("○", ""),
+    DIVERGED: ("✗", BAD),
+    UNREADABLE: ("✗", BAD),
 }
 ENDED_BADLY = (RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED)
 FAILED_STATES = (RunState.FAILED, RunState.CRASHED)
@@ -44,13 +47,13 @@ FOLD_SIGNS = {False: "▸", True: "▾"}
 
 
 def state_symbol(state: str) -> tuple[str, str]:
-    """Return the symbol and style of a run state."""
+    """Return the symbol and style of a run state, or of what lists show in its place."""
     return STATE_SYMBOLS[state]
 
 
 def state_style(row: RunRow) -> str:
     """Return the style of the state of a run."""
-    return state_symbol(row.state)[1]
+    return state_symbol(row.shown_state)[1]
 
 
 def epochs_text(row: RunRow) -> str:
@@ -78,9 +81,15 @@ def when_text(row: RunRow) -> str:
     return "" if row.record.eta_seconds is None else f"ETA {format_duration(row.record.eta_seconds)}"
 
 
+def result_text(row: RunRow) -> str:
+    """Return why a run waits or how it ended, of one that diverged why its result is void."""
+    return row.record.divergence if row.shown_state == DIVERGED else row.message
+
+
 def note(row: RunRow) -> str:
     """Return why other users can change the run, how it ended, and why it trained on the CPU, as far as known."""
-    parts = (f"This run {row.foreign}" if row.foreign else "", row.message, row.record.cpu_fallback)
+    foreign = f"This run {row.foreign}" if row.foreign else ""
+    parts = (foreign, result_text(row), row.record.cpu_fallback)
     return printable("; ".join(part for part in parts if part))
 
 

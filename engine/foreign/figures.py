@@ -21,13 +21,13 @@ MAX_CUTS = 64
 class Figures(NamedTuple):
     """What is known of a metric: its last step and value, and its lowest and highest value.
 
-    `last` is None if it is not finite.
+    `last` is None if it is not finite, and `low` and `high` if no value was.
     """
 
     step: int
     last: float | None
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(slots=True)
@@ -95,13 +95,13 @@ class LogFigures:
                 del self._parts[name]
 
     def figures(self) -> dict[str, Figures]:
-        """Return the figures of the metrics that have had a finite value."""
+        """Return the figures of the metrics."""
         found: dict[str, Figures] = {}
         for name, parts in self._parts.items():
             last = max(parts.values(), key=lambda part: part.number)
             low, high = min(part.low for part in parts.values()), max(part.high for part in parts.values())
-            if low <= high:
-                found[name] = Figures(last.step, last.value if math.isfinite(last.value) else None, low, high)
+            values = (last.value, low, high)
+            found[name] = Figures(last.step, *(value if math.isfinite(value) else None for value in values))
         return found
 
     @property

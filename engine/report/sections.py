@@ -70,7 +70,7 @@ def state_text(run: OwnRun) -> str:
     if run.compared.state == RunState.CRASHED:
         return "crashed: its process ended without a word"
     if finished is None or run.compared.state == RunState.FINISHED or not finished.message:
-        return run.compared.state
+        return run.compared.shown_state
     return f"{run.compared.state}: {finished.message}"
 
 

@@ -27,7 +27,7 @@ from engine.runs.metrics import (
     recorded_metrics,
 )
 from engine.runs.record_completion import open_run
-from engine.runs.run_record import RunRecord
+from engine.runs.run_record import RunRecord, shown_state
 from engine.utils.codec import to_builtins
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
@@ -63,6 +63,11 @@ class ComparedRun:
     @property
     def is_foreign(self) -> bool:
         return bool(self.formats)
+
+    @property
+    def shown_state(self) -> str:
+        """The state as lists show it."""
+        return shown_state(self.state, self.record)
 
     def has_key(self, key: str) -> bool:
         """Whether the config has a value of a key. A foreign run has no key of the schema."""

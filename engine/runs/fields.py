@@ -33,6 +33,7 @@ from engine.runs.metrics import (
     own_metric,
 )
 from engine.runs.run_config import default_values
+from engine.runs.run_record import DIVERGED
 from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError, nearest
 from engine.utils.text import list_names
@@ -118,6 +119,7 @@ ROW_FIELDS: Mapping[str, Field] = {
         Field("bottleneck", Kind.TEXT, lambda row: row.record.bottleneck and row.record.bottleneck.message),
         Field("learning", Kind.TEXT, lambda row: row.record.learning and row.record.learning.message),
         Field("foreign", Kind.FLAG, lambda row: row.foreign is not None),
+        Field("diverged", Kind.FLAG, lambda row: row.shown_state == DIVERGED),
         Field("live", Kind.FLAG, lambda row: row.live),
         Field("folder", Kind.TEXT, lambda row: row.folder),
         Field("format", Kind.TEXT, lambda row: row.format),

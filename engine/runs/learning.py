@@ -138,7 +138,7 @@ def _diverged(curve: LearningCurve) -> Learning | None:
         return None
     before, last = _losses(epochs[-2:])
     if min(before, last) > DIVERGED_RATIO * guess:
-        message = f"diverged: loss {_loss(last)}, guessing {_loss(guess)}; {LOWER_LR}"
+        message = f"diverged: loss {_loss(last)}, random guess {_loss(guess)}; {LOWER_LR}"
         return Learning(LearningFault.DIVERGED, message)
     lowest = min(epoch.train_loss for epoch in curve.epochs[:-1] if epoch.train_loss is not None)
     if last >= max(LOST_RATIO * guess, LOST_GROWTH * lowest):
@@ -192,7 +192,9 @@ def _flat(curve: LearningCurve) -> Learning | None:
     guess, losses = curve.guessing_loss, _losses(curve.at_full_lr)
     if guess is None or min(losses) < FLAT_RATIO * guess or max(losses) - min(losses) > FLAT_RANGE * guess:
         return None
-    message = f"loss stays at {_loss(losses[-1])}, guessing {_loss(guess)}; change optim.lr (gputrain lr-find CONFIG)"
+    message = (
+        f"loss stays at {_loss(losses[-1])}, random guess {_loss(guess)}; change optim.lr (gputrain lr-find CONFIG)"
+    )
     return Learning(LearningFault.FLAT, message)
 
 
@@ -200,7 +202,7 @@ def _above_guessing(curve: LearningCurve) -> Learning | None:
     guess, losses = curve.guessing_loss, _losses(curve.at_full_lr[-2:])
     if guess is None or min(losses) <= ABOVE_GUESSING_RATIO * guess:
         return None
-    message = f"loss {_loss(losses[-1])} is above guessing, {_loss(guess)}; {LOWER_LR}"
+    message = f"loss {_loss(losses[-1])}, random guess {_loss(guess)}; {LOWER_LR}"
     return Learning(LearningFault.ABOVE_GUESSING, message)
 
 

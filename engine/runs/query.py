@@ -174,10 +174,10 @@ def _parse_plain(word: str) -> Predicate:
         return lambda row: row.state == text
     if _has_wildcard(text):
         is_found = re.compile(translate(f"*{text}*")).match
-        return lambda row: any(is_found(part.casefold()) for part in (row.name, row.state, row.note, *row.tags))
+        return lambda row: any(is_found(part.casefold()) for part in (row.name, row.shown_state, row.note, *row.tags))
     return lambda row: (
         text in row.name.casefold()
-        or text in row.state
+        or text in row.shown_state
         or (row.note != "" and text in row.note.casefold())
         or any(text in tag.casefold() for tag in row.tags)
     )

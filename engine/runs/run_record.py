@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple
 
+from engine.foreign.activity import Activity
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.records import Bottleneck, CodeSummary, GpuSummary, Learning, RankDevice
+from engine.runs.records import Bottleneck, CodeSummary, GpuSummary, Learning, LearningFault, RankDevice
 from engine.utils.codec import (
     ENTRIES,
     Count,
@@ -25,6 +26,7 @@ from engine.utils.codec import (
     field,
 )
 from engine.utils.files import read_file
+from engine.utils.text import list_names
 
 # The statistics of one GPU take 400 bytes.
 MAX_RECORD_BYTES = 1 << 22
@@ -164,6 +166,18 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
     gpu_stats: Annotated[list[GpuSummary], ENTRIES] = field(default_factory=list)
     """Statistics of each GPU over the run."""
 
+    @property
+    def divergence(self) -> str:
+        """Why the run learned nothing that lasts: it diverged, or its last loss is not finite; "" if neither."""
+        if self.learning is not None and self.learning.fault is LearningFault.DIVERGED:
+            return self.learning.message
+        # A training ends at a loss that is not finite, a command need not.
+        losses = {"train_loss": self.train_loss, "val_loss": self.val_loss}
+        known = {name: losses[key] for key, name in self.metric_names.items() if key in losses}
+        known |= {name: value for name, value in self.metrics.items() if "loss" in name.casefold()}
+        lost = [name for name, value in known.items() if value is None]
+        return f"the last {list_names(lost)} is not finite" if lost else ""
+
 
 METRIC_FIELDS = (
     "step", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_loss", "best_val_accuracy",
@@ -172,6 +186,17 @@ METRIC_FIELDS = (
 """What a run of another program has of metrics. They are in its own files, and not in the journal."""
 NO_RECORD = RunRecord(state=RunState.STARTING)
 """Stands for the record of a run without a readable record or journal."""
+
+
+DIVERGED = "diverged"
+"""What lists show in place of the state of a run with a `RunRecord.divergence`."""
+# Those of a run that ended by itself, also of one of another program.
+_STATES_OF_RESULTS = (RunState.FINISHED, Activity.ENDED, Activity.QUIET)
+
+
+def shown_state(state: str, record: RunRecord) -> str:
+    """Return the state of a run as lists show it."""
+    return DIVERGED if state in _STATES_OF_RESULTS and record.divergence else state
 
 
 def read_run_record(folder: RunFolder) -> RunRecord | None:

@@ -18,12 +18,14 @@ from engine.runs.folder import LIVE_STATES, RunFolder, RunState
 from engine.runs.labels import read_labels
 from engine.runs.record_completion import read_listed_record
 from engine.runs.run_config import all_values
-from engine.runs.run_record import NO_RECORD, RunRecord, find_stored_record, read_run_record
+from engine.runs.run_record import DIVERGED, NO_RECORD, RunRecord, find_stored_record, read_run_record, shown_state
 from engine.runs.sinks import file_system_problem
 from engine.utils.codec import ENTRIES, UNSET, Seconds, UnsetType, asdict, to_builtins
 from engine.utils.text import printable
 from engine.utils.units import format_duration
 
+UNREADABLE = "unreadable"
+"""What lists show in place of the state of a run whose files cannot be read."""
 # A live run with a problem of its disk has no news if its record is older than this.
 NO_NEWS_SECONDS = 2.0
 
@@ -37,6 +39,8 @@ class RunValues(RunRecord, frozen=True, kw_only=True, tag=False):
     """Name of the run and of its folder."""
     folder: str
     """Path of the run folder."""
+    diverged: bool
+    """Whether it finished although it had diverged, or its last loss is not finite."""
     unreadable: bool
     """Whether its files cannot be read; then `message` says why."""
     foreign: str | None
@@ -90,7 +94,7 @@ class RunRow(NamedTuple):
         is_complete = self.record.command or self.record.config is None
         own = {name: getattr(self, name) for name in ("name", "folder", "unreadable", "foreign", "tags", "note")}
         own |= {"archived": self.archived, "sweep": self.sweep, "age_seconds": self.age_seconds}
-        own |= {"state": self.state, "message": self.message}
+        own |= {"state": self.state, "message": self.message, "diverged": self.shown_state == DIVERGED}
         own["config"] = config if is_complete else all_values(self.name, config)
         return RunValues(**asdict(self.record) | own)
 
@@ -98,6 +102,13 @@ class RunRow(NamedTuple):
         """Return the row as JSON values."""
         values: dict[str, object] = to_builtins(self.values())
         return values
+
+    @property
+    def shown_state(self) -> str:
+        """The state in lists, where `diverged` and `unreadable` stand for states that say less."""
+        if self.unreadable:
+            return UNREADABLE
+        return shown_state(self.state, self.record)
 
     @property
     def live(self) -> bool:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from engine.queue.crash_guard import JobStart, hold_reason, judge_trial
 from engine.runs.control import consume_requests
 from engine.runs.metrics import Metric
+from engine.runs.run_record import NO_RECORD, read_run_record
 from engine.runs.trials import BestTrial
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.messages import send_end
@@ -35,7 +36,7 @@ from engine.utils.codec import write_record
 from engine.utils.errors import Problem
 from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler
-from engine.utils.text import pluralize
+from engine.utils.text import pluralize, printable
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -283,7 +284,8 @@ class Controller:
             self._fail(trial, result)
             return
         previous = self._best()
-        self.study.complete(trial.number, *result)
+        divergence = printable((read_run_record(trial.folder) or NO_RECORD).divergence)
+        self.study.complete(trial.number, *result, divergence)
         self._has_result = True
         best = self._best()
         note = ""
@@ -292,6 +294,8 @@ class Controller:
             if previous is None or previous.number != best.number:
                 self._write_best(best)
         self.emit(f"trial {trial.number} finished: {self.settings.metric_name} {shown(result.value)}{note}")
+        if divergence:
+            self.emit(f"trial {trial.number}: {divergence}")
 
     def _fail(self, trial: TrialRun, reason: Problem) -> None:
         self.study.fail(trial.number, reason)

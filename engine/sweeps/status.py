@@ -37,8 +37,8 @@ class TrialRow:
     the sweep is continued. `value` is the metric of the best epoch if the trial is complete, else of its latest epoch;
     None without an epoch. `val_loss` is the validation loss of the best epoch, None if it is unknown. `epoch` is the
     latest recorded epoch, or step of a script's metric. `preset` marks the config itself. `reason` says why the trial
-    was pruned or failed, and `code` is the kind of this reason. `seconds` is the time since its start, or from its
-    start to its end.
+    was pruned or failed, or that it diverged, and `code` is the kind of this reason. `seconds` is the time since its
+    start, or from its start to its end.
     """
 
     number: int
@@ -188,9 +188,9 @@ class SweepReader:
 
 
 def _end_of_run(record: RunRecord, *, is_pruned: bool) -> tuple[str, str]:
-    """Return the state of a trial whose run has this record and no owner, and why it failed."""
+    """Return the state of a trial whose run has this record and no owner, and why it failed or diverged."""
     if record.state is RunState.FINISHED:
-        return "complete", ""
+        return "complete", printable(record.divergence)
     if record.state is RunState.FAILED:
         return "failed", printable(record.message)
     return ("pruned" if is_pruned else "stopped"), ""

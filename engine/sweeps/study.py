@@ -260,10 +260,11 @@ class SweepStudy:
         with _quiet():
             self._handle(self.trial(number)).set_user_attr(name, value)
 
-    def complete(self, number: int, value: float, val_loss: float | None = None) -> None:
-        """Record the result of a trial, and the validation loss of its best epoch."""
+    def complete(self, number: int, value: float, val_loss: float | None = None, divergence: str = "") -> None:
+        """Record the result of a trial, the validation loss of its best epoch, and that it diverged."""
         # First: a trial that has ended takes no attribute.
         self.set_attribute(number, VAL_LOSS, val_loss)
+        self.set_attribute(number, REASON, divergence)
         with _quiet():
             self._study.tell(number, value)
 

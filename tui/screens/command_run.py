@@ -138,9 +138,9 @@ class CommandRunScreen(RunRequests, ForeignRunScreen):
 
     def _state_line(self, row: RunRow) -> Text:
         """Return the state of the run, how far it is, and what it uses of the host."""
-        sign, style = state_symbol(row.state)
+        sign, style = state_symbol(row.shown_state)
         line = Text(no_wrap=True, overflow="ellipsis", end="")
-        line.append(f" {sign} ", style).append(row.state, STRONG)
+        line.append(f" {sign} ", style).append(row.shown_state, STRONG)
         seconds = row.age_seconds if row.state in (RunState.RUNNING, RunState.STOPPING) else row.record.seconds
         if seconds:
             line.append(f" {'for' if row.live else 'after'} {format_duration(seconds)}")

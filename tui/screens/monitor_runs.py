@@ -48,7 +48,7 @@ class MonitorRuns:
         """Return the runs whose name or state contains `query`: the same object if nothing has changed."""
         if rows is self.rows and waiting == self.all_waiting and query == self.query:
             return self
-        matching = [row for row in rows if query in row.name.lower() or query in row.state] if query else rows
+        matching = [row for row in rows if query in row.name.lower() or query in row.shown_state] if query else rows
         shown = fold_trials(matching)
         total_rows = len(waiting) + len(fold_trials(rows) if query else shown)
         matching_waiting = [run for run in waiting if query in run.name.lower()]

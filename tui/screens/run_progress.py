@@ -32,7 +32,7 @@ MAX_FAILED_RANKS, MAX_FAILURE_LINES = 2, 8
 
 def progress_line(row: RunRow, width: int) -> Text:
     """Return a line with phase, epoch, step, progress bar, ETA and throughput; of an ended run, what it reached."""
-    sign, style = state_symbol(row.state)
+    sign, style = state_symbol(row.shown_state)
     line = Text(no_wrap=True, overflow="ellipsis", end="")
     line.append(f" {sign} ", style)
     line.append(phase_label(row), STRONG)
@@ -45,7 +45,7 @@ def progress_line(row: RunRow, width: int) -> Text:
 
 def phase_label(row: RunRow) -> str:
     """Return what the run does: its state, or the phase of its ranks while they run."""
-    return (row.record.phase or "training") if row.state == RunState.RUNNING else str(row.state)
+    return (row.record.phase or "training") if row.state == RunState.RUNNING else row.shown_state
 
 
 def _append_progress(line: Text, row: RunRow, width: int) -> None:

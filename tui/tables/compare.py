@@ -79,7 +79,7 @@ def compare_rows(
 ) -> list[CompareRow]:
     """Return the rows: states, config keys that differ, metrics. With a baseline, the metrics of the other columns have
     their difference from it; `short` leaves out their values."""
-    states = [_joined(comparison.runs[run].state for run in column.runs) for column in columns]
+    states = [_joined(comparison.runs[run].shown_state for run in column.runs) for column in columns]
     rows = [CompareRow(STATE_LABEL, tuple(states))]
     codes = [_joined(_code_text(comparison.runs[run].record.code) for run in column.runs) for column in columns]
     if len(set(codes)) > 1:

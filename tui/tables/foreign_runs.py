@@ -10,8 +10,9 @@ from rich.text import Text
 
 from engine.foreign.activity import activity_text
 from engine.runs.fields import as_text
-from engine.runs.foreign_record import by_importance, last_step
+from engine.runs.foreign_record import by_importance, foreign_record, last_step
 from engine.runs.metrics import Better, Metric, format_metric, metric_of_key
+from engine.runs.run_record import shown_state
 from engine.runs.run_row import RunRow
 from engine.show.foreign_run import RunSummary
 from engine.show.table import Align, Column, FittedTable, cell_width, fit, pad, shorten
@@ -35,7 +36,7 @@ def latest_values(run: RunSummary) -> str:
 
 FOREIGN_COLUMNS: list[Column[RunSummary]] = [
     Column("name", "name", lambda run: run.run.name),
-    Column("state", "state", lambda run: run.activity),
+    Column("state", "state", lambda run: shown_state(run.activity, foreign_record(run.metrics, run.keys, None))),
     Column("format", "format", lambda run: ", ".join(run.run.formats)),
     Column(
         "step",
@@ -66,11 +67,11 @@ def _number(metric: Metric, value: float | None) -> str:
 def preview_lines(row: RunRow, width: int, height: int) -> list[Text]:
     """Return what is known of a run in `height` lines: what it does, its metrics, and its parameters beside them."""
     record = row.record
-    sign, style = state_symbol(row.state)
+    sign, style = state_symbol(row.shown_state)
     changed = "" if record.updated_at is None else f"changed {format_age(row.age_seconds)} ago"
     facts = [printable(row.format), f"step {format_count(record.step)}" if record.metrics else "", changed, row.message]
     head = Text.assemble(
-        (f"{sign} {activity_text(row.state, record.updated_at)}", style or STRONG), no_wrap=True, end=""
+        (f"{sign} {activity_text(row.shown_state, record.updated_at)}", style or STRONG), no_wrap=True, end=""
     )
     head.append("".join(f"   {fact}" for fact in facts if fact))
     place = Text(shorten(printable(row.folder), width), MUTED, no_wrap=True, end="")

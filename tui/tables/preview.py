@@ -68,9 +68,9 @@ class RunPreview:
 
 def figure_lines(row: RunRow, preview: RunPreview | None, width: int) -> list[Text]:
     """Return state, results and hardware of a run, as labels and values wrapped to `width` columns."""
-    sign, style = state_symbol(row.state)
+    sign, style = state_symbol(row.shown_state)
     epoch = epochs_text(row) if row.trials or row.record.command else f"{METRICS['epochs'].label} {epochs_text(row)}"
-    state = Text.assemble((f"{sign} {row.state}", style or STRONG), f"  {epoch}  ", (when_text(row), MUTED))
+    state = Text.assemble((f"{sign} {row.shown_state}", style or STRONG), f"  {epoch}  ", (when_text(row), MUTED))
     lines = _field("state", state, width)
     if row.message:
         failed = row.state in (RunState.FAILED, RunState.CRASHED)

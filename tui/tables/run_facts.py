@@ -34,7 +34,7 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
     Raises OSError if the run was deleted.
     """
     record, is_live, claim = row.record, row.live, read_claim(folder.owner)
-    facts = {"state": row.state}
+    facts = {"state": row.shown_state}
     facts["reason" if is_live or RunState(row.state) in ENDED_BADLY else "result"] = row.message
     facts["command"], facts["working folder"] = record.command, _working_folder(folder) if record.command else ""
     facts["code"] = "" if record.code is None else _code(record.code)
@@ -62,7 +62,7 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
         parameters = (f"{key}={as_text(value)}" for key, value in record.command_parameters.items())
         facts["parameters"] = ", ".join(parameters)
     facts["limit"] = "" if record.bottleneck is None else record.bottleneck.message
-    facts["learning"] = "" if record.learning is None else record.learning.message
+    facts["learning"] = record.divergence if record.learning is None else record.learning.message
     facts["devices"], facts["on CPU"], facts["host"] = (
         record.devices.removeprefix("the "),
         record.cpu_fallback,

@@ -14,6 +14,7 @@ from engine.runs.columns import commands_metrics
 from engine.runs.fields import Field, Kind, as_text, find_field
 from engine.runs.folder import RunState
 from engine.runs.metrics import METRICS, format_metric, metric_of_key
+from engine.runs.run_record import DIVERGED
 from engine.runs.run_row import RunRow
 from engine.runs.sort_order import SortOrder
 from engine.runs.trials import group_trials, make_sweep_row
@@ -29,6 +30,7 @@ from tui.phrases import (
     MARK,
     epochs_text,
     note,
+    result_text,
     short_command,
     state_style,
     state_symbol,
@@ -54,7 +56,7 @@ NUM_FIRST_COLUMNS = 3
 """Number of the first default columns, which metrics of commands follow."""
 # Cells that say more than the value of their field, with a least width where they change while a run trains.
 SPECIAL_CELLS: dict[str, tuple[Callable[[RunRow], str], int]] = {
-    "state": (lambda row: "unreadable" if row.unreadable else row.state, 10),
+    "state": (lambda row: row.shown_state, 10),
     "epochs": (epochs_text, 7),
     "age": (when_text, 10),
     "command": (short_command, 0),
@@ -158,7 +160,7 @@ def _name_cell(row: RunRow, is_marked: RowTest, is_opened: RowTest) -> Line:
     else:
         sign = (FOREIGN_SIGN if row.foreign else " ", WARNING)
     style = WARNING if row.foreign else ACCENT if marked else MUTED if row.archived else STRONG
-    return (MARK if marked else " ", ACCENT), state_symbol(row.state), sign, (row.name, style)
+    return (MARK if marked else " ", ACCENT), state_symbol(row.shown_state), sign, (row.name, style)
 
 
 def listed_columns(rows: Sequence[RunRow], sorted_by: Field | None = None) -> list[Column[RunRow]]:
@@ -239,13 +241,13 @@ def monitor_line(table: FittedTable[RunRow], row: RunRow) -> Line:
     if row.state in ENDED_BADLY and message and not has_room:
         state = (pad(row.state, STATE_COLUMNS) + GAP, state_style(row))
         return table.line(row, ("progress", (state, (message, MUTED))))
-    notes = ((row.foreign or "", WARNING), ("" if row.live else row.message, MUTED))
+    notes = ((row.foreign or "", WARNING), ("" if row.live else result_text(row), MUTED))
     known = [((printable(text), style), (GAP, "")) for text, style in notes if text]
     return table.line(row, ("note", tuple(span for pair in known for span in pair)[:-1]))
 
 
 def _monitor_name(row: RunRow, is_marked: RowTest) -> Line:
-    sign, style = state_symbol(row.state)
+    sign, style = state_symbol(row.shown_state)
     marked = is_marked(row)
     second = (MARK, ACCENT) if marked else (FOLD_SIGNS[False] if row.trials else " ", MUTED)
     return (sign, style), second, (row.name, MUTED if row.foreign else ACCENT if marked else "")
@@ -254,7 +256,7 @@ def _monitor_name(row: RunRow, is_marked: RowTest) -> Line:
 def _progress_cell(row: RunRow, meter_columns: int) -> Line:
     """Return how far a run that trains is, with a meter, else its state."""
     if row.state != RunState.RUNNING or not row.record.steps:
-        return ((row.state, state_style(row) if row.state in ENDED_BADLY else ""),)
+        return ((row.shown_state, state_style(row) if row.shown_state in (*ENDED_BADLY, DIVERGED) else ""),)
     share = row.record.step / row.record.steps
     percent = format_share(share)
     bar = meter(share, meter_columns, GOOD)

@@ -31,6 +31,7 @@ SYMBOLS = {
     "pruned": ("✂", MUTED),
     "failed": state_symbol(RunState.FAILED),
 }
+STATES_WITH_REASON = ("failed", "complete")
 METER_COLUMNS, METER_MIN_WIDTH = 10, 100
 MIN_PARAM_COLUMNS, MAX_PARAM_COLUMNS, MIN_NOTE_COLUMNS = 7, 22, 5
 MIN_BAR_COLUMNS, MAX_BAR_COLUMNS, SHARE_COLUMNS = 5, 30, 4
@@ -45,9 +46,15 @@ TIME: Column[TrialRow] = Column(
     "time", "time", lambda row: UNKNOWN if row.seconds is None else format_duration(max(row.seconds, 0.0)), Align.RIGHT
 )
 NOTE: Column[TrialRow] = Column(
-    "note", "", lambda row: "the config itself" if row.preset else row.reason if row.state == "failed" else "",
-    width=MIN_NOTE_COLUMNS, flex=True, optional=True, style=lambda row: BAD if row.state == "failed" else MUTED,
+    "note", "", lambda row: _note(row), width=MIN_NOTE_COLUMNS, flex=True, optional=True,
+    style=lambda row: BAD if row.state in STATES_WITH_REASON and row.reason else MUTED,
 )  # fmt: skip
+
+
+def _note(row: TrialRow) -> str:
+    """Return what marks a trial: that it failed or diverged, or is the config itself."""
+    parts = ("the config itself" if row.preset else "", row.reason if row.state in STATES_WITH_REASON else "")
+    return "; ".join(filter(None, parts))
 
 
 def sweep_columns(now: float) -> list[Column[SweepStatus]]:

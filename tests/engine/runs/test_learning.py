@@ -172,7 +172,7 @@ def test_training_far_ahead_of_validation_is_overfitting(
 def test_message_has_the_numbers_of_the_run() -> None:
     learning = history_from_events([started(), *curve([6.0, 5.9, 5.8])]).learning
     assert learning is not None
-    assert all(number in learning.message for number in ("5.8", "2.3"))
+    assert all(text in learning.message for text in ("5.8", "random guess 2.3"))
     assert len(learning.message) <= 78
 
 

@@ -47,6 +47,14 @@ def accuracy_of(row: RunRow) -> float | None:
     return row.record.best_val_accuracy
 
 
+LOST = make_row("lost", "finished", metrics={"loss": None}, command="x")
+
+
+@pytest.mark.parametrize("query", ["diverged", "diverged=true", "state=finished diverged=true", "-diverged=false"])
+def test_query_finds_runs_that_diverged(query: str) -> None:
+    assert parse_query(query).filter([*ROWS, LOST]) == [LOST]
+
+
 MATCHES = {
     "": [BEST, FAILED, NEW],
     "failed": [FAILED],

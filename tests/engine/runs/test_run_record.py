@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -37,8 +38,8 @@ from engine.runs.history import history_from_events
 from engine.runs.journal import JournalReader
 from engine.runs.record_completion import read_journal_record
 from engine.runs.recorder import RECORD_INTERVAL_SECONDS, Recorder
-from engine.runs.records import GpuSample
-from engine.runs.run_record import RunRecord, read_run_record
+from engine.runs.records import GpuSample, Learning, LearningFault
+from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record, shown_state
 from engine.runs.run_row import read_row
 from engine.utils.codec import decode, encode
 from support.gputrain_command import ROOT
@@ -304,3 +305,25 @@ def test_record_has_throughput_and_remaining_time_only_while_it_trains() -> None
     ):
         record = history_from_events([*trained, event]).record()
         assert record.rate_now is None and (record.eta_seconds is None or record.state is RunState.RUNNING)
+
+
+DIVERGED, OVERFITTING = (Learning(fault, str(fault)) for fault in (LearningFault.DIVERGED, LearningFault.OVERFITTING))
+
+
+@pytest.mark.parametrize(
+    ("state", "values", "shown"),
+    [
+        ("finished", {"learning": DIVERGED}, "diverged"),
+        ("finished", {"learning": OVERFITTING}, "finished"),
+        ("running", {"learning": DIVERGED}, "running"),
+        ("failed", {"learning": DIVERGED}, "failed"),
+        ("finished", {"command": "x", "metrics": {"train loss": None, "acc": 0.5}}, "diverged"),
+        ("finished", {"command": "x", "metrics": {"train loss": 0.1, "grad norm": None}}, "finished"),
+        ("ended", {"metric_names": {"val_loss": "eval_loss"}, "val_loss": None}, "diverged"),
+        ("quiet", {"metric_names": {"val_loss": "eval_loss"}, "val_loss": 0.1}, "quiet"),
+    ],
+)
+def test_shown_state_marks_run_that_diverged_or_whose_last_loss_is_not_finite(
+    state: str, values: dict[str, Any], shown: str
+) -> None:
+    assert shown_state(state, replace(NO_RECORD, **values)) == shown
