@@ -137,9 +137,10 @@ def from_line(line: bytes | str) -> Event | None:
         return None
     try:
         event = parser(kind)(line)
-    except UnicodeDecodeError:
-        return from_line(line.decode(errors="replace")) if isinstance(line, bytes) else None
     except (ValueError, RecursionError):
+        # msgspec 0.23 has no error of its own for bytes that are not UTF-8.
+        if isinstance(line, bytes) and (text := line.decode(errors="replace")).encode() != line:
+            return from_line(text)
         try:
             event = decode_valid_fields(line, kind)
         except InvalidRecordError:
