@@ -397,10 +397,10 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
             self.pop_screen()
 
     def action_command_palette(self) -> None:
-        from tui.screens.command_search import CommandSearch
+        from tui.screens.command_palette import ResizableCommandPalette
 
-        if not isinstance(self.screen, CommandSearch):
-            self.push_screen(CommandSearch())
+        if not isinstance(self.screen, ResizableCommandPalette):
+            self.push_screen(ResizableCommandPalette())
 
     def action_help(self) -> None:
         from engine.show.readings import READINGS

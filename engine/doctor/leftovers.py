@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.gpus.reservation_reader import dead_reservations, read_reservations
-from engine.utils.codec import Record
+from engine.utils.codec import Count, Record
 from engine.utils.files import cache_folder, file_size, is_locked, user_path_problem
 
 
@@ -19,8 +19,8 @@ class Leftover(Record, frozen=True):
     """Files of one kind: where they are, how many, and their size in bytes."""
 
     place: str
-    files: int
-    size_bytes: int
+    files: Count
+    size_bytes: Count
 
 
 def find_leftovers() -> list[Leftover]:

@@ -32,8 +32,7 @@ app = typer.Typer(
         ],
     ),
     epilog="\b\n"
-    "Options: --help  --version  --skill  --install-completion  --show-completion\n"
-    "gputrain COMMAND --help describes a command, --skill the use by coding agents.\n"
+    "Options: --help (of a COMMAND, too)  --version  --skill  --install-completion\n"
     "Exit codes: 0 success, 1 failed, 2 usage error, 3 stopped, 124 time is up.",
 )
 screen_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

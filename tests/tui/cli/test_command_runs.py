@@ -103,7 +103,7 @@ def test_list_of_commands_has_steps_and_their_loss() -> None:
     header, line, _ = (
         line.split() for line in call("runs", "command~torchrun", "--sort", "hidden").stdout.splitlines()
     )
-    assert header == ["name", "state", "step", "loss", "age", "command"]
+    assert header == ["name", "state", "step", "loss", "hidden", "age", "command"]
     assert line[:4] == ["small", "finished", "9", "0.1000"]
 
 

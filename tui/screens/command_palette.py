@@ -7,5 +7,5 @@ from textual.command import CommandPalette
 from tui.screens.base import ResizableScreen
 
 
-class CommandSearch(CommandPalette, ResizableScreen[None]):
+class ResizableCommandPalette(CommandPalette, ResizableScreen[None]):
     """Opened by `App.action_command_palette`."""
