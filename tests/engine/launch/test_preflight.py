@@ -157,8 +157,8 @@ def test_preflight_warns_of_images_below_half_of_default_input(
 
 def test_preflight_does_not_warn_of_images_above_half_of_default_input(tmp_path: Path) -> None:
     photos = write_photo_folder(tmp_path / "photos")
-    for path in photos.rglob("*.png"):
-        Image.new("RGB", (130, 112)).save(path)
+    for shade, path in enumerate(photos.rglob("*.png")):
+        Image.new("RGB", (130, 112), (shade, 0, 0)).save(path)
     assert warnings_of(tmp_path, "data.dataset=folder", f"data.path={photos}", "data.batch_size=4") == []
 
 
