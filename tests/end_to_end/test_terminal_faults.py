@@ -186,7 +186,8 @@ def stall_and_read(terminal: Terminal) -> None:
     stall(terminal)
     terminal.seen = b""
     # What was drawn meanwhile is dropped; the next frame is whole.
-    terminal.wait_for("quit")
+    terminal.resize(120, 34)
+    terminal.wait_for("gputrain")
 
 
 SURVIVES: dict[str, Callable[[Terminal], None]] = {

@@ -127,7 +127,7 @@ def test_run_trains_on_image_folder_and_writes_class_indices(gputrain: Gputrain)
         for number in range(12):
             path = gputrain.folder / "animals" / label / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("L", (20, 16), color).save(path)
+            Image.new("L", (20, 16), color - number).save(path)
     # A file name that is not valid UTF-8 and contains an escape sequence that clears the screen.
     undecodable_name = os.fsencode(gputrain.folder / "animals" / "dog") + b"/\xff\x1b[2J.txt"
     Path(os.fsdecode(undecodable_name)).write_text("no picture")
