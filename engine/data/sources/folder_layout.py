@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.config.data_sections import OTHER_LABELS_ADVICE
 from engine.data.sampler import Part
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import list_names
@@ -26,6 +27,9 @@ SYSTEM_FOLDERS = {
     "__macosx", "lost+found", "$recycle.bin", "system volume information", "@eadir", "#recycle", "#snapshot",
     "@recycle", "@recently-snapshot",
 }  # fmt: skip
+# Folders and files beside the images that hold their labels: those of YOLO, COCO, Pascal VOC, of masks and of tables.
+LABEL_FOLDERS = {"labels", "annotations", "masks"}
+LABEL_SUFFIXES = {".csv", ".json", ".jsonl", ".parquet", ".tsv", ".xml"}
 SYSTEM_REASON = "a folder of the system"
 LINK_REASON = "a link to a folder that contains it"
 
@@ -63,8 +67,8 @@ def find_layout(root: Path) -> FolderLayout:
         reason = f"{root} contains splits ({', '.join(names)}), but no folder train with one subfolder per class"
         raise UsageError.one("data.path", reason, "move the images to train/CLASS, val/CLASS", code="wrong-format")
     classes = list_folders(parts["train"])
-    if len(classes) < 2:
-        raise UsageError([_too_few_classes(parts["train"], classes)])
+    if len(classes) < 2 or (_label_folders(classes) and any(name.casefold().endswith("images") for name in classes)):
+        raise UsageError([_unusable_classes(parts["train"], classes)])
     for part, folder in list(parts.items()) if trained else ():
         inner: dict[str, str] = {}
         found = list_folders(folder, inner)
@@ -97,7 +101,12 @@ def _find_parts(root: Path, names: tuple[str, ...], splits: list[str], ignored: 
     return {part: parts[part] for part in PART_NOUNS if part in parts}
 
 
-def _too_few_classes(folder: Path, classes: tuple[str, ...]) -> Problem:
+def _unusable_classes(folder: Path, classes: tuple[str, ...]) -> Problem:
+    """Return what is wrong with a folder of images that has no two class folders, or folders of labels instead."""
+    names = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in LABEL_SUFFIXES and path.is_file())
+    if labels := _label_folders(classes) or names:
+        reason = f"{folder} has its labels in {list_names(labels)}, not one folder per class"
+        return Problem("data.path", reason, OTHER_LABELS_ADVICE, code="wrong-format")
     advice = CLASS_FOLDERS_ADVICE
     if classes and list_folders(folder / classes[0]):
         advice = f"set data.path to {folder / classes[0]} if its subfolders are the classes"
@@ -105,6 +114,10 @@ def _too_few_classes(folder: Path, classes: tuple[str, ...]) -> Problem:
         advice += ", or train on the tar shards with data.dataset=webdataset"
     contents = f"only the folder {classes[0]}" if classes else "no folder"
     return Problem("data.path", f"{folder} contains {contents}", advice, code="too-few-classes")
+
+
+def _label_folders(names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if name.casefold() in LABEL_FOLDERS]
 
 
 def list_folders(folder: Path, ignored: dict[str, str] | None = None) -> tuple[str, ...]:
