@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from engine.command.cgroup import cgroup_pids, kill_cgroup, leave_cgroup, run_of_cgroup
@@ -37,12 +37,11 @@ MAX_STOP_ROUNDS = 10
 _NEEDS_NO_CONTINUE = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGCONT)
 
 
-def find_members(run_id: str, root: int | None = None, recorded: Iterable[ProcessId] = ()) -> list[ProcessId]:
+def find_members(run_id: str, root: int | None = None) -> list[ProcessId]:
     """Return the processes of a run that have not ended, without this one and `root`.
 
-    The descendants of `root`, the keeper of the command, are members. After its death, only marked and `recorded`
-    processes and their descendants are found. Reads all of /proc, 20 to 50 us a process; see `is_member` for a single
-    one.
+    The descendants of `root`, the keeper of the command, are members. After its death, only marked processes and their
+    descendants are found. Reads all of /proc, 20 to 50 us a process; see `is_member` for a single one.
     """
     processes = live_processes()
     children = children_by_parent(processes)
@@ -61,20 +60,13 @@ def find_members(run_id: str, root: int | None = None, recorded: Iterable[Proces
                 inner.add(child) if in_other_run else members.setdefault(child)
                 pending.append((child, in_other_run))
 
-    def add(pid: int) -> None:
-        members[pid] = None
-        add_descendants(pid)
-
     if root is not None:
         add_descendants(root)
-    for pid, start_ticks in recorded:
-        status = processes.get(pid)
-        if status is not None and status.start_ticks == start_ticks and pid not in members and pid not in skipped:
-            add(pid)
     for pid in processes:
         is_new = pid not in skipped and pid not in members and pid not in inner
         if is_new and is_own(pid) and run_of(pid) == run_id and not _was_typed(pid, run_id, processes):
-            add(pid)
+            members[pid] = None
+            add_descendants(pid)
     return [ProcessId(pid, processes[pid].start_ticks) for pid in members]
 
 
@@ -90,7 +82,7 @@ def _was_typed(pid: int, run_id: str, processes: Mapping[int, ProcessStat]) -> b
 
 
 def is_member(pid: int, run_id: str, root: int | None) -> bool:
-    """Whether a process belongs to a run, as in `find_members` without recorded processes."""
+    """Whether a process belongs to a run, as in `find_members`."""
     ancestors: dict[int, ProcessStat] = {}
     start = pid
     while pid not in ancestors and pid != root and (status := read_stat(pid)) is not None:
@@ -146,7 +138,7 @@ def signal_all(members: Iterable[ProcessId], number: int) -> None:
             member.send_signal(signal.SIGCONT)
 
 
-def kill_all(run_id: str, root: int | None, cgroup: str | None, recorded: Sequence[ProcessId] = ()) -> set[ProcessId]:
+def kill_all(run_id: str, root: int | None, cgroup: str | None) -> set[ProcessId]:
     """Kill all members and return them. What has forked meanwhile is found by the next call."""
     # A fork cannot escape the kill of a cgroup. An inner run may be in it, too.
     if cgroup is not None and all(run_of(pid) in (None, run_id) for pid in cgroup_pids(cgroup)):
@@ -154,7 +146,7 @@ def kill_all(run_id: str, root: int | None, cgroup: str | None, recorded: Sequen
     # Without it: a stopped process cannot start another one in place of those that are killed.
     members: set[ProcessId] = set()
     for _ in range(MAX_STOP_ROUNDS):
-        started = [member for member in find_members(run_id, root, recorded) if member not in members]
+        started = [member for member in find_members(run_id, root) if member not in members]
         if not started:
             break
         signal_all(started, signal.SIGSTOP)

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.command.devices import listed_pids
-from engine.command.membership import MARKER, run_of
+from engine.command.membership import MARKER, find_members, run_of
 from engine.command.metric_files import METRICS_VARIABLE
-from engine.command.process_record import left_processes
 from engine.command.run_id import last_run_id
 from engine.command.spec import has_command
 from engine.foreign.process import HostProcess, read_processes
@@ -138,7 +137,7 @@ class OrphanFinder:
             if origin.run_id:
                 folder, run_id = RunFolder(Path(origin.folder)), origin.run_id
                 is_left = ownerless_run_id(folder) == run_id
-                leftover = left_processes(folder, run_id) if is_left else []
+                leftover = find_members(run_id) if is_left else []
             else:
                 leftover = _workers(origin, origins, processes)
             if leftover:

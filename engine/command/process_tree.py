@@ -22,7 +22,7 @@ from typing import Self
 import engine
 from engine.command.cgroup import PREFIX, needs_scope, remove_cgroup
 from engine.command.keeper import KILL_SECONDS, SIZE_BYTES
-from engine.command.membership import MARKER, find_members, is_member, kill_all, run_of, signal_all
+from engine.command.membership import MARKER, find_members, is_member, kill_all, signal_all
 from engine.utils.files import is_folder
 from engine.utils.process_table import ProcessId, read_stat
 from engine.utils.systemd import lingering_scope
@@ -73,7 +73,6 @@ class CommandProcess:
         """
         self.run_id = marker
         self._cgroup: str | None = None
-        self._unmarked: list[ProcessId] = []
         request = _request(marker, argv, cwd, {**env, MARKER: marker}, ignored_signals)
         # In a login session, only the user's service manager can make a cgroup.
         scope = lingering_scope("--property=Delegate=yes", f"--unit={PREFIX}{marker}") if needs_scope() else []
@@ -140,19 +139,9 @@ class CommandProcess:
             self._exit_code = int(code) if result == "exit" else -signal.SIGKILL
         return self._exit_code
 
-    @property
-    def has_cgroup(self) -> bool:
-        """Whether the command is in a cgroup of its own, which identifies its processes without its keeper, too."""
-        return self._cgroup is not None
-
     def members(self) -> list[ProcessId]:
         """Return the processes of the command that have not ended, also after the end of the command itself."""
-        return find_members(self.run_id, self._root(), self._unmarked)
-
-    def unmarked_members(self) -> list[ProcessId]:
-        """Return the members that nothing but their parents identifies, and remember them: the keeper may be killed."""
-        self._unmarked = [member for member in self.members() if run_of(member.pid) is None]
-        return self._unmarked
+        return find_members(self.run_id, self._root())
 
     def has_member(self, pid: int) -> bool:
         """Whether a process, such as one that computes on a GPU, belongs to the command. Reads few files."""
@@ -166,16 +155,13 @@ class CommandProcess:
     def end_all(self, number: int) -> None:
         """Send a signal to every process of the command. What it forks meanwhile is reached by the next call."""
         if number == signal.SIGKILL:
-            kill_all(self.run_id, self._root(), self._cgroup, self._unmarked)
+            kill_all(self.run_id, self._root(), self._cgroup)
         else:
             signal_all(self.members(), number)
 
     def close(self) -> list[ProcessId]:
         """Kill what is left, and return what cannot be killed: it is in a call of the kernel that does not return."""
         if self._control >= 0:
-            if not self.has_cgroup:
-                # The last search may be 10 s old, and the keeper is the parent by which they are found.
-                self.unmarked_members()
             os.close(self._control)
             with suppress(subprocess.TimeoutExpired):
                 self._keeper.wait(CLOSE_SECONDS)

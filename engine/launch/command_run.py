@@ -21,7 +21,6 @@ from engine.command.argument_parameters import argument_parameters
 from engine.command.devices import DeviceNames, device_environment, expand, name_devices
 from engine.command.environment import torchrun_variables
 from engine.command.metric_files import make_metrics_folder
-from engine.command.process_record import ProcessRecorder
 from engine.command.process_tree import CommandError, CommandNotFoundError, CommandProcess, NotExecutableError
 from engine.command.run_id import make_run_id
 from engine.command.spec import Command, forget_environment, write_command
@@ -260,7 +259,6 @@ class _Session:
             number = signal.Signals[command.stop_signal]
             stall_s = 60 * run.request.config.notify.stall_minutes
             stall = StallReporter(stall_s, process.members, self.folder.stacks, run.warn)
-            recorded = ProcessRecorder(self.folder.processes, process)
             supervisor = CommandSupervisor(
                 process,
                 terminal,
@@ -268,13 +266,12 @@ class _Session:
                 metrics,
                 self.signals,
                 run.emit,
-                self._on_tick(process, stall, recorded, lambda: (terminal.num_bytes, metrics.latest)),
+                self._on_tick(process, stall, lambda: (terminal.num_bytes, metrics.latest)),
                 number,
             )
             end = supervisor.run()
             stall.close()
             left = process.close()
-            recorded.close(left)
             if not left:
                 return end
             unkillable = describe_unkillable(left)
@@ -340,7 +337,6 @@ class _Session:
         self,
         process: CommandProcess,
         stall: StallReporter,
-        recorded: ProcessRecorder,
         read_signs: Callable[[], object],
     ) -> Callable[[], None]:
         """Return what each tick does. `read_signs` returns what changes when the command does something."""
@@ -363,7 +359,6 @@ class _Session:
             run.keep_alive()
             readings.attempt(read_gpus)
             stall.poll(read_signs(), busy_at)
-            recorded.poll()
             if limit_min and time.monotonic() - self.began > 60 * limit_min:
                 self.signals.request_stop(limit)
 

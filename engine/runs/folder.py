@@ -94,8 +94,6 @@ class RunFolder:
     """Folder of the logs that torchrun writes for each rank of a command."""
     stacks = _Entry("stacks.txt")
     """Python stacks of a command that has stalled, see `engine.command.stall`."""
-    processes = _Entry("processes.json")
-    """Processes of a command that would be lost, see `engine.command.process_record`."""
     journal = _Entry("events.jsonl")
     """Journal of the run, see `engine.runs.events`."""
     reserve = _Entry(".reserve")
@@ -243,7 +241,7 @@ class RunFolder:
         folders = (*outputs, *code, self.control, self.sync, self.metrics, self.torchrun)
         files = (self.config, self.journal, self.summary, self.log, self.owner, self.lock, self.class_indices)
         more_files = (self.evaluation, self.inspection, self.labels, self.queue, self.skipped_files)
-        of_command = (self.command, self.stacks, self.processes)
+        of_command = (self.command, self.stacks)
         profiles = (self.profiles, *self.profiles.glob("step-*"), *self.profiles.glob("step-*/*"))
         for path in (*folders, *files, *more_files, *of_command, *self.checkpoints.glob("*.pt"), *profiles):
             with suppress(OSError):

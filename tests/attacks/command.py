@@ -63,7 +63,6 @@ def attack(stage: Stage) -> None:
     plant_commands(stage, runs)
     swap_working_folder(stage)
     forge_marker(stage)
-    plant_processes(stage)
     forge_metrics(stage)
 
 
@@ -162,28 +161,6 @@ def forge_marker(stage: Stage) -> None:
     stage.gputrain("stop", "long")
     stage.gained(not Path(f"/proc/{pid}").exists(), "made the victim end a process that is not its own")
     subprocess.run(["kill", str(pid)], check=False)
-
-
-def plant_processes(stage: Stage) -> None:
-    """Plant run folders that name a process of the victim. The victim owns the copies."""
-    with subprocess.Popen(["sleep", "60"], env={"GPUTRAIN_RUN_ID": "0" * 32, "PATH": os.environ["PATH"]}) as victim:
-        start_ticks = int(Path(f"/proc/{victim.pid}/stat").read_text().rpartition(")")[2].split()[19])
-        for name, run_id in {"sent": "sent-1", "zeros": "0" * 32}.items():
-            stage.as_victim(PLANT, name, command(stage.shared / "x"), "700", run_id)
-            fields = {
-                "format": 1,
-                "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-                "run_id": run_id,
-                "start_ticks": 0,
-                "processes": [{"pid": victim.pid, "start_ticks": start_ticks}],
-                "digest": "0" * 64,
-            }
-            (stage.shared / "runs" / name / "processes.json").write_text(json.dumps(fields))
-            listed = stage.gputrain("runs")
-            stage.gained("processes of it go on" in listed.stderr, f"has a process of the victim as its own: {name}")
-            stage.gputrain("stop", name)
-            stage.gained(victim.poll() is not None, f"ended a process of the victim: {name}")
-        victim.kill()
 
 
 def forge_metrics(stage: Stage) -> None:
