@@ -23,7 +23,6 @@ LIGHT = [
     "data.sources.packed",
     "data.sources.readahead",
     "data.sources.webdataset",
-    "distributed.flight_recorder",
     "distributed.rank_env",
     "doctor.examine",
     "foreign.folders",

@@ -13,10 +13,9 @@ from engine.utils.codec import FileRecord, Record
 from support.records import ROOT, field_types, record_classes, record_modules, record_name
 
 CODEC = "engine/utils/codec.py"
-READERS = {"parse_json", "read_json", "JSONDecoder", "from_json", "parse_object"}
+READERS = {"parse_json", "read_json", "JSONDecoder", "from_json"}
 # The functions that read JSON of other programs.
 FOREIGN_JSON = {
-    "engine/distributed/flight_recorder.py:collectives_of_dump",  # the flight recorder of torch
     "engine/data/sources/tar_index.py:_label",  # labels in a tar shard
     "engine/config/differences.py:_json_value",  # values of YAML as JSON, for comparisons
     "engine/foreign/reading.py:parse_json_object",  # rows of other trainers
@@ -36,7 +35,7 @@ def places_that_read_json(package: str) -> Iterator[str]:
     for path in sorted((ROOT / package).rglob("*.py")):
         name, source = str(path.relative_to(ROOT)), path.read_bytes()
         # Parsing all files takes a second.
-        if name != CODEC and re.search(rb"json|JSON|msgspec|parse_object", source):
+        if name != CODEC and re.search(rb"json|JSON|msgspec", source):
             for function in functions_that_read_json(ast.parse(source)):
                 yield f"{name}:{function}"
 
@@ -71,7 +70,6 @@ def reads_json(node: ast.AST) -> bool:
         ("def f():\n    json.load(file)", "f"),
         ("from json import loads", ""),
         ("import json as j", ""),
-        ("from engine.utils.codec import parse_object\nclass A:\n    def f(self):\n        parse_object(b'')", "f"),
         ("decoder = json.JSONDecoder()", ""),
         ("def f():\n    from pydantic_core import from_json as parse", "f"),
         ("import msgspec.json", ""),

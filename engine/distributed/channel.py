@@ -70,9 +70,8 @@ class PipeChannel(Channel):
         connection: Connection,
         signals: SignalHandler,
         heartbeat: HeartbeatWriter,
-        on_poll: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(None, signals, RequestCounters(), heartbeat, on_poll)
+        super().__init__(None, signals, RequestCounters(), heartbeat)
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._buffer = b""
         self._flushed = False

@@ -69,7 +69,8 @@ def init_default_group(
 
     Raises UsageError if this version of torch lacks the backend.
     """
-    # The flight recorder of torch 2.9 is off by default. Its older variable is the user's.
+    # torch dumps these collectives when one of NCCL times out. Off by default in torch 2.9; the older variable is the
+    # user's.
     if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     name, options = torch_backend(backend), dict[str, Any]()

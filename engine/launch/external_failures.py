@@ -14,18 +14,9 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.distributed.failures import describe_failure, root_cause
-from engine.distributed.flight_recorder import (
-    RECORD_WAIT_SECONDS,
-    Collective,
-    find_divergence,
-    record_name,
-    record_within,
-    write_record,
-)
 from engine.distributed.messages import decode_message, send
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import (
@@ -40,7 +31,7 @@ from engine.runs.events import RankFailed
 from engine.runs.journal import from_line, to_line
 from engine.runs.recorder import Recorder
 from engine.training.job import RunResult
-from engine.utils.codec import Record, replace
+from engine.utils.codec import Record
 from engine.utils.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -51,17 +42,14 @@ STORE_POLL_SECONDS = 0.05
 # One failure ends all ranks, but not at the same moment: their last heartbeats differ by the time of a step.
 COMPARE_SECONDS = 5.0
 RECORD_TIMEOUT_SECONDS = 5.0
-# Each rank reads the collectives of all others from the store, which rank 0 hosts.
-MAX_SHARED_COLLECTIVES = 100
 
 
 class StalledRank(Record, frozen=True):
-    """A rank of a run without progress: the UUID of its GPU or "cpu", its last heartbeat and its last collectives. The
-    heartbeat is None until the watchdog of the rank has sent this."""
+    """A rank of a run without progress: the UUID of its GPU or "cpu", and its last heartbeat, None until the watchdog
+    of the rank has sent this."""
 
     device: str
     heartbeat: Heartbeat | None
-    collectives: tuple[Collective, ...] = ()
 
 
 def watchdog_thread(
@@ -73,31 +61,20 @@ def watchdog_thread(
         while (heartbeats := watchdog.expired()) is None:
             time.sleep(POLL_SECONDS)
         # What hangs may be stderr or the disk of the journal.
-        limit_s = RECORD_WAIT_SECONDS + COMPARE_SECONDS + RECORD_TIMEOUT_SECONDS
+        limit_s = COMPARE_SECONDS + RECORD_TIMEOUT_SECONDS
         threading.Timer(limit_s, os._exit, [ExitCode.FAILED]).start()
         faulthandler.dump_traceback()
-        collectives = record_within(RECORD_WAIT_SECONDS)
-        stalled = share_stall(StalledRank(device, heartbeats[0], tuple(collectives)), rank_info, store)
+        stalled = share_stall(StalledRank(device, heartbeats[0]), rank_info, store)
         failure = stall_failure(stalled, rank_info, watchdog.timeout_s)
         print(describe_failure(failure), file=sys.stderr)
         if recorder is not None:
             record_result(RunResult("failed", failure), recorder)
-            _write_records(stalled, recorder.folder.flight_recorder)
         os._exit(ExitCode.FAILED)
 
     with suppress(RuntimeError):
         # The others need it if this process cannot respond when the run stalls.
         store.set(f"device/{rank_info.rank}", device)
     return threading.Thread(target=watch, name="watchdog", daemon=True)
-
-
-def _write_records(stalled: dict[int, StalledRank], folder: Path) -> None:
-    """Keep the last collectives of the ranks in the run folder."""
-    with suppress(OSError):
-        folder.mkdir(exist_ok=True)
-        for rank, stall in stalled.items():
-            if stall.collectives:
-                write_record(folder / record_name(rank), stall.collectives)
 
 
 def share_stall(this_rank: StalledRank, rank_info: RankInfo, store: Store) -> dict[int, StalledRank]:
@@ -118,10 +95,7 @@ def _exchange_heartbeats(stalled: dict[int, StalledRank], rank_info: RankInfo, s
     this_rank, missing = stalled[rank_info.rank], set(range(rank_info.world_size)) - {rank_info.rank}
     # A RuntimeError means that the host of the store has exited.
     with suppress(RuntimeError):
-        # A record has one process group after the other.
-        by_time = sorted(this_rank.collectives, key=lambda collective: collective.created_ns)
-        latest = tuple(by_time[-MAX_SHARED_COLLECTIVES:])
-        send(store, f"stalled/{rank_info.rank}", replace(this_rank, collectives=latest))
+        send(store, f"stalled/{rank_info.rank}", this_rank)
         while missing and time.monotonic() < deadline:
             for rank in missing:
                 stalled[rank] = _read_stalled_rank(rank, store)
@@ -141,17 +115,11 @@ def stall_failure(stalled: dict[int, StalledRank], rank_info: RankInfo, timeout_
     Ranks that have published no heartbeat hold up the others; if all have published one, the ranks that lag do."""
     late = [rank for rank, stall in stalled.items() if stall.heartbeat is None]
     late = late or lagging_ranks({rank: stall.heartbeat for rank, stall in stalled.items() if stall.heartbeat})
-    divergence = find_divergence({rank: stall.collectives for rank, stall in stalled.items()})
-    if divergence is not None and divergence.ranks and len(late) == len(stalled):
-        # All ranks have made the same progress by their own account.
-        late = list(divergence.ranks)
     rank = rank_info.rank if rank_info.rank in late else late[0]
     device, heartbeat = stalled[rank].device, stalled[rank].heartbeat
     details = ["this rank did not respond"]
     if heartbeat is not None:
         details = [describe_progress(heartbeat), "its traceback is on stderr"]
-    if divergence is not None:
-        details.insert(0, divergence.message)
     cause = describe_stall(f"no progress for {timeout_s:g} s (run.watchdog)", late, len(stalled), *details)
     return RankFailed(rank=rank, device=device, cause=cause, code="rank-hung")
 

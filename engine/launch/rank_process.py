@@ -17,7 +17,6 @@ from typing import Any
 
 from engine.distributed.channel import PipeChannel
 from engine.distributed.failures import rank_failure
-from engine.distributed.flight_recorder import DumpThread
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import open_local_store, open_store
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
@@ -126,6 +125,4 @@ def _open_channel(rank: int, job: Job, inherited: Inherited) -> PipeChannel:
     signals.install((signal.SIGTERM, signal.SIGUSR1))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     heartbeats = Heartbeats(job.plan.local_world_size, inherited.heartbeats.number)
-    # DataLoader workers are forked before the first poll, and must not inherit the thread.
-    on_poll = None if job.folder is None else DumpThread(job.folder.flight_recorder, rank).start
-    return PipeChannel(connections[rank], signals, HeartbeatWriter(heartbeats, rank), on_poll)
+    return PipeChannel(connections[rank], signals, HeartbeatWriter(heartbeats, rank))

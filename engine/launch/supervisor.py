@@ -15,7 +15,6 @@ from engine.data.limits import uses_threads
 from engine.distributed.aborts import abort_failure, read_log_tail
 from engine.distributed.channel import FLUSH_ACK, RankConnection
 from engine.distributed.failures import late_ranks, root_cause
-from engine.distributed.flight_recorder import Divergence, find_divergence, request_records
 from engine.distributed.watchdog import (
     Heartbeat,
     Heartbeats,
@@ -162,10 +161,6 @@ class Supervisor:
     def _report_stall(self, heartbeats: list[Heartbeat], lagging: list[int], problem: str) -> None:
         """Record the rank that the others wait for as failed, and write its traceback to the log."""
         pids, alive = dict(enumerate(self._starter.pids)), self._starter.alive()
-        divergence = self._compare_collectives({rank: pids[rank] for rank in alive if rank in pids})
-        if divergence is not None and divergence.ranks and len(lagging) == len(heartbeats):
-            # All ranks have made the same progress by their own account.
-            lagging = list(divergence.ranks)
         states = {rank: blocked_reason(pids[rank]) if rank in pids else "" for rank in lagging}
         # Of equally lagging ranks, the one whose process is blocked holds up the others.
         blamed = [rank for rank in lagging if states[rank]] or lagging
@@ -174,20 +169,13 @@ class Supervisor:
                 os.kill(pids[rank], DUMP_TRACEBACK_SIGNAL)
         time.sleep(TRACEBACK_WAIT_SECONDS)
         first = blamed[0]
-        details = [divergence.message] if divergence is not None else []
-        details.append(describe_progress(heartbeats[first]))
+        details = [describe_progress(heartbeats[first])]
         if states[first] or first in alive:
             details.append(states[first] or "its traceback is in the log")
         cause = describe_stall(problem, blamed, len(heartbeats), *details)
         self._failures[first] = RankFailed(
             rank=first, device=self._job.plan.devices[first], cause=cause, code="rank-hung"
         )
-
-    def _compare_collectives(self, pids: dict[int, int]) -> Divergence | None:
-        """Keep the last collectives of the ranks in the run folder; return which rank is not in that of the others."""
-        if self._job.folder is None or len(self._job.plan.devices) < 2:
-            return None
-        return find_divergence(request_records(self._job.folder.flight_recorder, pids))
 
     def _handle_event(self, event: Event) -> None:
         if isinstance(event, RankFailed):

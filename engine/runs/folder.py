@@ -114,8 +114,6 @@ class RunFolder:
     """Folder of the charts that the screen exports."""
     control = _Entry("control")
     """Folder of the control requests, see `engine.runs.control`."""
-    flight_recorder = _Entry("flight_recorder")
-    """Folder of the last collectives of each rank when the run hung, see `engine.distributed.flight_recorder`."""
     owner = _Entry("owner.json")
     """Host, process and heartbeat of the owner, see `engine.runs.claim`."""
     lock = _Entry("lock")
@@ -236,7 +234,7 @@ class RunFolder:
 
     def _opened_entries(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yield name and status of the existing files and folders of a run that gputrain opens by name."""
-        outputs = (self.checkpoints, self.tensorboard, self.export, self.exports, self.flight_recorder)
+        outputs = (self.checkpoints, self.tensorboard, self.export, self.exports)
         code = (self.code, self.code / CODE_RECORD, self.code / CODE_COPY)
         folders = (*outputs, *code, self.control, self.sync, self.metrics, self.torchrun)
         files = (self.config, self.journal, self.summary, self.log, self.owner, self.lock, self.class_indices)

@@ -4,7 +4,7 @@ A record declares its fields with types and bounds, as msgspec defines them. Rea
 null is a value that is not finite, and an absent field is unknown. In Python these are `float | None` and
 `T | UnsetType`, or a default. The content of a file is a `FileRecord`, which has a `format`.
 
-`engine.utils.files` reads and replaces files. JSON of other programs is parsed by `parse_object`.
+`engine.utils.files` reads and replaces files.
 """
 
 from __future__ import annotations
@@ -270,14 +270,6 @@ def _without_bounds(kind: Any) -> Any:
 
 def _is_record(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, Struct)
-
-
-def parse_object(data: bytes | str) -> dict[str, Any] | None:
-    """Return the JSON object of another program in `data`; None if it is none. NaN and Infinity are not JSON."""
-    try:
-        return msgspec.json.decode(data, type=dict[str, Any])
-    except (ValueError, RecursionError):
-        return None
 
 
 def find_valid_fields(path: Path, kind: type[T], max_bytes: int = MAX_JSON_BYTES) -> T | None:

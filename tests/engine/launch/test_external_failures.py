@@ -11,12 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore, Store, TCPStore
 
-from engine.distributed.flight_recorder import Collective
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeat, Heartbeats, Phase, Watchdog
 from engine.launch import external_failures
 from engine.launch.external_failures import (
-    MAX_SHARED_COLLECTIVES,
     StalledRank,
     find_root_cause,
     publish_failure,
@@ -26,11 +24,9 @@ from engine.launch.external_failures import (
 )
 from engine.runs.events import RankFailed
 from engine.utils.process import die_with_parent
-from support.replace import replace
 
 WAITS = Heartbeat(11, 2, Phase.BACKWARD)
 HANGS = Heartbeat(11, 0, Phase.DATA)
-COLLECTIVE = Collective("nccl:0", 57, "all_reduce", 8, True, 0)
 
 
 @pytest.fixture
@@ -70,11 +66,10 @@ def report(
     heartbeat: Heartbeat,
     delay_s: float = 0.0,
     world_size: int = 2,
-    collectives: tuple[Collective, ...] = (),
 ) -> RankFailed:
     time.sleep(delay_s)
     rank_info = RankInfo(rank, world_size, rank, world_size)
-    stalled = share_stall(StalledRank(f"GPU-{rank}", heartbeat, collectives), rank_info, store)
+    stalled = share_stall(StalledRank(f"GPU-{rank}", heartbeat), rank_info, store)
     return stall_failure(stalled, rank_info, 600.0)
 
 
@@ -88,25 +83,6 @@ def test_all_ranks_report_the_rank_that_lags(delays_s: tuple[float, float], stor
         "no progress for 600 s (run.watchdog); the other ranks wait for rank 1; this rank completed 11 steps and is "
         "waiting for data; its traceback is on stderr"
     )
-
-
-def test_all_ranks_report_the_rank_that_is_not_in_collective_of_others(store: Store) -> None:
-    entered = (COLLECTIVE, replace(COLLECTIVE, sequence=58, completed=False))
-    with ThreadPoolExecutor() as pool:
-        reports = [pool.submit(report, store, rank, WAITS, collectives=entered[: 2 - rank]) for rank in range(2)]
-        failures = [future.result(timeout=20) for future in reports]
-    assert [failure.rank for failure in failures] == [1, 1]
-    assert "rank 1 did not enter all-reduce 58 (8 B), in which rank 0 waits; this rank completed" in failures[0].cause
-
-
-def test_ranks_share_the_latest_collectives_of_all_process_groups(store: Store) -> None:
-    entered = (COLLECTIVE, replace(COLLECTIVE, sequence=58, completed=False, created_ns=1000))
-    earlier = tuple(replace(COLLECTIVE, group="nccl:1", sequence=number) for number in range(MAX_SHARED_COLLECTIVES))
-    records = [(*entered, *earlier), (replace(COLLECTIVE, created_ns=999), *earlier)]
-    with ThreadPoolExecutor() as pool:
-        reports = [pool.submit(report, store, rank, WAITS, collectives=records[rank]) for rank in range(2)]
-        failures = [future.result(timeout=20) for future in reports]
-    assert all("rank 1 did not enter all-reduce 58 (8 B)" in failure.cause for failure in failures)
 
 
 def test_rank_reports_ranks_that_do_not_respond(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:

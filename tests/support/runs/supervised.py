@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable
 
 from engine.config.schema import Config
-from engine.distributed import flight_recorder
 from engine.distributed.channel import PipeChannel
-from engine.distributed.flight_recorder import Collective
 from engine.distributed.node_plan import NodePlan
 from engine.distributed.watchdog import Heartbeat, Heartbeats, Phase
 from engine.launch.supervisor import Supervisor
@@ -68,20 +66,6 @@ def fail(channel: PipeChannel) -> Outcome:
 
 def abort(channel: PipeChannel) -> Outcome:
     os.abort()
-
-
-def hang_after(last: int) -> Body:
-    """Return a rank that hangs when it has entered the collectives up to the number `last`."""
-
-    def record() -> list[Collective]:
-        return [Collective("nccl:0", sequence, "all_reduce", 2600, sequence < 8, sequence) for sequence in range(last)]
-
-    def wait(channel: PipeChannel) -> Outcome:
-        flight_recorder.record_collectives = record
-        channel.poll_requests()
-        return hang(channel)
-
-    return wait
 
 
 def cause_of(result: RunResult) -> str:
