@@ -17,7 +17,6 @@ from torch.distributed import Store
 from engine.config.schema import Config
 from engine.distributed.interfaces import choose_interfaces
 from engine.distributed.node_plan import Backend, NodePlan
-from engine.distributed.ports import close_ports_afterwards
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import rendezvous_host, wait_for_ranks
 from engine.distributed.topology import check_devices_unique, exchange_rank_devices
@@ -46,17 +45,10 @@ def join_process_group(
     check_devices_unique(rank_devices)
     host = rendezvous_host(config.device.init_method, os.environ)
     os.environ.update(choose_interfaces(rank_info, store, host, os.environ))
-    if plan.uses_nccl:
-        init_default_group(plan.backend, device, rank_info, store, timeout_s)
-        # A communicator that is created in the background has opened all its ports after a collective.
-        dist.all_reduce(torch.zeros(1, device=device))
-        torch.cuda.synchronize(device)
-    # Only Gloo may open ports here. NCCL connects to its own ports later, when a collective first needs a connection.
     # Gloo of torch 2.9 prints a line for each group.
     silence = discarded_stdout() if torch.__version__ < "2.11" else nullcontext()
-    with close_ports_afterwards(), silence:
-        if not plan.uses_nccl:
-            init_default_group(plan.backend, device, rank_info, store, timeout_s)
+    with silence:
+        init_default_group(plan.backend, device, rank_info, store, timeout_s)
         cpu_group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         dist.barrier(group=cpu_group)
     return cpu_group, rank_devices

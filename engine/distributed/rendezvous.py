@@ -69,10 +69,10 @@ def create_store_file() -> int:
     The file is anonymous memory: it has no name that another user could open, and the kernel frees it with the last
     process that holds the descriptor. A TCP store would accept a connection from any user of the host.
 
-    Gloo still listens on a TCP port per rank and process group, on loopback if all ranks run on this host, until
-    `engine.distributed.ports` closes it. It accepts any connection, and identifies the peer by a small number that
-    others can guess. So while the ranks connect, another user can pose as a rank and send wrong tensors, but no objects
-    that would be unpickled (`engine.distributed.collectives`).
+    Gloo still listens on a TCP port per rank and process group, on loopback if all ranks run on this host. It accepts
+    any connection, and identifies the peer by a small number that others can guess. So while the ranks connect, another
+    user can pose as a rank and send wrong tensors, but no objects that would be unpickled
+    (`engine.distributed.collectives`).
     """
     return os.memfd_create("gputrain-store")
 

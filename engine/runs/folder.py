@@ -96,8 +96,6 @@ class RunFolder:
     """Python stacks of a command that has stalled, see `engine.command.stall`."""
     journal = _Entry("events.jsonl")
     """Journal of the run, see `engine.runs.events`."""
-    reserve = _Entry(".reserve")
-    """Disk space that is kept for the last events of a live run, see `engine.runs.journal`."""
     summary = _Entry("summary.json")
     """Record of the run, see `engine.runs.run_record`."""
     labels = _Entry("labels.json")

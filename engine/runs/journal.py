@@ -58,9 +58,6 @@ MAX_LINE_BYTES = 1 << 24
 # What a full disk does not take waits in memory. Beyond this size, readings that come often are dropped.
 MAX_UNWRITTEN_BYTES = 1 << 26
 DROPPED_TYPES = (StepEvent, GpuEvent, PhaseChanged)
-# Disk space that is kept for the last events of a run: it must not look crashed because its disk is full. A part of it
-# is for its record and the end of its log.
-RESERVED_BYTES, RESERVED_JOURNAL_BYTES = 1 << 16, 3 << 14
 # Replaces the beginning of a line that is too long. It is not JSON, so neither is the line.
 _SKIPPED_BEGINNING = b"\0"
 
@@ -151,11 +148,10 @@ def from_line(line: bytes | str) -> Event | None:
 class Journal:
     """Appends events to a journal, each with a single write.
 
-    Events that cannot be written wait in memory, in their order, and are written with the next one. With a `reserve`,
-    that file keeps disk space for the last events until the journal is closed.
+    Events that cannot be written wait in memory, in their order, and are written with the next one.
     """
 
-    def __init__(self, path: Path, reserve: Path | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         """Open the journal. Raises OSError."""
         self._path, self._file = path, append_to_file(path)
         size = os.fstat(self._file).st_size
@@ -163,12 +159,9 @@ class Journal:
         self._incomplete = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
         self._unwritten: deque[tuple[Event, bytes]] = deque()
         self._unwritten_bytes = 0
-        self._is_torn = self._is_deleted = False
+        self._is_deleted = False
         self.dropped = 0
-        """Number of events that are lost, because memory or disk space did not suffice for them."""
-        self._reserve = reserve
-        if reserve is not None:
-            _reserve_space(reserve)
+        """Number of events that are lost, because the memory did not suffice for them."""
 
     @property
     def is_behind(self) -> bool:
@@ -195,35 +188,10 @@ class Journal:
             count = os.write(self._file, data)
             self._unwritten_bytes -= count
             # The rest of a line continues where the disk was full, so the line is not torn.
-            self._is_torn = count < len(data)
-            if self._is_torn:
+            if count < len(data):
                 self._unwritten[0] = (event, data[count:])
             else:
                 self._unwritten.popleft()
-
-    def use_reserve(self) -> None:
-        """Give up the reserved disk space, and drop what does not fit there: frequent events first, then old epochs."""
-        if self._reserve is None:
-            return
-        with suppress(OSError):
-            self._reserve.unlink(missing_ok=True)
-        self._reserve = None
-        if self._unwritten_bytes <= RESERVED_JOURNAL_BYTES:
-            return
-        waiting = list(self._unwritten)
-        # The rest of a line that is partly written must follow it.
-        kept = {0} if self._is_torn else set[int]()
-        room = RESERVED_JOURNAL_BYTES - sum(len(waiting[index][1]) for index in kept)
-        for is_epoch in (False, True):
-            for index in reversed(range(len(waiting))):
-                event, data = waiting[index]
-                is_next = index not in kept and isinstance(event, EpochEvent) == is_epoch
-                if is_next and not isinstance(event, DROPPED_TYPES) and len(data) <= room:
-                    kept.add(index)
-                    room -= len(data)
-        self.dropped += len(waiting) - len(kept)
-        self._unwritten = deque(waiting[index] for index in sorted(kept))
-        self._unwritten_bytes = sum(len(data) for _, data in self._unwritten)
 
     def sync(self) -> bool:
         """Flush all events to disk (fsync). Return whether the file was deleted and is written anew. Raises OSError."""
@@ -243,25 +211,9 @@ class Journal:
 
     def close(self) -> None:
         """Write what waits, if there is space by now, and close the file."""
-        self.use_reserve()
         with suppress(OSError):
             self.catch_up()
         os.close(self._file)
-
-
-def _reserve_space(path: Path) -> None:
-    """Allocate `RESERVED_BYTES` of disk space. Without space or permission, there is no reserve."""
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    except OSError:
-        return
-    try:
-        os.posix_fallocate(handle, 0, RESERVED_BYTES)
-    except OSError:
-        with suppress(OSError):
-            path.unlink()
-    finally:
-        os.close(handle)
 
 
 class JournalReader:

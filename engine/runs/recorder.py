@@ -93,7 +93,7 @@ class Recorder:
         """The metrics of a run of another program, by its names for them."""
         if config is not None and not folder.config.exists():
             self._write_config()
-        self._journal = Journal(folder.journal, folder.reserve)
+        self._journal = Journal(folder.journal)
         self._log = LogWriter(folder.log, MAX_COMMAND_LOG_BYTES if self._command else None)
         self._pending = PendingLines(folder.log)
         self._tensorboard = TensorBoardWriter(folder.tensorboard)
@@ -168,8 +168,6 @@ class Recorder:
                 self._tensorboard.add_step(event)
             if isinstance(event, EpochEvent | StepEvent):
                 self._curves_are_due = True
-            if is_end and self._journal.is_behind:
-                self._journal.use_reserve()
             if is_end or isinstance(event, EpochEvent):
                 self._write_journal(self._sync_journal)
             self._write_sinks(force=is_end)

@@ -19,7 +19,6 @@ NIGHTLY_ATTACKS = (
     "checkpoint_code",
     "command",
     "moved_folder",
-    "ports",
     "repository",
     "reservations",
     "run_folder",

@@ -1,4 +1,4 @@
-"""How two ranks on GPUs connect. NCCL opens connections in its first collectives, after Gloo's ports are closed."""
+"""How two ranks on GPUs connect. NCCL opens connections in its first collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RUN = ("digits", "--model", "linear", "--epochs", "1", "--gpus", "free:2")
 
 @pytest.mark.rehearsal
 @pytest.mark.parametrize("backend", ["auto", "nccl2"])
-def test_nccl_connects_after_ports_of_gloo_are_closed(rehearsal: Rehearsal, backend: str) -> None:
+def test_nccl_connects_beside_gloo(rehearsal: Rehearsal, backend: str) -> None:
     if backend != "auto" and not torch.distributed.is_backend_available(backend):
         pytest.skip(f"torch {torch.__version__} has no backend {backend}")
     run = rehearsal.run("a", *RUN, f"device.backend={backend}")

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from engine.config.schema import Config
 from engine.foreign.tensorboard import EventFolder
 from engine.runs.events import EpochEvent, Event, FlushJournal, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.runs.journal import Journal, JournalReader
+from engine.runs.journal import JournalReader
 from engine.runs.recorder import RECORD_INTERVAL_SECONDS, Recorder
 from engine.runs.run_row import read_row
 from engine.runs.sinks import DISK_PROBLEMS, RETRY_SECONDS, WARNING_INTERVAL_SECONDS, Sink
@@ -29,7 +29,7 @@ from support.foreign import points_of, values_of
 from support.gputrain_command import ROOT
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
-from support.runs.factories import make_losses, make_run_folder
+from support.runs.factories import make_run_folder
 
 FULL_DISK = Path(__file__).with_name("full_disk.py")
 
@@ -223,21 +223,6 @@ def test_journal_that_cannot_be_written_catches_up_without_a_torn_line(recording
     assert all(json.loads(line) for line in folder.journal.read_text().splitlines())
 
 
-def test_journal_drops_no_rest_of_a_line_at_its_end(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "events.jsonl", tmp_path / "reserve")
-    with file_size_limit(1000), suppress(OSError):
-        journal.append(make_losses(1, 4000))
-    with file_size_limit(1000):
-        for number in range(1, 201):
-            with suppress(OSError):
-                journal.append(make_epoch(number))
-    journal.close()
-    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert lines[0]["type"] == "step"
-    assert [line["epoch"] for line in lines[1:]] == list(range(lines[1]["epoch"], 201))
-    assert 0 < journal.dropped == lines[1]["epoch"] - 1
-
-
 def test_recorder_begins_new_tensorboard_file_after_incomplete_record(recording: Recording) -> None:
     recording.record(make_run_started(), make_epoch(1))
     [file] = (recording.folder.tensorboard / "train").iterdir()
@@ -267,7 +252,7 @@ def test_recorder_reports_disk_that_only_the_journal_fits_on_once(
     assert free.code == "recovered"
 
 
-def test_full_disk_keeps_heartbeat_stop_and_end_of_run(tmp_path: Path) -> None:
+def test_full_disk_keeps_heartbeat_and_stop_and_says_that_the_end_is_not_recorded(tmp_path: Path) -> None:
     unshare = shutil.which("unshare")
     if unshare is None or subprocess.run([unshare, "-Urm", "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("unprivileged mount namespaces are not available")
