@@ -1,24 +1,24 @@
 """Whose user code a config names: the files that name it, and the files and folders that it is imported from.
 
-A config or a checkpoint of another user is data, and so is code that other users can change or replace: it runs only
+A config or a checkpoint of another user is data, and so is code that other users can change: it runs only
 with `--trust-code`. `engine.config.loader` and `engine.inference.trained_model` find who named the code. The preflight,
 the inference and the commands that build a model call `CodeTrust.check` before anything is imported. The ranks do not
-check again, because only this user or root can replace what has passed.
+check again.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 from engine.config.schema import Config
 from engine.config.user_code import TRUST_ADVICE, UserModule, find_user_module, user_code_names
 from engine.config.user_errors import code_root
 from engine.utils.errors import Problem, UsageError, raise_if_any
-from engine.utils.trust import foreign_lookup_reason
+from engine.utils.trust import foreign_path_reason
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,16 @@ def _find(key: str, name: str, config: Config) -> UserModule:
 
 
 def _foreign_reason(module: UserModule) -> str | None:
-    """Return why others can change a module: its packages, its file, their compiled files or a folder above them.
+    """Return why others can change a module: its file, or one of the folders and packages that it is imported from.
 
     The modules that it imports are not examined: in a folder that only this user can write to, this user added them.
     """
     if module.root is None:
         return None
-    real_root = Path(os.path.realpath(module.root))
-    package = module.root
-    for part in module.name.split("."):
-        for source in (package / f"{part}.py", package / part / "__init__.py"):
-            for path in (source, Path(importlib.util.cache_from_source(str(source)))):
-                if (reason := foreign_lookup_reason(path, real_root)) is not None:
-                    return reason
-        package /= part
+    packages = accumulate(module.name.split(".")[:-1], Path.joinpath, initial=module.root)
+    for path in (*packages, *module.files):
+        # What is missing is refused by the import.
+        with suppress(OSError):
+            if (reason := foreign_path_reason(path)) is not None:
+                return f"{path} {reason}"
     return None

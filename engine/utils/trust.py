@@ -12,9 +12,6 @@ import stat
 from functools import cache
 from pathlib import Path
 
-# Steps of one path lookup; a cycle of links exceeds it.
-MAX_LOOKUP_STEPS = 4096
-
 
 def foreign_reason(status: os.stat_result, *, trust_root: bool = True) -> str | None:
     """Return why other users can change a file or a folder, as a clause that follows its name; None if they cannot.
@@ -39,41 +36,6 @@ def foreign_path_reason(path: Path) -> str | None:
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
         return f"is a link that belongs to {describe_user(link.st_uid)}"
     return foreign_reason(path.stat())
-
-
-def foreign_lookup_reason(path: Path, root: Path) -> str | None:
-    """Return why other users can change what a path leads to, as a clause that names the folder, link or file.
-
-    Checks each folder and link from `/` on. A folder outside of `root` (a path without links) may be writable by others
-    if it has the sticky bit, which lets only the owner of an entry rename it, and if it contains the next entry.
-    """
-    folder, names = Path("/"), list(path.absolute().parts[1:])
-    for _ in range(MAX_LOOKUP_STEPS):
-        try:
-            status = folder.stat()
-        except OSError as error:
-            return f"{folder} cannot be examined: {error.strerror}"
-        reason = foreign_reason(status)
-        is_sticky = status.st_mode & stat.S_ISVTX and status.st_uid in (os.geteuid(), 0)
-        if reason is not None and (not is_sticky or folder.is_relative_to(root)):
-            return f"{folder} {reason}"
-        if not names:
-            return None
-        entry = folder / names.pop(0)
-        try:
-            link = entry.lstat()
-            target = entry.readlink() if stat.S_ISLNK(link.st_mode) else None
-        except OSError:
-            # Whoever can create the missing entry decides what the path leads to.
-            return None if reason is None else f"{folder} {reason}"
-        if target is None:
-            folder = folder.parent if entry.name == ".." else entry
-        elif link.st_uid not in (os.geteuid(), 0):
-            return f"{entry} is a link that belongs to {describe_user(link.st_uid)}"
-        else:
-            folder = Path("/") if target.is_absolute() else folder
-            names = [*target.parts[target.is_absolute() :], *names]
-    return None
 
 
 def is_shared(folder: os.stat_result) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,13 +17,12 @@ from support.messages import has_problem, raises_problem
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    """Folder with the package `trusted`, its module `nets` and its compiled file, which only this user can change."""
+    """Folder with the package `trusted` and its module `nets`, which only this user can change."""
     folder = tmp_path / "code"
     package = folder / "trusted"
-    (package / "__pycache__").mkdir(parents=True)
+    package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "nets.py").write_text("raise SystemExit('imported')\n")
-    (package / "__pycache__" / f"nets.{sys.implementation.cache_tag}.pyc").touch()
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o700 if path.is_dir() else 0o600)
     return folder
@@ -35,12 +32,10 @@ def config(code: Path) -> Config:
     return Config.model_validate({"run": {"code": str(code)}, "model": {"name": "trusted.nets:build"}})
 
 
-@pytest.mark.parametrize(
-    "path", [".", "trusted", "trusted/__init__.py", "trusted/nets.py", "trusted/__pycache__", "trusted/__pycache__/*"]
-)
+@pytest.mark.parametrize("path", [".", "trusted", "trusted/__init__.py", "trusted/nets.py"])
 def test_code_trust_refuses_what_others_can_write(code: Path, path: str) -> None:
     CodeTrust().check(config(code))
-    (changed,) = code.glob(path) if path != "." else [code]
+    changed = code / path
     changed.chmod(changed.stat().st_mode | 0o002)
     with pytest.raises(UsageError) as caught:
         CodeTrust().check(config(code))
@@ -50,56 +45,13 @@ def test_code_trust_refuses_what_others_can_write(code: Path, path: str) -> None
     assert reason is not None and has_problem([problem], "untrusted-code", "model.name", *values)
 
 
-@pytest.mark.parametrize(("mode", "refused"), [(0o777, True), (0o1777, False), (0o755, False)])
-def test_code_trust_refuses_folder_that_others_can_rename(tmp_path: Path, code: Path, mode: int, refused: bool) -> None:
-    shared = tmp_path / "shared"
-    (shared / "own").mkdir(parents=True)
-    shared.chmod(mode)
-    code.rename(shared / "own" / "code")
-    with raises_problem("untrusted-code", "model.name", f" {shared} ") if refused else nullcontext():
-        CodeTrust().check(config(shared / "own" / "code"))
-
-
-@pytest.mark.parametrize("link", ["code", "code/trusted", "code/trusted/nets.py", "code/trusted/__pycache__"])
-def test_code_trust_refuses_link_that_others_can_replace(tmp_path: Path, code: Path, link: str) -> None:
-    """The link leads to a file of this user through a link in a shared folder."""
-    shared, hidden = code / "shared", code / "hidden"
-    if link == "code":
-        shared, hidden = tmp_path / "shared", tmp_path / "hidden"
-    shared.mkdir()
-    (tmp_path / link).rename(hidden)
-    (shared / "step").symlink_to(hidden)
-    (tmp_path / link).symlink_to(shared / "step")
-    CodeTrust().check(config(code))
-    shared.chmod(0o777)
-    with raises_problem("untrusted-code", "model.name", f" {shared} "):
-        CodeTrust().check(config(code))
-
-
-def test_code_trust_refuses_missing_folder_in_sticky_folder(tmp_path: Path) -> None:
-    tmp_path.chmod(0o1777)
-    with raises_problem("untrusted-code", "model.name", f" {tmp_path} "):
-        CodeTrust().check(config(tmp_path / "missing"))
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-@pytest.mark.parametrize("entry", ["above", "above/link"])
-def test_code_trust_refuses_folder_or_link_of_other_user(tmp_path: Path, code: Path, entry: str) -> None:
-    above = tmp_path / "above"
-    above.mkdir(mode=0o755)
-    (above / "link").symlink_to(code)
-    CodeTrust().check(config(above / "link"))
-    os.chown(tmp_path / entry, 12345, 12345, follow_symlinks=False)
-    with raises_problem("untrusted-code", "model.name", f"{tmp_path / entry} ", "uid 12345"):
-        CodeTrust().check(config(above / "link"))
-
-
-def test_code_trust_accepts_relative_links_and_ignores_link_cycles(tmp_path: Path, code: Path) -> None:
-    (tmp_path / "a").symlink_to("folder/../code")
-    (tmp_path / "folder").mkdir()
-    CodeTrust().check(config(tmp_path / "a"))
-    (tmp_path / "cycle").symlink_to("cycle")
-    CodeTrust().check(config(tmp_path / "cycle"))
+def test_code_trust_refuses_link_of_other_user(tmp_path: Path, code: Path) -> None:
+    (tmp_path / "link").symlink_to(code)
+    CodeTrust().check(config(tmp_path / "link"))
+    os.chown(tmp_path / "link", 12345, 12345, follow_symlinks=False)
+    with raises_problem("untrusted-code", "model.name", f"{tmp_path / 'link'} ", "uid 12345"):
+        CodeTrust().check(config(tmp_path / "link"))
 
 
 def test_code_trust_refuses_missing_module_in_shared_folder(code: Path) -> None:
