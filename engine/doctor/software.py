@@ -13,8 +13,8 @@ from engine.utils.libraries import installed_version
 from engine.utils.text import pluralize
 
 TORCHVISION_ADVICE = (
-    "install both from the same index: `pip install --force-reinstall torch torchvision`; for the CPU with "
-    "`--index-url https://download.pytorch.org/whl/cpu`"
+    "install both from the same index: `pip install --force-reinstall torch torchvision`, or for the CPU "
+    "`uv pip install --reinstall --torch-backend cpu torch torchvision`"
 )
 TORCH_BUILD_ADVICE = "install a build of torch for this driver (https://pytorch.org/get-started), or a newer driver"
 
