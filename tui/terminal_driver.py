@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from textual import constants
@@ -157,6 +158,8 @@ class Watcher:
         self._filter = InputFilter()
         self.replies: ReplyFilter | None = None
         """Takes the answers of the terminal out of the text, while answers are expected."""
+        self.received: int | None = None
+        """The last signal that ends the screen; the main thread sets it before it handles a SIGCONT that follows."""
         self._reading = False
         self._lock = threading.Lock()
         self._wakeup, waking = socket.socketpair()
@@ -164,9 +167,12 @@ class Watcher:
         self._waking = waking
         for number in END_SIGNALS:
             # Without a Python handler, the signal would end the process at once.
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, self._receive)
         signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._run, name="terminal-watcher", daemon=True).start()
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self.received = number
 
     def start_reading(self) -> None:
         """Read the terminal from now on."""
@@ -331,13 +337,22 @@ class TerminalDriver(LinuxDriver):
 
     def _end_now(self, number: int) -> None:
         """Restore the terminal and end the process without the event loop."""
-        if self.attrs_before is not None:
+        # In the background, the settings are the shell's, and changing them would stop the process.
+        if self.attrs_before is not None and self._is_in_foreground():
             with suppress(termios.error):
                 termios.tcsetattr(self.terminal, termios.TCSANOW, self.attrs_before)
-        self._output.discard()
-        self.write(RESTORE + (RESTORE_TITLE if self._titled else ""))
-        self._output.flush(FLUSH_SECONDS)
+        if not self._suspended:
+            self._output.discard()
+            self.write(RESTORE + (RESTORE_TITLE if self._titled else ""))
+            self._output.flush(FLUSH_SECONDS)
         os._exit(128 + number)
+
+    def _is_in_foreground(self) -> bool | None:
+        """Whether the terminal is that of this job; None without a terminal."""
+        try:
+            return os.tcgetpgrp(self.terminal) == os.getpgrp()
+        except OSError:
+            return None
 
     # Suspension
 
@@ -351,11 +366,13 @@ class TerminalDriver(LinuxDriver):
 
     def _continue(self) -> None:
         """Draw again. After SIGSTOP, the shell has changed the terminal without notice, too."""
-        try:
-            in_foreground = os.tcgetpgrp(self.terminal) == os.getpgrp()
-        except OSError:
+        in_foreground = self._is_in_foreground()
+        if in_foreground is None:
             return
         if not in_foreground:
+            # For `kill %1`, a shell sends SIGTERM to a stopped job, then SIGCONT.
+            if self._watcher.received is not None:
+                self._end_now(self._watcher.received)
             # Continued by `bg` or `kill -CONT`: the terminal is another job's.
             os.kill(os.getpid(), signal.SIGSTOP)
             return

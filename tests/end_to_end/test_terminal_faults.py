@@ -205,19 +205,25 @@ def test_screen_survives_fault_of_its_terminal(live: Gputrain, name: str, fault:
     answers(terminal)
 
 
-@pytest.mark.parametrize("name", ["monitor", *NIGHTLY])
-def test_screen_is_suspended_and_drawn_whole_by_fg(live: Gputrain, name: str) -> None:
+def suspend(gputrain: Gputrain, name: str) -> Terminal:
+    """Return the terminal of a shell whose screen was suspended."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("bash is not installed")
-    open_screen(live, "monitor").process.kill()
-    shell = Terminal(live, bash, "--norc", "--noprofile", "-i", PS1="ready> ")
+    open_screen(gputrain, "monitor").process.kill()
+    shell = Terminal(gputrain, bash, "--norc", "--noprofile", "-i", PS1="ready> ")
     shell.wait_for("ready> ")
     shell.press(" ".join(SCREENS[name].command) + "\r")
     shell.wait_for(SCREENS[name].text)
     shell.press("\x1a")
     shell.wait_for("Stopped")
     shell.seen = b""
+    return shell
+
+
+@pytest.mark.parametrize("name", ["monitor", *NIGHTLY])
+def test_screen_is_suspended_and_drawn_whole_by_fg(live: Gputrain, name: str) -> None:
+    shell = suspend(live, name)
     shell.press("stty -a; fg\r")
     shell.wait_for("icanon")
     assert b"-icanon" not in shell.seen and b"-echo " not in shell.seen
@@ -226,6 +232,17 @@ def test_screen_is_suspended_and_drawn_whole_by_fg(live: Gputrain, name: str) ->
     shell.seen = b""
     shell.press("q")
     shell.wait_for("ready> ")
+    shell.press("exit\r")
+    shell.wait_for_end()
+
+
+def test_suspended_screen_ends_by_kill_of_its_shell(live: Gputrain) -> None:
+    shell = suspend(live, "monitor")
+    screens = [process for process in live.processes() if SCREEN in process.cmdline()]
+    # The shell continues the stopped job, which is not in the foreground.
+    shell.press("kill %1\r")
+    wait_for(lambda: not any(map(psutil.Process.is_running, screens)), "the end of the screen")
+    assert screens
     shell.press("exit\r")
     shell.wait_for_end()
 
