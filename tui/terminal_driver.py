@@ -97,6 +97,8 @@ class Output:
             self._changed.wait_for(lambda: not self._pending_bytes, timeout_s)
 
     def _run(self) -> None:
+        writable = select.poll()
+        writable.register(self._fd, select.POLLOUT)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._pending)
@@ -105,7 +107,10 @@ class Output:
             try:
                 written = 0
                 while written < len(data):
-                    written += os.write(self._fd, data[written:])
+                    # Another program may have left the terminal non-blocking.
+                    writable.poll()
+                    with suppress(BlockingIOError):
+                        written += os.write(self._fd, data[written:])
             except OSError:
                 # The terminal is gone; `Watcher` sees that too.
                 pass

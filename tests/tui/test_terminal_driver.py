@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 from collections.abc import Iterator
 
@@ -19,9 +20,9 @@ class Pipe:
     """A terminal that is read on request; `Output` writes to it."""
 
     def __init__(self) -> None:
-        self._reader, self._writer = os.pipe()
+        self._reader, self.writer = os.pipe()
         self.drained = threading.Event()
-        self.output = Output(self._writer, self.drained.set)
+        self.output = Output(self.writer, self.drained.set)
 
     def read(self, size: int) -> bytes:
         data = b""
@@ -58,6 +59,14 @@ def test_output_takes_one_write_of_any_size(pipe: Pipe) -> None:
     pipe.output.write(b"a" * (2 * LIMIT))
     assert pipe.read(2 * LIMIT) == b"a" * (2 * LIMIT)
     wait_for(lambda: not pipe.drained.is_set(), "no report")
+
+
+def test_output_writes_whole_to_non_blocking_terminal(pipe: Pipe) -> None:
+    os.set_blocking(pipe.writer, False)
+    pipe.output.write(b"a" * LIMIT)
+    # The pipe holds less, and is read only once it is full.
+    wait_for(lambda: not select.select([], [pipe.writer], [], 0)[1], "a full pipe")
+    assert pipe.read(LIMIT) == b"a" * LIMIT
 
 
 def test_output_discards_what_waits(pipe: Pipe) -> None:
