@@ -55,12 +55,11 @@ UNUSED_KEYS = {
     "device.ranks": "in a benchmark, which measures the rank counts of --ranks-list",
 }
 """Config keys that a benchmark does not use, and the reason."""
-# The fixed pipeline needs no DataLoader workers and decodes on the CPU, so these settings are reset to the defaults.
+# The fixed pipeline needs no DataLoader workers, so these settings are reset to the defaults.
 FIXED_BATCH_DATA: dict[str, Any] = {
     "pipeline": "fixed",
     "workers": DataConfig().workers,
     "prefetch": DataConfig().prefetch,
-    "decoder": DataConfig().decoder,
 }
 
 

@@ -91,14 +91,6 @@ class DataConfig(Section):
         "process per rank; processes are DataLoader workers. auto uses threads for image files without "
         "augmentation per image (policy, color jitter, transform), else processes.",
     )
-    decoder: Literal["auto", "cpu", "gpu"] = Field(
-        "auto",
-        title="JPEG decoder",
-        description="What decodes JPEG files when streaming: cpu, gpu or auto. cpu is libjpeg-turbo in the workers; "
-        "gpu is nvJPEG through torchcodec, one batch at a time. On GPUs, auto measures both on the first "
-        "images of the run, and takes gpu if it is at least 1.2 times as fast. A resumed run keeps its "
-        "decoder.",
-    )
     prefetch: int = Field(4, ge=1, description="Number of batches that each loader process prefetches.")
     image_size: int | None = Field(
         None,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.config.key_names import key_hint
+from engine.config.key_names import REMOVED_KEYS, key_hint
 from engine.config.schema import UNSTORED_KEYS, sections
 from engine.config.yaml_io import read_yaml
 from engine.utils.errors import Problem, UsageError, did_you_mean, raise_if_any
@@ -88,6 +88,10 @@ def _read_layers(
         if keys is not None and not isinstance(keys, dict) and section in sections()
     ]
     values = {section: keys or {} for section, keys in content.items()}
+    for key, (default, _) in REMOVED_KEYS.items():
+        section, _, name = key.partition(".")
+        if isinstance(keys := values.get(section), dict) and keys.get(name) == default:
+            del keys[name]
     for key in UNSTORED_KEYS:
         section, _, name = key.partition(".")
         # `gputrain config --json` prints the empty default, too.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from engine.config.schema import fields, sections
 from engine.utils.errors import nearest
@@ -50,6 +51,10 @@ SYNONYMS = {
     "schedule.step_size": ("lr_step_size",),
     "precision.amp": ("bf16", "fp16", "half", "mixed_precision", "precision"),
     "checkpoint.keep": ("save_top_k", "save_total_limit"),
+}
+# Keys of earlier versions, each with its default, which their config files hold, and with what holds now.
+REMOVED_KEYS: dict[str, tuple[Any, str]] = {
+    "data.decoder": ("auto", "JPEG files are decoded on the CPU"),
 }
 _KEY_OF_SYNONYM = {synonym: key for key, synonyms in SYNONYMS.items() for synonym in synonyms}
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from pydantic_core import ErrorDetails
 
-from engine.config.key_names import key_hint
+from engine.config.key_names import REMOVED_KEYS, key_hint
 from engine.config.notify_section import OCCASIONS, REFERENCE_ADVICE, URLS_KEY
 from engine.config.schema import fields, sections
 from engine.config.section import USER_CODE_FILE
@@ -70,6 +70,9 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
                 source=source,
                 code="unknown-key",
             )
+        if key in REMOVED_KEYS:
+            reason = f"no longer exists: {REMOVED_KEYS[key][1]}"
+            return Problem(key, reason, "remove it", source=source, code="unknown-key")
         return Problem(key, f"unknown key{key_hint(key)}", source=source, code="unknown-key")
     if key == URLS_KEY:
         # Without the value, which may be a URL with a password or a token.

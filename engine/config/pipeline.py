@@ -1,8 +1,7 @@
-"""Names of input pipelines and of JPEG decoders. Not in the schema: the journal uses them without pydantic."""
+"""Names of input pipelines. Not in the schema: the journal uses them without pydantic."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 PipelineName = Literal["memory", "stream", "fixed"]
-DecoderName = Literal["cpu", "gpu"]

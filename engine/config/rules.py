@@ -46,7 +46,6 @@ DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "data.workers": ("data.pipeline", {"auto", "stream"}),
     "data.worker_type": ("data.pipeline", {"auto", "stream"}),
     "data.prefetch": ("data.pipeline", {"auto", "stream"}),
-    "data.decoder": ("data.dataset", {*ENCODED_DATASETS}),
     "data.allow_empty": ("data.dataset", {*ENCODED_DATASETS}),
     "data.on_bad": ("data.dataset", {*ENCODED_DATASETS, ANY_USER_CODE}),
     "augment.crop_scale": ("augment.resized_crop", {"true"}),
@@ -140,8 +139,6 @@ def _data_conflicts(config: Config) -> Iterator[Problem]:
     if data.worker_type == "threads" and data.dataset not in ENCODED_DATASETS:
         reason = f"threads load image files ({', '.join(ENCODED_DATASETS)}), not {data.dataset}; use processes or auto"
         yield Problem("data.worker_type", reason, others=("data.dataset",), code="conflict")
-    if data.decoder == "gpu":
-        yield from _gpu_decoder_conflicts(config)
     yield from _size_schedule_conflicts(config)
     val_size = data.val_crop or data.image_size or data.max_train_size
     if data.val_resize is not None and val_size is not None and data.val_resize < val_size:
@@ -174,29 +171,6 @@ def key_of_image_transform(config: Config) -> str | None:
     augment, default = config.augment, AugmentConfig()
     names = ("policy", "brightness", "contrast", "saturation", "hue", "transform")
     return next((f"augment.{name}" for name in names if getattr(augment, name) != getattr(default, name)), None)
-
-
-def _gpu_decoder_conflicts(config: Config) -> Iterator[Problem]:
-    key, data = "data.decoder", config.data
-    if data.dataset not in ENCODED_DATASETS:
-        reason = f"gpu decodes image files ({', '.join(ENCODED_DATASETS)}), not {data.dataset}; use auto"
-        yield Problem(key, reason, others=("data.dataset",), code="conflict")
-    if data.pipeline not in ("auto", "stream"):
-        reason = f"gpu decodes images in every epoch, but data.pipeline={data.pipeline} does not; use stream or auto"
-        yield Problem(key, reason, others=("data.pipeline",), code="conflict")
-    if config.device.gpus == "cpu":
-        yield Problem(
-            key, "gpu needs GPUs, but device.gpus is cpu; use cpu or auto", others=("device.gpus",), code="conflict"
-        )
-    if config.device.parallel == "dp":
-        reason = "gpu does not support device.parallel=dp, which keeps batches in host memory; use ddp"
-        yield Problem(key, reason, others=("device.parallel",), code="conflict")
-    if (transform := key_of_image_transform(config)) is not None:
-        reason = f"gpu conflicts with {transform}, which changes images on the CPU; use cpu or auto"
-        yield Problem(key, reason, others=(transform,), code="conflict")
-    if data.interpolation in ("nearest", "lanczos"):
-        reason = f"gpu resizes bilinear or bicubic, not {data.interpolation}; set data.interpolation"
-        yield Problem(key, reason, others=("data.interpolation",), code="conflict")
 
 
 def _size_schedule_conflicts(config: Config) -> Iterator[Problem]:

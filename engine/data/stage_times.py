@@ -24,8 +24,7 @@ class StageTimes:
     """Seconds per stage of `STAGES`, summed over all threads and processes of a rank, for `images` loaded images.
 
     `queue_depth` is the mean number of batches that were ready when the rank received one. "copy" is the transfer to
-    the device together with what runs there: augmentation of the batch, and normalization. With nvJPEG, "decode" and
-    "crop" include what runs on the device, too.
+    the device together with what runs there: augmentation of the batch, and normalization.
     """
 
     seconds: dict[str, float]

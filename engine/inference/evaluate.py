@@ -164,8 +164,8 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
     """
     values = as_dict(checkpoint.config)
     data: dict[str, Any] = values["data"]
-    # The only pipeline that yields each image exactly once. It decodes on the CPU here.
-    data |= {"pipeline": "stream", "decoder": "cpu", "size_schedule": []}
+    # The only pipeline that yields each image exactly once.
+    data |= {"pipeline": "stream", "size_schedule": []}
     if data["num_classes"] is not None:
         # The dataset fake generates as many, and somebody else's checkpoint can name any number.
         data |= {"num_classes": len(checkpoint.classes)}
@@ -196,12 +196,6 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
                 values[section][name] = parse_value(key.strip(), value)
             except UsageError as error:
                 problems += error.problems
-    if data["decoder"] == "gpu":
-        problems.append(
-            Problem(
-                "data.decoder", "gpu is for training, an evaluation decodes on the CPU; omit it", code="not-supported"
-            )
-        )
     if problems:
         raise UsageError(problems)
     if not images.is_float:

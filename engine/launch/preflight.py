@@ -23,7 +23,6 @@ from engine.data.batching import build_sampler_from_counts, check_source, datase
 from engine.data.inspection_process import ImageCounts, check_user_data_code
 from engine.data.limits import check_open_files
 from engine.data.pipelines.choose import pipeline_problems
-from engine.data.pipelines.choose_decoder import decoder_problems
 from engine.data.sources.base import ImageSource
 from engine.data.sources.builtin import TORCHVISION_DATASETS
 from engine.data.sources.open import open_source_for_preflight
@@ -263,7 +262,6 @@ def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size
     """Check what depends on the number of ranks: batches, schedule and input pipeline."""
     problems = preflight.problems
     problems += pipeline_problems(config, preflight.source, plan.local_world_size)
-    problems += decoder_problems(config, on_gpu=plan.on_gpu) if devices_known else []
     steps_per_epoch = _check_batches(config, preflight, plan, world_size)
     if not problems:
         # Last, because the errors of the user's code would be misleading while other values are invalid.

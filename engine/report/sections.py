@@ -209,8 +209,7 @@ def _devices(started: RunStarted) -> str:
 def _pipeline(started: RunStarted) -> str:
     kind = "decode thread" if started.worker_type == "threads" else "worker"
     loaders = f", {pluralize(started.workers, kind)} per rank" if started.workers else ""
-    decoder = f", JPEG decoder {started.decoder} ({started.decoder_reason})" if started.decoder_reason else ""
-    return f"{started.pipeline}{loaders} ({started.pipeline_reason}){decoder}"
+    return f"{started.pipeline}{loaders} ({started.pipeline_reason})"
 
 
 def gpu_table(run: OwnRun) -> Table[tuple[str, GpuStats]]:

@@ -22,7 +22,7 @@ from engine.utils.files import expand_user, is_file, open_regular_file, shown_pa
 
 CHECKPOINT_FORMAT = 1
 CHECKPOINT_KEYS = {
-    *("config", "classes", "image_format", "decoder", "tf32", "model", "ema", "optimizer", "scaler", "plateau"),
+    *("config", "classes", "image_format", "tf32", "model", "ema", "optimizer", "scaler", "plateau"),
     *("early_stop", "epoch", "step_in_epoch", "step", "skipped", "consecutive_skipped", "global_batch", "images"),
     *("fingerprints", "best_epoch", "best_accuracy", "ranks"),
 }

@@ -237,9 +237,8 @@ def describe_run_setup(event: RunStarted) -> str:
 
 
 def describe_pipeline(event: RunStarted) -> str:
-    """Return `, memory pipeline (reason)`, and the decoder if there was a choice."""
-    pipeline = f", {event.pipeline} pipeline ({event.pipeline_reason})"
-    return f"{pipeline}, JPEG decoder {event.decoder} ({event.decoder_reason})" if event.decoder_reason else pipeline
+    """Return `, memory pipeline (reason)`."""
+    return f", {event.pipeline} pipeline ({event.pipeline_reason})"
 
 
 def describe_parameters(event: RunStarted) -> str:

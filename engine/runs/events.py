@@ -118,10 +118,6 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """What `workers` counts: threads or processes."""
     max_workers: Count
     """The most threads to which `workers` may grow while the run trains."""
-    decoder: str
-    """What decodes JPEG files: cpu or gpu; "" if there are none."""
-    decoder_reason: str
-    """Why this decoder was chosen, as text; "" if it had no alternative."""
     precision: str
     """Precision, memory format and NUMA nodes of the ranks, as text."""
     enlarged_edge: Count

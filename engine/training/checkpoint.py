@@ -9,7 +9,7 @@ byte is detected. The content is a dict of plain values and tensors:
 
     format, config, classes         format version, config of the run, class names
     image_format                    the fields of `ImageFormat`
-    decoder, tf32                   what decodes JPEG files, and whether float32 math uses TF32
+    tf32                            whether float32 math uses TF32
     model, optimizer, scaler        state dicts; the model's in float32 and without the prefix of a wrapper
     ema, plateau                    state dicts of the EMA weights (None without them) and of schedule.name=plateau
     early_stop                      reference accuracy and stale epochs of `run.early_stop`

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from engine.config.pipeline import DecoderName
 from engine.config.schema import Config
 from engine.data.augment.mixup import MixupCutmix
 from engine.data.pipelines.device import DeviceBatch, DeviceLoader
@@ -103,7 +102,6 @@ class RankState:
     ema: ModelEma | None
     batches: DeviceLoader
     image_format: ImageFormat
-    decoder: DecoderName
     num_classes: int
     channel: Channel
     agreement: Agreement
@@ -161,8 +159,6 @@ class RankState:
         """
         self.enter_phase(Phase.DATA)
         batch = next(batches or self.batches)
-        if batch.warning:
-            self.channel.send(WarningEvent.of(batch.warning))
         if batch.unread:
             metrics.counts[2] += len(batch.unread)
             self._warn_unreadable(batch.unread)

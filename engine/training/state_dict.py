@@ -50,7 +50,6 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
         "config": as_stored(state.config),
         "classes": list(classes),
         "image_format": asdict(state.image_format),
-        "decoder": state.decoder,
         "tf32": state.uses_tf32,
         **live_state(state),
         "scaler": state.scaler.state_dict(),

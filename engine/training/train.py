@@ -27,7 +27,7 @@ from engine.data.batching import (
 )
 from engine.data.limits import LoaderFootprint, auto_workers, loader_warnings, uses_threads
 from engine.data.pipelines.batch import BatchDataset
-from engine.data.pipelines.choose import pipeline_warnings
+from engine.data.pipelines.choose import PipelineChoice, choose_pipeline, pipeline_warnings
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.pipelines.num_workers import measure_num_workers
 from engine.data.sampler import DistributedBatchSampler
@@ -39,6 +39,7 @@ from engine.data.sources.readahead import read_ahead
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
 from engine.distributed.grad_strides import explain_grad_strides
+from engine.distributed.messages import decide_on_rank_0
 from engine.distributed.parallel import batch_device, wrap_model
 from engine.distributed.process_group import join_process_group
 from engine.distributed.rank_env import RankInfo
@@ -54,7 +55,6 @@ from engine.optim.user_schedule import load_user_schedule
 from engine.runs.early_stop import EarlyStop
 from engine.runs.events import WarningEvent
 from engine.training.device import init_device
-from engine.training.input_choice import InputChoice, choose_input, settle_decoder
 from engine.training.job import Job, Outcome
 from engine.training.loop import forward_backward, training_loop
 from engine.training.losses import Criterion, build_loss, build_validation_loss
@@ -68,6 +68,7 @@ from engine.training.rng import seed_everything
 from engine.training.step_log import SkippedSteps, StepLog
 from engine.training.trainer import Trainer
 from engine.training.warmup import warm_up
+from engine.utils.answers import Answer
 from engine.utils.errors import Problem, collect_problems, raise_if_any
 
 
@@ -105,10 +106,16 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
         saved, devices = checkpoint["config"], sampler.num_devices
         notes += describe_lr_rise(saved, config, step, sampler.steps_per_epoch, devices)
 
-    # 3. Start the input pipeline. Its workers are forked before this process touches CUDA or starts threads, and load
-    # the first batches during the rest of the setup.
-    recorded = checkpoint["decoder"] if checkpoint else None
-    choice = choose_input(job, source, recorded, rank_info, store)
+    # 3. Start the input pipeline, which rank 0 chooses: free memory and libraries differ between the ranks. Its workers
+    # are forked before this process touches CUDA or starts threads, and load the first batches during the rest of the
+    # setup.
+    choice = decide_on_rank_0(
+        "pipeline",
+        lambda: choose_pipeline(config, source, job.plan.local_world_size),
+        Answer[PipelineChoice],
+        rank_info,
+        store,
+    )
     data, pipeline_notes = _start_pipeline(job, source, sampler, position, choice)
     warnings = [*notes, *pipeline_notes]
     try:
@@ -167,15 +174,15 @@ def _start_pipeline(
     source: ImageSource,
     sampler: DistributedBatchSampler,
     position: Position,
-    choice: InputChoice,
+    choice: PipelineChoice,
 ) -> tuple[TrainingData, list[Problem]]:
     """Start loading the batches from a position on. Also returns warnings for the log."""
     config, plan = job.config, job.plan
     image_format = model_input_format(config, source)
     workers, max_workers = 0, None
-    if choice.pipeline.pipeline == "stream":
+    if choice.pipeline == "stream":
         workers, max_workers = _num_workers(job, source, image_format, sampler, position.epoch)
-    warnings = [*sampler_warnings(sampler), *pipeline_warnings(config, choice.pipeline)]
+    warnings = [*sampler_warnings(sampler), *pipeline_warnings(config, choice)]
     footprint = LoaderFootprint.from_config(
         config,
         plan.local_world_size,
@@ -189,17 +196,16 @@ def _start_pipeline(
         requests = sampler.repeated_train_requests(job.lr_range.steps)
     else:
         requests = sampler.requests(config.run.epochs, position.epoch, position.step_in_epoch)
-    if choice.pipeline.pipeline == "stream" and isinstance(source, EncodedSource):
+    if choice.pipeline == "stream" and isinstance(source, EncodedSource):
         requests = read_ahead(requests, source, sampler.images_ahead)
     pipeline = InputPipeline(
-        choice.pipeline,
+        choice,
         source,
         config,
         image_format,
         requests,
         workers,
         max_workers=max_workers,
-        decoder_choice=choice.decoder,
         devices_per_rank=plan.devices_per_rank,
     )
     warnings += pipeline.warnings
@@ -211,11 +217,7 @@ def build_trainer(
 ) -> Trainer:
     """Build the device, model, optimizer and process group of one rank. Raises UsageError."""
     config, sampler, num_classes = job.config, data.sampler, len(data.source.classes)
-    first_request = next(sampler.train_requests(resume_position(checkpoint, sampler).epoch))
-    # Loader processes that wait for the decoder ignore SIGTERM, so an error must release them, too.
-    with data.pipeline.decided_afterwards():
-        device = init_device(config, job.plan, rank_info)
-        settle_decoder(data.pipeline, first_request, device, rank_info, store)
+    device = init_device(config, job.plan, rank_info)
     # The same seed on every rank: EMA and master weights are copied before DDP broadcasts the weights of rank 0.
     seed_everything(config.run.seed)
     lr_of_step = _lr_of_step(job, sampler)
@@ -256,7 +258,6 @@ def build_trainer(
             batch_device(config.device, device), resolve_memory_format(config, network.model, device)
         ),
         image_format=data.image_format,
-        decoder=data.pipeline.decoder_choice.decoder or "cpu",
         num_classes=num_classes,
         channel=channel,
         agreement=Agreement(cpu_group),
@@ -275,7 +276,6 @@ def build_trainer(
         rank_devices=rank_devices,
         notes=network.notes,
         pipeline_choice=data.pipeline.pipeline_choice,
-        decoder_choice=data.pipeline.decoder_choice,
         warmup=warm_up(state, cpu_group),
     )
 

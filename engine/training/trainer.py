@@ -22,7 +22,6 @@ from engine.data.batching import count_test_images
 from engine.data.image_files import enlarged_edge, fitting_size
 from engine.data.limits import uses_threads
 from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.choose_decoder import DecoderChoice
 from engine.data.sources.base import ImageSource
 from engine.distributed.failures import FinalCheckpointError
 from engine.distributed.rank_env import RankInfo
@@ -80,7 +79,6 @@ class Trainer:
     rank_devices: list[RankDevice]
     notes: Sequence[Problem]
     pipeline_choice: PipelineChoice
-    decoder_choice: DecoderChoice
     warmup: WarmupResult
 
     def __post_init__(self) -> None:
@@ -303,8 +301,6 @@ class Trainer:
             image_format=state.image_format.describe(),
             pipeline=self.pipeline_choice.pipeline,
             pipeline_reason=self.pipeline_choice.reason,
-            decoder=self.decoder_choice.decoder or "",
-            decoder_reason=self.decoder_choice.reason,
             pipeline_auto=self.config.data.pipeline == "auto",
             batch_size=state.sampler.batch_size,
             cores=self.job.plan.threads_per_rank,

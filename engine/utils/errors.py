@@ -14,7 +14,6 @@ EXTRAS = {
     **dict.fromkeys(("torch", "torchvision", "safetensors"), "train"),
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
     **dict.fromkeys(("jinja2", "matplotlib"), "report"),
-    "torchcodec": "gpu-decode",
 }
 # Fewer letters begin too many words.
 MIN_PREFIX_LETTERS = 3

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from speed import epoch_row
-from stage import ROOT, Context, Row, Step, StepFailedError, StepSkippedError, last_line
+from stage import ROOT, Context, Row, Step, StepFailedError, last_line
 
 BENCH = ROOT / "tests" / "bench"
 REPEATS = 8  # links to each photo, so that an epoch is not all start and end
@@ -55,8 +54,6 @@ def make_photos(context: Context) -> list[Row]:
 
 
 def train(context: Context, title: str, dataset: str, *keys: str) -> list[Row]:
-    if "data.decoder=gpu" in keys and find_spec("torchcodec") is None:
-        raise StepSkippedError("needs torchcodec, which `--pack FOLDER --with torchcodec` adds")
     root = photos_folder(context)
     path = root / ("many.gpk" if dataset == "packed" else "many")
     if not path.exists():
@@ -85,12 +82,6 @@ def rows_of_bench(context: Context, *command: object) -> list[Row]:
     return rows
 
 
-def compare_decoders(context: Context) -> list[Row]:
-    if find_spec("torchcodec") is None:
-        raise StepSkippedError("needs torchcodec, which `--pack FOLDER --with torchcodec` adds")
-    return rows_of_bench(context, BENCH / "decoder.py", 1, "--folder", photos_folder(context), "--workers", 8)
-
-
 def compare_memory_pipeline(context: Context) -> list[Row]:
     sizes = context.size(3, 1), "--images", context.size(50_000, 256), "--batch-size", context.size(1024, 64)
     return rows_of_bench(context, BENCH / "memory_pipeline.py", *sizes)
@@ -99,11 +90,9 @@ def compare_memory_pipeline(context: Context) -> list[Row]:
 STEPS = [
     Step("photos", make_photos, 120),
     step("on a fixed batch", "folder", "data.pipeline=fixed"),
-    step("folder, threads of auto", "folder", "data.decoder=cpu"),
-    step("packed, threads of auto", "packed", "data.decoder=cpu"),
-    step("folder, nvJPEG", "folder", "data.decoder=gpu"),
-    step("packed, 4 threads", "packed", "data.decoder=cpu", "data.workers=4"),
-    step("packed, 16 threads", "packed", "data.decoder=cpu", "data.workers=16"),
+    step("folder, threads of auto", "folder"),
+    step("packed, threads of auto", "packed"),
+    step("packed, 4 threads", "packed", "data.workers=4"),
+    step("packed, 16 threads", "packed", "data.workers=16"),
     Step("memory pipeline", compare_memory_pipeline, 60),
-    Step("decoders alone", compare_decoders, 120, card=True),
 ]

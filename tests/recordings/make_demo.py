@@ -106,7 +106,7 @@ def events(run: Training) -> Iterator[Event]:
         batch_size=GLOBAL_BATCH_SIZE // 2, cores=16, small_step_seconds=0.0085, small_step_images=2, flops=24.5e9,
         peak_tflops=2 * 989.4, trainable_parameters=23_528_522, image_format=IMAGE_FORMAT, input=IMAGE_FORMAT,
         train_size=224, pipeline="stream", pipeline_reason="set by data.pipeline", pipeline_auto=False, max_workers=8,
-        worker_type="threads", decoder="cpu", decoder_reason="", compiled=False, precision="bf16", enlarged_edge=0,
+        worker_type="threads", compiled=False, precision="bf16", enlarged_edge=0,
         fitting_size=0, start_method="fork",
     )  # fmt: skip
     rate = GLOBAL_BATCH_SIZE / SECONDS_PER_STEP

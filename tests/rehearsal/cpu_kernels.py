@@ -231,23 +231,6 @@ CUDA_ONLY = [
 ]  # fmt: skip
 
 
-# ---- nvJPEG through torchcodec ----
-
-GRAY = 1  # of torchcodec's ImageReadMode
-
-
-def decode_jpegs_cuda(encoded_images: list[Tensor], mode: int, device: torch.device) -> list[Tensor]:
-    """Decode JPEG files with libjpeg-turbo. As with nvJPEG, one bad file fails them all."""
-    import simplejpeg
-
-    color_space = "GRAY" if mode == GRAY else "RGB"
-    try:
-        decoded = [simplejpeg.decode_jpeg(file.numpy(), color_space, strict=True) for file in encoded_images]
-    except ValueError as error:
-        raise RuntimeError("Failed to decode batch: 4") from error
-    return [copy_to_device(torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), device) for pixels in decoded]
-
-
 def replaced_operators() -> Iterator[tuple[str, Any]]:
     """Yield the name and the operator of each aten operator with a CUDA kernel to replace."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -264,7 +247,6 @@ def replaced_operators() -> Iterator[tuple[str, Any]]:
 
 
 LIBRARY = torch.library.Library("aten", "IMPL")  # the kernels are removed when it is freed
-TORCHCODEC = torch.library.Library("torchcodec_ns", "IMPL")
 
 
 def install() -> None:
@@ -273,7 +255,5 @@ def install() -> None:
         LIBRARY.impl(name, cpu_kernel(operator), "CUDA", allow_override=True)
     for kernel in [copy_, _fused_sgd_, *CUDA_ONLY]:
         LIBRARY.impl(kernel.__name__, kernel, "CUDA", allow_override=True)
-    # The encoded bytes are on the CPU, so its kernel precedes torchcodec's own, which serves all devices.
-    TORCHCODEC.impl("decode_jpegs_cuda", decode_jpegs_cuda, "CPU")
     # cuDNN does not go through the CUDA runtime alone; without it, torch calls operators that are replaced.
     torch.backends.cudnn.enabled = False

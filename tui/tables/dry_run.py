@@ -32,11 +32,9 @@ def plan_lines(started: RunStarted, fallback: str | None) -> list[str]:
 
 
 def _input_rows(started: RunStarted) -> dict[str, str]:
-    """Return the input pipeline, its workers if it has any, and the decoder of JPEG files if there was a choice."""
+    """Return the input pipeline, and its workers if it has any."""
     rows = {"input pipeline": printable(f"{started.pipeline} ({started.pipeline_reason})")}
     if started.pipeline == "stream":
         workers = "decode threads" if started.worker_type == "threads" else "DataLoader workers"
         rows[workers] = f"{started.workers} per rank"
-    if started.decoder_reason:
-        rows["JPEG decoder"] = printable(f"{started.decoder} ({started.decoder_reason})")
     return rows

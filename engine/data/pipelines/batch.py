@@ -6,20 +6,15 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from engine.config.data_sections import Interpolation
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.data.augment.augmentation import Augmentation, AugmentParams
@@ -29,32 +24,6 @@ from engine.data.sampler import BatchRequest, Indices, RandomStream, random_bits
 from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, Labels, UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
 from engine.data.stage_times import stage
-from engine.utils.errors import Problem
-
-
-@dataclass(frozen=True)
-class EncodedRows:
-    """JPEG files of some rows of a batch, which become `size` x `size` pixels with `channels` channels.
-
-    `data` holds the content of all files, uint8; that of file `i` ends at `ends[i]`. `shapes` are the height and width
-    of the decoded images. `plans` are the numbers of their `ResizePlan`: box, width, height, left and top. `request`
-    is that of the batch, without its unreadable images.
-    """
-
-    rows: NDArray[np.int64]
-    data: Tensor
-    ends: NDArray[np.int64]
-    shapes: NDArray[np.int64]
-    plans: NDArray[np.int64]
-    size: int
-    channels: int
-    interpolation: Interpolation
-    request: BatchRequest
-
-    def files(self) -> list[Tensor]:
-        """Return the content of each file, without a copy."""
-        bounds = [0, *self.ends.tolist()]
-        return [self.data[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 @dataclass(frozen=True)
@@ -63,8 +32,7 @@ class Batch:
 
     `loss_weight` and `ends_step` are those of its `BatchRequest`. `unread` names each skipped image and the reason.
     `augment_params` are the batch transforms still to apply on the device; None for validation. `readable` has the
-    indices of the images if any was skipped. `encoded` has the images that the GPU decodes; `images` are the others.
-    `warning` is for the log.
+    indices of the images if any was skipped.
     """
 
     images: Tensor
@@ -74,8 +42,6 @@ class Batch:
     unread: tuple[str, ...] = ()
     augment_params: AugmentParams | None = None
     readable: Indices | None = None
-    encoded: EncodedRows | None = None
-    warning: Problem | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle all but the images by value: a shared-memory file and a socket connection for each small tensor would
@@ -88,7 +54,6 @@ class Batch:
             self.unread,
             self.augment_params,
             self.readable,
-            self.encoded,
         )
 
 
@@ -197,54 +162,6 @@ class BatchDataset(Dataset[Batch]):
             loaded = [(black, np.zeros(num_images, np.int64))]
         pixels, labels = _concatenate(loaded)
         return kept, pixels, labels, tuple(map(str, errors.values()))
-
-
-class PendingBatch(ABC):
-    """A batch whose images are loaded by `load_row`, in any order and in any thread."""
-
-    def __init__(self, source: EncodedSource, dataset: BatchDataset, request: BatchRequest) -> None:
-        self.request = request
-        self._source, self._dataset, self._crop = source, dataset, dataset.crop_spec(request)
-        self._size = source.format.val_size if self._crop is None else self._crop.size
-        self._indices = request.indices.tolist()
-        self._errors: dict[int, Exception] = {}
-        self._missing = len(request.indices)
-        self._changed = threading.Condition()
-
-    def load_row(self, row: int) -> None:
-        """Load one image of the request."""
-        error = None
-        try:
-            self._load(row)
-        except Exception as caught:
-            error = caught
-        with self._changed:
-            if error is not None:
-                self._errors[row] = error
-            self._missing -= 1
-            if self._missing == 0:
-                self._changed.notify()
-
-    def load(self) -> Batch:
-        """Load all images in this thread, and return the batch. Raises the error of the first image that failed."""
-        for row in range(len(self._indices)):
-            self.load_row(row)
-        return self.result()
-
-    def result(self) -> Batch:
-        """Wait for all images, and return the batch. Raises the error of the first image that failed."""
-        with self._changed:
-            while self._missing:
-                self._changed.wait()
-        return self._finish()
-
-    @abstractmethod
-    def _load(self, row: int) -> None:
-        """Load an image and keep it. May raise any exception."""
-
-    @abstractmethod
-    def _finish(self) -> Batch:
-        """Return the batch of the images that were loaded."""
 
 
 def _concatenate(loaded: Sequence[tuple[Images, Labels]]) -> tuple[Images, Labels]:

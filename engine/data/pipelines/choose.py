@@ -106,8 +106,6 @@ def _reason_to_stream(config: Config, source: ImageSource) -> str | None:
         return "user datasets may generate items at random"
     if not source.in_memory and (key := key_of_original_size(config)) is not None:
         return f"{key} {ORIGINAL_SIZE_REASONS[key]}"
-    if config.data.decoder == "gpu":
-        return "data.decoder=gpu decodes them in every epoch"
     if needs_workers(config, in_memory=True):
         return "augmentation runs per image, which DataLoader workers do in parallel"
     return None

@@ -16,10 +16,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from engine.data.limits import BATCHES_IN_PROGRESS
-from engine.data.pipelines.batch import Batch, BatchDataset, PendingBatch
+from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.batch_buffers import BatchBuffers, SentBatch
-from engine.data.pipelines.choose_decoder import DecoderSwitch
-from engine.data.pipelines.encoded_batch import PendingEncodedBatch
 from engine.data.pipelines.thread_count import ThreadCount
 from engine.data.sampler import BatchRequest
 from engine.data.sources.encoded import EncodedSource
@@ -40,24 +38,17 @@ class ThreadedBatches(IterableDataset[SentBatch]):
         thread_count: ThreadCount,
         counters: LoaderCounters,
         buffers: BatchBuffers,
-        decoder: DecoderSwitch | None = None,
     ) -> None:
         self._source, self._dataset, self._requests = source, dataset, requests
         self._thread_count, self._counters, self._buffers = thread_count, counters, buffers
-        self._decoder = decoder or DecoderSwitch("cpu")
 
     def __iter__(self) -> Iterator[SentBatch]:
         process, processes = self._counters.process, self._counters.processes
         threads = DecodeThreads(self._counters)
-        in_progress: deque[PendingPixels | PendingEncodedBatch] = deque()
-        for_gpu = self._decoder.wait() == "gpu"
+        in_progress: deque[PendingBatch] = deque()
         for request in islice(self._requests, process, None, processes):
             threads.set_count(self._thread_count.share_of(process, processes))
-            pending = (
-                PendingEncodedBatch(self._source, self._dataset, request)
-                if for_gpu
-                else PendingPixels(self._source, self._dataset, request, self._buffers, process)
-            )
+            pending = PendingBatch(self._source, self._dataset, request, self._buffers, process)
             threads.submit(pending.load_row, len(request.indices))
             in_progress.append(pending)
             if len(in_progress) == BATCHES_IN_PROGRESS:
@@ -65,11 +56,9 @@ class ThreadedBatches(IterableDataset[SentBatch]):
         while in_progress:
             yield self._finish(in_progress.popleft())
 
-    def _finish(self, pending: PendingPixels | PendingEncodedBatch) -> SentBatch:
+    def _finish(self, pending: PendingBatch) -> SentBatch:
         batch = pending.result()
         self._counters.add_batch(len(pending.request.indices))
-        if isinstance(pending, PendingEncodedBatch):
-            return SentBatch(batch)
         return self._buffers.send(batch, pending.images)
 
 
@@ -113,8 +102,8 @@ class DecodeThreads:
             del load
 
 
-class PendingPixels(PendingBatch):
-    """A batch that is decoded to a buffer of a process."""
+class PendingBatch:
+    """A batch whose images `load_row` decodes to a buffer of a process, in any order and in any thread."""
 
     def __init__(
         self,
@@ -124,13 +113,34 @@ class PendingPixels(PendingBatch):
         buffers: BatchBuffers,
         process: int,
     ) -> None:
-        super().__init__(source, dataset, request)
+        self.request = request
+        self._source, self._dataset, self._crop = source, dataset, dataset.crop_spec(request)
+        size = source.format.val_size if self._crop is None else self._crop.size
+        self._indices = request.indices.tolist()
         with stage("collate"):
-            self.images = buffers.new_images(process, len(request.indices), source.format.channels, self._size)
+            self.images = buffers.new_images(process, len(self._indices), source.format.channels, size)
         self._rows = self.images.pixels.numpy()
+        self._errors: dict[int, Exception] = {}
+        self._missing = len(self._indices)
+        self._changed = threading.Condition()
 
-    def _load(self, row: int) -> None:
-        self._source.load_into(self._rows[row], self.request.part, self._indices[row], self._crop)
+    def load_row(self, row: int) -> None:
+        """Load one image of the request."""
+        error = None
+        try:
+            self._source.load_into(self._rows[row], self.request.part, self._indices[row], self._crop)
+        except Exception as caught:
+            error = caught
+        with self._changed:
+            if error is not None:
+                self._errors[row] = error
+            self._missing -= 1
+            if self._missing == 0:
+                self._changed.notify()
 
-    def _finish(self) -> Batch:
+    def result(self) -> Batch:
+        """Wait for all images, and return the batch. Raises the error of the first image that failed."""
+        with self._changed:
+            while self._missing:
+                self._changed.wait()
         return self._dataset.finish_rows(self._source, self.request, self.images.pixels, self._errors)

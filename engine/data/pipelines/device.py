@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Semaphore, Thread
 from typing import Generic, Self, TypeVar
@@ -19,11 +19,9 @@ from torch import Tensor
 from engine.data.augment.augmentation import apply_batch_params
 from engine.data.augment.batch_ops import channel_stats, normalize
 from engine.data.pipelines.batch import Batch
-from engine.data.pipelines.gpu_decoder import GpuDecoder
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.sources.base import ImageFormat
 from engine.data.stage_times import StageTimes, stage
-from engine.utils.errors import Problem
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,6 @@ class DeviceBatch:
     """A batch on the device: normalized `images`, N x C x H x W float32, and `labels`, N int64.
 
     `loss_weight` and `ends_step` are those of its `BatchRequest`. `unread` names each skipped image and the reason.
-    `warning` is for the log.
     """
 
     images: Tensor
@@ -39,7 +36,6 @@ class DeviceBatch:
     loss_weight: float
     ends_step: bool = True
     unread: tuple[str, ...] = ()
-    warning: Problem | None = None
 
 
 class DeviceLoader:
@@ -101,8 +97,7 @@ class StreamingLoader(DeviceLoader):
 
     On a GPU this runs on a separate CUDA stream and overlaps with training. With DataLoader workers, a background
     thread also starts the next transfer as soon as the previous batch is consumed; on a CPU it normalizes. The images
-    get the memory format of the model while they are uint8, which takes a fraction of the time. `decoder` decodes the
-    JPEG files that the batches hold instead of pixels.
+    get the memory format of the model while they are uint8, which takes a fraction of the time.
     """
 
     def __init__(
@@ -111,12 +106,10 @@ class StreamingLoader(DeviceLoader):
         image_format: ImageFormat,
         device: torch.device,
         memory_format: torch.memory_format = torch.preserve_format,
-        decoder: GpuDecoder | None = None,
     ) -> None:
         self._loader, self._device, self._memory_format = batches, device, memory_format
-        self._decoder = decoder
-        # Stage, and the events that the copy stream records before and after it.
-        self._stage_events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        # The events that the copy stream records before and after the transfer of a batch.
+        self._copy_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._mean, self._std = channel_stats(image_format, device)
         if device.type == "cuda":
             self._copy_stream = torch.cuda.Stream(device)
@@ -157,22 +150,15 @@ class StreamingLoader(DeviceLoader):
         self._loader.restart_step_clock()
 
     def start_stage_times(self) -> None:
-        self._stage_events.clear()
+        self._copy_events.clear()
         self._loader.counters.start()
 
     def stop_stage_times(self) -> StageTimes:
         """See `DeviceLoader.stop_stage_times`. A host sync on a GPU."""
-        for name, start, end in tuple(self._stage_events):
+        for start, end in tuple(self._copy_events):
             end.synchronize()
-            self._loader.counters.add_seconds(name, start.elapsed_time(end) / 1000)
+            self._loader.counters.add_seconds("copy", start.elapsed_time(end) / 1000)
         return self._loader.counters.stop()
-
-    def _decode(self, batch: Batch) -> Batch:
-        """Return the batch with the images of its JPEG files, on the device."""
-        if batch.encoded is None or self._decoder is None:
-            return batch
-        pixels = to_device(batch.images, self._device)
-        return self._decoder(replace(batch, images=pixels), batch.encoded, self._time_on_device)
 
     def _prepare(self, batch: Batch) -> DeviceBatch:
         images, labels = to_device(batch.images, self._device), to_device(batch.labels, self._device)
@@ -181,7 +167,7 @@ class StreamingLoader(DeviceLoader):
         if self._memory_format is not torch.preserve_format:
             images = images.contiguous(memory_format=self._memory_format)
         images = normalize(images, self._mean, self._std)
-        return DeviceBatch(images, labels, batch.loss_weight, batch.ends_step, batch.unread, batch.warning)
+        return DeviceBatch(images, labels, batch.loss_weight, batch.ends_step, batch.unread)
 
     def _prepare_on_cpu(self, batch: Batch) -> DeviceBatch:
         with stage("copy"):
@@ -195,16 +181,15 @@ class StreamingLoader(DeviceLoader):
     def _transfer(self, batch: Batch) -> tuple[DeviceBatch, torch.cuda.Event]:
         """Start the transfer of a batch; returns the batch and an event that the copy stream records after it."""
         with torch.cuda.stream(self._copy_stream):
-            batch = self._decode(batch)
-            with self._time_on_device("copy"):
+            with self._time_copy():
                 device_batch = self._prepare(batch)
             transferred = torch.cuda.Event()
             transferred.record(self._copy_stream)
         return device_batch, transferred
 
     @contextmanager
-    def _time_on_device(self, name: str) -> Iterator[None]:
-        """Time what the code in this context runs on the copy stream as a stage, while stages are timed."""
+    def _time_copy(self) -> Iterator[None]:
+        """Time what the code in this context runs on the copy stream, while stages are timed."""
         if not self._loader.counters.are_timing:
             yield
             return
@@ -213,7 +198,7 @@ class StreamingLoader(DeviceLoader):
         yield
         end.record(self._copy_stream)
         # Both events are recorded: another thread may read their times now.
-        self._stage_events.append((name, start, end))
+        self._copy_events.append((start, end))
 
     def _wait_for_transfer(self, transfer: tuple[DeviceBatch, torch.cuda.Event]) -> DeviceBatch:
         """Make the current CUDA stream wait for the transfer, without blocking the host."""

@@ -5,21 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
 
 from engine.config.schema import Config
-from engine.data.pipelines.batch import BatchDataset
 from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.choose_decoder import CPU_DECODER, DecoderChoice, DecoderSwitch
 from engine.data.pipelines.device import DeviceBatch, DeviceLoader, StreamingLoader
-from engine.data.pipelines.gpu_decoder import GpuDecoder
 from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.pipelines.loader import BatchLoader
-from engine.data.pipelines.measure_decoders import measure_decoders
 from engine.data.pipelines.memory import InMemoryLoader
 from engine.data.sampler import BatchRequest, Part
 from engine.data.sources.array import ArraySource
@@ -32,8 +27,7 @@ class InputPipeline:
     """The chosen input pipeline: one batch per request. `warnings` are for the log.
 
     With `workers` > 0 the constructor forks the loader processes: create it before the process initializes CUDA or
-    starts threads. `max_workers` and `devices_per_rank` are those of `BatchLoader`. While the decoder of
-    `decoder_choice` is None, they wait for `set_decoder`.
+    starts threads. `max_workers` and `devices_per_rank` are those of `BatchLoader`.
 
     Raises UsageError if the user's transform cannot be loaded. With the memory pipeline, raises
     UnreadableImageError as `load_in_memory` does.
@@ -48,15 +42,13 @@ class InputPipeline:
         requests: Iterable[BatchRequest],
         workers: int = 0,
         max_workers: int | None = None,
-        decoder_choice: DecoderChoice = CPU_DECODER,
         devices_per_rank: int = 1,
     ) -> None:
         self._source, self._config, self._format, self._requests = source, config, image_format, requests
         self.pipeline_choice, pipeline = pipeline_choice, pipeline_choice.pipeline
         self._in_memory = load_in_memory(source, config, image_format) if pipeline == "memory" else None
-        self.decoder_choice, self._decoder = decoder_choice, DecoderSwitch(decoder_choice.decoder)
         self._loader = (
-            BatchLoader(source, config, image_format, requests, workers, max_workers, self._decoder, devices_per_rank)
+            BatchLoader(source, config, image_format, requests, workers, max_workers, devices_per_rank)
             if pipeline == "stream"
             else None
         )
@@ -67,26 +59,6 @@ class InputPipeline:
         )
         self.warnings = [problem for problem in problems if problem]
 
-    def measure_decoders(self, request: BatchRequest, device: torch.device) -> DecoderChoice:
-        """Return the decoder that is faster for the images of a request."""
-        if self._loader is None or not isinstance(self._source, EncodedSource):
-            return CPU_DECODER
-        dataset = BatchDataset(self._source, self._config, self._format)
-        return measure_decoders(self._source, dataset, request, device, max(self._loader.max_workers, 1))
-
-    @contextmanager
-    def decided_afterwards(self) -> Iterator[None]:
-        """Let waiting loader processes go on after this context, also after an exception: they could not end."""
-        try:
-            yield
-        finally:
-            self._decoder.set(self.decoder_choice.decoder or "cpu")
-
-    def set_decoder(self, decoder_choice: DecoderChoice) -> None:
-        """Let the loader processes start, if they wait for the decoder."""
-        self.decoder_choice = decoder_choice
-        self._decoder.set(decoder_choice.decoder)
-
     def device_loader(
         self, device: torch.device, memory_format: torch.memory_format = torch.preserve_format
     ) -> DeviceLoader:
@@ -94,11 +66,7 @@ class InputPipeline:
         if self._in_memory is not None:
             return InMemoryLoader(self._in_memory, self._config, self._format, self._requests, device, memory_format)
         if self._loader is not None:
-            decoder = None
-            if self.decoder_choice.decoder == "gpu" and isinstance(self._source, EncodedSource):
-                dataset = BatchDataset(self._source, self._config, self._format)
-                decoder = GpuDecoder(self._source, dataset, device)
-            return StreamingLoader(self._loader, self._format, device, memory_format, decoder)
+            return StreamingLoader(self._loader, self._format, device, memory_format)
 
         def load_batch(request: BatchRequest) -> DeviceBatch:
             batches = BatchLoader(self._source, self._config, self._format, [request], 0)

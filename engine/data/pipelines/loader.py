@@ -28,9 +28,7 @@ from engine.data.limits import (
 )
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.batch_buffers import BatchBuffers, SentBatch
-from engine.data.pipelines.choose_decoder import DecoderSwitch
 from engine.data.pipelines.decode_threads import ThreadedBatches
-from engine.data.pipelines.encoded_batch import PendingEncodedBatch
 from engine.data.pipelines.thread_count import ThreadCount
 from engine.data.pipelines.worker_process import WORKER_EXIT_SECONDS, init_worker
 from engine.data.sampler import BatchRequest
@@ -52,9 +50,8 @@ class BatchLoader:
     With `workers` > 0 the constructor forks the loader processes: create it before the process initializes CUDA or
     starts threads. The same processes serve the whole run. They are `workers` DataLoader workers, or few of them with
     `workers` decode threads in all (`engine.data.limits.uses_threads`). With `max_workers`, the number of threads
-    follows the steps of the rank, at most to `max_workers`. With the `decoder` gpu, JPEG files are for
-    `engine.data.pipelines.gpu_decoder`; the processes load nothing before it is set. A batch has at most
-    `data.batch_size` images for each of the `devices_per_rank`. With `threads` and no workers, so many threads of this
+    follows the steps of the rank, at most to `max_workers`. A batch has at most `data.batch_size` images for each of
+    the `devices_per_rank`. With `threads` and no workers, so many threads of this
     process load image files.
     """
 
@@ -66,16 +63,14 @@ class BatchLoader:
         requests: Iterable[BatchRequest],
         workers: int,
         max_workers: int | None = None,
-        decoder: DecoderSwitch | None = None,
         devices_per_rank: int = 1,
         threads: int = 0,
     ) -> None:
-        decoder = decoder or DecoderSwitch("cpu")
         dataset = BatchDataset(source, config, image_format)
         self.max_workers = max_workers or workers
         self.num_processes = loader_processes(config, self.max_workers) if workers else 0
         self.counters = LoaderCounters(self.num_processes)
-        load = partial(_load, source, dataset, decoder, self.counters)
+        load = partial(_load, dataset, self.counters)
         self.thread_count: ThreadCount | None = None
         self._workers, self._prefetch = workers, config.data.prefetch
         # Time, and seconds for which the threads have worked, when the training step began.
@@ -92,7 +87,7 @@ class BatchLoader:
                 footprint = LoaderFootprint.from_config(config, 1, workers, image_format, devices_per_rank)
                 per_process = buffers_per_process(config.data.prefetch)
                 buffers = BatchBuffers(self.num_processes, per_process, footprint.batch_bytes)
-                loaded = ThreadedBatches(source, dataset, requests, self.thread_count, self.counters, buffers, decoder)
+                loaded = ThreadedBatches(source, dataset, requests, self.thread_count, self.counters, buffers)
                 receive = buffers.receive
                 sampler = None
             loader: DataLoader[Any] = DataLoader(
@@ -166,14 +161,9 @@ class BatchLoader:
                 raise LoaderProcessError(f"{name} exited: {problem}", code=problem.code)
 
 
-def _load(
-    source: ImageSource, dataset: BatchDataset, decoder: DecoderSwitch, counters: LoaderCounters, request: BatchRequest
-) -> Batch:
+def _load(dataset: BatchDataset, counters: LoaderCounters, request: BatchRequest) -> Batch:
     """Load the batch of a request in this thread, and count it."""
-    if decoder.wait() == "gpu" and isinstance(source, EncodedSource):
-        batch = PendingEncodedBatch(source, dataset, request).load()
-    else:
-        batch = dataset[request]
+    batch = dataset[request]
     counters.add_batch(len(batch.labels))
     return batch
 

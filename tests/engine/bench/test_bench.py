@@ -65,12 +65,6 @@ def test_bench_run_config_with_limit_differs_only_in_data_section() -> None:
     assert validate_config(as_dict(limit)) == limit
 
 
-def test_bench_run_config_with_limit_of_gpu_decoder_is_valid() -> None:
-    config = Config(data=DataConfig(dataset="folder", path="photos", decoder="gpu"))
-    limit = bench_run_config(make_plan(config=config), 2, "x", limit=True)
-    assert validate_config(as_dict(limit)).data.decoder == "auto"
-
-
 def test_bench_pairs_each_run_with_limit_run(monkeypatch: pytest.MonkeyPatch) -> None:
     bench_runs: list[tuple[int, int, bool]] = []
 

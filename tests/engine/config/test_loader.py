@@ -232,6 +232,15 @@ def test_resolve_names_file_of_invalid_key(tmp_path: Path) -> None:
     assert has_problem([problem], "invalid-value", "run.epochs", "'none'", f"run.epochs (in {file}): ")
 
 
+def test_resolve_refuses_removed_key_unless_a_file_holds_its_default(tmp_path: Path) -> None:
+    stored, chosen = tmp_path / "stored.yaml", tmp_path / "chosen.yaml"
+    stored.write_text("data: {dataset: digits, decoder: auto}\n")
+    chosen.write_text("data: {dataset: digits, decoder: gpu}\n")
+    assert resolve_config(str(stored)).config.data.dataset == "digits"
+    with raises_problem("unknown-key", "data.decoder", "decoded on the CPU"):
+        resolve_config(str(chosen))
+
+
 def test_resolve_suggests_section_for_bare_key() -> None:
     [problem] = problems("lr=1")
     assert has_problem([problem], "unknown-key", "lr", "section.key=value", "optim.lr?")

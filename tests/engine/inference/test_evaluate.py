@@ -18,7 +18,7 @@ from engine.inference.evaluate import evaluate_checkpoint, evaluation_config
 from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
 from engine.runs.folder import RunFolder
 from support.gputrain_command import FinishedRun, read_events
-from support.messages import raises_problem, says
+from support.messages import says
 from support.runs.trained_run import DIGITS, call, saved_run
 from tui.tables.evaluation import evaluation_lines
 
@@ -142,16 +142,6 @@ def test_evaluate_command_reports_all_invalid_arguments_together(run: RunFolder)
     ]
     for line, (location, code, value) in zip(done.stderr.splitlines(), reported, strict=True):
         assert line.startswith(f"error: {location}: ") and says(line, code, value)
-
-
-def test_evaluation_of_run_with_gpu_decoder_accepts_other_data(run: RunFolder) -> None:
-    saved = read_trained_checkpoint(run)
-    data = saved.config.data.model_copy(update={"dataset": "folder", "path": "photos", "decoder": "gpu"})
-    saved = replace(saved, config=saved.config.model_copy(update={"data": data}))
-    assert evaluation_config(saved, ["data.dataset=fake", "data.decoder=auto"]).data.dataset == "fake"
-    assert evaluation_config(saved, ["data.dataset=fake"]).data.decoder == "cpu"
-    with raises_problem("not-supported", "data.decoder", "gpu"):
-        evaluation_config(saved, ["data.decoder=gpu"])
 
 
 def test_evaluation_of_other_data_ignores_validation_shards_of_run(run: RunFolder) -> None:

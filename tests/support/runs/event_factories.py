@@ -33,8 +33,6 @@ RUN_FIELDS: dict[str, Any] = {
     "workers": 0,
     "max_workers": 0,
     "worker_type": "threads",
-    "decoder": "",
-    "decoder_reason": "",
     "small_step_images": 0,
     "train_size": 0,
     "compiled": False,
