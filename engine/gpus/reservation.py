@@ -27,10 +27,11 @@ from typing import Any, BinaryIO
 
 from engine.gpus.queue_terms import MAX_STRING_CHARS, QueueTerms
 from engine.gpus.reservation_entry import REVISION, ReservationEntry, ReservedRank, reservations_root
-from engine.gpus.reservation_reader import remove_entry, take_write_lock
+from engine.gpus.reservation_reader import remove_entry
 from engine.utils.codec import asdict, encode, replace, to_builtins
 from engine.utils.errors import UsageError
 from engine.utils.files import replace_file
+from engine.utils.locks import take_write_lock
 
 LOCK_TIMEOUT_SECONDS = 5.0  # a run holds the lock for milliseconds
 # Shows that the supervisor answers, and keeps the files: by default systemd-tmpfiles deletes those in /tmp that have

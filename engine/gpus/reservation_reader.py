@@ -24,11 +24,9 @@ or claimed by a waiting run of theirs. Both are shown with their name. `--gpus` 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import stat
-import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,6 +49,7 @@ from engine.gpus.reservation_entry import (
 from engine.utils.codec import InvalidRecordError, UnsetType, asdict, replace
 from engine.utils.errors import Problem
 from engine.utils.files import has_flock, open_regular_file, opened
+from engine.utils.locks import has_write_lock
 from engine.utils.text import pluralize, printable
 from engine.utils.trust import describe_user
 
@@ -63,23 +62,6 @@ UNPUBLISHED_SECONDS = 60.0
 # A supervisor renews its entry every few seconds, see `reservation.BEAT_SECONDS`. After this time it does not answer.
 SILENT_SECONDS = 60.0
 FOLDER_NAME = re.compile(r"gputrain-([0-9]{1,10})(-.*)?", re.DOTALL)
-# struct flock of fcntl(2): l_type, l_whence, l_start, l_len, l_pid.
-_FLOCK = struct.Struct("hhqqi")
-
-
-def take_write_lock(lock_fd: int) -> bool:
-    """Take the write lock on a file, which only its owner can open for writing. False if there are no such locks."""
-    try:
-        fcntl.fcntl(lock_fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-    except OSError:
-        return False
-    return True
-
-
-def has_write_lock(lock_fd: int) -> bool:
-    """Whether a process holds the write lock on a file. Raises OSError."""
-    answer = fcntl.fcntl(lock_fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
-    return bool(_FLOCK.unpack_from(answer)[0] != fcntl.F_UNLCK)
 
 
 def remove_entry(folder: Path, lock_name: str) -> None:

@@ -1,6 +1,7 @@
 """The claim of a process on a run, `owner.json`: who claims the run, and whether that process still lives.
 
-The lock of the run decides about a process of this kernel, in whatever container and under whatever host name it runs.
+The lock of the run decides about a process of this kernel, in whatever container and under whatever host name it runs,
+unless somebody has deleted it: a live owner writes it again with its next heartbeat.
 Not every network file system shares locks between hosts, so a heartbeat decides about another host. Clocks differ, so
 a process is alive if its heartbeat was seen to change, and dead if it was seen unchanged for
 `HEARTBEAT_TIMEOUT_SECONDS`. Until then, lists show a guess from its date, and `watch_claims` waits for more.
@@ -33,7 +34,8 @@ from engine.utils.codec import (
     decode_valid_fields,
     field,
 )
-from engine.utils.files import is_locked, read_bytes
+from engine.utils.files import is_file, read_bytes
+from engine.utils.locks import is_held
 from engine.utils.process import boot_id, process_start_ticks
 from engine.utils.text import printable
 from engine.utils.units import format_duration
@@ -50,6 +52,7 @@ MAX_OWNER_BYTES = 1 << 20
 MAX_TEXT_CHARS = 100
 MAX_FILE_TIME = 1e11  # in Unix seconds, so that every calendar function takes it
 MAX_SIGHTINGS = 4096
+LOCK_FILE = "lock"
 
 
 class Origin(Enum):
@@ -81,6 +84,8 @@ class Claim(FileRecord, frozen=True, kw_only=True):
     """Random text that no other claim has."""
     journal_start: Count = 0
     """Size of the journal in bytes when the process acquired the run: its events follow."""
+    write_lock: bool = False
+    """Whether the process holds a write lock on the lock file. Else an `flock` shows that it lives."""
 
     @property
     def process(self) -> str:
@@ -168,12 +173,14 @@ def read_claim(owner: Path) -> Claim | None:
 def observe_claim(owner: Path) -> ObservedClaim | None:
     """Return the claim of a process that has not released the run, and what this process has seen of its heartbeat.
 
-    None if no process of another kernel claims the run: then the lock alone decides."""
+    None if the lock alone decides: no process of another kernel claims the run, and nobody has deleted its lock."""
     return _observe(owner, read_claim(owner))
 
 
 def _observe(owner: Path, claim: Claim | None) -> ObservedClaim | None:
-    if claim is None or claim.heartbeat is None or claim.origin is Origin.THIS_KERNEL:
+    if claim is None or claim.heartbeat is None:
+        return None
+    if claim.origin is Origin.THIS_KERNEL and is_file(owner.with_name(LOCK_FILE)):
         return None
     try:
         folder, status = owner.parent.stat(), owner.stat()
@@ -194,21 +201,32 @@ def _observe(owner: Path, claim: Claim | None) -> ObservedClaim | None:
     return ObservedClaim(claim, status.st_mtime, sighting.moved and still_s < HEARTBEAT_TIMEOUT_SECONDS, still_s)
 
 
-def is_claimed(owner: Path, lock: Path) -> bool:
+def is_lock_held(owner: Path, claim: Claim | None) -> bool:
+    """Whether a process of this kernel holds the lock of a run with this claim. Raises OSError if there is no lock."""
+    return is_held(owner.with_name(LOCK_FILE), counts_flock=counts_flock(claim))
+
+
+def counts_flock(claim: Claim | None) -> bool:
+    """Whether the owner of a run with this claim may hold only an `flock`, which any reader of the file can hold, too:
+    that of an earlier gputrain, or a file system without write locks."""
+    return claim is None or (not claim.write_lock and claim.heartbeat is not None)
+
+
+def is_claimed(owner: Path) -> bool:
     """Whether a live process owns the run, as far as this process can know without waiting."""
     claim = read_claim(owner)
     origin = Origin.THIS_KERNEL if claim is None else claim.origin
     observed = _observe(owner, claim)
     if observed is not None and observed.moves:
         return True
-    if origin is Origin.ELSEWHERE:
+    if origin is Origin.ELSEWHERE or (origin is Origin.THIS_KERNEL and observed is not None):
         if observed is None or observed.still_s >= HEARTBEAT_TIMEOUT_SECONDS:
             return False
         # A file server may have set the time of the file.
         seen_s = abs(time.time() - observed.written_at)
         return observed.claim.is_recent or seen_s < HEARTBEAT_TIMEOUT_SECONDS
     try:
-        return is_locked(lock)
+        return is_lock_held(owner, claim)
     except OSError:
         return False
 

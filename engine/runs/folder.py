@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.runs.claim import is_claimed
+from engine.runs.claim import LOCK_FILE, is_claimed
 from engine.runs.root import is_listed, is_run_folder
 from engine.utils.errors import UsageError
 from engine.utils.files import is_file, open_folder, path_of_descriptor
@@ -114,8 +114,10 @@ class RunFolder:
     """Folder of the control requests, see `engine.runs.control`."""
     owner = _Entry("owner.json")
     """Host, process and heartbeat of the owner, see `engine.runs.claim`."""
-    lock = _Entry("lock")
-    """Lock file that the owner holds."""
+    lock = _Entry(LOCK_FILE)
+    """Lock file on which the owner holds a write lock, see `engine.utils.locks`."""
+    private_lock = _Entry(".lock")
+    """Lock file that only its user can open, which decides who owns the run."""
     queue = _Entry("queue.json")
     """Place of the run in the queue for GPUs, see `engine.queue.state`."""
     class_indices = _Entry("class_indices.json")
@@ -235,7 +237,8 @@ class RunFolder:
         outputs = (self.checkpoints, self.tensorboard, self.export, self.exports)
         code = (self.code, self.code / CODE_RECORD, self.code / CODE_COPY)
         folders = (*outputs, *code, self.control, self.sync, self.metrics, self.torchrun)
-        files = (self.config, self.journal, self.summary, self.log, self.owner, self.lock, self.class_indices)
+        locks = (self.lock, self.private_lock)
+        files = (self.config, self.journal, self.summary, self.log, self.owner, *locks, self.class_indices)
         more_files = (self.evaluation, self.inspection, self.labels, self.queue, self.skipped_files)
         of_command = (self.command, self.stacks)
         profiles = (self.profiles, *self.profiles.glob("step-*"), *self.profiles.glob("step-*/*"))
@@ -263,7 +266,7 @@ class RunFolder:
 
     def is_owned(self) -> bool:
         """Whether a live process owns the run, see `engine.runs.claim`."""
-        return is_claimed(self.owner, self.lock)
+        return is_claimed(self.owner)
 
 
 def final_state(state: str) -> RunState:

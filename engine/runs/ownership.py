@@ -6,7 +6,6 @@ The owner holds the folder by a descriptor, so it never writes to another folder
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import shlex
@@ -19,12 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from engine.runs.claim import Claim, Origin, observe_claim, read_claim, watch_claims
+from engine.runs.claim import Claim, Origin, counts_flock, observe_claim, read_claim, watch_claims
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import read_run_record
 from engine.utils.codec import overwrite_record, replace, write_record
 from engine.utils.errors import CodedError, Problem, UsageError
 from engine.utils.files import file_size, shown_path
+from engine.utils.locks import OwnerLock
 from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
 from engine.utils.units import format_duration
 
@@ -52,7 +52,7 @@ class RunTakenOverError(OwnershipLostError):
 
 
 class Ownership:
-    """Exclusive ownership of a run folder: a file lock, which the kernel releases when the process ends, and a
+    """Exclusive ownership of a run folder: a lock, which the kernel releases when the process ends, and a
     heartbeat in `owner.json` for other hosts. `folder` is held, and closed by `release`.
     """
 
@@ -64,8 +64,8 @@ class Ownership:
         self.folder = folder
         self._last_heartbeat, self._token = -math.inf, uuid.uuid4().hex
         self._location, self._owner_problem = folder.path, folder.owner_problem()
-        handle = _retry(partial(_try_lock, folder.lock))
-        if handle is None:
+        lock = _retry(partial(_try_lock, folder))
+        if lock is None:
             raise _owned_by_another(folder)
         try:
             # Not every network file system shares locks between hosts.
@@ -74,14 +74,16 @@ class Ownership:
             if not is_same_folder(folder, folder.path):
                 # It was renamed or moved to the trash while this process waited for its lock.
                 raise _moved(folder)
+            if lock.is_taken():
+                # Somebody had deleted the lock of a live process, which has written it again.
+                raise _owned_by_another(folder)
+            self._earlier_lock = None if lock.fd is None else os.fstat(lock.fd)
+            # A record that is older than its lock may be that of an earlier session.
+            lock.publish()
         except BaseException:
-            os.close(handle)
+            lock.close()
             raise
-        self._lock_fd, self._journal_start = handle, file_size(folder.journal)
-        self._earlier_lock = os.fstat(handle)
-        # A record that is older than its lock may be that of an earlier session.
-        with suppress(OSError):
-            os.utime(handle)
+        self._lock, self._journal_start = lock, file_size(folder.journal)
         self._earlier_claim = read_claim(folder.owner)
         self._claim = Claim(
             host=socket.gethostname(),
@@ -92,6 +94,7 @@ class Ownership:
             start_ticks=process_start_ticks(os.getpid()),
             token=self._token,
             journal_start=self._journal_start,
+            write_lock=lock.has_write_lock,
         )
         self._renew()
 
@@ -124,6 +127,7 @@ class Ownership:
         self._last_heartbeat = seconds_since_boot()
         if self.folder.is_deleted:
             raise RunFolderDeletedError(f"the run folder {self._location} was deleted, so the run cannot save anything")
+        self._lock.renew()
         self._write_owner(round(time.time(), 3))
         return self.check_location() or self._check_owner()
 
@@ -144,6 +148,7 @@ class Ownership:
         return Problem("", f"the run folder {self._location} {self._owner_problem}", advice, code="foreign-writable")
 
     def _write_owner(self, heartbeat: float | None) -> None:
+        self._claim = replace(self._claim, write_lock=self._lock.has_write_lock)
         claim = replace(self._claim, heartbeat=heartbeat, uptime_s=round(seconds_since_boot(), 3))
         try:
             write_record(self.folder.owner, claim)
@@ -159,10 +164,11 @@ class Ownership:
             self._check_token()
             self._write_owner(None)
         with suppress(OSError):
-            if self.folder.summary.stat().st_mtime_ns < os.fstat(self._lock_fd).st_mtime_ns:
+            recorded_ns, earlier = self.folder.summary.stat().st_mtime_ns, self._earlier_lock
+            if self._lock.fd is not None and earlier and recorded_ns < os.fstat(self._lock.fd).st_mtime_ns:
                 # This process has recorded nothing, so the run is as it was.
-                os.utime(self._lock_fd, ns=(self._earlier_lock.st_atime_ns, self._earlier_lock.st_mtime_ns))
-        os.close(self._lock_fd)
+                os.utime(self._lock.fd, ns=(earlier.st_atime_ns, earlier.st_mtime_ns))
+        self._lock.close()
         if self.folder.fd is not None:
             os.close(self.folder.fd)
 
@@ -180,17 +186,17 @@ def locked_ended_run(folder: RunFolder, command: str = "", *, take_over: bool = 
     with folder.held() as held:
         watch_claims([held.owner], take_over=take_over)
         _check_unclaimed(held, advice, command, take_over=take_over)
-        lock_fd = None
+        lock = None
         if observe_claim(held.owner) is not None or not held.is_owned():
-            lock_fd = _retry(partial(_try_lock, held.lock))
-        if lock_fd is None:
+            lock = _retry(partial(_try_lock, held))
+        if lock is None:
             raise _owned_by_another(held, advice)
         try:
             if not is_same_folder(held, folder.path):
                 raise _moved(folder)
             yield held
         finally:
-            os.close(lock_fd)
+            lock.close()
 
 
 def check_not_owned(folder: RunFolder, *, take_over: bool = False) -> None:
@@ -212,8 +218,8 @@ def is_same_folder(held: RunFolder, path: Path) -> bool:
 def _retry(attempt: Callable[[], T | None]) -> T | None:
     """Call `attempt` for about a second until it returns a value, and return that value.
 
-    After a `kill -9`, orphaned DataLoader workers hold the lock until they have exited. `is_locked` takes a shared lock
-    for an instant when a reader checks the state of the run."""
+    After a `kill -9`, orphaned DataLoader workers hold the lock until they have exited. `is_held` takes a shared lock
+    for an instant when a reader checks the state of the run of an earlier gputrain."""
     for _ in range(20):
         if (result := attempt()) is not None:
             return result
@@ -221,23 +227,16 @@ def _retry(attempt: Callable[[], T | None]) -> T | None:
     return None
 
 
-def _try_lock(path: Path) -> int | None:
-    """Return a file descriptor that holds the lock; None if another process holds it or has deleted the file."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(handle).st_ino == path.stat().st_ino:
-            return handle
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(handle)
-    return None
+def _try_lock(folder: RunFolder) -> OwnerLock | None:
+    """Return the lock of a run; None if another process holds it. Raises OSError."""
+    is_flock = counts_flock(read_claim(folder.owner))
+    return OwnerLock.take(folder.lock, folder.private_lock, counts_flock=is_flock)
 
 
-def try_lock_unclaimed(folder: RunFolder) -> int | None:
-    """Return a file descriptor that holds the lock of a run; None if a process owns it, or one of another host claims
-    it. Does not wait. Raises OSError."""
-    return None if observe_claim(folder.owner) is not None else _try_lock(folder.lock)
+def try_lock_unclaimed(folder: RunFolder) -> OwnerLock | None:
+    """Return the lock of a run, which the caller closes; None if a process owns it, or one of another host claims it.
+    Does not wait. Raises OSError."""
+    return None if observe_claim(folder.owner) is not None else _try_lock(folder)
 
 
 def _check_unclaimed(folder: RunFolder, advice: str | None = None, command: str = "", *, take_over: bool) -> None:

@@ -135,8 +135,8 @@ def _store(folder: RunFolder, record: RunRecord, journal_bytes: int, stored: Sto
     with suppress(OSError):
         if not is_file(folder.lock) or _is_of_another_version(folder):
             return
-        handle = try_lock_unclaimed(folder)
-        if handle is None:
+        lock = try_lock_unclaimed(folder)
+        if lock is None:
             return
         try:
             if file_size(folder.journal) != journal_bytes or find_stored_record(folder) != stored:
@@ -146,7 +146,7 @@ def _store(folder: RunFolder, record: RunRecord, journal_bytes: int, stored: Sto
             times = [path.stat().st_mtime_ns for path in (folder.journal, folder.lock, folder.summary)]
             os.utime(folder.summary, ns=(max(times) + 1, max(times) + 1))
         finally:
-            os.close(handle)
+            lock.close()
 
 
 def _is_of_another_version(folder: RunFolder) -> bool:

@@ -20,7 +20,7 @@ def runs_root(override: str | None = None) -> Path:
 def is_run_folder(path: Path) -> bool:
     """Whether the path is a readable run folder: the record of a run is in it, or the lock of one that starts.
 
-    The lock is an empty file, which a copy or a cleanup may leave out. Links do not count, because they could point
+    A copy or a cleanup may leave out the lock. Links do not count, because they could point
     anywhere."""
     has_lock = is_file(path / "lock")
     if not (has_lock or is_file(path / "summary.json")) or path.is_symlink():

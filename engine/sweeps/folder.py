@@ -6,7 +6,6 @@ users can change is used only with --trust-owner, as for runs.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 import time
@@ -22,7 +21,8 @@ from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, SWEEP_FILE, TRUST_OWNER
 from engine.runs.root import is_run_folder
 from engine.runs.trials import BEST_TRIAL_FILE
 from engine.utils.errors import UsageError, did_you_mean
-from engine.utils.files import is_file, is_locked
+from engine.utils.files import is_file
+from engine.utils.locks import OwnerLock, is_held
 from engine.utils.trust import foreign_reason, is_shared
 
 # Room for the number of a trial in `run.name`.
@@ -54,7 +54,9 @@ class SweepFolder:
         self.log = self.path / "log.txt"
         """What the controller prints."""
         self.lock = self.path / "sweep.lock"
-        """File whose lock the controller holds."""
+        """Lock file on which the controller holds a write lock, see `engine.utils.locks`."""
+        self.private_lock = self.path / ".lock"
+        """Lock file that only its user can open, which decides who controls the sweep."""
         self.control = self.path / "control"
         """Folder of the stop requests, in the format of `engine.runs.control`."""
 
@@ -65,9 +67,14 @@ class SweepFolder:
     def is_running(self) -> bool:
         """Whether a controller on this host runs the sweep."""
         try:
-            return is_locked(self.lock)
+            return is_held(self.lock, counts_flock=self.counts_flock)
         except OSError:
             return False
+
+    @property
+    def counts_flock(self) -> bool:
+        """Whether its controller may hold only an `flock`: that of an earlier gputrain, or without write locks."""
+        return not os.path.lexists(self.private_lock)
 
     def foreign_reason(self) -> str | None:
         """Return why other users can change the sweep, as a clause that follows its name; None if they cannot."""
@@ -88,7 +95,7 @@ class SweepFolder:
 
     def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
         files = (self.settings, self.command, self.config, self.best, self.best_trial, self.journal, self.log)
-        for path in (*files, self.lock, self.control):
+        for path in (*files, self.lock, self.private_lock, self.control):
             with suppress(OSError):
                 yield path, path.lstat()
 
@@ -167,7 +174,7 @@ def make_sweep_folder(sweep: SweepFolder) -> None:
 def _is_incomplete(folder: Path) -> bool:
     """Whether the creation of a sweep in a folder was interrupted: `sweep.yaml` is written last."""
     try:
-        known = ("sweep.lock", "config.yaml", "command.json")
+        known = ("sweep.lock", ".lock", "config.yaml", "command.json")
         return all(name in known or name.endswith(".tmp") for name in os.listdir(folder))  # noqa: PTH208
     except OSError:
         return False
@@ -177,26 +184,30 @@ def _is_incomplete(folder: Path) -> bool:
 def controller_lock(sweep: SweepFolder) -> Iterator[None]:
     """Hold the lock of the sweep's controller. Raises UsageError if another process holds it."""
     try:
-        handle = os.open(sweep.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        lock = _take_lock(sweep)
+        if lock is not None:
+            lock.publish()
     except OSError as error:
         raise UsageError.one(str(sweep.lock), f"cannot be opened: {error.strerror}", code="not-writable") from error
+    if lock is None:
+        advice = f"watch it with `gputrain sweep show {sweep.name}`, stop it with `gputrain sweep stop {sweep.name}`"
+        raise UsageError.one(sweep.name, "this sweep is already running", advice, code="already-running")
     try:
-        if not _try_lock(handle):
-            advice = (
-                f"watch it with `gputrain sweep show {sweep.name}`, stop it with `gputrain sweep stop {sweep.name}`"
-            )
-            raise UsageError.one(sweep.name, "this sweep is already running", advice, code="already-running")
+        if not lock.has_write_lock:
+            # Without it, the `flock` counts.
+            sweep.private_lock.unlink()
         yield
     finally:
-        os.close(handle)
+        lock.close()
 
 
-def _try_lock(handle: int) -> bool:
-    """Take the lock within a second: a reader that checks whether the sweep runs holds it for an instant."""
+def _take_lock(sweep: SweepFolder) -> OwnerLock | None:
+    """Take the lock within a second: a reader that checks whether the sweep runs may hold its `flock` for an instant.
+
+    Raises OSError."""
+    counts_flock = sweep.counts_flock
     for _ in range(20):
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(0.05)
-    return False
+        if (lock := OwnerLock.take(sweep.lock, sweep.private_lock, counts_flock=counts_flock)) is not None:
+            return lock
+        time.sleep(0.05)
+    return None

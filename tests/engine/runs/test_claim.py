@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
+import math
 import os
 import socket
 import time
@@ -20,7 +22,6 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.ownership import Ownership, RunTakenOverError
 from engine.runs.record_completion import open_run
 from engine.runs.trash import move_to_trash
-from engine.utils.files import is_locked
 from engine.utils.process import boot_id, seconds_since_boot
 from support.messages import raises_problem
 from support.runs.event_factories import make_epoch, make_run_started
@@ -198,6 +199,48 @@ def test_file_time_of_server_shows_live_owner_whose_clock_is_behind(folder: RunF
     assert folder.is_owned()
 
 
+def test_live_run_whose_lock_was_deleted_is_neither_crashed_nor_resumed(folder: RunFolder, clock: FakeClock) -> None:
+    ownership = Ownership(folder.hold())
+    for path in (folder.lock, folder.private_lock):
+        path.unlink()
+    assert folder.is_owned()
+    ownership._last_heartbeat = -math.inf
+    clock.on_sleep = ownership.renew_heartbeat
+    with raises_problem("already-running", "a"):
+        claim_run(folder.path.parent, "a", "x", resume=True)
+    assert folder.is_owned() and folder.lock.is_file()
+    ownership.release()
+    claim_run(folder.path.parent, "a", "x", resume=True).ownership.release()
+
+
+def test_dead_run_whose_lock_was_deleted_is_resumed_after_its_heartbeat_was_watched(
+    folder: RunFolder, clock: FakeClock
+) -> None:
+    folder.lock.unlink()
+    write_claim(folder, clock.time(), host=socket.gethostname(), boot_id=boot_id())
+    claim_run(folder.path.parent, "a", "x", resume=True).ownership.release()
+    assert clock.passed_s == claims.MOVE_TIMEOUT_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "write_lock", "is_owned"), [(1.0, False, True), (1.0, True, False), (None, False, False)]
+)
+def test_flock_alone_shows_a_live_run_of_an_earlier_gputrain_only(
+    folder: RunFolder, heartbeat: float | None, write_lock: bool, is_owned: bool
+) -> None:
+    """Any user who can read the lock can hold an flock on it."""
+    write_claim(folder, heartbeat, host=socket.gethostname(), boot_id=boot_id(), write_lock=write_lock)
+    with folder.lock.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert folder.is_owned() == is_owned
+        if is_owned:
+            with raises_problem("already-running", "a"):
+                claim_run(folder.path.parent, "a", "x", resume=True)
+        else:
+            claim_run(folder.path.parent, "a", "x", resume=True).ownership.release()
+            move_to_trash(folder)
+
+
 def test_owner_of_same_boot_is_judged_by_lock_under_any_host_name(folder: RunFolder, clock: FakeClock) -> None:
     """A container that was restarted has another host name, and the same kernel."""
     write_claim(folder, clock.time() - 1, host="3f2a9c1d0e4b", pid=1, boot_id=boot_id())
@@ -205,8 +248,8 @@ def test_owner_of_same_boot_is_judged_by_lock_under_any_host_name(folder: RunFol
     ownership = claim_run(folder.path.parent, "a", "x", resume=True).ownership
     assert clock.passed_s == 0
     write_claim(folder, clock.time() - HOUR, host="3f2a9c1d0e4b", pid=1, boot_id=boot_id())
-    assert folder.is_owned() and is_locked(folder.lock)
-    os.close(ownership._lock_fd)
+    assert folder.is_owned()
+    ownership._lock.close()
     assert not folder.is_owned()
 
 
@@ -244,7 +287,7 @@ def test_claim_of_odd_values_is_described_in_printable_text(
     claim = read_claim(folder.owner)
     assert claim is not None and claim.origin is origin
     assert f"{claim.process} {claim.last_heartbeat()}".isprintable()
-    is_claimed(folder.owner, folder.lock)
+    is_claimed(folder.owner)
 
 
 def test_owner_record_identifies_boot_and_process(folder: RunFolder) -> None:

@@ -19,7 +19,7 @@ from engine.runs.control import send_request
 from engine.runs.events import ControlEvent, RunFinished, WaitingForGpus
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState, list_runs
-from engine.runs.ownership import Ownership, _try_lock
+from engine.runs.ownership import Ownership
 from engine.runs.record_completion import open_run
 from engine.runs.run_row import state_message
 from engine.runs.trash import move_to_trash
@@ -176,21 +176,6 @@ def test_check_claim_waits_for_lock_of_ending_process(tmp_path: Path) -> None:
     ending.start()
     assert check_claim(tmp_path, "a", resume=True) == folder
     ending.join()
-
-
-def test_lock_rejects_deleted_lock_file(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    first = _try_lock(path)
-    assert first is not None
-    descriptor = os.open(path, os.O_RDWR)
-    path.unlink()
-    os.close(first)
-    second = _try_lock(path)
-    assert second is not None
-    assert _try_lock(path) is None
-    assert os.fstat(second).st_ino == path.stat().st_ino != os.fstat(descriptor).st_ino
-    os.close(second)
-    os.close(descriptor)
 
 
 def test_claim_names_run_by_stem_and_next_free_number(tmp_path: Path) -> None:
