@@ -34,7 +34,7 @@ from engine.runs.metrics import (
 )
 from engine.runs.run_config import default_values
 from engine.runs.run_record import DIVERGED
-from engine.runs.run_row import RunRow
+from engine.runs.run_row import UNREADABLE, RunRow
 from engine.utils.errors import UsageError, nearest
 from engine.utils.text import list_names
 
@@ -100,12 +100,14 @@ LABELS: Mapping[str, str] = {
     "optim.name": "optimizer", "schedule.name": "schedule", "data.batch_size": "batch/rank",
 }  # fmt: skip
 
+# What lists show in place of a state, which `RunRow.shown_state` chooses.
+SHOWN_STATES = (DIVERGED, UNREADABLE)
 _HEADINGS = {label.replace(" ", "_"): name for name, label in LABELS.items()}
 ROW_FIELDS: Mapping[str, Field] = {
     field.name: field
     for field in (
         Field("name", Kind.TEXT, lambda row: row.name),
-        Field("state", Kind.TEXT, lambda row: row.state, choices=tuple(RunState)),
+        Field("state", Kind.TEXT, lambda row: row.state, choices=(*RunState, *SHOWN_STATES)),
         Field("tags", Kind.TAGS, lambda row: row.tags),
         Field("note", Kind.TEXT, lambda row: row.note),
         Field("archived", Kind.FLAG, lambda row: row.archived),
@@ -232,7 +234,7 @@ def _find_foreign_field(name: str, own: Collection[str], parameters: Collection[
     shared = _FOREIGN_ALIASES.get(folded, folded)
     if shared in FOREIGN_FIELDS or shared in FOREIGN_METRICS:
         if shared == "state":
-            return replace(ROW_FIELDS[shared], choices=tuple(Activity))
+            return replace(ROW_FIELDS[shared], choices=(*Activity, *SHOWN_STATES))
         if shared == "age":
             return replace(ROW_FIELDS[shared], title="changed")
         return _metric_field(METRICS[shared]) if shared in METRICS else ROW_FIELDS[shared]

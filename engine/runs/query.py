@@ -225,6 +225,9 @@ def _on_values(field: Field, check: Callable[[Any], bool], *, negated: bool) -> 
     """Return a condition on the value of a field. An unknown value meets none, not even a negated one."""
     # Thousands of runs have the same few texts.
     check_text = lru_cache(maxsize=1024)(check)
+    if field.name == "state":
+        # A run that is shown as `diverged` has finished, too.
+        return lambda row: (check_text(row.state) or check_text(row.shown_state)) is not negated
 
     def matches(row: RunRow) -> bool:
         value = field.value(row)

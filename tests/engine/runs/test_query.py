@@ -50,7 +50,9 @@ def accuracy_of(row: RunRow) -> float | None:
 LOST = make_row("lost", "finished", metrics={"loss": None}, command="x")
 
 
-@pytest.mark.parametrize("query", ["diverged", "diverged=true", "state=finished diverged=true", "-diverged=false"])
+@pytest.mark.parametrize(
+    "query", ["diverged", "diverged=true", "state=diverged", "state=finished diverged=true", "-diverged=false"]
+)
 def test_query_finds_runs_that_diverged(query: str) -> None:
     assert parse_query(query).filter([*ROWS, LOST]) == [LOST]
 
