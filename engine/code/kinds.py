@@ -1,7 +1,7 @@
 """Which untracked files count as code, by their names.
 
 Runs write logs, tables, texts and results beside their code, and these would differ at every start. A program that
-reads such a file has it as data: `gputrain run --data PATH` or `git add` make it count.
+reads such a file has it as data: `git add` makes it count.
 """
 
 from __future__ import annotations

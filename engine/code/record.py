@@ -50,14 +50,13 @@ class CodeRecord(FileRecord, frozen=True, kw_only=True):
     snapshot: bool = False
     """Whether there is a copy."""
 
-    def summary(self, data: str = "") -> CodeSummary:
-        """Return the code in short. `data` is the digest of the data that `--data` names."""
+    def summary(self) -> CodeSummary:
+        """Return the code in short."""
         return CodeSummary(
             commit=self.digests.commit,
             is_dirty=self.digests.is_dirty,
             fingerprint=self.digests.fingerprint,
             snapshot=self.snapshot,
-            data=data,
         )
 
 

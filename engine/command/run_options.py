@@ -18,7 +18,7 @@ def run_options(command: Command) -> list[str]:
     options += [] if command.tty else ["--no-tty"]
     options += [] if command.slurm_env else ["--no-slurm-env"]
     options += ["--on-resume", shlex.join(command.on_resume)] if command.on_resume else []
-    for option, values in (("--data", command.data), ("--metrics", command.metrics), ("--parse", command.parse)):
+    for option, values in (("--metrics", command.metrics), ("--parse", command.parse)):
         options += [part for value in values for part in (option, value)]
     return options
 

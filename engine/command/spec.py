@@ -10,11 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
-from engine.command.user_key import keyed_digest
 from engine.runs.folder import RunFolder
 from engine.runs.run_record import read_run_record
 from engine.utils.codec import (
@@ -59,10 +57,6 @@ class Command(FileRecord, frozen=True, kw_only=True):
     the run has finished."""
     expanded: Annotated[tuple[str, ...], ENTRIES] = ()
     """Names of the variables whose values were typed with `--env`, so that they may have placeholders, too."""
-    given: Annotated[tuple[str, ...], ENTRIES] = ()
-    """Names of all variables that were typed with `--env`."""
-    variables: str = ""
-    """Keyed digest of their names and values once the run has finished, see `engine.command.user_key`."""
     stop_signal: StopSignal = "SIGINT"
     """Name of the signal that asks the command to stop."""
     tty: bool = True
@@ -71,8 +65,6 @@ class Command(FileRecord, frozen=True, kw_only=True):
     """How CUDA_VISIBLE_DEVICES names the GPUs."""
     parse: Annotated[tuple[str, ...], ENTRIES] = ()
     """Regular expressions that find metrics in the output, beside those of `engine.command.output_metrics`."""
-    data: Annotated[tuple[str, ...], ENTRIES] = ()
-    """Files and folders that it reads, by which a run with the same data is found (`--needed`)."""
     metrics: Annotated[tuple[str, ...], ENTRIES] = ()
     """Files and folders with its metrics; empty: those that appear below the working folder."""
     on_resume: Annotated[tuple[Argument, ...], ENTRIES] = ()
@@ -80,15 +72,6 @@ class Command(FileRecord, frozen=True, kw_only=True):
     placeholders."""
     slurm_env: bool = True
     """Whether it sees the variables of the Slurm job in which it starts."""
-
-    def variables_digest(self) -> str:
-        """Return the digest of the variables that were typed with `--env`, "" for none.
-
-        It finds a finished run with the same ones. Raises OSError if its key is missing and cannot be written.
-        """
-        # The values may be secrets, so a finished run has none, and a plain digest of `0.1` or a password is guessed.
-        values = {name: self.environment.get(name, "") for name in self.given}
-        return keyed_digest(sorted(values.items())) if values else ""
 
     def has_same_program(self, other: Command) -> bool:
         """Whether both start the same program with the same arguments in the same folder. What surrounds it may
@@ -140,12 +123,8 @@ def foreign_command_reason(folder: CommandFolder) -> str | None:
 
 
 def forget_environment(folder: RunFolder, command: Command) -> None:
-    """Delete the environment of a command that does not start again, but for a digest. Raises OSError."""
-    digest = ""
-    # Without it, the run is not found by `--needed`. The secrets in the environment must go.
-    with suppress(OSError):
-        digest = command.variables_digest()
-    write_command(folder, replace(command, environment={}, variables=digest))
+    """Delete the environment of a command that does not start again. Raises OSError."""
+    write_command(folder, replace(command, environment={}))
 
 
 def _unusable(folder: CommandFolder, reason: str, code: str) -> UsageError:

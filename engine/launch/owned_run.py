@@ -176,8 +176,7 @@ class OwnedRun:
         if not claimed.is_new:
             self.code = stored_code(claimed.folder)
         elif (cwd := self.code_folder) is not None:
-            data = () if self.request.command is None else self.request.command.data
-            self.code = record_code(claimed.folder, cwd, snapshot=self.request.config.run.snapshot, data=data)
+            self.code = record_code(claimed.folder, cwd, snapshot=self.request.config.run.snapshot)
 
     def check_code(self) -> None:
         """Record how the code differs at this start from that with which the run was made."""

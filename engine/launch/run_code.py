@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,12 +49,9 @@ class RunCode:
         return shown_path(folder.root) / folder.code.name / CODE_COPY / self.record.folder
 
 
-def record_code(folder: RunFolder, cwd: Path, *, snapshot: bool, data: Sequence[str] = ()) -> RunCode:
-    """Record the code around the working folder of a new run, and the files that `data` names.
-
-    Raises UsageError if there can be no copy, or if the data cannot be read."""
+def record_code(folder: RunFolder, cwd: Path, *, snapshot: bool) -> RunCode:
+    """Record the code around the working folder of a new run. Raises UsageError if there can be no copy."""
     # Most folders with a run are in a repository, but a run on a file server must not wait for this twice.
-    from engine.code.data import data_fingerprint
     from engine.code.git import GitError
     from engine.code.record import capture_code
 
@@ -69,9 +66,10 @@ def record_code(folder: RunFolder, cwd: Path, *, snapshot: bool, data: Sequence[
         return RunCode(warning=Problem("", f"the code is not recorded: {reason}", code=code))
     if record is None:
         return RunCode()
-    summary = record.summary(data_fingerprint([cwd / path for path in data]))
     files = [*record.digests.changed, *record.digests.untracked]
-    event = CodeRecorded(code=summary, changed=files[:MAX_EVENT_FILES], linked=list(record.linked[:MAX_EVENT_FILES]))
+    event = CodeRecorded(
+        code=record.summary(), changed=files[:MAX_EVENT_FILES], linked=list(record.linked[:MAX_EVENT_FILES])
+    )
     return RunCode(record, event)
 
 

@@ -135,12 +135,7 @@ def check_expansion(file: BinaryIO) -> None:
 
 
 def read_saved_config(folder: Path) -> Mapping[str, Any] | None:
-    """Return the config in the newest checkpoint of a folder, as `read_saved_value` does."""
-    return read_saved_value(folder, "config")
-
-
-def read_saved_value(folder: Path, key: str) -> Mapping[str, Any] | None:
-    """Return a dict of plain values in the newest checkpoint of a folder that can be read; None if there is none.
+    """Return the config in the newest checkpoint of a folder that can be read; None if there is none.
 
     Fast also for a large file, because neither tensors nor checksum are read. Raises UsageError for a checkpoint of
     another format.
@@ -155,7 +150,7 @@ def read_saved_value(folder: Path, key: str) -> Mapping[str, Any] | None:
                     values = _ValuesUnpickler(pickled).load()
         if isinstance(values, dict) and "format" in values:
             check_format(path, values["format"])
-            value: object = values.get(key)
+            value: object = values.get("config")
             if isinstance(value, dict):
                 return value
     return None

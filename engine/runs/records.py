@@ -167,5 +167,3 @@ class CodeSummary(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the run uses a copy of the code."""
     changed: str = ""
     """How the code at the latest start differs from it, as a clause; "" if it does not."""
-    data: str = ""
-    """A digest of names, sizes and modification times of the files that `--data` names for a command; "" without it."""

@@ -74,7 +74,7 @@ def attack(stage: Stage) -> None:
     for folder, _, names in os.walk(own):
         for name in ("", *names):
             os.chown(Path(folder) / name, os.geteuid(), os.getegid())
-    for flags in ((), ("--snapshot",), ("--needed",)):
+    for flags in ((), ("--snapshot",)):
         done = stage.gputrain(*RUN, *flags, "--cwd", own, "--", "true")
         assert done.returncode == 0, done.stderr
     stage.gained(marker.exists(), "executed code through a repository that the victim has unpacked")

@@ -183,25 +183,6 @@ class ExportOutput(Output, frozen=True, kw_only=True):
     """How the export was compared with `gputrain predict`, `Proof` in `engine/inference/export_proof.py`."""
 
 
-class FeaturesOutput(Output, frozen=True, kw_only=True):
-    """`gputrain predict --features LAYER --json`"""
-
-    run: str
-    """Name of the run."""
-    checkpoint: str
-    """Path of the checkpoint."""
-    file: str
-    """File with the features."""
-    layer: str
-    """Name of the layer."""
-    shape: list[Count]
-    """Shape of the features, the images first."""
-    classes: list[str]
-    """Names of the class folders."""
-    unread: Count
-    """Number of images that could not be read."""
-
-
 class BenchOutput(Output, frozen=True, kw_only=True):
     """`gputrain bench --json`"""
 

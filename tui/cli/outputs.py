@@ -56,15 +56,6 @@ class RunsOutput(Output, frozen=True, kw_only=True):
     """The runs that match, in the order of the list; the trials of a sweep one by one."""
 
 
-class NeededOutput(Output, frozen=True, kw_only=True):
-    """`gputrain run --needed --json`: if nothing is started, one line of this in place of the events."""
-
-    finished: str
-    """Name of the run that has finished with the same command or config, code and data."""
-    folder: str
-    """Its folder."""
-
-
 class WaitOutput(Output, frozen=True, kw_only=True):
     """`gputrain wait RUN... --json`"""
 

@@ -1,4 +1,4 @@
-"""`gputrain predict`: the classes of images, or the features that a trained model computes for them."""
+"""`gputrain predict`: the classes of images."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from tui.cli.run_options import ModelOptions, reads_run, takes_model
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from engine.inference.features import ExtractedFeatures
     from engine.inference.predict import InputFile, Prediction
     from engine.inference.trained_model import TrainedCheckpoint, TrainedModel
     from engine.runs.folder import RunFolder
-    from engine.utils.errors import Problem
 
-DEFAULT_TOP = 5
 TABLE_SUFFIXES = (".csv", ".json")
 
 
@@ -29,8 +26,6 @@ TABLE_SUFFIXES = (".csv", ".json")
     [
         "gputrain predict last photo.jpg --top 3",
         "gputrain predict fashion-17 album/ -o classes.csv",
-        "gputrain predict last photos/ --features auto -o features.npz",
-        "gputrain predict last photos/ --features layer3 --no-pool -o maps.npz",
     ],
     exit_codes={0: "success", 1: "a named file cannot be read, or no image can", 2: "usage error"},
 )
@@ -42,37 +37,19 @@ def predict(
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH...", help="Image files or folders, searched recursively.")
     ],
-    top: Annotated[
-        int | None,
-        typer.Option("--top", metavar="N", min=1, help=f"Classes to print per image [default: {DEFAULT_TOP}]"),
-    ] = None,
-    layer: Annotated[
-        str | None,
-        typer.Option(
-            "--features",
-            metavar="LAYER",
-            help="Layer whose output is written instead, or auto.",
-        ),
-    ] = None,
-    output: Annotated[str | None, output_option("FILE.csv or .json, or of features FILE.npz.")] = None,
-    no_pool: Annotated[
-        bool, typer.Option("--no-pool", help="Write whole feature maps, not their mean over pixels.")
-    ] = False,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Classes to print per image.")] = 5,
+    output: Annotated[str | None, output_option("FILE.csv or .json.")] = None,
     force: ForceOption = False,
     model: ModelOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Classify images with a trained model, or extract their features.
+    """Classify images with a trained model.
 
     Prints the most probable classes of each image with their probabilities. Images are preprocessed like the validation
     images of the run. With -o FILE.csv, each image is a line: path, class, probability, and the same of the next
     classes; FILE.json is what --json prints.
 
     Files in folders that are not images are skipped with a message; JSON lists them in `skipped`.
-
-    --features writes the output of a layer for each image of one folder to a file for numpy.load: features (float32),
-    paths, labels (index into classes, -1 without a class folder), classes and layer. `gputrain models show --stages`
-    lists the layers.
     """
     from engine.inference.device import reserve_device
     from engine.inference.predict import find_input_files
@@ -81,28 +58,16 @@ def predict(
     from engine.utils.files import expand_user
 
     without_effect = {
-        "--no-pool": (no_pool and layer is None, "without --features LAYER"),
-        "--top": (top is not None and layer is not None, "with --features"),
         "--force": (force and output is None, "without --output"),
-        "--json": (as_json and layer is None and output is not None, "with --output, whose ending names the format"),
+        "--json": (as_json and output is not None, "with --output, whose ending names the format"),
     }
     if option := next((name for name, (is_useless, _) in without_effect.items() if is_useless), None):
         raise UsageError.one(option, f"has no effect {without_effect[option][1]}", code="no-effect")
-    inputs = [expand_user(path) for path in paths]
-    table = table_target(output, force=force) if layer is None else None
-    target = None if layer is None else features_target(paths, output, force=force)
-    files = list(find_input_files(inputs))
+    target = table_target(output, force=force)
+    files = list(find_input_files([expand_user(path) for path in paths]))
     with reserve_device(model.gpus, folder.name, print_warning) as reserved:
         trained = load_trained_model(folder, model.checkpoint, device=reserved, raw=model.raw, code_trust=model.trust)
-        if target is None:
-            raise typer.Exit(classify(folder, trained, files, top or DEFAULT_TOP, table, as_json=as_json))
-        from engine.inference.features import extract_features
-
-        chosen = None if layer == "auto" else layer
-        extracted = extract_features(
-            trained, inputs[0], files, target.absolute(), layer=chosen, pool=not no_pool, report=print_skipped
-        )
-    print_features(folder, trained.checkpoint, target, extracted, as_json=as_json)
+        raise typer.Exit(classify(folder, trained, files, top, target, as_json=as_json))
 
 
 def table_target(output: str | None, *, force: bool) -> Path | None:
@@ -116,25 +81,8 @@ def table_target(output: str | None, *, force: bool) -> Path | None:
     target = expand_user(output)
     if target.suffix.casefold() not in TABLE_SUFFIXES:
         reason = f"{output} must end in {' or '.join(TABLE_SUFFIXES)}"
-        raise UsageError.one("--output", reason, "to write features, add --features auto", code="wrong-format")
+        raise UsageError.one("--output", reason, code="wrong-format")
     check_output(target, "classes.csv", force=force)
-    return target
-
-
-def features_target(paths: Sequence[str], output: str | None, *, force: bool) -> Path:
-    """Return the file to which the features of a folder are written. Raises UsageError."""
-    from engine.utils.errors import UsageError
-    from engine.utils.files import expand_user, is_folder
-    from engine.utils.output_file import check_output
-
-    if len(paths) > 1 or not is_folder(expand_user(paths[0])):
-        reason = f"{paths[-1]} is not a folder" if len(paths) == 1 else f"names {len(paths)} paths"
-        raise UsageError.one("PATH", reason, "name one folder of images for --features", code="not-a-folder")
-    if output is None:
-        advice = "name the file to write: -o features.npz"
-        raise UsageError.one("--output", "is missing", advice, code="missing-value")
-    target = expand_user(output)
-    check_output(target, "features.npz", force=force)
     return target
 
 
@@ -252,39 +200,3 @@ def json_texts(
     ]
     lines = ",".join(f"\n{line}" for line in skipped)
     yield f'\n], "skipped": [{lines}\n]}}\n'
-
-
-def print_skipped(file: InputFile, error: Problem) -> None:
-    """Name a file that is no readable image on stderr."""
-    from engine.utils.text import printable
-
-    typer.echo(f"skipped: {printable(f'{file.path} {error}')}", err=True)
-
-
-def print_features(
-    run: RunFolder, checkpoint: TrainedCheckpoint, target: Path, result: ExtractedFeatures, *, as_json: bool
-) -> None:
-    """Print what was written."""
-    from engine.utils.files import shown_path
-    from engine.utils.text import pluralize, printable
-
-    if as_json:
-        from tui.cli.model_outputs import FeaturesOutput
-        from tui.cli.outputs import print_json
-
-        print_json(
-            FeaturesOutput(
-                run=run.name,
-                checkpoint=str(checkpoint.path),
-                file=str(target),
-                layer=result.layer,
-                shape=list(result.shape),
-                classes=list(result.classes),
-                unread=result.unread,
-            )
-        )
-        return
-    shape = "x".join(map(str, result.shape[1:])) or "1"
-    labels = f", {pluralize(len(result.classes), 'class folder')}" if result.classes else ""
-    rows = f"{pluralize(result.shape[0], 'image')}, {shape} features each of layer {result.layer}{labels}"
-    typer.echo(printable(f"{shown_path(target)}: {rows}"))

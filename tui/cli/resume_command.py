@@ -71,8 +71,7 @@ def renew_command(command: Command, options: CommandOptions) -> Command:
         return command
     environment, expanded = renew_environment(command, os.environ, options.env)
     on_resume = command.on_resume if options.on_resume is None else split_on_resume(options.on_resume, command.argv)
-    given = tuple(dict.fromkeys([*command.given, *(setting.partition("=")[0] for setting in options.env)]))
-    return with_values(command, environment=environment, expanded=expanded, given=given, on_resume=on_resume)
+    return with_values(command, environment=environment, expanded=expanded, on_resume=on_resume)
 
 
 def describe_command(command: Command, own: Mapping[str, str]) -> Iterator[str]:

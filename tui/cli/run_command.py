@@ -44,7 +44,7 @@ START_FLAGS = frozenset({"detach", "headless", *SHARED_FLAGS})
 START_KEYS = ("device.gpus", "device.wait", "queue.")
 CONFIG_ENDINGS = (".yaml", ".yml")
 # Options that a training has by another name.
-SIMILAR = {"data": "use --data-path", "metrics": "use eval.metrics=module:name"}
+SIMILAR = {"metrics": "use eval.metrics=module:name"}
 EXIT_CODES = {"command-not-executable": CommandExit.NOT_EXECUTABLE, "command-not-found": CommandExit.NOT_FOUND}
 """Exit codes by the codes of problems; any other is 125."""
 
@@ -60,7 +60,6 @@ class CommandOptions:
     gpu_ids: Literal["index", "uuid"] = "index"
     no_tty: bool = False
     no_slurm_env: bool = False
-    data: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     parse: tuple[str, ...] = ()
     on_resume: str | None = None
@@ -100,9 +99,6 @@ def takes_command(function: Callback, without: Collection[str] = ()) -> Callback
         "no_slurm_env": (
             Annotated[bool, option("--no-slurm-env", "Hide the SLURM variables from the command.")], False
         ),
-        "data": (
-            Annotated[many, option("--data", "Data that git does not track, for --needed.", "PATH")], None
-        ),
         "metrics": (
             Annotated[many, option("--metrics", "File or folder with metrics [default: below --cwd]", "PATH")],
             None,
@@ -121,7 +117,7 @@ def takes_command(function: Callback, without: Collection[str] = ()) -> Callback
     }  # fmt: skip
 
     def combine(values: dict[str, Any]) -> CommandOptions:
-        for name in ("env", "tag", "data", "metrics", "parse"):
+        for name in ("env", "tag", "metrics", "parse"):
             if name in values:
                 values[name] = tuple(values[name] or ())
         return CommandOptions(**values)
@@ -368,12 +364,10 @@ def make_command(words: Sequence[str], options: CommandOptions) -> Command:
         cwd_inode=inode,
         environment=capture_environment(os.environ, options.env, slurm=not options.no_slurm_env),
         expanded=tuple(setting.partition("=")[0] for setting in options.env if "=" in setting),
-        given=tuple(dict.fromkeys(setting.partition("=")[0] for setting in options.env)),
         stop_signal=_signal_name(options.stop_signal),
         tty=not options.no_tty,
         gpu_ids=options.gpu_ids,
         parse=options.parse,
-        data=options.data,
         metrics=options.metrics,
         on_resume=split_on_resume(options.on_resume or "", words),
         slurm_env=not options.no_slurm_env,

@@ -93,7 +93,6 @@ def takes_start(function: Callback) -> Callback:
     "In COMMAND, {gpus} is the number of its GPUs, {ids} and {uuids} are the GPUs, {run} and {folder} are name and "
     "folder of the run. The exit code is that of COMMAND, or 125 (gputrain failed), 126 (not executable), 127 (not "
     "found).",
-    "--needed ignores untracked logs, tables, texts and results: name data by --data.",
     exit_codes=EXIT_CODES,
     kind=RunCommand,
 )
@@ -108,9 +107,6 @@ def run(
     words: Sequence[str] | None,
     options: CommandOptions,
     dry_run: Annotated[bool, dry_run_option(" and train one batch per rank; keep no files.")] = False,
-    needed: Annotated[
-        bool, typer.Option("--needed", help="Do nothing if this has finished: same config, code and data.")
-    ] = False,
 ) -> None:
     """Train an image classifier, or run any other program.
 
@@ -126,34 +122,7 @@ def run(
     request = build_request(
         lambda: resolve_arguments(arguments, flags, trust_code=start.trust_code), start, base=file, dry_run=dry_run
     )
-    request = with_command(request, words, options, flags, file)
-    if needed and has_finished(request, start):
-        return
-    start_run(request, start)
-
-
-def has_finished(request: RunRequest, start: StartOptions) -> bool:
-    """Return whether a finished run has done what is requested, which is also printed. Raises UsageError."""
-    from engine.launch.needed import find_finished_run
-    from engine.utils.files import shown_path
-    from engine.utils.text import printable
-
-    raise_problems(request)
-    if request.command is None:
-        # The code of a dataset or model of somebody else is not even read.
-        request.code_trust.check(request.config)
-    if (folder := find_finished_run(request)) is None:
-        return False
-    what = "config" if request.command is None else "command"
-    reason = f"{printable(folder.name)} has finished with the same {what}, code and data"
-    typer.echo(f"{reason}; nothing is started, because --needed is set", err=True)
-    if start.as_json:
-        from tui.cli.outputs import NeededOutput, json_line
-
-        typer.echo(json_line(NeededOutput(finished=folder.name, folder=str(shown_path(folder.root)))))
-    elif start.detach:
-        typer.echo(printable(folder.name))
-    return True
+    start_run(with_command(request, words, options, flags, file), start)
 
 
 def start_run(request: RunRequest, start: StartOptions) -> None:
@@ -252,7 +221,7 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
     raise_problems(request)
     request.code_trust.check(request.config)
     before, command = split_command(arguments[1:])
-    rest = [argument for argument in before if argument not in ("--detach", "--headless", "--needed")]
+    rest = [argument for argument in before if argument not in ("--detach", "--headless")]
     rest += [] if command is None else ["--", *command]
     launched = launch_run([arguments[0], "--headless", "--detached", *rest], runs_root(runs_dir))
     for warning in (*([launched.warning] if launched.warning is not None else []), *request.warnings):

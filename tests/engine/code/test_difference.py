@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from engine.code import git as git_module
-from engine.code.data import data_fingerprint
 from engine.code.difference import CodeText, code_differences, code_texts
 from engine.code.record import capture_code, read_code_record
 from engine.code.state import MAX_FILE_BYTES
 from engine.runs.folder import RunFolder
 from engine.utils.codec import replace, write_record
-from engine.utils.errors import UsageError
 from support.repositories import add_submodule, file_contents, git, make_repository, write_files
 
 
@@ -220,16 +218,3 @@ def test_recorded_code_is_private_and_survives_damage(root: Path) -> None:
     assert code_texts([folder])[0].lines
     (folder.code / "code.json").write_text("{")
     assert code_texts([folder]) == []
-
-
-def test_data_fingerprint_follows_names_sizes_and_times(tmp_path: Path) -> None:
-    (tmp_path / "data" / "sub").mkdir(parents=True)
-    write_files(tmp_path / "data" / "sub", x__txt="a")
-    first = data_fingerprint([tmp_path / "data"])
-    assert data_fingerprint([tmp_path / "data"]) == first != data_fingerprint([tmp_path / "data" / "sub"])
-    write_files(tmp_path / "data" / "sub", x__txt="ab")
-    second = data_fingerprint([tmp_path / "data"])
-    (tmp_path / "data" / "loop").symlink_to(tmp_path)
-    assert len({first, second, data_fingerprint([tmp_path / "data"])}) == 3
-    with pytest.raises(UsageError):
-        data_fingerprint([tmp_path / "missing"])

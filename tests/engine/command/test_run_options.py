@@ -19,7 +19,6 @@ def test_options_make_the_same_command(tmp_path: Path) -> None:
         tty=False,
         slurm_env=False,
         on_resume=("--resume", "a b"),
-        data=("d",),
         metrics=("m",),
         parse=("x (?P<x>.)",),
     )
@@ -38,7 +37,6 @@ def test_options_make_the_same_command(tmp_path: Path) -> None:
             no_tty="--no-tty" in typed,
             no_slurm_env="--no-slurm-env" in typed,
             on_resume=typed["--on-resume"][0],
-            data=tuple(typed["--data"]),
             metrics=tuple(typed["--metrics"]),
             parse=tuple(typed["--parse"]),
         ),

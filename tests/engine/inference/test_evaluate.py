@@ -173,9 +173,8 @@ def test_model_of_float_tensors_is_evaluated_on_them_and_refuses_images(tmp_path
     run = saved_run(tmp_path / "run", data=data, model=model, run={"code": str(tmp_path)})
     (tmp_path / "run" / "config.yaml").write_text(f"data: {data}\nmodel: {model}\nrun: {{code: {tmp_path}}}\n")
     assert np.sum(evaluate_checkpoint(read_trained_checkpoint(run), device="cpu").evaluation.confusion) == 6
-    for command in (["predict"], ["predict", "--features", "auto", "-o", tmp_path / "features.npz"]):
-        done = call(*command, run.path, tmp_path)
-        assert done.exit_code == 2
-        assert says(done.stderr, "not-supported", "best.pt", "(7 x 4 x 4)")
+    done = call("predict", run.path, tmp_path)
+    assert done.exit_code == 2
+    assert says(done.stderr, "not-supported", "best.pt", "(7 x 4 x 4)")
     inspected = call("evaluate", run.path, "--list", "mistakes")
     assert inspected.exit_code == 0 and "6 images" in inspected.stdout

@@ -52,14 +52,9 @@ def test_evaluate_refuses_in_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "code", "location", "values"),
     [
-        (["--no-pool"], "no-effect", "--no-pool", ["--features"]),
-        (["-o", "f.npz"], "wrong-format", "--output", [".csv or .json", "--features"]),
+        (["-o", "f.npz"], "wrong-format", "--output", [".csv or .json"]),
         (["-o", "f.csv", "--json"], "no-effect", "--json", ["--output"]),
         (["--force"], "no-effect", "--force", ["--output"]),
-        (["--features", "auto", "--top", "3"], "no-effect", "--top", ["--features"]),
-        (["--features", "auto"], "missing-value", "--output", ["-o features.npz"]),
-        (["--features", "auto", "-o", "f.npz", "other"], "not-a-folder", "PATH", ["2 paths"]),
-        (["--layer", "conv1"], "unknown-option", "--layer", ["--features?"]),
     ],
 )
 def test_predict_refuses_in_one_sentence(

@@ -13,7 +13,7 @@ OLD_COMMANDS = [
     *("run", "config", "sweep", "lr-find", "data", "pack", "models", "summary", "bench", "runs list", "runs tag"),
     *("runs note", "runs rename", "runs archive", "runs unarchive", "runs delete", "runs restore", "runs trash"),
     *("runs better", "attach", "logs", "stop", "resume", "profile", "queue", "queue hold", "queue release"),
-    *("queue cancel", "queue move", "queue priority", "queue resume", "compare", "predict", "evaluate", "features"),
+    *("queue cancel", "queue move", "queue priority", "queue resume", "compare", "predict", "evaluate"),
     *("export", "report", "plot", "inspect", "sync", "gpus", "doctor", "notify test"),
 ]
 # Old line, what its refusal names, new line.
@@ -58,16 +58,6 @@ REFUSED = [
     ("evaluate a --raw", "--no-ema", "evaluate a --no-ema"),
     ("inspect a --list labels --limit 5", "gputrain evaluate a --list", "evaluate a --list label-issues -n 5"),
     ("inspect a --cell cat dog --again", "gputrain evaluate a --list", "evaluate a --cell cat dog --again"),
-    (
-        "features a photos -o b.npz --layer layer3",
-        "gputrain predict RUN",
-        "predict a photos --features layer3 -o b.npz",
-    ),
-    (
-        "features a photos -o b.npz --no-pool",
-        "gputrain predict RUN",
-        "predict a photos --features auto --no-pool -o b.npz",
-    ),
     ("export a --raw", "--no-ema", "export a --no-ema"),
     ("export a --images 8", "--check-images", "export a --check-images 8"),
     ("plot a -o b.pdf --metric lr", "gputrain report a -o", "report a -o b.pdf --metric lr"),

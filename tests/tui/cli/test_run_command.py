@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from engine.runs.folder import RunFolder
 from engine.utils.codec import replace
 from support.messages import has_problem, says
 from support.repositories import make_repository
-from support.runs.command_owner import CommandRuns, stdin_with
+from support.runs.command_owner import stdin_with
 from support.runs.event_factories import make_run_started
 from support.runs.factories import make_run_folder
 from tui.cli.help_page import COMMAND_OPTIONS
@@ -165,9 +164,8 @@ def test_option_of_commands_without_a_command_is_refused(requests: list[RunReque
     assert says(result.stderr, "conflict", "--no-tty")
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("--data photos", "--data-path"), ("--metrics a:b", "eval.metrics=")])
-def test_option_of_commands_names_that_of_a_training(requests: list[RunRequest], typed: str, meant: str) -> None:
-    assert says(invoke("digits", *typed.split()).stderr, "conflict", meant)
+def test_option_of_commands_names_that_of_a_training(requests: list[RunRequest]) -> None:
+    assert says(invoke("digits", "--metrics", "a:b").stderr, "conflict", "eval.metrics=")
 
 
 @pytest.mark.parametrize("typed", ["--script train.py", "--script=train.py", "--nosuch x train.py"])
@@ -285,14 +283,3 @@ def test_training_is_not_resumed_with_options_of_commands(tmp_path: Path, option
     folder = make_run_folder(tmp_path / "runs", "a", make_run_started())
     result = resume(folder, *option)
     assert result.exit_code == 2 and says(result.stderr, "conflict", option[0])
-
-
-def test_needed_prints_which_run_has_done_it_and_starts_nothing(requests: list[RunRequest], tmp_path: Path) -> None:
-    runs = CommandRuns(tmp_path)
-    make_repository(runs.cwd, train__sh="true\n")
-    runs.run("sh", "train.sh")
-    line = ["--needed", "--gpus", "cpu", "--runs-dir", str(runs.folder), "--cwd", str(runs.cwd), "--json"]
-    result = invoke(*line, "--", "sh", "train.sh")
-    assert result.exit_code == 0 and not requests
-    assert json.loads(result.stdout) == {"format": 1, "finished": "a", "folder": str(runs.folder / "a")}
-    assert invoke(*line, "--", "sh", "train.sh", "--lr", "1").exit_code == 0 and len(requests) == 1

@@ -119,7 +119,6 @@ def test_guess_of_command_is_answered(words: str) -> None:
         ("runs rm 'a b'", "gputrain runs delete 'a b'"),
         ("tag a +old", "gputrain runs tag a +old"),
         ("mistakes a --count 3", "gputrain evaluate a --list mistakes"),
-        ("features a --gpus cpu", "gputrain predict RUN PATH --features LAYER -o FILE"),
     ],
 )
 def test_guess_of_command_has_what_was_typed(typed: str, meant: str) -> None:
