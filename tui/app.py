@@ -24,7 +24,7 @@ from tui.keymap import GLOBAL_COMMANDS, LIST_COMMANDS, CommandProvider, make_bin
 from tui.phrases import resume_problem
 from tui.pollers.host import GpuPoller, HostPoller
 from tui.pollers.runs import RunListPoller
-from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
+from tui.pollers.watched import RefreshIntervals
 from tui.screens.base import Dialog, GputrainScreen, ResizableScreen, is_too_small
 from tui.screens.monitor import MonitorScreen
 from tui.terminal_app import TerminalApp, resume_garbage_collection
@@ -86,7 +86,6 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         """
         super().__init__()
         self.intervals = intervals or RefreshIntervals()
-        self.low_bandwidth = self.intervals == LOW_BANDWIDTH_INTERVALS
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
         self._initial_run, self._launched_run = initial_run, launched_run
         self._compared, self._baseline, self.watched_paths = compared, baseline, watched

@@ -1,11 +1,10 @@
-"""A Textual app with the themes, graphics and toasts of gputrain.
+"""A Textual app with the themes and toasts of gputrain.
 
 `tui.app` adds the screens and the pollers, `tui.terminal_driver` talks to the terminal.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import signal
@@ -13,7 +12,6 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +23,6 @@ from textual import constants
 from textual._compositor import ChopsUpdate
 from textual.app import App, SystemCommand
 from textual.screen import Screen
-from textual.signal import Signal
 from textual.strip import Strip
 
 from engine.utils.errors import Problem, UsageError
@@ -35,20 +32,7 @@ from tui.terminal_driver import TerminalDriver, has_job_control
 from tui.theme import initial_palette, save_palette, settle_terminal_type, textual_theme
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
     from rich.console import RenderableType
-    from textual.geometry import Region
-
-    # The first frame does without it.
-    from tui.graphics import Graphics, GraphicsQuery
-
-    class Overlay(Protocol):
-        """A widget that draws over its cells: with Sixel, the terminal has pixels that Textual knows nothing of."""
-
-        def overlay(self) -> tuple[Region, str]:
-            """Return the cells that the overlay covers, and what to write; "" if it is hidden."""
-
 
 # With the default of 700, the monitor collects twice a second, for up to a tenth of its CPU time.
 COLLECTED_OBJECTS = 50_000
@@ -100,10 +84,7 @@ def _render_cells(strip: Strip, start: int, stop: int, console: Console) -> Iter
 
 
 class TerminalApp(App[None]):
-    """Themes, toasts, screenshots, graphics and the title of the terminal."""
-
-    low_bandwidth = False
-    """Whether pictures are drawn as text, unless the user asks for graphics."""
+    """Themes, toasts, screenshots and the title of the terminal."""
 
     def __init__(self) -> None:
         settle_terminal_type()
@@ -121,11 +102,6 @@ class TerminalApp(App[None]):
         self.set_reactive(App.theme, palette.name)
         self.stylesheet.set_variables(self.get_css_variables())
         self.animation_level = "none"
-        self.graphics: Graphics | None = None
-        """Which graphics the terminal shows; None before `find_graphics`."""
-        self.graphics_changed: Signal[Graphics] = Signal(self, "graphics")
-        self.overlays: set[Overlay] = set()
-        self._graphics_query: GraphicsQuery | None = None
 
     def _set_palette(self, palette: Palette) -> None:
         """Use a palette for the style names in text; `theme` is that of the style sheets."""
@@ -212,48 +188,6 @@ class TerminalApp(App[None]):
         if isinstance(self._driver, TerminalDriver):
             self._driver.set_title(printable(f"gputrain {socket.gethostname()}: {title}"))
 
-    def find_graphics(self) -> None:
-        """Find out which graphics the terminal shows. If only the terminal knows, use half blocks until its answer.
-
-        Called when a picture is about to be shown: no question is asked at the start.
-        """
-        if self._graphics_query is not None:
-            return
-        from tui.graphics import GraphicsQuery, cell_size, known_protocol, requested_protocol
-
-        protocol, cell, driver = None, None, self._driver
-        try:
-            protocol = requested_protocol(os.environ)
-        except UsageError as error:
-            self.show_toast(error)
-        if not isinstance(driver, TerminalDriver) or (self.low_bandwidth and protocol is None):
-            self._graphics_query = GraphicsQuery(protocol or "blocks", None)
-        else:
-            cell = cell_size(driver.terminal)
-            self._graphics_query = GraphicsQuery(protocol or known_protocol(os.environ), cell)
-            if self._graphics_query.question:
-                loop = asyncio.get_running_loop()
-                driver.ask(
-                    self._graphics_query.question, lambda reply: loop.call_soon_threadsafe(self._take_reply, reply)
-                )
-        self._use_graphics(self._graphics_query.graphics)
-
-    def _take_reply(self, reply: str) -> None:
-        query, driver = self._graphics_query, self._driver
-        if query is None or driver is None:
-            return
-        if question := query.take(reply):
-            driver.write(question)
-        self._use_graphics(query.graphics)
-
-    def _use_graphics(self, graphics: Graphics) -> None:
-        # Kitty's placeholders carry the number of the picture in their color.
-        if graphics.protocol == "kitty" and (self.no_color or self.console.color_system != "truecolor"):
-            graphics = replace(graphics, protocol="blocks")
-        if graphics != self.graphics:
-            self.graphics = graphics
-            self.graphics_changed.publish(graphics)
-
     def write_to_terminal(self, sequence: str) -> None:
         """Write a sequence between two frames. Without a terminal, nothing is written."""
         if sequence and self._driver is not None and not self.is_headless:
@@ -263,11 +197,3 @@ class TerminalApp(App[None]):
         if isinstance(renderable, ChopsUpdate):
             renderable = ChangedCells(renderable.chops, renderable.spans, renderable.chop_ends)
         super()._display(screen, renderable)
-        # A full update has no spans. `_display` is the only place where they are known.
-        spans: list[tuple[int, int, int]] | None = getattr(renderable, "spans", None)
-        for widget in list(self.overlays) if renderable is not None else ():
-            region, sequence = widget.overlay()
-            if spans is None or any(
-                region.y <= y < region.bottom and start < region.right and region.x < end for y, start, end in spans
-            ):
-                self.write_to_terminal(sequence)

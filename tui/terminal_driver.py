@@ -29,14 +29,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from textual import constants
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
-
-if TYPE_CHECKING:
-    from tui.graphics import ReplyFilter
 
 END_SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 # The event loop has this time to end the screen after a signal, then the process ends without it.
@@ -161,8 +158,6 @@ class Watcher:
     ) -> None:
         self._fd, self._on_text, self._on_end, self._on_overdue = fd, on_text, on_end, on_overdue
         self._filter = InputFilter()
-        self.replies: ReplyFilter | None = None
-        """Takes the answers of the terminal out of the text, while answers are expected."""
         self.received: int | None = None
         """The last signal that ends the screen; the main thread sets it before it handles a SIGCONT that follows."""
         self._reading = False
@@ -205,7 +200,7 @@ class Watcher:
             poll.register(self._wakeup, select.POLLIN)
             if self._reading:
                 poll.register(self._fd, select.POLLIN)
-            holds = self._filter.holds or (self.replies is not None and self.replies.holds)
+            holds = self._filter.holds
             timeout_s = constants.ESCAPE_DELAY if holds else deadline - time.monotonic()
             ready = {fd for fd, _ in poll.poll(None if timeout_s == float("inf") else max(timeout_s, 0) * 1000)}
             received = self._wakeup.recv(READ_BYTES) if self._wakeup.fileno() in ready else b""
@@ -213,7 +208,7 @@ class Watcher:
             if self._fd in ready and not self._read():
                 number = signal.SIGHUP
             if holds and not ready:
-                self._release()
+                self._deliver(self._filter.release())
             if number is not None and ended is None:
                 ended, deadline = number, time.monotonic() + EXIT_GRACE_SECONDS
                 self._on_end(ended)
@@ -231,14 +226,7 @@ class Watcher:
         self._deliver(self._filter.feed(data))
         return bool(data)
 
-    def _release(self) -> None:
-        self._deliver(self._filter.release())
-        if self.replies is not None and (text := self.replies.release(constants.ESCAPE_DELAY)):
-            self._on_text(text)
-
     def _deliver(self, text: str) -> None:
-        if self.replies is not None:
-            text = self.replies.feed(text)
         if text:
             self._on_text(text)
 
@@ -279,15 +267,6 @@ class TerminalDriver(LinuxDriver):
         if self._titled and title != self._title:
             self._title = title
             self.write(f"\x1b]2;{title}\x1b\\")
-
-    def ask(self, question: str, on_reply: Callable[[str], object]) -> None:
-        """Send a question. `on_reply` gets each answer in the thread that reads the terminal, however late it comes."""
-        # The first frame does without it.
-        from tui.graphics import ReplyFilter
-
-        if self._watcher.replies is None:
-            self._watcher.replies = ReplyFilter(on_reply)
-        self.write(question)
 
     # Application mode
 

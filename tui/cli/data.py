@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -47,8 +46,6 @@ def show(
 
     Prints the number of images of each class, sizes and modes of the image files, and skipped files. On a terminal, or
     with -o, also shows images of each class as the network sees them.
-
-    Pictures need no graphics of the terminal; GPUTRAIN_GRAPHICS=sixel or kitty draws them finer.
     """
     from engine.utils.errors import UsageError
     from engine.utils.files import expand_user, shown_path
@@ -104,29 +101,15 @@ def _write_png(sheet: Image, path: Any) -> None:
 
 
 def show_picture(picture: Image) -> None:
-    """Draw a picture on the terminal, in at most its width and height. Asks the terminal nothing."""
+    """Draw a picture on the terminal, as wide as that."""
     from rich.console import Console
     from rich.segment import Segment, Segments
 
-    from engine.utils.errors import UsageError
-    from tui.graphics import Graphics, cell_size, known_protocol, requested_protocol
     from tui.pictures import draw_picture
 
-    protocol = None
-    try:
-        protocol = requested_protocol(os.environ)
-    except UsageError as error:
-        print_warning(error.problems[0])
-    protocol = protocol or known_protocol(os.environ) or "blocks"
-    graphics = Graphics(protocol, cell_size(sys.stdout.fileno()) or Graphics().cell)
     console = Console()
-    columns = max(console.width - 1, 1)
     # As wide as the terminal, however high: the text above scrolls.
-    rows = -(-picture.height * columns * graphics.cell[0] // (picture.width * graphics.cell[1]))
-    drawn = draw_picture(picture, columns, max(rows, 1), graphics)
-    if drawn.overlay:
-        typer.echo(drawn.overlay)
-        return
-    typer.echo(drawn.setup, nl=False)
+    columns = max(console.width - 1, 1)
+    drawn = draw_picture(picture, columns, -(-picture.height * columns // (2 * picture.width)))
     for line in drawn.lines:
         console.print(Segments([*line, Segment.line()]), end="")

@@ -5,13 +5,11 @@ Requests that arrive while it reads replace each other: a list that is scrolled 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.utils.errors import CodedError, Problem
-from tui.graphics import Graphics
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -20,13 +18,11 @@ if TYPE_CHECKING:
 
 # Images that were shown before appear at once; one of them takes at most 3 MiB.
 MAX_IMAGES = 16
-# With graphics, a picture is some 100 kB for the terminal, so only one that the cursor rests on is drawn.
-SETTLE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class PictureRequest:
-    """An image by its key, how to read it, and the room and the graphics to draw it with.
+    """An image by its key, how to read it, and the cells to draw it in.
 
     `load` raises an exception whose message is one sentence.
     """
@@ -35,12 +31,11 @@ class PictureRequest:
     load: Callable[[], Image]
     columns: int
     rows: int
-    graphics: Graphics
 
     @property
     def identity(self) -> tuple[object, ...]:
         """What the result depends on."""
-        return self.key, self.columns, self.rows, self.graphics
+        return self.key, self.columns, self.rows
 
 
 @dataclass(frozen=True)
@@ -63,21 +58,15 @@ class PictureReader:
 
     def stamp(self) -> tuple[object, ...] | None:
         """Return what the result depends on; None without a request."""
-        request = self.request
-        while request is not None and request.graphics.protocol != "blocks":
-            time.sleep(SETTLE_SECONDS)
-            if request is self.request:
-                break
-            request = self.request
-        self._begun = request
-        return None if request is None else request.identity
+        self._begun = self.request
+        return None if self._begun is None else self._begun.identity
 
     def read(self) -> PictureResult | None:
         """Draw the requested picture."""
         return None if self._begun is None else self._draw(self._begun)
 
     def _draw(self, request: PictureRequest) -> PictureResult:
-        # Imports Pillow and textual-image, which no other screen needs.
+        # Imports Pillow, which no other screen needs.
         from tui.pictures import draw_picture
 
         try:
@@ -87,7 +76,7 @@ class PictureReader:
             self._images[request.key] = image
             while len(self._images) > MAX_IMAGES:
                 del self._images[next(iter(self._images))]
-            return PictureResult(request, draw_picture(image, request.columns, request.rows, request.graphics))
+            return PictureResult(request, draw_picture(image, request.columns, request.rows))
         except Exception as error:
             # Any error is shown in place of the picture; the next one may be readable.
             code = error.code if isinstance(error, CodedError) else "not-readable"

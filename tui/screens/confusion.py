@@ -58,8 +58,6 @@ class ConfusionScreen(GputrainScreen):
 
     def on_mount(self) -> None:
         self.query_one("#confusion").display = False
-        # The answer of a remote terminal is here by the time that an image is shown.
-        self.gputrain_app.find_graphics()
 
     def update_content(self) -> None:
         poller, name = self.evaluation_poller, printable(self.folder.name)

@@ -1,25 +1,22 @@
-"""A widget that shows a picture as large as it fits, with the graphics of the terminal."""
+"""A widget that shows a picture as large as it fits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rich.segment import Segment
 from rich.text import Text
-from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
 from textual.timer import Timer
 from textual.widget import Widget
 
 from engine.utils.text import printable
-from tui.graphics import Graphics
 from tui.palette import MUTED, WARNING
 from tui.pollers.picture import PictureReader, PictureRequest
 from tui.pollers.watched import Watched
 from tui.tables import wrap_text
-from tui.terminal_app import TerminalApp
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -49,19 +46,9 @@ class Picture(Widget):
 
     def on_mount(self) -> None:
         self._poller.start()
-        terminal = self._terminal
-        terminal.find_graphics()
-        terminal.graphics_changed.subscribe(self, self._change_graphics)
-        terminal.overlays.add(self)
 
     def on_unmount(self) -> None:
         self._poller.close()
-        self._terminal.overlays.discard(self)
-        self._replace(None)
-
-    @property
-    def _terminal(self) -> TerminalApp:
-        return cast(TerminalApp, self.app)
 
     @property
     def is_loading(self) -> bool:
@@ -82,18 +69,14 @@ class Picture(Widget):
             self._request_picture(None)
             self._replace(None)
 
-    def _change_graphics(self, graphics: Graphics) -> None:
-        self._send_request()
-
     def on_resize(self) -> None:
         self._send_request()
 
     def _send_request(self) -> None:
-        graphics = self._terminal.graphics
-        if self._shown is None or not self.size.width or not self.size.height or graphics is None:
+        if self._shown is None or not self.size.width or not self.size.height:
             return
         key, load = self._shown
-        self._request_picture(PictureRequest(key, load, self.size.width, self.size.height, graphics))
+        self._request_picture(PictureRequest(key, load, self.size.width, self.size.height))
         if self._timer is None:
             self._timer = self.set_timer(STALE_SECONDS, self._drop_stale)
 
@@ -117,22 +100,14 @@ class Picture(Widget):
         self._replace(result.picture, problem)
 
     def _replace(self, picture: DrawnPicture | None, message: list[Text] | None = None) -> None:
-        """Show a picture or a message. Kitty's pictures are sent before the cells that place them."""
-        before, self._picture, self._message = self._picture, picture, message or []
-        if before is not picture:
-            self._terminal.write_to_terminal(before.cleanup if before is not None else "")
-            self._terminal.write_to_terminal(picture.setup if picture is not None else "")
+        """Show a picture or a message."""
+        self._picture, self._message = picture, message or []
         self.refresh()
-
-    @property
-    def _margin(self) -> int:
-        """Blank columns at the left of the picture."""
-        return (self.size.width - self._picture.columns) // 2 if self._picture is not None else 0
 
     def render_line(self, y: int) -> Strip:
         width, base, picture = self.size.width, self.rich_style, self._picture
         if picture is not None and y < len(picture.lines) and picture.columns <= width:
-            left = self._margin
+            left = (width - picture.columns) // 2
             right = width - left - picture.columns
             cells = Segment.apply_style(picture.lines[y], base)
             return Strip([Segment(" " * left, base), *cells, Segment(" " * right, base)], width)
@@ -140,17 +115,3 @@ class Picture(Widget):
             strip = Strip(self._message[y].render(self.app.console))
             return Strip(Segment.apply_style(strip, base)).adjust_cell_length(width, base)
         return Strip.blank(width, base)
-
-    def overlay(self) -> tuple[Region, str]:
-        """Return the region and the Sixel data of the picture; no data while a dialog or a toast covers it."""
-        picture, region = self._picture, self.content_region
-        if picture is None or not picture.overlay or not self._is_uncovered(region):
-            return region, ""
-        x, y = region.x + self._margin, region.y
-        # The cursor returns to where Textual expects it.
-        return region, f"\x1b7\x1b[{y + 1};{x + 1}H{picture.overlay}\x1b8"
-
-    def _is_uncovered(self, region: Region) -> bool:
-        if not self.screen.is_active or not self.screen.region.contains_region(region):
-            return False
-        return not any(toast.region.overlaps(region) for toast in self.screen.query("Toast"))

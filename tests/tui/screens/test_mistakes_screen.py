@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,16 +13,12 @@ from textual.pilot import Pilot
 from engine.runs.folder import RunFolder
 from engine.runs.inspection_file import write_inspection
 from engine.runs.ownership import Ownership
-from support.gputrain_command import Gputrain
 from support.messages import has_problem, says
 from support.replace import replace
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.mistakes_driver import drawn, inspected_run, open_mistakes, six_images
 from support.screen.screen_driver import drive, press, real_app
-from support.screen.terminal import Terminal
 from tui import inspect_command
-from tui.app import GputrainApp
-from tui.graphics import ASK_ATTRIBUTES, Graphics
 from tui.screens.mistakes import MistakesScreen
 from tui.widgets.lines import Lines
 from tui.widgets.picture import Picture
@@ -35,29 +30,6 @@ SLOW_INSPECT = "import time; time.sleep(60)"
 @pytest.fixture
 def run(tmp_path: Path, isolated_folder: None) -> RunFolder:
     return inspected_run(tmp_path / "runs", tmp_path / "photos")
-
-
-async def check_overlay(pilot: Pilot[None]) -> None:
-    """Sixel is drawn over blank cells at the place of the picture, but not over a toast or while a dialog is open."""
-    app, picture = pilot.app, pilot.app.screen.query_one(Picture)
-    assert isinstance(app, GputrainApp)
-    app._use_graphics(Graphics("sixel"))
-    app.clear_notifications()
-    await drawn(pilot)
-    await wait_until(pilot, lambda: picture.overlay()[1] != "")
-    region, sequence = picture.overlay()
-    assert "▀" not in visible_text(pilot, "#picture")
-    assert sequence.startswith(f"\x1b7\x1b[{region.y + 1};")
-    app.show_toast("a long line " * 40)
-    await wait_until(pilot, lambda: any(toast.region.overlaps(region) for toast in app.screen.query("Toast")))
-    assert picture.overlay() == (region, "")
-    app.clear_notifications()
-    await wait_until(pilot, lambda: picture.overlay()[1] == sequence)
-    await press(pilot, "question_mark")
-    assert picture.overlay()[1] == ""
-    await press(pilot, "escape")
-    app._use_graphics(Graphics())
-    await drawn(pilot)
 
 
 def drive_run(run: RunFolder, act: object, size: tuple[int, int] = (120, 34)) -> None:
@@ -96,7 +68,6 @@ def test_mistakes_screen_lists_images_of_cell_and_other_lists(run: RunFolder, tm
         assert listed(pilot)[0].split()[0] == "1.00%"
         await press(pilot, "right", "left")
         assert "Suspected wrong labels" in visible_text(pilot, "#images")
-        await check_overlay(pilot)
         pilot.app.clear_notifications()
         await press(pilot, "I")
         [toast] = pilot.app._notifications
@@ -134,37 +105,6 @@ def test_mistakes_screen_reports_other_epoch_and_damaged_files(run: RunFolder, t
         assert "inspection.npz " in visible_text(pilot, "#inspected")
 
     drive_run(run, act, (160, 48))
-
-
-def test_mistakes_screen_draws_sixel_once_terminal_has_answered(run: RunFolder, gputrain: Gputrain) -> None:
-    """The answer arrives late, in two pieces and with a key: no letter of it is taken for a key."""
-    program = (
-        "import sys; from pathlib import Path; from tui.app import GputrainApp\n"
-        "GputrainApp(Path(sys.argv[1]).parent, initial_run=Path(sys.argv[1])).run()"
-    )
-    terminal = Terminal(gputrain, sys.executable, "-c", program, str(run.path), COLORTERM="truecolor", TMUX="", STY="")
-    terminal.wait_for("confusion")
-    assert ASK_ATTRIBUTES.encode() not in terminal.seen
-    terminal.press("v")
-    terminal.wait_for(ASK_ATTRIBUTES)
-    terminal.wait_for("of 3, 67%")
-    terminal.press("\r")
-    terminal.wait_for("▀")
-    assert b"\x1bP" not in terminal.seen
-    terminal.press("j\x1b[?6")
-    terminal.press("2;4;22c")
-    terminal.wait_for("\x1b\\\x1b8")
-    terminal.wait_for("cat/tabby.png")
-    terminal.press("q")
-    assert terminal.wait_for_end() == 0
-    assert terminal.restored()
-    picture, _, after = terminal.seen.partition(b"\x1bP")[2].partition(b"\x1b\\")
-    assert b'"1;1;' in picture
-    # The picture is sent again only with a frame of the whole screen, which begins at the first cell and overwrites it.
-    *frames, _ = after.split(b"\x1bP")
-    assert all(b"\x1b[1;1H" in frame for frame in frames)
-    assert len(frames) <= 1
-    terminal.hang_up()
 
 
 def inspect_processes() -> list[psutil.Process]:
