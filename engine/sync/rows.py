@@ -1,19 +1,23 @@
 """Convert the events of a journal to rows of metrics, one for each step, in increasing order of steps.
 
-`engine.sync.run_sync` sends the rows. A row is a function of the journal alone: whoever reads the same journal again
-gets the same rows with the same times, so a row that is sent twice is recognized.
+`engine.sync.run_sync` sends the rows. A row is a function of the journal alone, so a row that is sent twice is equal.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
 
-from engine.runs.events import EpochEvent, Event, GpuEvent, RunFinished, RunResumed, RunStarted, StepEvent
+from engine.runs.events import EpochEvent, Event, GpuEvent, RunResumed, RunStarted, StepEvent
 from engine.runs.metrics import METRICS, Aggregate, Unit
 from engine.runs.records import GpuSample
 from engine.utils.codec import UNSET
+
+T = TypeVar("T")
 
 MAX_GPUS = 64
 # Readings of a GPU, and the names of their metrics behind `gpu/N/`.
@@ -33,108 +37,81 @@ class Row:
 
     step: int
     time: float
-    metrics: dict[str, float]
-    epoch_step: int = 0
-    """Step at the end of the latest epoch that the row has metrics of, 0 without one. It may come after `step`."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def add_epochs(self, epochs: list[EpochEvent]) -> Row:
+        """Move the metrics of the epochs that have ended by this step into the row. They may follow its losses."""
+        while epochs and epochs[0].step <= self.step:
+            self.metrics |= _epoch_metrics(epochs.pop(0))
+        return self
 
 
-@dataclass
-class RowBuilder:
-    """Turns the events of a journal into rows, in journal order.
+def read_rows(events: Iterable[Event], resumed_from: Sequence[int], *, ended: bool) -> Iterator[Row]:
+    """Yield the rows of a journal whose sessions after the first continue from the steps `resumed_from`.
 
-    The row of the latest step is kept back until the next losses or the end of the session, because the metrics of its
-    epoch may follow. Of steps after `valid_until` there are no rows: a later session of the run repeats them.
+    Steps that a later session repeats are skipped. Unless the run has ended, the latest row is kept back: the metrics
+    of its epoch may follow.
     """
-
-    last_step: int = 0
-    """Step of the latest row that was returned."""
-    valid_until: float = math.inf
-    _open_row: Row | None = None
-    _epochs: list[EpochEvent] = field(default_factory=list)
-    _gpus: list[GpuSample] = field(default_factory=list)
-    _gpu_numbers: dict[str, int] = field(default_factory=dict)
-    _reported_until: float = 0.0
-    """Time of the latest step event, or of the start of the session, in Unix seconds."""
-
-    def add(self, event: Event) -> Iterator[Row]:
-        """Yield the rows that the next event completes."""
+    resumes = deque(resumed_from)
+    valid_until = min(resumes, default=math.inf)
+    row: Row | None = None
+    epochs: list[EpochEvent] = []
+    gpus: list[GpuSample] = []
+    gpu_numbers: dict[str, int] = {}
+    reported_until = 0.0
+    for event in events:
         match event:
             case RunStarted():
-                yield from self._begin_session(event)
-            case StepEvent():
-                yield from self._add_losses(event)
-            case EpochEvent() if event.step <= self.valid_until:
-                self._epochs.append(event)
-                if self._open_row is not None:
-                    self._merge_epochs(self._open_row, self._open_row.step)
+                if isinstance(event, RunResumed):
+                    resumes.popleft()
+                    valid_until = min(resumes, default=math.inf)
+                gpu_numbers = {uuid: number for number, uuid in enumerate(event.devices[:MAX_GPUS])}
+                gpus, reported_until = [], event.time
             case GpuEvent():
-                self._gpus = event.gpus[:MAX_GPUS]
-            case RunFinished():
-                yield from self.end_session(is_last=event.state == "finished")
+                gpus = event.gpus
+            case EpochEvent() if event.step <= valid_until:
+                epochs.append(event)
+            case StepEvent():
+                since = min(reported_until or event.time, event.time)
+                reported_until = event.time
+                count = len(event.losses)
+                for number, loss in enumerate(event.losses, 1):
+                    step = event.step - count + number
+                    # The first group of a session repeats the steps whose losses were in the checkpoint.
+                    if not (row.step if row is not None else 0) < step <= valid_until:
+                        continue
+                    if row is not None:
+                        yield row.add_epochs(epochs)
+                    row = Row(step, since + (event.time - since) * number / count, {"train/loss": _number(loss)})
+                if row is not None and row.step == event.step:
+                    row.metrics |= _step_metrics(event) | _gpu_metrics(gpus, gpu_numbers)
+                    gpus = []
+    if ended and epochs and row is None:
+        # All sessions have only evaluated.
+        row = Row(max(epochs[-1].step, 1), epochs[-1].time)
+    if ended and row is not None:
+        last = row.add_epochs(epochs)
+        for epoch in epochs:
+            # The losses of its last steps were lost.
+            last.metrics |= _epoch_metrics(epoch)
+        yield last
 
-    def end_session(self, *, is_last: bool = False) -> Iterator[Row]:
-        """Yield what was kept back when a session has ended.
 
-        An epoch can precede the losses of its last steps in the journal. If the session ends between the two, the
-        epoch becomes part of the latest row. A session that only evaluates has no losses: if nothing follows it
-        (`is_last`), its epoch gets a row of its own at the next step.
-        """
-        if self._open_row is None and is_last and self._epochs:
-            self._open_row = Row(max(self._epochs[-1].step, self.last_step + 1), self._epochs[-1].time, {})
-        if self._open_row is not None:
-            self._merge_epochs(self._open_row, math.inf)
-            yield from self._close_row()
+def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield the items in lists of at most `size`."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
 
-    def _begin_session(self, event: RunStarted) -> Iterator[Row]:
-        if isinstance(event, RunResumed):
-            if self._open_row is not None and self._open_row.step > event.from_step:
-                self._open_row = None
-            self._epochs = [epoch for epoch in self._epochs if epoch.step <= event.from_step]
-        yield from self.end_session()
-        self._gpu_numbers = {uuid: number for number, uuid in enumerate(event.devices[:MAX_GPUS])}
-        self._gpus = []
-        self._reported_until = event.time
 
-    def _add_losses(self, event: StepEvent) -> Iterator[Row]:
-        count = len(event.losses)
-        first = event.step - count + 1
-        since = min(self._reported_until or event.time, event.time)
-        self._reported_until = event.time
-        for step, loss in enumerate(event.losses, first):
-            known = self.last_step if self._open_row is None else self._open_row.step
-            # The first group of a session repeats the steps whose losses were in the checkpoint.
-            if not known < step <= self.valid_until:
-                continue
-            yield from self._close_row()
-            time = since + (event.time - since) * (step - first + 1) / count
-            self._open_row = Row(step, time, {"train/loss": _number(loss)})
-            if step == event.step:
-                self._open_row.metrics |= _step_metrics(event) | self._take_gpus()
-            self._merge_epochs(self._open_row, step)
-
-    def _merge_epochs(self, row: Row, until_step: float) -> None:
-        """Move the metrics of the epochs that ended by `until_step` into a row; the latest one counts."""
-        for epoch in [epoch for epoch in self._epochs if epoch.step <= until_step]:
-            row.metrics |= _epoch_metrics(epoch)
-            row.epoch_step = max(row.epoch_step, epoch.step)
-            self._epochs.remove(epoch)
-
-    def _close_row(self) -> Iterator[Row]:
-        if self._open_row is not None:
-            row, self._open_row = self._open_row, None
-            self.last_step = row.step
-            yield row
-
-    def _take_gpus(self) -> dict[str, float]:
-        """Return the latest readings of the GPUs of the run, each once."""
-        samples, self._gpus = self._gpus, []
-        return {
-            f"gpu/{self._gpu_numbers[uuid]}/{metric}": reading
-            for sample in samples
-            if (uuid := str(sample.uuid)) in self._gpu_numbers
-            for name, metric in GPU_METRICS.items()
-            if (reading := getattr(sample, name)) is not None
-        }
+def _gpu_metrics(samples: Iterable[GpuSample], numbers: dict[str, int]) -> dict[str, float]:
+    return {
+        f"gpu/{numbers[uuid]}/{metric}": reading
+        for sample in samples
+        if (uuid := str(sample.uuid)) in numbers
+        for name, metric in GPU_METRICS.items()
+        if (reading := getattr(sample, name)) is not None
+    }
 
 
 def _step_metrics(event: StepEvent) -> dict[str, float]:

@@ -1,279 +1,226 @@
-"""Copy runs to one service: read their journals, send what is new, end a remote run when its run has ended.
+"""Copy a run to a service: read its journal, send the steps that are new, end the remote run when the run has ended.
 
-`gputrain runs sync` calls it. Each step is sent once, with the values of the session that counts: the journal is
-scanned for resumes first, and steps that a later session repeats are not sent. If a resume voids steps that were sent
-before, the remote run is replaced by one that gets all valid steps.
+`gputrain runs sync` calls it; `engine.sync.mlflow_store` and `engine.sync.wandb_service` are the services. Each step is
+sent at least once. If a resume repeats steps that were sent, another remote run gets all steps.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from engine.config.schema import without_unstored
+from engine.config.yaml_io import MAX_CONFIG_BYTES
 from engine.runs.events import RunResumed, RunStarted
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.history import History
 from engine.runs.journal import JournalReader
+from engine.runs.labels import read_labels
 from engine.runs.metric_directions import read_directions
-from engine.runs.metrics import Better, own_metrics, recorded_metrics
+from engine.runs.metrics import own_metrics, recorded_metrics
 from engine.runs.record_completion import open_run
+from engine.runs.run_config import read_stored_config
 from engine.runs.run_record import RunRecord
-from engine.sync.description import describe_run
-from engine.sync.remote import RemoteRun, Service, SyncError
-from engine.sync.rows import Row, RowBuilder
-from engine.sync.state import RemoteState, StateFile
+from engine.sync.rows import Row, batches, read_rows
+from engine.sync.state import RemoteState, read_state, state_file, write_state
+from engine.utils.codec import replace
+from engine.utils.errors import CodedError
 from engine.utils.files import file_size
 
-POLL_SECONDS = 1.0
-# Between attempts to reach a service that was there when the command started.
-RETRY_SECONDS = 15.0
-# The state is written before and after each batch.
+# The state is written after each batch.
 BATCH_ROWS = 500
+MAX_TEXT_CHARACTERS = 6000
+MAX_REASON_CHARACTERS = 300
+# Addresses of services, which contain passwords, belong to the user and not to the run.
+PRIVATE_SECTION = "notify"
+RUN_FACTS = ("host", "world_size", "backend", "global_batch", "train_images", "val_images", "classes", "parameters")
+
+
+class SyncError(CodedError):
+    """A service cannot be used. The message is one sentence."""
+
+    code = "service-failed"
+
+
+class RemoteRun(Protocol):
+    """The copy of one run at a service. Its methods raise the errors of the library."""
+
+    state: RemoteState
+    """State with the ID and the location of the remote run."""
+    held_step: int
+    """Rows up to this step are at the service."""
+
+    def send(self, rows: list[Row]) -> None:
+        """Send rows, which follow each other."""
+
+    def finish(self, state: RunState, figures: Row, message: str) -> None:
+        """Record how the run ended, its final figures and the message of its end."""
+
+    def leave(self) -> None:
+        """Stop sending to a run that goes on."""
+
+
+class Service(Protocol):
+    """A service that runs are copied to, with the project or experiment that they get into."""
+
+    name: str
+    """Value of `--service`."""
+    destination: str
+    """Which service, project or experiment, without credentials. A run has one remote run at each destination."""
+
+    def open(self, state: RemoteState, description: RunDescription) -> RemoteRun:
+        """Create the remote run, or continue the one in `state`, and send its description."""
+
+    def void(self, state: RemoteState) -> None:
+        """Mark a remote run whose steps a resume has repeated."""
+
+    def advice(self) -> str:
+        """Return what helps if the service cannot be used."""
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """Name, config and labels of a run. `config` has the values of `config.yaml` by section and facts of its start."""
+
+    name: str
+    config: Mapping[str, Mapping[str, Any]]
+    tags: tuple[str, ...]
+    note: str
+    started_at: float | None
+
+    def flat_config(self) -> dict[str, str]:
+        """Return the config as text by `section.key`. Unset keys are skipped."""
+        return {
+            f"{section}.{key}": as_text(value)
+            for section, keys in self.config.items()
+            for key, value in keys.items()
+            if value is not None
+        }
+
+
+def describe_run(folder: RunFolder, start: RunStarted | None) -> RunDescription:
+    """Return the description of a run from its folder and the first start in its journal."""
+    stored = read_stored_config(folder.config, MAX_CONFIG_BYTES) or {}
+    sections = {
+        str(section): {str(key): _bounded(value) for key, value in keys.items()}
+        for section, keys in stored.items()
+        if isinstance(keys, dict) and section != PRIVATE_SECTION
+    }
+    config = without_unstored(sections)
+    if start is not None:
+        config["started"] = {name: _bounded(getattr(start, name)) for name in RUN_FACTS}
+    labels = read_labels(folder)
+    return RunDescription(folder.name, config, labels.tags, labels.note, start.time if start is not None else None)
+
+
+def as_text(value: Any) -> str:
+    """Return a value of a config as text of limited size."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text.encode(errors="replace").decode()[:MAX_TEXT_CHARACTERS]
+
+
+def _bounded(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float) else as_text(value)
 
 
 class RunSync:
-    """Copies one run. Call `poll` until it returns True, then `close`.
+    """Copies one run. Call `poll` until it returns True, then `close`."""
 
-    Once `stop` returns True, `poll` returns before it has read everything.
-    """
-
-    def __init__(
-        self, folder: RunFolder, service: Service, state_file: StateFile, stop: Callable[[], bool] = lambda: False
-    ) -> None:
-        self.folder = folder
-        self.state: RemoteState = state_file.read(service.destination)
+    def __init__(self, folder: RunFolder, service: Service) -> None:
+        """Read what was sent before. Raises OSError if it could not be stored."""
+        self.folder, self._service = folder, service
+        self._path = state_file(folder, service.name)
+        self.state = read_state(self._path, service.destination)
         self.run_state = RunState.STARTING
-        self.problem: str | None = None
-        """Why a part of the journal cannot be read."""
-        self.replaced = False
-        """Whether the remote run was replaced because a resume voided steps of it."""
         self.steps_sent = 0
         """Number of rows that this process has sent."""
-        self._service = service
-        self._state_file = state_file
-        self._stop = stop
-        self._reading: _Reading | None = None
-        self._journal_bytes_read = -1
+        self._remote: RemoteRun | None = None
+        self._sent = (-1, "", "")
+        """Size of the journal, digest of the description and state of the run that were sent."""
 
     def poll(self) -> bool:
         """Send what is new. Return whether the run has ended and its remote run is complete.
 
-        Raises SyncError; the next call then continues with what the remote run has.
-        """
-        try:
-            return self._poll()
-        except SyncError:
-            self._reading = None
-            raise
-
-    def close(self) -> None:
-        """End sending to a run that goes on. Raises SyncError."""
-        reading, self._reading = self._reading, None
-        if reading is not None:
-            with self._service.reported_errors():
-                reading.remote.leave()
-            # Not earlier: a library may keep rows in memory.
-            self._save(journal_bytes=self._journal_bytes_read)
-
-    def _poll(self) -> bool:
+        Raises SyncError; the next call then continues with what the remote run has."""
         # First the state and then the journal: that of an ended run is complete.
         record, self.run_state = open_run(self.folder)
         ended, size = not self.run_state.live, file_size(self.folder.journal)
         if size == 0 or (record.ranks is None and not ended):
             return ended
-        digest = describe_run(self.folder, None).digest()
-        sent = (self.state.journal_bytes, self.state.description, self.state.ended)
-        if self._reading is None and sent == (size, digest, self.run_state.value if ended else ""):
-            return ended
-        if self._reading is not None and size < self._reading.reader.offset:
-            # Another journal has taken its place.
-            self.close()
-        if self._reading is None:
-            self._reading = self._begin()
-        reading = self._reading
-        if self.state.description != digest:
-            with self._service.reported_errors():
-                reading.remote.describe(describe_run(self.folder, reading.first_start))
-            self._save(description=digest)
-        reading = self._read(reading)
-        if self._stop():
-            return False
-        self._journal_bytes_read = size
-        if ended:
-            self._finish(reading)
-            self._save(journal_bytes=size, ended=self.run_state.value)
+        description = repr(describe_run(self.folder, None)).encode(errors="replace")
+        found = (size, hashlib.sha256(description).hexdigest()[:16], self.run_state.value if ended else "")
+        if found not in (self._sent, (self.state.journal_bytes, self.state.description, self.state.ended)):
+            if self._sent[1] != found[1]:
+                self.close()
+            self._use(lambda: self._send(record, ended=ended))
+            self._sent = found
+            self._save(description=found[1], ended=found[2])
+            if ended:
+                self._save(journal_bytes=size)
         return ended
 
-    def _begin(self) -> _Reading:
-        """Open the remote run, and read the journal from its beginning."""
-        first_start, resumed_from = None, []
-        for event in JournalReader(self.folder.journal).poll():
-            if isinstance(event, RunResumed):
-                resumed_from.append(event.from_step)
-            elif isinstance(event, RunStarted):
-                first_start = first_start or event
-        is_void = min(resumed_from[self.state.sessions :], default=math.inf) < self.state.intended_step
-        # A new remote run has its name in the state before it is created, so that there is never a second one.
-        self._save(void=int(is_void or self.state.void))
-        self.replaced = self.replaced or bool(self.state.void)
-        description = describe_run(self.folder, first_start)
-        with self._service.reported_errors():
-            remote = self._service.open(self.state, description, self._save)
-        self._save(location=remote.location, description=description.digest(), journal_bytes=-1, ended="")
-        self._journal_bytes_read = -1
-        return _Reading(remote, JournalReader(self.folder.journal), first_start, resumed_from)
+    def close(self) -> None:
+        """End sending to a run that goes on. Raises SyncError."""
+        remote, self._remote = self._remote, None
+        if remote is not None:
+            self._use(remote.leave)
+            # Not earlier: a library may keep rows in memory.
+            self._save(journal_bytes=self._sent[0])
 
-    def _read(self, reading: _Reading) -> _Reading:
-        """Send the rows of what the journal has gained. Return the reading, a new one after a replacement."""
-        for event in reading.reader.poll():
-            if isinstance(event, RunResumed):
-                if reading.is_new_resume and event.from_step < self.state.intended_step:
-                    self.close()
-                    self._reading = self._begin()
-                    return self._read(self._reading)
-                self._send(reading)
-                reading.begin_session(event)
-            reading.history.add(event)
-            reading.latest_time = event.time
-            for row in reading.builder.add(event):
-                self._add(reading, row)
-            if self._stop():
-                return reading
-        self.problem = self.problem or reading.reader.problem
-        self._send(reading)
-        return reading
+    def _send(self, record: RunRecord, *, ended: bool) -> None:
+        starts = [event for event in JournalReader(self.folder.journal).poll() if isinstance(event, RunStarted)]
+        resumed_from = [event.from_step for event in starts if isinstance(event, RunResumed)]
+        if any(step < self.state.sent_step for step in resumed_from[self.state.sessions :]):
+            self.close()
+            self._service.void(self.state)
+            self.state = RemoteState()
+        if self._remote is None:
+            # A sync that is killed while it creates the remote run finds it again by its token.
+            self._save()
+            description = describe_run(self.folder, next(iter(starts), None))
+            self._remote = self._service.open(self.state, description)
+            self.state = self._remote.state
+            self._save(sent_step=self._remote.held_step)
+        remote, step = self._remote, self.state.sent_step
+        rows = read_rows(JournalReader(self.folder.journal).poll(), resumed_from, ended=ended)
+        for batch in batches((row for row in rows if row.step > remote.held_step), BATCH_ROWS):
+            remote.send(batch)
+            step = remote.held_step = batch[-1].step
+            self.steps_sent += len(batch)
+            self._save(sent_step=step, sessions=len(resumed_from))
+        if ended:
+            directions = read_directions(self.folder.path.parent)
+            figures = ((each.key, each.of_run(record)) for each in recorded_metrics(own_metrics([record], directions)))
+            values = {f"summary/{key}": float(value) for key, value in figures if value is not None}
+            remote.finish(self.run_state, Row(max(step, 1), record.updated_at or 0.0, values), record.message)
+            self._remote = None
 
-    def _add(self, reading: _Reading, row: Row) -> None:
-        reading.rows.append(row)
-        if len(reading.rows) >= BATCH_ROWS:
-            self._send(reading)
-
-    def _send(self, reading: _Reading) -> None:
-        rows = [row for row in reading.rows if row.step > reading.remote.held_step]
-        reading.rows.clear()
-        if not rows:
-            return
-        last_step = max(max(row.step, row.epoch_step) for row in rows)
-        self._save(intended_step=max(self.state.intended_step, last_step), sessions=reading.sessions)
-        with self._service.reported_errors():
-            reading.remote.send(rows)
-        reading.remote.held_step = rows[-1].step
-        self.steps_sent += len(rows)
-        self._save(sent_step=rows[-1].step)
-
-    def _finish(self, reading: _Reading) -> None:
-        for row in reading.builder.end_session():
-            self._add(reading, row)
-        self._send(reading)
-        finished = reading.history.finished
-        end = finished.time if finished is not None else reading.latest_time
-        record = reading.history.record()
-        directions = read_directions(self.folder.path.parent)
-        row = Row(max(reading.builder.last_step, 1), end, _final_metrics(record, directions))
-        with self._service.reported_errors():
-            reading.remote.finish(self.run_state, row, record.message)
-        self._reading = None
+    def _use(self, use: Callable[[], None]) -> None:
+        """Call the library of the service. Raises SyncError."""
+        try:
+            use()
+        except SyncError:
+            raise
+        except Exception as error:
+            self._remote = None
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_REASON_CHARACTERS]
+            place = self._service.destination
+            raise SyncError(f"{place} cannot be used: {without_credentials(line)}; {self._service.advice()}") from error
 
     def _save(self, **changes: str | int) -> None:
-        for name, value in changes.items():
-            setattr(self.state, name, value)
+        self.state = replace(self.state, **changes)
         try:
-            self._state_file.write(self._service.destination, self.state)
+            write_state(self._path, self._service.destination, self.state)
         except OSError as error:
             # Without it, the next sync would send the same steps again.
-            raise SyncError(
-                f"{self.folder.name}: its sync state cannot be written: {error.strerror}", code="not-writable"
-            ) from error
+            reason = f"{self.folder.name}: its sync state cannot be written: {error.strerror}"
+            raise SyncError(reason, "not-writable") from error
 
 
-@dataclass
-class _Reading:
-    """An open remote run, and a journal that is read from its beginning for it."""
-
-    remote: RemoteRun
-    reader: JournalReader
-    first_start: RunStarted | None
-    resumed_from: list[int]
-    """Step from which each session after the first continues, as far as known."""
-    builder: RowBuilder = field(default_factory=RowBuilder)
-    history: History = field(default_factory=History)
-    sessions: int = 0
-    """Number of resumes that were read."""
-    rows: list[Row] = field(default_factory=list)
-    """Rows that are not sent yet."""
-    latest_time: float = 0.0
-    """Time of the latest event, in Unix seconds."""
-
-    def __post_init__(self) -> None:
-        self._limit_steps()
-
-    @property
-    def is_new_resume(self) -> bool:
-        """Whether the next resume was not in the journal when it was scanned."""
-        return self.sessions >= len(self.resumed_from)
-
-    def begin_session(self, event: RunResumed) -> None:
-        """Count a resume."""
-        if self.is_new_resume:
-            self.resumed_from.append(event.from_step)
-        self.sessions += 1
-        self._limit_steps()
-
-    def _limit_steps(self) -> None:
-        self.builder.valid_until = min(self.resumed_from[self.sessions :], default=math.inf)
-
-
-def _final_metrics(record: RunRecord, directions: Mapping[str, Better]) -> dict[str, float]:
-    """Return the final metrics of a run that are known."""
-    values = {
-        f"summary/{metric.key}": metric.of_run(record) for metric in recorded_metrics(own_metrics([record], directions))
-    }
-    return {name: float(value) for name, value in values.items() if value is not None}
-
-
-def sync_runs(
-    syncs: Sequence[RunSync],
-    *,
-    follow: bool,
-    stop: Callable[[], bool],
-    on_progress: Callable[[RunSync, bool], None],
-    on_interruption: Callable[[SyncError], None],
-) -> None:
-    """Poll each run once, or with `follow` until all have ended or `stop` returns True.
-
-    `on_progress` gets each run after each poll, and whether it is complete. Once every run was sent once, a service
-    that cannot be reached is tried again, and `on_interruption` gets the error. Raises SyncError.
-    """
-    pending, is_first_round = list(syncs), True
-    with ExitStack() as stack:
-        # Each is closed, even where another cannot be.
-        for sync in reversed(syncs):
-            stack.callback(sync.close)
-        while pending:
-            pause = POLL_SECONDS
-            try:
-                for sync in list(pending):
-                    complete = sync.poll()
-                    on_progress(sync, complete)
-                    if complete:
-                        pending.remove(sync)
-                    if stop():
-                        return
-            except SyncError as error:
-                if is_first_round or not error.temporary:
-                    raise
-                on_interruption(error)
-                pause = RETRY_SECONDS
-            if not follow:
-                return
-            is_first_round = False
-            _wait(pause, stop)
-
-
-def _wait(seconds: float, stop: Callable[[], bool]) -> None:
-    end = time.monotonic() + seconds
-    while not stop() and (left := end - time.monotonic()) > 0:
-        time.sleep(min(left, 0.2))
+def without_credentials(text: str) -> str:
+    """Return a text whose URIs have no user, password, query and fragment, which may be secrets."""
+    text = re.sub(r"(?<=://)[^\s/]*@", "", text)
+    return re.sub(r"(://[^\s?#]*)[?#]\S*", r"\1", text)

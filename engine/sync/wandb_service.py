@@ -1,35 +1,28 @@
 """Send runs to Weights & Biases, or write offline runs for `wandb sync`, through its client library.
 
-The history of a W&B run only grows; rewinding it is a preview that few servers have. The global step of training is its
-step, so a resumed run tells which steps the server has. A run with void steps is tagged, and gets a successor with
-another ID. An offline run cannot be resumed (https://github.com/wandb/wandb/issues/4624), so each sync replaces the
-offline folder by one with all steps. If the folder was uploaded, the new one has another ID: a second upload under the
-same ID replaces the first or repeats its steps, depending on the versions of client and server.
+The history of a W&B run only grows. The global step of training is its step, so a resumed run tells which steps the
+server has. An offline run cannot be resumed (https://github.com/wandb/wandb/issues/4624), so each sync writes another
+offline folder with all steps and another ID.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from engine.runs.folder import RunState
-from engine.sync.description import RunDescription
-from engine.sync.remote import RemoteRun, Service, SyncError, first_line, without_credentials
 from engine.sync.rows import Row
+from engine.sync.run_sync import RunDescription, without_credentials
 from engine.sync.state import RemoteState
+from engine.utils.codec import replace
 from engine.utils.errors import UsageError, not_installed
 from engine.utils.files import make_user_folder, state_folder
 
 DEFAULT_PROJECT = "gputrain"
-VOID_TAG = "void"
-# `wandb sync` leaves an empty file with this suffix beside a file that it has uploaded.
-UPLOADED_SUFFIX = ".wandb.synced"
 # W&B shows a run with this exit code as killed, as after Ctrl-C.
 STOPPED_EXIT_CODE = 255
 EXIT_CODES = {RunState.FINISHED: 0, RunState.STOPPED: STOPPED_EXIT_CODE}
@@ -39,20 +32,16 @@ SETTINGS: dict[str, Any] = {
     "console": "off",
     "disable_code": True,
     "disable_git": True,
-    "disable_job_creation": True,
     "finish_timeout": 300.0,
     "finish_timeout_raises": True,
-    "save_code": False,
     "silent": True,
-    "symlink": False,
     "x_disable_machine_info": True,
     "x_disable_meta": True,
     "x_disable_stats": True,
-    "x_save_requirements": False,
 }
 
 
-class WandbService(Service):
+class WandbService:
     """A project at a W&B server, or a folder of offline runs."""
 
     name = "wandb"
@@ -63,52 +52,51 @@ class WandbService(Service):
             os.environ.setdefault(name, value)
         # A notebook that has used W&B names its own service to its children, which would keep the run of a killed sync.
         os.environ.pop("WANDB_SERVICE", None)
-        if not os.environ.get("WANDB_DIR"):
-            try:
-                os.environ["WANDB_DIR"] = str(make_user_folder(state_folder()))
-            except OSError as error:
-                raise UsageError.one(
-                    str(error.filename), str(error.strerror), "set WANDB_DIR to a folder", code="not-writable"
-                ) from error
         try:
+            if not os.environ.get("WANDB_DIR"):
+                os.environ["WANDB_DIR"] = str(make_user_folder(state_folder()))
             import wandb
+        except OSError as error:
+            raise UsageError.one(
+                str(error.filename), str(error.strerror), "set WANDB_DIR to a folder", code="not-writable"
+            ) from error
         except ImportError as error:
             raise UsageError.one("--service wandb", not_installed("wandb"), code="not-installed") from error
-        self._library = wandb
-        self._settings = wandb.setup().settings
+        self._library, self._settings = wandb, wandb.setup().settings
         if self._settings.mode == "disabled":
             raise UsageError.one(
                 "WANDB_MODE", "is disabled, so nothing would be sent; use online or offline", code="switched-off"
             )
-        self._is_offline = self._settings.mode in ("offline", "dryrun")
-        self._address = without_credentials(self._settings.base_url)
+        self._is_offline = self._settings.mode == "offline"
         self._project = project or self._settings.project or DEFAULT_PROJECT
-        self._folder = Path(self._settings.wandb_dir)
-        place = "offline" if self._is_offline else self._address
+        place = "offline" if self._is_offline else without_credentials(self._settings.base_url)
         self.destination = f"{place} {self._settings.entity or ''}/{self._project}"
 
-    def open(self, state: RemoteState, description: RunDescription, save: Callable[[], None]) -> RemoteRun:
-        if self._is_offline:
-            is_uploaded = self._delete_offline_folders(state)
-            state.restart(secrets.token_hex(8) if is_uploaded else None)
-            save()
-        elif state.void:
-            self._mark_void(state, description)
-            state.restart(secrets.token_hex(8))
-            save()
-        run = self._init(state, description, resume=None if self._is_offline else "allow")
-        held_step = max(run.starting_step - 1, 0) if run.resumed else 0
-        remote = WandbRun(run, held_step, description.started_at)
-        remote.location = str(Path(run.dir).parent) if self._is_offline else str(run.url)
-        remote.describe(description)
-        return remote
+    def advice(self) -> str:
+        """Return what helps if the service cannot be used."""
+        return "run `wandb login`, check WANDB_BASE_URL and WANDB_API_KEY, or write a folder with WANDB_MODE=offline"
 
-    def _init(self, state: RemoteState, description: RunDescription, resume: Literal["allow"] | None) -> Any:
+    def open(self, state: RemoteState, description: RunDescription) -> WandbRun:
+        """Create the remote run, or continue the one in `state`, and send its description."""
+        if self._is_offline:
+            state = replace(state, token=secrets.token_hex(8))
+        run = self._init(state, description.name)
+        run.config.update(description.config, allow_val_change=True)
+        run.tags, run.notes = description.tags, description.note
+        location = str(Path(run.dir).parent) if self._is_offline else str(run.url)
+        return WandbRun(run, replace(state, location=location), description.started_at)
+
+    def void(self, state: RemoteState) -> None:
+        """Tag a remote run whose steps a resume has repeated: a deletion could not be undone."""
+        if not self._is_offline:
+            run = self._init(state, None)
+            run.tags = (*(run.tags or ()), "void")
+            run.finish(exit_code=1)
+
+    def _init(self, state: RemoteState, name: str | None) -> Any:
         """Start a W&B run. A prompt for credentials is an error, because nobody may be there to answer it."""
         known = self._library.Settings.model_fields
-        settings = {name: value for name, value in SETTINGS.items() if name in known}
-        if description.host:
-            settings["host"] = description.host
+        settings = {key: value for key, value in SETTINGS.items() if key in known}
         # The library installs a hook that outlives the run, and asks for an API key only on a terminal.
         excepthook, stdin = sys.excepthook, sys.stdin
         try:
@@ -116,8 +104,8 @@ class WandbService(Service):
                 return self._library.init(
                     project=self._project,
                     id=state.token,
-                    name=description.name,
-                    resume=resume,
+                    name=name,
+                    resume=None if self._is_offline else "allow",
                     reinit="create_new",
                     settings=self._library.Settings(**settings),
                     force=not self._is_offline,
@@ -125,63 +113,17 @@ class WandbService(Service):
         finally:
             sys.excepthook, sys.stdin = excepthook, stdin
 
-    def _mark_void(self, state: RemoteState, description: RunDescription) -> None:
-        """Tag a run with void steps at the server, where a deletion could not be undone."""
-        # Somebody may have deleted it, which the library reports like a lost connection. The next request tells which.
-        with suppress(Exception):
-            run = self._init(state, description, resume="allow")
-            run.tags = (*description.tags, VOID_TAG)
-            run.finish(exit_code=1)
 
-    def _delete_offline_folders(self, state: RemoteState) -> bool:
-        """Delete the offline folders that earlier syncs of a run have written, also those of a killed sync.
-
-        Returns whether one of them was uploaded; such a folder remains.
-        """
-        is_uploaded = False
-        for folder in self._folder.glob(f"offline-run-*-{state.token}*"):
-            if any(folder.glob(f"*{UPLOADED_SUFFIX}")):
-                is_uploaded = True
-            elif folder.is_dir() and not folder.is_symlink():
-                with suppress(OSError):
-                    shutil.rmtree(folder)
-        return is_uploaded
-
-    def to_sync_error(self, error: Exception) -> SyncError:
-        errors = self._library.errors
-        if isinstance(error, errors.AuthenticationError):
-            message = f"W&B at {self._address} refuses the API key: {first_line(error)}"
-            return SyncError(f"{message}; run `wandb login`, or set WANDB_API_KEY", code="access-denied")
-        message = f"W&B at {self._address} cannot be used: {first_line(error)}"
-        if isinstance(error, errors.CommError):
-            advice = "check WANDB_BASE_URL and WANDB_API_KEY, or write a folder with WANDB_MODE=offline"
-            return SyncError(f"{message}; {advice}", temporary=True, code="connection-failed")
-        return SyncError(message, code="service-failed")
-
-    def close(self) -> None:
-        # Ends the process of the library. It would also end when this process does.
-        with suppress(Exception):
-            self._library.teardown()
-
-
-class WandbRun(RemoteRun):
+class WandbRun:
     """A run of a project."""
 
-    def __init__(self, run: Any, held_step: int, started_at: float | None) -> None:
-        self.held_step = held_step
-        self._run = run
-        self._started_at = started_at
+    def __init__(self, run: Any, state: RemoteState, started_at: float | None) -> None:
+        self.state = state
+        self.held_step = max(run.starting_step - 1, 0) if run.resumed else 0
+        self._run, self._started_at = run, started_at
 
-    def describe(self, description: RunDescription) -> None:
-        self._run.config.update(description.config, allow_val_change=True)
-        if self._run.name != description.name:
-            self._run.name = description.name
-        if description.tags or self._run.tags:
-            self._run.tags = description.tags
-        if description.note or self._run.notes:
-            self._run.notes = description.note
-
-    def send(self, rows: Sequence[Row]) -> None:
+    def send(self, rows: Iterable[Row]) -> None:
+        """Send rows, which follow each other."""
         for row in rows:
             values = {**row.metrics, "_timestamp": row.time}
             if self._started_at is not None:
@@ -190,6 +132,7 @@ class WandbRun(RemoteRun):
             self._run.log(values, step=row.step)
 
     def finish(self, state: RunState, figures: Row, message: str) -> None:
+        """Record how the run ended, its final figures and the message of its end."""
         values = {name.removeprefix("summary/"): value for name, value in figures.metrics.items()}
         self._run.summary.update(values | {"state": state.value, "message": message})
         self._run.finish(exit_code=EXIT_CODES.get(state, 1))

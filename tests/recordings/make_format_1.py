@@ -23,7 +23,7 @@ from PIL import Image
 
 from engine.runs.control import send_request
 from engine.runs.folder import RunFolder
-from engine.sync.state import RemoteState, open_state
+from engine.sync.state import RemoteState, state_file, write_state
 from tui.form.model import Form, save_last_form
 from tui.list_settings import ListSettings, save_list_settings
 from tui.palette import PALETTES
@@ -114,8 +114,8 @@ def make_all(work: Path) -> None:
     for name in ("profile", "queue.json"):
         shutil.move(other / name, run.path / name)
     send_request(run.control, "profile", steps=7)
-    with open_state(run, "mlflow") as state:
-        state.write("http://tracking:5000 gputrain", RemoteState(token=REMOTE_RUN, sent_step=step))
+    state = RemoteState(token=REMOTE_RUN, sent_step=step)
+    write_state(state_file(run, "mlflow"), "http://tracking:5000 gputrain", state)
     gputrain("sweep", "digits", "optim.lr=0.05,0.1", "model.name=linear", "run.epochs=1", "--sampler", "grid",
              "--name", "kept-sweep", "--pruner", "none", "--gpus", "cpu")  # fmt: skip
     gputrain("data", "pack", str(write_images(work / "images")), "--output", str(TARGET / "images.gpk"))

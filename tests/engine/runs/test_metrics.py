@@ -20,7 +20,7 @@ from engine.runs.metrics import METRICS, Aggregate, Better, Metric, Unit
 from engine.runs.reduced_curves import reduce_curves
 from engine.show.table import plain_lines
 from engine.sweeps.settings import objective_keys
-from engine.sync.rows import RowBuilder
+from engine.sync.rows import read_rows
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started, make_step
 from support.runs.factories import make_row, make_run_folder, row_of
@@ -87,9 +87,7 @@ def test_metric_row_appears_in_plot(loss_gap: Metric, run: RunFolder) -> None:
 
 
 def test_metric_row_appears_in_rows_that_sync_sends(loss_gap: Metric) -> None:
-    builder = RowBuilder()
-    events = (make_run_started(), make_step(10), EPOCHS[0])
-    rows = [row for event in events for row in builder.add(event)] + list(builder.end_session())
+    rows = [*read_rows((make_run_started(), make_step(10), EPOCHS[0]), (), ended=True)]
     assert rows[-1].metrics[f"epoch/{loss_gap.key}"] == 0.125
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from engine.runs.events import Event, GpuEvent, RunFinished, StepEvent
+from engine.runs.events import Event, GpuEvent, StepEvent
 from engine.runs.journal import from_line, to_line
 from engine.runs.records import GpuSample
-from engine.sync.rows import Row, RowBuilder
+from engine.sync.rows import Row, read_rows
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 
@@ -17,9 +17,8 @@ def losses(last: int, count: int, time: float = 10.0, loss: float | None = 0.5) 
     return replace(make_step(last, time=time), losses=[loss] * count)  # type: ignore[list-item]
 
 
-def rows_of(events: Iterable[Event], builder: RowBuilder | None = None) -> list[Row]:
-    builder = builder or RowBuilder()
-    return [row for event in events for row in builder.add(event)] + list(builder.end_session())
+def rows_of(events: Iterable[Event], *resumed_from: int, ended: bool = True) -> list[Row]:
+    return [*read_rows(events, resumed_from, ended=ended)]
 
 
 def test_each_loss_has_row_with_time_between_events() -> None:
@@ -43,32 +42,21 @@ def test_epoch_is_part_of_its_last_step_before_and_after_losses() -> None:
         assert [row.step for row in rows if "val/accuracy" in row.metrics] == [10]
 
 
-def test_latest_row_waits_for_its_epoch() -> None:
-    builder = RowBuilder()
-    assert [row.step for event in (make_run_started(), losses(10, 10)) for row in builder.add(event)] == [*range(1, 10)]
-    assert list(builder.add(make_epoch(1))) == []
-    [row] = builder.end_session()
+def test_latest_row_of_live_run_waits_for_its_epoch() -> None:
+    events = [make_run_started(), losses(10, 10)]
+    assert [row.step for row in rows_of(events, ended=False)] == [*range(1, 10)]
+    row = rows_of([*events, make_epoch(1)])[-1]
     assert (row.step, row.metrics["val/accuracy"]) == (10, 0.5)
 
 
-def test_epoch_whose_losses_a_crash_lost_joins_latest_row_and_reaches_its_end() -> None:
+def test_epoch_whose_losses_a_crash_lost_joins_latest_row() -> None:
     rows = rows_of([make_run_started(), losses(7, 7), make_epoch(1)])
-    assert (rows[-1].step, rows[-1].epoch_step, rows[-1].metrics["train/epoch"]) == (7, 10, 1)
-
-
-def test_epoch_of_session_that_only_evaluates_gets_row_of_its_own_when_run_finishes() -> None:
-    resumed = make_run_resumed(10, time=20.0)
-    events = [make_run_started(), losses(10, 10), resumed, make_epoch(1), RunFinished(time=21.0, state="finished")]
-    rows = rows_of(events)
-    assert [row.step for row in rows] == list(range(1, 12))
-    assert "val/accuracy" in rows[-1].metrics
+    assert (rows[-1].step, rows[-1].metrics["train/epoch"]) == (7, 1)
 
 
 def test_resume_repeats_no_step_that_counts() -> None:
-    builder = RowBuilder(valid_until=5)
-    rows = rows_of([make_run_started(), losses(8, 8), make_epoch(1)], builder)
-    builder.valid_until = math.inf
-    rows += rows_of([make_run_resumed(5, time=20.0), losses(8, 4, time=21.0, loss=0.25)], builder)
+    first = [make_run_started(), losses(8, 8), make_epoch(1)]
+    rows = rows_of([*first, make_run_resumed(5, time=20.0), losses(8, 4, time=21.0, loss=0.25)], 5)
     assert [row.step for row in rows] == list(range(1, 9))
     assert [row.metrics["train/loss"] for row in rows] == [0.5] * 5 + [0.25] * 3
     assert not any("val/accuracy" in row.metrics for row in rows)
