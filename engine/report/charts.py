@@ -1,8 +1,7 @@
-"""The charts of a page: curves of several runs over the epochs, and where the time of a run went."""
+"""The charts of a page: curves of one run or of several over the epochs."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -10,10 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.report.lines import Line, draw_lines, make_line, whole_x_ticks
-from engine.report.results import short_name
 from engine.report.runs import ForeignReport, OwnRun, ReportedRun
+from engine.report.sections import short_name
 from engine.report.style import PAGE, drawing, to_inline_svg
-from engine.report.timeline import EpochTime
 from engine.runs.curves import XAxis
 from engine.runs.metrics import METRICS
 from engine.show.charts import Chart, Place, Source, charts_of, metric_chart
@@ -21,7 +19,7 @@ from engine.show.foreign_charts import curve_labels, group_metrics
 from engine.show.foreign_run import default_axis, further_keys
 
 # Inches. At the width of a phone, a point of the figure is a point of the screen.
-CHART_SIZE, TIME_CHART_SIZE = (4.7, 2.7), (7.4, 2.2)
+CHART_SIZE = (4.7, 2.7)
 # Color and dash of the curves of one run.
 LINE_STYLES = {
     Source.TRAINING: (0, 0), Source.VALIDATION: (5, 1), Source.EMA: (2, 2), Source.TOP5: (3, 3), Source.ONLY: (0, 0),
@@ -33,20 +31,8 @@ TRAIN_SMOOTHING = 0.04
 """Share of the steps over which the training loss is averaged."""
 # A page with more would take seconds to open.
 MAX_CHARTS = 40
-# More epochs are averaged in groups.
-MAX_TIME_BARS = 100
-MIN_TIME_EPOCHS = 8
 # Letters at the ends of more lines would need too much room.
 MAX_MARKED_LINES = 6
-# The parts of an epoch, with the index of their color. Neighbors differ in lightness, too. Hatches would make a printed
-# page ten times as large, because browsers print them as bitmaps.
-TIME_PARTS = (
-    ("waited", "waiting for data", 5),
-    ("forward", "forward pass", 0),
-    ("rest", "backward pass, communication, optimizer", 4),
-    ("evaluation", "evaluation", 2),
-    ("other", "training and evaluation", 0),
-)
 
 
 @dataclass(frozen=True)
@@ -183,42 +169,3 @@ def _draw_all(command: str, specs: Sequence[_Spec], axis: XAxis, last: float) ->
             svg = to_inline_svg(figure, f"c{number}", f"{title} over the {axis}s")
             charts.append(PageChart(title, svg, note))
     return charts
-
-
-def time_chart(epochs: Sequence[EpochTime], name: str, command: str) -> PageChart | None:
-    """Return how long each epoch took and what for, as stacked bars; None if that is unknown."""
-    if not epochs:
-        return None
-    groups = np.array_split(np.arange(len(epochs)), min(len(epochs), MAX_TIME_BARS))
-    # A bar begins half an epoch before its first one, so that a tick is below the middle of an epoch.
-    positions = np.array([epochs[group[0]].epoch - 0.5 for group in groups])
-    widths = np.diff(positions, append=epochs[-1].epoch + 0.5)
-    with drawing(command, PAGE) as figure_class:
-        figure = figure_class(figsize=TIME_CHART_SIZE, layout="constrained")
-        axes = figure.subplots()
-        bottom = np.zeros(len(groups))
-        for field, label, color in TIME_PARTS:
-            heights = np.array([_mean([getattr(epochs[index], field) for index in group]) for group in groups])
-            if not heights.any():
-                continue
-            axes.bar(
-                positions, heights, widths, bottom, align="edge", color=PAGE.color(color), edgecolor=PAGE.paper,
-                linewidth=0.4, label=label,
-            )  # fmt: skip
-            bottom += heights
-        axes.set_xlabel("epoch")
-        whole_x_ticks(axes, "epoch")
-        axes.set_ylabel("seconds (mean)" if len(groups) < len(epochs) else "seconds")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, columnspacing=1.2, handlelength=1.6)
-        # A short run has narrow bars, too.
-        end = positions[-1] + widths[-1]
-        axes.set_xlim(positions[0], max(end, positions[0] + MIN_TIME_EPOCHS))
-        axes.set_xticks([tick for tick in axes.get_xticks() if positions[0] <= tick <= end])
-        title = "Time of each epoch"
-        return PageChart(title, to_inline_svg(figure, name, title))
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Return the mean of the finite values, 0 without any."""
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else 0.0

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from engine.report.results import short_name
 from engine.report.runs import ReportedRun
-from engine.report.sections import Table, value_text
+from engine.report.sections import Table, short_name, value_text
 from engine.runs.metrics import Aggregate, Metric, format_metric
 from engine.show.table import Column
 from engine.utils.units import format_utc

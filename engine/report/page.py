@@ -18,9 +18,9 @@ from engine.config.command_line import format_value
 from engine.report import foreign_sections, sections
 from engine.report.charts import Group, curve_charts
 from engine.report.output import make_mark
-from engine.report.results import ClassSection, ImageSection, class_section, image_section, short_name
-from engine.report.runs import OwnRun, ReportedRun, read_reported_run
-from engine.report.sections import Table
+from engine.report.results import ClassSection, ImageSection, class_section, image_section
+from engine.report.runs import OwnRun, ReportedRun, read_config_text, read_reported_run
+from engine.report.sections import Table, short_name
 from engine.report.style import COLORS, DARK_COLORS, dashes
 from engine.runs.comparison import Column as ComparedColumn
 from engine.runs.comparison import Comparison, compare_runs, require_comparable, spread_text
@@ -65,11 +65,8 @@ class OwnView:
     """What a page says of a run of gputrain alone."""
 
     epochs: Table[Any]
-    time: sections.TimeSection
+    bottleneck: str
     hardware: list[tuple[str, str]]
-    gpus: Table[Any]
-    sessions: Table[Any]
-    messages: Table[Any]
     classes: ClassSection
     images: ImageSection
     config: list[str]
@@ -176,14 +173,11 @@ def _view(run: ReportedRun, metrics: Sequence[Metric], anchor: str, letter: str)
         changes=sections.config_changes(run),
         own=OwnView(
             epochs=sections.epoch_table(history.epochs, history.best),
-            time=sections.time_section(run, f"{anchor}-time", COMMAND),
+            bottleneck="" if history.bottleneck is None else history.bottleneck.message,
             hardware=sections.hardware(run),
-            gpus=sections.gpu_table(run),
-            sessions=sections.session_table(run),
-            messages=sections.message_table(run),
             classes=class_section(run),
             images=image_section(run),
-            config=sections.config_lines(run),
+            config=read_config_text(run.folder).splitlines(),
             command=sections.repeat_command(run),
         ),
     )

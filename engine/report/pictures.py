@@ -7,7 +7,6 @@ import io
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from engine.data.sources.base import UnreadableImageError
@@ -21,7 +20,7 @@ MAX_THUMBNAIL_PIXELS = 192
 JPEG_QUALITY = 82
 # A cell of the matrix has at least one pixel, and the whole matrix about this many a side.
 MATRIX_PIXELS = 900
-_LEVELS = 127
+_LEVELS, _MIN_LEVEL = 127, 10
 # White to the blue and the vermilion of Okabe and Ito.
 _RIGHT_COLOR, _WRONG_COLOR = (0, 114, 178), (213, 94, 0)
 
@@ -36,18 +35,12 @@ class Picture:
     problem: str = ""
 
 
-def matrix_levels(counts: ConfusionCounts) -> NDArray[np.int64]:
-    """Return how dark each cell is, 0 to 100, from its share of the true class.
-
-    The square root makes rare mistakes visible; any mistake has at least 8.
-    """
-    shares = np.sqrt(row_shares(counts))
-    return np.where(counts > 0, np.maximum(np.rint(100 * shares), 8), 0).astype(np.int64)
-
-
 def matrix_picture(counts: ConfusionCounts) -> Picture:
-    """Return a confusion matrix as a picture: right predictions are blue, mistakes vermilion, true classes in rows."""
-    levels = matrix_levels(counts) * _LEVELS // 100
+    """Return a confusion matrix as a picture: right predictions are blue, mistakes vermilion, true classes in rows.
+
+    A cell is as dark as the square root of its share of the true class, which makes rare mistakes visible."""
+    shares = np.sqrt(row_shares(counts))
+    levels = np.where(counts > 0, np.maximum(np.rint(_LEVELS * shares), _MIN_LEVEL), 0).astype(np.int64)
     indices = levels + np.where(np.eye(len(counts), dtype=bool), 0, _LEVELS + 1)
     scale = max(MATRIX_PIXELS // len(counts), 1)
     pixels = np.repeat(np.repeat(indices.astype(np.uint8), scale, 0), scale, 1)

@@ -7,9 +7,7 @@ deviation.
 from __future__ import annotations
 
 import io
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +18,8 @@ from engine.config.command_line import format_value
 from engine.config.differences import KeyDifference, is_neutral
 from engine.report.lines import FAINT_OPACITY, Line, draw_lines, make_line, whole_x_ticks
 from engine.report.output import make_mark
-from engine.report.results import short_name
 from engine.report.runs import ForeignReport, ReportedRun, read_reported_run
+from engine.report.sections import short_name
 from engine.report.style import PRINT, dashes, drawing
 from engine.runs.comparison import Column, Comparison, compare_runs, require_comparable
 from engine.runs.curves import XAxis
@@ -160,7 +158,7 @@ def make_plot(
     for note in comparison.notes:
         warn(note)
     columns = comparison.columns(grouped=options.grouped)
-    labels = column_labels(comparison, columns, _legend_characters(options.width_in) - ENTRY_CHARACTERS)
+    labels = column_labels(comparison, columns, int(options.width_in * CHARACTERS_PER_IN) - ENTRY_CHARACTERS)
     groups = [[runs[index] for index in column.runs] for column in columns]
     panels = [find_chart(key, options.directions) for key in keys]
     lines = [_panel_lines(panel, groups, labels, options, axis) for panel in panels]
@@ -170,8 +168,10 @@ def make_plot(
                 "--metric", f"no run has a value of {key}, so there is nothing to plot", code="not-recorded"
             )
     mark = make_mark(MARK_KIND, [run.name for run in found])
-    with drawing(COMMAND, PRINT, FONT_SIZE) as figure_class, _glyph_warnings(kind, warn):
-        height = options.width_in / len(panels) * PANEL_ASPECT + _legend_rows(lines, options.width_in) * LEGEND_ROW_IN
+    entries = {line.label: line for drawn in lines for line in drawn}
+    rows = -(-len(entries) // _legend_columns([*entries], options.width_in)) if len(entries) > 1 else 0
+    with drawing(COMMAND, PRINT, FONT_SIZE) as figure_class:
+        height = options.width_in / len(panels) * PANEL_ASPECT + rows * LEGEND_ROW_IN
         figure = figure_class(figsize=(options.width_in, height), layout="constrained")
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, panel, drawn in zip(all_axes, panels, lines, strict=True):
@@ -182,7 +182,8 @@ def make_plot(
             axes.set_ylabel(printable(short_name(panel.title)))
             if len(panel.metrics) > 1:
                 _add_kind_legend(axes, panel)
-        _add_run_legend(figure, lines)
+        if rows:
+            _add_run_legend(figure, entries)
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, dpi=PNG_DPI, metadata=_metadata(kind, mark))
     return buffer.getvalue()
@@ -300,33 +301,16 @@ def _are_shares(lines: Sequence[Line]) -> bool:
     return all(np.nanmin(line.series.y) >= 0 and np.nanmax(line.series.y) <= 1 for line in lines)
 
 
-def _legend_entries(panels: Sequence[Sequence[Line]]) -> dict[str, Line]:
-    """Return a line for each label, in the order of the runs."""
-    return {line.label: line for lines in panels for line in lines}
-
-
-def _legend_characters(width_in: float) -> int:
-    return int(width_in * CHARACTERS_PER_IN)
-
-
 def _legend_columns(labels: Sequence[str], width_in: float) -> int:
-    entry = max(map(len, labels), default=1) + ENTRY_CHARACTERS
-    return max(1, min(len(labels), _legend_characters(width_in) // entry))
+    entry = max(map(len, labels)) + ENTRY_CHARACTERS
+    return max(1, min(len(labels), int(width_in * CHARACTERS_PER_IN) // entry))
 
 
-def _legend_rows(panels: Sequence[Sequence[Line]], width_in: float) -> int:
-    labels = list(_legend_entries(panels))
-    return 0 if len(labels) < 2 else -(-len(labels) // _legend_columns(labels, width_in))
-
-
-def _add_run_legend(figure: Figure, panels: Sequence[Sequence[Line]]) -> None:
-    """Name the runs above the panels; a single run needs no name."""
-    entries = _legend_entries(panels)
-    if len(entries) < 2:
-        return
-    handles = [_handle(PRINT.color(line.color), line.dash) for line in entries.values()]
+def _add_run_legend(figure: Figure, lines: Mapping[str, Line]) -> None:
+    """Name the runs above the panels by their labels; a single run needs no name."""
+    handles = [_handle(PRINT.color(line.color), line.dash) for line in lines.values()]
     # A legend leaves out labels that begin with an underscore.
-    labels = [f" {label}" if label.startswith("_") else label for label in entries]
+    labels = [f" {label}" if label.startswith("_") else label for label in lines]
     columns = _legend_columns(labels, figure.get_figwidth())
     figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=3.0)
 
@@ -353,16 +337,3 @@ def _metadata(kind: str, mark: str) -> dict[str, str | None]:
     if kind == "pdf":
         return {"Creator": None, "Producer": None, "CreationDate": None, "Subject": mark}
     return {"Software": None, "Description": mark}
-
-
-@contextmanager
-def _glyph_warnings(kind: str, warn: Callable[[Problem], object]) -> Iterator[None]:
-    """Report characters that the font of the figure does not have. An SVG takes them from a font of its reader."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    if kind != "svg" and any("missing from font" in str(warning.message) for warning in caught):
-        reason = (
-            "The font of the figure lacks some characters of the labels; an .svg takes them from a font of its reader"
-        )
-        warn(Problem("", reason, code="not-supported"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.config.yaml_io import MAX_CONFIG_BYTES
-from engine.report.timeline import Timeline
 from engine.runs.comparison import ComparedRun, describe_run, read_flat_config
 from engine.runs.curves import CurveData
 from engine.runs.evaluations import RunEvaluations, read_evaluations
@@ -33,11 +32,10 @@ class ReportedRun:
 
 @dataclass(frozen=True, eq=False)
 class OwnRun(ReportedRun):
-    """A run of gputrain: also its folder, its history, and what happened when."""
+    """A run of gputrain: also its folder and its history."""
 
     folder: RunFolder
     history: History
-    timeline: Timeline
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +53,12 @@ def read_reported_run(run: OpenedRun, max_blocks: int = MAX_BLOCKS, on_read: OnR
     if not isinstance(run, RunFolder):
         foreign = read_whole(run, on_read)
         return ForeignReport(foreign.describe(), foreign.curves(max_blocks))
-    journal, history, data, timeline = JournalFollower(run.journal), History(), CurveData(), Timeline()
+    journal, history, data = JournalFollower(run.journal), History(), CurveData()
     for event in journal.events():
         history.add(event)
         data.add(event)
-        timeline.add(event, history)
     compared = describe_run(run, history.record(), read_flat_config(run.config), journal.problem)
-    return OwnRun(compared, reduce_curves(data, max_blocks), run, history, timeline)
+    return OwnRun(compared, reduce_curves(data, max_blocks), run, history)
 
 
 def read_run_evaluations(folder: RunFolder) -> tuple[RunEvaluations | None, str]:

@@ -18,7 +18,7 @@ from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
 from engine.report.page import make_page
 from engine.runs.comparison import read_flat_config
-from engine.runs.events import RankFailed, RunFinished, WarningEvent
+from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import write_inspection
@@ -26,8 +26,8 @@ from engine.runs.metrics import Better
 from support.gputrain_command import ROOT
 from support.replace import replace
 from support.runs.compared_runs import make_compared_run
-from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
-from support.runs.factories import make_gpu_run_started, make_run_folder
+from support.runs.event_factories import make_epoch, make_run_started, make_step
+from support.runs.factories import make_run_folder
 from support.runs.inspections import make_info
 
 HOSTILE = '<script>alert(1)</script> ](x) "quoted" \u202e\x1b[31m'
@@ -94,12 +94,11 @@ def test_page_of_one_run_is_complete_and_reproducible(kept_run: RunFolder) -> No
         assert part in text
     for part in (
         started["versions"]["torch"],
-        "stop by SIGTERM",
         "gputrain evaluate kept --list mistakes",
         "schedule.warmup_epochs=1.0",
     ):
         assert part in text
-    assert sum(tag == "svg" and attributes.get("class") == "chart" for tag, attributes in page.tags) == 5
+    assert sum(tag == "svg" and attributes.get("class") == "chart" for tag, attributes in page.tags) == 4
 
 
 def test_page_loads_nothing_and_runs_nothing(kept_run: RunFolder, tmp_path: Path) -> None:
@@ -129,10 +128,10 @@ def test_page_shows_hostile_names_as_text(tmp_path: Path) -> None:
     source = make_page([run])
     page = Page(source)
     assert "script" not in {tag for tag, _ in page.tags}
-    assert page.text.count("<script>alert(1)</script> ](x)") >= 6
+    assert page.text.count("<script>alert(1)</script> ](x)") >= 5
     assert "\u202e" not in source and "\x1b" not in source
     images = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
-    assert len(images) == 4 and all(str(image).startswith("data:image/png;base64,") for image in images)
+    assert len(images) == 3 and all(str(image).startswith("data:image/png;base64,") for image in images)
 
 
 def test_page_of_several_runs_has_differences_and_seed_groups(tmp_path: Path) -> None:
@@ -141,19 +140,6 @@ def test_page_of_several_runs_has_differences_and_seed_groups(tmp_path: Path) ->
     text = " ".join(page.text.split())
     assert "3 runs compared" in text and "run.seed optim.lr" in text
     assert "mean ± standard deviation of seed-0, seed-1 (seeds)" in text
-
-
-def test_page_shows_sessions_failures_and_stretches_of_bottlenecks(tmp_path: Path) -> None:
-    start = make_gpu_run_started(time=100.0)
-    waiting = replace(make_epoch(1, time=110.0), data_wait=0.5)
-    failed = RankFailed(time=115.0, rank=2, device="GPU-2", cause="out of memory", code="out-of-memory")
-    resumed = replace(make_run_resumed(10, 120.0), devices=["GPU-9"], ranks=[])
-    events = (start, waiting, failed, resumed, replace(make_epoch(2, time=130.0), data_wait=0.6))
-    text = " ".join(Page(make_page([make_run_folder(tmp_path, "a", *events)])).text.split())
-    assert "ranks restarted after a failure: out of memory" in text and "resumed after step 10" in text
-    assert "rank 2: out of memory" in text
-    assert "1–2 2.0s waiting for data" in text
-    assert "Time of each epoch 1 2 epoch" in text
 
 
 def test_page_shows_the_users_own_metrics_of_each_epoch(tmp_path: Path) -> None:
@@ -177,7 +163,7 @@ def test_page_of_run_without_epoch(events: tuple[object, ...], tmp_path: Path) -
     assert "The run has no evaluation yet" in text
 
 
-def test_page_of_many_classes_has_picture_of_matrix(tmp_path: Path) -> None:
+def test_page_of_many_classes_is_small(tmp_path: Path) -> None:
     run = make_run_folder(tmp_path, "a", make_run_started(), make_epoch(1))
     counts = np.diag(np.full(300, 9)).tolist()
     counts[7][8] = 4
@@ -187,8 +173,7 @@ def test_page_of_many_classes_has_picture_of_matrix(tmp_path: Path) -> None:
     names = [f"class {number}" for number in range(300)]
     run.evaluation.write_text(json.dumps({"format": 1, "classes": names, "last": best, "best": best}))
     source = make_page([run])
-    assert "class 7</td><td>class 8</td><td>4</td>" in source
-    assert re.search(r'alt="Confusion matrix of 300 classes"', source)
+    assert re.search(r'alt="Confusion matrix"', source)
     assert len(source) < 300_000
 
 
