@@ -18,7 +18,7 @@ from engine.config.schema import Config
 from engine.distributed.interfaces import choose_interfaces
 from engine.distributed.node_plan import Backend, NodePlan
 from engine.distributed.rank_env import RankInfo
-from engine.distributed.rendezvous import rendezvous_host, wait_for_ranks
+from engine.distributed.rendezvous import wait_for_ranks
 from engine.distributed.topology import check_devices_unique, exchange_rank_devices
 from engine.distributed.watchdog import collective_timeout_s
 from engine.runs.records import RankDevice
@@ -43,8 +43,7 @@ def join_process_group(
     wait_for_ranks(store, rank_info, config.device.timeout)
     rank_devices = exchange_rank_devices(plan, rank_info, store)
     check_devices_unique(rank_devices)
-    host = rendezvous_host(config.device.init_method, os.environ)
-    os.environ.update(choose_interfaces(rank_info, store, host, os.environ))
+    os.environ.update(choose_interfaces(rank_info, store, os.environ))
     # Gloo of torch 2.9 prints a line for each group.
     silence = discarded_stdout() if torch.__version__ < "2.11" else nullcontext()
     with silence:

@@ -148,15 +148,6 @@ def get_from_rank(store: Store, rank: int, key: str) -> bytes:
         ) from error
 
 
-def rendezvous_host(init_method: str, environ: Mapping[str, str]) -> str:
-    """Return the host on which rank 0 listens, or "" if the ranks meet in a file."""
-    if init_method.startswith("file://"):
-        return ""
-    if init_method.startswith("tcp://"):
-        return _host_and_port(init_method, environ)[0]
-    return environ.get("MASTER_ADDR", "")
-
-
 def remove_rendezvous_file(init_method: str) -> None:
     """Delete the rendezvous file of a run. Later ranks would read its stale content and hang."""
     if init_method.startswith("file://"):

@@ -25,11 +25,15 @@ def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
+def interface_name(host: int) -> str:
+    return f"gpt{os.getpid()}-{host}"
+
+
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[list[list[str]]]:
     """Two hosts whose own names resolve to 127.0.1.1, as in Debian; yield the start of a command on each."""
     names = [f"gputrain-{os.getpid()}-{number}" for number in range(2)]
-    interfaces = [f"gpt{os.getpid()}-{number}" for number in range(2)]
+    interfaces = [interface_name(number) for number in range(2)]
     try:
         for name in names:
             ip("netns", "add", name)
@@ -66,13 +70,20 @@ def hosts(tmp_path: Path) -> Iterator[list[list[str]]]:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
-@pytest.mark.parametrize("master", ["address", "name"])
-def test_hosts_whose_names_resolve_to_loopback_connect(gputrain: Gputrain, hosts: list[list[str]], master: str) -> None:
+def test_hosts_whose_names_resolve_to_loopback_connect_through_the_given_interface(
+    gputrain: Gputrain, hosts: list[list[str]]
+) -> None:
     arguments = ["run", "--headless", "digits", "--model", "linear", "--epochs", "1", "--name", "a", "--gpus", "cpu"]
-    host = ADDRESSES[0] if master == "address" else hosts[0][3]
     ranks = []
     for rank, command in enumerate(hosts):
-        variables = [f"RANK={rank}", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", f"MASTER_ADDR={host}"]
+        variables = [
+            f"RANK={rank}",
+            "WORLD_SIZE=2",
+            "LOCAL_RANK=0",
+            "LOCAL_WORLD_SIZE=1",
+            f"MASTER_ADDR={ADDRESSES[0]}",
+        ]
+        variables += [f"GLOO_SOCKET_IFNAME={interface_name(rank)}"]
         launched = [*command, "env", *variables, "MASTER_PORT=29731", GPUTRAIN, *arguments, "device.timeout=30"]
         ranks.append(gputrain.start(*launched))
     for process in ranks:
