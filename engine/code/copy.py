@@ -1,4 +1,4 @@
-"""Copy the working tree of a repository, so that a run does not see later edits.
+"""Copy the working tree of a repository and of those within it, so that a run does not see later edits.
 
 Tracked files and untracked ones that are not ignored are copied as they are on the disk, so that no filter of git runs.
 What is ignored, such as `data/`, is linked, and so are files that are large, secret, or stored by a filter. A program
@@ -77,8 +77,8 @@ def plan_copy(repository: Repository, runs_dir: Path) -> CopyPlan:
     if runs == root or root.is_relative_to(runs):
         reason = f"the runs folder {printable(str(runs))} is the repository itself or above it"
         raise UsageError.one("run.snapshot", reason, "use another one with --runs-dir", code="conflict")
-    paths = [*modes, *list_untracked(repository, runs_dir, for_copy=True)]
-    filtered = filtered_paths(repository, paths) if repository.settings else set()
+    paths = [*modes, *list_untracked(repository, runs_dir, hidden=True)]
+    filtered = filtered_paths(repository, paths)
     real_folders: dict[str, bool] = {}
     for path in dict.fromkeys(paths):
         folder = os.path.dirname(path.rstrip("/"))  # noqa: PTH120 (of thousands)
@@ -95,7 +95,7 @@ def plan_copy(repository: Repository, runs_dir: Path) -> CopyPlan:
         if modes.get(path) == MODULE_MODE or path.endswith("/"):
             # A submodule, or a repository that is nested in this one. Any other folder has taken the place of a tracked
             # file, and what is in it is untracked.
-            plan.linked.append(path.rstrip("/"))
+            _add_nested(plan, root, path.rstrip("/"), runs_dir)
         elif is_secret_file(path) or path in filtered or status.st_size > MAX_COPIED_FILE_BYTES:
             plan.linked.append(path)
         elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
@@ -103,11 +103,21 @@ def plan_copy(repository: Repository, runs_dir: Path) -> CopyPlan:
     ignored = repository.lines("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
     for path in ignored:
         plan.linked += _linked_below(root, path.rstrip("/"), runs)
-    plan.linked.sort()
     if plan.size_bytes > MAX_COPIED_BYTES or len(plan.copied) > MAX_COPIED_FILES:
         reason = f"{plan} in {printable(str(root))} are too much to copy"
         raise UsageError.one("run.snapshot", reason, "add data to .gitignore, which is linked", code="too-large")
     return plan
+
+
+def _add_nested(plan: CopyPlan, root: Path, path: str, runs_dir: Path) -> None:
+    """Add what a copy of a repository within the repository contains. Raises as `plan_copy` does."""
+    if not os.path.lexists(root / path / ".git"):
+        if any((root / path).iterdir()):
+            raise GitError(f"contains {printable(path)}, a submodule with files, but without a repository")
+        return
+    nested = plan_copy(Repository(root / path), runs_dir)
+    plan.copied |= {f"{path}/{name}": status for name, status in nested.copied.items()}
+    plan.linked += [f"{path}/{name}" for name in nested.linked]
 
 
 def _staged(line: str) -> tuple[str, str]:

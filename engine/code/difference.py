@@ -1,38 +1,33 @@
-"""The difference of code between two runs.
+"""The difference of code between two runs: git compares two folders with the files that differ.
 
-Where the repository still has both commits, git compares the two states (`engine.code.trees`); otherwise what each run
-had changed since its commit is compared. `gputrain compare` and `gputrain report --code` show it. Code is text of
-others: it is escaped and bounded.
+`gputrain compare` and `gputrain report --code` show it. Code is text of others: it is escaped and bounded, and a diff
+of somebody else's run is applied in a temporary folder, where git checks its paths.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import unified_diff
-from functools import cached_property
 from pathlib import Path
 
-from engine.code.digests import CodeDigests
-from engine.code.git import GitError, Repository, find_repository
+from engine.code.git import GitError, Repository, find_repository, run_git
 from engine.code.kinds import is_code
-from engine.code.patches import MAX_PATCH_BYTES, split_patch
 from engine.code.record import PATCH_FILE, UNTRACKED_FOLDER, CodeRecord, read_code_record
 from engine.code.state import MAX_FILE_BYTES, MAX_UNTRACKED_FILES, is_below
-from engine.code.trees import ChangedFile, RecordedState, compare_states, has_commit
 from engine.runs.folder import RunFolder
-from engine.utils.files import open_regular_file, read_bytes
+from engine.utils.files import read_bytes
 from engine.utils.redaction import redact_text
-from engine.utils.text import pluralize, printable
+from engine.utils.text import printable
 
-# difflib takes a second for 5,000 lines that differ everywhere.
-MAX_FILE_LINES = 2000
+MAX_PATCH_BYTES = 1 << 24
 MAX_LINE_CHARACTERS = 300
 MAX_LINES = 400
-MAX_LISTED_FILES = 40
-BINARY_MARK = b"\nGIT binary patch\n"
+# Files that are compared.
+MAX_FILES = 1000
+NO_PROGRAMS = ("--no-ext-diff", "--no-textconv", "--no-color", "--no-renames")
 
 
 @dataclass(frozen=True)
@@ -44,211 +39,159 @@ class CodeText:
     more: int = 0
 
 
+@dataclass(frozen=True)
 class StoredCode:
-    """The code that a run has recorded. Its files are read when they are needed."""
+    """The code that a run has recorded."""
 
-    def __init__(self, folder: RunFolder, record: CodeRecord) -> None:
-        self.name, self.folder, self.record = folder.name, folder, record
-        self._patches: Mapping[str, bytes] | None = None
-
-    @cached_property
-    def compared(self) -> Mapping[str, str]:
-        """The digests of all files that count as code and differ from the commit."""
-        return self.record.digests.compared
+    folder: RunFolder
+    record: CodeRecord
 
     @property
-    def state(self) -> RecordedState:
-        """What is stored of the code, without binary files and without what counts as no code."""
-        patches = [patch for patch in self._read_patches().values() if BINARY_MARK not in patch]
-        paths = [path for path in self.record.digests.untracked if is_code(path)][:MAX_UNTRACKED_FILES]
-        contents = ((path, self._read_untracked(path)) for path in paths)
-        untracked = {path: content for path, content in contents if content is not None}
-        return RecordedState(self.record.digests.commit, patches, untracked)
+    def patch(self) -> bytes:
+        """The diff of the tracked files; b"" if it cannot be read."""
+        with suppress(OSError):
+            return read_bytes(self.folder.code / PATCH_FILE, MAX_PATCH_BYTES)
+        return b""
 
-    @property
-    def repositories(self) -> Iterator[Repository]:
-        """Where its commit may be. Only for own runs: somebody else's run does not choose where git reads."""
-        for place in (Path(self.record.root), self.folder.path):
-            if (repository := find_repository(place)) is not None:
-                yield repository
-
-    def lines_of(self, path: str) -> list[str] | None:
-        """Return the diff of a file, or its lines if it is untracked; an empty list if the run has not changed it, and
-        None if it is not stored as text."""
-        if path not in self.compared:
-            return []
-        content = self._content(path)
-        if content is None or BINARY_MARK in content:
-            return None
-        # The IDs of the content follow from the content.
-        lines = content.decode(errors="replace").splitlines()
-        return [line for line in lines if not line.startswith(("diff --git ", "index "))]
-
-    def _content(self, path: str) -> bytes | None:
-        return self._read_patches().get(path) if path in self.record.digests.changed else self._read_untracked(path)
-
-    def _read_untracked(self, path: str) -> bytes | None:
-        if path not in self.record.digests.untracked or not is_below(path):
-            return None
-        try:
-            return _read_below(self.folder.code / UNTRACKED_FOLDER, path)
-        except OSError:
-            return None
-
-    def _read_patches(self) -> Mapping[str, bytes]:
-        if self._patches is None:
-            self._patches = {}
-            with suppress(OSError):
-                stored = read_bytes(self.folder.code / PATCH_FILE, MAX_PATCH_BYTES)
-                self._patches = split_patch(stored, list(self.record.digests.changed))
-        return self._patches
-
-
-def _read_below(folder: Path, path: str) -> bytes:
-    """Return the content of a file below a folder. Raises OSError, also if a part of its path is a link."""
-    *folders, name = path.split("/")
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        for part in folders:
-            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
-            os.close(handle)
-            handle = inner
-        with open_regular_file(name, MAX_FILE_BYTES, dir_fd=handle) as file:
-            return file.read(MAX_FILE_BYTES)
-    finally:
-        os.close(handle)
-
-
-def read_stored_code(folder: RunFolder) -> StoredCode | None:
-    """Return the code that a run has recorded; None if it has none."""
-    record = read_code_record(folder)
-    return None if record is None else StoredCode(folder, record)
-
-
-def compare_code(first: StoredCode, second: StoredCode, max_lines: int = MAX_LINES) -> CodeText | None:
-    """Return how the code of the second run differs from that of the first; None if it does not."""
-    before, after = first.record.digests, second.record.digests
-    if before.fingerprint == after.fingerprint:
-        return None
-    title = f"Code of {second.name} against {first.name}"
-    lines = [_commit_line(before, after)] if before.commit != after.commit else []
-    try:
-        lines += _compare_trees(first, second)
-    except GitError as error:
-        lines.append(str(error))
-        lines.append("In its place, how the changes since the commits differ, as they are recorded:")
-        for path in _differing(first, second):
-            lines += _file_lines(first, second, path)
-    if before.rest != after.rest:
-        lines.append("Untracked files that are not recorded differ.")
-    return _bounded(title, lines, max_lines)
-
-
-def _compare_trees(first: StoredCode, second: StoredCode) -> list[str]:
-    """Return the files that differ, and the diff between the code of two runs.
-
-    Raises GitError, whose message names the repository, if there is none any more, or it cannot be read."""
-    repository = _find_commits(first, second)
-    try:
-        found = compare_states(repository, first.state, second.state)
-    except GitError as error:
-        raise GitError(f"{repository.root} {error}", code=error.code) from error
-    except OSError as error:
-        raise GitError(f"{repository.root} cannot be compared: {error.strerror}") from error
-    lines = list(map(_changed_line, found.files[:MAX_LISTED_FILES]))
-    if len(found.files) > MAX_LISTED_FILES:
-        lines.append(f"and {pluralize(len(found.files) - MAX_LISTED_FILES, 'more file')}")
-    for path in _differing(first, second):
-        if unread := [code for code in (second, first) if code.lines_of(path) is None]:
-            code = next((each for each in unread if path in each.record.digests.skipped), unread[0])
-            lines.append(f"{path}: differs; {_unshown(code, path)}")
-    return lines + found.diff.decode(errors="replace").splitlines()
-
-
-def _find_commits(first: StoredCode, second: StoredCode) -> Repository:
-    """Return a repository that has the commits of both runs.
-
-    Raises GitError, whose message names the repository."""
-    own = [code for code in (first, second) if code.folder.is_own]
-    if not own:
-        raise GitError("No repository is read: both runs belong to other users", code="foreign-owner")
-    failure = GitError(f"{own[-1].record.root} is no repository with both commits any more", code="not-found")
-    for repository in dict.fromkeys(repository for code in own for repository in code.repositories):
-        try:
-            if all(has_commit(repository, code.record.digests.commit) for code in (first, second)):
-                return repository
-        except GitError as error:
-            failure = GitError(f"{repository.root} {error}", code=error.code)
-    raise failure
-
-
-def _changed_line(file: ChangedFile) -> str:
-    return f"{file.path}: {'binary' if file.added is None else f'+{file.added} -{file.deleted}'}"
-
-
-def _differing(first: StoredCode, second: StoredCode) -> list[str]:
-    before, after = first.compared, second.compared
-    return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+    def untracked(self) -> Iterator[tuple[str, bytes]]:
+        """Yield path and content of the untracked files of code. No link is followed."""
+        home = Path(os.path.realpath(self.folder.code)) / UNTRACKED_FOLDER
+        for path in [path for path in self.record.digests.untracked if is_code(path)][:MAX_UNTRACKED_FILES]:
+            file = home / path
+            if is_below(path) and os.path.realpath(file) == str(file):
+                with suppress(OSError):
+                    yield path, read_bytes(file, MAX_FILE_BYTES)
 
 
 def code_differences(runs: Sequence[object], reference: int, max_lines: int = MAX_LINES) -> Iterator[CodeText]:
     """Yield how the code of each run differs from that of the run with the index `reference`.
 
     Runs of other programs have no recorded code."""
-    codes = [read_stored_code(run) if isinstance(run, RunFolder) else None for run in runs]
+    codes = [_read_stored_code(run) if isinstance(run, RunFolder) else None for run in runs]
     if (first := codes[reference]) is None:
         return
     for code in codes:
-        if code is not None and (text := compare_code(first, code, max_lines)) is not None:
-            yield text
+        if code is not None and code.record.digests.fingerprint != first.record.digests.fingerprint:
+            yield _bounded(f"Code of {code.folder.name} against {first.folder.name}", _compare(first, code), max_lines)
 
 
 def code_texts(runs: Sequence[object]) -> list[CodeText]:
     """Return what a page shows of the code of its runs: the code of the first one, and the differences from it.
 
     Pages are passed on, so what looks like a secret is hidden."""
-    codes = (read_stored_code(run) for run in runs if isinstance(run, RunFolder))
+    codes = (_read_stored_code(run) for run in runs if isinstance(run, RunFolder))
     first = next((code for code in codes if code is not None), None)
     if first is None:
         return []
-    own = [run for run in runs if isinstance(run, RunFolder) and run.name != first.name]
-    texts = [describe_changes(first), *code_differences([first.folder, *own], 0)]
+    own = [run for run in runs if isinstance(run, RunFolder) and run.name != first.folder.name]
+    texts = [_describe_changes(first), *code_differences([first.folder, *own], 0)]
     return [replace(text, lines=tuple(map(redact_text, text.lines))) for text in texts]
 
 
-def describe_changes(code: StoredCode, max_lines: int = MAX_LINES) -> CodeText:
+def _read_stored_code(folder: RunFolder) -> StoredCode | None:
+    record = read_code_record(folder)
+    return None if record is None else StoredCode(folder, record)
+
+
+def _describe_changes(code: StoredCode) -> CodeText:
     """Return the commit of a run, and what it had changed since."""
-    lines = [f"commit {code.record.digests.commit or 'none'} in {code.record.root}"]
-    for path in code.compared:
-        if path in code.record.digests.modules and path not in code.record.digests.skipped:
-            # A submodule as the commit has it.
+    digests = code.record.digests
+    lines = [f"commit {digests.commit or 'none'} in {code.record.root}", *_lines(code.patch)]
+    for path, content in code.untracked():
+        lines += [path, *_lines(content)]
+    lines += [f"{path}: not stored: {reason}" for path, reason in digests.skipped.items()]
+    return _bounded(f"Code of {code.folder.name}", lines, MAX_LINES)
+
+
+def _compare(first: StoredCode, second: StoredCode) -> list[str]:
+    before, after = first.record.digests, second.record.digests
+    lines = []
+    if before.commit != after.commit:
+        lines.append(f"commit {after.commit or 'none'} in place of {before.commit or 'none'}")
+    unstored = before.skipped.keys() | after.skipped.keys()
+    differing = (path for path in sorted(unstored) if before.changed.get(path) != after.changed.get(path))
+    lines += [f"{path}: differs, and is not stored" for path in differing]
+    with tempfile.TemporaryDirectory(prefix="gputrain-code-") as name:
+        place = Path(name)
+        try:
+            repository = _find_commits(first, second)
+            paths = {*before.changed, *after.changed}
+            if before.commit and after.commit and before.commit != after.commit:
+                names = ("diff-tree", "-r", "-z", "--name-only", *NO_PROGRAMS, before.commit, after.commit)
+                paths |= {*repository.lines(*names)}
+            for side, code in (("a", first), ("b", second)):
+                _write_state(place / side, code, repository, sorted(paths)[:MAX_FILES])
+        except (GitError, OSError) as error:
+            place = place / "recorded"
+            lines += [str(error), "In its place, the recorded changes since the commits are compared:"]
+            for side, code in (("a", first), ("b", second)):
+                _write(place / side / PATCH_FILE, code.patch)
+                _write_untracked(place / side, code)
+        try:
+            # Exit code 1: they differ.
+            output = run_git(["diff", "--no-index", "--no-prefix", *NO_PROGRAMS, "a", "b"], place, b"", (0, 1), {})
+        except GitError as error:
+            return [*lines, str(error)]
+    return lines + _lines(output)
+
+
+def _find_commits(first: StoredCode, second: StoredCode) -> Repository:
+    """Return a repository of the user's own runs that has the commits of both runs. Raises GitError."""
+    own = [code for code in (first, second) if code.folder.is_own]
+    if not own:
+        # Somebody else's run does not choose where git reads.
+        raise GitError("No repository is read: both runs belong to other users", code="foreign-owner")
+    failure = GitError(f"{own[-1].record.root} is no repository with both commits any more", code="not-found")
+    for place in [Path(code.record.root) for code in own] + [code.folder.path for code in own]:
+        if (repository := find_repository(place)) is None:
             continue
-        content = code.lines_of(path)
-        lines += [f"{path}: {_unshown(code, path)}"] if content is None else [path, *content]
-    return _bounded(f"Code of {code.name}", lines, max_lines)
+        try:
+            for code in (first, second):
+                if commit := code.record.digests.commit:
+                    repository.read("rev-parse", "--quiet", "--verify", f"{commit}^{{commit}}")
+            return repository
+        except GitError as error:
+            failure = GitError(f"{repository.root} {error}", code=error.code)
+    raise failure
 
 
-def _commit_line(first: CodeDigests, second: CodeDigests) -> str:
-    return f"commit {second.commit or 'none'} in place of {first.commit or 'none'}"
+def _write_state(folder: Path, code: StoredCode, repository: Repository, paths: Sequence[str]) -> None:
+    """Write files as a run had them: those of its commit, with its diff, and untracked ones.
+
+    Raises GitError and OSError."""
+    folder.mkdir()
+    digests = code.record.digests
+    if digests.commit:
+        named = [path for path in paths if "\n" not in path and is_below(path)]
+        given = "".join(f"{digests.commit}:{path}\n" for path in named).encode(errors="surrogateescape")
+        output = repository.read("cat-file", "--batch", stdin=given)
+        for path in named:
+            header, _, output = output.partition(b"\n")
+            kind, _, size = header.rpartition(b" ")
+            if not kind.endswith(b" blob"):
+                continue
+            content, output = output[: int(size)], output[int(size) + 1 :]
+            _write(folder / path, content)
+    if patch := code.patch:
+        # git refuses paths that lead out, and what is behind a link.
+        skipped = [f"--exclude={path}" for path in digests.skipped if path in digests.changed]
+        run_git(["apply", "--whitespace=nowarn", *skipped, "-"], folder, patch, (0,), {})
+    _write_untracked(folder, code)
 
 
-def _file_lines(first: StoredCode, second: StoredCode, path: str) -> Iterator[str]:
-    before, after = first.lines_of(path), second.lines_of(path)
-    if before is None or after is None:
-        reason = _unshown(first if before is None else second, path)
-        yield f"{path}: differs; {reason}"
-        return
-    if max(len(before), len(after)) > MAX_FILE_LINES:
-        yield f"{path}: differs in {pluralize(max(len(before), len(after)), 'line')}, too many to compare"
-        return
-    yield path
-    found = list(unified_diff(before, after, lineterm="", n=2))
-    # The first two lines name two files, but both sides are runs.
-    yield from found[2:] or ["the lines are the same, their order of bytes is not"]
+def _write_untracked(folder: Path, code: StoredCode) -> None:
+    for path, content in code.untracked():
+        if os.path.realpath(folder / path) == os.path.join(os.path.realpath(folder), path):  # noqa: PTH118 (text)
+            _write(folder / path, content)
 
 
-def _unshown(code: StoredCode, path: str) -> str:
-    return f"not stored: {code.record.digests.skipped.get(path, 'no text')}"
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def _lines(content: bytes) -> list[str]:
+    return content.decode(errors="replace").splitlines()
 
 
 def _bounded(title: str, lines: list[str], max_lines: int) -> CodeText:

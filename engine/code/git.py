@@ -1,22 +1,16 @@
 """Run git in a repository that may be somebody else's: its config starts no program, and nothing in it is written.
 
 A repository that was unpacked from an archive has a `.git/config` of its own. It can name programs for hooks, filters,
-the file system monitor, external diffs and transports. Each of them is disabled here; `engine.code.state` uses commands
-that need none.
+the file system monitor, external diffs and transports. Each of them is disabled here.
 """
 
 from __future__ import annotations
 
 import os
-import resource
-import select
-import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -24,15 +18,8 @@ from engine.utils.errors import CodedError
 from engine.utils.text import printable
 from engine.utils.trust import describe_user
 
-# All commands for one run together. Network file systems answer in milliseconds per file.
+# Of one command. Network file systems answer in milliseconds per file.
 TIMEOUT_SECONDS = 30.0
-# A killed process on a file system that does not answer does not end.
-END_SECONDS = 1.0
-READ_BYTES = 1 << 20
-# The names of all files of a repository of a million files.
-MAX_OUTPUT_BYTES = 1 << 27
-MAX_ERROR_BYTES = 1 << 12
-MAX_MEMORY_BYTES = 1 << 32
 # Options precede the config of the repository. Without a pager, hooks and a monitor; paths above ASCII unquoted.
 _OPTIONS = (
     "--no-pager",
@@ -43,10 +30,8 @@ _OPTIONS = (
     *("-c", "core.untrackedCache=false"),
     *("-c", "protocol.allow=never"),
     *("-c", "submodule.recurse=false"),
-    # It would put a part of any index that is written into the repository.
-    *("-c", "core.splitIndex=false"),
     # The content of larger files is not diffed.
-    *("-c", "core.bigFileThreshold=16m"),
+    *("-c", "core.bigFileThreshold=1m"),
 )
 # No locks for a refreshed index, no questions, and no transport for objects that a partial clone lacks.
 _VARIABLES = {
@@ -56,10 +41,8 @@ _VARIABLES = {
     "GIT_ALLOW_PROTOCOL": "none",
     "LC_ALL": "C",
 }
-# The user's own settings. `GIT_CONFIG` alone would have `git config` list those of another file, and other variables of
-# git would select another repository or start programs.
+# The user's own settings. Other variables of git would select another repository or start programs.
 _KEPT_PREFIX = "GIT_CONFIG_"
-MAX_SETTINGS_BYTES = 1 << 20
 _FILTER_SETTINGS = ("clean", "smudge", "process")
 
 
@@ -71,45 +54,29 @@ class GitError(CodedError):
 
 @dataclass(frozen=True)
 class Repository:
-    """The working tree `root` of a git repository, which has the folder or file `.git`.
-
-    `deadline` is when its commands must have ended, in monotonic seconds. `variables` are added to their
-    environment."""
+    """The working tree `root` of a git repository, which has the folder or file `.git`."""
 
     root: Path
-    deadline: float = field(default_factory=lambda: time.monotonic() + TIMEOUT_SECONDS, compare=False)
-    variables: Mapping[str, str] = field(default_factory=dict, compare=False)
 
-    def read(
-        self,
-        *arguments: str,
-        stdin: bytes = b"",
-        max_bytes: int = MAX_OUTPUT_BYTES,
-        exit_codes: Sequence[int] = (0,),
-    ) -> tuple[bytes, bool]:
-        """Return the output of a git command, and whether it is complete: at most `max_bytes` are read.
+    def read(self, *arguments: str, stdin: bytes = b"", exit_codes: Sequence[int] = (0,)) -> bytes:
+        """Return the output of a git command. Raises GitError, also for another exit code than these."""
+        try:
+            # `core.worktree` of the repository, or a damaged `.git`, would lead to other files.
+            tree = {"GIT_WORK_TREE": str(self.root)}
+            return run_git([*self._filter_options, *arguments], self.root, stdin, exit_codes, tree)
+        except GitError as error:
+            raise self._owner_problem() or error from error
 
-        Raises GitError, also for another exit code than these."""
-        return self._read(arguments, stdin, max_bytes, self._filter_options, exit_codes)
-
-    def lines(self, *arguments: str, stdin: bytes = b"", max_bytes: int = MAX_OUTPUT_BYTES) -> list[str]:
+    def lines(self, *arguments: str, stdin: bytes = b"") -> list[str]:
         """Return the parts of the output of a git command that ends each with a null byte. Raises GitError."""
-        output, is_complete = self.read(*arguments, stdin=stdin, max_bytes=max_bytes)
-        # What follows the last null byte is empty, or cut.
-        parts = [os.fsdecode(part) for part in output.split(b"\0")[:-1]]
-        if not is_complete and not parts:
-            raise GitError(f"git {arguments[0]} has one line of more than {max_bytes} bytes")
-        return parts
+        return [os.fsdecode(part) for part in self.read(*arguments, stdin=stdin).split(b"\0")[:-1]]
 
     @cached_property
     def settings(self) -> Mapping[str, str]:
         """The settings that decide what is read: filters, and whether untracked files count. Raises GitError."""
         pattern = r"^(filter\..*|status\.showuntrackedfiles)$"
         # Exit code 1: none is set.
-        output, is_complete = self._read(("config", "-z", "--get-regexp", pattern), b"", MAX_SETTINGS_BYTES, (), (0, 1))
-        if not is_complete:
-            # A filter that is not read would not be disabled.
-            raise GitError(f"has filters in settings of more than {MAX_SETTINGS_BYTES} bytes", code="too-large")
+        output = run_git(("config", "-z", "--get-regexp", pattern), self.root, b"", (0, 1), {})
         pairs = (os.fsdecode(part).partition("\n") for part in output.split(b"\0")[:-1])
         return {name: value for name, _, value in pairs}
 
@@ -124,87 +91,42 @@ class Repository:
         settings += [f"{name}.required=false" for name in sorted(names)]
         return [option for setting in settings for option in ("-c", setting)]
 
-    def _read(
-        self,
-        arguments: Sequence[str],
-        stdin: bytes,
-        max_bytes: int,
-        options: Sequence[str],
-        exit_codes: Sequence[int] = (0,),
-    ) -> tuple[bytes, bool]:
-        errors, given = os.memfd_create("git-errors"), os.memfd_create("git-input")
-        try:
-            os.write(given, stdin) if stdin else None
-            os.lseek(given, 0, os.SEEK_SET)
-            process = self._start([*_OPTIONS, *options, *arguments], given, errors)
-            try:
-                output, is_complete = self._read_output(process, max_bytes)
-                if is_complete and self._exit_code(process) not in exit_codes:
-                    raise self._failure(arguments[0], os.pread(errors, MAX_ERROR_BYTES, 0))
-            finally:
-                _end(process)
-        finally:
-            os.close(errors)
-            os.close(given)
-        return output, is_complete
-
-    def _start(self, arguments: Sequence[str], stdin: int, stderr: int) -> subprocess.Popen[bytes]:
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("GIT_") or name.startswith(_KEPT_PREFIX)
-        }
-        # `core.worktree` of the repository, or a damaged `.git`, would lead to other files.
-        environment |= {"GIT_WORK_TREE": str(self.root), "GIT_CEILING_DIRECTORIES": str(self.root.parent)}
-        try:
-            process = subprocess.Popen(  # noqa: S603 (without a shell; see the module)
-                [find_git(), *arguments],
-                cwd=self.root,
-                env={**environment, **_VARIABLES, **self.variables},
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise GitError(f"cannot be read: git cannot be started ({error.strerror})") from error
-        with suppress(OSError):
-            # Compressed objects can be a thousand times as large as their files.
-            resource.prlimit(process.pid, resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-        return process
-
-    def _read_output(self, process: subprocess.Popen[bytes], max_bytes: int) -> tuple[bytes, bool]:
-        assert process.stdout is not None  # noqa: S101 - see `_start`
-        descriptor, output = process.stdout.fileno(), bytearray()
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        while len(output) <= max_bytes:
-            if not poll.poll(1000 * self._seconds_left()):
-                raise GitError(f"is not read: git has not answered for {TIMEOUT_SECONDS:g} s", code="timed-out")
-            if not (data := os.read(descriptor, READ_BYTES)):
-                return bytes(output), True
-            output += data
-        return bytes(output[:max_bytes]), False
-
-    def _exit_code(self, process: subprocess.Popen[bytes]) -> int:
-        try:
-            return process.wait(self._seconds_left())
-        except subprocess.TimeoutExpired as error:
-            raise GitError(f"is not read: git has not ended after {TIMEOUT_SECONDS:g} s", code="timed-out") from error
-
-    def _seconds_left(self) -> float:
-        return max(self.deadline - time.monotonic(), 0.0)
-
-    def _failure(self, command: str, errors: bytes) -> GitError:
-        """Return why a command has failed. git refuses the repository of another user (safe.directory)."""
+    def _owner_problem(self) -> GitError | None:
+        """Return why git refuses the repository of another user (safe.directory)."""
         for path in (self.root, self.root / ".git"):
             with suppress(OSError):
                 if (uid := path.lstat().st_uid) not in (os.geteuid(), int(os.environ.get("SUDO_UID", -1))):
                     advice = f"if you trust it: git config --global --add safe.directory '{printable(str(self.root))}'"
                     reason = f"belongs to {describe_user(uid)}, and git does not read it; {advice}"
                     return GitError(reason, code="foreign-owner")
-        last = next(iter(reversed(errors.decode(errors="replace").splitlines())), "no message")
-        return GitError(f"cannot be read: git {command}: {printable(last)}")
+        return None
+
+
+def run_git(
+    arguments: Sequence[str], cwd: Path, stdin: bytes, exit_codes: Sequence[int], variables: Mapping[str, str]
+) -> bytes:
+    """Return the output of a git command in a folder, no matter which repository is above it. Raises GitError."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    kept |= {name: value for name, value in os.environ.items() if name.startswith(_KEPT_PREFIX)}
+    environment = {**kept, **_VARIABLES, "GIT_CEILING_DIRECTORIES": str(cwd.parent), **variables}
+    try:
+        done = subprocess.run(  # noqa: S603 (without a shell; see the module)
+            ["git", *_OPTIONS, *arguments],  # noqa: S607 (git is where the user has it)
+            input=stdin,
+            capture_output=True,
+            cwd=cwd,
+            env=environment,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise GitError(f"is not read: git has not ended after {TIMEOUT_SECONDS:g} s", code="timed-out") from error
+    except OSError as error:
+        raise GitError(f"is not read: git cannot be started ({error.strerror})", code="not-installed") from error
+    if done.returncode not in exit_codes:
+        last = next(iter(reversed(done.stderr.decode(errors="replace").splitlines())), "no message")
+        raise GitError(f"cannot be read: git: {printable(last)}")
+    return done.stdout
 
 
 def find_repository(folder: Path) -> Repository | None:
@@ -212,22 +134,3 @@ def find_repository(folder: Path) -> Repository | None:
     real = Path(os.path.realpath(folder))
     root = next((each for each in (real, *real.parents) if os.path.lexists(each / ".git")), None)
     return None if root is None else Repository(root)
-
-
-def find_git() -> str:
-    """Return the path of git. A relative folder of PATH could be in the repository. Raises GitError."""
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    program = shutil.which("git", path=os.pathsep.join(each for each in folders if os.path.isabs(each)))  # noqa: PTH117
-    if program is None:
-        raise GitError("is not read: git is not installed", code="not-installed")
-    return program
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_SECONDS)
-    if process.stdout is not None:
-        process.stdout.close()

@@ -50,16 +50,6 @@ def is_code(path: str) -> bool:
     return ending not in DATA_ENDINGS and RESULT_WORDS.isdisjoint(_WORD.findall(name.casefold()))
 
 
-def is_program(path: str) -> bool:
-    """Whether a file is a program by its name."""
-    return _ending(path) in PROGRAM_ENDINGS
-
-
-def is_library(path: str) -> bool:
-    """Whether a file is compiled code by its name."""
-    return _ending(path) in LIBRARY_ENDINGS
-
-
 def is_imported(path: str) -> bool:
     """Whether programs that are there already may find a new file: a module, a header or a nested repository."""
     return path.endswith("/") or _ending(path) in IMPORTED_ENDINGS

@@ -13,16 +13,15 @@ Only its user can read the folder. Nothing in it is sent to another service.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from engine.code.copy import copy_code, plan_copy
-from engine.code.digests import CodeDigests
 from engine.code.git import Repository, find_repository
 from engine.code.kinds import is_imported
-from engine.code.state import read_code, read_folder_code
+from engine.code.state import CodeDigests, read_code
 from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
 from engine.runs.records import CodeSummary
 from engine.utils.codec import ENTRIES, FileRecord, InvalidRecordError, decode, write_record
@@ -79,7 +78,7 @@ def capture_code(folder: RunFolder, cwd: Path, *, snapshot: bool = False) -> Cod
     target = folder.code
     target.mkdir(mode=0o700)
     linked = copy_code(repository, target / CODE_COPY, runs_dir) if snapshot else ()
-    _write_private(target / PATCH_FILE, b"".join(state.patches.values()))
+    _write_private(target / PATCH_FILE, state.patch)
     for path, content in state.untracked.items():
         _write_private(target / UNTRACKED_FOLDER / path, content)
     record = CodeRecord(
@@ -135,26 +134,13 @@ def read_code_record(folder: RunFolder) -> CodeRecord | None:
 
 
 def find_difference(record: CodeRecord, cwd: Path, runs_dir: Path) -> CodeDifference:
-    """Return how the code around a folder differs from that of a run: of the run of a copy, what the copy links to.
-
-    Raises GitError."""
-    if not record.snapshot:
-        if (state := read_folder_code(cwd, runs_dir)) is None:
-            return CodeDifference(f"its folder is in no git repository any more, and was in {printable(record.root)}")
-        return compare_digests(record.digests, state.digests)
-    linked = {*record.linked}
-    if linked.isdisjoint(path.rstrip("/") for path in record.digests.compared):
-        return CodeDifference()
-    state = read_folder_code(Path(record.root), runs_dir)
-    # A repository above it may be found in its place.
-    if state is None or str(state.root) != record.root:
-        root = printable(record.root)
-        return CodeDifference(f"{root}, to which the copy links, is no git repository any more")
-    files = tuple(path for path in compare_digests(record.digests, state.digests).files if path.rstrip("/") in linked)
-    return CodeDifference(f"{_list_files(files)} outside of the copy" if files else "", files)
+    """Return how the code around a folder differs from that of a run, which has no copy of it. Raises GitError."""
+    if (repository := find_repository(cwd)) is None:
+        return CodeDifference(f"its folder is in no git repository any more, and was in {printable(record.root)}")
+    return _compare_digests(record.digests, read_code(repository, runs_dir).digests)
 
 
-def compare_digests(recorded: CodeDigests, current: CodeDigests) -> CodeDifference:
+def _compare_digests(recorded: CodeDigests, current: CodeDigests) -> CodeDifference:
     """Return how the code of a working tree differs from that of a run.
 
     New untracked files count if they may be imported: otherwise the same command in the same files does not name
@@ -171,14 +157,8 @@ def compare_digests(recorded: CodeDigests, current: CodeDigests) -> CodeDifferen
         if before.get(path) != after.get(path) and (path in before or path in current.changed or is_imported(path))
     )
     if files:
-        parts.append(_list_files(files))
-    if recorded.rest != current.rest:
-        parts.append("untracked files that are not recorded")
+        parts.append(f"{pluralize(len(files), 'file')} ({list_names([printable(path) for path in files])})")
     return CodeDifference(", ".join(parts), files)
-
-
-def _list_files(files: Sequence[str]) -> str:
-    return f"{pluralize(len(files), 'file')} ({list_names([printable(path) for path in files])})"
 
 
 def _write_private(path: Path, content: bytes) -> None:

@@ -84,7 +84,7 @@ def stored_code(folder: RunFolder) -> RunCode:
 
 def code_changed(code: RunCode, folder: RunFolder, cwd: Path, known: str) -> CodeChanged | None:
     """Return how the code differs from that with which the run was made; None if that is `known` or not recorded."""
-    if code.record is None:
+    if code.record is None or code.record.snapshot:
         return None
     from engine.code.git import GitError
     from engine.code.record import find_difference
@@ -92,8 +92,7 @@ def code_changed(code: RunCode, folder: RunFolder, cwd: Path, known: str) -> Cod
     try:
         difference = find_difference(code.record, cwd, shown_path(folder.root).parent)
     except GitError as error:
-        place = code.record.root if code.record.snapshot else str(cwd)
-        message = f"{printable(place)} {error}"
+        message = f"{printable(str(cwd))} {error}"
         return None if message == known else CodeChanged(message=message, files=[])
     if difference.message == known:
         return None

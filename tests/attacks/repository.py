@@ -80,14 +80,6 @@ def attack(stage: Stage) -> None:
     stage.gained(marker.exists(), "executed code through a repository that the victim has unpacked")
 
     compare_planted_runs(stage, own)
-    # A filter behind more settings than are read.
-    many = f"x = {'x' * 1000}\n" * 1100
-    with (own / ".git" / "config").open("a") as config:
-        config.write(f'[filter "a"]\n{many}[filter "late"]\nclean = touch {marker}\n')
-    (own / ".gitattributes").write_text("*.py filter=late\n")
-    done = stage.gputrain(*RUN, "--cwd", own, "--", "true")
-    stage.gained(done.returncode != 0, f"stopped the victim's run: {done.stderr}")
-    stage.gained(marker.exists(), "executed a filter behind settings that are too large to read")
 
 
 def compare_planted_runs(stage: Stage, own: Path) -> None:
@@ -111,9 +103,7 @@ def compare_planted_runs(stage: Stage, own: Path) -> None:
         output = compared.stdout + compared.stderr
         stage.gained(f"Code of {name}" not in compared.stdout, f"hid its code: {output}")
         stage.gained("HIDDEN" in output, f"had a file of the victim shown as its code: {name}")
-        is_compared = f"{files[-1][0]}: +1 -0" in compared.stdout and "git apply" not in compared.stdout
-        assert is_compared is (name in ("file", "link")), output
-        assert is_compared or "git apply" in compared.stdout, output
+        assert ("In its place" not in compared.stdout) is (name in ("file", "link")), output
     names = (".git/hooks/post-checkout", "link", "planted.py", "planted", "../planted")
     written = [folder / name for folder in (own, stage.home) for name in names]
     stage.gained(any(map(os.path.lexists, written)), "wrote a file through its recorded diff")

@@ -9,10 +9,10 @@ import pytest
 
 from engine.code import copy as copy_module
 from engine.code.copy import copy_code
-from engine.code.git import find_repository
+from engine.code.git import GitError, find_repository
 from engine.utils.errors import UsageError
 from support.messages import has_problem
-from support.repositories import git, make_repository, write_files
+from support.repositories import add_submodule, git, make_repository, write_files
 
 
 @pytest.fixture
@@ -92,10 +92,21 @@ def test_copy_has_untracked_files_that_the_settings_hide_and_what_replaced_a_fil
     assert (made / "train.py" / "part.py").read_text() == "y\n" and not (made / "train.py").is_symlink()
 
 
-def test_submodule_is_linked(root: Path, tmp_path: Path) -> None:
-    inner = make_repository(tmp_path / "inner", lib__py="x\n")
-    git(root, "-c", "protocol.file.allow=always", "submodule", "add", "--quiet", str(inner), "inner")
-    assert (copy(root) / "inner").readlink() == root / "inner"
+def test_submodule_and_nested_repository_are_copied(root: Path, tmp_path: Path) -> None:
+    add_submodule(root, tmp_path / "inner")
+    make_repository(root / "nested", a__py="x\n", __gitignore="data/\n")
+    (root / "nested" / "data").mkdir()
+    made = copy(root)
+    write_files(root / "inner", lib__py="y\n")
+    assert (made / "inner" / "lib.py").read_text() == (made / "nested" / "a.py").read_text() == "x\n"
+    assert (made / "nested" / "data").readlink() == root / "nested" / "data"
+
+
+def test_submodule_without_its_repository_is_refused(root: Path, tmp_path: Path) -> None:
+    add_submodule(root, tmp_path / "inner")
+    (root / "inner" / ".git").unlink()
+    with pytest.raises(GitError):
+        copy(root)
 
 
 def test_deleting_a_copy_keeps_what_it_links_to(root: Path) -> None:

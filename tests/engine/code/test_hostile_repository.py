@@ -82,7 +82,7 @@ def test_programs_in_the_config_of_a_repository_do_not_run(root: Path, marker: P
     assert not marker.exists() and not (tmp_path / "written").exists()
     assert {*state.digests.changed} == {"a.py", "b.c", "d.txt"}
     # Content that a filter encrypts must not be stored as it is.
-    assert [*state.patches] == ["d.txt"] and {*state.digests.skipped} >= {"a.py", "b.c"}
+    assert state.patch.count(b"diff --git ") == 1 and {*state.digests.skipped} >= {"a.py", "b.c"}
 
 
 def test_filters_are_disabled_whatever_file_git_config_is_told_to_list(
@@ -92,17 +92,6 @@ def test_filters_are_disabled_whatever_file_git_config_is_told_to_list(
     repository = find_repository(root)
     assert repository is not None
     read_code(repository)
-    assert not marker.exists()
-
-
-def test_filters_beyond_the_limit_of_settings_are_refused(root: Path, marker: Path) -> None:
-    many = f"x = {'x' * 1000}\n" * 1100
-    with (root / ".git" / "config").open("a") as config:
-        config.write(f'[filter "a"]\n{many}[filter "late"]\nclean = "echo >> {marker}; cat"\n')
-    repository = find_repository(root)
-    assert repository is not None
-    with pytest.raises(GitError):
-        read_code(repository)
     assert not marker.exists()
 
 

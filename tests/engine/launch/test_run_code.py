@@ -15,7 +15,7 @@ from engine.runs.folder import RunState
 from engine.runs.trash import delete_for_good, list_trash, move_to_trash, run_contents
 from engine.utils.errors import UsageError
 from support.messages import has_problem
-from support.repositories import add_submodule, git, make_repository, write_files
+from support.repositories import git, make_repository, write_files
 from support.runs.command_owner import CommandRuns
 
 QUEUED = {"device": {"wait": True}}
@@ -94,36 +94,6 @@ def test_new_module_is_a_change_of_the_code(runs: EditedRuns) -> None:
     runs.run("./run.sh", config=QUEUED)
     [changed] = runs.of_type(CodeChanged)
     assert isinstance(changed, CodeChanged) and changed.files == ["local_settings.py"]
-
-
-def test_edit_of_a_submodule_that_the_copy_links_to_is_reported(runs: EditedRuns, tmp_path: Path) -> None:
-    add_submodule(runs.cwd, tmp_path / "inner")
-
-    def edit() -> None:
-        runs.edit_script()
-        write_files(runs.cwd / "inner", lib__py="y\n")
-
-    runs.edit = edit
-    assert runs.run("./run.sh", config=QUEUED | SNAPSHOT) == 0
-    [changed] = runs.of_type(CodeChanged)
-    assert isinstance(changed, CodeChanged) and changed.files == ["inner"] and runs.output == ["version 1"]
-
-
-def test_copy_whose_links_are_broken_names_the_repository_that_was_moved(runs: EditedRuns, tmp_path: Path) -> None:
-    add_submodule(runs.cwd, tmp_path / "inner")
-    runs.edit = runs.move_git
-    assert runs.run("./run.sh", config=QUEUED | SNAPSHOT) == 0 and runs.output == ["version 1"]
-    [changed] = runs.of_type(CodeChanged)
-    assert isinstance(changed, CodeChanged)
-    assert changed.message == f"{runs.cwd}, to which the copy links, is no git repository any more"
-
-
-def test_repository_of_a_copy_that_cannot_be_read_is_named(runs: EditedRuns, tmp_path: Path) -> None:
-    add_submodule(runs.cwd, tmp_path / "inner")
-    runs.edit = lambda: write_files(runs.cwd / ".git", HEAD="damaged")
-    assert runs.run("./run.sh", config=QUEUED | SNAPSHOT) == 0
-    [changed] = runs.of_type(CodeChanged)
-    assert isinstance(changed, CodeChanged) and changed.message.startswith(f"{runs.cwd} cannot be read")
 
 
 def test_run_whose_folder_has_left_its_repository_names_it(runs: EditedRuns) -> None:
