@@ -37,9 +37,8 @@ MAX_RANKS, MAX_OPERATORS = 4096, 15
 MAX_TRACE_BYTES = 32 << 20
 _FOLDER_NAME = re.compile(r"step-\d{8,12}")
 
-Part = Literal["data", "copy", "forward", "backward", "allreduce", "optimizer", "other"]
-PARTS: tuple[Part, ...] = ("data", "copy", "forward", "backward", "allreduce", "optimizer", "other")
-Source = Literal["kernels", "events", "host"]
+Part = Literal["data", "forward", "backward", "optimizer", "other"]
+PARTS: tuple[Part, ...] = ("data", "forward", "backward", "optimizer", "other")
 
 Name = Annotated[str, Meta(max_length=1000)]
 
@@ -63,34 +62,19 @@ class Operator(Record, frozen=True, kw_only=True):
     share: Annotated[float, Meta(ge=0, le=1000)]
 
 
-class InputTimes(Record, frozen=True, kw_only=True):
-    """Time of the input pipeline per stage over all profiled steps, summed over its threads or processes.
-
-    `queue_depth` is the mean number of batches that were ready when the rank took one.
-    """
-
-    seconds: Annotated[dict[Name, Seconds], Meta(max_length=20)]
-    images: Count
-    queue_depth: Seconds
-
-
 class RankProfile(Record, frozen=True, kw_only=True):
     """Where the time of one rank went.
 
-    `steps` are the durations of the profiled steps. The means of `parts` add up to the mean step. A part that is absent
-    is unknown: without kernels in the trace (`source` events), the all-reduce is in the backward pass. `unprofiled` is
-    the mean step shortly before the profiler was on, null if unknown.
+    `steps` are the durations of the profiled steps. The means of `parts` add up to the mean step. The all-reduce is in
+    the backward pass.
     """
 
     rank: Count
     host: Name = ""
     device: Name = ""
-    source: Source
     steps: Annotated[list[Seconds], Meta(min_length=1, max_length=100)]
-    unprofiled: Seconds | None = None
-    parts: Annotated[dict[Part, PartTime], ENTRIES]
+    parts: Annotated[dict[str, PartTime], ENTRIES]
     operators: Annotated[list[Operator], Meta(max_length=MAX_OPERATORS)] = field(default_factory=list)
-    input: InputTimes | None = None
     trace: Name = ""
     """File name of the trace; "" if there is none."""
     problem: Name = ""
@@ -104,11 +88,6 @@ class RankProfile(Record, frozen=True, kw_only=True):
     def mean(self, part: Part) -> float:
         """Return the mean seconds of a part per step; 0 if it is unknown."""
         return self.parts[part].mean if part in self.parts else 0.0
-
-    @property
-    def own_seconds(self) -> float:
-        """Mean duration of the steps without the wait for other ranks."""
-        return max(self.step_seconds - self.mean("allreduce"), 0.0)
 
 
 class Profile(FileRecord, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Compute where the time of profiled steps went, gather it from all ranks, and write the profile on rank 0.
+"""Gather the times of profiled steps and the traces from all ranks, and write the profile on rank 0.
 
 `engine.training.profile` records the steps, `engine.runs.profile_file` defines the files.
 """
@@ -6,27 +6,19 @@
 from __future__ import annotations
 
 import gzip
-import json
-import re
 import shutil
 import socket
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._autograd import _add_metadata_json
-from torch.autograd import DeviceType
 from torch.autograd.profiler import profile
 
-from engine.data.stage_times import StageTimes
 from engine.distributed.collectives import gather_bytes
 from engine.distributed.watchdog import Phase
 from engine.runs.folder import RunFolder
@@ -35,36 +27,24 @@ from engine.runs.profile_file import (
     MAX_TRACE_BYTES,
     PARTS,
     RECORD_NAME,
-    InputTimes,
     Operator,
     PartTime,
     Profile,
     RankProfile,
-    Source,
     folder_name,
     new_profile_folder,
     trace_name,
     write_trace,
 )
 from engine.runs.sinks import describe_error
-from engine.training.profile_timeline import (
-    Activity,
-    StepParts,
-    cpu_parts,
-    gpu_parts,
-    host_steps,
-    operator_seconds,
-)
 from engine.training.rank_state import RankState
-from engine.training.step_marks import StepMarks
+from engine.training.step_marks import MARK_PREFIX, StepMarks
 from engine.utils.answers import Answer
 from engine.utils.codec import InvalidRecordError, decode, encode, replace, write_record
 from engine.utils.errors import CodedError, Problem
 
 # Other ranks have no trace, so that the profile of hundreds of ranks stays small.
 MAX_TRACES = 16
-# Calls of the CUDA runtime and driver, such as cudaLaunchKernel and cuLaunchKernelEx.
-_LAUNCH_NAME = re.compile(r"cu(da)?[A-Z]")
 
 
 class ProfileError(CodedError):
@@ -76,22 +56,16 @@ class Recording:
     """What one rank records: the events of torch's profiler, and the marks of the steps.
 
     `problem` says why the profiler does not work, "" if it does. The first `warmup_steps` are not part of the profile.
-    `unprofiled` is the mean step without the profiler in seconds.
     """
 
     profiler: profile
     marks: StepMarks
     problem: str = ""
     warmup_steps: int = 0
-    unprofiled: float | None = None
-    input: StageTimes | None = None
 
     def start(self) -> None:
         try:
             self.profiler.__enter__()
-            # Tools that compare the traces of ranks, such as Holistic Trace Analysis, read this.
-            info = {"backend": dist.get_backend(), "rank": dist.get_rank(), "world_size": dist.get_world_size()}
-            _add_metadata_json("distributedInfo", json.dumps(info))
         except Exception as error:
             self.problem = describe_error(error)
 
@@ -101,12 +75,6 @@ class Recording:
                 self.profiler.__exit__(None, None, None)
             except Exception as error:
                 self.problem = describe_error(error)
-
-    def events(self) -> Sequence[Any]:
-        """Return the events of torch's profiler, without the tree that torch builds of them in Python."""
-        if self.problem or self.profiler.kineto_results is None:
-            return []
-        return self.profiler.kineto_results.events()
 
 
 def write_profile(
@@ -203,61 +171,39 @@ def _refuse(reason: str) -> Answer[RankProfile]:
 
 
 def _analyze(recording: Recording, state: RankState) -> RankProfile:
-    """Return where the time of this rank went. Raises ProfileError if the trace does not tell."""
-    device, thread = state.device, threading.get_native_id()
-    activities = read_activities(recording.events(), device.index or 0)
-    steps = host_steps(activities, recording.marks.uninterrupted)[recording.warmup_steps :]
-    if not steps:
-        raise ProfileError("the trace has no steps", code="library-failed")
-    source: Source = "host"
-    parts: list[StepParts] | None = None
-    if device.type == "cuda":
-        source, parts = "kernels", gpu_parts(steps, activities, thread)
-        if parts is None:
-            # Without CUPTI, such as in a container without permission or beside another profiler.
-            source, parts = "events", recording.marks.event_parts()[recording.warmup_steps :]
-    parts = cpu_parts(steps, activities, thread, has_allreduce=dist.get_world_size() > 1) if parts is None else parts
-    known = [part for part in PARTS if source != "events" or part not in ("allreduce", "copy")]
-    seconds = {part: [step[part] / 1e9 for step in parts] for part in known}
-    durations = [sum(step.values()) / 1e9 for step in parts]
-    rows = operator_seconds(activities, steps[0].start, steps[-1].end, on_device=source == "kernels")
+    """Return where the time of this rank went."""
+    device, steps = state.device, recording.marks.parts()[recording.warmup_steps :]
+    durations = [sum(step.values()) for step in steps]
+    parts = {part: [step[part] for step in steps] for part in PARTS}
     return RankProfile(
         rank=dist.get_rank(),
         host=socket.gethostname(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        source=source,
         steps=durations,
-        unprofiled=recording.unprofiled,
         parts={
-            part: PartTime(mean=statistics.fmean(each), median=statistics.median(each))
-            for part, each in seconds.items()
+            part: PartTime(mean=statistics.fmean(each), median=statistics.median(each)) for part, each in parts.items()
         },
-        operators=[
-            Operator(name=name[:1000], calls=calls, seconds=seconds, share=seconds / max(sum(durations), 1e-9))
-            for name, calls, seconds in rows[:MAX_OPERATORS]
-        ],
-        input=None if recording.input is None else InputTimes(**asdict(recording.input)),
+        operators=_operators(recording, durations, on_device=device.type == "cuda"),
     )
 
 
-def read_activities(events: Iterable[Any], device_index: int) -> list[Activity]:
-    """Convert the events of torch's profiler, without those of other devices and of threads of their own."""
-    events = list(events)
-    annotations = {event.name() for event in events if event.is_user_annotation()}
-    activities = []
-    for event in events:
-        name, start = event.name(), event.start_ns()
-        end = start + event.duration_ns()
-        if event.is_async():
-            continue
-        lane, link = event.device_resource_id(), event.correlation_id()
-        if event.device_type() == DeviceType.CPU:
-            is_launch = _LAUNCH_NAME.match(name) is not None and name not in annotations
-            activities.append(Activity(name, "launch" if is_launch else "host", lane, start, end, link))
-        elif event.device_index() == device_index and name not in annotations:
-            # The marks appear on the device, too.
-            activities.append(Activity(name, "device", lane, start, end, link, event.linked_correlation_id()))
-    return activities
+def _operators(recording: Recording, durations: list[float], *, on_device: bool) -> list[Operator]:
+    """Return the operators that took the most time of their own, over all steps of the profile."""
+    share = len(durations) / recording.marks.count
+    averages = recording.profiler.key_averages()
+    times = [
+        (each, (each.self_device_time_total if on_device else each.self_cpu_time_total) / 1e6) for each in averages
+    ]
+    times = [(each, seconds) for each, seconds in times if not each.key.startswith(MARK_PREFIX)]
+    return [
+        Operator(
+            name=each.key[:1000],
+            calls=round(each.count * share),
+            seconds=seconds * share,
+            share=seconds * share / max(sum(durations), 1e-9),
+        )
+        for each, seconds in sorted(times, key=lambda row: -row[1])[:MAX_OPERATORS]
+    ]
 
 
 def _export_trace(profiler: profile) -> tuple[bytes, str]:

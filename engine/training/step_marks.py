@@ -1,4 +1,4 @@
-"""Mark the phases of profiled steps, in the trace of torch.profiler and with CUDA events.
+"""Mark the phases of profiled steps, in the trace of torch.profiler and by their times.
 
 `loop.train_step` and `timing.PhaseTimer` call `StepMarks` while `PhaseTimer.marks` is set. Otherwise a step costs
 nothing more than reading that attribute.
@@ -6,6 +6,7 @@ nothing more than reading that attribute.
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from itertools import pairwise
 
@@ -13,61 +14,58 @@ import torch
 from torch.autograd.profiler import record_function
 
 from engine.runs.profile_file import PARTS, Part
-from engine.training.profile_timeline import MARK_PREFIX, STEP_MARK, StepParts
+
+# Begin of the names of the marks in the trace.
+MARK_PREFIX = "gputrain: "
 
 
 class StepMarks:
-    """Marks of consecutive steps. A phase lasts to the next `begin` or to the end of the step."""
+    """Marks of steps. A phase lasts to the next `begin` or to the end of the step."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
         self._step, self._phase = ExitStack(), ExitStack()
-        self._events: list[list[tuple[Part, torch.cuda.Event]]] = []
-        self.uninterrupted: list[bool] = []
-        """For each step, whether the next step follows it at once."""
-
-    @property
-    def count(self) -> int:
+        self._marks: list[list[tuple[Part, torch.cuda.Event | float]]] = []
+        self.count = 0
         """Number of completed steps."""
-        return len(self.uninterrupted)
 
     def begin_step(self, step: int) -> None:
-        self._step.enter_context(record_function(f"{STEP_MARK} {step}"))
-        self._events.append([])
+        """Begin the step with this global number."""
+        self._step.enter_context(record_function(f"{MARK_PREFIX}step {step}"))
+        self._marks.append([])
         self.begin("other")
 
     def begin(self, phase: Part) -> None:
+        """End the phase of the step, and begin another one."""
         self._phase.close()
         self._phase.enter_context(record_function(f"{MARK_PREFIX}{phase}"))
+        mark: torch.cuda.Event | float = time.perf_counter()
         if self._is_cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._events[-1].append((phase, event))
+            # The host runs ahead: the parts are what the device does.
+            mark = torch.cuda.Event(enable_timing=True)
+            mark.record()
+        self._marks[-1].append((phase, mark))
 
     def end_step(self) -> None:
-        if self._is_cuda:
-            # Marks the end of the last phase.
-            self.begin("other")
+        """End the step."""
+        # Marks the end of the last phase.
+        self.begin("other")
         self._phase.close()
         self._step.close()
-        self.uninterrupted.append(True)
+        self.count += 1
 
-    def interrupt(self) -> None:
-        """Let the latest step end before what follows it, such as a checkpoint."""
-        if self.uninterrupted:
-            self.uninterrupted[-1] = False
-
-    def event_parts(self) -> list[StepParts]:
-        """Return the parts of each step in nanoseconds by the CUDA events, for a trace without kernels.
-
-        They include the all-reduce in the backward pass. Call after synchronizing the device.
-        """
+    def parts(self) -> list[dict[Part, float]]:
+        """Return the seconds of each part of each step. Call after synchronizing the device."""
         result = []
-        for index, marks in enumerate(self._events[: self.count]):
-            parts: StepParts = dict.fromkeys(PARTS, 0)
-            if self.uninterrupted[index] and index + 1 < self.count:
-                marks = [*marks, self._events[index + 1][0]]
-            for (phase, event), (_, following) in pairwise(marks):
-                parts[phase] += round(event.elapsed_time(following) * 1e6)
+        for marks in self._marks[: self.count]:
+            parts: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
+            for (phase, mark), (_, following) in pairwise(marks):
+                parts[phase] += _seconds_between(mark, following)
             result.append(parts)
         return result
+
+
+def _seconds_between(first: torch.cuda.Event | float, second: torch.cuda.Event | float) -> float:
+    if isinstance(first, float) or isinstance(second, float):
+        return float(second) - float(first)  # type: ignore[arg-type]  # both are
+    return float(first.elapsed_time(second)) / 1e3

@@ -157,7 +157,6 @@ class Trainer:
                 self._checkpoint_writer.reserve_memory()
         agreed = self.state.agreement(self._poll_requests)
         if self._checkpoint_writer.is_due(agreed):
-            self._profiler.interrupt(Interruption.CHECKPOINT)
             with self._epoch_clock.stopped():
                 self._checkpoint_writer.serve(agreed)
         if agreed.paused and not agreed.stop:

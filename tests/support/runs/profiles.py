@@ -8,7 +8,6 @@ from engine.runs.folder import RunFolder
 from engine.runs.profile_file import (
     PARTS,
     RECORD_NAME,
-    InputTimes,
     Operator,
     PartTime,
     Profile,
@@ -21,9 +20,9 @@ from engine.utils.codec import write_record
 
 STEPS = 4
 # Milliseconds of each part of a step, in the order of PARTS.
-BALANCED = (1.0, 2.0, 30.0, 60.0, 4.0, 2.0, 1.0)
-FAST_RANK, SLOW_RANK = (1.0, 0.0, 20.0, 40.0, 50.0, 2.0, 1.0), (1.0, 0.0, 69.0, 40.0, 1.0, 2.0, 1.0)
-STARVED = (60.0, 2.0, 10.0, 20.0, 5.0, 2.0, 1.0)
+BALANCED = (1.0, 32.0, 64.0, 2.0, 1.0)
+FAST_RANK, SLOW_RANK = (1.0, 20.0, 90.0, 2.0, 1.0), (1.0, 69.0, 41.0, 2.0, 1.0)
+STARVED = (60.0, 12.0, 25.0, 2.0, 1.0)
 
 
 def make_rank_profile(rank: int, milliseconds: tuple[float, ...] = BALANCED, **fields: Any) -> RankProfile:
@@ -33,7 +32,7 @@ def make_rank_profile(rank: int, milliseconds: tuple[float, ...] = BALANCED, **f
         Operator(name="aten::convolution_backward", calls=5 * STEPS, seconds=0.04 * STEPS, share=0.4),
         Operator(name="aten::mkldnn_convolution", calls=5 * STEPS, seconds=0.02 * STEPS, share=0.2),
     ]
-    defaults = {"host": "h", "device": "cpu", "source": "host", "unprofiled": 0.09, "operators": operators}
+    defaults = {"host": "h", "device": "cpu", "operators": operators}
     return RankProfile(
         **{"rank": rank, "steps": [seconds] * STEPS, "parts": parts, "trace": trace_name(rank)} | defaults | fields
     )
@@ -45,10 +44,6 @@ def make_profile(*ranks: RankProfile, **fields: Any) -> Profile:
     return Profile(**defaults | {"ranks": list(ranks) or [make_rank_profile(0), make_rank_profile(1)]} | fields)
 
 
-def make_input_times(**seconds: float) -> InputTimes:
-    return InputTimes(seconds=seconds, images=128, queue_depth=1.5)
-
-
 def store_profile(run: RunFolder, profile: Profile) -> str:
     """Write a profile with small traces; return the name of its folder."""
     with new_profile_folder(run, profile.step) as folder:
@@ -58,7 +53,4 @@ def store_profile(run: RunFolder, profile: Profile) -> str:
     return f"step-{profile.step:08d}"
 
 
-INPUT = make_input_times(read=0.1, decode=0.9, crop=0.3, augment=0.1, collate=0.02, copy=0.05)
-PROFILE = make_profile(
-    make_rank_profile(0, FAST_RANK, input=INPUT, unprofiled=0.1), make_rank_profile(1, SLOW_RANK, input=INPUT)
-)
+PROFILE = make_profile(make_rank_profile(0, FAST_RANK), make_rank_profile(1, SLOW_RANK))

@@ -55,7 +55,7 @@ def test_profile_screen_of_a_live_run_asks_and_shows_the_answer(live_run: RunFol
         screen.update_content()
         await wait_until_idle(pilot)
         assert "step-00000120" in status(pilot)
-        assert "waiting for rank 1: its forward pass takes 3.5x the median" in visible_text(pilot, "#profile")
+        assert "CPU-bound: backward takes 57% of the step" in visible_text(pilot, "#profile")
 
     drive(real_app(live_run.path.parent, "a"), act)
 
