@@ -20,8 +20,6 @@ LIGHT = [
     "data.limits",
     "data.pack.writer",
     "data.sources.open",
-    "data.sources.packed",
-    "data.sources.readahead",
     "data.sources.webdataset",
     "distributed.rank_env",
     "doctor.examine",

@@ -16,7 +16,7 @@ CODEC = "engine/utils/codec.py"
 READERS = {"parse_json", "read_json", "JSONDecoder", "from_json"}
 # The functions that read JSON of other programs.
 FOREIGN_JSON = {
-    "engine/data/sources/tar_index.py:_label",  # labels in a tar shard
+    "engine/data/sources/tar_index.py:_read_label",  # labels in a tar shard
     "engine/config/differences.py:_json_value",  # values of YAML as JSON, for comparisons
     "engine/foreign/reading.py:parse_json_object",  # rows of other trainers
     "engine/foreign/trainer_state.py:",

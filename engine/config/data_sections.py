@@ -10,7 +10,7 @@ from engine.config.section import FloatPair, Floats, Section, SizeSchedule, Text
 
 IMAGE_FILE_DATASETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
 # Encoded image files of any size, decoded when they are loaded; see `engine.data.sources.encoded`.
-ENCODED_DATASETS = ("folder", "packed", "webdataset")
+ENCODED_DATASETS = ("folder", "webdataset")
 OTHER_LABELS_ADVICE = (
     "built in are images with one label each, in one folder per class; with other labels, run a script of yours: "
     "gputrain run -- python train.py"
@@ -18,9 +18,7 @@ OTHER_LABELS_ADVICE = (
 Fit = Literal["crop", "squash"]
 Shuffle = Literal["full", "blocks"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-DatasetName = Literal[
-    "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder", "packed", "webdataset", "fake"
-]
+DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder", "webdataset", "fake"]
 
 
 class DataConfig(Section):
@@ -28,18 +26,19 @@ class DataConfig(Section):
 
     dataset: DatasetName | UserCodePath = Field(
         "digits",
-        description="Dataset, such as folder or cifar10. Default: the one that data.path is, else digits. packed is "
-        "a file of gputrain data pack, webdataset has tar shards, fake has random images. User code (module:name) is "
-        "called with train, then with val, and with data.path as path if it has that argument; it returns a dataset of "
-        "(image, integer label) pairs. Images are PIL images or uint8 arrays, or floating-point tensors (C x H x W) of "
-        "any number of channels, which the dataset normalizes. Example: engine/OWN_CODE.md.",
+        description="Dataset, such as folder or cifar10. Default: the one that data.path is, else digits. webdataset "
+        "has tar shards, such as those of gputrain data pack; fake has random images. User code (module:name) is "
+        "called with train, then with val, and with data.path as path if it has that argument; it returns a dataset "
+        "of (image, integer label) pairs. Images are PIL images or uint8 arrays, or floating-point tensors (C x H x "
+        "W) of any number of channels, which the dataset normalizes. Example: engine/OWN_CODE.md.",
     )
     path: Text | None = Field(
         None,
         title="data path",
-        description="Folder or file of the dataset. For packed it is the file; for webdataset, the tar shards, such "
-        "as shards/train-{000..146}.tar. Not needed for digits and fake. Without data.dataset, its name decides: .gpk "
-        "is packed, .tar is webdataset, everything else is folder.",
+        description="Folder or files of the dataset. For webdataset, the tar shards, such as "
+        "shards/train-{000..146}.tar, or their folder: there, the names of those for validation begin with val. Not "
+        "needed for digits and fake. Without data.dataset, .tar files and a folder of them are webdataset, everything "
+        "else is folder.",
     )
     val_path: Text | None = Field(
         None,
@@ -96,7 +95,7 @@ class DataConfig(Section):
         None,
         ge=1,
         description="Size of the training images in pixels. Default: that of pretrained "
-        "weights or of the dataset; 224 for folder, packed and webdataset.",
+        "weights or of the dataset; 224 for folder and webdataset.",
     )
     size_schedule: SizeSchedule = Field(
         (),
@@ -132,7 +131,7 @@ class DataConfig(Section):
     )
     channels: Literal[1, 3] | None = Field(
         None,
-        description="Input channels: 1 (grayscale) or 3 (RGB). Default: the dataset's own; 3 for folder, packed and "
+        description="Input channels: 1 (grayscale) or 3 (RGB). Default: the dataset's own; 3 for folder and "
         "webdataset.",
     )
     num_classes: int | None = Field(

@@ -6,6 +6,7 @@ Later layers take precedence: defaults, each file in `base:`, the file itself, t
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from engine.config.file_layers import ConfigLayer, Layer, read_file_layers
 from engine.config.key_names import key_hint
 from engine.config.messages import problem_from_pydantic
 from engine.config.notify_section import FILE_PREFIX, URLS_KEY
-from engine.config.rules import config_conflicts
+from engine.config.rules import PACKED_SUFFIX, config_conflicts
 from engine.config.schema import Config, as_dict, fields, is_text_field, sections
 from engine.config.section import USER_CODE_FILE
 from engine.config.settings import read_code_packages
@@ -71,8 +72,8 @@ class ConfigError(UsageError):
 
 FOREIGN_URLS_ADVICE = "set notify.urls on the command line ([] for none), or trust the file with --trust-code"
 PRESETS_FOLDER = "presets"
-# Files of images, by which a path of data means a dataset. Any other path is a folder.
-DATASET_SUFFIXES = {".gpk": "packed", ".tar": "webdataset"}
+# Of a file of images, by which a path of data means a dataset.
+SHARD_SUFFIX = ".tar"
 TABLE_SUFFIXES = (".csv", ".jsonl", ".parquet", ".tsv")
 YAML_SUFFIXES = (".yaml", ".yml")
 MAX_SHOWN_CHARACTERS = 100
@@ -113,7 +114,7 @@ def find_config(name: str) -> Path:
     """
     path, available = expand_user(name), presets()
     if is_file(path) and (name not in available or _is_own(path)):
-        if path.suffix in DATASET_SUFFIXES:
+        if path.suffix == SHARD_SUFFIX:
             raise UsageError.one(name, "is a dataset, not a config", code="wrong-format")
         if path.suffix in TABLE_SUFFIXES:
             raise UsageError.one(name, "is a table, not a config", OTHER_LABELS_ADVICE, code="wrong-format")
@@ -140,7 +141,7 @@ def _read_base(name: str) -> list[Layer]:
 
     Raises UsageError if it is none of them."""
     path = expand_user(name)
-    if name not in presets() and (path.suffix in DATASET_SUFFIXES or is_folder(path)):
+    if name not in presets() and (path.suffix in (SHARD_SUFFIX, PACKED_SUFFIX) or is_folder(path)):
         if all(is_file(path / file) for file in ("config.yaml", "events.jsonl")):
             reason = f"is the folder of a run; use {path / 'config.yaml'}, or `gputrain resume {shlex.quote(name)}`"
             raise UsageError.one(name, reason, code="not-a-file")
@@ -288,10 +289,17 @@ def _infer_dataset(merged: ConfigLayer, sources: dict[str, str]) -> None:
     """Set the dataset that the file or folder of `data.path` is, unless a layer sets `data.dataset`."""
     data = merged.get("data", {})
     if data.get("dataset") is None and isinstance(path := data.get("path"), str):
-        data["dataset"], sources["data.dataset"] = (
-            DATASET_SUFFIXES.get(Path(path).suffix, "folder"),
-            sources["data.path"],
-        )
+        is_sharded = Path(path).suffix == SHARD_SUFFIX or _has_shards(expand_user(path))
+        data["dataset"], sources["data.dataset"] = "webdataset" if is_sharded else "folder", sources["data.path"]
+
+
+def _has_shards(folder: Path) -> bool:
+    """Whether a folder has tar shards and no subfolders, which would be classes."""
+    with suppress(OSError, ValueError):
+        entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+        has_shards = any(entry.name.endswith(SHARD_SUFFIX) for entry in entries)
+        return has_shards and not any(entry.is_dir() for entry in entries)
+    return False
 
 
 def _by_section(values: Mapping[str, Any]) -> ConfigLayer:

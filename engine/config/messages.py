@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from engine.config.key_names import REMOVED_KEYS, key_hint
 from engine.config.notify_section import OCCASIONS, REFERENCE_ADVICE, URLS_KEY
+from engine.config.rules import PACK_ADVICE, PACKED_PROBLEM
 from engine.config.schema import fields, sections
 from engine.config.section import USER_CODE_FILE
 from engine.utils.errors import Problem, did_you_mean
@@ -80,6 +81,8 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
             key, "has an entry that is neither env:NAME nor file:PATH", REFERENCE_ADVICE, source, code="invalid-value"
         )
     value = detail["input"]
+    if (key, value) == ("data.dataset", "packed"):
+        return Problem(key, f"'packed' is a {PACKED_PROBLEM}", PACK_ADVICE, source, code="not-supported")
     allowed = detail["msg"][0].lower() + detail["msg"][1:]
     if key in _KEY_MESSAGES and detail["type"] != USER_CODE_FILE:
         allowed = _KEY_MESSAGES[key]

@@ -29,6 +29,11 @@ FLOAT16_LEVELS = {"fp16", "O1", "O2", "O3"}
 _SCHEDULES_WITH_FINAL_LR = {"cosine", "restarts", "polynomial", "linear", "plateau"}
 
 
+# Files of all images that earlier versions wrote.
+PACKED_SUFFIX = ".gpk"
+PACKED_PROBLEM = "packed file, which is no longer read"
+PACK_ADVICE = "write tar shards of its folder with `gputrain data pack FOLDER -o DIR`, and set data.path to DIR"
+
 # Key -> (other key, values): the key has an effect only if the other key has one of these values.
 DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "device.bucket_view": ("device.parallel", {"ddp"}),
@@ -118,8 +123,7 @@ def _device_conflicts(config: Config) -> Iterator[Problem]:
 def _data_conflicts(config: Config) -> Iterator[Problem]:
     data = config.data
     if data.default_path is None and data.dataset in (*IMAGE_FILE_DATASETS, *ENCODED_DATASETS):
-        files = {"webdataset": "its tar shards", "packed": "the file that gputrain data pack wrote"}
-        what = files.get(data.dataset, "the folder of the dataset")
+        what = "its tar shards" if data.dataset == "webdataset" else "the folder of the dataset"
         reason = f"{data.dataset} needs {what}; set data.path (--data-path)"
         yield Problem("data.path", reason, others=("data.dataset",), is_missing=True, code="missing-value")
     if data.pipeline == "memory" and is_user_code(data.dataset):
@@ -136,6 +140,8 @@ def _data_conflicts(config: Config) -> Iterator[Problem]:
             f"memory holds images at the model's input size, but {key} {ORIGINAL_SIZE_REASONS[key]}; use stream or auto"
         )
         yield Problem("data.pipeline", reason, others=("data.dataset", key), code="conflict")
+    if data.path is not None and data.path.endswith(PACKED_SUFFIX):
+        yield Problem("data.path", f"{data.path} is a {PACKED_PROBLEM}", PACK_ADVICE, code="not-supported")
     if data.worker_type == "threads" and data.dataset not in ENCODED_DATASETS:
         reason = f"threads load image files ({', '.join(ENCODED_DATASETS)}), not {data.dataset}; use processes or auto"
         yield Problem("data.worker_type", reason, others=("data.dataset",), code="conflict")

@@ -6,8 +6,6 @@ Called by preflight, the form and every rank. The order of the images and their 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,10 +27,8 @@ def build_sampler(
     config: Config, source: ImageSource, world_size: int, rank: int = 0, devices_per_rank: int = 1
 ) -> DistributedBatchSampler:
     """Return the sampler of a rank for a source, with a batch size of `data.batch_size` per device."""
-    sampler = build_sampler_from_counts(
-        config, source.num_images("train"), source.num_images("val"), world_size, rank, devices_per_rank
-    )
-    return replace(sampler, in_storage_order=source.in_storage_order) if isinstance(source, EncodedSource) else sampler
+    counts = source.num_images("train"), source.num_images("val")
+    return build_sampler_from_counts(config, *counts, world_size, rank, devices_per_rank)
 
 
 def build_sampler_from_counts(

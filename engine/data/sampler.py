@@ -6,8 +6,8 @@ number of DataLoader workers and after a resume.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 from typing import Literal
@@ -26,8 +26,6 @@ BLOCK_IMAGES = 64
 # Blocks whose images are shuffled together. With 1.28 million images sorted by class, 1,000 classes, a batch of 256
 # images has 182 distinct classes; 226 in a full shuffle, 68 with 64 blocks of 256 images.
 WINDOW_BLOCKS = 512
-# Images that are read ahead in a full shuffle. More would not make the reads more sequential.
-FULL_SHUFFLE_IMAGES = 1024
 _UINT64_MASK = 0xFFFFFFFFFFFFFFFF
 
 
@@ -193,8 +191,6 @@ class DistributedBatchSampler:
     """Micro-batches per step (gradient accumulation)."""
     devices_per_rank: int = 1
     shuffle: Shuffle = "full"
-    in_storage_order: Callable[[Part, Indices], Indices] | None = field(default=None, compare=False)
-    """Sorts training images as they are stored, for `shuffle` blocks; None if they are stored in their order."""
 
     @property
     def num_devices(self) -> int:
@@ -205,13 +201,6 @@ class DistributedBatchSampler:
     def global_batch(self) -> int:
         """Global batch size: images per optimizer step, over all ranks and micro-batches."""
         return self.batch_size * self.world_size * self.accumulate
-
-    @property
-    def images_ahead(self) -> int:
-        """How many images of this rank are read ahead: with `shuffle` blocks its part of a window."""
-        if self.shuffle == "blocks":
-            return BLOCK_IMAGES * WINDOW_BLOCKS // self.world_size
-        return max(FULL_SHUFFLE_IMAGES // self.world_size, 2 * self.batch_size)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -259,10 +248,7 @@ class DistributedBatchSampler:
     def _epoch_order(self, epoch: int) -> Indices:
         if self.shuffle == "full":
             return epoch_permutation(self.train_images, self.seed, epoch)
-        order = block_permutation(self.train_images, self.seed, epoch)
-        if self.in_storage_order is None:
-            return order
-        return self.in_storage_order("train", np.arange(self.train_images))[order]
+        return block_permutation(self.train_images, self.seed, epoch)
 
     def repeated_train_requests(self, steps: int) -> Iterator[BatchRequest]:
         """Yield this rank's training batches of at least `steps` steps, epoch after epoch, without validation."""

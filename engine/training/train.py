@@ -32,10 +32,8 @@ from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.pipelines.num_workers import measure_num_workers
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageFormat, ImageSource
-from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.data.sources.readahead import read_ahead
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
 from engine.distributed.grad_strides import explain_grad_strides
@@ -196,8 +194,6 @@ def _start_pipeline(
         requests = sampler.repeated_train_requests(job.lr_range.steps)
     else:
         requests = sampler.requests(config.run.epochs, position.epoch, position.step_in_epoch)
-    if choice.pipeline == "stream" and isinstance(source, EncodedSource):
-        requests = read_ahead(requests, source, sampler.images_ahead)
     pipeline = InputPipeline(
         choice,
         source,

@@ -2,9 +2,9 @@
 
 3,000 made-up photos of 500x375 become batches of random resized crops of 224x224, half of them flipped: uint8, before
 normalization, in the memory of the training process. gputrain's stream pipeline reads them from a folder, from tar
-shards and from its packed file; `loaders/` has the other programs, each configured as its own documentation recommends,
-with as many workers or threads as cores. Each measurement is a process of its own. The loaders alternate; medians are
-printed. On a shared machine the CPU time is more reliable than the rate.
+shards and from those that it packs; `loaders/` has the other programs, each configured as its own documentation
+recommends, with as many workers or threads as cores. Each measurement is a process of its own. The loaders alternate;
+medians are printed. On a shared machine the CPU time is more reliable than the rate.
 
 Requires `pip install '.[bench]'`; SPDL also the libraries of FFmpeg 4 to 9. FFCV (`pip install ffcv`) needs a C++
 compiler and the headers of OpenCV and libturbojpeg. Loaders that are not installed are skipped.
@@ -34,7 +34,6 @@ from task import Task  # noqa: E402
 CONTESTANTS = {
     "gputrain, folder": ("gputrain_loader", "folder"),
     "gputrain, packed": ("gputrain_loader", "packed"),
-    "gputrain, packed as it is": ("gputrain_loader", "packed-as-is"),
     "gputrain, tar": ("gputrain_loader", "tar"),
     "torchvision reference, PIL": ("torchvision_reference", "pil"),
     "torchvision reference, tensor": ("torchvision_reference", "tensor"),

@@ -32,8 +32,6 @@ from engine.data.pipelines.device import StreamingLoader  # noqa: E402
 from engine.data.pipelines.loader import BatchLoader  # noqa: E402
 from engine.data.sampler import BatchRequest, DistributedBatchSampler  # noqa: E402
 from engine.data.sources.base import ImageSource  # noqa: E402
-from engine.data.sources.encoded import EncodedSource  # noqa: E402
-from engine.data.sources.readahead import read_ahead  # noqa: E402
 
 # In a run the loader starts during the rest of the setup: model, process group, warm-up.
 SETUP_SECONDS = 2.0
@@ -57,8 +55,6 @@ class Loader:
         self.config, self.source = gputrain_loader.open_dataset(task, dataset, kind)
         self.sampler = _sampler(self.config, self.source, task)
         requests: Iterable[BatchRequest] = self.sampler.requests(epochs)
-        if isinstance(self.source, EncodedSource):
-            requests = read_ahead(requests, self.source, self.sampler.images_ahead)
         image_format = gputrain_loader.input_format(self.config, self.source)
         self.batches = BatchLoader(self.source, self.config, image_format, requests, task.cores)
         self.streamed = StreamingLoader(self.batches, image_format, torch.device("cpu"))

@@ -37,7 +37,7 @@ ANSWERED = [
     "runs restore other kept", "logs kept", "wait kept --until stopped", "compare kept kept-2", "stop kept",
     "watch lightning --json",
     "queue --json", "gpus --json", "doctor", "config digits", "config describe optim.lr", "models",
-    "clean --json", "data pack photos -o photos.gpk", "data verify photos.gpk", "sweep stop kept-sweep", "queue resume",
+    "clean --json", "data pack photos -o shards", "sweep stop kept-sweep", "queue resume",
 ]  # fmt: skip
 # Lines that do nothing here for another reason than torch: a library, a run that has ended, a terminal that is none.
 OTHERWISE_REFUSED = [

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.data.pack.pack_file import Pack
 from engine.gpus.reservation_reader import read_reservations
 from engine.queue.state import QueueStage, read_queue_state
 from engine.runs.claim import read_claim
@@ -154,13 +153,6 @@ def test_kept_sweep_is_read() -> None:
         ("kept-sweep-000", "complete"),
         ("kept-sweep-001", "complete"),
     ]
-
-
-def test_kept_pack_is_read() -> None:
-    pack = Pack(str(FORMAT_1 / "images.gpk"))
-    assert (pack.classes, pack.labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
-    assert list(pack.names(0, 4)) == ["cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png"]
-    assert pack.read(0).startswith(b"\x89PNG")
 
 
 def test_kept_reservation_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

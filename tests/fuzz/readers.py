@@ -15,15 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from containers import (
-    dataset_file,
-    packed_set,
-    read_pack,
-    read_shard,
-    tar_shard,
-    with_right_checksums,
-    with_right_digest,
-)
+from containers import dataset_file, read_shard, tar_shard, with_right_checksums
 from hypothesis import strategies as st
 from inputs import damaged, json_files, json_line_files, large_json_files, large_yaml_files, yaml_files
 from run_readers import (
@@ -46,10 +38,9 @@ from engine.config.optimizer_options import option_problems
 from engine.config.schema import as_dict
 from engine.config.settings import read_code_packages
 from engine.config.yaml_io import parse_yaml, to_yaml
-from engine.data.pack.pack_file import InvalidPackError
 from engine.data.sources import decoded_cache, folder
 from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
-from engine.data.sources.tar_headers import ShardError
+from engine.data.sources.tar_index import ShardError
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
 from engine.models import catalog
@@ -298,14 +289,6 @@ READERS = [
     Reader("index of images", json_files([INDEX]), prepare_image_index, read_image_index),
     Reader("metadata of decoded images", json_files([METADATA]), decoded_file("json"), read_decoded_metadata),
     Reader("decoded images", damaged(decoded_array()), decoded_file("npy"), read_decoded_images, large=no_large_files),
-    Reader(
-        "packed set",
-        st.one_of(damaged(packed_set()), damaged(packed_set()).map(with_right_digest)),
-        dataset_file,
-        read_pack,
-        (InvalidPackError, OSError),
-        large=no_large_files,
-    ),
     Reader(
         "tar shard",
         st.one_of(damaged(tar_shard()), damaged(tar_shard()).map(with_right_checksums)),

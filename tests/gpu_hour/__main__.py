@@ -42,7 +42,7 @@ STAGES = {
     "a": Stage("smoke", 220, "one GPU, then two: digits to the end, DDP equals CPU ranks"),
     "b": Stage("speed", 440, "steps against a bare loop, precisions, compile, kernel launches, MFU, scaling"),
     "c": Stage("fashion_mnist", 450, "ResNet-18 to its published accuracy, seconds per epoch; needs --data"),
-    "d": Stage("input", 450, "ResNet-50 on JPEG files: threads, packed; the memory pipeline"),
+    "d": Stage("input", 450, "ResNet-50 on JPEG files: threads, shards; the memory pipeline"),
     "e": Stage("faults", 450, "readings against nvidia-smi dmon; kill and resume, hang, out of memory; pytest -m gpu"),
 }
 

@@ -45,17 +45,17 @@ def make_photos(context: Context) -> list[Row]:
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.exists():
                 link.hardlink_to(photo)
-    packed = root / "many.gpk"
+    packed = root / "many-shards"
     if not packed.exists():
         done = context.gputrain("data", "pack", str(root / "many"), "-o", str(packed))
         if done.returncode != 0:
             raise StepFailedError(f"gputrain data pack: {last_line(done.stderr)}")
-    return [Row("photos", f"{count} photos, {REPEATS} links to each, {packed.stat().st_size / 1e6:,.0f} MB packed")]
+    return [Row("photos", f"{count} photos, {REPEATS} links to each, also in shards")]
 
 
 def train(context: Context, title: str, dataset: str, *keys: str) -> list[Row]:
     root = photos_folder(context)
-    path = root / ("many.gpk" if dataset == "packed" else "many")
+    path = root / ("many-shards" if dataset == "webdataset" else "many")
     if not path.exists():
         raise StepFailedError(f"no {path.name}: the step that makes the photos failed")
     sizes = (
@@ -91,8 +91,8 @@ STEPS = [
     Step("photos", make_photos, 120),
     step("on a fixed batch", "folder", "data.pipeline=fixed"),
     step("folder, threads of auto", "folder"),
-    step("packed, threads of auto", "packed"),
-    step("packed, 4 threads", "packed", "data.workers=4"),
-    step("packed, 16 threads", "packed", "data.workers=16"),
+    step("shards, threads of auto", "webdataset"),
+    step("shards, 4 threads", "webdataset", "data.workers=4"),
+    step("shards, 16 threads", "webdataset", "data.workers=16"),
     Step("memory pipeline", compare_memory_pipeline, 60),
 ]

@@ -118,7 +118,6 @@ def make_all(work: Path) -> None:
     write_state(state_file(run, "mlflow"), "http://tracking:5000 gputrain", state)
     gputrain("sweep", "digits", "optim.lr=0.05,0.1", "model.name=linear", "run.epochs=1", "--sampler", "grid",
              "--name", "kept-sweep", "--pruner", "none", "--gpus", "cpu")  # fmt: skip
-    gputrain("data", "pack", str(write_images(work / "images")), "--output", str(TARGET / "images.gpk"))
     save_last_form(Form("digits", {"run.epochs": "7"}))
     save_palette(PALETTES[1])
     save_list_settings(ListSettings(columns=("state", "lr"), sort_key="lr", reverse=True))

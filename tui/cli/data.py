@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         "gputrain data flowers.yaml",
         "gputrain data flowers.yaml --augmented -o sheet.png",
         "gputrain data --data-path ~/photos",
-        "gputrain data pack ~/photos -o photos.gpk",
+        "gputrain data pack ~/photos -o shards",
     ]
 )
 @config_flags("model", "dataset", "data_path", "image_size")

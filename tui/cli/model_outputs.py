@@ -29,7 +29,7 @@ class PackPlanOutput(Output, frozen=True, kw_only=True):
     """`gputrain data pack --dry-run --json`"""
 
     output: str
-    """Path of the packed set."""
+    """Folder of the shards."""
     images: Count
     """Number of images."""
     expected_bytes: Count
@@ -40,30 +40,17 @@ class PackOutput(Output, frozen=True, kw_only=True):
     """`gputrain data pack --json`"""
 
     output: str
-    """Path of the packed set."""
+    """Folder of the shards."""
     images: dict[str, Count]
     """Number of images in `train` and in `val`."""
     classes: Count
     """Number of classes."""
     size_bytes: Count
-    """Size of the packed set."""
+    """Size of the shards."""
     source_bytes: Count
     """Size of the image files."""
-    kept: Count
-    """Images that an interrupted command had packed before."""
     skipped: tuple[str, ...]
     """Files that are no readable images."""
-
-
-class VerifyOutput(Output, frozen=True, kw_only=True):
-    """`gputrain data verify --json`"""
-
-    file: str
-    """The packed set."""
-    images: Count | None
-    """Number of images; null if the file is damaged in a way that hides it."""
-    damaged: list[str]
-    """What is damaged, in sentences."""
 
 
 class ModelsOutput(Output, frozen=True, kw_only=True):

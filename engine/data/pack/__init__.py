@@ -1,1 +1,1 @@
-"""Packed sets: all images of a folder in one file, with an index and checksums. `gputrain data pack` writes them."""
+"""Pack an image folder into WebDataset tar shards. `gputrain data pack` calls it."""

@@ -1,4 +1,4 @@
-"""Re-encode an image of a packed set as a JPEG that loads fast: small, baseline, upright, with restart markers.
+"""Re-encode an image for tar shards as a JPEG that loads fast: small, baseline, upright, with restart markers.
 
 Restart markers let a decoder start within the file, so that `engine.data.sources.jpeg` reads only the part of a row of
 blocks that a crop needs. They make a file less than 1% larger.
@@ -6,15 +6,14 @@ blocks that a crop needs. They make a file less than 1% larger.
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from io import BytesIO
-from typing import Annotated, Any
+from typing import Annotated
 
-from PIL import Image, features
+from PIL import Image
 
 from engine.data.sources.image import convert_mode, natural_mode, rotate_upright
 from engine.data.sources.image_file import decoding, open_image
-from engine.utils.codec import Meta, Record, asdict
+from engine.utils.codec import Meta, Record
 
 DEFAULT_QUALITY = 90
 # MCUs (blocks that a JPEG codes together, 16 x 16 pixels with 4:2:0) between two restart markers.
@@ -27,13 +26,6 @@ class Encoding(Record, frozen=True, kw_only=True):
 
     max_side: Annotated[int, Meta(gt=0, le=1 << 20)] | None
     quality: Annotated[int, Meta(ge=1, le=100)]
-
-
-def describe_encoding(encoding: Encoding | None) -> dict[str, Any] | None:
-    """Return what the content of a packed image depends on besides its file: the same gives the same bytes."""
-    if encoding is None:
-        return None
-    return {**asdict(encoding), "pillow": version("pillow"), "libjpeg": str(features.version("jpg"))}
 
 
 def reencode(data: bytes, encoding: Encoding) -> bytes:

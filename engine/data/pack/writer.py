@@ -1,46 +1,44 @@
-"""Pack an image folder into one file. Called by `gputrain data pack`.
+"""Pack an image folder into WebDataset tar shards, which `engine.data.sources.webdataset` trains from.
 
-The file is a function of the image files and the options, for any number of workers and interruptions. Threads read and
-re-encode ahead, because Pillow releases the GIL; one of them writes in order (`engine.data.pack.partial`).
+The images have the order, the labels and the parts of `engine.data.sources.folder`: with the same seed, training on a
+folder and on the shards of its files as they are gives the same weights. The shards are a function of the image files
+and the options, for any number of threads.
 """
 
 from __future__ import annotations
 
-import errno
+import io
 import os
-from collections.abc import Callable, Iterator
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 
-from engine.data.pack.pack_file import (
-    HEADER_BYTES,
-    ROW_BYTES,
-    VERSION,
-    PackInfo,
-    encode_name,
-    storage_order,
-    write_index,
-)
-from engine.data.pack.partial import SYNC_BYTES, PartialPack
-from engine.data.pack.reencode import Encoding, describe_encoding, reencode
-from engine.data.sampler import PARTS
+from engine.data.pack.reencode import Encoding, reencode
+from engine.data.sampler import PARTS, Part
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.folder import ALLOW_EMPTY, FolderScan, OnProgress, scan_folder
 from engine.data.sources.image import named_image
 from engine.data.sources.image_file import read_image_file
+from engine.data.sources.tar_index import IMAGE_EXTENSIONS
+from engine.data.sources.webdataset import CLASS_FILES, parse_class_names
 from engine.utils.errors import Problem, UsageError
+from engine.utils.files import is_folder
 from engine.utils.host import available_cores
-from engine.utils.output_file import check_output
+from engine.utils.text import list_names
 from engine.utils.threads import CancellingPool, map_ahead
 
-# Images that are re-encoded ahead of the one that is written, per worker. They are in memory.
-AHEAD_PER_WORKER = 4
+SHARD_BYTES = 1 << 29
+# Images that are re-encoded ahead of the one that is written, per thread. They are in memory.
+AHEAD_PER_THREAD = 4
 SAMPLE_IMAGES = 200
+# Headers of an image and its label, the label, and what fills the last blocks.
+MEMBER_BYTES = 2048
 
 
 @dataclass(frozen=True)
@@ -50,147 +48,154 @@ class PackRequest:
     folder: Path
     output: Path
     encoding: Encoding | None = None
-    workers: int | None = None
+    threads: int | None = None
     allow_empty: bool = False
     force: bool = False
-    sync_bytes: int = SYNC_BYTES
 
     @property
-    def num_workers(self) -> int:
-        return self.workers or available_cores()
+    def num_threads(self) -> int:
+        return self.threads or available_cores()
 
-
-@dataclass(frozen=True)
-class PackProgress:
-    """Images written so far, and the expected size of the file from their mean."""
-
-    done: int
-    total: int
-    kept: int
-    expected_bytes: int
+    def content(self, name: str) -> bytes:
+        """Return what the shards have of an image. Raises UnreadableImageError."""
+        path = self.folder / name
+        with named_image(str(path)):
+            data = read_image_file(path)
+            return data if self.encoding is None else reencode(data, self.encoding)
 
 
 @dataclass(frozen=True)
 class PackSummary:
-    """A finished packed set. `kept` images were written by an interrupted command before."""
+    """What was packed."""
 
     output: str
     images: dict[str, int]
     classes: int
     size_bytes: int
     source_bytes: int
-    kept: int
     skipped: tuple[str, ...]
 
 
-class PackStopped(Exception):  # noqa: N818 - a request, not an error
-    """The command was asked to stop; `done` of `total` images are kept."""
+def scan_for_pack(request: PackRequest, on_progress: OnProgress = lambda _: None) -> FolderScan:
+    """Return the training and validation images of the folder of a request, with warnings about its argument.
 
-    def __init__(self, done: int, total: int) -> None:
-        super().__init__(f"{done:,} of {total:,} images are packed")
-        self.done, self.total = done, total
-
-
-class PackPlan:
-    """The images of a folder in the order of rows, and `order`, their rows in the order of the file."""
-
-    def __init__(self, request: PackRequest, scan: FolderScan) -> None:
-        self.request, self.classes, self.skipped = request, scan.classes, scan.skipped
-        self.warnings = [_without_keys(warning) for warning in scan.warnings]
-        if "test" in scan.paths:
-            self.skipped += ("the test images (a packed set has training and validation images only)",)
-        parts = [part for part in PARTS if part in scan.paths]
-        self.names = [name for part in parts for name in scan.paths[part]]
-        self.labels = np.concatenate([scan.labels[part] for part in parts])
-        self.sizes = np.concatenate([scan.sizes[part] for part in parts])
-        self._mtimes_ns = np.concatenate([scan.mtimes_ns[part] for part in parts])
-        self.order: list[int] = []
-        for part in parts:
-            first = len(self.order)
-            self.order += [first + row for row in storage_order(scan.paths[part])]
-        self.num_train = len(scan.paths["train"])
-
-    @property
-    def num_val(self) -> int:
-        return len(self.names) - self.num_train
-
-    def index_bytes(self) -> int:
-        """Return about the size of header, index and names."""
-        return HEADER_BYTES + ROW_BYTES * len(self.names) + sum(map(len, self.names))
-
-    def stamp(self, row: int) -> bytes:
-        """Return a digest that changes with the file of a row."""
-        stamp = b"%s\0%d\0%d" % (encode_name(self.names[row]), self.sizes[row], self._mtimes_ns[row])
-        return blake2b(stamp, digest_size=8).digest()
-
-    def content(self, row: int) -> bytes:
-        """Return what the packed set has of an image. Raises UnreadableImageError, UsageError if the file changed."""
-        path = self.request.folder / self.names[row]
-        with named_image(str(path)):
-            data = read_image_file(path)
-            status = path.stat()
-        if (status.st_size, status.st_mtime_ns, len(data)) != (self.sizes[row], self._mtimes_ns[row], self.sizes[row]):
-            raise UsageError.one(
-                str(path),
-                "changed while it was packed",
-                "run the same command again, which continues",
-                code="data-changed",
-            )
-        if self.request.encoding is None:
-            return data
-        with named_image(str(path)):
-            return reencode(data, self.request.encoding)
-
-
-def make_plan(request: PackRequest, on_progress: OnProgress = lambda _: None) -> PackPlan:
-    """Scan the folder of a request. Raises UsageError, also if the output exists."""
-    output = request.output
+    Raises UsageError, also if the output exists."""
     # Now, because the scan of a large folder takes minutes.
-    check_output(output, "photos.gpk", force=request.force)
-    if not os.access(output.parent, os.W_OK | os.X_OK):
-        reason = f"nothing can be written to the folder {output.parent}"
-        raise UsageError.one("--output", reason, "choose another one, or change its permissions", code="not-writable")
+    _check_output(request)
     try:
         scan = scan_folder(request.folder, allow_empty=request.allow_empty, on_progress=on_progress)
-        return PackPlan(request, scan)
+        _class_file(scan.classes)
     except UsageError as error:
         raise UsageError([_without_keys(problem) for problem in error.problems]) from error
+    paths = {part: scan.paths[part] for part in PARTS if part in scan.paths}
+    skipped = scan.skipped
+    if "test" in scan.paths:
+        skipped += ("the test images (shards have training and validation images only)",)
+    return replace(scan, paths=paths, skipped=skipped, warnings=tuple(map(_without_keys, scan.warnings)))
 
 
-def expected_size(plan: PackPlan) -> int:
-    """Return the expected size of a packed set, from a sample if images are re-encoded. Raises UsageError."""
-    if plan.request.encoding is None:
-        return plan.index_bytes() + int(plan.sizes.sum())
-    # The stored order is random.
-    sample = plan.order[:SAMPLE_IMAGES]
-    with ThreadPoolExecutor(plan.request.num_workers) as pool, _reported(plan.request):
-        sizes = list(pool.map(lambda row: len(plan.content(row)), sample))
-    return plan.index_bytes() + round(sum(sizes) / len(sizes) * len(plan.names))
+def expected_size(request: PackRequest, scan: FolderScan) -> int:
+    """Return the expected size of the shards, from a sample of the images. Raises UsageError."""
+    names = [name for paths in scan.paths.values() for name in paths]
+    sample = [names[row] for row in np.linspace(0, len(names) - 1, min(len(names), SAMPLE_IMAGES)).astype(int)]
+    with ThreadPoolExecutor(request.num_threads) as pool, _reported(request):
+        sizes = [len(content) for content in pool.map(request.content, sample)]
+    return round((sum(sizes) / len(sizes) + MEMBER_BYTES) * len(names))
 
 
-def write_pack(
-    plan: PackPlan,
-    on_progress: Callable[[PackProgress], None],
-    notify: Callable[[Problem], object],
-    should_stop: Callable[[], bool] = lambda: False,
+def write_shards(
+    request: PackRequest, scan: FolderScan, on_progress: Callable[[int, int], None] = lambda _, __: None
 ) -> PackSummary:
-    """Pack a folder, or continue to pack it. `notify` is called with a problem if images are packed again.
+    """Write the shards of a folder, which appears when it is complete. `on_progress` is called with the number of
+    images that are written, and of all. Raises UsageError."""
+    output, total, done = request.output, sum(map(len, scan.paths.values())), 0
+    unfinished = output.with_name(f".{output.name}.unfinished")
+    try:
+        with _reported(request), CancellingPool(request.num_threads) as pool:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            (unfinished / CLASS_FILES[0]).write_bytes(_class_file(scan.classes))
+            for part, paths in scan.paths.items():
+                contents = map_ahead(pool, request.content, paths, AHEAD_PER_THREAD * request.num_threads)
+                with _ShardWriter(unfinished, part) as writer:
+                    for row, (path, content) in enumerate(zip(paths, contents, strict=True)):
+                        writer.add(_member_name(path, row, request.encoding), content, int(scan.labels[part][row]))
+                        done += 1
+                        on_progress(done, total)
+            size_bytes = sum(path.stat().st_size for path in unfinished.iterdir())
+            if output.exists():
+                shutil.rmtree(output)
+            unfinished.rename(output)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    images: dict[str, int] = {part: len(scan.paths.get(part, ())) for part in PARTS}
+    source_bytes = sum(int(scan.sizes[part].sum()) for part in scan.paths)
+    return PackSummary(str(output), images, len(scan.classes), size_bytes, source_bytes, scan.skipped)
 
-    Raises UsageError, and PackStopped when `should_stop` returns true.
-    """
-    request = plan.request
-    options = {"format": VERSION, "encoding": describe_encoding(request.encoding)}
-    with _reported(request):
-        partial = PartialPack(request.output, options, request.sync_bytes)
-        try:
-            kept = _write_images(partial, plan, on_progress, notify, should_stop)
-            size_bytes = _write_index(partial, plan)
-            partial.finish()
-        finally:
-            partial.close()
-    images = {"train": plan.num_train, "val": plan.num_val}
-    source_bytes = int(plan.sizes.sum())
-    return PackSummary(str(request.output), images, len(plan.classes), size_bytes, source_bytes, kept, plan.skipped)
+
+class _ShardWriter:
+    """Writes the shards of a part, each of about `SHARD_BYTES`."""
+
+    def __init__(self, folder: Path, part: Part) -> None:
+        self._folder, self._part, self._number = folder, part, 0
+        self._archive: tarfile.TarFile | None = None
+
+    def __enter__(self) -> _ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._archive is not None:
+            self._archive.close()
+
+    def add(self, name: str, content: bytes, label: int) -> None:
+        """Write an image and its label. Raises OSError."""
+        if self._archive is not None and self._archive.offset >= SHARD_BYTES:
+            self._archive.close()
+            self._archive, self._number = None, self._number + 1
+        if self._archive is None:
+            self._archive = tarfile.open(self._folder / f"{self._part}-{self._number:05d}.tar", "w")  # noqa: SIM115
+        key, _, extension = name.rpartition(".")
+        for ending, data in ((extension, content), ("cls", b"%d" % label)):
+            member = tarfile.TarInfo(f"{key}.{ending}")
+            member.size = len(data)
+            self._archive.addfile(member, io.BytesIO(data))
+
+
+def _member_name(path: str, row: int, encoding: Encoding | None) -> str:
+    """Return the name of an image in a shard: its number makes the key unique, which ends at the first dot."""
+    folder, _, file = path.rpartition("/")
+    extension = "jpg" if encoding is not None else Path(file).suffix[1:].lower()
+    if extension not in IMAGE_EXTENSIONS:
+        extension = "img"
+    return f"{folder}/{row:07d}-{Path(file).stem.replace('.', '_')}.{extension}"
+
+
+def _class_file(classes: Sequence[str]) -> bytes:
+    """Return the content of the file of class names. Raises UsageError for names that it cannot have."""
+    with suppress(UnicodeEncodeError):
+        content = "".join(f"{name}\n" for name in classes).encode()
+        if parse_class_names(content) == tuple(classes):
+            return content
+    reason = "a class folder has a name with a line break, a space at an end, or that is not UTF-8"
+    raise UsageError.one("data.path", reason, "rename it", code="invalid-name")
+
+
+def _check_output(request: PackRequest) -> None:
+    """Raise UsageError for a folder that cannot be written, or that exists; with `force`, unless it has shards only."""
+    output = request.output
+    if not is_folder(output.absolute().parent) or not os.access(output.absolute().parent, os.W_OK | os.X_OK):
+        reason = f"{output.parent} is no folder to which you can write"
+        raise UsageError.one("--output", reason, "choose another one", code="not-writable")
+    if not os.path.lexists(output):
+        return
+    if not request.force:
+        reason = f"{output} exists; choose another folder, or overwrite it with --force"
+        raise UsageError.one("--output", reason, code="name-in-use")
+    others = [path.name for path in output.iterdir()] if is_folder(output) else [output.name]
+    others = [name for name in others if not name.endswith(".tar") and name != CLASS_FILES[0]]
+    if others:
+        reason = f"{output} is not overwritten, because it has other files than shards ({list_names(others)})"
+        raise UsageError.one("--output", reason, "choose another folder", code="name-in-use")
 
 
 def _without_keys(problem: Problem) -> Problem:
@@ -205,73 +210,9 @@ def _reported(request: PackRequest) -> Iterator[None]:
     try:
         yield
     except UnreadableImageError as error:
-        advice = "repair or remove it, and run the same command again, which continues"
-        raise UsageError.one("FOLDER", str(error), advice, code=error.code) from error
+        raise UsageError.one("FOLDER", str(error), "repair or remove it", code=error.code) from error
     except OSError as error:
         reason = f"{request.output} cannot be written: {error.strerror or error}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            advice = "free disk space, and run the same command again, which continues"
-            raise UsageError.one("--output", reason, advice, code="disk-full") from error
-        if error.errno == errno.EFBIG:
-            advice = "raise the limit of the shell (ulimit -f) or use another disk, and run the same command again"
-            raise UsageError.one("--output", reason, advice, code="too-large") from error
-        raise UsageError.one("--output", reason, "choose another output file", code="not-writable") from error
-
-
-def _write_images(
-    partial: PartialPack,
-    plan: PackPlan,
-    on_progress: Callable[[PackProgress], None],
-    notify: Callable[[Problem], object],
-    should_stop: Callable[[], bool],
-) -> int:
-    """Write the images that are still missing, and return how many were kept."""
-    request, stamps = plan.request, [plan.stamp(row) for row in plan.order]
-    kept = partial.begin(stamps)
-    if partial.restart is not None:
-        notify(partial.restart)
-    total, index_bytes, source_bytes = len(plan.order), plan.index_bytes(), int(plan.sizes.sum())
-    written = sum(record.size for record in partial.records)
-
-    def report(done: int) -> None:
-        contents = source_bytes if request.encoding is None else round(written / max(done, 1) * total)
-        on_progress(PackProgress(done, total, kept, index_bytes + contents))
-
-    report(kept)
-    try:
-        with CancellingPool(request.num_workers) as pool:
-            contents = map_ahead(pool, plan.content, plan.order[kept:], AHEAD_PER_WORKER * request.num_workers)
-            for done, content in enumerate(contents, kept + 1):
-                partial.append(stamps[done - 1], content)
-                written += len(content)
-                report(done)
-                if done < total and should_stop():
-                    raise PackStopped(done, total)
-    finally:
-        if len(partial.records) < total:
-            # After an error, too.
-            with suppress(OSError):
-                partial.keep()
-    return kept
-
-
-def _write_index(partial: PartialPack, plan: PackPlan) -> int:
-    """Write index and header behind the images, and return the size of the file."""
-    count = len(plan.order)
-    order = np.array(plan.order, np.int64)
-    stored_sizes = np.array([record.size for record in partial.records], np.uint64)
-    stored_checksums = np.array([record.checksum for record in partial.records], np.uint32)
-    offsets, sizes, checksums = np.empty(count, np.uint64), np.empty(count, np.uint32), np.empty(count, np.uint32)
-    offsets[order] = HEADER_BYTES + np.cumsum(stored_sizes) - stored_sizes
-    sizes[order], checksums[order] = stored_sizes.astype(np.uint32), stored_checksums
-    return write_index(
-        partial.fd,
-        num_train=plan.num_train,
-        num_val=plan.num_val,
-        offsets=offsets,
-        sizes=sizes,
-        checksums=checksums,
-        labels=plan.labels.astype(np.uint32),
-        names=plan.names,
-        info=PackInfo(classes=plan.classes, encoding=plan.request.encoding),
-    )
+        raise UsageError.one(
+            "--output", reason, "free disk space, or choose another folder", code="disk-full"
+        ) from error

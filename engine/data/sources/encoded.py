@@ -9,8 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from engine.data.sampler import Indices, Part
 from engine.data.sources import image
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
@@ -65,14 +63,6 @@ class EncodedSource(ABC):
     @abstractmethod
     def read_encoded(self, part: Part, index: int) -> EncodedImage:
         """Read the content of one image file. Raises UnreadableImageError."""
-
-    def in_storage_order(self, part: Part, indices: Indices) -> Indices:
-        """Return indices sorted as their images are stored."""
-        return np.sort(indices)
-
-    def prepare(self, part: Part, indices: Indices) -> None:
-        """Let the kernel read images into the page cache that are loaded soon. Returns at once, and never raises."""
-        return
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         """See `ImageSource.load`."""

@@ -51,7 +51,7 @@ def find_layout(root: Path) -> FolderLayout:
     Raises UsageError, and OSError if a folder cannot be listed."""
     if not root.is_dir():
         if root.is_file():
-            others = ", or data.dataset to packed for a file of gputrain data pack, or to webdataset for tar shards"
+            others = ", or data.dataset to webdataset for tar shards"
             raise UsageError.one("data.path", f"{root} is a file", CLASS_FOLDERS_ADVICE + others, code="not-a-folder")
         raise UsageError.one(
             "data.path", f"{root} does not exist or is not a folder", CLASS_FOLDERS_ADVICE, code="not-found"

@@ -29,10 +29,6 @@ def open_source(config: Config) -> ImageSource:
         from engine.data.sources.folder import open_folder
 
         return open_folder(data, seed)
-    if data.dataset == "packed":
-        from engine.data.sources.packed import open_packed
-
-        return open_packed(data, seed)
     if data.dataset == "webdataset":
         from engine.data.sources.webdataset import open_webdataset
 
@@ -46,10 +42,6 @@ def open_source(config: Config) -> ImageSource:
 
 def read_class_names(data: DataConfig) -> tuple[str, ...]:
     """Return the class names of one of the ENCODED_DATASETS without opening any image. Raises UsageError."""
-    if data.dataset == "packed":
-        from engine.data.sources.packed import packed_class_names
-
-        return packed_class_names(data)
     if data.dataset == "webdataset":
         from engine.data.sources import webdataset
 

@@ -1,7 +1,7 @@
-"""Index of a WebDataset shard: where its images are, and their labels.
+"""Index of WebDataset shards: where their images are, and their labels. It is kept in the user's cache.
 
 A sample consists of consecutive members with the same key, the path up to the first dot of the file name:
-`dog/0001.jpg` and `dog/0001.cls`. `engine.data.sources.tar_index_cache` keeps the index.
+`dog/0001.jpg` and `dog/0001.cls`. `engine.data.sources.webdataset` reads the images.
 
 https://github.com/webdataset/webdataset#the-webdataset-format
 """
@@ -11,185 +11,236 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
+import sys
+import tarfile
+import time
+import zipfile
 from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.data.sources.image_file import MAX_IMAGE_BYTES
-from engine.data.sources.tar_headers import BLOCK_BYTES, ShardError, TarMember, TarReader
-from engine.utils.text import printable
+from engine.utils.errors import CodedError
+from engine.utils.files import (
+    cache_folder,
+    delete_oldest_files,
+    make_user_folder,
+    open_regular_file,
+    replace_file,
+    user_path_problem,
+)
+from engine.utils.text import pluralize, printable
 
+INDEX_FOLDER = "shards"
+# Part of the file name of an index: another version of gputrain may know other members or labels.
+INDEX_FORMAT = 2
+# All indices together. ImageNet takes 60 MB.
+MAX_TOTAL_BYTES = 1 << 30
+PROGRESS_SECONDS = 2.0
 IMAGE_EXTENSIONS = {
-    *(b"jpg", b"jpeg", b"png", b"webp", b"ppm", b"pgm", b"pbm", b"bmp", b"gif", b"tif", b"tiff", b"avif", b"jp2"),
-    *(b"img", b"image"),
+    *("jpg", "jpeg", "png", "webp", "ppm", "pgm", "pbm", "bmp", "gif", "tif", "tiff", "avif", "jp2"),
+    *("img", "image"),
 }
-# Offsets are 32-bit numbers of blocks.
-MAX_SHARD_BYTES = BLOCK_BYTES << 32
-MAX_LABEL_BYTES = 32
-MAX_JSON_LABEL_BYTES = 1 << 20
+MAX_LABEL_BYTES = 1 << 20
 MAX_LABEL = (1 << 31) - 1
-# Skipped members of one shard that are listed, and of the name of each. The others are counted.
+# Skipped members of one shard that are listed. The others are counted.
 MAX_SKIPPED = 1000
-MAX_SHOWN_BYTES = 500
+
+
+class ShardError(CodedError):
+    """A shard cannot be used. The message names it."""
 
 
 @dataclass(frozen=True)
-class ShardStamp:
-    """Size, modification time and inode of a shard when it was indexed."""
+class TarIndex:
+    """Images of shards in the order of the archives, by column.
 
-    size: int
-    mtime_ns: int
-    inode: int
-
-    @classmethod
-    def of(cls, fd: int) -> ShardStamp:
-        status = os.fstat(fd)
-        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
-
-
-@dataclass(frozen=True)
-class ShardIndex:
-    """Images of a shard in the order of the archive.
-
-    `blocks` are the offsets of their contents in units of 512 bytes, `key_digests` the first 64 bits of the SHA-256 of
-    their keys. `skipped` are unusable members, each with the reason in parentheses. `names` are the names of the image
-    members, each ended by a zero byte.
+    `stamps` has the size and the modification time of each shard, `shards` the number of the shard of each image.
+    `offsets` and `sizes` are those of its content, and `key_digests` the first 64 bits of the SHA-256 of its key.
+    `names` has the name of each image and a null byte: a million strings take 100 MB. `skipped` are unusable members,
+    each with the reason in parentheses.
     """
 
-    blocks: NDArray[np.uint32]
-    sizes: NDArray[np.uint32]
+    stamps: NDArray[np.int64]
+    shards: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int32]
     labels: NDArray[np.int32]
     key_digests: NDArray[np.uint64]
-    skipped: tuple[str, ...]
     names: bytes
+    skipped: tuple[str, ...]
+
+    def image_names(self) -> list[str]:
+        """Return the name of each image, the path in its archive."""
+        return os.fsdecode(self.names).split("\0")[:-1]
 
 
-COLUMNS = {"blocks": np.uint32, "sizes": np.uint32, "labels": np.int32, "key_digests": np.uint64}
+_COLUMNS = {"shards": "i", "offsets": "q", "sizes": "i", "labels": "i", "key_digests": "Q"}
 
 
-def open_shard(path: str) -> int:
-    """Return a file descriptor of a shard. Raises ShardError if it is not a regular file, and OSError."""
-    # Opening a named pipe would wait for a writer. Links are followed: the Hugging Face cache consists of them.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise ShardError("is not a regular file", code="not-a-file")
-
-
-def build_index(fd: int, stamp: ShardStamp) -> ShardIndex:
-    """Read the headers and labels of an open shard. Raises ShardError and OSError."""
-    if stamp.size > MAX_SHARD_BYTES:
-        raise ShardError(f"has more than {MAX_SHARD_BYTES >> 40} TiB; split it into several shards", code="too-large")
-    # Without this, the kernel reads much of the images between the headers.
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-    builder = _IndexBuilder(TarReader(fd, stamp.size))
+def open_shard(path: str) -> BinaryIO:
+    """Open a shard for reading. Raises ShardError if it is not a regular file, or cannot be read."""
     try:
-        index = builder.build()
-    finally:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NORMAL)
-    if ShardStamp.of(fd) != stamp:
-        raise ShardError("changed while it was indexed; start again when it is complete", code="data-changed")
+        # Links are followed: the Hugging Face cache consists of them.
+        return open_regular_file(os.path.realpath(path))
+    except (OSError, ValueError) as error:
+        raise ShardError(f"the shard {path} cannot be read: {_reason(error)}", code="not-readable") from error
+
+
+def shard_stamp(file: BinaryIO) -> tuple[int, int]:
+    """Return the size and the modification time of an open shard, which its index has, too."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
+def load_index(paths: Sequence[str]) -> TarIndex:
+    """Return the index of shards: that in the user's cache, or a new one if a shard has changed. Raises ShardError."""
+    stamps = []
+    for path in paths:
+        with open_shard(path) as file:
+            stamps.append(shard_stamp(file))
+    key = "\0".join([str(INDEX_FORMAT), *sorted(IMAGE_EXTENSIONS), *map(os.path.realpath, paths)])
+    name = f"{INDEX_FOLDER}/{hashlib.sha256(os.fsencode(key)).hexdigest()[:24]}.npz"
+    if (index := _read_cached(name, stamps)) is None:
+        index = _build_index(paths, stamps)
+        with suppress(OSError):
+            _write_cached(name, index)
     return index
 
 
-class _IndexBuilder:
-    """Groups the members of a shard to samples."""
+def _read_cached(name: str, stamps: Sequence[tuple[int, int]]) -> TarIndex | None:
+    """Return an index in the user's cache; None if it is missing or damaged, or a shard has another stamp."""
+    path = cache_folder() / name
+    if user_path_problem(cache_folder(), name) is not None:
+        return None
+    with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        with np.load(path, allow_pickle=False) as stored:
+            if stored["stamps"].tolist() != [list(stamp) for stamp in stamps]:
+                return None
+            names, skipped = stored["names"].tobytes(), os.fsdecode(stored["skipped"].tobytes()).split("\0")[:-1]
+            columns = {column: stored[column] for column in ("stamps", *_COLUMNS)}
+        if {len(columns[column]) for column in _COLUMNS} == {names.count(b"\0")}:
+            os.utime(path)
+            return TarIndex(names=names, skipped=tuple(skipped), **columns)
+    return None
 
-    def __init__(self, reader: TarReader) -> None:
-        self._reader = reader
-        self._columns = {name: array(np.dtype(kind).char) for name, kind in COLUMNS.items()}
-        self._skipped: list[str] = []
-        self._num_skipped = 0
-        self._names = bytearray()
 
-    def build(self) -> ShardIndex:
-        sample: dict[bytes, TarMember] = {}
-        current = None
-        for member in self._reader.members():
-            if member.skipped:
-                self._skip(member.name, member.skipped)
-                continue
-            key, extension = split_key(member.name)
-            if key is None:
-                continue
-            if key != current:
-                self._add(current, sample)
-                sample, current = {}, key
-            if extension in sample:
-                raise ShardError(
-                    f"contains {_shown(member.name)} twice; make the key of each sample unique", code="duplicate-key"
-                )
-            sample[extension] = member
-        self._add(current, sample)
-        if self._num_skipped > len(self._skipped):
-            self._skipped.append(f"{self._num_skipped - len(self._skipped)} more members")
-        columns = {name: np.array(column, COLUMNS[name]) for name, column in self._columns.items()}
-        return ShardIndex(skipped=tuple(self._skipped), names=bytes(self._names), **columns)
+def _write_cached(name: str, index: TarIndex) -> None:
+    """Write an index to the user's cache, and delete those that were unused for longest. Raises OSError."""
+    folder = make_user_folder(cache_folder(), INDEX_FOLDER)
+    columns = {column: getattr(index, column) for column in ("stamps", *_COLUMNS)}
+    skipped = b"".join(os.fsencode(text) + b"\0" for text in index.skipped)
+    columns |= {"names": np.frombuffer(index.names, np.uint8), "skipped": np.frombuffer(skipped, np.uint8)}
+    replace_file(cache_folder() / name, lambda file: np.savez(file, allow_pickle=False, **columns))
+    delete_oldest_files(folder, "*", MAX_TOTAL_BYTES)
 
-    def _add(self, key: bytes | None, sample: dict[bytes, TarMember]) -> None:
-        """Append a sample to the index. Raises ShardError if it has no valid label."""
-        if key is None:
-            return
-        images = [member for extension, member in sample.items() if extension in IMAGE_EXTENSIONS]
-        if len(images) != 1:
-            self._skip(key, f"a sample with {len(images)} images" if images else "a sample without image")
-            return
-        (image,) = images
-        if image.size > MAX_IMAGE_BYTES:
-            self._skip(image.name, f"a file of more than {MAX_IMAGE_BYTES >> 20} MiB; reduce its size")
-            return
-        self._columns["blocks"].append(image.offset // BLOCK_BYTES)
-        self._columns["sizes"].append(image.size)
-        self._columns["labels"].append(self._label(image, sample))
-        self._names += image.name + b"\0"
-        self._columns["key_digests"].append(int.from_bytes(hashlib.sha256(key).digest()[:8], "little"))
 
-    def _label(self, image: TarMember, sample: dict[bytes, TarMember]) -> int:
-        if (member := sample.get(b"cls")) is not None:
-            text = self._reader.read(member.offset, member.size) if member.size <= MAX_LABEL_BYTES else b""
-            return _check_label(text.strip().decode("ascii", "replace"), member)
-        if (member := sample.get(b"json")) is None:
-            advice = "add a .cls file with its class index, or a .json file with label, directly before or behind it"
-            raise ShardError(f"contains {_shown(image.name)} without a label; {advice}", code="bad-label")
-        if member.size > MAX_JSON_LABEL_BYTES:
-            raise ShardError(f"contains {_shown(member.name)}, which is too large for a label", code="bad-label")
+def _build_index(paths: Sequence[str], stamps: Sequence[tuple[int, int]]) -> TarIndex:
+    """Read the headers and labels of shards. Tells on stderr how far it is. Raises ShardError."""
+    columns = {column: array(kind) for column, kind in _COLUMNS.items()}
+    names, skipped = bytearray(), list[str]()
+    shown = time.monotonic()
+    for number, (path, stamp) in enumerate(zip(paths, stamps, strict=True)):
+        reasons: list[str] = []
+        with open_shard(path) as file:
+            for key, member, label in _read_samples(path, file, reasons):
+                digest = int.from_bytes(hashlib.sha256(os.fsencode(key)).digest()[:8], "little")
+                row = (number, member.offset_data, member.size, label, digest)
+                for column, value in zip(columns.values(), row, strict=True):
+                    column.append(value)
+                names += os.fsencode(member.name) + b"\0"
+            if shard_stamp(file) != stamp:
+                raise ShardError(f"the shard {path} changes; start again when it is complete", code="data-changed")
+        skipped += (f"{path}: {reason}" for reason in reasons[:MAX_SKIPPED])
+        if len(reasons) > MAX_SKIPPED:
+            skipped.append(f"{path}: {len(reasons) - MAX_SKIPPED} more members")
+        if time.monotonic() - shown > PROGRESS_SECONDS:
+            shown = time.monotonic()
+            done = f"{number + 1} of {pluralize(len(paths), 'shard')}"
+            print(f"indexing {printable(os.path.dirname(path))} once: {done}", file=sys.stderr, flush=True)  # noqa: PTH120
+    arrays = {column: np.array(values) for column, values in columns.items()}
+    return TarIndex(np.array(stamps, np.int64), names=bytes(names), skipped=tuple(skipped), **arrays)
+
+
+def _read_samples(path: str, file: BinaryIO, skipped: list[str]) -> Iterator[tuple[str, tarfile.TarInfo, int]]:
+    """Yield the key, the image and the label of each sample of a shard. `skipped` gets what is unusable, with the
+    reason. Raises ShardError."""
+    try:
+        with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as archive:
+            for key, members in groupby(_regular_files(archive, skipped), lambda member: split_key(member.name)[0]):
+                if key is None:
+                    continue
+                sample: dict[str, tarfile.TarInfo] = {}
+                for member in members:
+                    if (extension := split_key(member.name)[1]) in sample:
+                        reason = f"contains {printable(member.name)} twice; make the key of each sample unique"
+                        raise ShardError(f"the shard {path} {reason}", code="duplicate-key")
+                    sample[extension] = member
+                images = [member for extension, member in sample.items() if extension in IMAGE_EXTENSIONS]
+                if len(images) != 1:
+                    reason = f"a sample with {len(images)} images" if images else "a sample without image"
+                    skipped.append(f"{printable(key)} ({reason})")
+                elif images[0].size > MAX_IMAGE_BYTES:
+                    reason = f"a file of more than {MAX_IMAGE_BYTES >> 20} MiB; reduce its size"
+                    skipped.append(f"{printable(images[0].name)} ({reason})")
+                else:
+                    yield key, images[0], _read_label(path, file, images[0], sample)
+            # tarfile takes a damaged header, and the end of a truncated file, for the end of the archive.
+            file.seek(archive.offset)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError(f"neither a header nor the end at byte {archive.offset}")
+    # tarfile raises ValueError for invalid numbers of a sparse file, RecursionError for many headers of one member.
+    except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError, EOFError) as error:
+        reason = f"is no tar archive, or is damaged or compressed ({_reason(error)})"
+        raise ShardError(f"the shard {path} {reason}; copy it again, or decompress it", code="damaged") from error
+
+
+def _regular_files(archive: tarfile.TarFile, skipped: list[str]) -> Iterator[tarfile.TarInfo]:
+    """Yield the members with content. `skipped` gets links, devices, pipes and sparse files."""
+    for member in archive:
+        if member.isreg() and not member.issparse():
+            yield member
+        elif not member.isdir():
+            skipped.append(f"{printable(member.name)} ({'a sparse' if member.isreg() else 'not a regular'} file)")
+
+
+def _read_label(path: str, file: BinaryIO, image: tarfile.TarInfo, sample: dict[str, tarfile.TarInfo]) -> int:
+    """Return the class index of a sample, from its .cls or .json file. Raises ShardError."""
+    member = sample.get("cls") or sample.get("json")
+    if member is None:
+        advice = "add a .cls file with its class index, or a .json file with label, directly before or behind it"
+        reason = f"contains {printable(image.name)} without a label; {advice}"
+        raise ShardError(f"the shard {path} {reason}", code="bad-label")
+    file.seek(member.offset_data)
+    text = file.read(min(member.size, MAX_LABEL_BYTES)).strip().decode("utf-8", "replace")
+    if member is sample.get("json"):
         # Not the codec: Python's json writes NaN and lone surrogates, which the metadata of crawled datasets contain.
-        try:
-            values = json.loads(self._reader.read(member.offset, member.size))
-        except (ValueError, RecursionError) as error:
-            raise ShardError(f"contains {_shown(member.name)}, which is not JSON", code="bad-label") from error
-        label = values.get("label") if isinstance(values, dict) else None
-        return _check_label(str(label) if type(label) is int else "", member)
-
-    def _skip(self, name: bytes, reason: str) -> None:
-        self._num_skipped += 1
-        if len(self._skipped) < MAX_SKIPPED:
-            self._skipped.append(f"{_shown(name[:MAX_SHOWN_BYTES])} ({reason})")
-
-
-def split_key(name: bytes) -> tuple[bytes | None, bytes]:
-    """Return the key and the extension in lower case of a member, as WebDataset does; no key if it is no sample."""
-    begin = name.rfind(b"/") + 1
-    dot = name.find(b".", begin)
-    # Such as __index__.json, which describes the shard.
-    if dot <= begin or (name.startswith(b"__", begin) and name.endswith(b"__", begin, dot)):
-        return None, b""
-    return name[:dot], name[dot + 1 :].lower()
-
-
-def _check_label(text: str, member: TarMember) -> int:
+        with suppress(ValueError, RecursionError):
+            values = json.loads(text)
+            label = values.get("label") if isinstance(values, dict) else None
+            text = str(label) if type(label) is int else ""
     # At most 10 digits: int() refuses more than 4,300.
     if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= MAX_LABEL:
         return int(text)
-    what = "label, the class index" if member.name.endswith(b"json") else "the class index"
-    raise ShardError(
-        f"contains {_shown(member.name)}, which does not have {what} as an integer from 0 on", code="bad-label"
-    )
+    reason = f"contains {printable(member.name)} without the class index, an integer from 0 on"
+    raise ShardError(f"the shard {path} {reason}", code="bad-label")
 
 
-def _shown(name: bytes) -> str:
-    return printable(os.fsdecode(name))
+def split_key(name: str) -> tuple[str | None, str]:
+    """Return the key and the extension in lower case of a member, as WebDataset does; no key if it is no sample."""
+    folder, slash, file = name.rpartition("/")
+    stem, dot, extension = file.partition(".")
+    # Such as __index__.json, which describes the shard.
+    if not stem or not dot or (stem.startswith("__") and stem.endswith("__")):
+        return None, ""
+    return f"{folder}{slash}{stem}", extension.lower()
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

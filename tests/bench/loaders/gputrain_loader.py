@@ -1,6 +1,6 @@
 """gputrain's stream pipeline, up to the batch that it copies to the device, with the flip that it applies there.
 
-Options: the dataset ("folder", "packed", "packed-as-is" or "tar"), and after a colon the kind of worker.
+Options: the dataset ("folder", "packed" or "tar"), and after a colon the kind of worker.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from engine.data.sources.open import open_source
 
 
 def open_dataset(task: Task, dataset: str, workers: str = "") -> tuple[Config, ImageSource]:
-    paths = {"folder": task.folder, "packed": task.packed, "packed-as-is": task.packed_as_is, "tar": task.tar}
+    paths = {"folder": task.folder, "packed": task.packed, "tar": task.tar}
     keys: dict[str, object] = {
-        "data.dataset": "webdataset" if dataset == "tar" else dataset.partition("-")[0],
+        "data.dataset": "folder" if dataset == "folder" else "webdataset",
         "data.path": paths[dataset],
         "data.batch_size": task.batch_size,
         "data.image_size": SIZE,

@@ -69,10 +69,9 @@ def make_photos(task: Task, count: int) -> None:
         path = Path(task.tar.replace("{000..002}", f"{shard:03d}"))
         if not path.exists():
             _write_shard(path, files[shard::SHARDS])
-    for packed, options in ((task.packed, ("--max-side", str(MAX_SIDE))), (task.packed_as_is, ())):
-        if not packed.exists():
-            command = [sys.executable, "-c", "from tui import main; main()", "pack", task.folder, "-o", packed]
-            subprocess.run([*command, *options], capture_output=True, cwd=REPOSITORY)
+    if not task.packed.exists():
+        command = [sys.executable, "-c", "from tui import main; main()", "data", "pack", task.folder, "-o", task.packed]
+        subprocess.run([*command, "--max-side", str(MAX_SIDE)], capture_output=True, cwd=REPOSITORY)
 
 
 def _write_shard(path: Path, files: list[Path]) -> None:

@@ -1,6 +1,6 @@
 """Compare gputrain's crops with those of Pillow and torchvision, pixel by pixel: `python pixels.py TASK`.
 
-All decode the same bytes (of a folder, of tar shards, of the packed file) and crop the same boxes.
+All decode the same bytes (of a folder, of tar shards, of packed ones) and crop the same boxes.
 """
 
 from __future__ import annotations

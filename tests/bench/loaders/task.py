@@ -48,12 +48,7 @@ class Task:
     @property
     def packed(self) -> Path:
         """The output of `gputrain data pack --max-side 500`, which encodes the photos again."""
-        return self.root / "photos.gpk"
-
-    @property
-    def packed_as_is(self) -> Path:
-        """The output of `gputrain data pack`: the same files."""
-        return self.root / "photos-as-is.gpk"
+        return self.root / "packed"
 
     def beton(self, write_mode: str) -> Path:
         """An FFCV file, with JPEGs ("jpg") or with half of the images uncompressed ("proportion")."""

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from engine.config.loader import resolve_config
+from support.messages import raises_problem
 
 
 @pytest.mark.parametrize(
     ("name", "dataset"),
-    [("photos.gpk", "packed"), ("train-{000..146}.tar", "webdataset"), ("photos", "folder"), ("a.photos", "folder")],
+    [("train-{000..146}.tar", "webdataset"), ("photos", "folder"), ("a.photos", "folder")],
 )
 def test_resolve_finds_dataset_by_the_name_of_its_path(tmp_path: Path, name: str, dataset: str) -> None:
     path = tmp_path / name
@@ -20,12 +21,23 @@ def test_resolve_finds_dataset_by_the_name_of_its_path(tmp_path: Path, name: str
     assert resolved.sources["data.dataset"] == f"--data-path {path}"
 
 
-@pytest.mark.parametrize(
-    ("name", "dataset"), [("photos.gpk", "packed"), ("train.tar", "webdataset"), ("photos", "folder")]
-)
+@pytest.mark.parametrize(("name", "dataset"), [("train.tar", "webdataset"), ("photos", "folder")])
 def test_resolve_takes_dataset_for_config(tmp_path: Path, name: str, dataset: str) -> None:
     path = tmp_path / name
     path.touch() if path.suffix else path.mkdir()
     resolved = resolve_config(str(path), ["run.epochs=2"])
     assert (resolved.config.data.dataset, resolved.config.data.path) == (dataset, str(path))
     assert resolved.sources["data.path"] == str(path)
+
+
+def test_resolve_takes_folder_of_shards_without_class_folders_for_webdataset(tmp_path: Path) -> None:
+    (tmp_path / "train-00000.tar").touch()
+    assert resolve_config(str(tmp_path)).config.data.dataset == "webdataset"
+    (tmp_path / "cat").mkdir()
+    assert resolve_config(str(tmp_path)).config.data.dataset == "folder"
+
+
+@pytest.mark.parametrize("keys", [("data.path=photos.gpk",), ("data.dataset=packed", "data.path=photos")])
+def test_resolve_refuses_packed_file_with_the_line_that_replaces_it(keys: tuple[str, ...]) -> None:
+    with raises_problem("not-supported", keys[0].partition("=")[0], "`gputrain data pack FOLDER -o DIR`"):
+        resolve_config(None, keys)

@@ -48,7 +48,8 @@ def test_invalid_name_is_refused(name: str) -> None:
     [
         ("digits", (), "digits"),
         ("digits", ("data.dataset=folder", "data.path=/x/my flowers/"), "my-flowers"),
-        ("digits", ("data.dataset=packed", "data.path=photos.v2.gpk"), "photos.v2"),
+        ("digits", ("data.dataset=webdataset", "data.path=/x/shards"), "shards"),
+        (None, ("data.dataset=webdataset", "data.path=/x/train-{00..10}.tar"), "webdataset-cnn"),
         (None, ("data.dataset=folder", "data.path=."), "here"),
         (None, ("data.dataset=folder", "data.path=/"), "folder-cnn"),
         (None, (), "digits-cnn"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from engine.config.code_trust import CodeTrust
-from engine.data.pack.pack_file import Pack
 from engine.inference import export_proof
 from engine.inference.export import ExportOptions, export_model
 from engine.inference.export_program import LoadedExport
@@ -273,8 +273,8 @@ def test_proof_names_file_of_a_folder(photos: Path, tmp_path: Path, exported: Ca
 
 @pytest.fixture
 def packed_export(photos: Path, tmp_path: Path) -> Export:
-    pack_photos(photos, tmp_path / "a.gpk")
-    run = saved_run(tmp_path / "run", data={"dataset": "packed", "path": str(tmp_path / "a.gpk"), "image_size": 8})
+    pack_photos(photos, tmp_path / "shards")
+    run = saved_run(tmp_path / "run", data={"dataset": "webdataset", "path": str(tmp_path / "shards"), "image_size": 8})
     return export_run(run, tmp_path / "out")
 
 
@@ -286,14 +286,16 @@ def test_proof_reads_packed_images_through_the_script(
     assert (proof.images, proof.same_class, proof.files, proof.passed) == (files, files, True, True)
     exported(lambda values: values[:, ::-1])
     named = " ".join(change.image for change in packed_export.prove().changes)
-    assert [path.name for path in (photos / "val").rglob("*.*") if path.name not in named] == []
+    assert [path.name for path in (photos / "val").rglob("*.*") if f"-{path.name}" not in named] == []
 
 
 def test_proof_counts_images_that_cannot_be_read(packed_export: Export, tmp_path: Path) -> None:
-    pack = Pack(str(tmp_path / "a.gpk"))
-    content = bytearray((tmp_path / "a.gpk").read_bytes())
-    content[int(pack.offsets[-1])] ^= 1
-    (tmp_path / "a.gpk").write_bytes(content)
+    shard = tmp_path / "shards" / "val-00000.tar"
+    with tarfile.open(shard) as archive:
+        offset = archive.getmembers()[0].offset_data
+    content = bytearray(shard.read_bytes())
+    content[offset] ^= 1
+    shard.write_bytes(content)
     proof = packed_export.prove()
     assert (proof.unread, proof.images, proof.passed) == (1, NUM_PHOTOS // 4 - 1, True)
 

@@ -67,12 +67,14 @@ def test_inspection_keeps_pictures_of_datasets_without_files(run: RunFolder) -> 
         assert labels[0] == image.label
 
 
-def test_inspection_of_packed_set_has_names_and_pictures(tmp_path: Path) -> None:
-    pack_photos(write_photo_folder(tmp_path / "unpacked"), tmp_path / "photos.gpk")
-    run = folder_run(tmp_path, data={"dataset": "packed", "path": str(tmp_path / "photos.gpk")})
+def test_inspection_of_shards_has_names_and_pictures(tmp_path: Path) -> None:
+    pack_photos(write_photo_folder(tmp_path / "unpacked"), tmp_path / "shards")
+    run = folder_run(tmp_path, data={"dataset": "webdataset", "path": str(tmp_path / "shards")})
     inspection = inspect(run, part="all")
     assert {image.path for image in inspection.images(range(16))} == {
-        f"{name}/{number}.png" for name in ("cat", "dog") for number in range(8)
+        f"train-00000.tar/{name}/{8 * label + number:07d}-{number}.png"
+        for label, name in enumerate(("cat", "dog"))
+        for number in range(8)
     }
     assert inspection.info.root is None
     assert load_preview(run, inspection, inspection.image(0)).size == (8, 8)

@@ -1,16 +1,14 @@
-"""Photos of several formats in an image folder, and packed sets of it."""
+"""Photos of several formats in an image folder, and tar shards of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from PIL import ExifTags, Image
 
-from engine.data.pack.partial import SYNC_BYTES
 from engine.data.pack.reencode import Encoding
-from engine.data.pack.writer import PackProgress, PackRequest, PackSummary, make_plan, write_pack
+from engine.data.pack.writer import PackRequest, PackSummary, scan_for_pack, write_shards
 
 NUM_PHOTOS = 24
 
@@ -38,13 +36,9 @@ def pack_photos(
     output: Path,
     encoding: Encoding | None = None,
     *,
-    workers: int = 2,
+    threads: int = 2,
     force: bool = False,
     allow_empty: bool = False,
-    sync_bytes: int = SYNC_BYTES,
-    on_progress: Callable[[PackProgress], None] = lambda _: None,
-    notify: Callable[[str], None] = lambda _: None,
-    should_stop: Callable[[], bool] = lambda: False,
 ) -> PackSummary:
-    request = PackRequest(photos, output, encoding, workers, allow_empty, force, sync_bytes)
-    return write_pack(make_plan(request), on_progress, notify, should_stop)
+    request = PackRequest(photos, output, encoding, threads, allow_empty, force)
+    return write_shards(request, scan_for_pack(request))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -45,26 +44,3 @@ def write_shards(root: Path, *, shards: int = 3, images: int = 8, first: int = 0
         begin = first + shard * images
         write_shard(root / f"{name}-{shard:03d}.tar", sample_members(range(begin, begin + images)))
     return f"{root}/{name}-{{000..{shards - 1:03d}}}.tar"
-
-
-def write_many_samples(root: Path, samples: int, shards: int, classes: int = 10) -> str:
-    """Write very many samples of one tiny image quickly, 2 KB each, and return the brace pattern of the shards."""
-    root.mkdir(parents=True)
-    image = encode_image(0, (2, 2))
-    numbers, width = iter(range(samples)), len(str(samples))
-    for shard in range(shards):
-        with (root / f"many-{shard:03d}.tar").open("wb") as file:
-            for number in islice(numbers, -(-samples // shards)):
-                name = f"{number:0{width}d}"
-                file.write(_tar_member(f"{name}.png", image) + _tar_member(f"{name}.cls", b"%d" % (number % classes)))
-            file.write(bytes(1024))
-    return f"{root}/many-{{000..{shards - 1:03d}}}.tar"
-
-
-def _tar_member(name: str, content: bytes) -> bytes:
-    header = bytearray(name.encode().ljust(512, b"\0"))
-    header[124:136] = b"%011o\0" % len(content)
-    header[148:157] = b" " * 8 + b"0"
-    header[257:265] = b"ustar\x0000"
-    header[148:156] = b"%06o\0 " % sum(header)
-    return bytes(header) + content + bytes(-len(content) % 512)

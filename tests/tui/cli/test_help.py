@@ -90,7 +90,7 @@ def test_join_key_options_accepts_each_key() -> None:
 
 
 def test_join_key_options_keeps_other_arguments() -> None:
-    words = ["a.yaml", "--lr", "0.1", "--name=a.b", "--data-path", "x.gpk", "--", "--optim.lr", "1"]
+    words = ["a.yaml", "--lr", "0.1", "--name=a.b", "--data-path", "x.tar", "--", "--optim.lr", "1"]
     assert join_key_options(words) == words
 
 

@@ -34,9 +34,8 @@ REFUSED = [
     ("lr-find digits --wait", "--queue", "lr-find digits --queue"),
     ("data digits --part val", "--split", "data digits --split val"),
     ("data digits --images 4 -o a.png", "--per-class", "data digits --per-class 4 -o a.png"),
-    ("pack photos -o photos.gpk --max-side 500", "gputrain data pack", "data pack photos -o photos.gpk --max-side 500"),
-    ("pack photos -o photos.gpk --workers 4", "gputrain data pack", "data pack photos -o photos.gpk --threads 4"),
-    ("pack --verify photos.gpk", "gputrain data pack", "data verify photos.gpk"),
+    ("pack photos -o shards --max-side 500", "gputrain data pack", "data pack photos -o shards --max-side 500"),
+    ("pack photos -o shards --workers 4", "gputrain data pack", "data pack photos -o shards --threads 4"),
     ("summary digits --model cnn", "gputrain models show", "models show digits --model cnn"),
     (
         "summary digits --batch-size 8 --features",

@@ -14,7 +14,6 @@ from engine.data.pipelines.loader import BatchLoader
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.data.sources.readahead import read_ahead
 from support.data.tar_shards import write_shards
 
 AUGMENTED = ("augment.resized_crop=true", "augment.flip=true", "augment.brightness=0.3")
@@ -42,7 +41,7 @@ def open_shards(shards: str, shuffle: Shuffle, worker_type: str) -> tuple[Config
 
 def load(config: Config, source: EncodedSource, workers: int, first_step: int = 0) -> list[Batch]:
     sampler = build_sampler(config, source, 1)
-    requests = read_ahead(sampler.requests(2, 1, first_step), source, sampler.images_ahead)
+    requests = sampler.requests(2, 1, first_step)
     return list(BatchLoader(source, config, model_input_format(config, source), requests, workers))
 
 
