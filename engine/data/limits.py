@@ -1,11 +1,10 @@
-"""Check the shared memory, open-file limit and CPU cores of this node against what loader processes and NCCL need.
+"""Check the shared memory and CPU cores of this node against what loader processes and NCCL need.
 
 Called by each rank before it starts its DataLoader workers, and by `gputrain doctor`.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -15,8 +14,6 @@ from engine.config.rules import key_of_image_transform
 from engine.config.schema import Config
 from engine.data.sources.base import ImageFormat
 from engine.utils.errors import Problem, UsageError
-from engine.utils.host import free_bytes, max_open_files
-from engine.utils.text import pluralize
 from engine.utils.units import format_bytes
 
 SHM_PATH = Path("/dev/shm")  # noqa: S108 (a mount point, not a temporary file)
@@ -25,11 +22,7 @@ SHM_PATH = Path("/dev/shm")  # noqa: S108 (a mount point, not a temporary file)
 LABEL_BYTES = 8  # one int64 label
 
 
-# torch's file_descriptor sharing strategy: the rank holds one descriptor for the image tensor of each batch.
-OPEN_FILES_PER_BATCH = 1
-
-
-# Other descriptors of a rank: device files, sockets to other ranks, pipes to its DataLoader workers.
+# Descriptors of a rank: device files, sockets to other ranks, pipes to its DataLoader workers.
 BASE_OPEN_FILES = 64
 
 # Batches that decode threads load at the same time. With two of them no thread idles while the last images of a batch
@@ -38,12 +31,9 @@ BATCHES_IN_PROGRESS = 2
 # Batches whose images the rank still copies to the device while the loader processes load the next ones.
 RANK_BATCHES = 2
 
-# Segments of NCCL in /dev/shm per rank. The pool of its proxy thread (ncclProxyOpsPool, src/include/proxy.h) has this
-# size since NCCL 2.26. Without peer-to-peer access, a connection receives through LL, LL128 and simple buffers
-# (src/transport/shm.cc; NVIDIA/nccl#1518). NCCL then uses two channels, each with a ring and a tree.
-NCCL_PROXY_POOL_BYTES = 33_030_528
-NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS = 9_637_888, 4
-NCCL_BYTES_PER_RANK = NCCL_PROXY_POOL_BYTES + NCCL_CONNECTIONS * NCCL_CONNECTION_BYTES
+# Segments of NCCL in /dev/shm per rank: the pool of its proxy thread (ncclProxyOpsPool, src/include/proxy.h), and
+# without peer-to-peer access the buffers of four connections (src/transport/shm.cc; NVIDIA/nccl#1518).
+NCCL_BYTES_PER_RANK = 33_030_528 + 4 * 9_637_888
 
 
 def buffers_per_process(prefetch: int) -> int:
@@ -110,48 +100,22 @@ class LoaderFootprint:
 def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Problem | None:
     """Return a shortage if the batches of all ranks and NCCL exceed the free shared memory.
 
-    A DataLoader worker that writes to a full /dev/shm is killed by SIGBUS.
+    A DataLoader worker that writes to a full /dev/shm is killed by SIGBUS. Call it before the workers start.
     """
     needed_bytes = footprint.shm_bytes
     if needed_bytes <= available_bytes:
         return None
-    ranks = pluralize(footprint.local_world_size, "rank")
-    users, terms, advice = [], [], []
-    if footprint.nccl:
-        users.append("NCCL")
-        terms.append(f"{ranks} x {format_bytes(NCCL_BYTES_PER_RANK)} for NCCL")
-    if footprint.batches:
-        users.append(f"the batches of the {'decode threads' if footprint.threaded else 'DataLoader workers'}")
-        terms.append(f"{ranks} x {footprint.batches} batches of {format_bytes(footprint.batch_bytes)}")
-        advice.append(f"reduce {_reducible_keys(footprint)}")
-    size = f"--shm-size={ceil(1.5 * needed_bytes / 2**30)}g"
+    users = [*(["the batches of the loader processes"] if footprint.batches else []), *(["NCCL"] * footprint.nccl)]
+    # The number of threads does not change that of the batches.
+    keys = "data.prefetch" if footprint.threaded else "data.workers or data.prefetch"
+    advice = f"reduce {keys}, or " if footprint.batches else ""
     return Problem(
         "",
         f"{SHM_PATH} has {format_bytes(available_bytes)} free, but {' and '.join(users)} can take "
-        f"{format_bytes(needed_bytes)} ({', '.join(terms)})",
-        ", or ".join([*advice, f"increase the shared memory (docker run {size})"]),
+        f"{format_bytes(needed_bytes)}",
+        f"{advice}increase the shared memory (docker run --shm-size={ceil(1.5 * needed_bytes / 2**30)}g)",
         code="shm-full",
     )
-
-
-def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Problem | None:
-    """Return a shortage if a rank can exceed the hard open-file limit; a `limit` of None means unlimited."""
-    needed_files = OPEN_FILES_PER_BATCH * footprint.batches + BASE_OPEN_FILES
-    if footprint.processes == 0 or limit is None or needed_files <= limit:
-        return None
-    return Problem(
-        "",
-        f"the open-file limit is {limit}, but a rank can need {needed_files} ({footprint.batches} batches x "
-        f"{OPEN_FILES_PER_BATCH} file, plus {BASE_OPEN_FILES} others)",
-        f"reduce {_reducible_keys(footprint)}, or increase the limit (nofile in /etc/security/limits.conf, "
-        f"docker run --ulimit nofile={max(65536, needed_files)})",
-        code="limit-too-low",
-    )
-
-
-def _reducible_keys(footprint: LoaderFootprint) -> str:
-    """Return the keys that reduce the prefetched batches. The number of threads does not change it."""
-    return "data.prefetch" if footprint.threaded else "data.workers or data.prefetch"
 
 
 def check_open_files(limit: int | None) -> None:
@@ -161,19 +125,7 @@ def check_open_files(limit: int | None) -> None:
         raise UsageError.one("open files", reason, "raise the limit with `ulimit -n 1024`", code="limit-too-low")
 
 
-def loader_warnings(footprint: LoaderFootprint) -> list[Problem]:
-    """Return warnings about too little shared memory for NCCL and the DataLoader workers of this node, or too few open
-    files.
-
-    Call it before the workers start: they use the shared memory that it measures.
-    """
-    shortages = [open_files_shortage(footprint, max_open_files())]
-    with suppress(OSError):
-        shortages.append(shm_shortage(footprint, free_bytes(SHM_PATH)))
-    return [shortage for shortage in shortages if shortage is not None]
-
-
-# Of the 1.1 ms that a packed photo of 500x375 takes, about 0.15 ms hold the GIL: 4 threads hold it half of the time.
+# Of the 1.1 ms that a photo of 500x375 takes, about 0.15 ms hold the GIL: 4 threads hold it half of the time.
 MAX_THREADS_PER_PROCESS = 4
 
 

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 STAGES = ("read", "decode", "crop", "augment", "collate", "copy")
-_IMAGES, _BATCHES, _BUSY = len(STAGES), len(STAGES) + 1, len(STAGES) + 2
-_ROW_LENGTH = len(STAGES) + 3
+_IMAGES, _BATCHES = len(STAGES), len(STAGES) + 1
+_ROW_LENGTH = len(STAGES) + 2
 _DOUBLE_BYTES = 8
 _OFF: AbstractContextManager[None] = nullcontext()
 
@@ -36,8 +36,7 @@ class LoaderCounters:
     """Counters of the processes that load the images of a rank: its loader processes and, in the last row, the rank.
 
     They live in anonymous memory that forked processes share. Each process writes only to its own row of float64: the
-    seconds of each stage, the images and the batches that it has loaded, and the seconds for which its decode threads
-    have worked.
+    seconds of each stage, and the images and the batches that it has loaded.
     """
 
     def __init__(self, processes: int) -> None:
@@ -68,14 +67,6 @@ class LoaderCounters:
         """Count a batch that this process has loaded."""
         self._add(_IMAGES, images)
         self._add(_BATCHES, 1)
-
-    def add_busy_seconds(self, seconds: float) -> None:
-        """Count for how long a decode thread has worked."""
-        self._add(_BUSY, seconds)
-
-    def busy_seconds(self) -> float:
-        """Return for how long the decode threads of all processes have worked, in sum."""
-        return self._sums()[_BUSY]
 
     def _add(self, column: int, amount: float) -> None:
         with self._lock:

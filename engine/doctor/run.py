@@ -8,7 +8,7 @@ from pathlib import Path
 from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
-from engine.data.limits import SHM_PATH, LoaderFootprint, auto_workers, needs_workers, open_files_shortage, shm_shortage
+from engine.data.limits import SHM_PATH, LoaderFootprint, auto_workers, needs_workers, shm_shortage
 from engine.data.sources.formats import expected_input_format
 from engine.distributed.node_plan import NodePlan
 from engine.doctor.check import Check, shortage_check
@@ -19,7 +19,7 @@ from engine.launch.preflight import Preflight
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
 from engine.training.disk import checkpoint_bytes, disk_shortage, max_new_checkpoints
 from engine.utils.errors import Problem
-from engine.utils.host import MAX_RANKS_PER_CORE, available_cores, free_bytes, max_open_files
+from engine.utils.host import MAX_RANKS_PER_CORE, available_cores, free_bytes
 from engine.utils.text import pluralize
 from engine.utils.units import format_bytes
 
@@ -77,11 +77,10 @@ def device_check(config: Config, plan: NodePlan, allocation: GpuAllocation) -> C
 
 
 def loading_checks(config: Config, ranks: int, *, nccl: bool = False) -> Iterator[Check]:
-    """Check shared memory and the limit of open files for the loader processes of all ranks on this host, and the
-    shared memory also for NCCL."""
+    """Check the shared memory for the loader processes of all ranks on this host, and for NCCL."""
     workers = expected_num_workers(config, ranks)
     footprint = LoaderFootprint.from_config(config, ranks, workers, expected_input_format(config), nccl=nccl)
-    limit, free = max_open_files(), None
+    free = None
     try:
         free = free_bytes(SHM_PATH)
     except OSError as error:
@@ -92,9 +91,6 @@ def loading_checks(config: Config, ranks: int, *, nccl: bool = False) -> Iterato
         users = f", for {pluralize(workers, kind)} per rank" if workers else ""
         found = f"{SHM_PATH} has {format_bytes(free)} free{users}"
         yield shortage_check("run", "shared memory", shm_shortage(footprint, free), found)
-    max_files = "any number of files" if limit is None else pluralize(limit, "file")
-    found = f"a process may open {max_files}"
-    yield shortage_check("run", "open files", open_files_shortage(footprint, limit), found)
 
 
 def expected_num_workers(config: Config, ranks: int) -> int:

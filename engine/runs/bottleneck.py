@@ -161,12 +161,10 @@ def _data_wait_advice(started: RunStarted, wait_share: float) -> str:
     cheaper_images = "smaller images or fewer augmentations"
     if started.pipeline == "memory":
         return f"try {cheaper_images}"
-    # Decode threads have become as many as they may while the rank waited.
-    present = max(started.workers, started.max_workers)
     # Enough workers to produce batches as fast as the rank consumes them. Without workers, the rank's wait is the time
     # to make a batch.
-    needed_workers = math.ceil((present or wait_share) / (1 - min(wait_share, 0.99)))
-    workers = max(needed_workers, present + 1)
+    needed_workers = math.ceil((started.workers or wait_share) / (1 - min(wait_share, 0.99)))
+    workers = max(needed_workers, started.workers + 1)
     if started.cores and workers > started.cores:
         # A pipeline that was chosen automatically has a reason against the others.
         return f"all CPU cores in use: try {'' if started.pipeline_auto else 'data.pipeline=auto, '}{cheaper_images}"

@@ -116,8 +116,6 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """Size and resize of the model's input in training and evaluation, as text."""
     worker_type: str
     """What `workers` counts: threads or processes."""
-    max_workers: Count
-    """The most threads to which `workers` may grow while the run trains."""
     precision: str
     """Precision, memory format and NUMA nodes of the ranks, as text."""
     enlarged_edge: Count

@@ -144,11 +144,7 @@ class RankState:
         """Return the next training batch, and add the wait for it to the data wait."""
         self.timer.start_data_wait()
         batch = self.next_batch(self.train_metrics)
-        wait_seconds = self.timer.end_data_wait()
-        self.step_log.add_data_wait(wait_seconds)
-        # Profiled steps are slower: with them, the number of decode threads would follow the profiler.
-        if self.timer.marks is None:
-            self.batches.observe_step(wait_seconds)
+        self.step_log.add_data_wait(self.timer.end_data_wait())
         return batch
 
     def next_batch(self, metrics: MetricAccumulator, batches: DeviceLoader | None = None) -> DeviceBatch:
@@ -179,9 +175,8 @@ class RankState:
             self.channel.send(WarningEvent(message=f"{file}; skipped", code="bad-image"))
 
     def restart_step_clock(self) -> None:
-        """Exclude the time since the last step from the throughput, and from the choice of the decode threads."""
+        """Exclude the time since the last step from the throughput."""
         self.step_log.restart_clock()
-        self.batches.restart_step_clock()
 
     def mix(self, batch: DeviceBatch, micro_batch: int) -> tuple[Tensor, Tensor]:
         """Return images and targets after mixup or cutmix; without them the batch's own images and labels."""

@@ -25,7 +25,7 @@ from engine.data.batching import (
     count_test_images,
     sampler_warnings,
 )
-from engine.data.limits import LoaderFootprint, auto_workers, loader_warnings, uses_threads
+from engine.data.limits import SHM_PATH, LoaderFootprint, auto_workers, shm_shortage
 from engine.data.pipelines.batch import BatchDataset
 from engine.data.pipelines.choose import PipelineChoice, choose_pipeline, pipeline_warnings
 from engine.data.pipelines.input_pipeline import InputPipeline
@@ -68,6 +68,7 @@ from engine.training.trainer import Trainer
 from engine.training.warmup import warm_up
 from engine.utils.answers import Answer
 from engine.utils.errors import Problem, collect_problems, raise_if_any
+from engine.utils.host import free_bytes
 
 
 @dataclass(frozen=True)
@@ -177,19 +178,21 @@ def _start_pipeline(
     """Start loading the batches from a position on. Also returns warnings for the log."""
     config, plan = job.config, job.plan
     image_format = model_input_format(config, source)
-    workers, max_workers = 0, None
+    workers = 0
     if choice.pipeline == "stream":
-        workers, max_workers = _num_workers(job, source, image_format, sampler, position.epoch)
+        workers = _num_workers(job, source, image_format, sampler, position.epoch)
     warnings = [*sampler_warnings(sampler), *pipeline_warnings(config, choice)]
     footprint = LoaderFootprint.from_config(
         config,
         plan.local_world_size,
-        max_workers or workers,
+        workers,
         image_format,
         plan.devices_per_rank,
         nccl=plan.uses_nccl,
     )
-    warnings += loader_warnings(footprint)
+    with suppress(OSError):
+        shortage = shm_shortage(footprint, free_bytes(SHM_PATH))
+        warnings += [shortage] if shortage else []
     if job.lr_range is not None:
         requests = sampler.repeated_train_requests(job.lr_range.steps)
     else:
@@ -201,7 +204,6 @@ def _start_pipeline(
         image_format,
         requests,
         workers,
-        max_workers=max_workers,
         devices_per_rank=plan.devices_per_rank,
     )
     warnings += pipeline.warnings
@@ -326,13 +328,11 @@ def _skipped_steps(config: Config, checkpoint: dict[str, Any] | None) -> Skipped
 
 def _num_workers(
     job: Job, source: ImageSource, image_format: ImageFormat, sampler: DistributedBatchSampler, epoch: int
-) -> tuple[int, int | None]:
-    """Return the number of workers per rank, and with decode threads the most to which it may grow; None if it is set
-    or does not change."""
+) -> int:
+    """Return the number of workers per rank."""
     if job.plan.workers is not None:
-        return job.plan.workers, None
+        return job.plan.workers
     batch_size = job.config.data.numeric_batch_size * job.plan.devices_per_rank
     max_workers = auto_workers(job.plan.cores_per_rank, batch_size)
     dataset = BatchDataset(source, job.config, image_format)
-    workers = measure_num_workers(dataset, next(sampler.train_requests(epoch)), max_workers)
-    return workers, max_workers if workers and uses_threads(job.config) else None
+    return measure_num_workers(dataset, next(sampler.train_requests(epoch)), max_workers)

@@ -296,7 +296,6 @@ class Trainer:
             trainable_parameters=sum(p.numel() for p in state.model.parameters() if p.requires_grad),
             workers=state.batches.workers,
             worker_type="threads" if uses_threads(self.config) else "processes",
-            max_workers=state.batches.max_workers,
             image_format=state.image_format.describe(),
             pipeline=self.pipeline_choice.pipeline,
             pipeline_reason=self.pipeline_choice.reason,

@@ -6,10 +6,9 @@ memory of one of them. `engine.data.pipelines.loader` runs a `ThreadedBatches` i
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import torch
@@ -18,16 +17,17 @@ from torch.utils.data import IterableDataset
 from engine.data.limits import BATCHES_IN_PROGRESS
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.batch_buffers import BatchBuffers, SentBatch
-from engine.data.pipelines.thread_count import ThreadCount
 from engine.data.sampler import BatchRequest
 from engine.data.sources.encoded import EncodedSource
 from engine.data.stage_times import LoaderCounters, stage
+from engine.utils.threads import CancellingPool
 
 
 class ThreadedBatches(IterableDataset[SentBatch]):
     """The batches of all requests in order. Iterate over it in a loader process; `buffers` receives them in the rank.
 
-    Of several loader processes, each loads every n-th batch, as torch's DataLoader receives them.
+    Of several loader processes, each loads every n-th batch, as torch's DataLoader receives them, with its share of
+    the `threads`.
     """
 
     def __init__(
@@ -35,75 +35,33 @@ class ThreadedBatches(IterableDataset[SentBatch]):
         source: EncodedSource,
         dataset: BatchDataset,
         requests: Iterable[BatchRequest],
-        thread_count: ThreadCount,
+        threads: int,
         counters: LoaderCounters,
         buffers: BatchBuffers,
     ) -> None:
-        self._source, self._dataset, self._requests = source, dataset, requests
-        self._thread_count, self._counters, self._buffers = thread_count, counters, buffers
+        self._source, self._dataset, self._requests, self._threads = source, dataset, requests, threads
+        self._counters, self._buffers = counters, buffers
 
     def __iter__(self) -> Iterator[SentBatch]:
         process, processes = self._counters.process, self._counters.processes
-        threads = DecodeThreads(self._counters)
-        in_progress: deque[PendingBatch] = deque()
-        for request in islice(self._requests, process, None, processes):
-            threads.set_count(self._thread_count.share_of(process, processes))
-            pending = PendingBatch(self._source, self._dataset, request, self._buffers, process)
-            threads.submit(pending.load_row, len(request.indices))
-            in_progress.append(pending)
-            if len(in_progress) == BATCHES_IN_PROGRESS:
+        threads = max((self._threads + processes - 1 - process) // processes, 1)
+        in_progress: deque[_PendingBatch] = deque()
+        with CancellingPool(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for request in islice(self._requests, process, None, processes):
+                in_progress.append(_PendingBatch(self._source, self._dataset, request, self._buffers, process, pool))
+                if len(in_progress) == BATCHES_IN_PROGRESS:
+                    yield self._finish(in_progress.popleft())
+            while in_progress:
                 yield self._finish(in_progress.popleft())
-        while in_progress:
-            yield self._finish(in_progress.popleft())
 
-    def _finish(self, pending: PendingBatch) -> SentBatch:
+    def _finish(self, pending: _PendingBatch) -> SentBatch:
         batch = pending.result()
         self._counters.add_batch(len(pending.request.indices))
         return self._buffers.send(batch, pending.images)
 
 
-class DecodeThreads:
-    """Daemon threads that run tasks in the order of submission. Their number may change at any time."""
-
-    def __init__(self, counters: LoaderCounters) -> None:
-        self._counters = counters
-        self._changed = threading.Condition()
-        self._tasks: deque[tuple[Callable[[int], None], int]] = deque()
-        self._count = self._started = 0
-
-    def set_count(self, count: int) -> None:
-        """Let this many threads take tasks. Those that are too many finish their current task first."""
-        if count == self._count:
-            return
-        with self._changed:
-            self._count = count
-            self._changed.notify_all()
-        for number in range(self._started, count):
-            threading.Thread(target=self._run, args=(number,), name=f"decode-{number}", daemon=True).start()
-        self._started = max(self._started, count)
-
-    def submit(self, load: Callable[[int], None], count: int) -> None:
-        """Call `load(0)` to `load(count - 1)` in the threads. It must not raise."""
-        with self._changed:
-            self._tasks.extend((load, row) for row in range(count))
-            self._changed.notify_all()
-
-    def _run(self, number: int) -> None:
-        torch.set_num_threads(1)
-        while True:
-            with self._changed:
-                while number >= self._count or not self._tasks:
-                    self._changed.wait()
-                load, row = self._tasks.popleft()
-            started = time.perf_counter()
-            load(row)
-            self._counters.add_busy_seconds(time.perf_counter() - started)
-            # Frees the batch while this thread waits.
-            del load
-
-
-class PendingBatch:
-    """A batch whose images `load_row` decodes to a buffer of a process, in any order and in any thread."""
+class _PendingBatch:
+    """A batch whose images are decoded to a buffer of a process by the threads of a pool."""
 
     def __init__(
         self,
@@ -112,35 +70,22 @@ class PendingBatch:
         request: BatchRequest,
         buffers: BatchBuffers,
         process: int,
+        pool: ThreadPoolExecutor,
     ) -> None:
         self.request = request
-        self._source, self._dataset, self._crop = source, dataset, dataset.crop_spec(request)
-        size = source.format.val_size if self._crop is None else self._crop.size
-        self._indices = request.indices.tolist()
+        self._source, self._dataset, crop = source, dataset, dataset.crop_spec(request)
+        size = source.format.val_size if crop is None else crop.size
+        indices = request.indices.tolist()
         with stage("collate"):
-            self.images = buffers.new_images(process, len(self._indices), source.format.channels, size)
-        self._rows = self.images.pixels.numpy()
-        self._errors: dict[int, Exception] = {}
-        self._missing = len(self._indices)
-        self._changed = threading.Condition()
-
-    def load_row(self, row: int) -> None:
-        """Load one image of the request."""
-        error = None
-        try:
-            self._source.load_into(self._rows[row], self.request.part, self._indices[row], self._crop)
-        except Exception as caught:
-            error = caught
-        with self._changed:
-            if error is not None:
-                self._errors[row] = error
-            self._missing -= 1
-            if self._missing == 0:
-                self._changed.notify()
+            self.images = buffers.new_images(process, len(indices), source.format.channels, size)
+        rows = self.images.pixels.numpy()
+        self._loaded = [
+            pool.submit(source.load_into, pixels, request.part, index, crop)
+            for pixels, index in zip(rows, indices, strict=True)
+        ]
 
     def result(self) -> Batch:
         """Wait for all images, and return the batch. Raises the error of the first image that failed."""
-        with self._changed:
-            while self._missing:
-                self._changed.wait()
-        return self._dataset.finish_rows(self._source, self.request, self.images.pixels, self._errors)
+        results = [(row, future.exception()) for row, future in enumerate(self._loaded)]
+        errors = {row: error for row, error in results if isinstance(error, Exception)}
+        return self._dataset.finish_rows(self._source, self.request, self.images.pixels, errors)

@@ -45,12 +45,7 @@ class DeviceLoader:
 
     @property
     def workers(self) -> int:
-        """Number of decode threads at present, or of DataLoader workers."""
-        return 0
-
-    @property
-    def max_workers(self) -> int:
-        """The most decode threads that `workers` may become; equal to `workers` if it does not change."""
+        """Number of decode threads, or of DataLoader workers."""
         return 0
 
     @property
@@ -60,12 +55,6 @@ class DeviceLoader:
 
     def __next__(self) -> DeviceBatch:
         raise NotImplementedError
-
-    def observe_step(self, wait_seconds: float) -> None:
-        """Let the number of decode threads follow the training steps, see `BatchLoader.observe_step`."""
-
-    def restart_step_clock(self) -> None:
-        """Do not count the time since the latest batch as a training step."""
 
     def start_stage_times(self) -> None:
         """Start to time the stages of loading (`engine.data.stage_times`), which costs a little in each image."""
@@ -128,10 +117,6 @@ class StreamingLoader(DeviceLoader):
         return self._loader.workers
 
     @property
-    def max_workers(self) -> int:
-        return self._loader.max_workers
-
-    @property
     def ready_batches(self) -> int:
         """See `DeviceLoader.ready_batches`."""
         if not self._loader.workers:
@@ -140,14 +125,6 @@ class StreamingLoader(DeviceLoader):
 
     def __next__(self) -> DeviceBatch:
         return next(self._batches)
-
-    def observe_step(self, wait_seconds: float) -> None:
-        """See `BatchLoader.observe_step`."""
-        self._loader.observe_step(wait_seconds)
-
-    def restart_step_clock(self) -> None:
-        """See `DeviceLoader.restart_step_clock`."""
-        self._loader.restart_step_clock()
 
     def start_stage_times(self) -> None:
         self._copy_events.clear()

@@ -27,7 +27,7 @@ class InputPipeline:
     """The chosen input pipeline: one batch per request. `warnings` are for the log.
 
     With `workers` > 0 the constructor forks the loader processes: create it before the process initializes CUDA or
-    starts threads. `max_workers` and `devices_per_rank` are those of `BatchLoader`.
+    starts threads. `devices_per_rank` is that of `BatchLoader`.
 
     Raises UsageError if the user's transform cannot be loaded. With the memory pipeline, raises
     UnreadableImageError as `load_in_memory` does.
@@ -41,14 +41,13 @@ class InputPipeline:
         image_format: ImageFormat,
         requests: Iterable[BatchRequest],
         workers: int = 0,
-        max_workers: int | None = None,
         devices_per_rank: int = 1,
     ) -> None:
         self._source, self._config, self._format, self._requests = source, config, image_format, requests
         self.pipeline_choice, pipeline = pipeline_choice, pipeline_choice.pipeline
         self._in_memory = load_in_memory(source, config, image_format) if pipeline == "memory" else None
         self._loader = (
-            BatchLoader(source, config, image_format, requests, workers, max_workers, devices_per_rank)
+            BatchLoader(source, config, image_format, requests, workers, devices_per_rank)
             if pipeline == "stream"
             else None
         )

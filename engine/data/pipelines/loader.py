@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing import connection
@@ -29,7 +28,6 @@ from engine.data.limits import (
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.batch_buffers import BatchBuffers, SentBatch
 from engine.data.pipelines.decode_threads import ThreadedBatches
-from engine.data.pipelines.thread_count import ThreadCount
 from engine.data.pipelines.worker_process import WORKER_EXIT_SECONDS, init_worker
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import ImageFormat, ImageSource
@@ -49,10 +47,8 @@ class BatchLoader:
 
     With `workers` > 0 the constructor forks the loader processes: create it before the process initializes CUDA or
     starts threads. The same processes serve the whole run. They are `workers` DataLoader workers, or few of them with
-    `workers` decode threads in all (`engine.data.limits.uses_threads`). With `max_workers`, the number of threads
-    follows the steps of the rank, at most to `max_workers`. A batch has at most `data.batch_size` images for each of
-    the `devices_per_rank`. With `threads` and no workers, so many threads of this
-    process load image files.
+    `workers` decode threads in all (`engine.data.limits.uses_threads`). A batch has at most `data.batch_size` images
+    for each of the `devices_per_rank`. With `threads` and no workers, so many threads of this process load image files.
     """
 
     def __init__(
@@ -62,19 +58,17 @@ class BatchLoader:
         image_format: ImageFormat,
         requests: Iterable[BatchRequest],
         workers: int,
-        max_workers: int | None = None,
         devices_per_rank: int = 1,
         threads: int = 0,
     ) -> None:
         dataset = BatchDataset(source, config, image_format)
-        self.max_workers = max_workers or workers
-        self.num_processes = loader_processes(config, self.max_workers) if workers else 0
+        self.workers = workers
+        """Number of decode threads, or of DataLoader workers that load one batch each; 0 without any."""
+        self.num_processes = loader_processes(config, workers) if workers else 0
         self.counters = LoaderCounters(self.num_processes)
         load = partial(_load, dataset, self.counters)
-        self.thread_count: ThreadCount | None = None
-        self._workers, self._prefetch = workers, config.data.prefetch
-        # Time, and seconds for which the threads have worked, when the training step began.
-        self._step_start: tuple[float, float] | None = None
+        self._is_threaded = workers > 0 and uses_threads(config) and isinstance(source, EncodedSource)
+        self._prefetch = config.data.prefetch
         self._oom_kills_at_start = oom_kill_count()
         self._processes: list[BaseProcess] = []
         self._batches: Iterator[Batch] = map_in_threads(load, requests, threads) if threads else map(load, requests)
@@ -83,11 +77,10 @@ class BatchLoader:
             sampler: Iterable[BatchRequest] | None = requests
             receive: Callable[[Any], Batch] = _as_received
             if uses_threads(config) and isinstance(source, EncodedSource):
-                self.thread_count = ThreadCount(workers, max_workers)
                 footprint = LoaderFootprint.from_config(config, 1, workers, image_format, devices_per_rank)
                 per_process = buffers_per_process(config.data.prefetch)
                 buffers = BatchBuffers(self.num_processes, per_process, footprint.batch_bytes)
-                loaded = ThreadedBatches(source, dataset, requests, self.thread_count, self.counters, buffers)
+                loaded = ThreadedBatches(source, dataset, requests, workers, self.counters, buffers)
                 receive = buffers.receive
                 sampler = None
             loader: DataLoader[Any] = DataLoader(
@@ -108,15 +101,10 @@ class BatchLoader:
         self.counters.attach()
 
     @property
-    def workers(self) -> int:
-        """Number of decode threads at present, or of DataLoader workers that load one batch each; 0 without any."""
-        return self._workers if self.thread_count is None else self.thread_count.value
-
-    @property
     def ready_batches(self) -> int:
         """The most batches that the loader processes load before they are requested."""
         # Threads load the next batch while a process holds `data.prefetch` that are complete.
-        ahead = BATCHES_IN_PROGRESS - 1 if self.thread_count is not None else 0
+        ahead = BATCHES_IN_PROGRESS - 1 if self._is_threaded else 0
         return self.num_processes * (self._prefetch + ahead)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -125,21 +113,6 @@ class BatchLoader:
     def __next__(self) -> Batch:
         self.counters.receive_batch()
         return next(self._batches)
-
-    def observe_step(self, wait_seconds: float) -> None:
-        """Let the number of decode threads follow the training steps: call after each of their batches, with the rank's
-        wait for it. The first call after `restart_step_clock` begins a step and ends none."""
-        if self.thread_count is None:
-            return
-        now, busy_seconds = time.perf_counter(), self.counters.busy_seconds()
-        if self._step_start is not None:
-            start, busy_before = self._step_start
-            self.thread_count.observe(wait_seconds, now - start - wait_seconds, busy_seconds - busy_before)
-        self._step_start = now, busy_seconds
-
-    def restart_step_clock(self) -> None:
-        """Do not count the time since the latest batch: it has an evaluation, a checkpoint, a profiler or a pause."""
-        self._step_start = None
 
     def raise_if_worker_died(self) -> None:
         """Raise LoaderProcessError if a DataLoader worker has died.
@@ -155,7 +128,7 @@ class BatchLoader:
         for process in self._processes:
             if process.exitcode:
                 oom_killed = None if self._oom_kills_at_start is None else oom_kill_count() != self._oom_kills_at_start
-                threaded = self.thread_count is not None
+                threaded = self._is_threaded
                 problem = describe_loader_exit(process.exitcode, oom_killed=oom_killed, threaded=threaded)
                 name = "a loader process" if threaded else "a DataLoader worker"
                 raise LoaderProcessError(f"{name} exited: {problem}", code=problem.code)

@@ -17,7 +17,6 @@ from engine.data.limits import (
     auto_workers,
     buffers_per_process,
     check_open_files,
-    open_files_shortage,
     shm_shortage,
 )
 from engine.data.sources.base import ImageFormat
@@ -40,18 +39,15 @@ def config(*overrides: str) -> Config:
 
 def test_shared_memory_check_covers_prefetched_batches_of_all_workers() -> None:
     assert shm_shortage(FOOTPRINT, 475 << 20) is None
-    batches = (" 475 MiB ", "(2 ranks x 19 batches of 12.5 MiB)")
     advice = ("data.workers", "data.prefetch", "(docker run --shm-size=1g)")
-    assert is_shortage(shm_shortage(FOOTPRINT, 64 << 20), "shm-full", "/dev/shm ", " 64 MiB ", *batches, *advice)
+    assert is_shortage(shm_shortage(FOOTPRINT, 64 << 20), "shm-full", "/dev/shm ", " 64 MiB ", " 475 MiB", *advice)
 
 
 def test_shared_memory_check_counts_nccl() -> None:
     both, alone = replace(FOOTPRINT, nccl=True), replace(FOOTPRINT, processes=0, nccl=True)
-    terms = "(2 ranks x 68.3 MiB for NCCL, 2 ranks x 19 batches of 12.5 MiB)"
-    advice = ("data.workers", "data.prefetch", "(docker run --shm-size=1g)")
-    assert is_shortage(shm_shortage(both, 475 << 20), "shm-full", " 475 MiB ", " 612 MiB ", terms, *advice)
-    terms, shortage = "(2 ranks x 68.3 MiB for NCCL)", shm_shortage(alone, 64 << 20)
-    assert is_shortage(shortage, "shm-full", " 64 MiB ", " 137 MiB ", terms, "(docker run --shm-size=1g)")
+    assert is_shortage(shm_shortage(both, 475 << 20), "shm-full", " 475 MiB ", " 612 MiB", "NCCL", "data.workers")
+    shortage = shm_shortage(alone, 64 << 20)
+    assert is_shortage(shortage, "shm-full", " 64 MiB ", " 137 MiB", "(docker run --shm-size=1g)")
     assert "data." not in str(shortage), "NCCL has no key that reduces it"
     assert shm_shortage(alone, 137 << 20) is None
 
@@ -64,21 +60,13 @@ def test_footprint_of_decode_threads_depends_on_their_processes() -> None:
     assert [footprint.batches for footprint in footprints] == [0, 8, 8, 16]
     assert buffers_per_process(threads.data.prefetch) == 8
     shortage = shm_shortage(footprints[2], 1 << 20)
-    values = (" 1 MiB ", " 73.5 MiB ", "(1 rank x 8 batches of 9.2 MiB)", "data.prefetch", "(docker run --shm-size=1g)")
-    assert is_shortage(shortage, "shm-full", *values) and "data.workers" not in str(shortage)
+    assert is_shortage(shortage, "shm-full", " 1 MiB ", " 73.5 MiB", "data.prefetch")
+    assert "data.workers" not in str(shortage)
 
 
 def test_loader_checks_pass_without_workers() -> None:
     footprint = LoaderFootprint(local_world_size=2, processes=0, prefetch=4, batch_bytes=1 << 40)
     assert shm_shortage(footprint, 0) is None
-    assert open_files_shortage(footprint, 10) is None
-
-
-def test_open_files_check_covers_prefetched_batches() -> None:
-    assert open_files_shortage(FOOTPRINT, 83) is None
-    assert open_files_shortage(FOOTPRINT, None) is None
-    values = (" 82, ", " 83 ", "(19 ", " 64 ")
-    assert is_shortage(open_files_shortage(FOOTPRINT, 82), "limit-too-low", *values)
 
 
 def test_auto_workers_uses_all_cores_of_a_rank() -> None:
@@ -143,11 +131,10 @@ def test_raise_open_files_raises_soft_limit_for_children() -> None:
 
 
 @pytest.mark.nightly
-def test_dry_run_warns_about_shared_memory_and_open_files(gputrain: Gputrain) -> None:
+def test_dry_run_warns_about_shared_memory(gputrain: Gputrain) -> None:
     data = ["data.dataset=fake", "data.fake_train=128", "data.fake_val=64", "data.workers=2", "data.prefetch=128"]
     data += ["data.pipeline=stream"]
-    script = 'mount -t tmpfs -o size=6m tmpfs /dev/shm && ulimit -n 300 && exec "$@"'
+    script = 'mount -t tmpfs -o size=6m tmpfs /dev/shm && exec "$@"'
     done = gputrain.run_in_mount_namespace(script, "run", "--dry-run", "--epochs", "1", *data)
     assert done.returncode == 0, done.stderr
-    assert says(done.stderr, "shm-full", "warning: /dev/shm ", " 6 MiB ", " 48.7 MiB ")
-    assert says(done.stderr, "limit-too-low", " 300, ", " 323 ")
+    assert says(done.stderr, "shm-full", "warning: /dev/shm ", " 6 MiB ", " 48.7 MiB")

@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from engine.config.loader import validate_config
-from engine.data.pipelines.device import DeviceBatch, DeviceLoader
-from engine.distributed import agreement
 from engine.distributed.failures import NonFiniteLossError
 from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, Event, RunContinued, RunPaused, WarningEvent
@@ -22,7 +20,7 @@ from engine.runs.recorder import Recorder
 from engine.training import checkpoint_writer, rank_state, timing
 from engine.training import trainer as trainer_module
 from engine.training.checkpoint import load_checkpoint
-from engine.training.loop import train_step, training_loop
+from engine.training.loop import train_step
 from engine.training.timing import EpochClock
 from engine.training.trainer import Trainer
 from support.messages import raises_problem
@@ -234,46 +232,3 @@ def test_pause_writes_requested_checkpoint_and_stops_clocks(
     ]
     assert len({event.step for event in pause_events}) == 1
     assert [requested for _, requested in checkpoints(events)] == [True]
-
-
-class _RecordedSteps(DeviceLoader):
-    """The batches of another loader; `observed` counts the steps whose duration the number of threads would follow."""
-
-    def __init__(self, batches: DeviceLoader) -> None:
-        self._batches, self._in_step, self.observed = batches, False, 0
-
-    def __next__(self) -> DeviceBatch:
-        return next(self._batches)
-
-    def observe_step(self, wait_seconds: float) -> None:
-        self.observed += self._in_step
-        self._in_step = True
-
-    def restart_step_clock(self) -> None:
-        self._in_step = False
-
-
-@pytest.mark.parametrize(("request_name", "observed"), [(None, 9), ("checkpoint", 8), ("pause", 8), ("profile", 2)])
-def test_number_of_threads_follows_training_steps_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_name: str | None, observed: int
-) -> None:
-    monkeypatch.setattr(agreement, "POLL_INTERVAL_SECONDS", 0.0)
-    with single_rank_trainer(folder=tmp_path) as trainer:
-        state = trainer.state
-        state.batches = batches = _RecordedSteps(state.batches)
-        trainer.start_epoch()
-        steps(trainer, 2)
-        requests = state.channel.poll_requests()
-        monkeypatch.setattr("engine.training.trainer.time.sleep", lambda _: requests.apply("continue"))
-        if request_name is not None:
-            requests.apply(request_name, 8)
-        # The ranks agree on a request a step later. Profiled steps are not observed.
-        steps(trainer, 8)
-        assert batches.observed == observed
-
-
-def test_number_of_threads_ignores_evaluation_and_epoch_checkpoint(tmp_path: Path) -> None:
-    with single_rank_trainer("run.epochs=2", folder=tmp_path) as trainer:
-        trainer.state.batches = batches = _RecordedSteps(trainer.state.batches)
-        training_loop(trainer)
-        assert batches.observed == 2 * (trainer.state.sampler.steps_per_epoch - 1)

@@ -31,7 +31,6 @@ RUN_FIELDS: dict[str, Any] = {
     "batch_size": 32,
     "cores": 1,
     "workers": 0,
-    "max_workers": 0,
     "worker_type": "threads",
     "small_step_images": 0,
     "train_size": 0,

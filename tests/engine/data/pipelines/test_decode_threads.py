@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,8 @@ from engine.config.schema import Config
 from engine.data.limits import LoaderFootprint, loader_processes, uses_threads
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.batch_buffers import BatchBuffers
-from engine.data.pipelines.decode_threads import DecodeThreads, ThreadedBatches
+from engine.data.pipelines.decode_threads import ThreadedBatches
 from engine.data.pipelines.loader import BatchLoader
-from engine.data.pipelines.thread_count import ThreadCount
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageSource, UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
@@ -63,7 +61,7 @@ def load_in_threads(config: Config, source: ImageSource) -> list[Batch]:
     dataset, counters = BatchDataset(source, config, model_input_format(config, source)), LoaderCounters(1)
     counters.attach(0)
     buffers = BatchBuffers(processes=1, per_process=3, num_bytes=0)
-    threaded = ThreadedBatches(source, dataset, sampler.requests(2), ThreadCount(3), counters, buffers)
+    threaded = ThreadedBatches(source, dataset, sampler.requests(2), 3, counters, buffers)
     return list(map(buffers.receive, threaded))
 
 
@@ -139,38 +137,6 @@ def test_ready_batches_are_those_of_processes_not_of_threads(
 def test_threads_for_images_in_memory_are_refused() -> None:
     with raises_problem("conflict", "data.worker_type", " digits; ", " processes "):
         resolve_config(None, ["data.dataset=digits", "data.worker_type=threads"])
-
-
-def test_decode_threads_follow_their_count_while_they_run() -> None:
-    threads, started = DecodeThreads(LoaderCounters(1)), threading.Semaphore(0)
-    may_end = [threading.Event() for _ in range(8)]
-    thread_of_task: dict[int, str] = {}
-
-    def load(task: int) -> None:
-        thread_of_task[task] = threading.current_thread().name
-        started.release()
-        may_end[task].wait(10)
-
-    def wait_for_tasks(count: int) -> None:
-        for _ in range(count):
-            assert started.acquire(timeout=10)
-        assert not started.acquire(timeout=0.02), "more threads than asked for"
-
-    threads.set_count(1)
-    threads.submit(load, len(may_end))
-    wait_for_tasks(1)
-    threads.set_count(3)
-    wait_for_tasks(2)
-    assert sorted(thread_of_task.values()) == ["decode-0", "decode-1", "decode-2"]
-    threads.set_count(2)
-    for event in may_end[:3]:
-        event.set()
-    wait_for_tasks(2)
-    assert sorted(thread_of_task[task] for task in (3, 4)) == ["decode-0", "decode-1"]
-    for event in may_end:
-        event.set()
-    for _ in range(3):
-        assert started.acquire(timeout=10)
 
 
 FILL_SHARED_MEMORY = """
