@@ -15,6 +15,7 @@ same time: `allocation` reads the reservations again after it has written its ow
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -26,11 +27,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from engine.gpus.queue_terms import MAX_STRING_CHARS, QueueTerms
-from engine.gpus.reservation_entry import REVISION, ReservationEntry, ReservedRank, reservations_root
-from engine.gpus.reservation_reader import remove_entry
-from engine.utils.codec import asdict, encode, replace, to_builtins
+from engine.gpus.reservation_entry import REVISION, ReservationEntry, ReservedRank, parse_entry, reservations_root
+from engine.gpus.reservation_reader import MAX_ENTRY_BYTES, remove_entry
+from engine.gpus.waiting import Woken
+from engine.utils.codec import InvalidRecordError, asdict, encode, replace, to_builtins
 from engine.utils.errors import UsageError
-from engine.utils.files import replace_file
+from engine.utils.files import read_bytes, replace_file
 from engine.utils.locks import take_write_lock
 
 LOCK_TIMEOUT_SECONDS = 5.0  # a run holds the lock for milliseconds
@@ -71,6 +73,26 @@ class Reservation:
     @property
     def backfill_until(self) -> float:
         return float(self._terms.get("backfill_until", 0.0))
+
+    def adopt(self, woken: Woken) -> str:
+        """Take the reservation that this process made before it slept. Return why that run was blocked.
+
+        Without its files, the run joins the queue anew."""
+        path = woken.lock_path
+        self._lock_path, self._lock_fd = path, woken.lock_fd
+        try:
+            if not self._exists():
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            entry = parse_entry(read_bytes(path.with_suffix(".json"), MAX_ENTRY_BYTES))
+        except (OSError, InvalidRecordError):
+            self.release()
+            return ""
+        self._entry, values = entry, asdict(entry)
+        self._terms = {name: values[name] for name in (*self._terms, "reason", "backfill_until")}
+        with suppress(OSError):
+            # It was woken.
+            os.utime(path.with_suffix(".folder"))
+        return entry.blocked
 
     def rejoin(self, selection: str, visible: Sequence[str], run: str) -> None:
         """Leave the queue and join it again at its end. Raises UsageError if it cannot be written.
@@ -145,6 +167,11 @@ class Reservation:
     def key(self) -> tuple[int, str] | None:
         """Same as `ReservationInfo.key`; None before `enqueue` and `reserve`."""
         return None if self._lock_path is None else (os.getuid(), self._lock_path.name)
+
+    @property
+    def lock(self) -> tuple[Path, int] | None:
+        """Path and descriptor of the lock file; None before `enqueue` and `reserve`."""
+        return None if self._lock_path is None else (self._lock_path, self._lock_fd)
 
     @property
     def since(self) -> float:

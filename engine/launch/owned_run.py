@@ -17,8 +17,10 @@ from typing import Literal
 from engine.command.membership import leave_outer_run
 from engine.config.limits import read_limits
 from engine.config.schema import Config
+from engine.gpus import sleeper
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.selection import CudaDevice
+from engine.gpus.waiting import Bed, receive_signals, wake_up
 from engine.launch.gpu_usage import local_gpu_ranks, waiting_emitter
 from engine.launch.request import RunRequest, check_dependencies
 from engine.launch.run_code import RunCode, code_changed, record_code, stored_code
@@ -113,6 +115,8 @@ class OwnedRun:
             self.keep_alive,
             followed,
             lambda reason: send_held(folder, config, reason),
+            # It slept: this process is the one that has entered the queue.
+            waited_s=max(time.time() - state.submitted_at, 0.0) if self._was_owned else 0.0,
         )
         if self.request.detached:
             # From here on, whoever started it may be gone.
@@ -122,6 +126,10 @@ class OwnedRun:
             self.listener = lambda _: None
         self.place.save()
         return self.place
+
+    @property
+    def _was_owned(self) -> bool:
+        return self.claimed is not None and self.claimed.ownership.was_owned
 
     def _working_folder(self) -> str:
         command = self.request.command
@@ -133,6 +141,7 @@ class OwnedRun:
         Raises UsageError, and as `QueuePlace.poll_terms` does."""
         config = self.request.config
         place = self.enter_queue() if wait and not self.request.dry_run else None
+        receive_signals()
         self.allocation = allocate_devices(
             config.device.gpus,
             (config.run.name or self.request.default_name) if place is None else place.folder.name,
@@ -141,11 +150,29 @@ class OwnedRun:
             poll_terms=(lambda: (fixed_terms(config), "")) if place is None else place.poll_terms,
             backfill=backfill_of(config),
             limits=read_limits(),
+            make_bed=self._make_bed if place is not None and self.request.detached and self.request.program else None,
         )
         if place is not None:
             place.leave([device.uuid for device in self.allocation.devices])
         self.show_gpu_warnings()
         return self.allocation.devices
+
+    def _make_bed(self) -> Bed | None:
+        """Return what the run sleeps with while it waits, None if it stays awake."""
+        assert self.place is not None and self.claimed is not None and self.recorder is not None  # noqa: S101 - it waits
+        request, folder = self.request, self.claimed.folder
+        lock_fds = self.claimed.ownership.lock_fds
+        followed = [run.folder for run in self.place.followed if run.folder is not None]
+        # Whether a run of an earlier gputrain or of another host lives is more than the small process finds out.
+        is_unclear = any(run.is_owned() and not sleeper.is_live(run.held_fd) for run in followed)
+        if lock_fds is None or is_unclear or self.recorder.problem is not None:
+            return None
+        flags = [
+            *(["--trust-owner"] if request.trust_owner else []),
+            *(["--trust-code"] if request.code_trust.granted else []),
+        ]
+        command = [*request.program, "resume", "--headless", "--detached", *flags, str(shown_path(folder.root))]
+        return Bed(command, folder.held_fd, lock_fds, [run.held_fd for run in followed])
 
     def claim(self, config: Config) -> ClaimedRun:
         """Claim the folder of the run, unless it has waited there. `config` is what it stores.
@@ -343,6 +370,7 @@ def run_owned(run: OwnedRun, body: Callable[[], int]) -> int:
     # Until the run starts, a signal ends this process through the clauses below, which release what it holds.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.default_int_handler)
+    wake_up()
     try:
         return body()
     except (UsageError, DependencyError) as error:

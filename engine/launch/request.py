@@ -39,7 +39,8 @@ class RunRequest:
     exists, it stays, also if the run is refused later. `typed` are the keys that the user typed, and `warnings` what
     the config alone gives reason to warn of. `input_source` says what of the model's input is that of its pretrained
     weights, see `engine.launch.input_keys`. A request with a `command` runs that instead of a training; of its config,
-    the sections run, device, queue and notify have an effect. `tags` are put on the run once it has its folder."""
+    the sections run, device, queue and notify have an effect. `tags` are put on the run once it has its folder.
+    `program` is the `gputrain` command, with which a detached run may go on after it has slept in the queue."""
 
     config: Config
     runs_dir: Path
@@ -57,6 +58,7 @@ class RunRequest:
     input_source: str = ""
     command: Command | None = None
     tags: tuple[str, ...] = ()
+    program: tuple[str, ...] = ()
 
 
 def limit_problems(request: RunRequest) -> list[Problem]:

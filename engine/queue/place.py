@@ -6,6 +6,7 @@ per second.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from engine.config.begin_time import begin_time
 from engine.config.limits import read_limits
 from engine.config.schema import Config
 from engine.gpus.queue_terms import MAX_PRIORITY, MAX_TIME, Backfill, Blocked, QueueTerms
+from engine.gpus.reservation_reader import read_reservations
+from engine.gpus.waiting import wake_sleepers
 from engine.queue.crash_guard import CrashGuard
 from engine.queue.dependencies import FollowedRun
 from engine.queue.listing import find_row
@@ -58,7 +61,7 @@ class QueuePlace:
     followed: list[FollowedRun] = field(default_factory=list)
     on_crash_hold: Callable[[str], None] = lambda _: None
     waited_s: float = 0.0
-    """How long the run waited, once it has its devices."""
+    """How long the run waited, once it has its devices; before, how long it had waited when this process began."""
     _entered_at: float = field(default_factory=time.monotonic, init=False)
     _recorded_at: float | None = field(default=None, init=False)
     _reason: str = field(default="", init=False)
@@ -68,11 +71,12 @@ class QueuePlace:
 
     def __post_init__(self) -> None:
         self._crash_guard = CrashGuard(self.folder)
+        self._entered_at -= self.waited_s
 
     @property
     def has_waited(self) -> bool:
         """Whether the journal says so."""
-        return self._recorded is not None
+        return self._recorded is not None or self.waited_s > 0
 
     def save(self, **changes: object) -> None:
         """Change and store the place."""
@@ -139,7 +143,12 @@ class QueuePlace:
             self.followed.remove(run)
             run.close()
         after = tuple(run.dependency for run in self.followed)
+        was_crash_hold = bool(self.state.crash_hold)
         self.save(held=False, crash_hold="", released_at=time.time(), after=after)
+        if was_crash_hold:
+            # The rest of its batch may sleep.
+            own = (each for each in read_reservations() if each.uid == os.geteuid())
+            wake_sleepers(each for each in own if each.blocked == "held")
         return "the run waits for its turn"
 
     def _apply(self, request: ControlRequest) -> None:

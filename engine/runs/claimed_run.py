@@ -112,7 +112,7 @@ def claim_run(
     except OSError as error:
         raise _not_writable(root, error) from error
     # What an earlier owner may have left: unread requests and incomplete checkpoints.
-    for _ in consume_requests(folder.control):
+    for _ in () if claimed.ownership.was_owned else consume_requests(folder.control):
         pass
     for path in folder.checkpoints.glob(".*.tmp"):
         path.unlink(missing_ok=True)

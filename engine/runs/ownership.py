@@ -98,6 +98,16 @@ class Ownership:
         )
         self._renew()
 
+    @property
+    def was_owned(self) -> bool:
+        """Whether this process owned the run before it became another program."""
+        return self._lock.is_inherited
+
+    @property
+    def lock_fds(self) -> tuple[int, int] | None:
+        """Descriptors of the lock, for `engine.utils.locks.inherit`; None if others do not see a write lock."""
+        return self._lock.fds if self._lock.has_write_lock else None
+
     def renew_heartbeat(self) -> Problem | None:
         """Write the heartbeat if it is due, and return a warning if the folder was moved or opened to others since.
 

@@ -278,6 +278,7 @@ def build_request(
     from engine.config.run_name import name_from_stem, run_stem, stem_of_numbered
     from engine.launch.request import RunRequest
     from engine.runs.root import runs_root
+    from tui.launcher import gputrain_command
 
     problems: tuple[Problem, ...] = ()
     typed = frozenset[str]()
@@ -306,6 +307,7 @@ def build_request(
         detached=start.detached,
         typed=typed,
         warnings=warnings,
+        program=tuple(gputrain_command()),
     )
 
 
