@@ -23,7 +23,7 @@ from engine.gpus.private_mount import private_folder_problem
 from engine.gpus.queue_terms import Backfill, QueueTerms, queue_order
 from engine.gpus.reservation import Reservation, ReservationError, user_lock
 from engine.gpus.reservation_entry import ReservationInfo
-from engine.gpus.reservation_reader import read_reservations
+from engine.gpus.reservation_reader import PolledReservations, read_reservations
 from engine.gpus.run_queue import RunQueue, Turn, claim_of
 from engine.gpus.selection import (
     CPU,
@@ -189,6 +189,7 @@ class _Allocator:
     _terms: QueueTerms = field(default_factory=QueueTerms, init=False)
     _known: dict[str, CudaDevice] = field(default_factory=dict, init=False)
     """The devices that the run may use, by `reservation_id`: a lost one may be back a moment later."""
+    _reservations: PolledReservations = field(default_factory=PolledReservations, init=False)
     _problems: dict[Problem, None] = field(default_factory=dict, init=False)
     """Each distinct `GpuAllocation.reservation_problems`, in the order in which they were found."""
 
@@ -235,7 +236,7 @@ class _Allocator:
         """Return which limit of its user keeps the run from its start now, "" if none does. Raises UsageError."""
         if not self.own.limits.all():
             return ""
-        reservations = read_reservations()
+        reservations = self._reservations.read(self._warn)
         self.own.update(reservations, self.reservation.key, wait=self.wait)
         if self._leadership is not None:
             wake_sleepers(self.own.below_limit(reservations))
@@ -430,7 +431,7 @@ class _Allocator:
 
     def _take_turn(self, list_devices: DeviceLister) -> tuple[Turn, str]:
         """Return the turn of this run, and a note for its reason if runs behind it may pass it."""
-        reservations = read_reservations(remove_stale=True, report=self._warn)
+        reservations = self._reservations.read(self._warn)
         others = [reservation for reservation in reservations if reservation.key != self.reservation.key]
         views: dict[tuple[int, int], dict[str, CudaDevice]] = {}
 

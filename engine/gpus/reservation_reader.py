@@ -24,6 +24,7 @@ or claimed by a waiting run of theirs. Both are shown with their name. `--gpus` 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import stat
@@ -59,6 +60,7 @@ MAX_BYTES_PER_USER = 1 << 22
 MAX_FOLDERS_PER_USER = 4
 MAX_SHOWN_CHARS = 100
 UNPUBLISHED_SECONDS = 60.0
+READ_PER_SECOND = 60  # an entry takes 50 µs
 # A supervisor renews its entry every few seconds, see `reservation.BEAT_SECONDS`. After this time it does not answer.
 SILENT_SECONDS = 60.0
 FOLDER_NAME = re.compile(r"gputrain-([0-9]{1,10})(-.*)?", re.DOTALL)
@@ -87,6 +89,36 @@ def read_reservations(
     for problem in reader.problems():
         report(problem)
     return sorted(reader.reservations, key=lambda reservation: (reservation.since, reservation.key))
+
+
+class PolledReservations:
+    """The reservations of all users for a run that reads them once per second.
+
+    As long as nobody writes or removes one, those of hundreds of runs are read less often than that: of a run that was
+    killed, only the lock changes."""
+
+    def __init__(self) -> None:
+        self._found: list[ReservationInfo] = []
+        self._stamp: list[tuple[str, int]] = []
+        self._read_at = -math.inf
+
+    def read(self, report: Callable[[Problem], object]) -> list[ReservationInfo]:
+        """Return the reservations, as `read_reservations` does."""
+        stamp, now = _folder_times(reservations_root()), time.monotonic()
+        if stamp != self._stamp or now - self._read_at > len(self._found) / READ_PER_SECOND:
+            self._found = read_reservations(remove_stale=True, report=report)
+            self._stamp, self._read_at = stamp, now
+        return self._found
+
+
+def _folder_times(root: Path) -> list[tuple[str, int]]:
+    """Return when entries were last written or removed, by the folders of all users."""
+    times = list[tuple[str, int]]()
+    with suppress(OSError), os.scandir(root) as listing:
+        for entry in listing:
+            if FOLDER_NAME.fullmatch(entry.name):
+                times.append((entry.name, entry.stat(follow_symlinks=False).st_mtime_ns))
+    return sorted(times)
 
 
 def dead_reservations() -> list[Path]:
