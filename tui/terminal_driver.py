@@ -4,8 +4,8 @@
 
 Three threads keep working when the event loop does not:
 
-1. `Output` writes. A terminal that is not read blocks only this thread. What exceeds `MAX_PENDING_BYTES` is dropped,
-   and the screen is drawn whole when the terminal is read again.
+1. `Output` writes. A terminal that is not read blocks only this thread. While `MAX_PENDING_BYTES` wait, the rest is
+   dropped, and the screen is drawn whole when the terminal is read again.
 2. `Watcher` reads the terminal and receives the signals. Python runs signal handlers in the main thread only, which may
    be stuck; the bytes of `signal.set_wakeup_fd` arrive in any case.
 3. Textual's input thread parses the keys. It reads a pipe, which `Watcher` fills with valid UTF-8.
@@ -24,7 +24,7 @@ import sys
 import termios
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -66,32 +66,36 @@ class Output:
     def __init__(self, fd: int, on_drained: Callable[[], None]) -> None:
         self._fd, self._on_drained = fd, on_drained
         self._pending: deque[bytes] = deque()
-        self._pending_bytes = 0
+        # Bytes of large writes, and of all else, that wait; and how many of them are being written.
+        self._waiting, self._writing = Counter[bool](), Counter[bool]()
         self._lost = False
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="terminal-output", daemon=True).start()
 
     def write(self, data: bytes) -> None:
         """Write `data` whole, or drop it if too much waits. Never blocks."""
+        # The frame of a large terminal may exceed the limit alone. The sequences that begin and end it neither keep it
+        # from the terminal nor are kept by it: after a loss, all is drawn again, which would never end.
+        is_large = len(data) >= MAX_PENDING_BYTES
         with self._changed:
-            if self._pending_bytes and self._pending_bytes + len(data) > MAX_PENDING_BYTES:
+            if self._waiting[is_large] >= MAX_PENDING_BYTES:
                 self._lost = True
                 return
+            self._waiting[is_large] += len(data)
             self._pending.append(data)
-            self._pending_bytes += len(data)
             self._changed.notify_all()
 
     def discard(self) -> None:
         """Forget what waits, such as frames of a screen that is being left."""
         with self._changed:
-            self._pending_bytes -= sum(map(len, self._pending))
             self._pending.clear()
+            self._waiting = self._writing.copy()
             self._lost = False
 
     def flush(self, timeout_s: float) -> None:
         """Wait until all is written, for at most `timeout_s`."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._pending_bytes, timeout_s)
+            self._changed.wait_for(lambda: not self._waiting.total(), timeout_s)
 
     def _run(self) -> None:
         writable = select.poll()
@@ -101,6 +105,7 @@ class Output:
                 self._changed.wait_for(lambda: self._pending)
                 data = b"".join(self._pending)
                 self._pending.clear()
+                self._writing = self._waiting.copy()
             try:
                 written = 0
                 while written < len(data):
@@ -112,7 +117,8 @@ class Output:
                 # The terminal is gone; `Watcher` sees that too.
                 pass
             with self._changed:
-                self._pending_bytes -= len(data)
+                self._waiting -= self._writing
+                self._writing.clear()
                 drained, self._lost = self._lost and not self._pending, self._lost and bool(self._pending)
                 self._changed.notify_all()
             if drained:

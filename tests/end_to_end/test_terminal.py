@@ -93,7 +93,10 @@ def test_run_survives_hung_up_frozen_and_killed_tui(gputrain: Gputrain, long_run
 
     before = len(steps_of(long_run))
     wait_for(lambda: len(steps_of(long_run)) > before + 20, "more steps", TIMEOUT_SECONDS)
+    frozen.seen = b""
     os.kill(frozen.process.pid, signal.SIGCONT)
+    # What was typed before is dropped.
+    frozen.wait_for("\x1b[?1049h")
     again = Terminal(gputrain, GPUTRAIN, *attach)
     for terminal in (frozen, again):
         terminal.seen = b""

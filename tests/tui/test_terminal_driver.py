@@ -46,7 +46,8 @@ def test_output_writes_in_order(pipe: Pipe) -> None:
 
 
 def test_output_drops_whole_writes_beyond_limit_and_reports_when_drained(pipe: Pipe) -> None:
-    pipe.output.write(b"a" * LIMIT)
+    for _ in range(2):
+        pipe.output.write(b"a" * (LIMIT // 2))
     for _ in range(3):
         pipe.output.write(b"lost")
     assert pipe.read(LIMIT) == b"a" * LIMIT
@@ -55,10 +56,17 @@ def test_output_drops_whole_writes_beyond_limit_and_reports_when_drained(pipe: P
     assert pipe.read(4) == b"next"
 
 
-def test_output_takes_one_write_of_any_size(pipe: Pipe) -> None:
-    pipe.output.write(b"a" * (2 * LIMIT))
-    assert pipe.read(2 * LIMIT) == b"a" * (2 * LIMIT)
-    wait_for(lambda: not pipe.drained.is_set(), "no report")
+def test_output_takes_one_frame_of_any_size_between_others(pipe: Pipe) -> None:
+    frame = b"begin" + b"a" * (2 * LIMIT) + b"end"
+    for part in (frame[:5], frame[5:-3], frame[-3:]):
+        pipe.output.write(part)
+    assert pipe.read(len(frame)) == frame
+    pipe.output.flush(10)
+    assert not pipe.drained.is_set()
+    for _ in range(2):
+        pipe.output.write(b"b" * LIMIT)
+    assert pipe.read(LIMIT) == b"b" * LIMIT
+    assert pipe.drained.wait(60)
 
 
 def test_output_writes_whole_to_non_blocking_terminal(pipe: Pipe) -> None:
