@@ -37,7 +37,6 @@ from engine.data.sources.image_file import (
     open_image,
     read_image_file,
 )
-from engine.data.sources.path_list import PathList, encode_paths
 from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, find_user_record, write_user_record
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder
@@ -75,7 +74,7 @@ class FolderScan:
     and `warnings` says what may not be meant."""
 
     classes: tuple[str, ...]
-    paths: dict[Part, PathList]
+    paths: dict[Part, list[str]]
     labels: dict[Part, Labels]
     sizes: dict[Part, NDArray[np.int64]]
     mtimes_ns: dict[Part, NDArray[np.int64]]
@@ -103,7 +102,7 @@ class FolderSource(EncodedSource):
     root: str
     format: ImageFormat
     classes: tuple[str, ...]
-    paths: dict[Part, PathList]
+    paths: dict[Part, list[str]]
     labels: dict[Part, Labels]
     sizes: dict[Part, NDArray[np.int64]]
     skipped: tuple[str, ...]
@@ -152,7 +151,7 @@ def open_folder(data: DataConfig, seed: int) -> FolderSource:
         rows: dict[Part, Indices] = dict(
             zip(PARTS, stratified_split(labels["train"], data.val_split, seed), strict=True)
         )
-        split = {part: paths["train"].select(rows[part]) for part in PARTS}
+        split: dict[Part, list[str]] = {part: [paths["train"][row] for row in rows[part].tolist()] for part in PARTS}
         digests = {part: scan.digests["train"][rows[part]] for part in PARTS}
         warnings += tuple(_repeated_image_warnings(split, digests))
         paths = paths | split
@@ -161,7 +160,7 @@ def open_folder(data: DataConfig, seed: int) -> FolderSource:
     return FolderSource(str(root), encoded_format(data), scan.classes, paths, labels, sizes, scan.skipped, warnings)
 
 
-def _repeated_image_warnings(paths: dict[Part, PathList], digests: dict[Part, NDArray[np.int64]]) -> Iterator[Problem]:
+def _repeated_image_warnings(paths: dict[Part, list[str]], digests: dict[Part, NDArray[np.int64]]) -> Iterator[Problem]:
     """Yield a warning for each part whose images are also in another one that the run learns from or chooses by."""
     earlier: list[Part] = []
     for part in paths:
@@ -218,7 +217,7 @@ def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> F
     problems: list[Problem] = []
     skipped = list(layout.ignored)
     nested: dict[str, list[str]] = {}
-    paths: dict[Part, PathList] = {}
+    paths: dict[Part, list[str]] = {}
     labels: dict[Part, Labels] = {}
     sizes: dict[Part, NDArray[np.int64]] = {}
     mtimes_ns: dict[Part, NDArray[np.int64]] = {}
@@ -233,8 +232,8 @@ def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> F
             for name in unknown
         ]
         empty: list[tuple[Path, list[str]]] = []
-        # Arrays per class: lists of a million strings and numbers take 300 MB, which the process keeps.
-        part_paths, counts, part_facts = bytearray(), list[int](), [np.empty((0, 4), np.int64)]
+        # Arrays per class: lists of a million numbers take 200 MB, which the process keeps.
+        part_paths, counts, part_facts = list[str](), list[int](), [np.empty((0, 4), np.int64)]
         for name in classes:
             facts_by_path, unreadable = _readable_images(folder / name, report)
             scanned_folders, scanned_files = scanned_folders + 1, scanned_files + len(facts_by_path) + len(unreadable)
@@ -245,7 +244,7 @@ def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> F
             class_paths = [str(path).removeprefix(prefix) for path in facts_by_path]
             if part == "train" and (inner := _inner_folders(class_paths, str(folder / name).removeprefix(prefix))):
                 nested[name] = inner
-            part_paths += encode_paths(class_paths)
+            part_paths += class_paths
             counts.append(len(facts_by_path))
             part_facts.append(np.array(list(facts_by_path.values()), np.int64).reshape(-1, 4))
         if part_paths or part == "test":
@@ -257,7 +256,7 @@ def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> F
             if part == "val":
                 advice = f"sort its images into folders of the classes, or move it elsewhere to split {parts['train']}"
             problems.append(Problem("data.path", reason, advice, code="no-images"))
-        paths[part], labels[part] = PathList.of_buffer(bytes(part_paths)), np.repeat(np.arange(len(classes)), counts)
+        paths[part], labels[part] = part_paths, np.repeat(np.arange(len(classes)), counts)
         sizes[part], mtimes_ns[part], digests[part] = (
             np.concatenate([facts[:, column] for facts in part_facts]) for column in (0, 1, 3)
         )
