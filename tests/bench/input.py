@@ -6,8 +6,7 @@ shards and from those that it packs; `loaders/` has the other programs, each con
 recommends, with as many workers or threads as cores. Each measurement is a process of its own. The loaders alternate;
 medians are printed. On a shared machine the CPU time is more reliable than the rate.
 
-Requires `pip install '.[bench]'`; SPDL also the libraries of FFmpeg 4 to 9. FFCV (`pip install ffcv`) needs a C++
-compiler and the headers of OpenCV and libturbojpeg. Loaders that are not installed are skipped.
+Requires `pip install '.[bench]'`; SPDL also the libraries of FFmpeg 4 to 9. Loaders that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -38,14 +37,10 @@ CONTESTANTS = {
     "torchvision reference, PIL": ("torchvision_reference", "pil"),
     "torchvision reference, tensor": ("torchvision_reference", "tensor"),
     "torchvision.io": ("torchvision_reference", "io"),
-    "timm": ("timm_loader", ""),
-    "TorchCodec": ("torchcodec_loader", ""),
     "simplejpeg by hand": ("by_hand_simplejpeg", ""),
     "SPDL, FFmpeg": ("spdl_pipeline", "ffmpeg"),
     "SPDL, simplejpeg": ("spdl_pipeline", "simplejpeg"),
     "WebDataset, tar": ("webdataset_tar", ""),
-    "FFCV, JPEG": ("ffcv_loader", "jpg"),
-    "FFCV, half uncompressed": ("ffcv_loader", "proportion"),
 }
 OURS, REFERENCE = "gputrain", "torchvision reference, PIL"
 MEASUREMENT_TIMEOUT_SECONDS = 300

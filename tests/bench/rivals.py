@@ -46,8 +46,6 @@ def commands(images: Path, folder: Path) -> dict[str, list[str]]:
         "gputrain": [str(PYTHON.with_name("gputrain")), "run", "--headless", "--json", f"--runs-dir={folder}", *pairs],
         "by hand, mp.spawn": script["by_hand"],
         "Accelerate, torchrun": [*torchrun, *script["with_accelerate"][1:]],
-        "Lightning, ddp_spawn": script["with_lightning"],
-        "floor": script["floor"],
     }
 
 
