@@ -10,25 +10,22 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.color import ColorSystem
-from rich.console import Console
 from rich.theme import ThemeStackError
 from textual import constants
-from textual._compositor import ChopsUpdate
 from textual.app import App, SystemCommand
 from textual.screen import Screen
-from textual.strip import Strip
 
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 from tui.palette import ANSI, PALETTES, Palette, rich_theme
 from tui.terminal_driver import TerminalDriver, has_job_control
+from tui.textual_internals import changed_cells
 from tui.theme import initial_palette, save_palette, settle_terminal_type, textual_theme
 
 if TYPE_CHECKING:
@@ -44,43 +41,6 @@ def resume_garbage_collection() -> None:
         gc.freeze()
         gc.set_threshold(COLLECTED_OBJECTS)
         gc.enable()
-
-
-class ChangedCells(ChopsUpdate):
-    """An update that writes only the cells that changed.
-
-    Textual 8.2 writes all cells from the left edge of the widget to them: 27 KB for a move of the cursor in charts of
-    160 columns.
-    """
-
-    def render_segments(self, console: Console) -> str:
-        """Return the cells, each stretch after the sequence that moves the terminal's cursor to it."""
-        parts = []
-        for y, first, end in self.spans:
-            for (x, strip), strip_end in zip(self.chops[y].items(), self.chop_ends[y], strict=True):
-                start, stop = max(x, first), min(strip_end, end)
-                if strip is not None and start < stop:
-                    parts += [f"\x1b[{y + 1};{start + 1}H", *_render_cells(strip, start - x, stop - x, console)]
-        return "".join(parts)
-
-
-def _render_cells(strip: Strip, start: int, stop: int, console: Console) -> Iterator[str]:
-    """Yield the cells from `start` to `stop` of a strip with their styles. `Strip.crop` takes three times as long."""
-    if start == 0 and stop == strip.cell_length:
-        yield strip.render(console)
-        return
-    colors, column = console._color_system or ColorSystem.TRUECOLOR, 0
-    for segment in strip:
-        if column >= stop:
-            return
-        end = column + segment.cell_length
-        if end > start:
-            if end > stop:
-                segment = segment.split_cells(stop - column)[0]
-            if column < start:
-                segment = segment.split_cells(start - column)[1]
-            yield Strip.render_style(segment.style, segment.text, colors) if segment.style else segment.text
-        column = end
 
 
 class TerminalApp(App[None]):
@@ -194,6 +154,4 @@ class TerminalApp(App[None]):
             self._driver.write(sequence)
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
-        if isinstance(renderable, ChopsUpdate):
-            renderable = ChangedCells(renderable.chops, renderable.spans, renderable.chop_ends)
-        super()._display(screen, renderable)
+        super()._display(screen, changed_cells(renderable))

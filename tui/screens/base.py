@@ -27,6 +27,7 @@ from tui.palette import ACCENT, NOTICE
 from tui.pollers.host import GpuPoller, HostPoller
 from tui.pollers.runs import RunListPoller
 from tui.pollers.watched import Poller, RefreshIntervals
+from tui.textual_internals import strips_of
 from tui.widgets.dimmed_screen import DimmedScreen
 from tui.widgets.entry import Entry
 from tui.widgets.keys import Keys
@@ -124,7 +125,9 @@ class Dialog(ModalScreen[Result], ResizableScreen[Result], Generic[Result]):
 
     def render(self) -> RenderResult:  # type: ignore[override]  # it takes any Visual
         below = super().render()
-        return DimmedScreen(below) if isinstance(below, BackgroundScreen) else below
+        if not isinstance(below, BackgroundScreen) or (strips := strips_of(below.screen)) is None:
+            return below
+        return DimmedScreen(strips, below.color)
 
     @property
     def has_content(self) -> bool:

@@ -36,12 +36,10 @@ class SearchEntry(Entry):
         super().__init__(placeholder="Type to search")
         self._consume_key = consume_key
 
-    async def _on_key(self, event: events.Key) -> None:
-        if not self._consume_key(event.key):
-            await super()._on_key(event)
-            return
-        event.stop()
-        event.prevent_default()
+    async def on_key(self, event: events.Key) -> None:
+        if self._consume_key(event.key):
+            event.stop()
+            event.prevent_default()
 
 
 class SearchDialog(Dialog[Result | None], Generic[Result]):

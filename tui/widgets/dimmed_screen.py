@@ -1,8 +1,4 @@
-"""The screen below a dialog, in dimmed colors.
-
-Textual's own rendering of it passes every segment through Rich and computes its color anew. A dialog is rendered three
-times while it opens, each time with what is below it.
-"""
+"""The screen below a dialog, in dimmed colors. Each color is computed once."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from rich.style import Style as RichStyle
 from textual.color import Color
 from textual.css.styles import RulesMap
 from textual.renderables.background_screen import BackgroundScreen
-from textual.screen import Screen
 from textual.strip import Strip
 from textual.style import Style
 from textual.visual import RenderOptions, Visual
@@ -22,15 +17,13 @@ MAX_STYLES = 4096
 
 
 class DimmedScreen(Visual):
-    """Renders a screen in the colors that `BackgroundScreen` gives it."""
+    """Renders the lines of a screen in the colors that `BackgroundScreen` gives it."""
 
-    def __init__(self, below: BackgroundScreen) -> None:
-        self._screen: Screen[object] = below.screen
-        self._color = below.color
+    def __init__(self, strips: list[Strip], color: Color) -> None:
+        self._strips, self._color = strips, color
 
     def render_strips(self, width: int, height: int | None, style: Style, options: RenderOptions) -> list[Strip]:
-        strips = self._screen._compositor.render_strips()
-        dimmed = [Strip([self._dim(segment) for segment in strip], strip.cell_length) for strip in strips]
+        dimmed = [Strip([self._dim(segment) for segment in strip], strip.cell_length) for strip in self._strips]
         return [strip.adjust_cell_length(width) for strip in dimmed[:height]]
 
     def _dim(self, segment: Segment) -> Segment:
@@ -40,7 +33,7 @@ class DimmedScreen(Visual):
         return container_width
 
     def get_height(self, rules: RulesMap, width: int) -> int:
-        return self._screen.size.height
+        return len(self._strips)
 
 
 @lru_cache(maxsize=MAX_STYLES)

@@ -24,12 +24,10 @@ class Entry(Input):
         super().__init__(value, id=id, compact=True, placeholder=placeholder)
         self.cursor_blink = False
 
-    async def _on_key(self, event: Key) -> None:
+    async def on_key(self, event: Key) -> None:
         """Run key bindings immediately. Textual inserts letters immediately but runs bindings only after the key has
         bubbled up to the app, so letters would overtake keys such as backspace that arrive in the same packet."""
         if (action := INPUT_ACTIONS.get(event.key)) is not None:
             event.stop()
             event.prevent_default()
             await self.run_action(action)
-            return
-        await super()._on_key(event)

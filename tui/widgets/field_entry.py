@@ -19,16 +19,16 @@ class FieldEntry(Entry):
     ) -> None:
         super().__init__(id="field-entry")
         self._consume_key, self._on_typing, self._on_clicked = consume_key, on_typing, on_clicked
+        self._is_showing = False
 
-    async def _on_key(self, event: events.Key) -> None:
+    async def on_key(self, event: events.Key) -> None:
         if await self._handle_key(event):
             event.stop()
             event.prevent_default()
-            return
-        before = self.value
-        await super()._on_key(event)
-        if self.value != before:
-            self._on_typing(self.value)
+
+    def watch_value(self, value: str) -> None:
+        if not self._is_showing:
+            self._on_typing(value)
 
     async def _handle_key(self, event: events.Key) -> bool:
         """Handle a key before the input does. Return whether the key is handled."""
@@ -47,16 +47,13 @@ class FieldEntry(Entry):
         await self.app.run_action(command.binding.action, command.node)
         return True
 
-    def _on_paste(self, event: events.Paste) -> None:
-        super()._on_paste(event)
-        event.prevent_default()
-        self._on_typing(self.value)
-
     def on_click(self) -> None:
         self._on_clicked()
 
     def show(self, text: str) -> None:
         """Replace the text and select it, so that typing replaces it."""
+        self._is_showing = True
         with self.prevent(Input.Changed):
             self.value = text
+        self._is_showing = False
         self.select_all()

@@ -17,8 +17,8 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from tui.palette import CURSOR, CURSOR_BLURRED
+from tui.textual_internals import frame_lines
 from tui.widgets.drawing import draw_line
-from tui.widgets.framed_lines import FramedLines
 
 
 def escape_markup(text: str) -> str:
@@ -137,7 +137,7 @@ class Lines(ScrollView, can_focus=True):
         self._frame_only = False
         self._titles = ("", "")
         super().__init__(id=id)
-        self._styles_cache = FramedLines()
+        frame_lines(self)
         self._selectable = selectable
         self._header: list[Text] = []
         self._rows: Sequence[Row] = []

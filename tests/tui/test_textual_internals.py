@@ -1,13 +1,17 @@
-"""What is written to the terminal for a change of the screen."""
+"""The private parts of Textual: what is written for a change of the screen, and the plain way without them."""
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
+from textual.screen import Screen
 from textual.strip import Strip
+from textual.widgets import Static
 
-from tui.terminal_app import ChangedCells
+from tui import textual_internals
+from tui.textual_internals import ChangedCells, changed_cells, frame_lines, strips_of
 
 CONSOLE = Console(color_system="truecolor")
 BOLD = Style(bold=True)
@@ -39,3 +43,15 @@ def test_changed_cells_writes_each_strip_of_a_span() -> None:
 def test_changed_cells_replaces_half_of_a_wide_character_by_a_blank() -> None:
     strip = Strip([Segment("a界b")])
     assert written([(0, 2, 4)], strip) == "\x1b[1;3H b"
+
+
+def test_without_the_private_parts_textual_draws_in_its_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    update, widget, screen = ChangedCells([{}], [], [[]]), Static(), Screen[None]()
+    for name in ("ChopsUpdate", "StylesCache"):
+        monkeypatch.setattr(textual_internals, name, None)
+    before = widget._styles_cache
+    frame_lines(widget)
+    del screen._compositor
+    assert changed_cells(update) is update
+    assert widget._styles_cache is before
+    assert strips_of(screen) is None
