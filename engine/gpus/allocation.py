@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -358,7 +358,7 @@ class _Allocator:
         try:
             if reason := self._poll_terms(tuple(self._known)):
                 return reason
-            with user_lock():
+            with user_lock() if self.own.limits.all() else nullcontext():
                 wait_reason = self._try_allocate(allocation, list_devices, snapshot)
             if wait_reason is None and not allocation.devices:
                 self._reserve_cpu_run()

@@ -7,7 +7,8 @@ request, when its begin time has come, when a run that it waits for has started 
 gone, or when the leader of its user wakes it. The leader is one full program: it reads the driver and the queue, and
 wakes the runs that may start. If it ends, one of the sleepers takes its place.
 
-inotify(7) tells of all that; the rest, and file systems without inotify, are read every `TICK_SECONDS`.
+inotify(7) tells of most of that at once. What it misses, such as a request from another host, is found every
+`TICK_SECONDS`, or every `CHECK_SECONDS` if it takes more than a stat(2): hundreds of runs may sleep.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import sys
 import time
 
 VARIABLE = "GPUTRAIN_WAITING"
-TICK_SECONDS = 5.0
-SHORT_TICK_SECONDS = 1.0
+TICK_SECONDS = 10.0  # less than MOVE_TIMEOUT_SECONDS of `engine.runs.claim`
+SHORT_TICK_SECONDS = 1.0  # without inotify
+CHECK_SECONDS = 25.0  # less than half of SILENT_SECONDS of `reservation_reader`
 # A leader that has not renewed its file for so long hangs or is suspended: another run takes its place.
 LEADER_TIMEOUT_SECONDS = 60.0
 # SIGINT, SIGUSR1, SIGTERM: the module signal takes as much memory as the rest. They are blocked while a run sleeps, and
@@ -46,15 +48,15 @@ class Leadership:
         """Show that the leader answers. False if another process has taken its place."""
         try:
             os.utime(self.fds[0])
-            return os.path.samestat(os.fstat(self.fds[0]), os.stat(path))  # noqa: PTH116 - no pathlib here
+            return os.path.samestat(os.fstat(self.fds[0]), os.stat(path))
         except OSError:
             return False
 
     def close(self, path: str = "") -> None:
         """Give it up; `path` is removed, so that nothing stays behind when nobody waits any more."""
         try:
-            if path and os.path.samestat(os.fstat(self.fds[0]), os.stat(path)):  # noqa: PTH116
-                os.unlink(path)  # noqa: PTH108
+            if path and os.path.samestat(os.fstat(self.fds[0]), os.stat(path)):
+                os.unlink(path)
         except OSError:
             pass
         for fd in self.fds:
@@ -64,8 +66,8 @@ class Leadership:
 def try_to_lead(path: str) -> Leadership | None:
     """Take the leadership; None if another process has it and answers. Raises OSError."""
     try:
-        if time.time() - os.stat(path).st_mtime > LEADER_TIMEOUT_SECONDS:  # noqa: PTH116
-            os.unlink(path)  # noqa: PTH108
+        if time.time() - os.stat(path).st_mtime > LEADER_TIMEOUT_SECONDS:
+            os.unlink(path)
     except FileNotFoundError:
         pass
     # For reading: the end of an attempt must not look like that of a leader.
@@ -126,9 +128,15 @@ class _Sleeper:
         self._libc = ctypes.CDLL(None)
         self._signals = int(self._libc.signalfd(-1, _signal_set(), os.O_CLOEXEC))
         self._inotify = int(self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
-        self._renew_at = 0.0
-        self._watch(f"/proc/self/fd/{self._folder_fd}/control", _MOVED_TO | _CREATE)
+        self._check_at = 0.0
+        self._control = f"/proc/self/fd/{self._folder_fd}/control"
+        self._watch(self._control, _MOVED_TO | _CREATE)
         self._watch(self._private, _CLOSE_WRITE)
+        for fd, _ in spec["followed"]:
+            self._watch(f"/proc/self/fd/{fd}/lock", _CLOSE_WRITE)
+        self._changed_at = os.stat(self._control).st_mtime
+        # What has arrived before is not announced.
+        self._has_requests = bool(os.listdir(self._control))
 
     def _watch(self, path: str, mask: int) -> None:
         if self._inotify >= 0:
@@ -147,27 +155,29 @@ class _Sleeper:
                 return
             if ready:
                 os.read(self._inotify, 1 << 16)
+                # The leader may have ended.
+                self._check_at = 0.0
 
     def _is_due(self) -> bool:
         spec, now = self._spec, time.time()
         if spec["begin"] and now >= spec["begin"]:
             return True
-        # The owner has the same content for as long as it sleeps: another host has taken the run over.
         os.utime("owner.json", dir_fd=self._folder_fd)
-        if os.stat("owner.json", dir_fd=self._folder_fd).st_ino != self._owner:
+        if self._has_requests or os.stat(self._control).st_mtime != self._changed_at:
             return True
-        if os.listdir(f"/proc/self/fd/{self._folder_fd}/control") or os.stat(self._private).st_mtime == 0:  # noqa: PTH116, PTH208
+        if os.stat(self._private).st_mtime == 0:
             return True
-        if time.monotonic() >= self._renew_at:
-            self._renew_at = time.monotonic() + 2 * TICK_SECONDS - 0.5
-            if not os.path.samestat(os.fstat(self._lock_fd), os.stat(self._lock_path)):  # noqa: PTH116
-                return True
-            os.utime(self._entry)
-            os.pread(self._lock_fd, 1, 0)
-            if os.fstat(self._folder_fd).st_nlink == 0 or not is_live(self._folder_fd):
-                return True
         if any(is_live(fd) is not known for fd, known in spec["followed"]):
             return True
+        if time.monotonic() < self._check_at:
+            return False
+        self._check_at = time.monotonic() + CHECK_SECONDS
+        # Another host replaces the file if it takes the run over.
+        is_own = os.stat("owner.json", dir_fd=self._folder_fd).st_ino == self._owner and is_live(self._folder_fd)
+        if not is_own or not os.path.samestat(os.fstat(self._lock_fd), os.stat(self._lock_path)):
+            return True
+        os.utime(self._entry)
+        os.pread(self._lock_fd, 1, 0)
         return bool(self._leader) and self._leads()
 
     def _leads(self) -> bool:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import NoReturn
 
@@ -108,7 +109,10 @@ def fall_asleep(bed: Bed, lock_path: Path, lock_fd: int, leader: str, begin: flo
     for fd in kept:
         os.set_inheritable(fd, True)
     try:
-        program = [sys.executable, "-I", "-S", sleeper.__file__]
+        # Compiling takes memory that stays allocated.
+        compiled = cache_from_source(sleeper.__file__)
+        file = compiled if os.access(compiled, os.R_OK) else sleeper.__file__
+        program = [sys.executable, "-I", "-S", file]
         os.execve(program[0], program, os.environ | {sleeper.VARIABLE: repr(spec)})  # noqa: S606 - our own program
     finally:
         for fd in kept:

@@ -39,7 +39,7 @@ class Queue:
         return pid
 
     def sleeps(self, name: str) -> bool:
-        return b"sleeper.py" in Path(f"/proc/{self.pid(name)}/cmdline").read_bytes()
+        return b"sleeper." in Path(f"/proc/{self.pid(name)}/cmdline").read_bytes()
 
     def state(self, name: str) -> str:
         return str(json.loads(self.folder(name).summary.read_text())["state"])
