@@ -129,8 +129,8 @@ class Run:
             assert not (is_first and could_start and not self.held), "the first in the queue does not start"
             return
         assert could_start and not self.held
-        passed = [run for run in could[: could.index(self)] if not run.could_start()] if self in could else []
-        passed = [run for run in passed if queue.index(run.key) < queue.index(self.key)]
+        ahead = [run for run in could if self.key in queue and queue.index(run.key) < queue.index(self.key)]
+        passed = [run for run in ahead if not run.could_start()]
         shown = " ".join(str(warning) for warning in found.warnings)
         assert all(f"{run.name} (" in shown for run in passed), "passed without a reason"
 
@@ -151,7 +151,8 @@ def check_no_gpu_twice(host: Host) -> None:
 def settle(host: Host) -> None:
     for _ in range(0, SETTLE_SECONDS, STEP_SECONDS):
         host.now += STEP_SECONDS
-        for run in host.runs:
+        # Those behind first: only their claims keep the GPUs for the runs ahead.
+        for run in reversed(host.runs):
             if run.is_listed and not run.is_suspended:
                 run.renew() if run.gpus else run.poll()
         check_no_gpu_twice(host)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,13 +17,14 @@ from typing import Any
 
 import pytest
 
+from engine.gpus.run_queue import CLAIM_TIMEOUT_SECONDS
 from engine.gpus.snapshot import Reading, Snapshot
 from engine.queue.listing import interrupted_rows
 from engine.utils.codec import decode, replace
 from support.gputrain_command import ROOT, wait_for
 from support.runs.queue_users import QueuedUserRun, SharedHost, double_bookings, in_child, overtakings
 
-SOMEONE = 12345
+SOMEONE, SOMEBODY = 12345, 12346
 # A poll of a run takes as long as the made-up monitor answers; a host under load is slower.
 TOLERANCE_SECONDS = 5.0
 
@@ -176,6 +178,37 @@ def test_thirty_runs_of_two_users_with_kills_and_reboot(host: SharedHost) -> Non
         f"free although the head of the queue fitted: {idle:.2f} s"
     )
     assert idle < TOLERANCE_SECONDS
+
+
+def burn() -> None:
+    while True:
+        pass
+
+
+@needs_root
+@pytest.mark.nightly
+@pytest.mark.parametrize("round_number", range(10))
+def test_twenty_runs_of_three_users_on_a_loaded_host(host: SharedHost, round_number: int) -> None:
+    rng = random.Random(round_number)  # noqa: S311 (reproducible)
+    host.prepare([SOMEBODY])
+    users = (0, SOMEONE, SOMEBODY)
+    runs = [
+        QueuedUserRun(f"run-{index:02}", users[index % 3], rng.choice((1, 1, 2, 3, 4)), rng.uniform(0.1, 1.0))
+        for index in range(20)
+    ]
+    burning = [in_child(0, burn) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        for run in runs:
+            host.start(run)
+        wait_for_all(host, runs, 300)
+    finally:
+        for pid in burning:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    events = host.events()
+    assert sorted(event["run"] for event in events if event["event"] == "ends") == [run.name for run in runs]
+    assert double_bookings(events) == []
+    assert overtakings(events, CLAIM_TIMEOUT_SECONDS) == []
 
 
 def _interrupted(host: SharedHost, uid: int) -> list[Any]:
