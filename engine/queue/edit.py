@@ -198,7 +198,9 @@ def _request(
     while time.monotonic() < deadline:
         now = next((each for each in list_queue() if each.folder == row.folder and each.is_own), None)
         if now is None:
-            return f"{row.name} has left the queue: it has started or ended."
+            state = read_queue_state(RunFolder(Path(row.folder)))
+            has_ended = state is None or state.stage is QueueStage.ENDED
+            return f"{row.name} has {'ended' if has_ended else 'started'}."
         if is_done(now):
             return f"{row.name} {result}."
         time.sleep(POLL_SECONDS)
