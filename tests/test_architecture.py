@@ -35,7 +35,6 @@ LIGHT = [
     "launch.launcher",
     "launch.supervisor",
     "notify.start",
-    "notify.watcher",
     "optim.lr_schedule",
     "optim.timm_optimizers",
     "report.page",
@@ -92,12 +91,6 @@ for name in sys.argv[1:]:
         [sys.executable, "-c", program, *LIGHT], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert (done.stderr, done.returncode) == ("", 0)
-
-
-def test_notification_watcher_imports_no_large_library() -> None:
-    """One runs beside each run that sends messages."""
-    heavy = {"apprise", "asyncio", "numpy", "psutil", "pydantic", "requests", "ssl", "yaml"}
-    assert not heavy & modules_after("import engine.notify.watcher")
 
 
 def test_tui_never_imports_torch() -> None:

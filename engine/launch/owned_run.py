@@ -24,8 +24,7 @@ from engine.gpus.waiting import Bed, receive_signals, wake_up
 from engine.launch.gpu_usage import local_gpu_ranks, waiting_emitter
 from engine.launch.request import RunRequest, check_dependencies
 from engine.launch.run_code import RunCode, code_changed, record_code, stored_code
-from engine.notify.held import send_held
-from engine.notify.start import RunNotifier, start_watcher
+from engine.notify.start import RunNotifier, send_held
 from engine.queue.dependencies import DependencyError, FollowedRun
 from engine.queue.place import CancelledError, QueuePlace, backfill_of, fixed_terms, initial_state
 from engine.queue.state import Dependency, QueueStage, is_interrupted
@@ -65,7 +64,7 @@ class OwnedRun:
     _started: bool = field(default=False, init=False)
     _early_warnings: list[WarningEvent] = field(default_factory=list, init=False)
     _early_usage: GpuEvent | None = field(default=None, init=False)
-    _notifier: RunNotifier = field(default_factory=RunNotifier, init=False)
+    _notifier: RunNotifier | None = field(default=None, init=False)
     _waiting_since: float | None = field(default=None, init=False)
     _code_is_checked: bool = field(default=False, init=False)
 
@@ -251,18 +250,18 @@ class OwnedRun:
             self.recorder.record(warning, notify=False)
         self.listener(RunStarting(name=folder.name, folder=str(folder.path)))
         self.allocation.reservation.set_run_name(folder.name)
-        self._start_watcher(folder, config)
+        self._start_notifier(folder, config)
 
-    def _start_watcher(self, folder: RunFolder, config: Config) -> None:
-        """Start the process that sends messages about the run, if the user wants any and it does not run yet."""
-        if self._notifier.process is not None:
+    def _start_notifier(self, folder: RunFolder, config: Config) -> None:
+        """Start to send messages about the run."""
+        if self._notifier is not None:
             return
         waited_s = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
         if self.place is not None:
             waited_s = self.place.waited_s
         gpus = [device.uuid for device in self.allocation.devices]
-        self._notifier, warnings = start_watcher(folder, config, waited_s=waited_s, gpus=gpus)
-        for warning in warnings:
+        self._notifier = RunNotifier(folder, config, waited_s=waited_s, gpus=gpus)
+        for warning in self._notifier.warnings:
             self.emit(WarningEvent.of(warning))
 
     def emit(self, event: Event) -> None:
@@ -297,8 +296,6 @@ class OwnedRun:
             self.emit(WarningEvent.of(warning))
         if self.recorder is not None:
             self.recorder.catch_up()
-            for warning in self._notifier.keep_alive(self.recorder.folder, self.request.config):
-                self.emit(WarningEvent.of(warning))
 
     @property
     def is_kept(self) -> bool:
@@ -311,7 +308,7 @@ class OwnedRun:
         """Record why a run that had a place in the queue does not start."""
         assert self.place is not None and self.recorder is not None  # noqa: S101 - see `is_kept`
         if state == "failed":
-            self._start_watcher(self.recorder.folder, self.request.config)
+            self._start_notifier(self.recorder.folder, self.request.config)
         self.recorder.record(RunFinished(state=state, message=message))
         self.place.save(stage=QueueStage.ENDED)
         resumable = state == "stopped" and self.recorder.folder.resumable
@@ -340,10 +337,11 @@ class OwnedRun:
             self.place.close()
         if self.recorder is not None:
             self.recorder.close()
+        self.allocation.reservation.release()
+        if self._notifier is not None:
+            self._notifier.close()
         if self.claimed is not None:
             self.claimed.ownership.release()
-        self.allocation.reservation.release()
-        self._notifier.wait_for_last_message()
 
 
 def claim_requested(request: RunRequest) -> ClaimedRun:

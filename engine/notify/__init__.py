@@ -1,5 +1,5 @@
-"""Send messages about a run through apprise, from a process that outlives the supervisor. Training never waits for it.
+"""Send messages about a run through apprise, from a thread of its owner. Training never waits for it.
 
-`engine.launch.lifecycle` starts the watcher (`start`). It follows the journal (`observer`), words the messages
-(`message`) and hands them to short-lived senders (`outbox`, `sender`), which read the URLs (`destinations`).
+`engine.launch` starts it (`start`). It follows the journal (`observer`), words the messages (`message`) and sends them
+(`sender`) to the URLs (`destinations`). Whoever notices that a run has crashed sends that message (`crashed`).
 """

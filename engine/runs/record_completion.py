@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +22,7 @@ from engine.runs.run_record import (
     find_stored_record,
 )
 from engine.utils.codec import FORMAT, Header, InvalidRecordError, decode, replace, write_record
-from engine.utils.files import file_size, is_file, read_bytes
+from engine.utils.files import config_folder, file_size, is_file, read_bytes
 
 if TYPE_CHECKING:
     from engine.runs.history import History
@@ -147,6 +149,16 @@ def _store(folder: RunFolder, record: RunRecord, journal_bytes: int, stored: Sto
             os.utime(folder.summary, ns=(max(times) + 1, max(times) + 1))
         finally:
             lock.close()
+        if record.state.live:
+            _report_crash(folder, record)
+
+
+def _report_crash(folder: RunFolder, record: RunRecord) -> None:
+    """Start the process that sends the message that the run has crashed, if it may send any. Raises OSError."""
+    if (record.config or {}).get("notify.urls") or os.path.lexists(config_folder() / "notify"):
+        command = [sys.executable, "-P", "-m", "engine.notify.crashed", str(folder.path)]
+        null = subprocess.DEVNULL
+        subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)  # noqa: S603 (our own)
 
 
 def _is_of_another_version(folder: RunFolder) -> bool:

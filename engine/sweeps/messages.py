@@ -29,10 +29,7 @@ def trial_override(config: Config) -> str:
 def send_end(
     folder: SweepFolder, config: Config, code: ExitCode, lines: Sequence[str], *, is_held: bool = False
 ) -> list[Problem]:
-    """Send the message about the end of a sweep, whose last log `lines` say how it went. Return why it was not sent.
-
-    Takes at most `engine.notify.sender.SEND_TIMEOUT_SECONDS`.
-    """
+    """Send the message about the end of a sweep, whose last log `lines` say how it went. Return why it was not sent."""
     ends: dict[ExitCode, Occasion] = {ExitCode.FINISHED: "finished", ExitCode.STOPPED: "stopped"}
     occasion = "held" if is_held else ends.get(code, "failed")
     if occasion not in config.notify.when or not is_notified(config):

@@ -227,4 +227,4 @@ class DeliveriesOutput(Output, frozen=True, kw_only=True):
     """`gputrain doctor --send-test-message --json`"""
 
     deliveries: list[Values]
-    """Each destination: `label`, `service`, `sent`, `reason`, `can_retry` and `code`."""
+    """Each destination: `label`, `service`, `sent`, `reason` and `code`."""

@@ -10,12 +10,10 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.config.schema import Config, as_stored
 from engine.gpus.reservation import Reservation
-from engine.launch import owned_run
 from engine.launch.lifecycle import TrainingRun
 from engine.launch.owned_run import AlreadyFinishedError
 from engine.launch.preflight import Preflight, run_preflight
 from engine.launch.request import RunRequest
-from engine.notify.start import RunNotifier
 from engine.queue.state import QueueStage, is_interrupted, read_queue_state
 from engine.runs.control import send_request
 from engine.runs.event_lines import event_line
@@ -185,19 +183,12 @@ def test_folder_of_run_that_ends_before_it_starts_is_kept_if_it_holds_more_than_
 
 @pytest.mark.parametrize(("state", "watched"), [("failed", True), ("stopped", False)])
 def test_run_that_ends_in_the_queue_is_reported_unless_its_user_cancelled_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Literal["failed", "stopped"], watched: bool
+    tmp_path: Path, state: Literal["failed", "stopped"], watched: bool
 ) -> None:
-    watchers = []
-
-    def start_watcher(*_: object, **__: object) -> tuple[RunNotifier, list[str]]:
-        watchers.append(1)
-        return RunNotifier(), []
-
-    monkeypatch.setattr(owned_run, "start_watcher", start_watcher)
     with owner(tmp_path) as owned:
         owned.run.enter_queue()
         assert owned.run.end_before_start(state, "b failed") == ExitCode.FAILED
-        assert bool(watchers) == watched
+        assert (owned.run._notifier is not None) == watched
         finished = owned.recorded()[-1]
         assert isinstance(finished, RunFinished)
         assert (finished.state, finished.message) == (state, "b failed")

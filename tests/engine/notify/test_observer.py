@@ -1,20 +1,17 @@
-"""The observer finds each occasion of a session once, from the journal, the owner and the clock."""
+"""The observer finds each occasion of a session once, from the journal and the clock."""
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import shutil
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.config.loader import resolve_config
 from engine.config.notify_section import OCCASIONS
-from engine.notify.observer import SLOWED_REPEAT_SECONDS, SessionObserver, WatchOptions
+from engine.notify.observer import SLOWED_REPEAT_SECONDS, SessionObserver
 from engine.runs.events import (
     Event,
     GpuEvent,
@@ -26,17 +23,13 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.folder import RunFolder
-from engine.runs.journal import to_line
 from engine.runs.records import GpuSample
-from engine.runs.run_record import read_run_record
 from support.replace import replace
 from support.runs.event_factories import make_command_started, make_epoch, make_run_resumed, make_run_started, make_step
 from support.runs.factories import (
     append_events,
-    append_to_journal,
     make_gpu_run_started,
     make_run_folder,
-    write_run_record,
 )
 
 START = 1_000_000.0
@@ -46,34 +39,16 @@ FINISHED = RunFinished(time=START + 9, state="finished", message="best accuracy 
 
 @dataclass
 class ObservedRun:
-    """A run whose owner is this process, and its observer with a clock that the test sets."""
+    """A run and its observer with a clock that the test sets."""
 
     folder: RunFolder
     now: float = 0.0
-    lock: int = -1
     observer: SessionObserver = field(init=False)
 
-    def watch(self, **options: object) -> None:
-        defaults = WatchOptions(
-            folder=str(self.folder.path),
-            inode=self.folder.path.stat().st_ino,
-            owner_pid=os.getpid(),
-            journal_start=self.folder.journal.stat().st_size,
-            on=OCCASIONS,
-            stall_minutes=5.0,
-            watchdog_s=600.0,
-        )
-        self.observer = SessionObserver(self.folder.hold(), replace(defaults, **options), lambda: self.now)  # type: ignore[arg-type]
-
-    def own(self, pid: int | None = None) -> None:
-        self.lock = os.open(self.folder.lock, os.O_RDWR)
-        fcntl.flock(self.lock, fcntl.LOCK_EX)
-        owner = {"format": 1, "host": socket.gethostname(), "pid": pid or os.getpid(), "heartbeat": START}
-        self.folder.owner.write_text(json.dumps(owner))
-
-    def release(self) -> None:
-        os.close(self.lock)
-        self.lock = -1
+    def watch(self, *overrides: str, **options: Any) -> None:
+        occasions = [] if any("when" in each for each in overrides) else [f"notify.when=[{','.join(OCCASIONS)}]"]
+        config = resolve_config(None, [*occasions, *overrides]).config
+        self.observer = SessionObserver(self.folder, config, clock=lambda: self.now, **options)
 
     def record(self, *events: Event) -> None:
         append_events(self.folder, *events)
@@ -87,14 +62,10 @@ class ObservedRun:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[ObservedRun]:
+def run(tmp_path: Path) -> ObservedRun:
     observed = ObservedRun(make_run_folder(tmp_path / "runs", "digits-3"))
-    observed.own()
-    observed.watch()
-    yield observed
-    os.close(observed.observer.folder.held_fd)
-    if observed.lock >= 0:
-        observed.release()
+    observed.watch("run.watchdog=600")
+    return observed
 
 
 def test_finished_run_is_reported_once_with_result_diagnosis_and_command(run: ObservedRun) -> None:
@@ -114,22 +85,6 @@ def test_finished_run_is_reported_once_with_result_diagnosis_and_command(run: Ob
     assert run.observer.ended
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_end_is_reported_once_its_record_is_written_or_the_owner_is_gone(run: ObservedRun, is_killed: bool) -> None:
-    run.record(make_run_started(START))
-    append_to_journal(run.folder, to_line(make_epoch(1, time=START + 2)) + "\n" + to_line(FINISHED) + "\n")
-    assert run.poll() == [] and not run.observer.ended
-    if is_killed:
-        run.release()
-    else:
-        write_run_record(run.folder)
-    (message,) = run.observer.poll()
-    assert message.occasion == "finished" and "1 of 3 epochs in 9s" in message.body
-    assert run.observer.ended
-    record = read_run_record(run.folder)
-    assert record is not None and record.state == "finished"
-
-
 def test_failed_run_is_reported_with_rank_cause_and_resume_command(run: ObservedRun) -> None:
     run.folder.checkpoints.mkdir()
     (run.folder.checkpoints / "last.pt").touch()
@@ -145,45 +100,12 @@ def test_failed_run_is_reported_with_rank_cause_and_resume_command(run: Observed
 
 
 def test_unselected_occasion_and_short_run_send_nothing(run: ObservedRun) -> None:
-    run.watch(on=("failed",))
+    run.watch("notify.when=[failed]")
     assert run.poll(events=(make_run_started(START), FINISHED)) == []
     assert run.observer.ended
-    run.watch(min_minutes=1.0)
+    run.watch("notify.min_minutes=1")
     assert run.poll(events=(make_run_started(START), FINISHED)) == []
     assert run.observer.ended
-
-
-def test_run_without_owner_and_end_has_crashed_after_grace(run: ObservedRun) -> None:
-    assert run.poll(events=(make_run_started(START), make_epoch(1, time=START + 2))) == []
-    run.release()
-    assert [run.poll(), run.poll(), run.poll()] == [[], [], ["crashed"]]
-    assert run.observer.ended
-
-
-def test_run_that_never_began_and_is_deleted_sends_nothing(run: ObservedRun) -> None:
-    assert run.poll() == []
-    run.release()
-    assert run.poll() == []
-    shutil.rmtree(run.folder.path)
-    assert run.poll() == []
-    assert run.observer.ended
-
-
-def test_deleted_folder_of_started_run_is_a_failure(run: ObservedRun) -> None:
-    assert run.poll(events=(make_run_started(START),)) == []
-    shutil.rmtree(run.folder.path)
-    run.now += 1
-    assert [message.occasion for message in run.observer.poll()] == ["failed"]
-    assert run.observer.ended
-
-
-def test_moved_folder_is_followed_and_named_by_its_new_place(run: ObservedRun, tmp_path: Path) -> None:
-    assert run.poll(events=(make_run_started(START),)) == []
-    run.record(FINISHED)
-    run.folder.path.rename(tmp_path / "best one")
-    (message,) = run.observer.poll()
-    assert message.title.startswith("best one finished")
-    assert message.body.endswith(f"gputrain attach 'best one' --runs-dir {tmp_path}")
 
 
 def test_restart_of_ranks_is_no_crash(run: ObservedRun) -> None:
@@ -199,25 +121,6 @@ def test_earlier_sessions_are_not_reported(run: ObservedRun) -> None:
     assert run.poll() == []
     assert not run.observer.ended
     assert run.poll(events=(make_run_resumed(3, START), FINISHED)) == ["finished"]
-
-
-def test_end_is_reported_after_clock_was_set_back(run: ObservedRun) -> None:
-    """The end of the run has an earlier time than its start."""
-    run.poll(events=(make_run_started(START), make_step(5, time=START + 1)))
-    run.record(make_epoch(1, time=START - 3600), replace(FINISHED, time=START - 3590))
-    run.release()
-    (message,) = run.observer.poll()
-    assert message.occasion == "finished" and run.observer.ended
-    assert "1 of 3 epochs in 11s" in message.body
-
-
-def test_observer_leaves_run_to_the_watcher_of_the_next_session(run: ObservedRun) -> None:
-    assert run.poll(events=(make_run_started(START),)) == []
-    run.release()
-    assert run.poll() == []
-    run.own(pid=1)
-    assert run.poll() == []
-    assert run.observer.ended
 
 
 def test_stall_is_reported_once_until_progress(run: ObservedRun) -> None:
@@ -265,7 +168,7 @@ def test_warnings_of_a_command_are_messages_and_its_journal_is_no_sign_of_a_stal
 
 
 def test_stall_detection_can_be_disabled(run: ObservedRun) -> None:
-    run.watch(stall_minutes=0.0)
+    run.watch("notify.stall_minutes=0")
     run.poll(events=(make_run_started(START),))
     assert [run.poll(50) for _ in range(40)] == [[]] * 40
 
@@ -296,7 +199,7 @@ def test_gpu_that_runs_at_its_power_cap_is_reported_only_as_bottleneck(run: Obse
 
 
 def test_granted_gpus_are_reported_after_a_wait(run: ObservedRun) -> None:
-    run.watch(waited_s=7500.0, gpus=("GPU-a", "GPU-b"))
+    run.watch(waited_s=7500.0, granted=("GPU-a", "GPU-b"))
     (message,) = run.observer.poll()
     assert message.occasion == "granted"
     sentence = message.body.splitlines()[0]
