@@ -16,11 +16,11 @@ from engine.inference.export_description import describe_file, describe_model
 from engine.inference.export_program import MODEL_FILES, write_model_file
 from engine.inference.export_proof import DEFAULT_IMAGES, Proof, proof_config, prove_export
 from engine.inference.model_card import model_card
-from engine.inference.model_json import ExportedFile, ExportFormat, ExportMark, ModelDescription
+from engine.inference.model_json import ExportedFile, ExportFormat, ModelDescription
 from engine.inference.preprocess_script import preprocess_script
 from engine.inference.trained_model import TrainedCheckpoint, TrainedModel, build_trained_model, check_takes_images
 from engine.runs.folder import RunFolder
-from engine.utils.codec import InvalidRecordError, find_record, read_record, replace, write_record
+from engine.utils.codec import InvalidRecordError, read_record, replace, write_record
 from engine.utils.errors import UsageError
 from engine.utils.files import fsync_folder, replace_file, shown_path
 
@@ -31,7 +31,7 @@ DESCRIPTION_FILE, SCRIPT_FILE, CARD_FILE = "model.json", "preprocess.py", "READM
 class ExportOptions:
     """What `gputrain export` was asked for.
 
-    Without `force`, only unchanged files of an earlier export of the same run are replaced. `overrides` are
+    Without `force`, only files of an earlier export of the same run are replaced. `overrides` are
     `data.key=value`: the validation images that the file is checked with, at most `max_images`.
     """
 
@@ -73,8 +73,7 @@ def export_model(
             description = replace(description, files=files)
             card = model_card(checkpoint, run, history, description, proof, file_name)
             replace_file(staging / CARD_FILE, lambda file: file.write(card.encode()), durable=True)
-            companions = {name: hash_file(staging / name) for name in (SCRIPT_FILE, CARD_FILE)}
-            write_record(staging / DESCRIPTION_FILE, replace(description, companions=companions))
+            write_record(staging / DESCRIPTION_FILE, description)
             names = (file_name, SCRIPT_FILE, DESCRIPTION_FILE, CARD_FILE)
             for other in set(MODEL_FILES.values()) - set(files):
                 (folder / other).unlink(missing_ok=True)
@@ -105,55 +104,21 @@ def _write_files(
 def _kept_files(folder: Path, description: ModelDescription, file_name: str, *, force: bool) -> dict[str, ExportedFile]:
     """Return what model.json says about the files of other formats that an earlier export of the same weights left.
 
-    Raises UsageError if a file in `folder` must not be replaced.
-    """
-    names = (*MODEL_FILES.values(), DESCRIPTION_FILE, SCRIPT_FILE, CARD_FILE)
-    existing = [name for name in names if (folder / name).exists()]
-    previous = _previous_description(folder / DESCRIPTION_FILE, force=force)
-    if previous is not None and previous.run != description.run:
-        previous = None
-    files, companions = ({}, {}) if previous is None else (previous.files, previous.companions)
-    is_same_weights = previous is not None and previous.weights_sha256 == description.weights_sha256
-    kept = (
-        {name: files[name] for name in MODEL_FILES.values() if name in existing and name in files and name != file_name}
-        if is_same_weights
-        else {}
-    )
-    if force or not existing:
-        return kept
-    written = {*files, *companions, DESCRIPTION_FILE}
-    for name in existing:
-        if previous is None or name not in written:
-            reason = f"was not exported from {description.run}"
-        elif name in companions and hash_file(folder / name) != companions[name]:
-            reason = "was changed after it was exported"
-        elif name in set(MODEL_FILES.values()) - {file_name, *kept}:
-            reason = f"was exported from other weights of {description.run}"
-        else:
-            continue
-        raise UsageError.one(
-            str(shown_path(folder / name)),
-            reason,
-            "set another --output, or overwrite with --force",
-            code="name-in-use",
-        )
-    return kept
-
-
-def _previous_description(path: Path, *, force: bool) -> ModelDescription | None:
-    """Return the model.json of an earlier export, None if there is none.
-
-    Raises UsageError if it has another format, unless `force`.
+    Raises UsageError if `folder` has files that were not exported from this run, unless `force`.
     """
     try:
-        return read_record(path, ModelDescription)
-    except InvalidRecordError as error:
-        if force or error.code != "wrong-version" or find_record(path, ExportMark) is None:
-            return None
+        previous = read_record(folder / DESCRIPTION_FILE, ModelDescription)
+    except (OSError, InvalidRecordError):
+        previous = None
+    names = (*MODEL_FILES.values(), DESCRIPTION_FILE, SCRIPT_FILE, CARD_FILE)
+    existing = [name for name in names if (folder / name).exists()]
+    if existing and not force and (previous is None or previous.run != description.run):
+        reason = f"was not exported from {description.run}"
         advice = "set another --output, or overwrite with --force"
-        raise UsageError.one(str(shown_path(path)), str(error), advice, code=error.code) from error
-    except OSError:
-        return None
+        raise UsageError.one(str(shown_path(folder / existing[0])), reason, advice, code="name-in-use")
+    if previous is None or previous.weights_sha256 != description.weights_sha256:
+        return {}
+    return {name: file for name, file in previous.files.items() if name in existing and name != file_name}
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def model_card(
         "Use": _use(checkpoint, file_name, file_format),
         "Data": _data(checkpoint, history),
         "Figures": _figures(description, history),
-        "Agreement": proof.describe(file_name, format_code=code),
+        "Agreement": code(proof.describe(file_name)),
         "Preprocessing": _preprocessing(description, entry),
         "Recipe": _recipe(checkpoint),
         "Hardware": _hardware(history),

@@ -40,44 +40,13 @@ class TensorDescription(Record, frozen=True, kw_only=True):
     text: str
 
 
-class StoredProblem(Record, frozen=True, kw_only=True):
-    """A problem of a proof: its code, and the message for people."""
-
-    code: str
-    message: str
-
-
-class ClassChange(Record, frozen=True, kw_only=True):
-    """An image that the exported file classifies differently: its name, and the class and probability of each."""
-
-    image: str
-    expected: str
-    expected_probability: Finite | None
-    exported: str
-    exported_probability: Finite | None
-
-
 class StoredProof(Record, frozen=True, kw_only=True):
-    """How a file agrees with `gputrain predict`, see `engine.inference.export_proof.Proof`.
-
-    `another_class` counts all changes, of which `changes` has the first. `top1_agreement` is null without images.
-    """
+    """How a file agrees with `gputrain predict`, see `engine.inference.export_proof.Proof`."""
 
     passed: bool
-    top1_agreement: Share | None
-    another_class: Count
     images: Count
     same_class: Count
-    ties: Count
     max_difference: Finite | None
-    max_program_difference: Finite | None
-    max_pixel_difference: Count
-    files: bool
-    samples: Count
-    unread: Count
-    changes: tuple[ClassChange, ...]
-    not_proved: StoredProblem | None
-    faults: tuple[StoredProblem, ...]
 
 
 class ExportedFile(Record, frozen=True, kw_only=True):
@@ -91,14 +60,8 @@ class ExportedFile(Record, frozen=True, kw_only=True):
     proof: StoredProof
 
 
-class ExportMark(Record, frozen=True, kw_only=True):
-    """What a model.json of any format has: the version of gputrain that wrote it."""
-
-    gputrain: str
-
-
 class ModelDescription(FileRecord, frozen=True, kw_only=True):
-    """Content of model.json. `companions` has the SHA-256 of the other files by name.
+    """Content of model.json.
 
     `epoch` is null for a checkpoint within an epoch, `val_accuracy` if it is not known. `transforms` are the steps from
     image file to the input of the network, each with its name, its parameters and a text.
@@ -119,4 +82,3 @@ class ModelDescription(FileRecord, frozen=True, kw_only=True):
     tta: Literal["none", "flip"]
     output: Literal["softmax", "sigmoid"]
     files: Annotated[dict[str, ExportedFile], ENTRIES] = field(default_factory=dict)
-    companions: Annotated[dict[str, str], ENTRIES] = field(default_factory=dict)

@@ -87,16 +87,15 @@ def export(
 
 def print_proof(exported: Export, run: str) -> None:
     """Say on stderr how the exported file agrees with `gputrain predict`."""
-    from engine.inference.export_proof import NOT_REQUESTED
     from engine.utils.errors import Problem
     from engine.utils.text import printable
 
     proof, name = exported.proof, exported.paths[0].name
     sentences = proof.describe(name)
-    if proof.faults:
+    if not proof.passed:
         print_error(Problem("", sentences, code="not-proved"))
     elif proof.not_proved is not None:
-        key = "--check-images N" if proof.not_proved == NOT_REQUESTED else "data.path=PATH"
-        print_warning(Problem("", f"{sentences} Check it with `gputrain export {run} {key}`.", code="not-proved"))
+        advice = f"Check it with `gputrain export {run} --check-images N data.path=PATH`."
+        print_warning(Problem("", f"{sentences} {advice}", code="not-proved"))
     else:
         typer.echo(printable(sentences), err=True)

@@ -13,7 +13,6 @@ from engine.config.loader import validate_config
 from engine.data.augment.batch_ops import normalize
 from engine.inference.export import export_model
 from engine.inference.export_program import standalone_state_dict
-from engine.inference.export_samples import write_sample_images
 from engine.inference.predict import find_input_files, predict
 from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
 from engine.models.factory import build_model
@@ -22,6 +21,7 @@ from engine.runs.folder import RunFolder
 from support.gputrain_command import FinishedRun, read_events
 from support.messages import says
 from support.models.exported_steps import follow_steps
+from support.models.sample_images import write_sample_images
 from support.runs.trained_run import call
 
 
@@ -91,36 +91,6 @@ def test_export_command_overwrites_foreign_files_only_with_force(run: RunFolder,
     assert [path.name for path in output.iterdir()] == ["model.json"]
     assert call("export", run.path, "--output", output, "--force").exit_code == 0
     assert json.loads((output / "model.json").read_text())["run"] == "short"
-
-
-def test_export_command_overwrites_export_of_another_format_only_with_force(run: RunFolder, tmp_path: Path) -> None:
-    path = tmp_path / "model.json"
-    path.write_text(json.dumps({"format": 2, "gputrain": "0.1.0", "run": run.name}))
-    done = call("export", run.path, "--output", tmp_path)
-    assert says(done.stderr, "wrong-version", path, "format 2", "reads format 1", "--force")
-    assert call("export", run.path, "--output", tmp_path, "--check-images", "0", "--force").exit_code == 0
-    assert json.loads(path.read_text())["format"] == 1
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"[]",
-        b"\xff",
-        b"[" * 100_000,
-        b'{"gputrain": NaN, "run": "short"}',
-        b'{"format": 1, "gputrain": 1, "run": ["short"]}',
-        b"\0" * (1 << 25),
-    ],
-    ids=["list", "bytes", "nested", "nan", "other run", "large"],
-)
-def test_export_command_refuses_to_overwrite_invalid_description(
-    content: bytes, run: RunFolder, tmp_path: Path
-) -> None:
-    (tmp_path / "model.json").write_bytes(content)
-    done = call("export", run.path, "--output", tmp_path)
-    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-    assert says(done.stderr, "name-in-use", tmp_path / "model.json", "short")
 
 
 def test_export_command_reports_unwritable_folder(run: RunFolder, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.inference.export_samples import write_sample_images
 from support.gputrain_command import GPUTRAIN, FinishedRun, SharedGputrain, clean_environment
+from support.models.sample_images import write_sample_images
 
 CLASS_COLORS = {"blue": (40, 40, 200), "green": (40, 200, 40), "red": (200, 40, 40), "white": (235, 235, 235)}
 RUNTIME_PACKAGES = {

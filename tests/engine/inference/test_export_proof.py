@@ -30,10 +30,8 @@ from engine.inference.trained_model import (
 from engine.runs.folder import RunFolder
 from engine.utils.codec import decode, encode
 from support.gputrain_command import FinishedRun
-from support.messages import has_problem, says
+from support.messages import says
 from support.runs.trained_run import call, saved_run
-
-SAFETENSORS, ONNX = ("model.safetensors",), ("model.onnx",)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +46,7 @@ def exports(short_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) ->
     run = RunFolder(short_run.path)
     for file_format in ("safetensors", "torch-export", "onnx"):
         exported = export_model(read_trained_checkpoint(run), run, folder, ExportOptions(file_format, max_images=64))
-        assert (exported.proof.faults, exported.proof.images, exported.proof.same_class) == ([], 64, 64)
+        assert (exported.proof.passed, exported.proof.images, exported.proof.same_class) == (True, 64, 64)
         assert exported.proof.max_difference < 1e-5
     return folder
 
@@ -62,7 +60,7 @@ def test_export_formats_share_folder_and_description(exports: Path) -> None:
     description = json.loads((exports / "model.json").read_text())
     assert set(description["files"]) == {"model.safetensors", "model.pt2", "model.onnx"}
     for entry in description["files"].values():
-        assert (entry["proof"]["top1_agreement"], entry["proof"]["another_class"]) == (1.0, 0)
+        assert entry["proof"]["passed"] and entry["proof"]["same_class"] == 64
 
 
 def test_export_programs_take_any_batch_and_contain_class_names(exports: Path, trained: TrainedModel) -> None:
@@ -89,28 +87,6 @@ def test_export_programs_contain_no_paths_of_this_machine(exports: Path) -> None
         assert b"engine/inference" not in file.read_bytes(), file
 
 
-def edit_description(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        description = json.loads((folder / "model.json").read_text())
-        change(description)
-        (folder / "model.json").write_text(json.dumps(description))
-
-    return edit
-
-
-def reverse_classes(description: dict[str, Any]) -> None:
-    description["classes"].reverse()
-
-
-def edit_script(old: str, new: str) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        text = (folder / "preprocess.py").read_text()
-        assert old in text
-        (folder / "preprocess.py").write_text(text.replace(old, new))
-
-    return edit
-
-
 def change_safetensors(folder: Path) -> None:
     with safe_open(folder / "model.safetensors", "pt") as file:
         metadata = file.metadata()
@@ -131,14 +107,6 @@ def change_onnx_weights(folder: Path) -> None:
     onnx.save(model, folder / "model.onnx")
 
 
-def clear_onnx_weights(folder: Path) -> None:
-    model = onnx.load(folder / "model.onnx")
-    for value in model.graph.initializer:
-        if len(value.dims) > 1:
-            value.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(value) * np.float32("nan"), value.name))
-    onnx.save(model, folder / "model.onnx")
-
-
 def rename_onnx_input(folder: Path) -> None:
     model = onnx.load(folder / "model.onnx")
     model.graph.input[0].name = "pixels"
@@ -147,57 +115,21 @@ def rename_onnx_input(folder: Path) -> None:
     onnx.save(model, folder / "model.onnx")
 
 
-def flip_onnx_classes(folder: Path) -> None:
-    model = onnx.load(folder / "model.onnx")
-    [classes] = [entry for entry in model.metadata_props if entry.key == "classes"]
-    classes.value = json.dumps(json.loads(classes.value)[::-1])
-    onnx.save(model, folder / "model.onnx")
-
-
 @pytest.mark.parametrize(
-    ("file_name", "damage", "code", "value"),
+    ("file_name", "damage"),
     [
-        pytest.param(
-            *SAFETENSORS,
-            edit_description(lambda it: it["image"].update(mean=[0.9])),
-            "export-differs",
-            "model.safetensors",
-            id="mean",
-        ),
-        pytest.param(*SAFETENSORS, edit_description(reverse_classes), "conflict", "model.safetensors", id="classes"),
-        pytest.param(*SAFETENSORS, change_safetensors, "export-differs", "`gputrain predict`", id="weights"),
-        pytest.param(*SAFETENSORS, truncate, "damaged", "model.safetensors", id="truncated"),
-        pytest.param(*ONNX, change_onnx_weights, "export-differs", "`gputrain predict`", id="onnx-weights"),
-        pytest.param(*ONNX, clear_onnx_weights, "export-differs", "inf", id="onnx-nan"),
-        pytest.param(*ONNX, rename_onnx_input, "library-failed", "model.onnx", id="onnx-input"),
-        pytest.param(*ONNX, flip_onnx_classes, "export-differs", "`gputrain predict`", id="onnx-classes"),
-        pytest.param(*ONNX, truncate, "damaged", "model.onnx", id="truncated-onnx", marks=pytest.mark.nightly),
-        pytest.param(*ONNX, edit_script('"white"', '"black"'), "export-differs", "preprocess.py", id="background"),
-        pytest.param(
-            *(*ONNX, edit_script("ImageOps.exif_transpose(image)", "image"), "export-differs", "preprocess.py"),
-            id="orientation",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            *(*ONNX, edit_script(" // 257", " // 1"), "export-differs", "preprocess.py"),
-            id="16-bits",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            *(*ONNX, edit_script("np.array(image)[None]", "np.array(image)"), "export-differs", "uint8"),
-            id="shape",
-            marks=pytest.mark.nightly,
-        ),
+        ("model.safetensors", change_safetensors),
+        ("model.safetensors", truncate),
+        ("model.onnx", change_onnx_weights),
+        ("model.onnx", rename_onnx_input),
     ],
 )
 def test_proof_finds_broken_export(
-    file_name: str, damage: Callable[[Path], None], code: str, value: str, folder: Path, trained: TrainedModel
+    file_name: str, damage: Callable[[Path], None], folder: Path, trained: TrainedModel
 ) -> None:
     damage(folder)
     proof = prove_export(trained, folder, file_name, max_images=64)
-    assert not proof.passed
-    assert has_problem(proof.faults, code, "", value)
-    assert says(proof.describe(file_name), code, value)
+    assert not proof.passed and file_name in proof.describe(file_name)
     assert decode(encode(proof.to_record()), StoredProof) == proof.to_record()
 
 
@@ -213,12 +145,11 @@ def test_export_command_exits_with_1_if_an_image_gets_another_class(
     monkeypatch.setattr(export_proof, "load_export", load_damaged)
     done = call("export", short_run.path, "--output", tmp_path / "out", "--check-images", "100", "--json")
     assert done.exit_code == 1
-    assert says(done.stderr, "export-differs", "of 100 ", "`gputrain predict`", "validation image ")
+    assert "of 100 get the same class" in done.stderr and " instead of " in done.stderr
     proof = json.loads(done.stdout)["proof"]
     assert json.loads((tmp_path / "out" / "model.json").read_text())["files"]["model.safetensors"]["proof"] == proof
-    assert proof["top1_agreement"] < 1
-    assert not proof["passed"]
-    assert says((tmp_path / "out" / "README.md").read_text(), "export-differs", "of 100 ")
+    assert proof["same_class"] < 100 and not proof["passed"]
+    assert "of 100 get the same class" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_proof_ignores_a_change_between_classes_that_are_almost_equally_likely(tmp_path: Path) -> None:
@@ -232,7 +163,7 @@ def test_proof_ignores_a_change_between_classes_that_are_almost_equally_likely(t
     stored[next(name for name in stored if name.endswith("bias"))][3] = 1e-5
     save_file(stored, file, {"classes": json.dumps(checkpoint.classes)})
     proof = prove_export(trained, tmp_path / "out", file.name, max_images=8)
-    assert (proof.passed, proof.ties, proof.same_class) == (True, 8, 0)
+    assert (proof.passed, proof.same_class) == (True, 8)
 
 
 def test_export_of_deleted_data_says_that_it_was_not_proved(tmp_path: Path) -> None:
@@ -247,18 +178,11 @@ def test_export_of_deleted_data_says_that_it_was_not_proved(tmp_path: Path) -> N
     done = call("export", run.path)
     assert done.exit_code == 0
     assert "model.safetensors" in done.stderr and "`gputrain predict`: data.path: " in done.stderr
-    assert "`gputrain export gone data.path=PATH`" in done.stderr
+    assert "`gputrain export gone --check-images N data.path=PATH`" in done.stderr
     assert json.loads((run.export / "model.json").read_text())["files"]["model.safetensors"]["proof"]["images"] == 0
     done = call("export", run.path, f"data.path={tmp_path / 'moved'}")
     assert done.exit_code == 0
-    assert "2 validation images" in done.stderr and "preprocess.py: 2 of 2 " in done.stderr
-
-
-def test_proof_without_images_still_reports_faults_of_the_script(folder: Path, trained: TrainedModel) -> None:
-    edit_script('"white"', '"black"')(folder)
-    proof = prove_export(trained, folder, "model.safetensors", max_images=0)
-    assert not proof.passed
-    assert has_problem(proof.faults, "export-differs", "", "preprocess.py", proof.max_pixel_difference)
+    assert "2 validation images: 2 of 2 " in done.stderr
 
 
 def test_export_refuses_override_of_another_section_before_it_writes(short_run: FinishedRun, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.image import read_image
-from engine.inference.export_samples import write_sample_images
 from engine.inference.preprocess_script import describe_transforms, load_function, preprocess_script
 from support.models.exported_steps import follow_steps
+from support.models.sample_images import write_sample_images
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Small images of the kinds on which programs disagree: transparency, palettes, 16 bits, EXIF, CMYK and odd sizes.
 
-`engine.inference.export_proof` reads them with preprocess.py and with `read_image`.
+Tests read them with preprocess.py and with `read_image`.
 """
 
 from __future__ import annotations
