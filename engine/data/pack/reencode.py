@@ -1,8 +1,4 @@
-"""Re-encode an image for tar shards as a JPEG that loads fast: small, baseline, upright, with restart markers.
-
-Restart markers let a decoder start within the file, so that `engine.data.sources.jpeg` reads only the part of a row of
-blocks that a crop needs. They make a file less than 1% larger.
-"""
+"""Re-encode an image for tar shards as a JPEG that loads fast: small, baseline and upright."""
 
 from __future__ import annotations
 
@@ -16,9 +12,6 @@ from engine.data.sources.image_file import decoding, open_image
 from engine.utils.codec import Meta, Record
 
 DEFAULT_QUALITY = 90
-# MCUs (blocks that a JPEG codes together, 16 x 16 pixels with 4:2:0) between two restart markers.
-RESTART_INTERVAL_MCUS = 4
-_MCU_PIXELS = {"L": 8, "RGB": 16}
 
 
 class Encoding(Record, frozen=True, kw_only=True):
@@ -41,16 +34,6 @@ def reencode(data: bytes, encoding: Encoding) -> bytes:
             width, height = (max(round(side * encoding.max_side / longer), 1) for side in picture.size)
             picture = picture.resize((width, height), Image.Resampling.LANCZOS)
         buffer = BytesIO()
-        interval = restart_interval(-(-picture.width // _MCU_PIXELS[picture.mode]))
         # An empty comment replaces the comment of the original.
-        picture.save(buffer, "JPEG", quality=encoding.quality, restart_marker_blocks=interval, comment=b"")
+        picture.save(buffer, "JPEG", quality=encoding.quality, comment=b"")
     return buffer.getvalue()
-
-
-def restart_interval(mcus_per_row: int) -> int:
-    """Return the divisor of the MCUs in a row that is nearest to RESTART_INTERVAL_MCUS, or all of a prime number.
-
-    With another number, the MCUs between two markers would belong to two rows.
-    """
-    divisors = [number for number in range(2, mcus_per_row + 1) if mcus_per_row % number == 0] or [1]
-    return min(divisors, key=lambda number: (abs(number - RESTART_INTERVAL_MCUS), number))

@@ -22,7 +22,7 @@ from engine.utils.errors import Problem
 class EncodedImage:
     """The content of one image file. `name` returns the name of the image in messages, which it may have to read."""
 
-    data: bytes | memoryview
+    data: bytes
     name: Callable[[], str]
 
 
@@ -100,10 +100,3 @@ def decode_pixels(
     """
     image_format, get_box = crop_format(crop, index, image_format)
     return image.decode_pixels(encoded.data, encoded.name, image_format, get_box)
-
-
-def decode_for_crop(encoded: EncodedImage, index: int, image_format: ImageFormat, crop: CropSpec | None) -> Images:
-    """Decode, crop and resize the image `index` of a part, C x size x size uint8. Raises UnreadableImageError."""
-    pixels: Images = new_batch(1, image_format, crop)[0]
-    decode_pixels(encoded, index, image_format, crop).resize_into(pixels)
-    return pixels

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,6 @@ from engine.data.sources.image_file import (
     read_image_file,
     reserve_pixels,
 )
-from engine.data.sources.jpeg_header import JpegHeader, read_header
 from engine.data.sources.resize import BoxFunction, ResizePlan, fit_box, plan_resize
 
 # EXIF orientations that swap height and width.
@@ -69,9 +69,7 @@ def read_image(path: Path, image_format: ImageFormat, get_box: BoxFunction | Non
     return decode_image(data, str(path), image_format, get_box)
 
 
-def decode_image(
-    data: bytes | memoryview, name: str, image_format: ImageFormat, get_box: BoxFunction | None = None
-) -> Images:
+def decode_image(data: bytes, name: str, image_format: ImageFormat, get_box: BoxFunction | None = None) -> Images:
     """Decode the content of an image file as the input of an evaluation, C x val_size x val_size uint8.
 
     The image is rotated according to EXIF, then resized and cropped as `ImageFormat.evaluation` says. With `get_box`,
@@ -86,13 +84,13 @@ def decode_image(
 
 
 def decode_pixels(
-    data: bytes | memoryview, name: Callable[[], str], image_format: ImageFormat, get_box: BoxFunction | None = None
+    data: bytes, name: Callable[[], str], image_format: ImageFormat, get_box: BoxFunction | None = None
 ) -> DecodedImage:
     """Decode the content of an image file as far as `DecodedImage.resize_into` needs it, see `decode_image`."""
     try:
-        header = read_header(data)
-        if header is not None and header.width * header.height <= MAX_DEFERRED_PIXELS:
-            decoded = _decode_jpeg(data, header, image_format, get_box)
+        size = jpeg.read_size(data)
+        if size is not None and prod(size) <= MAX_DEFERRED_PIXELS:
+            decoded = _decode_jpeg(data, *size, image_format, get_box)
             if decoded is not None:
                 return decoded
         return DecodedImage(_decode_with_pillow(data, image_format, get_box), None)
@@ -122,7 +120,7 @@ def _unreadable(name: str, error: Exception) -> UnreadableImageError:
     return UnreadableImageError(f"the image {name} cannot be read: {decode_error_reason(error)}")
 
 
-def is_decoded_at_reduced_scale(data: bytes | memoryview, preprocessing: Preprocessing) -> bool:
+def is_decoded_at_reduced_scale(data: bytes, preprocessing: Preprocessing) -> bool:
     """Whether `decode_image` decodes at reduced scale for training without a random crop. False if unreadable."""
     try:
         with open_image(data) as image:
@@ -149,27 +147,22 @@ def _draft(
 
 
 def _decode_jpeg(
-    data: bytes | memoryview, header: JpegHeader, image_format: ImageFormat, get_box: BoxFunction | None
+    data: bytes, width: int, height: int, image_format: ImageFormat, get_box: BoxFunction | None
 ) -> DecodedImage | None:
-    """Decode an upright JPEG. None if its decoder is not installed or rejects it."""
+    """Decode an upright JPEG of this size. None if its decoder rejects it."""
     preprocessing = image_format.preprocessing(training=get_box is not None)
-    plan = plan_resize(preprocessing, header.height, header.width, get_box)
+    plan = plan_resize(preprocessing, height, width, get_box)
     denominator = 1
     if preprocessing.draft:
-        denominator = jpeg.choose_denominator(header, *plan.min_source_size(header.height, header.width))
+        denominator = jpeg.choose_denominator(width, height, *plan.min_source_size(height, width))
     if denominator > 1:
-        width, height = -(-header.width // denominator), -(-header.height // denominator)
-        plan = plan.scaled(width / header.width, height / header.height)
-    pixels, mode = header.width * header.height, pil_mode(image_format)
-    with reserve_pixels(pixels) if pixels > MAX_UNCOUNTED_PIXELS else nullcontext():
-        decoded = jpeg.decode(data, header, mode, plan.box, denominator)
-    if decoded is None:
-        return None
-    part, left, top = decoded
-    return DecodedImage(part, plan.moved(-left, -top))
+        plan = plan.scaled(-(-width // denominator) / width, -(-height // denominator) / height)
+    with reserve_pixels(width * height) if width * height > MAX_UNCOUNTED_PIXELS else nullcontext():
+        pixels = jpeg.decode(data, pil_mode(image_format), width, height, denominator)
+    return None if pixels is None else DecodedImage(pixels, plan)
 
 
-def _decode_with_pillow(data: bytes | memoryview, image_format: ImageFormat, get_box: BoxFunction | None) -> Images:
+def _decode_with_pillow(data: bytes, image_format: ImageFormat, get_box: BoxFunction | None) -> Images:
     mode, preprocessing = pil_mode(image_format), image_format.preprocessing(training=get_box is not None)
     with open_image(data) as image, ExitStack() as pixel_budget:
         if image.format != "JPEG":

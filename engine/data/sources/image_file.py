@@ -93,7 +93,7 @@ def read_image_file(path: Path | str) -> bytes:
 
 
 @contextmanager
-def open_image(data: bytes | memoryview) -> Iterator[Image.Image]:
+def open_image(data: bytes) -> Iterator[Image.Image]:
     """Identify an image by the header of its file, without decoding it. Raises UnusableImageError."""
     try:
         image = Image.open(BytesIO(data), formats=IMAGE_FORMATS)

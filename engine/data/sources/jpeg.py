@@ -1,7 +1,6 @@
 """Decode JPEG files with libjpeg-turbo through simplejpeg, which is faster than Pillow and releases the GIL.
 
-`engine.data.sources.image` calls it for the files whose header `engine.data.sources.jpeg_header` understands.
-`engine.data.sources.jpeg_crop` makes the smaller file that is enough for a crop.
+`engine.data.sources.image` calls it, and decodes with Pillow what this module does not decode.
 """
 
 from __future__ import annotations
@@ -9,65 +8,65 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from engine.data.sources.base import Box, Images
-from engine.data.sources.jpeg_crop import cut_jpeg, skip_rows_below
-from engine.data.sources.jpeg_header import JpegHeader
+from PIL import ExifTags
+
+from engine.data.sources.base import Images
+from engine.data.sources.image_file import open_image
 from engine.utils.errors import Problem
 
-# simplejpeg's names of color spaces, by Pillow mode.
+# simplejpeg's names of color spaces, by Pillow mode, and those that it decodes to both.
 _COLOR_SPACES = {"L": "GRAY", "RGB": "RGB"}
+_DECODED_SPACES = ("Gray", "YCbCr", "RGB")
 # Scales of Pillow's `draft`: 1/8, 1/4, 1/2 and full size.
 _DENOMINATORS = (8, 4, 2)
 # libjpeg-turbo scales by any number of eighths. For a smaller image, two of them give the same size.
 MIN_SCALED_SIDE = 8
+_START_OF_IMAGE, _START_OF_SCAN = b"\xff\xd8", b"\xff\xda"
+# Segments of an image that may be rotated, and of a file with several images.
+_SPECIAL_SEGMENTS = (b"Exif\0\0", b"tiff:Orientation", b"MPF\0")
 
 
-def decode(
-    data: bytes | memoryview, header: JpegHeader, mode: str, box: Box | None = None, denominator: int = 1
-) -> tuple[Images, int, int] | None:
-    """Decode a JPEG in mode "L" or "RGB", at the scale 1 / `denominator`, without EXIF rotation.
+def read_size(data: bytes) -> tuple[int, int] | None:
+    """Return width and height of a JPEG file that `decode` decodes as Pillow does.
 
-    Returns the pixels, C x H x W uint8, and the column and row of the first one in the scaled image. With `box`, in
-    pixels of the scaled image, other parts of the image may be missing. The pixels are those of Pillow. Returns None if
-    simplejpeg is not installed or rejects the file. The caller then decodes with Pillow, which accepts more files.
-    """
-    if box is not None:
-        left, top, right, bottom = box
-        full_box = left * denominator, top * denominator, right * denominator, bottom * denominator
-        cut = cut_jpeg(data, header, full_box, denominator)
-        if cut is None:
-            cut = skip_rows_below(data, header, full_box[3], denominator)
-        if cut is not None and max(cut.width, cut.height) >= MIN_SCALED_SIDE:
-            pixels = _decode(cut.data, cut.width, cut.height, mode, denominator, strict=not cut.has_more_rows)
-            if pixels is not None:
-                return pixels, cut.left // denominator, cut.top // denominator
-    pixels = _decode(data, header.width, header.height, mode, denominator)
-    return None if pixels is None else (pixels, 0, 0)
-
-
-def _decode(
-    data: bytes | memoryview | bytearray, width: int, height: int, mode: str, denominator: int, *, strict: bool = True
-) -> Images | None:
-    """Decode a JPEG of this size. With `strict`, reject damage for which libjpeg-turbo substitutes gray pixels and only
-    warns; without, accept it as Pillow does."""
+    None for other files, such as rotated images and CMYK, and if simplejpeg is not installed. Takes a few microseconds
+    unless the file has Exif data; Pillow's `Image.open` takes 100 to 200, and holds the GIL."""
     simplejpeg = _load_simplejpeg()
-    if simplejpeg is None:
+    if simplejpeg is None or not data.startswith(_START_OF_IMAGE):
         return None
+    header = data[: data.find(_START_OF_SCAN)]
+    if any(segment in header for segment in _SPECIAL_SEGMENTS):
+        with open_image(data) as image:
+            if image.format != "JPEG" or image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+                return None
+    try:
+        height, width, color_space, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return None
+    return (width, height) if color_space in _DECODED_SPACES else None
+
+
+def decode(data: bytes, mode: str, width: int, height: int, denominator: int = 1) -> Images | None:
+    """Decode a JPEG of this size in mode "L" or "RGB", C x H x W uint8, at the scale 1 / `denominator`.
+
+    The pixels are those of Pillow. Returns None if simplejpeg rejects the file, as it does damage for which
+    libjpeg-turbo substitutes gray pixels. The caller then decodes with Pillow, which accepts more files.
+    """
     min_width, min_height = (0, 0) if denominator == 1 else (-(-width // denominator), -(-height // denominator))
     try:
-        pixels: Images = simplejpeg.decode_jpeg(
-            data, _COLOR_SPACES[mode], min_height=min_height, min_width=min_width, strict=strict
+        pixels: Images = _load_simplejpeg().decode_jpeg(
+            data, _COLOR_SPACES[mode], min_height=min_height, min_width=min_width, strict=True
         )
     except ValueError:
         return None
     return pixels.transpose(2, 0, 1)
 
 
-def choose_denominator(header: JpegHeader, min_width: int, min_height: int) -> int:
+def choose_denominator(width: int, height: int, min_width: int, min_height: int) -> int:
     """Return the denominator of the smallest scale that keeps the image at least this large, as Pillow's `draft`."""
-    if max(header.width, header.height) < MIN_SCALED_SIDE:
+    if max(width, height) < MIN_SCALED_SIDE:
         return 1
-    scale = min(header.width // min_width, header.height // min_height)
+    scale = min(width // min_width, height // min_height)
     return next((denominator for denominator in _DENOMINATORS if denominator <= scale), 1)
 
 

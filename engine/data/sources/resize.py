@@ -60,15 +60,6 @@ class ResizePlan:
         box = round(left * scale_x), round(top * scale_y), round(right * scale_x), round(bottom * scale_y)
         return replace(self, box=box)
 
-    def moved(self, x: int, y: int) -> ResizePlan:
-        """Return the plan for a part of the image: the box is moved by these pixels."""
-        if not x and not y:
-            return self
-        left, top, right, bottom = self.box
-        box = left + x, top + y, right + x, bottom + y
-        # dataclasses.replace takes twice as long.
-        return ResizePlan(box, self.width, self.height, self.left, self.top, self.size, self.interpolation)
-
     def apply(self, image: Image.Image) -> Image.Image:
         """Crop and resize an image with Pillow."""
         cropped = image if self.box == (0, 0, *image.size) else image.crop(self.box)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
@@ -24,7 +24,6 @@ from engine.data.sources import jpeg
 from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, UnreadableImageError
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.image import read_image
-from engine.data.sources.jpeg_header import read_header
 from engine.data.sources.open import open_source
 from engine.data.sources.resize import center_box
 from support.gputrain_command import ROOT
@@ -45,10 +44,9 @@ def read_with_pillow(path: Path, mode: str, box: tuple[int, int, int, int], size
 
 
 def decode(data: bytes, mode: str, denominator: int = 1) -> Images | None:
-    header = read_header(data)
-    assert header is not None
-    decoded = jpeg.decode(data, header, mode, None, denominator)
-    return None if decoded is None else decoded[0]
+    size = jpeg.read_size(data)
+    assert size is not None
+    return jpeg.decode(data, mode, *size, denominator)
 
 
 @pytest.mark.parametrize("stored", ["RGB", "L"])
@@ -84,6 +82,20 @@ def test_decode_gives_pixels_of_pillow(options: dict[str, Any], mode: str, denom
     assert pixels is not None
     assert pixels.shape == expected.shape
     assert (pixels == expected).all()
+
+
+@pytest.mark.parametrize("kind", ["rotated", "CMYK", "PNG", "damaged", "several", "upright", "L"])
+def test_read_size_leaves_special_files_to_pillow(kind: str) -> None:
+    image, file, exif = Image.new("RGB", (30, 20)), BytesIO(), Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6 if kind == "rotated" else 1
+    if kind == "several":
+        image.save(file, "MPO", save_all=True, append_images=[image])
+    else:
+        mode = kind if kind in ("CMYK", "L") else "RGB"
+        options = {"exif": exif} if kind in ("rotated", "upright") else {}
+        image.convert(mode).save(file, "PNG" if kind == "PNG" else "JPEG", **options)
+    data = file.getvalue()[:100] if kind == "damaged" else file.getvalue()
+    assert jpeg.read_size(data) == ((30, 20) if kind in ("upright", "L") else None)
 
 
 def test_read_image_decodes_large_jpeg_for_training_at_half_size(
