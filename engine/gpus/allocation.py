@@ -433,12 +433,14 @@ class _Allocator:
         """Return the turn of this run, and a note for its reason if runs behind it may pass it."""
         reservations = self._reservations.read(self._warn)
         others = [reservation for reservation in reservations if reservation.key != self.reservation.key]
+        # Of hundreds of runs, most wait, and hold nothing.
+        holders = [reservation for reservation in others if not reservation.is_waiting]
         views: dict[tuple[int, int], dict[str, CudaDevice]] = {}
 
         def view(terms: QueueTerms) -> dict[str, CudaDevice]:
             if (key := (terms.share, terms.min_free)) not in views:
                 lost = {name: replace(device, unavailable=NOT_REPORTED) for name, device in self._known.items()}
-                views[key] = lost | {device.reservation_id: device for device in list_devices(others, terms)}
+                views[key] = lost | {device.reservation_id: device for device in list_devices(holders, terms)}
             return views[key]
 
         # A run that may only join GPUs keeps its place, too.

@@ -10,6 +10,9 @@ has the run folder.
 There is no lock of the host: whoever holds it could delay all runs. Two runs may therefore reserve the same GPU at the
 same time: `allocation` reads the reservations again after it has written its own, and one of the two finds the other.
 
+Detached runs sleep while they wait, see `sleeper`. Who holds the lock of `leader-gpu`, `leader-cpu` or `leader-limit`
+in the folder of their user stays awake for all of them. Only that user can open these files.
+
 `allocation` writes reservations, `reservation_reader` reads them.
 """
 
