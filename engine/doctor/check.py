@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from engine.utils.errors import Problem
-
 CheckArea = Literal["machine", "GPUs", "torch", "run"]
 CheckState = Literal["ok", "warning", "problem", "unknown"]
 
@@ -31,10 +29,3 @@ class Check:
     def to_dict(self) -> dict[str, str]:
         """Return the check as a dict for JSON. The name of a GPU's check contains its index, so `gpu` is omitted."""
         return {key: value for key, value in asdict(self).items() if key not in ("gpu", "refuses_run")}
-
-
-def shortage_check(area: CheckArea, name: str, shortage: Problem | None, ok_message: str) -> Check:
-    """Return a warning about a shortage, or an "ok" check if there is none."""
-    if shortage is None:
-        return Check(area, name, "ok", ok_message)
-    return Check(area, name, "warning", shortage.reason, shortage.advice, code=shortage.code)

@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from engine.config.schema import as_dict
 from engine.doctor.check import Check
 from engine.doctor.gpus import count_nvidia_cards, driver_check, gpu_checks, no_driver_check, visible_devices_check
 from engine.doctor.machine import machine_checks
 from engine.doctor.run import (
     all_reduce_check,
     all_reduce_devices,
-    checkpoint_check,
-    loading_checks,
     preflight_checks,
-    problem_check,
 )
 from engine.doctor.software import (
     AllReduceRequest,
@@ -40,7 +36,6 @@ from engine.gpus.unmonitored import gpus_unknown_to_nvml, has_driver_library, ma
 from engine.gpus.visible_devices import visible_devices
 from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import run_preflight
-from engine.launch.preflight_process import ModelCheck, ModelRequest
 from engine.launch.request import RunRequest
 from engine.queue.place import fixed_terms
 from engine.utils.errors import Problem, UsageError
@@ -51,7 +46,6 @@ from engine.utils.libraries import training_problem
 DRIVER_TIMEOUT_SECONDS = 10.0
 IMPORT_TIMEOUT_SECONDS = 60.0
 CUDA_INIT_TIMEOUT_SECONDS = 30.0
-MODEL_TIMEOUT_SECONDS = 120.0
 ALL_REDUCE_TIMEOUT_SECONDS = 60.0
 
 
@@ -158,40 +152,7 @@ class _Examination:
 
         preflight = run_preflight(self._request, choose_gpus)
         checks = list(preflight_checks(self._config, preflight, allocation))
-        nccl = preflight.plan is not None and preflight.plan.uses_nccl
-        checks += loading_checks(self._config, len(allocation.devices) or self._config.device.ranks, nccl=nccl)
-        if not preflight.problems:
-            # Without a plan, the run waits for GPUs.
-            checks += self._model_checks(on_gpu=preflight.plan is None or preflight.plan.on_gpu)
         return [*checks, self._all_reduce(allocation.devices, devices_known=preflight.plan is not None)]
-
-    def _model_checks(self, *, on_gpu: bool) -> list[Check]:
-        """Build the model as a rank does, and check that its checkpoints fit on the disk."""
-        reason = self._skip_reason
-        try:
-            if self._torch_info.torchvision is not None and self._cuda_info is not None:
-                runs_dir = self._request.runs_dir
-                self._probe.send(ModelRequest(config=as_dict(self._config), runs_dir=str(runs_dir), on_gpu=on_gpu))
-                answer = self._probe.receive(ModelCheck, MODEL_TIMEOUT_SECONDS)
-                if answer.problems:
-                    return [problem_check(problem) for problem in answer.problems]
-                if answer.weight_bytes is not None:
-                    return [checkpoint_check(self._config, runs_dir, answer.weight_bytes)]
-                reason = answer.error
-        except HelperError as error:
-            self._probe.close()
-            self._skip_reason = reason = str(error)
-        found = f"{self._config.model.name} was not built: {reason or 'torchvision does not work'}"
-        return [
-            Check(
-                "run",
-                "checkpoints",
-                "unknown",
-                found,
-                "try `gputrain run --dry-run` with this config",
-                code="not-examined",
-            )
-        ]
 
     def _all_reduce(self, chosen: Sequence[CudaDevice], *, devices_known: bool) -> Check:
         devices = all_reduce_devices(self._config, chosen)

@@ -151,14 +151,11 @@ def _usage_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator
 
 def _process_check(name: str, process: GpuProcess, own_user: str) -> Check:
     command = "" if process.command.value is None else f" ({process.command.value[:MAX_COMMAND_CHARS]})"
-    if process.user.value is None:
-        found = f"in use by process {process.pid} ({process.user.reason})"
-        return Check("GPUs", name, "warning", found, OTHER_GPUS_ADVICE, code="gpu-in-use")
-    found = f"in use by process {process.pid} (user {process.user.value}){command}"
+    user = process.user.reason if process.user.value is None else f"user {process.user.value}"
+    advice = OTHER_GPUS_ADVICE
     if process.user.value == own_user:
         advice = f"if the process is left over from an earlier run, end it with `kill {process.pid}`"
-        return Check("GPUs", name, "warning", found, advice, code="gpu-in-use")
-    advice = f"{OTHER_GPUS_ADVICE}, or ask {process.user.value}"
+    found = f"in use by process {process.pid} ({user}){command}"
     return Check("GPUs", name, "warning", found, advice, code="gpu-in-use")
 
 

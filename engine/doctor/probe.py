@@ -1,4 +1,4 @@
-"""The helper process of `gputrain doctor` that imports torch: versions, CUDA, the model of a run, and an all-reduce.
+"""The helper process of `gputrain doctor` that imports torch: versions, CUDA and an all-reduce.
 
 It imports torch once and forks a child for everything that initializes CUDA, which does not survive a fork."""
 
@@ -7,19 +7,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from engine.config.schema import Config
-from engine.distributed.failures import describe_failure, find_cause, lost_peer, root_cause
+from engine.distributed.failures import describe_failure, find_cause
 from engine.distributed.interfaces import loopback_variables
 from engine.distributed.node_plan import gpu_backend
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import create_store_file, open_local_store
 from engine.doctor.software import AllReduceRequest, AllReduceResult, CudaGpu, CudaInfo, TorchInfo
-from engine.launch.preflight_process import ModelCheck, ModelRequest
 from engine.runs.events import RankFailed
 from engine.utils.codec import replace
 from engine.utils.exits import describe_exit
@@ -36,23 +33,16 @@ TIMEOUT_SECONDS = 300.0  # of rendezvous and collectives
 ALL_REDUCE_BYTES = 64 << 20
 ALL_REDUCE_ITERATIONS, ALL_REDUCE_ITERATIONS_ON_CPU = 20, 5
 WARMUP_ITERATIONS = 2
-PEER_FAILURE_GRACE_SECONDS = 1.0  # for the other ranks to report after the first failure
 FLOAT_BYTES = 4
 PATTERN_PERIOD = 1024
 
 
 def main(parent: ParentPipe) -> None:
-    """Send the versions of torch and its GPUs, then answer requests to check a model or to run an all-reduce."""
+    """Send the versions of torch and its GPUs, then answer requests to run an all-reduce."""
     parent.send(torch_info())
     parent.send(run_in_child(cuda_info, lambda error: CudaInfo(error=error)))
-    requests: Iterator[ModelRequest | AllReduceRequest] = parent.requests(
-        ModelRequest | AllReduceRequest  # type: ignore[arg-type]  # a union, which type[T] does not include
-    )
-    for request in requests:
-        if isinstance(request, ModelRequest):
-            parent.send(run_in_child(partial(check_model, request), lambda error: ModelCheck(error=error)))
-        else:
-            parent.send(all_reduce(request.devices))
+    for request in parent.requests(AllReduceRequest):
+        parent.send(all_reduce(request.devices))
 
 
 def torch_info() -> TorchInfo:
@@ -88,12 +78,6 @@ def cuda_info() -> CudaInfo:
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     gpus = [CudaGpu(uuid=str(gpu.uuid), name=gpu.name, capability=(gpu.major, gpu.minor)) for gpu in properties]
     return CudaInfo(gpus=tuple(gpus), kernels=tuple(torch.cuda.get_arch_list()))
-
-
-def check_model(request: ModelRequest) -> ModelCheck:
-    from engine.launch import model_check
-
-    return model_check.check_model(Config.model_validate(request.config), on_gpu=request.on_gpu)
 
 
 def run_in_child(function: Callable[[], T], fail: Callable[[str], T]) -> T:
@@ -139,26 +123,21 @@ def all_reduce(devices: list[str]) -> AllReduceResult:
 
 
 def _collect_answers(devices: list[str], pipes: list[Connection], ranks: list[Any]) -> AllReduceResult:
-    """Return the answer of rank 0 once all ranks have answered, or the error that caused the others."""
-    answers: dict[int, AllReduceResult | RankFailed] = {}
-    failures: list[RankFailed] = []
+    """Return the answer of rank 0 once all ranks have answered, or the first error."""
+    answers: dict[int, AllReduceResult] = {}
     while len(answers) < len(pipes):
-        pending = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
-        ready = wait(pending, PEER_FAILURE_GRACE_SECONDS if failures else None)
-        if not ready:
-            break
-        for rank in (rank for rank, pipe in enumerate(pipes) if pipe in ready):
+        ready = wait([pipe for rank, pipe in enumerate(pipes) if rank not in answers])
+        for rank in [rank for rank, pipe in enumerate(pipes) if pipe in ready]:
             try:
-                answers[rank] = pipes[rank].recv()
+                answer: AllReduceResult | RankFailed = pipes[rank].recv()
             except EOFError:
                 ranks[rank].join()
                 problem = describe_exit(ranks[rank].exitcode or 0)
-                answers[rank] = RankFailed(rank=rank, device=devices[rank], cause=str(problem), code=problem.code)
-        failures = [answer for answer in answers.values() if isinstance(answer, RankFailed)]
-    if failures:
-        return AllReduceResult(error=describe_failure(root_cause(failures)))
-    results = {rank: answer for rank, answer in answers.items() if isinstance(answer, AllReduceResult)}
-    return replace(results[0], right=all(result.right for result in results.values()))
+                answer = RankFailed(rank=rank, device=devices[rank], cause=str(problem), code=problem.code)
+            if isinstance(answer, RankFailed):
+                return AllReduceResult(error=describe_failure(answer))
+            answers[rank] = answer
+    return replace(answers[0], right=all(answer.right for answer in answers.values()))
 
 
 def _rank_main(pipes: list[tuple[Connection, Connection]], store_fd: int, rank: int, device: str, parent: int) -> None:
@@ -172,8 +151,7 @@ def _rank_main(pipes: list[tuple[Connection, Connection]], store_fd: int, rank: 
         pipe.send(_time_all_reduce(store, RankInfo(rank, len(pipes), rank, len(pipes)), on_gpu=device != "cpu"))
     except Exception as error:
         cause = find_cause(error)
-        failure = RankFailed(rank=rank, device=device, cause=cause.reason, code=cause.code, lost_peer=lost_peer(error))
-        pipe.send(failure)
+        pipe.send(RankFailed(rank=rank, device=device, cause=cause.reason, code=cause.code))
     # Wait for the parent to close the pipe: exiting early could break a connection that another rank still sets up.
     pipe.poll(None)
     exit_now(0)

@@ -1,25 +1,18 @@
-"""Checks of one run: its preflight, the resources of its DataLoader workers and checkpoints, and an all-reduce."""
+"""Checks of one run: its preflight and an all-reduce."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.schema import Config
-from engine.config.user_code import is_user_code
-from engine.data.limits import SHM_PATH, LoaderFootprint, auto_workers, needs_workers, shm_shortage
-from engine.data.sources.formats import expected_input_format
 from engine.distributed.node_plan import NodePlan
-from engine.doctor.check import Check, shortage_check
+from engine.doctor.check import Check
 from engine.doctor.software import AllReduceResult
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import CudaDevice
 from engine.launch.preflight import Preflight
-from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
-from engine.training.disk import checkpoint_bytes, disk_shortage, max_new_checkpoints
 from engine.utils.errors import Problem
-from engine.utils.host import MAX_RANKS_PER_CORE, available_cores, free_bytes
+from engine.utils.host import MAX_RANKS_PER_CORE, available_cores
 from engine.utils.text import pluralize
 from engine.utils.units import format_bytes
 
@@ -74,47 +67,6 @@ def device_check(config: Config, plan: NodePlan, allocation: GpuAllocation) -> C
         found = "; ".join([found, *map(str, allocation.warnings)])
         return Check("run", "devices", "warning", found, advice, code=allocation.warnings[0].code)
     return Check("run", "devices", "ok", found)
-
-
-def loading_checks(config: Config, ranks: int, *, nccl: bool = False) -> Iterator[Check]:
-    """Check the shared memory for the loader processes of all ranks on this host, and for NCCL."""
-    workers = expected_num_workers(config, ranks)
-    footprint = LoaderFootprint.from_config(config, ranks, workers, expected_input_format(config), nccl=nccl)
-    free = None
-    try:
-        free = free_bytes(SHM_PATH)
-    except OSError as error:
-        found = f"{SHM_PATH} cannot be examined: {error.strerror}"
-        yield Check("run", "shared memory", "unknown", found, "mount it as a tmpfs", code="not-readable")
-    if free is not None:
-        kind = "decode thread" if footprint.threaded else "worker"
-        users = f", for {pluralize(workers, kind)} per rank" if workers else ""
-        found = f"{SHM_PATH} has {format_bytes(free)} free{users}"
-        yield shortage_check("run", "shared memory", shm_shortage(footprint, free), found)
-
-
-def expected_num_workers(config: Config, ranks: int) -> int:
-    """Estimate the workers per rank without opening the data: a folder may turn out to fit into memory."""
-    data, reads_files = config.data, config.data.dataset in ENCODED_DATASETS or is_user_code(config.data.dataset)
-    needed = needs_workers(config, in_memory=not reads_files)
-    if data.pipeline in ("memory", "fixed") or (data.pipeline == "auto" and not needed):
-        return 0
-    if data.workers != "auto":
-        return data.workers
-    return auto_workers(available_cores() // ranks, data.numeric_batch_size) if needed else 0
-
-
-def checkpoint_check(config: Config, root: Path, weight_bytes: int) -> Check:
-    """Check that the checkpoints of a model with `weight_bytes` bytes of weights fit on the disk of `root`."""
-    size, files = checkpoint_bytes(weight_bytes, config.optim), max_new_checkpoints(config)
-    try:
-        free = free_bytes(root)
-    except OSError as error:
-        return Check(
-            "run", "checkpoints", "unknown", f"{root}: {error.strerror}", OTHER_RUNS_FOLDER_ADVICE, code="not-readable"
-        )
-    found = f"up to {pluralize(files, 'file')} of about {format_bytes(size)} per run, {format_bytes(free)} free"
-    return shortage_check("run", "checkpoints", disk_shortage(root, free, size, files), found)
 
 
 def all_reduce_devices(config: Config, chosen: Sequence[CudaDevice]) -> list[str]:

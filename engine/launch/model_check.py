@@ -1,6 +1,6 @@
 """What only a built model shows to be wrong with a config: its weights, frozen parts, loss, optimizer, image size.
 
-The ranks find the same when they build their model; `engine.doctor` and the form call `check_model` in a helper
+The ranks find the same when they build their model; the form calls `check_model` in a helper
 process instead, because it imports torch. `batch_size_process` builds its trials with `build_trial_state`.
 """
 

@@ -17,7 +17,6 @@ from engine.distributed.channel import Channel
 from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
-from engine.doctor.run import expected_num_workers
 from engine.runs.control import RequestCounters
 from engine.training import train
 from engine.training.job import Job
@@ -165,20 +164,6 @@ def test_choose_pipeline_counts_each_rank_without_writable_cache(
 def test_config_rejects_impossible_memory_pipeline(overrides: list[str], value: str) -> None:
     with raises_problem("conflict", "data.pipeline", value):
         resolve_config(None, ["data.pipeline=memory", *overrides])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "workers"),
-    [
-        (["data.workers=3"], 0),
-        (["data.workers=3", "data.pipeline=stream"], 3),
-        (["data.workers=3", "augment.policy=randaugment"], 3),
-        (["data.workers=3", "augment.policy=randaugment", "data.pipeline=memory"], 0),
-        (["data.workers=3", "data.dataset=folder", "data.path=x"], 3),
-    ],
-)
-def test_expected_workers_counts_dataloader_workers_only_for_stream(overrides: list[str], workers: int) -> None:
-    assert expected_num_workers(resolve_config(None, overrides).config, 1) == workers
 
 
 def test_pipeline_warnings_name_unused_keys() -> None:
