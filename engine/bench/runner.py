@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -223,7 +222,6 @@ def _run_once(
     text = to_yaml(as_stored(bench_run_config(bench, ranks, name, limit=limit)))
     replace_file(config_file, lambda file: file.write(text.encode()))
     run_folder, parent_pid, cores = RunFolder(folder / name), os.getpid(), cpu_affinity_for(bench, ranks)
-    launched_at = time.time()
 
     def prepare() -> None:
         die_with_parent(parent_pid)
@@ -249,7 +247,7 @@ def _run_once(
     return (
         BenchRun(ranks, repeat, failure_message(history, output_lines, exit_code))
         if exit_code
-        else bench_run_from_history(history, ranks, repeat, launched_at)
+        else bench_run_from_history(history, ranks, repeat)
     )
 
 

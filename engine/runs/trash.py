@@ -21,14 +21,13 @@ from pathlib import Path
 
 from engine.config.run_name import normalize_name
 from engine.runs.checkpoint_files import list_checkpoints
-from engine.runs.copied_code import made_files
 from engine.runs.folder import RunFolder
 from engine.runs.manage import check_new_name, move_folder
 from engine.runs.ownership import locked_ended_run
 from engine.runs.root import LAST_RUN
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import opened_folder
-from engine.utils.text import list_names, pluralize, printable
+from engine.utils.text import pluralize
 from engine.utils.trust import foreign_reason
 from engine.utils.units import format_bytes
 
@@ -42,22 +41,15 @@ MAX_COUNTED_FILES = 100_000
 
 @dataclass(frozen=True)
 class RunContents:
-    """What a run consists of: number of files, bytes on disk (hard links once), number of checkpoints, and the files
-    that it has made in its copy of the code."""
+    """What a run consists of: number of files, bytes on disk (hard links once) and number of checkpoints."""
 
     files: int
     size_bytes: int
     checkpoints: int
-    made: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         files, checkpoints = pluralize(self.files, "file"), pluralize(self.checkpoints, "checkpoint")
-        text = f"{files}, {format_bytes(self.size_bytes)}, {checkpoints}"
-        if self.made:
-            made = pluralize(len(self.made), "file")
-            names = list_names([printable(name) for name in self.made])
-            text += f"; {made} that the run made in its copy of the code: {names}"
-        return text
+        return f"{files}, {format_bytes(self.size_bytes)}, {checkpoints}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +73,7 @@ def run_contents(path: Path) -> RunContents:
             size += status.st_size
         if files >= MAX_COUNTED_FILES:
             break
-    return RunContents(files, size, len(list_checkpoints(path / "checkpoints")), tuple(made_files(path)))
+    return RunContents(files, size, len(list_checkpoints(path / "checkpoints")))
 
 
 def _walk(path: Path) -> Iterator[os.stat_result]:

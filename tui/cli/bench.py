@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,7 +20,7 @@ from tui.cli.console import print_warning
 from tui.cli.options import JsonOption, TrustCodeOption
 
 if TYPE_CHECKING:
-    from engine.bench.report import BenchRun, ScalingResult
+    from engine.bench.report import BenchRun
 
 DEFAULT_EPOCHS = 3
 Scaling = Literal["weak", "strong"]
@@ -122,7 +120,6 @@ def bench(
     elif runs:
         for line in bench_lines(speeds):
             typer.echo(line)
-        print_chart(speeds)
     raise typer.Exit(1 if interrupted or any(run.message for run in runs) else 0)
 
 
@@ -136,13 +133,3 @@ def parse_rank_counts(text: str | None) -> list[int]:
             "--ranks-list", f"{text!r} is not a list of numbers; write rank counts as 1,2,4", code="invalid-value"
         )
     return [int(part) for part in parts]
-
-
-def print_chart(speeds: Sequence[ScalingResult]) -> None:
-    """Print the speedup chart to stdout."""
-    from tui.cli.console import table_console
-    from tui.tables.bench import MAX_CHART_COLUMNS, chart_lines
-
-    console = table_console()
-    for line in chart_lines(speeds, console.width if sys.stdout.isatty() else MAX_CHART_COLUMNS):
-        console.print(line, soft_wrap=True)

@@ -70,7 +70,7 @@ class TrashOutput(Output, frozen=True, kw_only=True):
 
     runs: list[Values]
     """Each run: `name`, `entry` (its name in the trash), `folder`, `deleted_at` in Unix seconds, `files`, `size_bytes`,
-    `checkpoints`, and `made`, the files that it made in the copy of its code."""
+    and `checkpoints`."""
 
 
 class CleanOutput(Output, frozen=True, kw_only=True):

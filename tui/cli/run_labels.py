@@ -185,7 +185,7 @@ def trash(
         values = [
             {"name": run.name, "entry": run.entry, "folder": str(run.path), "deleted_at": run.deleted_at}
             | {"files": contents[run.entry].files, "size_bytes": contents[run.entry].size_bytes}
-            | {"checkpoints": contents[run.entry].checkpoints, "made": list(contents[run.entry].made)}
+            | {"checkpoints": contents[run.entry].checkpoints}
             for run in runs
         ]
         from tui.cli.outputs import TrashOutput, print_json

@@ -1,4 +1,4 @@
-"""The tables of `gputrain bench`, a row for each rank count, and its chart of the speedup."""
+"""The tables of `gputrain bench`, a row for each rank count."""
 
 from __future__ import annotations
 
@@ -6,24 +6,14 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-from rich.text import Text
-
 from engine.runs.metrics import METRICS
-from engine.runs.series import Series
 from engine.show.table import Align, Column, plain_lines
 from engine.utils.text import pluralize, printable
 from engine.utils.units import UNKNOWN, format_count, format_rate, format_share
-from tui.charts.plot import Curve, PlotWindow, plot
-from tui.palette import series_style
 
 if TYPE_CHECKING:
     from engine.bench.report import BenchRun, ScalingResult
     from engine.bench.runner import BenchPlan
-
-MAX_CHART_COLUMNS, CHART_LINES = 72, 14
-MEASURED_STYLE, IDEAL_STYLE = series_style(1), series_style(8)
-POINT_MARKER = "●"
 
 
 def _column(
@@ -49,11 +39,8 @@ COLUMNS = (
     _column("global_batch", "batch", lambda speed: speed.global_batch, format_count),
     _column("seconds_per_epoch", "epoch", lambda speed: speed.seconds_per_epoch, format_seconds),
     RATE,
-    _column("spread", "spread", lambda speed: speed.spread, lambda share: f"±{format_share(share)}"),
     _column("speed_up", "speedup", lambda speed: speed.speed_up, lambda ratio: f"{ratio:.2f}"),
     _column("efficiency", "efficiency", lambda speed: speed.efficiency, format_share),
-    _column("first_epoch_seconds", "first", lambda speed: speed.first_epoch_seconds, format_seconds),
-    _column("startup_seconds", "startup", lambda speed: speed.startup_seconds, format_seconds),
 )
 # Compares the throughput with the limit: the throughput without the input pipeline.
 LIMIT_COLUMNS = (
@@ -61,8 +48,6 @@ LIMIT_COLUMNS = (
     RATE,
     _column("limit_images_per_second", "limit", lambda speed: speed.limit_images_per_second, format_rate),
     _column("limit_share", "share", lambda speed: speed.limit_share, format_share),
-    _column("data_wait", "data wait", lambda speed: speed.data_wait, format_share),
-    _column("mfu", "MFU", lambda speed: speed.mfu, format_share),
 )
 
 
@@ -75,29 +60,8 @@ def bench_lines(speeds: Sequence[ScalingResult]) -> Iterator[str]:
     if measured and measured[0] > 1:
         yield f"1 rank was not measured; the speedup of {measured[0]} ranks is assumed to be {measured[0]}."
     for speed in speeds:
-        if speed.limit_problem:
-            yield f"{pluralize(speed.ranks, 'rank')}: the share is unknown: {speed.limit_problem}"
         for message in dict.fromkeys(speed.failures):
             yield printable(f"{pluralize(speed.ranks, 'rank')} failed: {message}")
-
-
-def chart_lines(speeds: Sequence[ScalingResult], width: int) -> list[Text]:
-    """Plot the measured and the linear speedup over ranks; empty if fewer than two rank counts were measured."""
-    points = [(speed.ranks, speed.speed_up) for speed in speeds if speed.speed_up is not None]
-    if len(points) < 2:
-        return []
-    ranks, speedups = (np.asarray(values, np.float64) for values in zip(*points, strict=True))
-    measured = Series(ranks, speedups)
-    curves = [
-        Curve("ideal", Series(ranks, ranks), "braille", IDEAL_STYLE),
-        Curve("measured", measured, "braille", MEASURED_STYLE),
-        Curve("measured", measured, POINT_MARKER, MEASURED_STYLE),
-    ]
-    drawn = plot(curves, PlotWindow(float(ranks[0]), float(ranks[-1])), min(width, MAX_CHART_COLUMNS), CHART_LINES)
-    legend = Text.assemble(
-        "Speedup by ranks   ", (f"{POINT_MARKER} measured", MEASURED_STYLE), "   ", ("⠒⠒ ideal", IDEAL_STYLE)
-    )
-    return [Text(""), legend, *drawn.lines]
 
 
 def describe_bench_plan(plan: BenchPlan) -> str:

@@ -257,8 +257,7 @@ def test_bench_command_measures_limit(gputrain: Gputrain) -> None:
     assert "2/2  1 rank, without the input pipeline:" in done.stderr
     limit = [line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["1"]][1]
     assert float(limit[2].replace(",", "")) > 0
-    # A dash if other load slowed the limit run.
-    assert limit[3].endswith(("%", "–"))
+    assert limit[3].endswith("%")
     assert temporary_folders(gputrain) == []
     assert not gputrain.runs.exists()
 
@@ -271,7 +270,6 @@ def test_bench_command_compares_one_rank_with_two(gputrain: Gputrain) -> None:
         (1, 16, []),
         (2, 32, []),
     ]
-    assert all(speed["startup_seconds"] > 0 and speed["first_epoch_seconds"] > 0 for speed in speeds)
 
 
 @pytest.mark.soak

@@ -163,9 +163,7 @@ def default_fields() -> list[Field]:
 
 def make_bench_run(ranks: int, *rates: float, repeat: int = 1, images: float = 1000) -> BenchRun:
     """A run with a first epoch of 9 s, then one epoch per throughput in `rates`."""
-    return BenchRun(
-        ranks, repeat, "", 32 * ranks, 4.0 + ranks, ((9.0, 1.0), *((images / rate, rate) for rate in rates))
-    )
+    return BenchRun(ranks, repeat, "", 32 * ranks, ((9.0, 1.0), *((images / rate, rate) for rate in rates)))
 
 
 def create_invalid_requests(control: Path) -> None:
