@@ -1,4 +1,4 @@
-"""`sweep.yaml` in the folder of a sweep, the YAML file in which a user describes one, and what a typed line adds to it.
+"""`sweep.yaml` in the folder of a sweep, and the settings that a typed line describes.
 
 `gputrain sweep` calls `typed_settings`, `start` and `status` read and write the stored file.
 """
@@ -12,8 +12,6 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from engine.config.yaml_io import read_yaml, to_yaml
 from engine.sweeps.settings import (
     DEVICE_KEYS,
@@ -25,9 +23,8 @@ from engine.sweeps.settings import (
     split_space,
 )
 from engine.utils.codec import format_problem
-from engine.utils.errors import Problem, UsageError, did_you_mean, raise_if_any
+from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.files import expand_user, is_file, replace_file
-from engine.utils.trust import foreign_path_reason
 
 
 def to_stored(settings: SweepSettings) -> str:
@@ -56,77 +53,6 @@ def read_settings(path: Path) -> SweepSettings:
     if find_objective(settings.metric) is None:
         raise UsageError.one(str(path), f"is damaged: {settings.metric!r} is no metric of an epoch", code="damaged")
     return settings
-
-
-def is_sweep_file(path: Path, key: str = "space") -> bool:
-    """Whether a YAML file describes a sweep, by its key `space`; a config file has no such section. With the key
-    `command`, it describes one of a script."""
-    if not is_file(path):
-        return False
-    try:
-        values, _ = read_yaml(path.resolve(), str(path))
-    except UsageError:
-        return False
-    return isinstance(values, dict) and {"space", key} <= values.keys()
-
-
-def read_sweep_file(path: Path, *, trust_owner: bool = False) -> tuple[SweepSettings, str | None]:
-    """Read the YAML file in which a user describes a sweep. Returns the settings and the name of the sweep, if any.
-
-    Its values count as typed on the command line, so it must not be a file that others can change. `config` is relative
-    to the file. Raises UsageError.
-    """
-    try:
-        foreign = foreign_path_reason(path)
-    except OSError as error:
-        raise UsageError.one(str(path), f"cannot be read: {error.strerror}", code="not-readable") from error
-    if foreign is not None and not trust_owner:
-        advice = "copy it, or use it anyway with --trust-owner"
-        raise UsageError.one(str(path), foreign, advice, code="foreign-writable")
-    values = _read_mapping(path.resolve())
-    name, gpus = values.pop("name", None), values.pop("gpus", None)
-    known = {part.name for part in fields(SweepSettings)} - {"fixed", "device"}
-    problems = [
-        Problem(
-            str(key),
-            f"is no setting of a sweep{did_you_mean(str(key), (*known, 'name', 'gpus'))}",
-            source=str(path),
-            code="unknown-key",
-        )
-        for key in values
-        if key not in known
-    ]
-    if not isinstance(name, str | None):
-        problems.append(Problem("name", "must be text", source=str(path), code="invalid-value"))
-    if not isinstance(values.get("space"), dict):
-        problems.append(
-            Problem("space", "must map config keys to their values", source=str(path), code="invalid-value")
-        )
-    raise_if_any(problems)
-    pairs = [(str(key), _space_text(value)) for key, value in values.pop("space").items()]
-    if isinstance(words := values.get("command"), list):
-        values["command"] = shlex.join(map(_scalar_text, words))
-    # Every name of a placeholder may have one value: `script` puts it into the command.
-    space, fixed = (dict(pairs), dict[str, str]()) if "command" in values else split_space(pairs)
-    if gpus is not None:
-        fixed["device.gpus"] = str(gpus)
-    settings = replace(_from_values(path, values), space=space, fixed=fixed)
-    if settings.config is not None and is_file(path.parent / expand_user(settings.config)):
-        settings = replace(settings, config=str(path.parent / expand_user(settings.config)))
-    return settings, name
-
-
-def _space_text(value: Any) -> str:
-    """Return a SPACE in YAML as it is typed: a list holds the choices."""
-    if isinstance(value, list):
-        return ",".join(_scalar_text(part) for part in value)
-    return _scalar_text(value)
-
-
-def _scalar_text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
 
 
 def _from_values(path: Path, values: Mapping[str, Any]) -> SweepSettings:
@@ -169,35 +95,21 @@ def typed_settings(
     given: Mapping[str, Any],
     *,
     words: Sequence[str] | None = None,
-    trust: bool,
-) -> tuple[SweepSettings, str | None]:
-    """Return the settings that CONFIG, KEY=SPACE, fixed values and `given` fields describe, and the name in a sweep
-    file, if any. `words` are those of the command of a script, None without one. `trust` reads a sweep file that
-    another user can change. Raises UsageError."""
+) -> SweepSettings:
+    """Return the settings that CONFIG, KEY=SPACE, fixed values and `given` fields describe. `words` are those of the
+    command of a script, None without one. Raises UsageError."""
     pairs = [(key.strip(), value) for key, _, value in (text.partition("=") for text in overrides)]
-    settings, name = SweepSettings(), None
-    path = expand_user(file) if file is not None else None
-    if path is not None and is_sweep_file(path):
-        settings, name = read_sweep_file(path, trust_owner=trust)
-    elif path is not None:
-        settings = replace(settings, config=str(path.absolute()) if is_file(path) else file)
+    config = str(path.absolute()) if file is not None and is_file(path := expand_user(file)) else file
+    if words is not None and config is not None:
+        raise UsageError.one(config, "is a config beside a command; keep one of them", code="conflict")
     if words is not None:
-        settings = replace(settings, command=shlex.join(words))
-    if settings.command and settings.config is not None:
-        reason = "is a config beside a command; keep one of them"
-        raise UsageError.one(settings.config, reason, code="conflict")
-    if settings.command:
         space, fixed = _named_once(pairs), dict(fixed_values)
     else:
         space, fixed = split_space(pairs, fixed_values.items())
-    # A key of the command line replaces that of the file, searched or fixed.
-    typed = {*space, *fixed}
-    space = {key: text for key, text in settings.space.items() if key not in typed} | space
-    fixed = {key: text for key, text in settings.fixed.items() if key not in typed} | fixed
-    is_grid = given.get("sampler", settings.sampler) == "grid"
-    if is_grid and "trials" not in given and settings.trials == SweepSettings().trials:
+    if given.get("sampler") == "grid" and "trials" not in given:
         given = {**given, "trials": MAX_TRIALS}
-    return replace(settings, space=space, fixed=fixed, **given), name
+    command = "" if words is None else shlex.join(words)
+    return replace(SweepSettings(), config=config, command=command, space=space, fixed=fixed, **given)
 
 
 def _named_once(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:

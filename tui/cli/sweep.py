@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -65,27 +64,12 @@ def number_option(name: str, what: str, default: str) -> Any:
     return typer.Option(name, metavar="N", help=f"{what} [default: {default}].")
 
 
-class SweepCommand(WordsCommand):
-    """`gputrain sweep`, whose script may stand in a file."""
-
-    def trains(self, ctx: Any) -> bool:
-        return super().trains(ctx) and not any(map(_has_script, ctx.params.get("arguments") or ()))
-
-
-def _has_script(argument: str) -> bool:
-    """Whether an argument is the file of a script's sweep."""
-    from engine.sweeps.sweep_file import is_sweep_file
-    from engine.utils.files import expand_user
-
-    return is_sweep_file(expand_user(argument), "command")
-
-
 @command(
     [
         "gputrain sweep flowers.yaml optim.lr=log:1e-3..0.3 optim.name=sgd,adamw",
         "gputrain sweep digits model.name=linear,cnn --sampler grid --pruner none",
         "gputrain sweep digits optim.lr=log:1e-3..0.3 optim.weight_decay=0,5e-4",
-        "gputrain sweep sweep.yaml --parallel 4 --detach",
+        "gputrain sweep flowers.yaml optim.lr=log:1e-3..0.3 --parallel 4 --detach",
         "gputrain sweep --maximize val/acc lr=log:1e-4..0.1 -- ./train.py --lr {lr}",
         "gputrain sweep --minimize loss --gpus 0,1 --parallel 2 n=8,16 -- ./fit {n}",
     ],
@@ -97,10 +81,8 @@ def _has_script(argument: str) -> bool:
     "median stops a trial that is worse than the median of the finished ones at the same epoch, once five have "
     "finished and after 1/3 of the epochs, or of the steps of the first command that ends. asha stops the trials "
     "outside the best third after 1/9 and 1/3, from the second trial on.",
-    "sweep.yaml: config or command, space (KEY: SPACE), and optionally trials, parallel, sampler, pruner, metric, "
-    "seed, name, gpus.",
     exit_codes=EXIT_CODES,
-    kind=SweepCommand,
+    kind=WordsCommand,
 )
 @config_flags(*(flag for flag in FLAG_TO_KEY if flag not in OTHER_FLAGS))
 @partial(takes_command, without=("tag", "data", "try_parse"))
@@ -112,8 +94,7 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG] [KEY=SPACE]...",
-            help="YAML file, preset, or YAML file of a sweep.\n"
-            "LOW..HIGH, log:LOW..HIGH, int:LOW..HIGH, choices (sgd,adamw) or a fixed value.",
+            help="YAML file or preset.\nLOW..HIGH, log:LOW..HIGH, int:LOW..HIGH, choices (sgd,adamw) or a fixed value.",
             autocompletion=complete_config,
         ),
     ] = None,
@@ -174,12 +155,11 @@ def run(
     problems, root = list[Problem](), runs_root(runs_dir)
     file, overrides = split_arguments(arguments)
     fixed = {key: str(value) for key, (_, value) in flags.items()}
-    settings, file_name = typed_settings(file, overrides, fixed, given, words=words, trust=trust_owner)
+    settings = typed_settings(file, overrides, fixed, given, words=words)
     require_optuna()
     with collect_problems(problems):
         settings = replace(settings, **metric_setting(maximize, minimize, is_script=bool(settings.command)))
-    if settings.command:
-        words = shlex.split(settings.command) if words is None else words
+    if words is not None:
         plan = plan_script_sweep(settings, make_command(words, options), flags, root, problems, trust_code=trust_code)
         stem = command_stem(words)
     else:
@@ -188,7 +168,7 @@ def run(
         stem = Path(settings.config).stem if settings.config else "default"
     for warning in plan.warnings:
         print_warning(warning)
-    folder = choose_folder(root, name or file_name, plan, stem)
+    folder = choose_folder(root, name, plan, stem)
     if dry_run:
         for line in dry_run_lines(folder, plan):
             typer.echo(printable(line))

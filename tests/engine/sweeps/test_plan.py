@@ -16,7 +16,7 @@ from engine.sweeps.folder import SweepFolder
 from engine.sweeps.plan import SweepPlan, device_overrides, plan_sweep
 from engine.sweeps.settings import SweepSettings, check_numbers, split_space
 from engine.sweeps.start import check_name, choose_folder, create_sweep, load_sweep
-from engine.sweeps.sweep_file import is_sweep_file, read_settings, read_sweep_file, write_settings
+from engine.sweeps.sweep_file import read_settings, write_settings
 from engine.sweeps.trial_kinds import ConfigTrials
 from engine.utils.errors import Problem, UsageError
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line
@@ -152,33 +152,6 @@ def test_interrupted_creation_of_a_sweep_is_completed(tmp_path: Path) -> None:
     folder.lock.touch()
     create_sweep(choose_folder(tmp_path, "a", planned, "digits"), planned)
     assert load_sweep(folder).settings == planned.settings
-
-
-def test_sweep_file_holds_settings_and_refuses_unknown_and_foreign_ones(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.yaml"
-    path.write_text(
-        "config: digits\nspace:\n  optim.lr: log:1e-3..0.3\n  optim.name: [sgd, adamw]\n  run.epochs: 2\n"
-        "  schedule.milestones: [[1, 2], [2, 3]]\ntrials: 7\nname: night\ngpus: free:2\n"
-    )
-    assert is_sweep_file(path)
-    settings, name = read_sweep_file(path)
-    assert (settings.config, settings.trials, name) == ("digits", 7, "night")
-    assert settings.space == {
-        "optim.lr": "log:1e-3..0.3",
-        "optim.name": "sgd,adamw",
-        "schedule.milestones": "[1, 2],[2, 3]",
-    }
-    assert settings.fixed == {"run.epochs": "2", "device.gpus": "free:2"}
-    path.chmod(0o666)
-    with raises_problem("foreign-writable", str(path), "--trust-owner"):
-        read_sweep_file(path)
-    path.chmod(0o644)
-    path.write_text("config: digits\nspace: {optim.lr: 0..1}\ntrails: 7\nparallel: many\n")
-    with raises_problem("unknown-key", "trails", "trials?", path):
-        read_sweep_file(path)
-    path.write_text("config: digits\nspace: {optim.lr: 0..1}\nparallel: many\n")
-    with raises_problem("invalid-value", "parallel", "'many'", path):
-        read_sweep_file(path)
 
 
 def test_continued_sweep_of_another_user_sets_no_code_and_no_other_keys(tmp_path: Path) -> None:

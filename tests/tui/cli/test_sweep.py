@@ -152,14 +152,6 @@ def test_sweep_dry_run_shows_space_and_first_command_and_makes_no_folder(root: P
     assert not root.exists()
 
 
-def test_sweep_file_may_have_the_command_of_a_script(root: Path, tmp_path: Path) -> None:
-    file = tmp_path / "sweep.yaml"
-    file.write_text("command: [true, '--lr={lr}', '{n}']\nspace: {lr: [0.5, 0.25], n: 3}\nmetric: loss\ngpus: cpu\n")
-    result = sweep(str(file), "--dry-run", "--sampler", "grid")
-    assert result.exit_code == 0, result.stderr
-    assert "minimizes loss" in result.stdout and result.stdout.endswith("first trial: true --lr=0.5 3\n")
-
-
 def test_script_sweep_of_another_user_runs_its_command_only_with_trust(root: Path) -> None:
     typed = Command(argv=("touch", "{lr}"), cwd="/", cwd_inode=1, environment={"PATH": "/bin"})
     settings = SweepSettings(
