@@ -5,8 +5,6 @@ Rank 0 chooses for all ranks of a run (`engine.training.train`). Preflight uses 
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from engine.config.pipeline import PipelineName
 from engine.config.rules import ORIGINAL_SIZE_REASONS, key_of_original_size
 from engine.config.schema import Config
@@ -16,7 +14,7 @@ from engine.data.pipelines.in_memory_images import cache_keys, in_memory_bytes, 
 from engine.data.sampler import PARTS
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.builtin import TORCHVISION_DATASETS
-from engine.data.sources.decoded_cache import cache_write_problem, is_cached
+from engine.data.sources.decoded_cache import is_cached
 from engine.data.sources.formats import expected_input_format, model_input_format
 from engine.utils.codec import Record
 from engine.utils.errors import Problem, UsageError, collect_problems
@@ -50,7 +48,6 @@ def choose_pipeline(config: Config, source: ImageSource, local_world_size: int) 
     reason = reason or memory_shortage(size if uses_shared_cache(source) else size * local_world_size)
     if requested == "auto":
         reason = reason or _disk_shortage(size, source, config, image_format)
-    reason = reason or _uncached_memory_shortage(size, local_world_size, source, config, image_format)
     if requested == "memory":
         if reason is not None:
             raise UsageError([_memory_problem(reason)])
@@ -136,21 +133,6 @@ def _disk_shortage(size_bytes: int, source: ImageSource, config: Config, target_
         f"the decoded images take {format_bytes(size_bytes)} in {cache_folder()}, more than a quarter of the "
         f"{format_bytes(free)} of free space"
     )
-
-
-def _uncached_memory_shortage(
-    size_bytes: int, local_world_size: int, source: ImageSource, config: Config, target_format: ImageFormat
-) -> str | None:
-    """Return why a copy of the images per rank does not fit in memory if the ranks cannot share a cache; else None."""
-    shortage = memory_shortage(size_bytes * local_world_size)
-    with suppress(OSError):
-        if (
-            shortage is not None
-            and _needs_cache_write(source, config, target_format)
-            and (problem := cache_write_problem(size_bytes)) is not None
-        ):
-            return f"{shortage}: each of {local_world_size} ranks needs its own copy because the images {problem}"
-    return None
 
 
 def _needs_cache_write(source: ImageSource, config: Config, target_format: ImageFormat) -> bool:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 
 from engine.config.rules import key_of_original_size
 from engine.config.schema import Config
-from engine.data.sampler import PARTS, Indices, Part
+from engine.data.sampler import PARTS, Part
 from engine.data.sources.array import ArraySource
 from engine.data.sources.base import (
     CropSpec,
@@ -34,7 +33,6 @@ from engine.data.sources.decoded_cache import (
     load_or_decode,
 )
 from engine.data.sources.encoded import EncodedSource
-from engine.data.sources.image import is_decoded_at_reduced_scale
 from engine.utils.errors import Problem
 from engine.utils.host import available_cores
 from engine.utils.threads import CancellingPool
@@ -47,12 +45,11 @@ CHUNK_BYTES = 64 << 20
 class InMemoryImages:
     """Decoded images of both parts.
 
-    `images` holds an N x C x H x W uint8 array per part; both parts may share one. `rows[part]` maps the indices of a
-    part to rows of its array. `unread` maps the rows of unreadable images to the reason. `warning` is for the log.
+    `images` holds an N x C x H x W uint8 array per part. `unread` maps the indices of unreadable images to the reason.
+    `warning` is for the log.
     """
 
     images: Mapping[Part, Images]
-    rows: Mapping[Part, Indices]
     labels: Mapping[Part, Labels]
     unread: Mapping[Part, Mapping[int, str]] = field(default_factory=dict)
     warning: Problem | None = None
@@ -60,7 +57,7 @@ class InMemoryImages:
     @property
     def size_bytes(self) -> int:
         """Size of the images of both parts."""
-        return sum(len(rows) * self.images[part][:1].nbytes for part, rows in self.rows.items())
+        return sum(images.nbytes for images in self.images.values())
 
 
 def load_in_memory(source: ImageSource, config: Config, image_format: ImageFormat) -> InMemoryImages:
@@ -71,20 +68,21 @@ def load_in_memory(source: ImageSource, config: Config, image_format: ImageForma
     """
     labels = {part: source.get_labels(part) for part in PARTS}
     if isinstance(source, EncodedSource):
-        encoded_images = _load_encoded(source, image_format, labels)
+        encoded_images = _load_encoded(source, labels)
         reasons = [reason for part in PARTS for reason in encoded_images.unread.get(part, {}).values()]
         if reasons and config.data.on_bad == "fail":
             raise UnreadableImageError(reasons[0])
         return encoded_images
     formats = {part: in_memory_format(part, config, source.format, image_format) for part in PARTS}
-    rows = {part: np.arange(source.num_images(part)) for part in PARTS}
     if isinstance(source, ArraySource):
         converted = {part: _converted_part(source, part, formats[part]) for part in PARTS}
         images = {part: images for part, (images, _) in converted.items()}
         problems = [problem for _, problem in converted.values() if problem]
-        return InMemoryImages(images, rows, labels, warning=problems[0] if problems else None)
-    images = {part: _convert(source.load(part, rows[part])[0], formats[part], part) for part in PARTS}
-    return InMemoryImages(images, rows, labels)
+        return InMemoryImages(images, labels, warning=problems[0] if problems else None)
+    images = {
+        part: _convert(source.load(part, np.arange(source.num_images(part)))[0], formats[part], part) for part in PARTS
+    }
+    return InMemoryImages(images, labels)
 
 
 def in_memory_format(part: Part, config: Config, source_format: ImageFormat, image_format: ImageFormat) -> ImageFormat:
@@ -114,145 +112,82 @@ def uses_shared_cache(source: ImageSource) -> TypeGuard[EncodedSource | ArraySou
 def cache_keys(source: EncodedSource | ArraySource, config: Config, image_format: ImageFormat) -> list[str]:
     """Return the cache keys of the decoded images of a source. Raises OSError."""
     if isinstance(source, EncodedSource):
-        return [entry.cache_key for entry in _encoded_entries(source, image_format)]
+        return [_EncodedPart(source, part).cache_key for part in PARTS]
     return [
         _part_cache_key(source, part, in_memory_format(part, config, source.format, image_format)) for part in PARTS
     ]
 
 
 @dataclass(frozen=True)
-class _EncodedEntry:
-    """Encoded images that are decoded in the same way. If it is that of both parts, `reduced` in the metadata lists
-    the rows of the images that were decoded at reduced scale."""
+class _EncodedPart:
+    """The images of a part of an encoded source, decoded in one way."""
 
     source: EncodedSource
-    parts: tuple[Part, ...]
-    training: bool
-
-    @property
-    def is_of_both_parts(self) -> bool:
-        return self.parts == PARTS
+    part: Part
 
     @property
     def preprocessing(self) -> Preprocessing:
-        return self.source.format.preprocessing(training=self.training)
+        return _part_preprocessing(self.part, self.source.format)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         return (self.source.format.channels, self.preprocessing.size, self.preprocessing.size)
 
-    @cached_property
-    def images(self) -> list[_ImageRef]:
-        """All images sorted by name: an entry of both parts does not depend on the train/validation split."""
-        return sorted(
-            _ImageRef(name, part, position)
-            for part in self.parts
-            for position, name in enumerate(self.source.image_names(part))
-        )
-
     @property
     def cache_key(self) -> str:
         """Raises OSError."""
         parameters = {"channels": self.source.format.channels, "preprocessing": asdict(self.preprocessing)}
-        stamps = (self.source.cache_stamp(image.part, image.position) for image in self.images)
+        stamps = (self.source.cache_stamp(self.part, index) for index in range(self.source.num_images(self.part)))
         return cache_key_of_stamps(parameters, stamps, self.source.cache_root)
 
-    def load(self, image: _ImageRef) -> Images | str:
+    def load(self) -> DecodedImages:
+        """Return the decoded images. Raises UnreadableImageError if an image file is missing."""
+        try:
+            key = self.cache_key
+        except OSError as error:
+            raise UnreadableImageError(f"the image {error.filename} cannot be read: {error.strerror}") from error
+        return load_or_decode(key, self._decode, self._is_valid)
+
+    def _load_image(self, index: int) -> Images | str:
         """Return an image, C x H x W uint8, or the reason why it is unreadable."""
         preprocessing = self.preprocessing
-        crop = CropSpec(preprocessing.size, None, preprocessing.interpolation) if self.training else None
+        crop = CropSpec(preprocessing.size, None, preprocessing.interpolation) if self.part == "train" else None
         try:
-            return self.source.load(image.part, np.array([image.position]), crop)[0].reshape(self.shape)
+            return self.source.load(self.part, np.array([index]), crop)[0].reshape(self.shape)
         except UnreadableImageError as error:
             return str(error)
 
-    def decode(self) -> DecodedChunks:
+    def _decode(self) -> DecodedChunks:
         unread: dict[int, str] = {}
-        reduced: list[int] = []
-        return DecodedChunks(
-            (len(self.images), *self.shape),
-            self._decode_chunks(unread, reduced),
-            lambda: DecodedMetadata(unread=unread, reduced=tuple(reduced)),
-        )
+        shape = self.source.num_images(self.part), *self.shape
+        return DecodedChunks(shape, self._decode_chunks(unread), lambda: DecodedMetadata(unread=unread))
 
-    def _decode_chunks(self, unread: dict[int, str], reduced: list[int]) -> Iterator[Images]:
-        """Yield the images of the entry, and add what is known about them to `unread` and `reduced`."""
+    def _decode_chunks(self, unread: dict[int, str]) -> Iterator[Images]:
+        """Yield the images, with black ones for those that are added to `unread`."""
         chunk_size = max(CHUNK_BYTES // int(np.prod(self.shape)), 1)
-        black = np.zeros(self.shape, np.uint8)
+        black, count = np.zeros(self.shape, np.uint8), self.source.num_images(self.part)
         with CancellingPool(available_cores()) as pool:
-            for first in range(0, len(self.images), chunk_size):
-                chunk = self.images[first : first + chunk_size]
-                loaded = list(enumerate(pool.map(self.load, chunk), first))
-                unread |= {row: image for row, image in loaded if isinstance(image, str)}
-                if self.is_of_both_parts:
-                    found = enumerate(pool.map(self._is_reduced, chunk), first)
-                    reduced += [row for row, is_reduced in found if is_reduced]
+            for first in range(0, count, chunk_size):
+                chunk = range(first, min(first + chunk_size, count))
+                loaded = list(zip(chunk, pool.map(self._load_image, chunk), strict=True))
+                unread |= {index: image for index, image in loaded if isinstance(image, str)}
                 yield np.stack([black if isinstance(image, str) else image for _, image in loaded])
 
-    def _is_reduced(self, image: _ImageRef) -> bool:
-        try:
-            data = self.source.read_encoded(image.part, image.position).data
-        except UnreadableImageError:
-            return False
-        return is_decoded_at_reduced_scale(data, self.preprocessing)
-
-    def is_valid(self, metadata: DecodedMetadata) -> bool:
+    def _is_valid(self, metadata: DecodedMetadata) -> bool:
         # An image that was unreadable when the cache was written, for example by an I/O error, may be readable now.
-        return all(row < len(self.images) and isinstance(self.load(self.images[row]), str) for row in metadata.unread)
+        count = self.source.num_images(self.part)
+        return all(index < count and isinstance(self._load_image(index), str) for index in metadata.unread)
 
 
-class _ImageRef(NamedTuple):
-    name: str
-    part: Part
-    position: int
-
-
-def _encoded_entries(source: EncodedSource, image_format: ImageFormat) -> list[_EncodedEntry]:
-    """Return the entries of the images of a source: one of both parts if only the scale of decoding can differ."""
-    if replace(image_format.preprocessing(training=True), draft=False) == image_format.preprocessing(training=False):
-        return [_EncodedEntry(source, PARTS, training=True)]
-    return [_EncodedEntry(source, (part,), training=part == "train") for part in PARTS]
-
-
-def _load_encoded(source: EncodedSource, image_format: ImageFormat, labels: Mapping[Part, Labels]) -> InMemoryImages:
-    loaded: dict[Part, _LoadedEntry] = {}
-    for entry in _encoded_entries(source, image_format):
-        decoded = _LoadedEntry.load(entry)
-        loaded |= dict.fromkeys(entry.parts, decoded)
-    shared = loaded["val"]
-    if shared.entry.is_of_both_parts and set(shared.rows("val").tolist()) & set(shared.decoded.metadata.reduced):
-        loaded["val"] = _LoadedEntry.load(_EncodedEntry(source, ("val",), training=False))
-    warnings = [part.decoded.warning for part in loaded.values() if part.decoded.warning]
+def _load_encoded(source: EncodedSource, labels: Mapping[Part, Labels]) -> InMemoryImages:
+    loaded = {part: _EncodedPart(source, part).load() for part in PARTS}
+    warnings = [decoded.warning for decoded in loaded.values() if decoded.warning]
     return InMemoryImages(
-        {part: loaded[part].decoded.images for part in PARTS},
-        {part: loaded[part].rows(part) for part in PARTS},
+        {part: decoded.images for part, decoded in loaded.items()},
         labels,
-        {part: loaded[part].decoded.metadata.unread for part in PARTS},
+        {part: decoded.metadata.unread for part, decoded in loaded.items()},
         warnings[0] if warnings else None,
     )
-
-
-@dataclass(frozen=True)
-class _LoadedEntry:
-    entry: _EncodedEntry
-    decoded: DecodedImages
-
-    @classmethod
-    def load(cls, entry: _EncodedEntry) -> _LoadedEntry:
-        """Raises UnreadableImageError if an image file is missing."""
-        try:
-            key = entry.cache_key
-        except OSError as error:
-            raise UnreadableImageError(f"the image {error.filename} cannot be read: {error.strerror}") from error
-        return cls(entry, load_or_decode(key, entry.decode, entry.is_valid))
-
-    def rows(self, part: Part) -> Indices:
-        """Return the row of each image of a part."""
-        rows = np.empty(self.entry.source.num_images(part), np.int64)
-        for row, image in enumerate(self.entry.images):
-            if image.part == part:
-                rows[image.position] = row
-        return rows
 
 
 def _part_cache_key(source: ArraySource, part: Part, target_format: ImageFormat) -> str:

@@ -60,9 +60,7 @@ class InMemoryLoader(DeviceLoader):
         ):
             # Per-image transforms run on the CPU, so their input stays in host memory.
             parts = [part for part in PARTS if part == "val" or not self._augmentation.has_image_transforms]
-            self._device_images = {
-                part: _copy_to_device(in_memory.images[part], in_memory.rows[part], device) for part in parts
-            }
+            self._device_images = {part: _copy_to_device(in_memory.images[part], device) for part in parts}
         epochs = groupby(requests, lambda request: (request.part, request.epoch))
         self._batches = chain.from_iterable(self._epoch_batches(list(group)) for _, group in epochs)
 
@@ -145,7 +143,7 @@ class InMemoryLoader(DeviceLoader):
         unreadable = self._in_memory.unread.get(request.part)
         if not unreadable:
             return request, ()
-        rows = self._in_memory.rows[request.part][request.indices].tolist()
+        rows = request.indices.tolist()
         unread = tuple(unreadable[row] for row in rows if row in unreadable)
         if not unread:
             return request, ()
@@ -157,7 +155,7 @@ class InMemoryLoader(DeviceLoader):
         gathered = torch.empty(
             (len(indices), *images.shape[1:]), dtype=torch.uint8, pin_memory=self._device.type == "cuda"
         )
-        np.take(images, self._in_memory.rows[part][indices], 0, out=gathered.numpy(), mode="clip")
+        np.take(images, indices, 0, out=gathered.numpy(), mode="clip")
         return gathered
 
 
@@ -168,10 +166,10 @@ def _split_batches(images: Tensor, labels: Tensor, group: Sequence[ReadableReque
         yield DeviceBatch(images[start:end], labels[start:end], request.loss_weight, request.ends_step, unread)
 
 
-def _copy_to_device(images: Images, rows: Indices, device: torch.device) -> Tensor:
-    """Copy rows of an N x C x H x W uint8 array to the device in chunks of `CHUNK_BYTES`."""
-    device_images = torch.empty((len(rows), *images.shape[1:]), dtype=torch.uint8, device=device)
+def _copy_to_device(images: Images, device: torch.device) -> Tensor:
+    """Copy an N x C x H x W uint8 array to the device in chunks of `CHUNK_BYTES`."""
+    device_images = torch.empty(images.shape, dtype=torch.uint8, device=device)
     chunk = max(CHUNK_BYTES // images[0].nbytes, 1)
-    for first in range(0, len(rows), chunk):
-        device_images[first : first + chunk] = torch.from_numpy(images[rows[first : first + chunk]])
+    for first in range(0, len(images), chunk):
+        device_images[first : first + chunk] = torch.from_numpy(np.array(images[first : first + chunk]))
     return device_images

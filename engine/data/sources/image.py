@@ -27,7 +27,7 @@ from engine.data.sources.image_file import (
     read_image_file,
     reserve_pixels,
 )
-from engine.data.sources.resize import BoxFunction, ResizePlan, fit_box, plan_resize
+from engine.data.sources.resize import BoxFunction, ResizePlan, plan_resize
 
 # EXIF orientations that swap height and width.
 _TRANSPOSED_ORIENTATIONS = (5, 6, 7, 8)
@@ -118,18 +118,6 @@ def _unreadable(name: str, error: Exception) -> UnreadableImageError:
     if isinstance(error, UnusableImageError):
         return UnreadableImageError(f"the image {name} cannot be read: it is {error}")
     return UnreadableImageError(f"the image {name} cannot be read: {decode_error_reason(error)}")
-
-
-def is_decoded_at_reduced_scale(data: bytes, preprocessing: Preprocessing) -> bool:
-    """Whether `decode_image` decodes at reduced scale for training without a random crop. False if unreadable."""
-    try:
-        with open_image(data) as image:
-            full_size = image.size
-            _draft(image, "RGB", preprocessing, partial(fit_box, preprocessing.fit))
-            return image.size != full_size
-    except Exception:
-        # Decoders raise arbitrary exceptions for a damaged file.
-        return False
 
 
 def _draft(

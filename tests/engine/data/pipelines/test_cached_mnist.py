@@ -96,7 +96,7 @@ def test_mnist_cache_is_rebuilt_when_labels_are_damaged(
     expected = open_source(config).get_labels("val")
     (metadata_file,) = cache.glob("*.json")
     metadata = json.loads(metadata_file.read_text())
-    metadata["metadata"] |= damaged
+    metadata |= damaged
     metadata_file.write_text(json.dumps(metadata))
     assert np.array_equal(open_source(config).get_labels("val"), expected)
 

@@ -126,34 +126,6 @@ def test_choose_pipeline_of_rank_0_applies_to_all_ranks(
     assert len(messages) == (1 if "refused" in expected else 0)
 
 
-def test_choose_pipeline_counts_each_rank_without_writable_cache(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size = 16 * 3 * 16**2
-    monkeypatch.setattr(host, "CGROUP_ROOT", Path("/nowhere"))
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: Usage(4 * 2 * size, 1 << 30))
-    config, source = open_photo_folder(photos)
-    memory_config, _ = open_photo_folder(photos, "data.pipeline=memory")
-    assert [choose_pipeline(any_config, source, 3).pipeline for any_config in (config, memory_config)] == [
-        "memory",
-        "memory",
-    ]
-    no_folder = tmp_path / "file"
-    no_folder.touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder))
-    assert [choose_pipeline(any_config, source, 2).pipeline for any_config in (config, memory_config)] == [
-        "memory",
-        "memory",
-    ]
-    reason = (
-        "the decoded images take 36 KiB, more than a quarter of the 96 KiB of free memory: each of 3 ranks needs its "
-        f"own copy because the images cannot be cached in {no_folder}/gputrain/decoded (Not a directory)"
-    )
-    assert choose_pipeline(config, source, 3) == PipelineChoice("stream", reason)
-    with raises_problem("not-supported", "data.pipeline", reason):
-        choose_pipeline(memory_config, source, 3)
-
-
 @pytest.mark.parametrize(
     ("overrides", "value"),
     [

@@ -8,9 +8,8 @@ import json
 import multiprocessing
 import os
 import resource
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,14 +36,11 @@ def photos(tmp_path: Path) -> Path:
     return write_photo_folder(tmp_path / "photos")
 
 
-def test_decoded_cache_is_reused_for_any_seed_and_split(photos: Path, cache: Path) -> None:
+def test_decoded_cache_is_reused(photos: Path, cache: Path) -> None:
     assert_the_same(batches("memory", *open_photo_folder(photos)), batches("stream", *open_photo_folder(photos)))
-    (array_file,) = cache.glob("*.npy")
-    written = array_file.stat().st_mtime_ns
-    other = open_photo_folder(photos, "run.seed=5", "data.val_split=0.5")
-    assert_the_same(batches("memory", *other), batches("stream", *other))
-    assert [path.stat().st_mtime_ns for path in cache.glob("*.npy")] == [written]
+    written = {path: path.stat().st_mtime_ns for path in cache.glob("*.npy")}
     assert not batches("memory", *open_photo_folder(photos))[0].images.requires_grad
+    assert {path: path.stat().st_mtime_ns for path in cache.glob("*.npy")} == written and len(written) == 2
 
 
 def test_decoded_cache_is_invalidated_by_changed_file(photos: Path, cache: Path) -> None:
@@ -52,7 +48,7 @@ def test_decoded_cache_is_invalidated_by_changed_file(photos: Path, cache: Path)
     for path in photos.rglob("*.png"):
         Image.new("RGB", (20, 24), "red").save(path)
     after = batches("memory", *open_photo_folder(photos))
-    assert len(list(cache.glob("*.npy"))) == 2
+    assert len(list(cache.glob("*.npy"))) == 4
     assert not torch.equal(before[0].images, after[0].images)
     assert_the_same(after, batches("stream", *open_photo_folder(photos)))
 
@@ -65,11 +61,6 @@ def _overwrite(file: Path) -> None:
     file.write_bytes(b"\x93NUMPY not at all")
 
 
-def _replace_with_other_shape(file: Path) -> None:
-    size = file.stat().st_size
-    np.save(file, np.zeros(size // 2, np.uint8))
-
-
 def _delete(file: Path) -> None:
     file.unlink()
 
@@ -78,39 +69,10 @@ def _damage_metadata(file: Path) -> None:
     file.with_suffix(".json").write_text('{"file": 3}')
 
 
-def _damage_header(file: Path) -> None:
-    """Change a byte of the header, but neither size nor modification time."""
-    status = file.stat()
-    with file.open("r+b") as array:
-        array.seek(8)
-        array.write(b"\1")
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
 def _damage_unread(file: Path) -> None:
     metadata = json.loads(file.with_suffix(".json").read_text())
-    metadata["metadata"]["unread"] = {"99999999": "why"}
+    metadata["unread"] = {"99999999": "why"}
     file.with_suffix(".json").write_text(json.dumps(metadata))
-
-
-def _change_bytes(file: Path, change: Callable[[np.ndarray], None]) -> None:
-    """Change bytes of an entry like a disk error does, without changing its size and modification time."""
-    status = file.stat()
-    mapped = np.load(file, mmap_mode="r+")
-    change(mapped.reshape(-1))
-    mapped.flush()
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def _zero_page(file: Path) -> None:
-    _change_bytes(file, lambda images: images[4096:8192].fill(0))
-
-
-def _swap_pages(file: Path) -> None:
-    def change(images: np.ndarray) -> None:
-        images[:8192] = np.concatenate([images[4096:8192], images[:4096]])
-
-    _change_bytes(file, change)
 
 
 def _change_format(file: Path) -> None:
@@ -118,49 +80,22 @@ def _change_format(file: Path) -> None:
     file.with_suffix(".json").write_text(json.dumps(metadata | {"format": 2}))
 
 
-def _remove_checksum(file: Path) -> None:
-    metadata = json.loads(file.with_suffix(".json").read_text())
-    del metadata["checksum"]
-    file.with_suffix(".json").write_text(json.dumps(metadata))
-
-
 @pytest.mark.parametrize(
     "damage",
-    [
-        *(_truncate, _overwrite, _replace_with_other_shape, _delete, _damage_metadata),
-        *(_damage_header, _damage_unread),
-        *(_zero_page, _swap_pages, _remove_checksum, _change_format),
-    ],
+    [_truncate, _overwrite, _delete, _damage_metadata, _damage_unread, _change_format],
 )
 def test_decoded_cache_is_rebuilt_when_damaged(damage: object, photos: Path, cache: Path) -> None:
     assert callable(damage)
     expected = batches("memory", *open_photo_folder(photos))
-    (array_file,) = cache.glob("*.npy")
-    damage(array_file)
+    array_files = sorted(cache.glob("*.npy"))
+    for file in array_files:
+        damage(file)
     assert_the_same(batches("memory", *open_photo_folder(photos)), expected)
-    assert np.load(array_file, allow_pickle=False).shape == (16, 3, 16, 16)
-
-
-@pytest.mark.parametrize("position", [0, 4095, 4096, 4999])
-def test_decoded_cache_is_rebuilt_after_change_of_any_bit(position: int, cache: Path) -> None:
-    decoded = list[int]()
-
-    def decode() -> DecodedChunks:
-        decoded.append(1)
-        return DecodedChunks((1, 1, 50, 100), [np.full((1, 1, 50, 100), 7, np.uint8)])
-
-    def flip(images: np.ndarray) -> None:
-        images[position] ^= 1
-
-    load_or_decode("k", decode)
-    _change_bytes(cache / "k.npy", flip)
-    assert int(load_or_decode("k", decode).images.sum()) == 7 * 5000
-    load_or_decode("k", decode)
-    assert len(decoded) == 2
+    assert sum(len(np.load(file, allow_pickle=False)) for file in array_files) == 16
 
 
 def test_decoded_cache_is_written_by_one_of_several_processes(tmp_path: Path) -> None:
-    metadata = DecodedMetadata(unread={1: "why"}, reduced=(0,), labels={"val": (0, 1)}, classes=("a", "b"))
+    metadata = DecodedMetadata(unread={1: "why"}, labels={"val": (0, 1)}, classes=("a", "b"))
 
     def decode() -> DecodedChunks:
         (tmp_path / f"decoded-by-{os.getpid()}").touch()
@@ -190,22 +125,6 @@ def test_decoded_cache_ignores_interrupted_write(cache: Path) -> None:
         load_or_decode("k", lambda: DecodedChunks((2, 1, 2, 2), interrupted_chunks()))
     decoded = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
     assert int(decoded.images.sum()) == 4
-
-
-def test_decoded_cache_removes_leftovers_of_killed_writer_of_same_key(cache: Path) -> None:
-    def chunks() -> Iterator[np.ndarray]:
-        yield np.zeros((1, 1, 2, 2), np.uint8)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    fork = multiprocessing.get_context("fork")
-    for key in ("k", "other"):
-        writer = fork.Process(target=load_or_decode, args=(key, lambda: DecodedChunks((2, 1, 2, 2), chunks())))
-        writer.start()
-        writer.join(20)
-        assert writer.exitcode == -signal.SIGKILL
-    assert len(list(cache.glob(".k.npy.*.tmp"))) == 1
-    load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
-    assert [path.name.split(".")[1] for path in cache.glob(".*.tmp")] == ["other"]
 
 
 def test_decoded_cache_without_space_decodes_after_releasing_lock(cache: Path) -> None:
@@ -242,13 +161,13 @@ def test_decoded_cache_is_read_from_read_only_folder(cache: Path) -> None:
 def test_decoded_cache_failed_write_leaves_no_file(photos: Path, cache: Path) -> None:
     config, source = open_photo_folder(photos)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
     try:
         loaded = batches("memory", config, source)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert_the_same(loaded, batches("stream", config, source))
-    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+    assert {path.suffix for path in cache.iterdir()} == {".lock"}
 
 
 def test_memory_pipeline_without_cache_warns_and_decodes_into_memory(
@@ -274,12 +193,6 @@ def test_decoded_cache_evicts_entries_unused_for_a_month(cache: Path) -> None:
     expired = time.time() - 31 * 86400
     for path in cache.iterdir():
         os.utime(path, (expired, expired))
-    # The metadata records the modification time of the array, so changing one invalidates the other.
-    for key in ("old", "used"):
-        metadata = json.loads((cache / f"{key}.json").read_text())
-        metadata["mtime_ns"] = (cache / f"{key}.npy").stat().st_mtime_ns
-        (cache / f"{key}.json").write_text(json.dumps(metadata))
-        os.utime(cache / f"{key}.json", (expired, expired))
     load_or_decode("used", lambda: pytest.fail("the cached entry was not used"))
     load_or_decode("new", decode)
     assert {path.name for path in cache.glob("*.*y")} == {"used.npy", "new.npy"}

@@ -13,10 +13,9 @@ from engine.config.loader import resolve_config
 from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sampler import BatchRequest
-from engine.data.sources.base import Preprocessing
 from engine.data.sources.folder import FolderSource
 from engine.data.sources.formats import model_input_format
-from engine.data.sources.image import is_decoded_at_reduced_scale, read_image
+from engine.data.sources.image import read_image
 from engine.data.sources.open import open_source
 
 NORMALIZED = ["data.mean=[0,0,0]", "data.std=[1,1,1]"]
@@ -64,11 +63,3 @@ def test_evaluation_input_is_that_of_read_image(
     expected = [read_image(Path(source.root, path), image_format) for path in source.paths["val"]]
     assert (val == np.stack(expected)).all()
     assert train.shape == (10, 3, 16, 16)
-
-
-def test_only_training_decodes_large_jpeg_at_reduced_scale(tmp_path: Path) -> None:
-    photo = write_photos(tmp_path) / "val" / "cat" / "large.jpg"
-    training, evaluation = (Preprocessing(16, None, "crop", "bilinear", draft) for draft in (True, False))
-    assert is_decoded_at_reduced_scale(photo.read_bytes(), training)
-    assert not is_decoded_at_reduced_scale(photo.read_bytes(), evaluation)
-    assert not is_decoded_at_reduced_scale(photo.with_name("rotated.jpg").read_bytes(), training)
