@@ -16,7 +16,7 @@ from textual.widget import Widget
 
 from engine.gpus.recording import shift_times
 from engine.gpus.snapshot import DRIVER, UNITS, Reading, Snapshot
-from engine.runs.events import Event, GpuEvent, RankFailed, RunFinished, RunStarted
+from engine.runs.events import RankFailed, RunFinished, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from engine.runs.run_record import read_run_record
@@ -154,30 +154,6 @@ def demo_runs_template() -> tempfile.TemporaryDirectory[str]:
     past_events = [event for event in recorded_events(LIVE_RUN, DEMO_START_TIME) if event.time <= FROZEN_NOW]
     ReplayedRun(RunFolder(root / LIVE_RUN), LIVE_RUN, past_events).close()
     return folder
-
-
-def four_rank_run(root: Path) -> Ownership:
-    """Create a live run of four ranks on the first GPUs of the demo server."""
-    run = RunFolder(root / "wide-4")
-    events = [event for event in recorded_events(LIVE_RUN, DEMO_START_TIME) if event.time <= FROZEN_NOW]
-    ReplayedRun(run, LIVE_RUN, [_on_four_ranks(event) for event in events]).close()
-    return Ownership(run)
-
-
-def _on_four_ranks(event: Event) -> Event:
-    uuids = [gpu_uuid(rank) for rank in range(4)]
-    if isinstance(event, RunStarted):
-        ranks = [replace(event.ranks[0], rank=rank, pid=41200 + rank, device=uuid) for rank, uuid in enumerate(uuids)]
-        return replace(event, name="wide-4", world_size=4, devices=uuids, ranks=ranks)
-    if isinstance(event, GpuEvent):
-        loads = [1.0, 0.9, 0.75, 0.6 + 0.4 * math.sin(event.time / 60)]
-        sample = event.gpus[0]
-        samples = [
-            replace(sample, uuid=uuid, util=round((sample.util or 0) * abs(load)))
-            for uuid, load in zip(uuids, loads, strict=True)
-        ]
-        return replace(event, gpus=samples)
-    return event
 
 
 @cache

@@ -6,7 +6,7 @@ from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import wait_until, wait_until_idle
 from tui.app import GputrainApp
 from tui.screens.form import FormScreen
 
@@ -40,11 +40,6 @@ def post_keys(app: GputrainApp, *keys: str) -> None:
     """Send keys that arrive together, before the first of them is handled."""
     for key in keys:
         app.post_message(Key(key, key if len(key) == 1 else None))
-
-
-def plan_of(pilot: Pilot[None]) -> str:
-    """Text of the plan without its frame and line breaks."""
-    return " ".join(visible_text(pilot, "#plan").replace("│", " ").split())
 
 
 def entry_of(pilot: Pilot[None]) -> Input:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from itertools import combinations, groupby
 
-from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widget import Widget
 
-from support.screen.demo_app import clipped_widgets, visible_text, wait_until_idle
+from support.screen.demo_app import clipped_widgets, wait_until_idle
 from tui.widgets.keys import Keys
 
 Size = tuple[int, int]
@@ -47,12 +46,3 @@ def shown_widgets(screen: Screen[None]) -> list[Widget]:
     """Return the widgets that the screen consists of, without those that lie over another one."""
     widgets = [widget for widget in screen.query("*") if widget.region and not widget.children]
     return [widget for widget in widgets if widget.styles.position != "absolute"]
-
-
-def region_of(pilot: Pilot[None], panel: str) -> Region:
-    return pilot.app.screen.query_one(f"#{panel}").region
-
-
-def header_of(pilot: Pilot[None], panel: str) -> str:
-    """Return the first line of a panel: the titles of its columns."""
-    return " ".join(visible_text(pilot, f"#{panel}").splitlines()[1].strip("│").split())

@@ -19,7 +19,7 @@ from support.runs.command_folder import COMMAND, make_command_finished, make_com
 from support.runs.command_owner import make_command
 from support.screen.demo_app import demo_snapshot, visible_text, wait_until_idle
 from support.screen.screen_driver import Drive, drive, press, real_app
-from tui.form.command_lines import CommandLine, line_of_run
+from tui.form.command_lines import line_of_run
 from tui.screens.command_dialog import CommandDialog
 from tui.screens.dialogs import ChoiceDialog
 
@@ -57,7 +57,7 @@ def test_command_and_options_are_started_as_typed(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "is_asked"),
-    [("--gpus {}", True), ("--gpus={}", True), ("device.gpus={}", True), ("--gpus {} --queue", False), ("", False)],
+    [("--gpus {}", True), ("device.gpus={}", True), ("--gpus {} --queue", False)],
 )
 def test_command_on_gpu_that_is_not_free_is_started_after_a_question(root: Path, options: str, is_asked: bool) -> None:
     busy = next(gpu for gpu in demo_snapshot(0.0).gpus if find_current_use(gpu) is not None)
@@ -69,19 +69,6 @@ def test_command_on_gpu_that_is_not_free_is_started_after_a_question(root: Path,
         await press(pilot, "enter")
 
     assert len(show(root, act)) == (0 if is_asked else 1)
-
-
-@pytest.mark.parametrize(("typed", "code"), [("", "missing-value"), ("echo 'a", "invalid-value")])
-def test_line_that_is_no_command_is_refused_in_the_dialog(root: Path, typed: str, code: str) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, *typed, "enter")
-        assert isinstance(pilot.app.screen, CommandDialog)
-        assert "Command" in visible_text(pilot, ".problem")
-
-    assert show(root, act) == []
-    with pytest.raises(UsageError) as refused:
-        CommandLine(typed).arguments()
-    assert refused.value.problems[0].code == code
 
 
 def test_new_run_asks_for_a_command_where_trainings_are_not_installed(

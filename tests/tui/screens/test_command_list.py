@@ -11,10 +11,9 @@ from textual.pilot import Pilot
 
 from engine.runs.ownership import Ownership
 from support.runs.command_folder import make_command_finished, make_command_run
-from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import visible_text, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.screens.command_run import CommandRunScreen
-from tui.screens.compare import CompareScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
@@ -49,16 +48,6 @@ def test_list_of_commands_has_their_metrics_and_differing_parameters(runs: Path)
     drive(real_app(runs), act, (160, 40))
 
 
-def test_preview_shows_command_parameters_and_curve(runs: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await open_list(pilot)
-        await wait_until(pilot, lambda: "step" in visible_text(pilot, "#run-preview").splitlines()[-2])
-        text = visible_text(pilot, "#run-preview")
-        assert "torchrun --nproc-per-node 2" in text and "hidden" in text and "loss" in text
-
-    drive(real_app(runs), act, (160, 40))
-
-
 def test_list_opens_a_command_and_offers_what_it_takes(runs: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await open_list(pilot)
@@ -70,28 +59,3 @@ def test_list_opens_a_command_and_offers_what_it_takes(runs: Path) -> None:
         assert isinstance(pilot.app.screen, CommandRunScreen)
 
     drive(real_app(runs), act, (120, 34), notifications=True)
-
-
-def test_comparison_shows_metrics_that_a_command_begins_later(runs: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await open_list(pilot)
-        await press(pilot, "M", "c")
-        (runs / "large" / "metrics" / "own.jsonl").write_text('{"step": 1, "reward": 5}\n{"step": 2, "reward": 6}\n')
-        await wait_until(pilot, lambda: "reward" in visible_text(pilot))
-
-    drive(real_app(runs), act, (160, 48))
-
-
-def test_marked_commands_are_compared_and_opened(runs: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await open_list(pilot)
-        await press(pilot, "M", "c")
-        assert isinstance(pilot.app.screen, CompareScreen)
-        await wait_until(pilot, lambda: "hidden" in visible_text(pilot))
-        await wait_until_idle(pilot)
-        text = visible_text(pilot)
-        assert "loss" in text and "running" in text
-        await press(pilot, "enter")
-        assert isinstance(pilot.app.screen, CommandRunScreen)
-
-    drive(real_app(runs), act, (160, 48))

@@ -14,13 +14,11 @@ from textual.pilot import Pilot
 from engine.command.metric_files import OWN_FILE
 from engine.runs.events import ControlEvent
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.labels import read_labels
 from engine.runs.ownership import Ownership
 from engine.runs.run_record import read_run_record
 from support.gputrain_command import GPUTRAIN, wait_for
-from support.messages import says
-from support.runs.command_folder import make_command_failed, make_command_finished, make_command_run, make_gpu_event
-from support.screen.demo_app import FROZEN_NOW, demo_app, gpu_uuid, toasts, visible_text, wait_until, wait_until_idle
+from support.runs.command_folder import make_command_finished, make_command_run
+from support.screen.demo_app import FROZEN_NOW, demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import Drive, drive, press, real_app
 from tui.app import GputrainApp
 from tui.screens.command_run import CommandRunScreen
@@ -45,33 +43,6 @@ def show(root: Path, act: Drive, size: tuple[int, int] = (100, 30)) -> None:
     drive(real_app(root, "a"), act, size, notifications=True)
 
 
-def test_command_screen_shows_state_command_charts_and_log(tmp_path: Path) -> None:
-    finished = make_command_finished(time.time() - 60)
-    make_command_run(tmp_path / "runs", "a", finished, now=time.time(), rows=ROWS, log="\x1b[1mready\x1b[0m\n")
-
-    async def act(pilot: Pilot[None]) -> None:
-        assert chart_titles(pilot) == ["loss", "lr"]
-        assert "finished after 49m" in visible_text(pilot, "#progress")
-        assert "step 19   2 metrics" in visible_text(pilot, "#progress")
-        assert "$ torchrun --nproc-per-node 2 train.py" in visible_text(pilot, "#bottleneck")
-        assert "ready" in visible_text(pilot, "#log") and "\x1b" not in visible_text(pilot, "#log")
-
-    show(tmp_path / "runs", act)
-
-
-def test_command_without_metrics_gives_its_log_the_place_of_charts(tmp_path: Path) -> None:
-    failed = make_command_failed(time.time() - 60, "ended with exit code 1: no module")
-    make_command_run(tmp_path / "runs", "a", failed, now=time.time(), log="first\nlast\n")
-
-    async def act(pilot: Pilot[None]) -> None:
-        assert "ended with exit code 1: no module" in visible_text(pilot, "#message")
-        log = screen_of(pilot).foreign_panels.log_panel
-        assert log.size.height > 15 and log.has_focus
-        assert not [chart for chart in screen_of(pilot).foreign_panels.chart_widgets if chart.display]
-
-    show(tmp_path / "runs", act)
-
-
 def test_command_screen_shows_metrics_of_files_that_appear_later(tmp_path: Path) -> None:
     folder = make_command_run(tmp_path / "runs", "a", now=time.time(), rows=ROWS)
     owner = Ownership(folder)
@@ -86,25 +57,6 @@ def test_command_screen_shows_metrics_of_files_that_appear_later(tmp_path: Path)
     owner.release()
 
 
-def test_command_screen_shows_what_its_gpus_do(tmp_path: Path) -> None:
-    gpus = [gpu_uuid(1), gpu_uuid(3)]
-    events = make_gpu_event(FROZEN_NOW - 1, *gpus)
-    folder = make_command_run(tmp_path / "runs", "a", events, now=FROZEN_NOW, devices=gpus, rows=ROWS)
-    owner = Ownership(folder)
-
-    async def act(pilot: Pilot[None]) -> None:
-        lines = visible_text(pilot, "#gpus").splitlines()[1:4]
-        assert [line.strip("│ ").split()[0] for line in lines] == ["GPU", "1", "3"]
-        assert "90%" in lines[1] and "85%" in lines[2]
-        # Where there is no room for a table, the first line has the use of each GPU.
-        await pilot.resize_terminal(100, 18)
-        await wait_until_idle(pilot)
-        assert "GPU 1 " in visible_text(pilot, "#progress") and "GPU 3 " in visible_text(pilot, "#progress")
-
-    drive(demo_app(tmp_path / "runs", demo=None, run="a"), act)
-    owner.release()
-
-
 def test_second_stop_of_a_command_is_asked_about_because_it_kills(tmp_path: Path) -> None:
     stop = ControlEvent(time=FROZEN_NOW - 1, request="stop", by="me", outcome="SIGINT sent")
     owner = Ownership(make_command_run(tmp_path / "runs", "a", stop, now=FROZEN_NOW))
@@ -116,31 +68,6 @@ def test_second_stop_of_a_command_is_asked_about_because_it_kills(tmp_path: Path
 
     drive(demo_app(tmp_path / "runs", demo=None, run="a"), act)
     owner.release()
-
-
-def test_command_screen_shows_parameters_and_changes_labels(tmp_path: Path) -> None:
-    folder = make_command_run(tmp_path / "runs", "a", make_command_finished(time.time()), now=time.time(), rows=ROWS)
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "d")
-        await wait_until(pilot, lambda: "Loading" not in visible_text(pilot))
-        text = visible_text(pilot)
-        assert "working folder" in text and "hidden  64" in text
-        await press(pilot, "escape", "T", *"night", "enter")
-        await wait_until(pilot, lambda: read_labels(folder).tags == ("night",))
-
-    show(tmp_path / "runs", act)
-
-
-def test_finished_command_is_not_resumed(tmp_path: Path) -> None:
-    make_command_run(tmp_path / "runs", "a", make_command_finished(time.time()), now=time.time())
-
-    async def act(pilot: Pilot[None]) -> None:
-        assert not screen_of(pilot).is_available("resume")
-        await press(pilot, "u")
-        assert says(toasts(pilot)[-1], "already-finished", "a")
-
-    show(tmp_path / "runs", act)
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ from textual.pilot import Pilot
 from engine.foreign.folders import find_runs
 from support.runs.compared_runs import make_compared_run
 from support.screen.demo_app import visible_text, wait_until
-from support.screen.screen_driver import drive, press, real_app
+from support.screen.screen_driver import drive, real_app
 from tui.app import GputrainApp
-from tui.pollers.compare import CompareCache, ComparePoller
 from tui.screens.compare import CompareScreen
 from tui.screens.compare_panels import RUNS_PANEL, TABLE_PANEL
 from tui.screens.foreign_run import ForeignRunScreen
@@ -41,36 +40,6 @@ async def open_compare(pilot: Pilot[None], root: Path, own: tuple[Path, ...] = (
     await wait_until(pilot, lambda: screen.compare_poller.caught_up and screen._all_drawn)
     await wait_until(pilot, lambda: not screen._charts_to_draw)
     return screen
-
-
-def test_compare_of_foreign_runs_shows_their_metrics_and_parameters(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await open_compare(pilot, make_logs(tmp_path / "logs"))
-        assert [row.title for row in screen.view.charts.values() if row.metrics] == ["val loss", "f1 [red]"]
-        assert screen.view.axis == "step"
-        assert "f1 [red]" in visible_text(pilot)
-        table = visible_text(pilot, f"#{TABLE_PANEL}")
-        assert "1 parameter differs" in table and "0.2" in table
-        await press(pilot, "c", "down", "space", "enter")
-        await wait_until(pilot, lambda: pilot.app.screen is screen)
-        assert [row.title for row in screen.view.charts.values() if row.metrics] == ["val loss"]
-
-    drive(real_app(tmp_path / "runs"), act, SIZE)
-
-
-def test_large_foreign_run_is_published_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.pollers.compare.PART_SECONDS", 0.0)
-    (tmp_path / "metrics.csv").write_text("step,loss\n" + "".join(f"{step},0.5\n" for step in range(150_000)))
-    poller = ComparePoller(find_runs(tmp_path).runs, CompareCache())
-    read = []
-
-    def publish(described: bool) -> None:
-        read.append(poller._followers[0].state.curves)
-
-    monkeypatch.setattr(poller, "_publish", publish)
-    poller.poll()
-    steps = [curves.last_x("step") for curves in read if curves is not None]
-    assert len(steps) > 2 and steps == sorted(steps) and steps[-1] == 149_999
 
 
 def test_compare_follows_a_foreign_run_beside_an_own_one_and_opens_it(tmp_path: Path) -> None:

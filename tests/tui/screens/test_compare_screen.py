@@ -14,7 +14,6 @@ from textual.pilot import Pilot
 from engine.runs.events import RunFinished, StepEvent
 from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership
-from support.messages import says
 from support.replace import replace
 from support.runs.compared_runs import STEPS_PER_EPOCH, compared_events, make_compared_run
 from support.runs.event_factories import make_epoch, make_run_started
@@ -51,10 +50,6 @@ async def compare(pilot: Pilot[None], root: Path, names: Sequence[str], baseline
     return screen
 
 
-def toasts(pilot: Pilot[None]) -> list[str]:
-    return [toast.message for toast in pilot.app._notifications]
-
-
 async def until_shown(pilot: Pilot[None], screen: CompareScreen) -> None:
     """Wait until all that has been read is drawn."""
     poller = screen.compare_poller
@@ -62,82 +57,6 @@ async def until_shown(pilot: Pilot[None], screen: CompareScreen) -> None:
     screen._rebuild()
     await wait_until(pilot, lambda: not screen._charts_to_draw)
     await pilot.pause()
-
-
-def test_compare_overlays_the_curves_of_all_runs(root: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await compare(pilot, root, ["slow", "fast"])
-        chart = screen.query_one("#train_loss")
-        assert [curve.label for curve in chart.curves] == ["slow", "fast"]  # type: ignore[attr-defined]
-        text = visible_text(pilot, "#train_loss")
-        assert text.count("A") > 2
-        assert text.count("B") > 2
-        runs = visible_text(pilot, f"#{RUNS_PANEL}")
-        assert "A slow" in runs
-        assert "B fast" in runs
-        screen.action_seeds()
-        await pilot.pause()
-        [toast] = toasts(pilot)
-        assert says(toast, "not-found")
-
-    drive(real_app(root), act, SIZE)
-
-
-def test_compare_lists_differing_keys_and_marks_the_best_figures(root: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await compare(pilot, root, ["slow", "fast"])
-        table = visible_text(pilot, f"#{TABLE_PANEL}")
-        assert "1 config key differs" in table
-        keys = [line for line in table.splitlines() if "optim." in line or "run." in line]
-        assert [line.split()[0].strip("│") for line in keys] == ["optim.lr"]
-        best = next(line for line in table.splitlines() if "best val acc" in line)
-        assert best.count("*") == 1
-
-    drive(real_app(root), act, SIZE)
-
-
-def test_compare_readout_follows_the_cursor(root: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await compare(pilot, root, ["slow", "fast"])
-        before = visible_text(pilot, f"#{RUNS_PANEL}")
-        assert "train loss, latest" in before
-        await pilot.press(*["left"] * 11)
-        await wait_until_idle(pilot)
-        after = visible_text(pilot, f"#{RUNS_PANEL}")
-        assert "train loss, epoch 3.6" in after
-        values = [curve.values.value_at(screen.view.cursor or 0) for curve in screen.active_chart.curves]
-        assert all(f"{value:.4f}" in after for value in values if value is not None)
-
-    drive(real_app(root), act, SIZE)
-
-
-def test_compare_readout_has_no_value_behind_the_end_of_a_run(root: Path) -> None:
-    make_compared_run(root, "short", lr=0.3, epochs=1)
-
-    async def act(pilot: Pilot[None]) -> None:
-        await compare(pilot, root, ["short", "slow"])
-        await press(pilot, "left")
-        lines = visible_text(pilot, f"#{RUNS_PANEL}").splitlines()
-        assert "–" in next(line for line in lines if "A short" in line)
-        assert "–" not in next(line for line in lines if "B slow" in line)
-
-    drive(real_app(root), act, SIZE)
-
-
-def test_compare_switches_between_all_x_axes(root: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await compare(pilot, root, ["slow", "fast"])
-        lengths = {}
-        for _ in range(4):
-            lengths[screen.view.axis] = screen.active_chart.window.high
-            assert screen.view.axis in visible_text(pilot, "#train_loss")
-            await press(pilot, "x")
-        assert lengths["epoch"] == 4
-        assert lengths["step"] == 4 * STEPS_PER_EPOCH
-        assert lengths["images"] == 64 * lengths["step"]
-        assert lengths["hours"] == pytest.approx(0.1 * lengths["step"] / 3600)
-
-    drive(real_app(root), act, SIZE)
 
 
 def test_compare_shows_seeds_as_one_band_and_expands_it(root: Path) -> None:
@@ -156,24 +75,6 @@ def test_compare_shows_seeds_as_one_band_and_expands_it(root: Path) -> None:
     drive(real_app(root), act, SIZE)
 
 
-def test_compare_pins_and_unpins_a_baseline(root: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await compare(pilot, root, ["slow", "fast", "seed-0"])
-        await pilot.press("shift+tab", "shift+tab", "down", "P")
-        await wait_until_idle(pilot)
-        assert screen.data.baseline == 1
-        runs = visible_text(pilot, f"#{RUNS_PANEL}").splitlines()
-        assert "baseline" in next(line for line in runs if "B fast" in line)
-        assert "+" in next(line for line in runs if "A slow" in line)
-        assert "(-0." in visible_text(pilot, f"#{TABLE_PANEL}")
-        assert "differences from B" in visible_text(pilot, "#train_loss")
-        await press(pilot, "P")
-        assert screen.data.baseline is None
-        assert "baseline" not in visible_text(pilot, f"#{RUNS_PANEL}")
-
-    drive(real_app(root), act, SIZE)
-
-
 def test_compare_opens_the_selected_run(root: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await compare(pilot, root, ["slow", "fast"])
@@ -186,36 +87,6 @@ def test_compare_opens_the_selected_run(root: Path) -> None:
         assert isinstance(pilot.app.screen, CompareScreen)
 
     drive(real_app(root), act, SIZE)
-
-
-def test_compare_zooms_smooths_and_fills_the_screen(root: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await compare(pilot, root, ["slow", "fast"])
-        await pilot.press("m", "L", "plus", "plus", "comma")
-        await wait_until_idle(pilot)
-        assert screen.view.smoothing == 0.1
-        assert screen.active_chart.window.high - screen.active_chart.window.low == pytest.approx(1.0)
-        await press(pilot, "f")
-        assert screen.query_one("#train_loss").size.height > 28
-        await pilot.press("f", "shift+tab", "f")
-        await wait_until_idle(pilot)
-        assert screen.query_one(f"#{TABLE_PANEL}").size.width > 110
-        await press(pilot, "f", "0")
-        assert screen.view.span is None
-
-    drive(real_app(root), act, SIZE)
-
-
-def test_compare_exports_all_curves_with_their_names(root: Path, tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await compare(pilot, root, ["slow", "fast"])
-        await press(pilot, "e")
-
-    drive(real_app(root), act, SIZE)
-    rows = (tmp_path / "compare-train_loss.csv").read_text().splitlines()
-    assert rows[0] == "curve,epoch,value"
-    assert {row.split(",")[0] for row in rows[1:]} == {"slow", "fast"}
-    assert "A slow" in (tmp_path / "compare-train_loss.svg").read_text()
 
 
 def test_compare_follows_a_live_run(root: Path) -> None:
@@ -267,67 +138,6 @@ def test_compare_of_runs_without_steps_damaged_journals_and_nan_losses(root: Pat
         await pilot.press("L", "m", "x", "x", "x", "plus", "left", "tab", "tab", "tab", "tab", "f", "f")
         await wait_until_idle(pilot)
         assert "D slow" in visible_text(pilot, f"#{RUNS_PANEL}")
-
-    drive(real_app(root), act, SIZE)
-
-
-@pytest.mark.parametrize("count", [1, 16])
-def test_compare_of_one_and_of_many_runs(tmp_path: Path, count: int) -> None:
-    root = tmp_path / "many"
-    for number in range(count):
-        make_compared_run(root, f"[bold]n{number}\x1b[31m", lr=0.01 * (number + 1), epochs=1)
-
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await compare(pilot, root, sorted(path.name for path in root.iterdir()))
-        assert len(screen.data.entries) == count
-        assert "[bold]n0\\x1b[31m" in visible_text(pilot, f"#{RUNS_PANEL}")
-        await pilot.press("shift+tab", "shift+tab", *["down"] * count, "P", "left")
-        await wait_until_idle(pilot)
-        assert screen.data.baseline == count - 1
-
-    drive(real_app(root), act, (80, 24))
-
-
-def test_compare_refuses_too_many_runs_in_one_sentence(root: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        app = pilot.app
-        assert isinstance(app, GputrainApp)
-        app.open_compare([root / "slow"] * 20)
-        await pilot.pause()
-        assert not isinstance(app.screen, CompareScreen)
-        [toast] = toasts(pilot)
-        assert says(toast, "too-many", "compare: ", "16", "20")
-
-    drive(real_app(root), act, SIZE)
-
-
-def test_compare_notes_other_datasets_and_a_run_that_others_can_change(root: Path) -> None:
-    (root / "fast/config.yaml").write_text("data: {dataset: fake}")
-    (root / "fast").chmod(0o777)
-
-    async def act(pilot: Pilot[None]) -> None:
-        await compare(pilot, root, ["slow", "fast"])
-        message = visible_text(pilot, "#message")
-        assert "different datasets" in message
-        assert "fast: this run" in message
-        assert "B fast" in visible_text(pilot, f"#{RUNS_PANEL}")
-
-    drive(real_app(root), act, SIZE)
-
-
-def test_compare_opens_the_second_time_with_all_curves(root: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await compare(pilot, root, ["slow", "fast"])
-        await press(pilot, "escape")
-        app = pilot.app
-        assert isinstance(app, GputrainApp)
-        app.open_compare([root / "slow", root / "fast"])
-        screen = app.screen
-        assert isinstance(screen, CompareScreen)
-        assert all(run.curves is not None for run in screen.compare_poller.runs)
-        assert screen.compare_poller.comparison is not None
-        await pilot.pause()
-        await until_shown(pilot, screen)
 
     drive(real_app(root), act, SIZE)
 

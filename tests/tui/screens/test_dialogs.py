@@ -10,22 +10,16 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from engine.runs.folder import RunFolder
-from engine.show.readings import READINGS
 from support.messages import says
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
-from tui.screens.dialogs import ConfigDialog, HelpDialog, TextInputDialog, epochs_dialog, stop_dialog
+from tui.screens.dialogs import ConfigDialog, HelpDialog, epochs_dialog, stop_dialog
 from tui.screens.log import LogDialog
 from tui.screens.run import RunScreen
-from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 SIZE = (100, 24)
-
-
-def log_lines(pilot: Pilot[None]) -> Lines:
-    return pilot.app.screen.query_one("#log-lines", Lines)
 
 
 def log_app(root: Path, read: Callable[[], list[str]], act: Callable[[Pilot[None]], object]) -> None:
@@ -38,32 +32,6 @@ def log_app(root: Path, read: Callable[[], list[str]], act: Callable[[Pilot[None
         await act(pilot)  # type: ignore[misc]
 
     drive(demo_app(root), open_log, SIZE)
-
-
-def test_log_dialog_opens_at_end_and_follows(tmp_path: Path) -> None:
-    log = [f"line {number}" for number in range(200)]
-
-    async def act(pilot: Pilot[None]) -> None:
-        await wait_until(pilot, lambda: "line 199" in visible_text(pilot, "#log-lines"))
-        assert "Log of a-run: following" in visible_text(pilot)
-        log.append("a new line")
-        await wait_until(pilot, lambda: "a new line" in visible_text(pilot, "#log-lines"))
-
-    log_app(tmp_path, lambda: log, act)
-
-
-def test_log_dialog_forgets_lines_that_the_log_has_lost(tmp_path: Path) -> None:
-    log = [f"line {number}" for number in range(200)]
-
-    async def act(pilot: Pilot[None]) -> None:
-        await wait_until(pilot, lambda: "line 199" in visible_text(pilot, "#log-lines"))
-        for last in (349, 499):
-            log[:] = [f"line {number}" for number in range(last - 199, last + 1)]
-            await wait_until(pilot, lambda last=last: f"line {last}" in visible_text(pilot, "#log-lines"))
-        dialog = pilot.app.screen
-        assert isinstance(dialog, LogDialog) and list(dialog._wrapped) == log
-
-    log_app(tmp_path, lambda: log, act)
 
 
 def test_log_dialog_stays_in_place_when_scrolled_up(tmp_path: Path) -> None:
@@ -87,16 +55,6 @@ def test_log_dialog_stays_in_place_when_scrolled_up(tmp_path: Path) -> None:
     log_app(tmp_path, lambda: log, act)
 
 
-def test_log_dialog_wraps_long_lines_beside_scrollbar(tmp_path: Path) -> None:
-    log = ["word " * 60 + "END"] * 20
-
-    async def act(pilot: Pilot[None]) -> None:
-        assert visible_text(pilot, "#log-lines").count("END") > 1
-        assert "…" not in visible_text(pilot, "#log-lines")
-
-    log_app(tmp_path, lambda: log, act)
-
-
 def test_log_dialog_searches(tmp_path: Path) -> None:
     log = [f"line {number}{' with an Error' if number in (5, 90) else ''}" for number in range(200)]
 
@@ -116,42 +74,6 @@ def test_log_dialog_searches(tmp_path: Path) -> None:
         assert not isinstance(pilot.app.screen, LogDialog)
 
     log_app(tmp_path, lambda: log, act)
-
-
-def test_log_dialog_reports_no_match(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await pilot.press("slash", "x", "y", "enter", "n")
-        await wait_until(pilot, lambda: "no match" in visible_text(pilot))
-
-    log_app(tmp_path, lambda: ["a line"], act)
-
-
-def test_log_dialog_search_takes_letters_of_keys(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await pilot.press("slash", *"qnNlgG")
-        assert isinstance(pilot.app.screen, LogDialog)
-        assert "qnNlgG" in visible_text(pilot)
-
-    log_app(tmp_path, lambda: ["a line"], act)
-
-
-def test_log_dialog_shows_markup_and_escapes_as_text(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        assert "[b]bold[/b]" in visible_text(pilot, "#log-lines")
-        assert "\x1b" not in visible_text(pilot, "#log-lines")
-
-    log_app(tmp_path, lambda: ["[b]bold[/b] \x1b[31mred"], act)
-
-
-@pytest.mark.parametrize("key", ["q", "l", "escape"])
-def test_log_dialog_of_run_closes(demo_runs_folder: Path, key: str) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "l")
-        await wait_until(pilot, lambda: "epoch  18" in visible_text(pilot))
-        await press(pilot, key)
-        assert isinstance(pilot.app.screen, RunScreen)
-
-    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, (160, 40))
 
 
 def test_run_screen_goes_on_below_dialog(demo_runs_folder: Path) -> None:
@@ -186,41 +108,6 @@ def test_config_dialog_marks_changed_keys(demo_runs_folder: Path) -> None:
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act, SIZE)
 
 
-def test_config_dialog_of_missing_config_says_so(demo_runs_folder: Path) -> None:
-    RunFolder(demo_runs_folder / FINISHED_RUN).config.unlink()
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "d")
-        await wait_until(pilot, lambda: says(visible_text(pilot), "not-readable", "No such file"))
-
-    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act, SIZE)
-
-
-def test_help_dialog_groups_keys_and_wraps_help_below_itself(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r", "question_mark")
-        assert "…" not in visible_text(pilot, ".dialog")
-        texts = [row.text for row in pilot.app.screen.query_one(Lines)._rows]
-        assert {"This screen", "Lists", "Everywhere"} <= {text.plain for text in texts}
-        indent = texts[1].plain.index("Open this run")
-        continued = [text.plain for text in texts if text.plain.startswith(" " * 8)]
-        assert continued
-        assert all(line[:indent].isspace() and not line[indent].isspace() for line in continued)
-
-    drive(demo_app(demo_runs_folder), act, (60, 20))
-
-
-def test_help_of_monitor_and_gpu_screen_explains_readings(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        for keys in (("question_mark",), ("escape", "enter", "question_mark")):
-            await press(pilot, *keys)
-            shown = " ".join(" ".join(row.text.plain for row in pilot.app.screen.query_one(Lines)._rows).split())
-            for reading in READINGS.values():
-                assert f"{reading.label} {reading.unit} ".replace("  ", " ") + reading.meaning in shown
-
-    drive(demo_app(demo_runs_folder), act, SIZE)
-
-
 def test_stop_dialog_selects_safe_answer(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         answers: list[str | None] = []
@@ -228,20 +115,6 @@ def test_stop_dialog_selects_safe_answer(demo_runs_folder: Path) -> None:
         await pilot.pause()
         await pilot.press("enter")
         await wait_until(pilot, lambda: answers == ["no"])
-
-    drive(demo_app(demo_runs_folder), act)
-
-
-def test_text_input_dialog_takes_letters_of_keys_and_confirms(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        answers: list[str | None] = []
-        pilot.app.push_screen(TextInputDialog("A name [x]", "", "a note"), answers.append)
-        await pilot.pause()
-        await pilot.press(*"qtrn?/")
-        assert "qtrn?/" in visible_text(pilot)
-        assert "A name [x]" in visible_text(pilot)
-        await pilot.press("enter")
-        await wait_until(pilot, lambda: answers == ["qtrn?/"])
 
     drive(demo_app(demo_runs_folder), act)
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-import re
 import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +23,6 @@ from support.screen.screen_driver import drive, press, press_in_burst, real_app
 from tui.app import GputrainApp
 from tui.list_settings import FOREIGN_SETTINGS_FILE, ListSettings, read_list_settings, save_list_settings
 from tui.pollers.foreign_runs import search_paths
-from tui.screens.compare import CompareScreen
 from tui.screens.foreign_run import ForeignRunScreen
 from tui.screens.foreign_runs import ForeignRunsScreen
 from tui.screens.monitor import MonitorScreen
@@ -139,86 +134,6 @@ def test_new_run_and_growth_appear_without_a_key(tmp_path: Path, watched: Path) 
     drive(real_app(tmp_path / "runs"), act, (120, 30))
 
 
-def test_only_run_opens_at_once_with_the_list_behind_it(tmp_path: Path) -> None:
-    make_run(tmp_path / "watched" / "only", 0.1, 1.0)
-
-    async def act(pilot: Pilot[None]) -> None:
-        await open_list(pilot, tmp_path / "watched")
-        await wait_until(pilot, lambda: isinstance(pilot.app.screen, ForeignRunScreen))
-        await press(pilot, "escape")
-        assert isinstance(pilot.app.screen, ForeignRunsScreen)
-        await refresh(pilot, pilot.app.screen)
-        assert isinstance(pilot.app.screen, ForeignRunsScreen)
-
-    drive(real_app(tmp_path / "runs"), act, (120, 30))
-
-
-def test_list_and_preview_name_metrics_as_comparisons_do(tmp_path: Path) -> None:
-    for name, loss in (("good", 0.25), ("poor", 0.5)):
-        (tmp_path / "watched" / name).mkdir(parents=True)
-        log = tmp_path / "watched" / name / "metrics.csv"
-        log.write_text(f"step,val/loss,val_acc\n1,1.0,0.95\n2,{loss},0.5\n")
-
-    async def act(pilot: Pilot[None]) -> None:
-        await open_list(pilot, tmp_path / "watched")
-        assert {"val loss", "val acc"} <= set(re.split(r" {2,}", visible_text(pilot, "#all-runs").splitlines()[1]))
-        assert "val loss" in visible_text(pilot, "#run-preview")
-        await press(pilot, "slash")
-        await pilot.press(*"val_loss", "less_than_sign", *"0", "full_stop", "3")
-        await wait_until(pilot, lambda: names(pilot) == ["good"])
-        await press(pilot, "escape", "slash")
-        await pilot.press(*"val", "slash", *"loss", "greater_than_sign", *"0", "full_stop", "3")
-        await wait_until(pilot, lambda: names(pilot) == ["poor"])
-
-    drive(real_app(tmp_path / "runs"), act, (160, 48))
-
-
-def test_two_runs_of_one_database_are_opened_and_compared(tmp_path: Path) -> None:
-    (tmp_path / "watched").mkdir()
-    path = tmp_path / "watched" / "proj.db"
-    path.write_bytes(gzip.decompress((RECORDED / "trackio" / "proj.db.gz").read_bytes()))
-    with closing(sqlite3.connect(path)) as database:
-        database.executescript("""
-            CREATE TEMP TABLE copy AS SELECT * FROM metrics;
-            UPDATE copy SET id = id + 100, log_id = id, run_id = '2', run_name = 'two', metrics = '{"loss": 0.125}';
-            INSERT INTO metrics SELECT * FROM copy;""")
-
-    async def act(pilot: Pilot[None]) -> None:
-        await open_list(pilot, tmp_path / "watched")
-        assert sorted(names(pilot)) == ["one", "two"]
-        await press(pilot, "enter")
-        opened = pilot.app.screen
-        assert isinstance(opened, ForeignRunScreen) and opened.watched_run.name.endswith("/one")
-        await press(pilot, "escape", "M", "c")
-        await wait_until(pilot, lambda: isinstance(pilot.app.screen, CompareScreen))
-        compared = pilot.app.screen
-        assert isinstance(compared, CompareScreen)
-        await wait_until(pilot, lambda: compared.compare_poller.caught_up)
-        assert compared.compare_poller.comparison is not None
-        losses = {run.name: run.record.metrics["loss"] for run in compared.compare_poller.comparison.runs}
-        assert losses == {"watched/proj/one": 0.25, "watched/proj/two": 0.125}
-
-    drive(real_app(tmp_path / "runs"), act, (120, 40))
-
-
-def test_list_says_how_to_see_the_runs_of_gputrain(tmp_path: Path, watched: Path) -> None:
-    for folder in (watched / "runs" / "a", watched / "runs" / "b", tmp_path / "only" / "a", tmp_path / "only" / "b"):
-        folder.mkdir(parents=True)
-        for name in ("events.jsonl", "owner.json"):
-            (folder / name).touch()
-
-    async def act(pilot: Pilot[None]) -> None:
-        await open_list(pilot, watched)
-        assert sorted(names(pilot)) == ["fast", "slow"]
-        toast = toasts(pilot)[-1]
-        assert says(toast, "recorded-elsewhere", f"gputrain-tui --runs-dir {watched / 'runs'}")
-        await press(pilot, "escape")
-        await open_list(pilot, tmp_path / "only")
-        assert "2 runs of gputrain" in visible_text(pilot, "#all-runs")
-
-    drive(real_app(tmp_path / "runs"), act, (160, 30), notifications=True)
-
-
 def test_key_of_the_monitor_leads_back_to_the_list_with_its_marks_and_values(tmp_path: Path, watched: Path) -> None:
     app = GputrainApp(tmp_path / "runs", gpu_poller=no_gpu_feed(), host_poller=FrozenHost(), watched=[watched])
 
@@ -237,22 +152,6 @@ def test_key_of_the_monitor_leads_back_to_the_list_with_its_marks_and_values(tmp
     drive(app, act, (160, 40))
 
 
-def test_export_is_refused_below_a_watched_path(tmp_path: Path, watched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = GputrainApp(tmp_path / "runs", gpu_poller=no_gpu_feed(), host_poller=FrozenHost(), watched=[watched])
-    monkeypatch.chdir(watched)
-
-    async def act(pilot: Pilot[None]) -> None:
-        screen: Any = pilot.app.screen
-        await wait_until(pilot, lambda: screen._found.complete)
-        await refresh(pilot, screen)
-        await press(pilot, "enter", "e")
-        await wait_until(pilot, lambda: bool(toasts(pilot)))
-        assert says(toasts(pilot)[-1], "not-supported", "belongs to another program")
-
-    drive(app, act, (120, 30), notifications=True)
-    assert sorted(path.name for path in watched.iterdir()) == ["fast", "slow"]
-
-
 def test_choice_of_columns_keeps_those_of_other_folders(tmp_path: Path, watched: Path) -> None:
     long_name = "x" * 300
     save_list_settings(ListSettings(columns=("state", long_name)), FOREIGN_SETTINGS_FILE)
@@ -264,22 +163,6 @@ def test_choice_of_columns_keeps_those_of_other_folders(tmp_path: Path, watched:
     drive(real_app(tmp_path / "runs"), act, (120, 30))
     columns = read_list_settings(FOREIGN_SETTINGS_FILE).columns
     assert len(columns) == 3 and columns[0] == "state" and columns[-1] == long_name
-
-
-def test_monitor_offers_no_way_to_a_list_that_was_not_opened(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "w")
-        assert isinstance(pilot.app.screen, MonitorScreen) and "watched" not in visible_text(pilot, "Keys")
-
-    drive(real_app(tmp_path / "runs"), act, (160, 40))
-
-
-def test_empty_folder_says_that_runs_appear(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await open_list(pilot, tmp_path)
-        await wait_until(pilot, lambda: "it appears here" in visible_text(pilot, "#all-runs"))
-
-    drive(real_app(tmp_path / "runs"), act, (120, 30))
 
 
 def tree_of(path: Path) -> dict[str, tuple[int, int, bytes]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from textual.pilot import Pilot
@@ -15,10 +14,8 @@ from support.screen.form_driver import entry_of, form_of, post_keys, type_into, 
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.form import lr_test
-from tui.palette import PALETTES
 from tui.screens.dialogs import ChoiceDialog, TextDialog, TextInputDialog
 from tui.screens.form import FormScreen
-from tui.theme import save_palette
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
@@ -66,19 +63,6 @@ def test_form_screen_gets_keys_typed_while_it_opens(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_form_screen_search_and_enter_in_one_burst_reach_the_field(tmp_path: Path) -> None:
-    app = real_app(tmp_path / "runs")
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        post_keys(app, "ctrl+f", *"cudnn", "enter", "left", "ctrl+f", *"max rest", "enter", "2")
-        await wait_until_idle(pilot)
-        assert form_of(pilot).form.overrides == {"device.cudnn_benchmark": "false", "run.max_restarts": "2"}
-
-    drive(app, act, (120, 34))
-
-
-@pytest.mark.usefixtures("unchecked")
 def test_form_screen_search_finds_keys_by_description(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n", "slash", *"one-hot")
@@ -91,33 +75,6 @@ def test_form_screen_search_finds_keys_by_description(tmp_path: Path) -> None:
         assert "epochs" in visible_text(pilot, "#field-lines")
         await press(pilot, "ctrl+f", *"nothing", "enter", "x")
         assert "No field contains 'nothingx'" in visible_text(pilot, "#field-lines")
-
-    drive(real_app(tmp_path / "runs"), act)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_search_shows_best_match_first_from_any_field(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        await pilot.press(*["down"] * 20)
-        before = form_of(pilot).fields.selected
-        await press(pilot, "ctrl+f", *"image")
-        lines = visible_text(pilot, "#field-lines").splitlines()
-        assert "image" in lines[1] and "─ Data ─" in lines[2] and "image size" in lines[3]
-        await press(pilot, "escape")
-        assert form_of(pilot).fields.selected == before
-
-    drive(real_app(tmp_path / "runs"), act, (100, 30))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_search_goes_to_field_of_that_label_or_key(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        for query, key in (("model", "model.name"), ("epochs", "run.epochs"), ("max_r", "run.max_restarts")):
-            await press(pilot, "ctrl+f", *query, "enter")
-            selected = form_of(pilot).fields.selected
-            assert selected is not None and selected.key == key
 
     drive(real_app(tmp_path / "runs"), act)
 
@@ -158,77 +115,6 @@ def test_form_screen_changes_fixed_choices_without_opening_them(tmp_path: Path) 
         form.fields.select("augment.flip")
         await press(pilot, "space")
         assert form.form.overrides["augment.flip"] == "true"
-
-    drive(real_app(tmp_path / "runs"), act, (120, 34))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_accepts_typed_value_outside_choices(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        form = form_of(pilot)
-        await type_into(pilot, "data.dataset", "m:d")
-        await press(pilot, "tab")
-        assert form.form.overrides["data.dataset"] == "m:d"
-        assert form.fields.selected is not None and form.fields.selected.key == "data.path"
-
-    drive(real_app(tmp_path / "runs"), act, (140, 48))
-
-
-@pytest.mark.expensive("builds the catalogs of models and optimizers, unless another test did")
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_completes_names_of_models_and_optimizers(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        form = form_of(pilot)
-        await type_into(pilot, "model.name", "r")
-        # The catalogs are loaded by now.
-        await press(pilot, *"esnet50")
-        shown = visible_text(pilot, "#completions")
-        assert "resnet50  " in shown and "25.6 M, torchvision, top-1 80.9%" in shown
-        await press(pilot, "down", "enter")
-        assert form.form.values()["model.name"] != "resnet50"
-        assert "resnet50" in form.form.values()["model.name"]
-        await type_into(pilot, "optim.name", "ada")
-        assert "adamw" in visible_text(pilot, "#completions")
-        await press(pilot, *"mw", "enter")
-        assert form.form.values()["optim.name"] == "adamw"
-
-    drive(real_app(tmp_path / "runs"), act, (120, 34))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_lays_out_once_per_letter_with_completions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        await type_into(pilot, "schedule.name", "c")
-        lay_out, layouts = FormScreen._refresh_layout, list[FormScreen]()
-
-        def count_layout(screen: FormScreen, **options: Any) -> None:
-            layouts.append(screen)
-            lay_out(screen, **options)
-
-        monkeypatch.setattr(FormScreen, "_refresh_layout", count_layout)
-        for key, is_shown in (("x", False), ("backspace", True)):
-            layouts.clear()
-            await press(pilot, key)
-            await wait_until_idle(pilot)
-            assert form_of(pilot).fields.is_open is is_shown
-            assert len(layouts) == 1
-
-    drive(real_app(tmp_path / "runs"), act, (120, 34))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_keeps_typed_values_when_preset_changes(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        form = form_of(pilot)
-        await type_into(pilot, "run.epochs", "7")
-        form.fields.select("preset")
-        await press(pilot, "right")
-        assert form.form.base != "digits"
-        assert form.form.values()["run.epochs"] == "7"
 
     drive(real_app(tmp_path / "runs"), act, (120, 34))
 
@@ -287,17 +173,6 @@ def test_form_screen_footer_keys_work(tmp_path: Path, monkeypatch: pytest.Monkey
     assert set(FOOTER) == {command.keys[0] for command in FormScreen.COMMAND_TABLE}
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_footer_shows_only_keys_that_work(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        assert "choose" in visible_text(pilot, "Keys") and "defaults" not in visible_text(pilot, "Keys")
-        await type_into(pilot, "run.epochs", "7")
-        assert "choose" not in visible_text(pilot, "Keys") and "defaults" in visible_text(pilot, "Keys")
-
-    drive(real_app(tmp_path / "runs"), act, (140, 34))
-
-
 # Mouse and cursor
 
 
@@ -315,72 +190,6 @@ def test_form_screen_click_selects_row_under_pointer(tmp_path: Path) -> None:
             assert fields.selected.label in lines[row]
             assert entry_of(pilot).region.y == pilot.app.screen.query_one("#field-lines").region.y + row
         await pilot.click("#field-lines", offset=(5, rows[2] - 1))
-
-    drive(real_app(tmp_path / "runs"), act, (120, 34))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_click_opens_and_chooses_a_choice(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        form = form_of(pilot)
-        form.fields.select("data.dataset")
-        await pilot.pause()
-        await type_into(pilot, "model.weights", "p")
-        assert form.fields.is_open
-        await pilot.click("#completions", offset=(4, 1))
-        await wait_until_idle(pilot)
-        assert form.form.overrides["model.weights"] == "pretrained"
-        form.fields.select("precision.amp")
-        await pilot.pause()
-        await pilot.click("#field-entry")
-        await wait_until_idle(pilot)
-        assert form.fields.is_open
-
-    drive(real_app(tmp_path / "runs"), act, (120, 34))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_wheel_scrolls_and_cursor_stays_in_view(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n", "ctrl+o")
-        form = form_of(pilot)
-        lines: Any = form.query_one("#field-lines")
-        for _ in range(5):
-            lines.scroll_relative(y=3, animate=False, immediate=True)
-        await wait_until_idle(pilot)
-        assert lines.scroll_offset.y == 15
-        assert form.fields.selected is not None and form.fields.selected.label in visible_text(pilot, "#field-lines")
-        assert lines.region.contains_region(entry_of(pilot).region)
-
-    drive(real_app(tmp_path / "runs"), act, (80, 24))
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("palette", PALETTES, ids=lambda palette: palette.name)
-def test_form_screen_shows_cursor_and_selection_of_input_in_theme(palette: Any, tmp_path: Path) -> None:
-    save_palette(palette)
-    app = real_app(tmp_path / "runs")
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n", "down")
-        entry = entry_of(pilot)
-        plain = entry.rich_style
-        for part in ("input--cursor", "input--selection"):
-            style = entry.get_component_rich_style(part)
-            assert style.reverse or style.bgcolor != plain.bgcolor
-        assert entry.has_focus
-
-    drive(app, act, (120, 34))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_has_no_widget_per_field(tmp_path: Path) -> None:
-    """Textual styles and lays out each widget on every key."""
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n", "ctrl+o")
-        assert len(form_of(pilot).fields.query("*")) == 3
 
     drive(real_app(tmp_path / "runs"), act, (120, 34))
 

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from support.gputrain_command import wait_for
 from support.messages import says
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
-from support.screen.form_driver import FAST_LR_FIND, form_of, type_into, wait_until_tested
+from support.screen.form_driver import form_of, type_into, wait_until_tested
 from support.screen.screen_driver import drive, press, real_app
 from tui.form import lr_test
 
@@ -48,19 +48,9 @@ def test_form_screen_tests_learning_rates_and_uses_suggestions(tmp_path: Path) -
         suggestion = form.lr_test.suggestion
         assert suggestion is not None
         assert toasts(pilot)[-1] == f"Suggested learning rate: {suggestion.valley:g}; ^g sets it"
-        shown = visible_text(pilot, "#form-lr-test")
-        assert f"LR test  │ steepest {suggestion.steepest:g}  │ valley {suggestion.valley:g}" in shown
-        assert "1e-6" in shown and "diverged" in shown and "for other values" not in shown
-        assert visible_text(pilot, "#form-lr").startswith("╭─ Learning rate")
         await pilot.press("ctrl+g")
         await wait_until_idle(pilot)
         assert f"--lr {suggestion.valley:g}" in visible_text(pilot, "#command")
-        assert "for other values" not in visible_text(pilot, "#form-lr-test")
-        await pilot.press("ctrl+g")
-        await wait_until_idle(pilot)
-        assert f"--lr {suggestion.steepest:g}" in visible_text(pilot, "#command")
-        await type_into(pilot, "data.batch_size", "16")
-        assert "for other values" in visible_text(pilot, "#form-lr-test")
         assert not (tmp_path / "runs").exists()
 
     drive(real_app(tmp_path / "runs"), act, (160, 48))
@@ -107,27 +97,6 @@ def test_form_screen_shows_why_test_failed(tmp_path: Path, monkeypatch: pytest.M
         assert form_of(pilot).form.values()["optim.lr"] == "0.1"
 
     drive(real_app(tmp_path / "runs"), act, (160, 48))
-
-
-def test_form_screen_of_low_terminal_shows_test_instead_of_schedule(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lr_test, "CHILD_PROGRAM", FAST_LR_FIND)
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        await pilot.press("ctrl+l")
-        await wait_until_tested(pilot)
-        screen = form_of(pilot)
-        assert [screen.query_one(name).display for name in ("#form-lr", "#form-lr-test")] == [False, True]
-        await pilot.resize_terminal(160, 48)
-        await wait_until_idle(pilot)
-        assert [screen.query_one(name).display for name in ("#form-lr", "#form-lr-test")] == [True, True]
-        await pilot.resize_terminal(60, 20)
-        await wait_until_idle(pilot)
-        assert [screen.query_one(name).display for name in ("#form-lr", "#form-lr-test")] == [False, False]
-
-    drive(real_app(tmp_path / "runs"), act, (80, 24))
 
 
 def test_form_screen_refuses_test_and_copy_of_invalid_values_and_test_in_demo(tmp_path: Path) -> None:

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.geometry import Region
 from textual.pilot import Pilot
 
 from engine.gpus.current_use import find_current_use
 from engine.utils.files import state_folder
 from support.messages import says
 from support.screen.demo_app import FROZEN_NOW, demo_app, demo_snapshot, visible_text, wait_until, wait_until_idle
-from support.screen.form_driver import entry_of, form_of, plan_of, type_into
+from support.screen.form_driver import form_of, type_into
 from support.screen.screen_driver import drive, press, real_app
-from tui.app import GputrainApp
 from tui.form.model import Form, load_last_form, save_last_form
 from tui.screens.form import FormScreen
 from tui.screens.form_dialogs import DRAFT_NOTE
@@ -51,22 +49,6 @@ def test_form_screen_marks_invalid_values_and_refuses_start(tmp_path: Path) -> N
     drive(real_app(tmp_path / "runs"), act, (140, 40))
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_shows_fields_of_chosen_optimizer_and_schedule(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        form = form_of(pilot)
-        assert "momentum" in visible_text(pilot) and "betas" not in visible_text(pilot)
-        form.edit("optim.name", "adamw")
-        form.edit("schedule.name", "step")
-        await wait_until_idle(pilot)
-        shown = visible_text(pilot, "#field-lines")
-        assert "betas" in shown and "momentum" not in shown
-        assert "decay every" in shown and "final LR ratio" not in shown
-
-    drive(real_app(tmp_path / "runs"), act, (140, 42))
-
-
 @pytest.mark.builds_model
 def test_form_screen_shows_facts_and_plan_of_values(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
@@ -79,33 +61,6 @@ def test_form_screen_shows_facts_and_plan_of_values(tmp_path: Path) -> None:
         assert "22 steps per epoch, 330 total" in plan and "1,438 train, 359 val images" in plan
 
     drive(real_app(tmp_path / "runs"), act, (120, 34))
-
-
-def test_form_screen_reports_name_that_is_taken_while_typing(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "taken").mkdir(parents=True)
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        await type_into(pilot, "run.name", "taken")
-        assert says(plan_of(pilot), "name-in-use", "run.name: taken ")
-        await type_into(pilot, "run.name", "last")
-        assert says(visible_text(pilot, "#about"), "invalid-name", "last ")
-
-    drive(real_app(tmp_path / "runs"), act, (80, 24))
-
-
-def test_form_screen_warns_of_gpu_that_others_use_in_small_terminal(demo_runs_folder: Path) -> None:
-    busy = next(gpu for gpu in demo_snapshot(0.0).gpus if "user" in str(find_current_use(gpu)))
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        await type_into(pilot, "device.gpus", str(busy.index))
-        plan = plan_of(pilot)
-        assert says(plan, "gpu-in-use", "! ", f"GPU {busy.index}: ")
-        assert "1 GPU, global batch size 32" in plan
-        assert "error" not in visible_text(pilot, "#plan")
-
-    drive(demo_app(demo_runs_folder), act, (60, 20))
 
 
 def test_form_screen_asks_before_it_starts_on_gpu_that_is_not_free(tmp_path: Path) -> None:
@@ -151,99 +106,10 @@ def test_form_screen_checks_again_when_driver_has_answered(tmp_path: Path) -> No
     drive(real_app(tmp_path / "runs"), act, (140, 48))
 
 
-@pytest.mark.expensive("imports torch and torchvision, unless another test did")
-def test_form_screen_of_preset_without_data_asks_for_path(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        form_of(pilot).edit("preset", "flowers")
-        await wait_until_idle(pilot)
-        assert "preset flowers" in visible_text(pilot, "#title")
-        assert says(plan_of(pilot), "missing-value", "data.path: folder ")
-
-    drive(real_app(tmp_path / "runs"), act)
-
-
-def test_form_screen_keeps_height_of_panels_while_letters_make_field_wrong_and_right(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        def regions() -> list[Region]:
-            return [pilot.app.screen.query_one(name).region for name in ("#form-lr", "#plan", "#command")]
-
-        await press(pilot, "n")
-        lower = regions()
-        await type_into(pilot, "data.workers", "1")
-        await press(pilot, "backspace")
-        for key, errors in (("1", 0), ("backspace", 1), ("1", 0)):
-            before = regions()
-            await press(pilot, key)
-            assert ("1 error to fix" in visible_text(pilot, "#title")) == bool(errors)
-            assert regions() == before
-        assert before != lower
-        await type_into(pilot, "run.epochs", "7")
-        assert regions() == lower
-
-    drive(real_app(tmp_path / "runs"), act, (120, 34))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_validates_when_typing_rests_not_when_it_polls(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        form = form_of(pilot)
-        form.edit("data.workers", "x")
-        form.update_content()
-        assert form._problems == []
-        form.validate_now()
-        assert [problem.location for problem in form._problems] == ["data.workers"]
-
-    drive(real_app(tmp_path / "runs"), act)
-
-
 # Keys
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_counts_and_marks_changes(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        assert "preset digits" in visible_text(pilot, "#title") and "change" not in visible_text(pilot, "#title")
-        await type_into(pilot, "run.epochs", "7")
-        await type_into(pilot, "optim.lr", "0.3")
-        assert "preset digits, 2 changes" in visible_text(pilot, "#title")
-        assert "• epochs" in visible_text(pilot) and "• learning rate" in visible_text(pilot)
-        await press(pilot, "ctrl+r")
-        assert form_of(pilot).form.overrides == {}
-        assert entry_of(pilot).value == "0.1"
-
-    drive(real_app(tmp_path / "runs"), act, (120, 34))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_undoes_reset(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        await type_into(pilot, "run.epochs", "7")
-        await press(pilot, "ctrl+r")
-        assert "change" not in visible_text(pilot, "#title")
-        assert [toast.message for toast in pilot.app._notifications] == ["Reset the form; ^r undoes it"]
-        await press(pilot, "ctrl+r")
-        assert form_of(pilot).form.overrides == {"run.epochs": "7"}
-        await type_into(pilot, "run.epochs", "8")
-        await press(pilot, "ctrl+r")
-        assert form_of(pilot).form.overrides == {}
-
-    drive(real_app(tmp_path / "runs"), act, (120, 34))
-
-
 # Leaving the form
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_leaves_unchanged_form_without_question(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n", "down", "down", "escape")
-        assert isinstance(pilot.app.screen, MonitorScreen)
-
-    drive(real_app(tmp_path / "runs"), act)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -272,27 +138,6 @@ def test_form_screen_asks_before_it_loses_changes(
     drive(real_app(tmp_path / "runs"), act)
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_keeps_changes_for_next_form_when_app_quits(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        await type_into(pilot, "run.epochs", "7")
-        await pilot.press("ctrl+c")
-
-    drive(real_app(tmp_path / "runs"), act)
-    assert load_last_form() == Form("digits", {"run.epochs": "7"})
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_of_earlier_run_is_titled_again(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r", "a")
-        title = visible_text(pilot, "#title")
-        assert "again: " in title and "new run" not in title
-
-    drive(demo_app(demo_runs_folder), act)
-
-
 def test_form_screen_in_demo_starts_and_saves_nothing(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n", "ctrl+s")
@@ -300,18 +145,6 @@ def test_form_screen_in_demo_starts_and_saves_nothing(demo_runs_folder: Path) ->
 
     drive(demo_app(demo_runs_folder), act)
     assert not (state_folder() / "form.json").exists()
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_names_file_of_preset_outside_presets_folder(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n", "ctrl+t")
-        await pilot.press(*"./mine.yaml")
-        await press(pilot, "enter")
-        messages = [notification.message for notification in pilot.app._notifications]
-        assert any(message.endswith("Start it with `gputrain run mine.yaml`.") for message in messages)
-
-    drive(real_app(tmp_path / "runs"), act)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -335,17 +168,8 @@ def test_form_screen_opens_config_file_by_its_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("last", "title"),
-    [
-        (Form("digits", {"run.epochs": "7"}), "last form: preset digits, 1 change"),
-        (Form("mnist"), "last form: preset mnist"),
-        (Form("mnist", {"run.epochs": "7"}), "last form: preset mnist, 1 change"),
-    ],
-)
-def test_form_screen_says_that_it_continues_the_last_form_until_it_is_changed(
-    tmp_path: Path, last: Form, title: str
-) -> None:
+def test_form_screen_says_that_it_continues_the_last_form_until_it_is_changed(tmp_path: Path) -> None:
+    last, title = Form("mnist", {"run.epochs": "7"}), "last form: preset mnist, 1 change"
     save_last_form(last)
 
     async def act(pilot: Pilot[None]) -> None:
@@ -373,32 +197,12 @@ def test_field_equal_to_its_default_stays_while_it_is_typed_in(tmp_path: Path, u
     drive(real_app(tmp_path), act, (80, 24))
 
 
-@pytest.mark.parametrize("value", ["auto", "all", "free:2", "0, 2"])
+@pytest.mark.parametrize("value", ["free:2", "0, 2"])
 def test_gpu_dialog_keeps_value_that_is_only_confirmed(value: str, tmp_path: Path, unchecked: None) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
         await type_into(pilot, "device.gpus", value)
         await press(pilot, "enter", "enter")
         assert form_of(pilot).form.values()["device.gpus"] == value
-
-    drive(demo_app(tmp_path), act)
-
-
-def test_gpu_dialog_selects_gpu_of_uuid(tmp_path: Path, unchecked: None) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        await type_into(pilot, "device.gpus", str(demo_snapshot(0.0).gpus[2].uuid))
-        await press(pilot, "enter", "space", "enter")
-        assert form_of(pilot).form.values()["device.gpus"] == "0,2"
-
-    drive(demo_app(tmp_path), act)
-
-
-def test_form_ignores_picked_gpu_that_has_gone(tmp_path: Path, unchecked: None) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        assert isinstance(pilot.app, GputrainApp)
-        pilot.app.picked_gpu_uuids = {"GPU-of-before"}
-        await press(pilot, "n")
-        assert form_of(pilot).form.values()["device.gpus"] == "auto"
 
     drive(demo_app(tmp_path), act)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -13,8 +12,6 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.gpus.snapshot import GpuProcess, Reading, Snapshot
-from engine.utils.codec import decode
-from support.gputrain_command import ROOT
 from support.messages import says
 from support.replace import replace
 from support.screen.demo_app import (
@@ -27,16 +24,11 @@ from support.screen.demo_app import (
     wait_until_idle,
 )
 from support.screen.screen_driver import drive, press
-from tui.charts.gpu_loads import GpuLoads
-from tui.keymap import GPU_COMMANDS
 from tui.screens.dialogs import ChoiceDialog
 from tui.screens.form import FormScreen
 from tui.screens.gpu import GpuScreen
-from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
-from tui.widgets.lines import Lines
 
-RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
 SIZE = (160, 48)
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -73,30 +65,8 @@ def snapshot_with(*processes: GpuProcess) -> Snapshot:
     return replace(snapshot, gpus=(first, *snapshot.gpus[1:]))
 
 
-def recorded_snapshot() -> Snapshot:
-    return decode(RECORDING.read_text().splitlines()[-1], Snapshot)
-
-
 def title(pilot: Pilot[None]) -> str:
     return visible_text(pilot, "#title")
-
-
-def test_gpu_screen_opens_with_enter_and_shows_readings_and_past(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "enter")
-        assert isinstance(pilot.app.screen, GpuScreen)
-        assert "GPU 0   NVIDIA H100 80GB HBM3   fashion-17" in title(pilot)
-        assert "GPU-0de00de0-0000-4000-8000-000000000000" in visible_text(pilot)
-        facts = visible_text(pilot, "#facts")
-        for text in ("1980/1980 MHz", "5.0 x16", "162 GB/s", "ECC corrected    0", "slowed by  nothing"):
-            assert text in facts
-        assert visible_text(pilot, "#util").count("⣿") > 100
-        assert "-10 min" in visible_text(pilot, "#util")
-        assert "fashion-17 rank 0: python" in visible_text(pilot, "#processes")
-        await press(pilot, "escape")
-        assert isinstance(pilot.app.screen, MonitorScreen)
-
-    drive(demo_app(demo_runs_folder), act, SIZE)
 
 
 def test_gpu_screen_leaves_the_layout_of_the_monitor_as_it_was(demo_runs_folder: Path) -> None:
@@ -106,16 +76,6 @@ def test_gpu_screen_leaves_the_layout_of_the_monitor_as_it_was(demo_runs_folder:
         assert visible_text(pilot, "#processes") == before
 
     drive(demo_app(demo_runs_folder), act, (80, 24))
-
-
-def test_gpu_screen_opens_with_double_click(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        row = next(y for y, line in enumerate(visible_text(pilot).splitlines()) if " bob" in line)
-        await pilot.click(offset=(20, row), times=2)
-        await wait_until_idle(pilot)
-        assert "GPU 4" in title(pilot)
-
-    drive(demo_app(demo_runs_folder), act, SIZE)
 
 
 def test_gpu_screen_shows_previous_and_next_gpu(demo_runs_folder: Path) -> None:
@@ -147,20 +107,6 @@ def test_gpu_screen_zooms_time(demo_runs_folder: Path) -> None:
     drive(demo_app(demo_runs_folder), act, SIZE)
 
 
-def test_gpu_screen_shows_little_more_than_past_that_there_is(demo_runs_folder: Path) -> None:
-    feed = FrozenGpuFeed(demo_snapshot(FROZEN_NOW))
-    feed.loads = GpuLoads()
-    for seconds in range(100, -1, -1):
-        feed.loads.record(demo_snapshot(FROZEN_NOW - seconds))
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "enter")
-        assert "-4 min" in visible_text(pilot, "#util")
-        assert "-10 min" not in visible_text(pilot, "#util")
-
-    drive(demo_app(demo_runs_folder, feed), act, SIZE)
-
-
 def test_gpu_screen_picks_gpu_for_next_run(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "down", "enter", "space")
@@ -186,17 +132,6 @@ def test_gpu_screen_opens_run_of_process(demo_runs_folder: Path) -> None:
     drive(demo_app(demo_runs_folder), act, SIZE)
 
 
-def test_gpu_screen_moves_to_next_panel_and_lists_keys(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "enter", "left", "tab")
-        assert getattr(pilot.app.focused, "id", None) == "instances"
-        await press(pilot, "question_mark")
-        for command in GPU_COMMANDS:
-            assert command.help in visible_text(pilot)
-
-    drive(demo_app(demo_runs_folder, FrozenGpuFeed(recorded_snapshot())), act, SIZE)
-
-
 def test_gpu_screen_signals_process_only_if_chosen(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "enter", "ctrl+k")
@@ -209,69 +144,6 @@ def test_gpu_screen_signals_process_only_if_chosen(tmp_path: Path, sleeper: subp
 
     feed = FrozenGpuFeed(snapshot_with(process_of(sleeper.pid)))
     drive(demo_app(tmp_path / "runs", feed, demo=None), act, SIZE)
-
-
-def test_gpu_screen_without_process_has_nothing_to_signal(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "down", "down", "enter")
-        assert "No process uses this GPU" in visible_text(pilot, "#processes")
-        assert "signal" not in visible_text(pilot, "Keys")
-        await press(pilot, "ctrl+k")
-        assert "No process to send a signal to" in toasts(pilot)
-
-    drive(demo_app(demo_runs_folder), act, SIZE)
-
-
-def test_gpu_screen_click_selects_row_under_pointer(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "enter")
-        for number in (2, 4, 0):
-            row = next(y for y, line in enumerate(visible_text(pilot).splitlines()) if f"sleep {number}" in line)
-            await pilot.click(offset=(30, row))
-            assert pilot.app.screen.query_one("#processes", Lines).selected_key == f"{os.getpid() + number}/None"
-
-    processes = [process_of(os.getpid() + number, number) for number in range(5)]
-    drive(demo_app(tmp_path / "runs", FrozenGpuFeed(snapshot_with(*processes)), demo=None), act, SIZE)
-
-
-def test_gpu_screen_keeps_last_readings_of_silent_gpu(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "end", "enter")
-        assert "no answer for 4s; these are its last readings" in visible_text(pilot, "#facts")
-        assert "580/700 W" in visible_text(pilot, "#power")
-        assert visible_text(pilot, "#power").count("⣿") > 100
-
-    drive(demo_app(demo_runs_folder), act, SIZE)
-
-
-def test_gpu_screen_of_lost_gpu_that_never_answered(demo_runs_folder: Path) -> None:
-    feed = FrozenGpuFeed(recorded_snapshot())
-    feed.loads = GpuLoads()
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, *["down"] * 6, "enter")
-        assert "GPU 6 " in title(pilot)
-        assert "lost; it has not answered since this program started" in visible_text(pilot, "#facts")
-
-    drive(demo_app(demo_runs_folder, feed), act, SIZE)
-
-
-def test_gpu_screen_lists_mig_instances_and_omits_unsupported_graphs(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "end", "enter")
-        assert "7:1  MIG 3g.40gb   11.0/39.5   –       –  MIG-0000" in visible_text(pilot, "#instances")
-        assert not pilot.app.screen.query_one("#util").display
-        assert pilot.app.screen.query_one("#power").display
-
-    drive(demo_app(demo_runs_folder, FrozenGpuFeed(recorded_snapshot())), act, SIZE)
-
-
-def test_gpu_screen_of_slowed_gpu_says_why(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "down", "down", "enter")
-        assert "power cap: the power draw is at its limit, which lowers the clocks" in visible_text(pilot, "#facts")
-
-    drive(demo_app(demo_runs_folder, FrozenGpuFeed(recorded_snapshot())), act, SIZE)
 
 
 def test_gpu_screen_of_gpu_that_disappears(demo_runs_folder: Path) -> None:

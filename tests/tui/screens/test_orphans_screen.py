@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from engine.command.orphans import Orphans
 from engine.utils.process_table import ProcessId
 from support.messages import says
 from support.runs.torchrun_orphans import WORKER, adopting_orphans, kill_agent, start_agent
-from support.screen.demo_app import demo_app, toasts, visible_text, wait_until, wait_until_idle
-from support.screen.holders import holder_feed
+from support.screen.demo_app import demo_app, toasts, visible_text, wait_until
 from support.screen.screen_driver import drive, press, real_app
 from tui.screens.dialogs import ChoiceDialog
 from tui.screens.monitor import MonitorScreen
@@ -80,18 +78,6 @@ def test_key_ends_only_orphans_that_were_shown(demo_runs_folder: Path, orphan: P
     drive(real_app(demo_runs_folder), act)
 
 
-def test_orphan_that_ends_disappears_from_the_screen(demo_runs_folder: Path, orphan: ProcessId) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await select(pilot, orphan)
-        for process in next(group for group in screen.groups if _has(group, orphan)).processes:
-            process.id.send_signal(signal.SIGKILL)
-        await wait_until(pilot, lambda: not any(_has(group, orphan) for group in screen.groups))
-        screen.update_content()
-        assert str(orphan.pid) not in visible_text(pilot, "#orphans")
-
-    drive(real_app(demo_runs_folder), act)
-
-
 def _has(group: Orphans, process: ProcessId) -> bool:
     return any(each.id == process for each in group.processes)
 
@@ -103,17 +89,3 @@ def test_demo_has_no_orphans(demo_runs_folder: Path) -> None:
         assert says("\n".join(toasts(pilot)), "not-supported")
 
     drive(demo_app(demo_runs_folder), act)
-
-
-def test_monitor_and_gpu_screen_name_idle_holders_and_orphans(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        assert "o orphans" in visible_text(pilot)
-        for keys in (["tab"], ["shift+tab", "enter"]):
-            await press(pilot, *keys)
-            await wait_until_idle(pilot)
-            panel = pilot.app.screen.query_one("#processes")
-            assert "pid 4711 holds 61 GiB, idle 42 min, orphan of torchrun, by ana" in str(panel.border_subtitle)
-            for note in ("idle 42 min", "idle ≥ 7 min", "detached"):
-                assert note in visible_text(pilot, "#processes")
-
-    drive(demo_app(demo_runs_folder, holder_feed(), demo=None), act, (160, 48))

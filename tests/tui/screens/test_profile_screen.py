@@ -17,7 +17,6 @@ from support.runs.event_factories import make_run_started, make_step
 from support.runs.factories import append_events, make_run_folder
 from support.runs.profiles import (
     PROFILE,
-    make_profile,
     store_profile,
 )
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
@@ -70,35 +69,6 @@ def test_profile_screen_says_why_no_profile_was_taken(live_run: RunFolder) -> No
         assert says(status(pilot), "not-recorded", ": the run was paused\\x1b[2J")
 
     drive(real_app(live_run.path.parent, "a"), act)
-
-
-def test_profile_screen_of_an_ended_run_shows_stored_profiles_and_asks_nothing(run: RunFolder) -> None:
-    store_profile(run, make_profile(step=20))
-    store_profile(run, make_profile(step=120))
-
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await open_profile(pilot)
-        assert "step-00000120" in status(pilot)
-        assert "1 of 2" in status(pilot)
-        await press(pilot, "right")
-        await wait_until(pilot, lambda: screen.poller.value is not None and screen.poller.value.number == 2)
-        screen.update_content()
-        await wait_until_idle(pilot)
-        assert "step-00000020" in status(pilot)
-        assert not run.control.exists()
-
-    drive(real_app(run.path.parent, "a"), act)
-
-
-def test_profile_screen_of_a_damaged_profile_says_so(run: RunFolder) -> None:
-    name = store_profile(run, PROFILE)
-    (run.profiles / name / "profile.json").write_text("{")
-
-    async def act(pilot: Pilot[None]) -> None:
-        await open_profile(pilot)
-        assert f"{name} is damaged" in status(pilot)
-
-    drive(real_app(run.path.parent, "a"), act)
 
 
 def test_poller_reads_a_profile_again_that_the_run_was_still_writing(run: RunFolder) -> None:

@@ -128,16 +128,6 @@ def test_keys_refuse_runs_of_other_users(tmp_path: Path, monkeypatch: pytest.Mon
     drive(tmp_path / "runs", act)
 
 
-def test_queue_screen_without_runs_shows_how_to_add_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.pollers.files.list_queue", list)
-
-    async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
-        assert "0 runs waiting for GPUs, 0 of yours listed" in visible_text(pilot, "#queue-status")
-        assert "gputrain run CONFIG --gpus free:2 --queue --detach" in visible_text(pilot, "#queue")
-
-    drive(tmp_path / "runs", act)
-
-
 def test_interrupted_run_is_listed_and_can_be_cancelled(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path / "runs", "gone")
     folder.config.touch()

@@ -9,10 +9,9 @@ from tui.screens.run_layout import CHARTS, FRAME_ROWS, HEADER_ROWS, PanelRoom, r
 MIN_PANEL_ROWS = 3
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 64])
-@pytest.mark.parametrize("size", [(60, 12), (60, 17), (60, 44), (80, 20), (99, 44), (120, 30), (160, 44), (200, 56)])
-@pytest.mark.parametrize("has_grad_norm", [True, False])
-def test_run_layout_leaves_room_for_every_row(size: tuple[int, int], ranks: int, has_grad_norm: bool) -> None:
+@pytest.mark.parametrize("ranks", [1, 64])
+@pytest.mark.parametrize(("size", "has_grad_norm"), [((60, 12), True), ((99, 44), False), ((200, 56), True)])
+def test_run_layout_leaves_room_for_every_row(size: tuple[int, int], has_grad_norm: bool, ranks: int) -> None:
     width, height = size
     layout = run_layout(PanelRoom(width, height, ranks, 100, has_grad_norm))
     fixed = sum(int(row) for row in layout.rows if not row.endswith("fr"))
@@ -23,11 +22,6 @@ def test_run_layout_leaves_room_for_every_row(size: tuple[int, int], ranks: int,
     assert sorted(chart for slot in layout.slots for chart in slot) == sorted(
         CHARTS[: len(CHARTS) - (not has_grad_norm)]
     )
-
-
-def test_run_layout_gives_ranks_more_rows_with_more_room() -> None:
-    rows = [run_layout(PanelRoom(160, height, 4, 100)).rows_per_rank for height in (26, 44, 60)]
-    assert rows == sorted(rows) and rows[0] == 1 and rows[-1] > 1
 
 
 @pytest.mark.parametrize("size", [(80, 20), (160, 44)])

@@ -13,10 +13,7 @@ from textual.pilot import Pilot
 
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels, read_labels
-from engine.runs.query import Query
-from engine.runs.run_view import RunView, ViewRequest, make_view
 from engine.utils.files import state_folder
-from support.messages import says
 from support.runs.factories import write_labels
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, press_in_burst, real_app
@@ -27,7 +24,6 @@ from tui.screens.base import Filter
 from tui.screens.columns import ColumnsDialog, SortDialog
 from tui.screens.compare import CompareScreen
 from tui.screens.monitor import MonitorScreen
-from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
 from tui.widgets.lines import Lines
 
@@ -126,20 +122,6 @@ def test_filter_applies_while_typing_and_keeps_list_for_mistake(demo_runs_folder
     drive(demo_app(demo_runs_folder), act, WIDE)
 
 
-def test_filter_with_unknown_key_names_nearest_one(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r")
-        await type_filter(pilot, "optim.nam")
-        assert "optim.nam… is a key: go on with = != > < or ~" in visible_text(pilot, "#all-runs").splitlines()[0]
-        assert len(shown_names(pilot)) == 3
-        await type_keys(pilot, "equals_sign", *"sgd")
-        assert "optim.nam" in visible_text(pilot, "#all-runs").splitlines()[0]
-        assert "optim.name" in visible_text(pilot, "#all-runs").splitlines()[0]
-        assert len(shown_names(pilot)) == 3
-
-    drive(demo_app(demo_runs_folder), act, WIDE)
-
-
 def test_order_sorts_by_chosen_column_and_again_the_other_way(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await type_keys(pilot, "r", "o", *"best", "underscore", *"val", "enter")
@@ -161,14 +143,6 @@ def test_order_sorts_by_chosen_column_and_again_the_other_way(demo_runs_folder: 
     drive(demo_app(demo_runs_folder), check_order, WIDE)
 
 
-def test_columns_dialog_names_all_its_keys_in_terminal_of_60_columns(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r", "w")
-        assert ColumnsDialog.HINT in visible_text(pilot)
-
-    drive(demo_app(demo_runs_folder), act, (60, 20))
-
-
 def test_columns_dialog_searches_adds_and_orders_columns(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await type_keys(pilot, "r", "w", *"weight", "underscore", *"dec", "space")
@@ -184,26 +158,6 @@ def test_columns_dialog_searches_adds_and_orders_columns(demo_runs_folder: Path)
         assert "weight decay" not in header(pilot)
 
     drive(demo_app(demo_runs_folder), act, (200, 48))
-
-
-def test_thousands_of_runs_are_filtered_in_a_thread(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.screens.run_table.MAX_INLINE_ROWS", 2)
-    threads: list[str] = []
-
-    def make_view_noting_thread(request: ViewRequest, query: Query, before: RunView) -> RunView:
-        threads.append(threading.current_thread().name)
-        return make_view(request, query, before)
-
-    monkeypatch.setattr("tui.screens.run_table.make_view", make_view_noting_thread)
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r")
-        await type_filter(pilot, "failed")
-        await wait_until(pilot, lambda: shown_names(pilot) == ["cifar-4"])
-        assert "1 of 3 match 'failed'" in visible_text(pilot, "#all-runs")
-        assert threads and threading.main_thread().name not in threads
-
-    drive(demo_app(demo_runs_folder), act, WIDE)
 
 
 def test_labels_of_marked_runs_change_together(demo_runs_folder: Path) -> None:
@@ -227,16 +181,6 @@ def test_labels_of_marked_runs_change_together(demo_runs_folder: Path) -> None:
     drive(real_app(demo_runs_folder), act, WIDE)
 
 
-def test_tags_dialog_refuses_invalid_tag(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r", "T", "x", "comma", "enter")
-        assert says(visible_text(pilot, ".problem"), "invalid-value", "x,: ")
-        await press(pilot, "escape")
-        assert read_labels(RunFolder(demo_runs_folder / LIVE_RUN)).tags == ()
-
-    drive(real_app(demo_runs_folder), act)
-
-
 def test_archived_runs_are_hidden_until_asked_for(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r", "j", "A")
@@ -252,20 +196,6 @@ def test_archived_runs_are_hidden_until_asked_for(demo_runs_folder: Path) -> Non
         await wait_until(pilot, lambda: FINISHED_RUN in shown_names(pilot))
 
     drive(real_app(demo_runs_folder), act, WIDE)
-
-
-def test_compare_opens_marked_runs_in_order_of_marking(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await type_keys(pilot, "r", "j", "space", "c")
-        assert [toast.message for toast in pilot.app._notifications] == [
-            "Mark two runs or more with space to compare them"
-        ]
-        await type_keys(pilot, "g", "space", "c")
-        assert isinstance(pilot.app.screen, CompareScreen)
-        shown = visible_text(pilot)
-        assert 0 < shown.index(FINISHED_RUN) < shown.index(LIVE_RUN)
-
-    drive(demo_app(demo_runs_folder), act, WIDE)
 
 
 def test_keys_in_a_burst_mark_the_rows_they_were_typed_on(demo_runs_folder: Path) -> None:
@@ -326,18 +256,3 @@ def test_keys_reach_a_list_that_stays_empty(demo_runs_folder: Path, monkeypatch:
             is_released.set()
 
     asyncio.run(main())
-
-
-def test_full_key_gives_the_whole_screen_to_the_list(demo_runs_folder: Path) -> None:
-    for number in range(30):
-        shutil.copytree(demo_runs_folder / FINISHED_RUN, demo_runs_folder / f"copy-{number:02d}")
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r")
-        assert visible_text(pilot, "#all-runs").count("○") < 25
-        await press(pilot, "f")
-        assert visible_text(pilot, "#all-runs").count("○") == 31
-        await press(pilot, "f", "enter")
-        assert isinstance(pilot.app.screen, RunScreen)
-
-    drive(demo_app(demo_runs_folder), act, (160, 48))

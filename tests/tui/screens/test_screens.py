@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import Input
 
 from engine.runs.folder import RunFolder
 from support.messages import says
 from support.runs.event_factories import make_epoch
-from support.runs.factories import append_events, row_of
+from support.runs.factories import append_events
 from support.screen.demo_app import (
     FROZEN_NOW,
     demo_app,
@@ -28,7 +25,7 @@ from support.screen.demo_app import (
 from support.screen.screen_driver import drive, press, real_app, wait_for_frame
 from tui import keymap
 from tui.app import GputrainApp
-from tui.demo.server import FINISHED_RUN, LIVE_RUN
+from tui.demo.server import LIVE_RUN
 from tui.keymap import Command, CommandProvider
 from tui.screens.command_run import CommandRunScreen
 from tui.screens.foreign_runs import ForeignRunsScreen
@@ -92,23 +89,6 @@ def test_monitor_screen_signals_only_process_that_was_shown(tmp_path: Path) -> N
 # Runs
 
 
-def test_runs_screen_filters_opens_and_restarts_runs(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r", "slash", *"digits")
-        assert visible_text(pilot, "#all-runs").count("-3") == 1
-        assert LIVE_RUN not in visible_text(pilot, "#all-runs")
-        await press(pilot, "enter")
-        pilot.app.screen.query_one("#all-runs").focus()
-        await press(pilot, "a")
-        assert isinstance(pilot.app.screen, FormScreen)
-        assert f"{FINISHED_RUN.replace('-3', '-4')}" in visible_text(pilot, "#command").replace("\n", "")
-        await press(pilot, "escape", "enter")
-        assert isinstance(pilot.app.screen, RunScreen)
-        assert pilot.app.screen.folder.name == FINISHED_RUN
-
-    drive(demo_app(demo_runs_folder), act)
-
-
 # All screens
 
 
@@ -166,26 +146,6 @@ def test_footer_key_click_acts_like_key_press(demo_runs_folder: Path) -> None:
     drive(demo_app(demo_runs_folder), act)
 
 
-def test_app_with_no_color_sends_no_colors(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    async def act(pilot: Pilot[None]) -> None:
-        for strip in pilot.app.screen._compositor.render_strips():
-            for segment in strip:
-                for color in (segment.style.color, segment.style.bgcolor) if segment.style else ():
-                    assert color is None or color.is_default
-
-    drive(demo_app(demo_runs_folder), act)
-
-
-def test_app_inputs_do_not_blink(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        assert not any(line.cursor_blink for line in pilot.app.screen.query(Input))
-
-    drive(demo_app(demo_runs_folder), act)
-
-
 def test_demo_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tui.cli.open_tui import demo_app
     from tui.demo.server import DemoServer
@@ -203,11 +163,6 @@ def test_demo_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         drive(demo_app(server, RefreshIntervals()), act)
         assert list(tmp_path.glob("gputrain-demo-*"))
     assert not list(tmp_path.glob("gputrain-demo-*"))
-
-
-def test_runs_json_matches_screen(demo_runs_folder: Path) -> None:
-    row = json.loads(json.dumps(row_of(RunFolder(demo_runs_folder / LIVE_RUN)).to_dict()))
-    assert (row["state"], row["step"], row["steps"], row["total_epochs"]) == ("running", 8720, 14070, 30)
 
 
 @pytest.fixture
@@ -229,15 +184,3 @@ def test_screenshot_does_not_follow_link(tmp_path: Path, monkeypatch: pytest.Mon
     [toast] = toasts
     assert says(toast, "not-writable", "gputrain-now.svg", "File exists")
     assert not (tmp_path / "target").exists()
-
-
-def test_screenshot_says_that_working_directory_has_gone(tmp_path: Path, toasts: list[str]) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        folder = tmp_path / "gone"
-        folder.mkdir()
-        os.chdir(folder)
-        folder.rmdir()
-        await pilot.app.run_action("save_screenshot")
-
-    drive(demo_app(tmp_path), act)
-    assert says(toasts[0], "not-writable", "No such file")

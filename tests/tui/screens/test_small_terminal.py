@@ -9,11 +9,11 @@ from textual import events
 from textual.command import CommandPalette
 from textual.pilot import Pilot
 
-from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import demo_app, visible_text, wait_until_idle
 from support.screen.form_driver import form_of, type_into
 from support.screen.screen_driver import drive, press, real_app
 from tui.demo.server import LIVE_RUN
-from tui.screens.dialogs import ChoiceDialog, HelpDialog, TextInputDialog
+from tui.screens.dialogs import ChoiceDialog, HelpDialog
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
 
@@ -24,16 +24,6 @@ SMALL, LARGE = (40, 10), (100, 30)
 async def resize(pilot: Pilot[None], size: tuple[int, int]) -> None:
     await pilot.resize_terminal(*size)
     await wait_until_idle(pilot)
-
-
-def test_app_reports_too_small_terminal(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        assert "too small: gputrain needs 60 columns and 15 lines" in " ".join(visible_text(pilot).split())
-        await resize(pilot, (60, 15))
-        assert "too small" not in visible_text(pilot)
-        assert "GPUs" in visible_text(pilot)
-
-    drive(demo_app(demo_runs_folder), act, (59, 24))
 
 
 def test_hidden_screen_takes_no_keys_but_those_for_help_and_quit(demo_runs_folder: Path) -> None:
@@ -88,17 +78,6 @@ def test_hidden_dialog_takes_no_keys(demo_runs_folder: Path) -> None:
         assert isinstance(pilot.app.screen, RunScreen)
 
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, LARGE)
-
-
-def test_hidden_text_dialog_quits_on_q(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r", "N")
-        await wait_until(pilot, lambda: isinstance(pilot.app.screen, TextInputDialog))
-        await resize(pilot, SMALL)
-        await press(pilot, "q")
-        assert pilot.app.return_code == 0
-
-    drive(real_app(demo_runs_folder), act, LARGE)
 
 
 def test_small_terminal_closes_command_palette(demo_runs_folder: Path) -> None:

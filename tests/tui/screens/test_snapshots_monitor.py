@@ -22,11 +22,10 @@ def test_monitor(snap_compare: Compare, size: Size) -> None:
     owners[0].release()
 
 
-@at_daily_sizes
-def test_monitor_with_idle_holders(snap_compare: Compare, size: Size) -> None:
+def test_monitor_with_idle_holders(snap_compare: Compare) -> None:
     owners = demo_runs(Path("runs"))
     app = demo_app(Path("runs"), holder_feed(), demo=None)
-    assert matches_snapshot(snap_compare, app, "tab", size=size)
+    assert matches_snapshot(snap_compare, app, "tab")
     owners[0].release()
 
 

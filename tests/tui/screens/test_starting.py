@@ -20,7 +20,7 @@ from support.screen.demo_app import clipped_widgets, visible_text, wait_until, w
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN
-from tui.screens.dialogs import TextDialog, TextInputDialog
+from tui.screens.dialogs import TextInputDialog
 from tui.screens.form import FormScreen
 from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
@@ -141,67 +141,12 @@ def test_starting_screen_opens_run_that_begins(app: GputrainApp) -> None:
     drive(app, act)
 
 
-def test_starting_screen_opens_run_that_fails_at_once(app: GputrainApp) -> None:
-    let_go(app)
-
-    async def act(pilot: Pilot[None]) -> None:
-        app.launch(["failed"])
-        await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
-        await wait_until(pilot, lambda: "CUDA out of memory" in visible_text(pilot))
-
-    drive(app, act)
-
-
-def test_starting_screen_stays_below_dialog(app: GputrainApp, searches: list[RunFolder | None]) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        app.launch(["started"])
-        await wait_for_warning(pilot)
-        starting = pilot.app.screen
-        assert isinstance(starting, StartingScreen)
-        [launched] = app.pending_runs
-        await press(pilot, "question_mark")
-        let_go(app)
-        await wait_until(pilot, lambda: find_folder(launched) is not None)
-        # A search that began before the dialog opened ends while the dialog is on top.
-        await starting.run_worker(starting._search, thread=True).wait()
-        assert isinstance(pilot.app.screen, TextDialog)
-        assert app.opened_runs == []
-        finished = len(searches)
-        starting._poll_launch()
-        await app.workers.wait_for_complete()
-        assert len(searches) == finished
-        await press(pilot, "escape")
-        # The screen that opens must be complete before the application ends.
-        await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen) and pilot.app.screen.is_mounted)
-        await wait_until(pilot, lambda: len(pilot.app.screen.query("#loss")) == 1)
-        launched.process.kill()
-        launched.process.wait()
-
-    drive(app, act)
-
-
 def test_starting_screen_stops_run(app: GputrainApp) -> None:
     async def act(pilot: Pilot[None]) -> None:
         app.launch(["started"])
         await wait_for_warning(pilot)
         await press(pilot, "s")
         await wait_until(pilot, lambda: "✗ not started" in visible_text(pilot, "#launch-state"))
-
-    drive(app, act)
-
-
-def test_app_reports_start_that_another_start_followed(app: GputrainApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    toasts: list[str] = []
-    monkeypatch.setattr(app, "show_toast", lambda message, **_: toasts.append(str(message)))
-
-    async def act(pilot: Pilot[None]) -> None:
-        app.launch(["refused"])
-        await wait_for_warning(pilot)
-        await press(pilot, "escape")
-        monkeypatch.setattr("tui.launcher.gputrain_command", lambda: [sys.executable, "-c", "input()"])
-        app.launch(["follows"])
-        let_go(app)
-        await wait_until(pilot, lambda: any("torch cannot use GPU 0" in toast for toast in toasts))
 
     drive(app, act)
 
@@ -266,17 +211,6 @@ def test_resume_of_finished_run_asks_for_epochs(demo_runs_folder: Path, launches
         await wait_until_idle(pilot)
         assert launches == [(["resume", "--headless", str(run.path), "run.epochs=12"], f"resume {FINISHED_RUN}")]
         assert isinstance(pilot.app.screen, RunsScreen)
-
-    drive(real_app(demo_runs_folder), act)
-
-
-def test_resume_of_failed_run_starts_at_once(demo_runs_folder: Path, launches: list[tuple[list[str], str]]) -> None:
-    run = RunFolder(demo_runs_folder / "cifar-4")
-    add_checkpoint(run)
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r", "j", "j", "u")
-        assert launches == [(["resume", "--headless", str(run.path)], "resume cifar-4")]
 
     drive(real_app(demo_runs_folder), act)
 

@@ -9,7 +9,6 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.sweeps.folder import controller_lock
-from support.messages import says
 from support.runs.sweeps import make_finished_trials, make_sweep
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, open_sweep, press, real_app
@@ -77,16 +76,4 @@ def test_sweep_screen_selects_the_trial_stops_the_sweep_and_shows_other_sweeps(t
         assert "sweep t" in visible_text(pilot)
         assert "No trial has begun" in visible_text(pilot)
 
-    drive(real_app(tmp_path / "runs"), act)
-
-
-@pytest.mark.usefixtures("isolated_folder")
-def test_sweep_key_without_sweeps_says_how_to_start_one(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r", "S")
-        assert not isinstance(pilot.app.screen, SweepScreen)
-        (toast,) = pilot.app._notifications
-        assert says(toast.message, "not-found", "CONFIG KEY=SPACE")
-
-    (tmp_path / "runs").mkdir()
     drive(real_app(tmp_path / "runs"), act)

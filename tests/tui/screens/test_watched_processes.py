@@ -11,13 +11,10 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.foreign.process import ProcessId
-from engine.gpus.snapshot import Reading
 from support.messages import says
 from support.replace import replace
 from support.screen.demo_app import (
     FROZEN_NOW,
-    FrozenGpuFeed,
-    demo_app,
     demo_snapshot,
     toasts,
     visible_text,
@@ -27,7 +24,6 @@ from support.screen.demo_app import (
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.screens.foreign_run import ForeignRunScreen
-from tui.screens.gpu import GpuScreen
 from tui.screens.process import ProcessScreen
 from tui.screens.run import RunScreen
 from tui.screens.signals import ProcessSignaler
@@ -104,37 +100,3 @@ def test_process_of_a_run_of_gputrain_opens_its_own_screen(tmp_path: Path, demo_
             await wait_until_idle(pilot)
 
         drive(real_app(demo_runs_folder), act, (120, 30))
-
-
-def test_process_that_writes_no_run_is_not_opened(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "60"], cwd=tmp_path) as process:
-
-        async def act(pilot: Pilot[None]) -> None:
-            watch_shown(pilot, process.pid, "nothing to see")
-            await wait_until(pilot, lambda: any("Looking for the runs" in text for text in toasts(pilot)))
-            await wait_until(pilot, lambda: "nothing to see" in toasts(pilot), 10.0)
-
-        drive(real_app(tmp_path / "runs"), act, (120, 30), notifications=True)
-        process.kill()
-
-
-def test_enter_on_a_process_of_a_gpu_opens_the_run_that_it_writes(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-S", "-c", HOLD], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        process.stdout.readline()
-        snapshot = demo_snapshot(FROZEN_NOW)
-        known = next(process for gpu in snapshot.gpus for process in gpu.processes.value or ())
-        used = (replace(known, pid=process.pid, run=None),)
-        gpus = (replace(snapshot.gpus[0], processes=Reading(used, FROZEN_NOW)), *snapshot.gpus[1:])
-
-        async def act(pilot: Pilot[None]) -> None:
-            await press(pilot, "enter")
-            assert isinstance(pilot.app.screen, GpuScreen)
-            await press(pilot, "enter")
-            await wait_until(pilot, lambda: isinstance(pilot.app.screen, ForeignRunScreen), 20.0)
-            process.communicate()
-
-        drive(demo_app(tmp_path / "runs", FrozenGpuFeed(replace(snapshot, gpus=gpus)), demo=None), act, (120, 30))
