@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -12,9 +11,7 @@ from urllib.parse import unquote
 import pytest
 
 from engine.config.schema import fields
-from engine.runs.checkpoint_files import CHECKPOINT_KEYS
-from engine.runs.control import REQUEST_NAMES
-from support.command_lines import parse_line
+from support.help_pages import HELP_PAGES
 from tui.cli.help import KEY_OPTION, build_command
 from tui.cli.tree import COMMANDS, GUESSES, WORDS
 from tui.cli.usage_errors import takes_config_keys
@@ -26,8 +23,6 @@ SUBJECT_PAGES = sorted(
     for pattern in ("engine/README.md", "engine/*/*.md", "tui/README.md", "tui/*/README.md")
     for path in ROOT.glob(pattern)
 )
-MAX_WORDS = 1800  # read in ten minutes
-MAX_CELL_CHARS = 160  # one sentence
 PAGES = [
     "README.md",
     ".github/CONTRIBUTING.md",
@@ -63,57 +58,6 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", SUBJECT_PAGES)
-def test_subject_pages_name_existing_modules_and_objects(page: str) -> None:
-    """`module.py` (`Name`) and (`module.py`, `Name`) mean that the module defines it."""
-    name_of = r"`((?:[A-Z]\w+\.)?\w+)`"
-    pattern = rf"`((?:\w+/)*\w+\.py)`(?:\s+\({name_of}|,\s{name_of}\))?"
-    named = re.findall(pattern, (ROOT / page).read_text())
-    folders = [folder for folder in (ROOT / page).parents if folder.is_relative_to(ROOT)]
-    assert named
-    for module, *names in named:
-        path = next((folder / module for folder in folders if (folder / module).exists()), None)
-        assert path is not None, f"there is no {module}"
-        for name in filter(None, ".".join(names).split(".")):
-            assert re.search(rf"^(    )?(class |def )?{name}\b", path.read_text(), re.M), f"{module} has no {name}"
-
-
-@pytest.mark.parametrize("page", SUBJECT_PAGES)
-def test_subject_pages_are_read_in_ten_minutes(page: str) -> None:
-    text = (ROOT / page).read_text()
-    assert len(text.split()) <= MAX_WORDS
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert [cell for row in rows for cell in row.split("|") if len(cell.strip()) > MAX_CELL_CHARS] == []
-
-
-def test_page_of_files_lists_every_control_request() -> None:
-    text = (ROOT / "engine/runs/FILES.md").read_text()
-    assert [name for name in REQUEST_NAMES if f"`{name}`" not in text] == []
-
-
-def test_checkpoint_module_describes_every_key() -> None:
-    docstring = (ROOT / "engine/training/checkpoint.py").read_text().partition('"""')[2].partition('"""')[0]
-    assert [key for key in CHECKPOINT_KEYS if not re.search(rf"\b{key}\b", docstring)] == []
-
-
-def test_commands_that_gputrain_starts_exist() -> None:
-    """A list of words that begins with a command is one that a module starts."""
-    started = [
-        [
-            part.value if isinstance(part, ast.Constant) else "x"
-            for part in node.elts
-            if not isinstance(part, ast.Starred)
-        ]
-        for folder in ("engine", "tui")
-        for path in (ROOT / folder).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.List) and node.elts and isinstance(node.elts[0], ast.Constant)
-    ]
-    lines = [words for words in started if words[0] in WORDS and any(str(word).startswith("--") for word in words)]
-    assert len(lines) > 2
-    assert [words for words in lines if parse_line(words) != 0] == []
-
-
 def command_lines(text: str) -> Iterator[str]:
     """Yield what a text has in backticks behind `gputrain`, and each such line of its shell blocks."""
     for line in re.findall(r"`gputrain\s([^`]+)`", text):
@@ -126,18 +70,6 @@ def lines_of_table(text: str) -> Iterator[str]:
     """Yield the other commands of each row of a table whose first cell begins with `gputrain`."""
     for cell in re.findall(r"^\| (`gputrain [^|]+?) \|", text, re.M):
         yield from (span for span in re.findall("`([^`]+)`", cell) if not span.startswith("gputrain"))
-
-
-def strings(folder: str) -> Iterator[str]:
-    """Yield the strings of each module below a folder; ` x ` stands for what a format inserts."""
-    for path in (ROOT / folder).rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.JoinedStr):
-                yield "".join(part.value if isinstance(part, ast.Constant) else " x " for part in node.values)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
-                yield node.value
 
 
 def is_command(line: str) -> bool:
@@ -167,10 +99,10 @@ def is_command(line: str) -> bool:
 
 
 def test_commands_in_texts_exist() -> None:
-    """Documents, presets and the strings of the code name commands and options of `gputrain` as they are."""
+    """Documents, presets and help pages name commands and options of `gputrain` as they are."""
     documents = [(ROOT / page).read_text() for page in PAGES]
     presets = [path.read_text() for path in (ROOT / "configs").iterdir()]
-    texts = [*documents, *presets, *strings("engine"), *strings("tui")]
+    texts = [*documents, *presets, HELP_PAGES.read_text()]
     lines = {line for text in texts for line in command_lines(text)}
     lines |= {line for text in documents for line in lines_of_table(text)}
     lines = {line for line in lines if line and not line.startswith(PLACEHOLDERS)}

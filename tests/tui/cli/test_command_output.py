@@ -107,26 +107,10 @@ def test_more_bars_than_rows_are_those_that_fit(screen: Screen) -> None:
     assert screen.rows() == [f"bar {place} 2" for place in range(5, ROWS + 4)]
 
 
-def test_text_behind_the_last_column_is_cut_while_it_may_change(screen: Screen) -> None:
-    printer = screen.connect(OutputPrinter)
-    show(printer, "x" * 90)
-    assert screen.rows() == ["x" * (COLUMNS - 1) + "…"]
-    show(printer, lines=("x" * 90,))
-    assert screen.rows() == ["x" * 90]
-
-
 def test_escape_sequences_of_a_bar_reach_no_terminal(screen: Screen) -> None:
     show(screen.connect(OutputPrinter), "\x1b]0;title\x07bar\x1b[2J\x1b[5A", "\x1b[31mred\x1b[0m")
     screen.rows()
     assert "\x1b]" not in screen.written and "\x07" not in screen.written and "\x1b[2J" not in screen.written
-
-
-def test_dumb_terminal_shows_final_lines_only(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    printer = screen.connect(OutputPrinter)
-    show(printer, "bar 1")
-    show(printer, lines=("bar 2",))
-    assert screen.rows() == ["bar 2"] and "\x1b" not in screen.written
 
 
 def test_pipe_gets_final_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:

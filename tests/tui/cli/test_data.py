@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from engine.doctor import dataset
-from engine.doctor.dataset import GAP, LABEL_COLUMN, MAX_TILE, _sheet_columns
+from engine.doctor.dataset import GAP, LABEL_COLUMN
 from support.data.photo_folder import write_photo_folder
 from support.messages import says
 from support.runs.trained_run import call
@@ -47,13 +47,6 @@ def test_data_warns_of_images_below_half_of_default_input(photos: Path) -> None:
     assert call("data", *options(photos)).stderr == ""
 
 
-def test_data_prints_json(photos: Path) -> None:
-    result = json.loads(call("data", *options(photos), "--json").stdout)
-    assert result["classes"][0] == {"name": "cat", "train": 6, "val": 1}
-    assert result["files"]["modes"] == {"PNG RGB": 15}
-    assert (result["input"]["size"], result["input"]["channels"]) == (16, 3)
-
-
 def test_data_writes_images_as_network_sees_them(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset, "MIN_TILE", 16)
     sheets = {}
@@ -74,38 +67,11 @@ def test_data_writes_images_as_network_sees_them(photos: Path, tmp_path: Path, m
     assert any(mirrored)
 
 
-def test_data_breaks_rows_of_a_wide_sheet(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset, "MIN_TILE", 16)
-    tiles = []
-    for width, columns in ((1600, 6), (200, 2)):
-        monkeypatch.setattr(dataset, "MAX_SHEET_WIDTH", width)
-        sheet = tmp_path / f"{width}.png"
-        done = call("data", *options(photos), "--per-class", "6", "-o", sheet)
-        assert done.exit_code == 0, done.output
-        pixels = np.asarray(Image.open(sheet))
-        assert pixels.shape[:2] == (12 // columns * (16 + GAP) + GAP, LABEL_COLUMN + columns * (16 + GAP))
-        corners = [divmod(number, columns) for number in range(12)]
-        tiles.append(
-            [pixels[GAP + 20 * row :, LABEL_COLUMN + 20 * column :][:16, :16].tolist() for row, column in corners]
-        )
-    assert tiles[0] == tiles[1]
-
-
-def test_sheet_of_many_images_is_no_strip() -> None:
-    assert [_sheet_columns([32] * classes, MAX_TILE) for classes in (1, 2, 10, 30)] == [8, 8, 16, 32]
-
-
 def test_data_overwrites_no_file_without_force(photos: Path) -> None:
     photo = photos / "cat" / "7.png"
     done = call("data", *options(photos), "-o", photo)
     assert (done.exit_code, photo.read_bytes()) == (2, b"not an image")
     assert says(done.stderr, "name-in-use", "error: --output: ", photo, "--force")
-
-
-def test_data_refuses_augmented_validation_images(photos: Path) -> None:
-    done = call("data", *options(photos), "--augmented", "--split", "val")
-    assert done.exit_code == 2
-    assert says(done.stderr, "no-effect", "error: --augmented: ", "--split val")
 
 
 def test_data_imports_transform_only_to_augment(photos: Path, tmp_path: Path) -> None:

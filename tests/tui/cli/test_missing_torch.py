@@ -50,10 +50,6 @@ def test_run_without_torch_names_the_line_for_other_programs() -> None:
     assert "gputrain run -- COMMAND" in refuse("run")
 
 
-def test_doctor_of_a_config_names_the_line_to_type() -> None:
-    assert says(refuse("doctor", "digits"), "not-installed", "gputrain doctor CONFIG", "pip install '.[train]'")
-
-
 def test_preflight_adds_missing_torch_to_the_problems_of_the_config(tmp_path: Path) -> None:
     problem = Problem("optim.lr", "must be above 0", code="out-of-range")
     request = RunRequest(resolve_config("digits").config, tmp_path, "run", problems=(problem,))

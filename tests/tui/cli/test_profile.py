@@ -81,20 +81,6 @@ def test_run_that_has_ended_is_not_asked(run: RunFolder) -> None:
     assert not run.control.exists()
 
 
-def test_missing_stored_profile_is_one_sentence(run: RunFolder) -> None:
-    result = profile("--stored")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert says(result.output, "not-recorded", "error: a ", "`gputrain runs profile a`")
-
-
-def test_reason_of_a_missing_profile_is_printed(live_run: RunFolder) -> None:
-    thread = answer_request(live_run, Profiled(step=7, epoch=1, steps=0, message="the run ended"))
-    result = profile()
-    thread.join()
-    assert result.exit_code == 1
-    assert says(result.output, "not-recorded", " a: the run ended")
-
-
 def test_paused_run_is_named_and_not_waited_for_longer_than_the_timeout(live_run: RunFolder) -> None:
     append_events(live_run, RunPaused(step=5, epoch=1))
     result = profile("--timeout", "0.5")
@@ -103,29 +89,6 @@ def test_paused_run_is_named_and_not_waited_for_longer_than_the_timeout(live_run
     assert says(result.output, "timed-out", " a ", "0.5 s", "it is paused", "--stored")
 
 
-def test_no_wait_sends_the_request_only(live_run: RunFolder) -> None:
-    result = profile("--no-wait", "--steps", "30")
-    assert result.exit_code == 0
-    [request] = consume_requests(live_run.control)
-    assert (request.request, request.steps) == ("profile", 30)
-
-
 def test_no_wait_as_json_prints_the_request(live_run: RunFolder) -> None:
     result = profile("--no-wait", "--json")
     assert json.loads(result.stdout) == {"format": 1, "run": "a", "request": "profile", "steps": 10}
-
-
-@pytest.mark.parametrize("option", [["--steps", "5"], ["--no-wait"], ["--timeout", "9"]])
-def test_stored_refuses_options_of_a_request(run: RunFolder, option: list[str]) -> None:
-    store_profile(run, PROFILE)
-    result = profile("--stored", *option)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert says(result.stderr, "conflict", "error: --stored: ", option[0])
-    assert result.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("steps", ["0", "101", "many"])
-def test_number_of_steps_is_bounded(live_run: RunFolder, steps: str) -> None:
-    result = profile("--steps", steps)
-    assert result.exit_code == 2
-    assert not live_run.control.exists()

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from engine.runs.event_lines import RunStarting, TrainingProgress, event_line
-from engine.runs.events import Event, PhaseChanged, RunContinued, RunFinished, WarningEvent
-from engine.utils import libraries
+from engine.runs.events import Event, PhaseChanged, RunContinued, RunFinished
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from tui.cli.command_output import DisconnectSafeStream
-from tui.cli.progress import BackgroundPrinter, PlainPrinter, ProgressPrinter, fitted_epoch_line, make_printer
+from tui.cli.progress import BackgroundPrinter, PlainPrinter, ProgressPrinter, fitted_epoch_line
 
 
 def test_disconnect_safe_stream_ignores_closed_pipe() -> None:
@@ -55,17 +54,6 @@ def test_background_printer_delivers_events_in_order_before_close(tmp_path: Path
         printer(event)
     printer.close()
     assert printed == events
-
-
-def test_report_is_no_next_command_without_its_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("GPUTRAIN_RUNS", str(tmp_path))
-    monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == "matplotlib" else object())
-    printer = PlainPrinter()
-    for event in (RunStarting(name="a", folder=str(tmp_path / "a")), RunFinished(state="finished")):
-        printer(event)
-    assert "next: `gputrain evaluate a`, `gputrain export a`" in capsys.readouterr().err.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -121,16 +109,6 @@ def test_plain_printer_shows_progress_of_long_epoch(capsys: pytest.CaptureFixtur
     ]
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_printer_of_script_shows_no_progress_of_short_epoch(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    printer = make_printer(json=as_json, dry_run=False)
-    for event in (make_run_started(), PhaseChanged(time=0.0, phase="training", step=0, epoch=1)):
-        printer(event)
-    capsys.readouterr()
-    printer(TrainingProgress(time=9.0, step=1))
-    assert capsys.readouterr() == ("", "")
-
-
 def test_printers_count_steps_of_resumed_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     # Resumed in the middle of the third epoch.
     resumed = replace(make_run_resumed(250, 0.0), global_batch=10, steps_per_epoch=100)
@@ -142,11 +120,6 @@ def test_printers_count_steps_of_resumed_epoch(capsys: pytest.CaptureFixture[str
     bar.close()
     assert "epoch   3  step 55/100  " in capsys.readouterr().err
     assert [(task.description, task.completed) for task in bar._progress.tasks] == [("epoch 3/3", 55)]
-
-
-def test_event_line_escapes_control_characters() -> None:
-    line = event_line(WarningEvent(message="skipped: \x1b[2J\nname\udcff", code="bad-image"))
-    assert line == "warning: skipped: \\x1b[2J\\nname\\udcff"
 
 
 def test_epoch_line_on_a_terminal_has_the_most_important_values_that_fit() -> None:

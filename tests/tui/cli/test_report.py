@@ -51,10 +51,8 @@ def test_report_is_written_among_watched_runs_only_if_a_file_is_named(
     ("arguments", "code", "location", "value"),
     [
         (["--x", "step"], "no-effect", "--x", "the page report.html"),
-        (["--log", "-o", "seeds.html"], "no-effect", "--log", "-o curves.pdf"),
         (["--smooth", "0", "-o", "a.HTM"], "no-effect", "--smooth", "a.HTM"),
         (["-o", "curves.jpg"], "wrong-format", "-o", ".html"),
-        (["-o", "curves"], "wrong-format", "-o", "curves has no ending"),
         (["--smooth", "2", "-o", "a.pdf"], "out-of-range", "--smooth", "2 "),
         (["--x", "epochs", "-o", "a.pdf"], "unknown-value", "--x", "did you mean epoch?"),
     ],

@@ -15,13 +15,9 @@ from engine.utils.codec import replace
 from support.messages import has_problem, says
 from support.repositories import make_repository
 from support.runs.command_owner import stdin_with
-from support.runs.event_factories import make_run_started
 from support.runs.factories import make_run_folder
-from tui.cli.help_page import COMMAND_OPTIONS
 from tui.cli.main import app
-from tui.cli.run_command import TRAINING_OPTIONS, command_stem, split_command
-
-PANELS_OF_RUN = (TRAINING_OPTIONS, "Options", COMMAND_OPTIONS)
+from tui.cli.run_command import command_stem
 
 
 @pytest.fixture
@@ -63,7 +59,7 @@ def test_options_of_commands_reach_the_request(requests: list[RunRequest], tmp_p
     assert (request.config.queue.time_limit, request.config.notify.min_minutes, request.tags) == (90, 5, ("x",))
 
 
-@pytest.mark.parametrize(("option", "said"), [("--queue", True), ("--detach", True), ("--headless", False)])
+@pytest.mark.parametrize(("option", "said"), [("--detach", True), ("--headless", False)])
 def test_pipe_that_the_command_does_not_get_is_said(
     requests: list[RunRequest], monkeypatch: pytest.MonkeyPatch, option: str, said: bool
 ) -> None:
@@ -123,7 +119,6 @@ def test_wrong_use_with_a_command_ends_with_125(requests: list[RunRequest], word
     ("words", "line"),
     [
         (["train.py"], "gputrain run -- python train.py"),
-        (["--gpus", "cpu", "train.py", "--lr", "0.1"], "gputrain run --gpus cpu -- python train.py --lr 0.1"),
         (
             ["train.py", "--gpus", "cpu", "--lr", "0.1", "--detach"],
             "gputrain run --gpus cpu --detach -- python train.py --lr 0.1",
@@ -142,37 +137,6 @@ def test_program_in_place_of_a_config_gets_the_line_to_type(
     assert says(result.stderr, "not-a-config", line)
 
 
-def test_script_that_does_not_exist_is_named_as_missing(requests: list[RunRequest]) -> None:
-    result = invoke("--gpus", "cpu", "script.py", "--lr", "1")
-    assert (result.exit_code, requests) == (2, [])
-    assert says(result.stderr, "not-found", "script.py", "gputrain run --gpus cpu -- python script.py --lr 1")
-
-
-def test_help_shows_a_command_within_12_lines_and_its_options_apart() -> None:
-    page = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["run", "--help"], terminal_width=80, prog_name="gputrain")
-    lines = page.output.splitlines()
-    assert lines[1] == "       gputrain run [OPTIONS] -- COMMAND..."
-    assert any(line.strip().startswith("gputrain run --gpus free:1 -- ") for line in lines[:12])
-    training, shared, command = (page.output.index(f"\n{title}:") for title in PANELS_OF_RUN)
-    places = [page.output.index(f"\n  {name} ") for name in ("--epochs", "--gpus", "--cwd")]
-    assert training < places[0] < shared < places[1] < command < places[2]
-
-
-def test_option_of_commands_without_a_command_is_refused(requests: list[RunRequest]) -> None:
-    result = invoke("digits", "--no-tty")
-    assert result.exit_code == 2
-    assert says(result.stderr, "conflict", "--no-tty")
-
-
-def test_option_of_commands_names_that_of_a_training(requests: list[RunRequest]) -> None:
-    assert says(invoke("digits", "--metrics", "a:b").stderr, "conflict", "eval.metrics=")
-
-
-@pytest.mark.parametrize("typed", ["--script train.py", "--script=train.py", "--nosuch x train.py"])
-def test_unknown_option_before_a_script_is_refused_first(requests: list[RunRequest], typed: str) -> None:
-    assert says(invoke(*typed.split()).stderr, "unknown-option", typed.partition(" ")[0].partition("=")[0])
-
-
 @pytest.mark.parametrize(
     ("line", "stem"),
     [
@@ -186,11 +150,6 @@ def test_unknown_option_before_a_script_is_refused_first(requests: list[RunReque
 )
 def test_run_is_named_for_its_script(line: str, stem: str) -> None:
     assert command_stem(line.split()) == stem
-
-
-def test_only_the_first_separator_splits() -> None:
-    assert split_command(["a", "--", "b", "--", "c"]) == (["a"], ["b", "--", "c"])
-    assert split_command(["a"]) == (["a"], None)
 
 
 @pytest.fixture
@@ -231,13 +190,7 @@ def test_trusted_command_of_others_is_shown_and_runs(open_run: RunFolder, reques
     assert request.command == read_command(open_run)
 
 
-def test_own_stored_command_runs_without_a_word(open_run: RunFolder, requests: list[RunRequest]) -> None:
-    open_run.path.chmod(0o700)
-    result = resume(open_run)
-    assert (result.exit_code, result.stderr, len(requests)) == (0, "", 1)
-
-
-@pytest.mark.parametrize("words", [["--lr", "0.5"], ["lr=0.5"], ["epochs"], ["optim.lr=0.5"]])
+@pytest.mark.parametrize("words", [["--lr", "0.5"], ["epochs"]])
 def test_resumed_command_takes_no_setting_of_a_training(
     open_run: RunFolder, requests: list[RunRequest], words: list[str]
 ) -> None:
@@ -265,21 +218,3 @@ def test_command_starts_again_with_its_environment_and_what_is_typed(
     # The variables of Slurm are those of the job in which it starts again.
     assert environment["SLURM_JOB_ID"] == "78" and "SLURM_NTASKS" not in environment
     assert (first.expanded, first.on_resume, second.on_resume) == (("B", "D"), ("--old",), ("--new",))
-
-
-def test_command_without_slurm_variables_gets_none_when_it_starts_again(
-    open_run: RunFolder, requests: list[RunRequest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_run.path.chmod(0o700)
-    write_command(open_run, replace(read_command(open_run), slurm_env=False))
-    monkeypatch.setenv("SLURM_JOB_ID", "78")
-    assert resume(open_run).exit_code == 0
-    [request] = requests
-    assert request.command is not None and "SLURM_JOB_ID" not in request.command.environment
-
-
-@pytest.mark.parametrize("option", [("--env", "A=1"), ("--on-resume", "--resume")])
-def test_training_is_not_resumed_with_options_of_commands(tmp_path: Path, option: tuple[str, str]) -> None:
-    folder = make_run_folder(tmp_path / "runs", "a", make_run_started())
-    result = resume(folder, *option)
-    assert result.exit_code == 2 and says(result.stderr, "conflict", option[0])

@@ -134,7 +134,7 @@ def test_request_that_is_revoked_before_the_run_does_it_is_an_error(
     assert says(result.stderr, "wrong-state", f"error: a did not {request_name}", f"you sent a {opposite} request")
 
 
-@pytest.mark.parametrize("command", [("stop",), ("runs", "pause"), ("runs", "continue"), ("runs", "checkpoint")])
+@pytest.mark.parametrize("command", [("stop",), ("runs", "pause")])
 def test_silent_supervisor_is_named_once(
     live_runs: LiveRuns, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,19 +150,6 @@ def test_silent_supervisor_is_named_once(
     )
 
 
-def test_long_wait_for_a_run_that_has_received_the_request_is_named(
-    live_runs: LiveRuns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_control, "PATIENCE_SECONDS", 0.3)
-    run = live_runs.make("a")
-    thread = live_runs.answer(run, checkpoint(6, requested=False))
-    end = Timer(2, live_runs.end, [run])
-    end.start()
-    result = call("stop", "a")
-    thread.join(), end.join()
-    assert result.stderr == "Waiting for a to stop.\na is stopped.\n"
-
-
 def test_checkpoint_that_cannot_be_written_is_an_error(live_runs: LiveRuns) -> None:
     thread = live_runs.answer(live_runs.make("a"), FULL_DISK)
     result = call("runs", "checkpoint", "a")
@@ -171,8 +158,7 @@ def test_checkpoint_that_cannot_be_written_is_an_error(live_runs: LiveRuns) -> N
 
 
 @pytest.mark.parametrize(
-    ("request_name", "before", "answer"),
-    [("pause", (), PAUSED), ("continue", (PAUSED,), CONTINUED), ("checkpoint", (), checkpoint(7, requested=True))],
+    ("request_name", "before", "answer"), [("pause", (), PAUSED), ("checkpoint", (), checkpoint(7, requested=True))]
 )
 def test_run_that_ends_before_it_answers_is_an_error(
     live_runs: LiveRuns, request_name: str, before: tuple[Event, ...], answer: Event
@@ -189,11 +175,10 @@ def test_run_that_ends_before_it_answers_is_an_error(
     assert says(error, "not-running", "error: a ", request_name, "it is stopped") and other.startswith("b ")
 
 
-@pytest.mark.parametrize("request_name", ["pause", "continue", "checkpoint"])
-def test_runs_that_are_not_running_get_no_request(root: Path, live_runs: LiveRuns, request_name: str) -> None:
+def test_runs_that_are_not_running_get_no_request(root: Path, live_runs: LiveRuns) -> None:
     ended = make_run_folder(root, "ended", make_run_started(), ENDED)
     waiting = live_runs.make("waiting", WaitingForGpus(message="waits for 1 free GPU"))
-    result = call("runs", request_name, "ended", "waiting")
+    result = call("runs", "pause", "ended", "waiting")
     assert result.exit_code == 1
     first, second = result.stderr.splitlines()
     assert says(first, "not-running", "error: ended ", "stopped")
@@ -201,7 +186,7 @@ def test_runs_that_are_not_running_get_no_request(root: Path, live_runs: LiveRun
     assert not ended.control.exists() and not waiting.control.exists()
 
 
-@pytest.mark.parametrize("command", [("stop",), ("runs", "pause"), ("runs", "continue"), ("runs", "checkpoint")])
+@pytest.mark.parametrize("command", [("stop",), ("runs", "pause")])
 def test_no_wait_sends_one_request_to_each_run(live_runs: LiveRuns, command: tuple[str, ...]) -> None:
     runs = [live_runs.make("a"), live_runs.make("b")]
     result = call(*command, "a", "b", runs[0].path, "--no-wait")
@@ -232,12 +217,3 @@ def test_stop_removes_run_whose_wait_was_interrupted_from_the_queue(root: Path) 
     assert (result.exit_code, result.stderr) == (0, "a is stopped.\n")
     assert row_of(owned.folder).state == "stopped"
     assert call("stop", "a").stderr == "a is not running: it is stopped.\n"
-
-
-def test_stop_with_unknown_run_sends_nothing(live_runs: LiveRuns) -> None:
-    run = live_runs.make("a")
-    result = call("stop", "a", "nothing", "neither")
-    assert result.exit_code == 2
-    first, second = result.stderr.splitlines()
-    assert says(first, "unknown-run", "error: nothing: ") and says(second, "unknown-run", "error: neither: ")
-    assert not run.control.exists()

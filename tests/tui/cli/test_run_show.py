@@ -71,17 +71,6 @@ def test_top5_accuracy_among_five_classes_is_not_shown(run: RunFolder) -> None:
         assert ("val top-5" in facts(call("runs", "show", folder.name).stdout)) is (classes == 6)
 
 
-def test_show_as_json_is_the_row_of_runs(run: RunFolder) -> None:
-    shown = json.loads(call("runs", "show", "run-1", "--json").stdout)
-    [listed] = json.loads(call("runs", "--json", "run-1").stdout)["runs"]
-    for values in (shown, listed):
-        del values["age_seconds"]
-    outcome = {name: shown.pop(name) for name in ("figures", "failure", "remedy")}
-    assert shown == {"format": 1} | listed
-    assert outcome["figures"].items() >= {"best_val_accuracy": 0.3, "epochs": 3, "step": 30}.items()
-    assert (outcome["failure"], outcome["remedy"]) == (None, "")
-
-
 def test_show_as_json_explains_a_failure(run: RunFolder) -> None:
     failure = RankFailed(rank=1, device="cpu", cause="out of memory", code="out-of-memory", traceback="a\n\x1b[2Jb\n")
     append_events(run, failure, RunFinished(state="failed", message="rank 1 failed"))
@@ -107,11 +96,6 @@ def test_show_as_json_names_the_next_command(run: RunFolder, monkeypatch: pytest
     monkeypatch.setenv("GPUTRAIN_RUNS", "/elsewhere")
     elsewhere = json.loads(call("runs", "show", run.path, "--json").stdout)["remedy"]
     assert elsewhere == f"gputrain resume run-1 --runs-dir {run.path.parent}"
-
-
-def test_show_names_the_cause_and_escapes_it(run: RunFolder) -> None:
-    append_events(run, RunFinished(state="failed", message="rank 1 was killed \x1b[2J"))
-    assert facts(call("runs", "show", "run-1").stdout)["reason"] == "rank 1 was killed \\x1b[2J"
 
 
 def test_show_names_the_owner_of_a_live_run(run: RunFolder) -> None:

@@ -27,7 +27,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("options", "printed"),
     [
         ((), "first\nsecond\nthird"),
-        (("-n", "2"), "second\nthird"),
         (("--count", "1", "--follow"), "third"),
         (("-f", "-n", "1000000000"), "first\nsecond\nthird"),
     ],
@@ -54,35 +53,13 @@ def test_logs_shows_colors_on_a_terminal_and_escapes_the_rest(
     assert line.text == f"{red} \\x1b[2J\\x1b]0;title\\x07"
 
 
-def test_logs_names_run_without_log(root: Path) -> None:
-    result = call("logs", "run-0", "-n", "2")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "run-0 has no log yet.\n")
-    assert call("logs", "run-0", "-n", "0").exit_code == 2
-
-
-@pytest.mark.parametrize("runs", [(), ("run-0", "run-1"), ("nothing",)])
+@pytest.mark.parametrize("runs", [(), ("run-0", "run-1")])
 def test_attach_without_terminal_refuses(root: Path, runs: tuple[str, ...]) -> None:
     result = call("attach", *runs)
     assert result.exit_code == 2
     words = " ".join(runs) or "last"
     command = f"`gputrain {'compare' if len(runs) > 1 else 'runs show'} {words}`"
     assert says(result.stderr, "no-terminal", command) and result.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "value"),
-    [
-        (("run-0", "nothing"), "unknown-run", "nothing"),
-        (("run-0", "--baseline", "run-1"), "unknown-value", "error: --baseline: run-1 "),
-    ],
-)
-def test_attach_refuses_runs_and_baseline(
-    root: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: str, value: str
-) -> None:
-    monkeypatch.setattr("tui.cli.terminal.require_terminal", lambda *_: None)
-    result = call("attach", *arguments)
-    assert result.exit_code == 2
-    assert says(result.stderr, code, value)
 
 
 def test_attach_of_several_runs_opens_their_comparison(gputrain: Gputrain) -> None:

@@ -12,7 +12,6 @@ from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
 from support.gputrain_command import Gputrain
-from support.messages import says
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
 from support.runs.factories import append_events, make_losses, make_run_folder, write_labels
 from support.servers.fake_wandb_server import API_KEY, fake_wandb_server
@@ -108,24 +107,3 @@ def test_online_run_of_wandb_continues_and_gets_successor_when_resume_voids_step
         assert refused.returncode == 1
         assert refused.stderr.startswith("error: http://127.0.0.1:")
         assert API_KEY not in refused.stderr + refused.stdout
-
-
-@pytest.mark.nightly
-def test_services_that_cannot_be_used_are_told_in_one_sentence(gputrain: Gputrain) -> None:
-    pytest.importorskip("wandb")
-    folder = make_run(gputrain, "a", make_run_started(), make_losses(1, 5), FINISHED)
-    server = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "1", "WANDB_MODE": "online"}
-    gone = gputrain("runs", "sync", "a", "--service", "wandb", WANDB_API_KEY="0123456789" * 4, **server)
-    assert gone.returncode == 1
-    assert len(gone.stderr.splitlines()) == 1
-    assert gone.stderr.startswith("error: http://127.0.0.1:9 ") and "WANDB_MODE=offline" in gone.stderr
-    assert "0123456789" not in gone.stderr + (folder.sync / "wandb.json").read_text()
-
-
-def test_sync_refuses_unknown_service_and_run(gputrain: Gputrain) -> None:
-    make_run(gputrain, "a", make_run_started())
-    unknown = CliRunner().invoke(app, ["runs", "sync", "a", "--service", "wand"], env=gputrain.environment)
-    assert (unknown.exit_code, unknown.stderr.count("\n")) == (2, 1)
-    assert says(unknown.stderr, "unknown-value", "error: --service: wand ", "did you mean wandb?")
-    missing = CliRunner().invoke(app, ["runs", "sync", "b", "--service", "wandb"], env=gputrain.environment)
-    assert (missing.exit_code, missing.stdout) == (2, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -30,15 +29,3 @@ def test_table_has_a_row_for_each_metric(path: Path) -> None:
     heading, *rows = (line.split() for line in result.stdout.splitlines())
     assert heading == ["metric", "values", "first", "step", "last", "step", "last"]
     assert rows == [["loss", "1", "10", "10", "0.5"], ["cost", "2", "1", "2", "6"]]
-
-
-def test_json_has_the_same(path: Path) -> None:
-    found = json.loads(try_parse(path, "--json").stdout)
-    metric = {"count": 1, "first_step": 10, "last_step": 10, "last": 0.5}
-    assert found == {"format": 1, "metrics": {"loss": metric}, "lines": 4, "lines_used": 1, "problem": None}
-
-
-def test_pattern_without_name_is_refused_with_an_example(path: Path) -> None:
-    result = try_parse(path, "--parse", "loss=(.)")
-    assert result.exit_code == 2 and result.stdout == ""
-    assert result.stderr.count("\n") == 1 and "(?P<loss>" in result.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import os
@@ -31,50 +30,12 @@ def metrics(run: dict[str, object]) -> dict[str, tuple[int, int, float]]:
     return {row["name"]: (row["count"], row["last_step"], row["last_value"]) for row in found}
 
 
-def test_watch_lists_each_recorded_run_with_its_format() -> None:
-    runs = {str(run["name"]): run["formats"] for run in watched(RECORDED)}
-    assert (
-        runs.items()
-        >= {
-            "lightning/csv": ["csv"],
-            "lightning/tb": ["tensorboard"],
-            "keras": ["csv"],
-            "timm": ["csv"],
-            "trainer": ["trainer-state"],
-        }.items()
-    )
-    lines = call("watch", RECORDED).stdout.splitlines()
-    assert lines[0].split()[:5] == ["name", "state", "format", "step", "changed"]
-    assert sorted(line.split()[0] for line in lines[1:]) == sorted(runs)
-
-
-def test_watch_as_json_has_count_last_step_and_last_value_of_the_file() -> None:
-    [run] = watched(RECORDED / "keras")
-    rows = list(csv.DictReader((RECORDED / "keras" / "history.csv").open(), delimiter=";"))
-    last = rows[-1]
-    assert metrics(run)["loss"] == (len(rows), int(last["epoch"]), float(last["loss"]))
-
-
 def test_watch_as_json_has_the_state_of_each_run(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     path.write_bytes(gzip.decompress((RECORDED / "mlflow" / "mlflow.db.gz").read_bytes()))
     (tmp_path / "metrics.csv").write_text("step,loss\n1,0.5\n")
     states = {str(run["name"]).rpartition("/")[2]: run["state"] for run in watched(tmp_path)}
     assert states == {"first": "ended", "second": "ended", tmp_path.name: "growing"}
-
-
-def test_watch_as_json_has_the_keys_of_comparisons() -> None:
-    [run] = watched(RECORDED / "keras")
-    found = run["metrics"]
-    assert isinstance(found, list)
-    keys = {row["name"]: row["key"] for row in found}
-    assert (keys["loss"], keys["val_loss"]) == ("train_loss", "val_loss")
-    assert "val loss" in call("watch", RECORDED / "keras").stdout
-
-
-def test_watch_of_lightning_finds_the_parameters() -> None:
-    [run] = watched(RECORDED / "lightning" / "csv")
-    assert run["parameters"] == {"layers": "[2, 1]", "lr": 0.1, "name": "tiny"}
 
 
 def test_watch_lists_run_below_two_paths_once_and_the_latest_first(tmp_path: Path) -> None:
@@ -94,12 +55,6 @@ def test_watch_escapes_names_and_opens_no_fifo(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metrics.csv")
     result = call("watch", tmp_path)
     assert result.exit_code == 0 and "\x1b" not in result.stdout and r"a\x1b[31m" in result.stdout
-
-
-def test_watch_writes_nothing_below_the_path(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("step,loss\n1,0.5\n")
-    watched(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
 
 
 def test_watch_of_missing_and_empty_path_says_so(tmp_path: Path) -> None:
@@ -139,13 +94,6 @@ def test_watch_of_missing_process_is_refused() -> None:
         assert result.exit_code == 2 and says(result.stderr, "not-found")
     result = call("watch", os.getpid(), os.getpid())
     assert result.exit_code == 2 and says(result.stderr, "too-many")
-
-
-def test_number_that_is_a_path_is_watched_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "metrics.csv").write_text("step,loss\n1,0.5\n")
-    assert [run["name"] for run in watched("1")] == ["1"]
 
 
 def make_own_run(folder: Path) -> Path:
