@@ -10,7 +10,6 @@ from rich.cells import cell_len
 from textual._border import BORDER_CHARS
 
 import tui
-from support.messages import raises_problem
 from tui.characters import (
     BRAILLE,
     CELLS_HANDLER,
@@ -18,7 +17,6 @@ from tui.characters import (
     FALLBACKS,
     find_drawable,
     limit_characters,
-    requested_characters,
 )
 
 XTERM = {"TERM": "xterm-256color"}
@@ -43,10 +41,6 @@ def test_replacements_exist_for_all_symbols_of_the_screens() -> None:
     assert used | borders <= set(ALL)
 
 
-def test_braille_keeps_height_slope_and_fill() -> None:
-    assert "⣿⣤⣀⠉⠒⠜⠣⡇⠀".encode("gputrain_ascii_utf-8") == b"#=_'-/\\| "
-
-
 @pytest.mark.parametrize(
     ("encoding", "environment", "drawable"),
     [
@@ -68,11 +62,6 @@ def test_find_drawable_reads_setting_terminal_and_encoding(
 
 def test_find_drawable_ignores_terminal_of_other_streams() -> None:
     assert find_drawable("utf-8", is_terminal=False, environment={"TERM": "vt100"}) is None
-
-
-def test_requested_characters_rejects_unknown_value() -> None:
-    with raises_problem("unknown-value", "", "GPUTRAIN_CHARACTERS=latin", "ascii, utf-8"):
-        requested_characters({"GPUTRAIN_CHARACTERS": "latin"})
 
 
 def limited(encoding: str, text: str, errors: str = "", **environment: str) -> bytes:

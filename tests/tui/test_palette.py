@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import re
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from rich.color import Color
 
-from tui.palette import ANSI, DARK, LIGHT, LOADS, SERIES, TRACK, Palette, load_style, rich_theme, series_style
+from tui.palette import ANSI, DARK, LIGHT, LOADS, SERIES, Palette, load_style, rich_theme
 
 # Severity 1.0 (Machado, Oliveira, Fernandes: A Physiologically-based Model for Simulation of Color Vision Deficiency,
 # IEEE TVCG 2009).
@@ -57,18 +56,6 @@ def test_palette_text_is_readable_on_its_background(palette: Palette) -> None:
     assert contrast_ratio(palette.cursor_foreground, palette.cursor_background) >= 7
 
 
-@pytest.mark.parametrize("palette", TRUECOLOR, ids=lambda palette: palette.name)
-def test_palette_colors_stay_visible_under_cursor(palette: Palette) -> None:
-    colors = (*palette.loads, palette.good, palette.warning, palette.bad, palette.muted)
-    assert min(contrast_ratio(color, palette.cursor_background) for color in colors) >= 3
-    assert contrast_ratio(palette.muted, palette.cursor_background) >= 4.5, "it is text"
-
-
-@pytest.mark.parametrize("palette", TRUECOLOR, ids=lambda palette: palette.name)
-def test_palette_graph_colors_stand_out_from_background(palette: Palette) -> None:
-    assert min(contrast_ratio(color, palette.background) for color in (*palette.series, *palette.loads)) >= 3
-
-
 @pytest.mark.parametrize("vision", VISIONS)
 @pytest.mark.parametrize("palette", TRUECOLOR, ids=lambda palette: palette.name)
 def test_palette_series_differ_with_color_blindness(palette: Palette, vision: str) -> None:
@@ -90,23 +77,3 @@ def test_palette_ansi_uses_only_colors_of_the_terminal() -> None:
 @pytest.mark.parametrize(("percent", "style"), [(-1, 0), (0, 0), (19.9, 0), (20, 1), (60, 3), (99, 4), (250, 4)])
 def test_load_style_has_five_steps(percent: float, style: int) -> None:
     assert load_style(percent) == LOADS[style]
-
-
-def test_series_style_counts_from_one_and_repeats() -> None:
-    assert [series_style(number) for number in (1, 8, 9)] == [SERIES[0], SERIES[7], SERIES[0]]
-
-
-def test_no_module_of_the_screen_uses_a_literal_color() -> None:
-    """Only the palette holds colors; the confusion matrix has its own scales."""
-    from pathlib import Path
-
-    literal = re.compile(r"color\(\d|\"(?:bright_)?(?:red|green|blue|cyan|yellow|magenta)\"|#[0-9a-fA-F]{6}")
-    root = Path(__file__).parents[2] / "tui"
-    exempt = {"palette.py", "matrix.py", "export.py", "progress.py"}
-    used = [path.name for path in root.rglob("*.py") if path.name not in exempt and literal.search(path.read_text())]
-    assert used == []
-
-
-def test_unfilled_part_of_a_meter_differs_from_the_filled_part_without_color() -> None:
-    styles = rich_theme(ANSI).styles
-    assert all(styles[TRACK].without_color != styles[load].without_color for load in LOADS)

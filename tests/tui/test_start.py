@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 from pathlib import Path
-
-import pytest
 
 from engine.gpus.snapshot import Snapshot
 from support.gputrain_command import Gputrain
@@ -16,7 +13,6 @@ from support.screen.terminal import Terminal
 from tui.app import GputrainApp
 from tui.pollers.host import GpuPoller
 from tui.pollers.watched import RefreshIntervals
-from tui.terminal_app import COLLECTED_OBJECTS
 
 
 class OneSnapshotPoller(GpuPoller):
@@ -60,21 +56,3 @@ def test_monitor_shows_first_snapshot_when_it_arrives(tmp_path: Path) -> None:
             await wait_until(pilot, lambda: "carol" in visible_text(pilot))
 
     asyncio.run(main())
-
-
-def test_app_resumes_garbage_collection_after_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.app.STARTUP_SECONDS", 0.01)
-
-    async def main() -> None:
-        async with GputrainApp(tmp_path).run_test() as pilot:
-            await wait_until(pilot, gc.isenabled)
-            assert gc.get_threshold()[0] == COLLECTED_OBJECTS
-
-    before = gc.get_threshold()
-    gc.disable()
-    try:
-        asyncio.run(main())
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
-        gc.enable()

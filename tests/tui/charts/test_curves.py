@@ -38,11 +38,6 @@ def test_curves_place_losses_at_their_steps() -> None:
     assert loss.y.tolist() == [3, 2, 1]
 
 
-def test_curves_leave_gap_for_missing_step_event() -> None:
-    loss = curves(make_run_started(), steps(2, [3.0, 2.0], 10.0), steps(6, [1.0, 1.0], 30.0)).train_loss("step")
-    assert np.array_equal(loss.y, [3, 2, math.nan, math.nan, 1, 1], equal_nan=True)
-
-
 def test_curves_count_non_finite_losses_and_leave_gap() -> None:
     data = curves(make_run_started(), steps(3, [1.0, None, None], 10.0))
     assert data.nonfinite_count == 2
@@ -85,11 +80,6 @@ def test_curves_leave_pauses_out_of_the_training_time() -> None:
     assert curves(make_run_started(), *events).step_metric("lr", "hours").x.tolist() == [1, 2]
 
 
-def test_curves_without_events_are_empty() -> None:
-    assert len(CurveData().train_loss("hours").y) == 0
-    assert ChartView().window(CurveData(), "loss").high > 0
-
-
 def visible_range(view: ChartView, data: CurveData) -> tuple[float, float]:
     low, high = view.x_limits(data)
     return round(low, 6), round(high, 6)
@@ -115,19 +105,6 @@ def test_view_cursor_stays_in_window_and_reads_nearest_point() -> None:
     assert moved.cursor == 20
     assert moved.curves_for(data, "loss")[0].series.value_at(20) == 19
     assert moved.move_cursor(data, -500).cursor == 0
-
-
-def test_view_resets_when_journal_restarts() -> None:
-    data = curves(make_run_started(), steps(40, [1.0] * 40, 10.0))
-    data.add_events(None)
-    assert data.last_step == 0
-
-
-def test_curves_have_gradient_norm_of_new_journals_only() -> None:
-    old = curves(make_run_started(), steps(3, [1.0] * 3, 1.0))
-    new = curves(make_run_started(), replace(steps(3, [1.0] * 3, 1.0), grad_norm=0.5))
-    assert (old.has_grad_norm, new.has_grad_norm) == (False, True)
-    assert new.step_metric("grad_norm", "step").y.tolist() == [0.5]
 
 
 def test_curves_star_the_best_epoch() -> None:

@@ -44,7 +44,3 @@ def test_loads_keep_last_answer_of_silent_gpu(snapshot: Snapshot) -> None:
     loads.record(snapshot)
     assert loads.last_answer(gpu.as_stale(3.0)) is gpu
     assert loads.last_answer(gpu) is gpu
-
-
-def test_loads_of_unknown_gpu_are_gaps() -> None:
-    assert GpuLoads().columns(None, "util", 60.0, 3, 0.0) == [None, None, None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tui.charts.history import LoadHistory, history_graph, shown_seconds, time_axis
-from tui.charts.meter import load_meter, meter
+from tui.charts.meter import meter
 from tui.palette import LOADS, TRACK
 
 NOW = 1_760_000_000.0
@@ -39,11 +39,6 @@ def test_history_does_not_hold_value_for_long() -> None:
     assert history_of([10.0, 20.0], step_s=30.0).columns(4, 4) == [None, None, None, 20.0]
 
 
-def test_history_spans_hours_with_coarser_values() -> None:
-    columns = history_of([50.0] * 1200, step_s=10.0).columns(3 * 3600, 60)
-    assert columns == [50.0] * 60
-
-
 def test_history_columns_only_move_while_time_passes() -> None:
     history = history_of([float(value % 7) for value in range(300)])
     before = history.columns(200, 20)
@@ -63,22 +58,6 @@ def test_history_graph_is_taller_for_larger_values() -> None:
     assert bottom.plain == "⣀⣼"
     top, bottom = history_graph([100.0, 100.0, 50.0, 50.0], 2)
     assert (top.plain, bottom.plain) == ("⣿ ", "⣿⣿")
-
-
-def test_history_graph_leaves_unknown_values_blank() -> None:
-    assert [line.plain for line in history_graph([None, None], 2)] == [" ", " "]
-
-
-def test_history_graph_colors_rows_from_calm_to_hot() -> None:
-    lines = history_graph([100.0] * 4, 5)
-    assert [line.spans[0].style for line in lines] == list(reversed(LOADS))
-
-
-def test_time_axis_labels_start_and_end() -> None:
-    text = time_axis(600, 40).plain
-    assert text.startswith("-10 min")
-    assert text.endswith("now")
-    assert len(text) == 40
 
 
 def test_time_axis_has_labels_at_round_times() -> None:
@@ -104,11 +83,3 @@ def test_meter_fills_whole_cells() -> None:
         [(4, LOADS[0])],
     ]
     assert filled[0][0].style == TRACK
-
-
-def test_meters_of_all_kinds_have_the_same_cells() -> None:
-    assert meter(0.5, 6, LOADS[0]).plain == "".join(text for text, _ in load_meter(0.5, 6))
-
-
-def test_meter_of_unknown_share_is_an_empty_track() -> None:
-    assert [(span.end, span.style) for span in meter(None, 3, LOADS[0]).spans] == [(3, TRACK)]

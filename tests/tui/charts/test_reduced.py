@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from support.runs.event_factories import make_epoch, make_run_resumed, make_run_
 from tui.charts.compare_view import CompareData, ComparedCurves
 from tui.charts.curve_cache import (
     FOLDER,
-    MAX_FILES,
     MIN_JOURNAL_BYTES,
     CurveCache,
     decode_curves,
@@ -64,20 +62,6 @@ def test_reduce_keeps_short_curves_and_copies_them() -> None:
     assert (len(loss.points.x), loss.points.y[0], curves.block_steps) == (50, 0.0, 1)
 
 
-def test_reduce_without_limit_keeps_every_step() -> None:
-    curves = reduce_curves(make_data(20_000), None)
-    assert len(curves.metrics["train_loss"].points.x) == 20_000
-    assert reduce_curves(make_data(20_000)).block_steps == 10
-
-
-def test_reduce_of_block_without_finite_loss_is_a_gap() -> None:
-    data = make_data(20_000)
-    data._losses.set(10_000, np.full(200, np.nan))
-    loss = reduce_curves(data).metrics["train_loss"]
-    assert np.isnan(loss.means.y).any()
-    assert np.isnan(loss.points.y).any()
-
-
 def test_reduce_takes_the_validation_of_the_ema_weights() -> None:
     data = make_data(10)
     data.add(replace(make_epoch(2, 0.5), step=20, ema_val_accuracy=0.875, ema_val_loss=0.25))
@@ -99,14 +83,6 @@ def test_images_axis_adds_up_sessions_with_other_batches() -> None:
     # A session that resumes before the last one replaces it.
     data.add(replace(make_run_resumed(5, 300.0), global_batch=10))
     assert data.x_positions(steps, "images").tolist() == [0, 320, 370, 420, 470, 480]
-
-
-@pytest.mark.parametrize("from_step", [-5, 0])
-def test_images_axis_of_run_that_resumes_at_its_start(from_step: int) -> None:
-    data = CurveData()
-    data.add(make_run_started(0.0))
-    data.add(replace(make_run_resumed(from_step, 1.0), global_batch=-3))
-    assert data.x_positions(np.array([7.0]), "images").tolist() == [0.0]
 
 
 def test_reduced_axes_agree_with_the_data() -> None:
@@ -221,40 +197,6 @@ def test_cache_of_other_journal_state_is_ignored(journal: Path) -> None:
     assert cache.load(journal, changed) is None
 
 
-def test_cache_recalls_curves_of_journal_that_grew(journal: Path) -> None:
-    stamp, cache = file_stamp(journal), CurveCache()
-    assert stamp is not None
-    cache.store(journal, stamp, reduce_curves(make_data(50)), to_disk=False)
-    with journal.open("ab") as file:
-        file.write(b"more")
-    assert cache.recall(journal) is not None
-
-
-def test_cache_bounds_the_number_of_files(tmp_path: Path, journal: Path) -> None:
-    stamp, curves, folder = file_stamp(journal), reduce_curves(make_data(50)), tmp_path / "cache/gputrain" / FOLDER
-    assert stamp is not None
-    folder.mkdir(parents=True, mode=0o700)
-    for number in range(MAX_FILES):
-        (folder / f"old-{number}").touch()
-        os.utime(folder / f"old-{number}", (number, number))
-    CurveCache().store(journal, stamp, curves, to_disk=True)
-    names = {path.name for path in cache_files(tmp_path)}
-    assert len(names) == MAX_FILES
-    assert "old-0" not in names
-    assert CurveCache().load(journal, stamp) is not None
-
-
-def test_cache_without_writable_folder_works_in_memory(
-    tmp_path: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    stamp, cache = file_stamp(journal), CurveCache()
-    assert stamp is not None
-    cache.store(journal, stamp, reduce_curves(make_data(50)), to_disk=True)
-    assert cache.load(journal, stamp) is not None
-
-
 def test_mean_and_spread_are_those_of_the_runs_that_got_so_far() -> None:
     x = np.array([1.0, 2.0, 3.0])
     mean, (low, high) = mean_and_spread([Series(x, np.array([1.0, 2.0, 3.0])), Series(x[:2], np.array([3.0, 2.0]))])
@@ -274,11 +216,3 @@ def test_compare_data_has_a_band_for_a_group_and_differences_from_the_baseline()
     assert group.reference is other.values
     assert (other.band, other.reference, other.mark) == (None, None, "B")
     assert data.last_x("epoch") == 5.0
-
-
-def test_compare_data_without_steps_or_unread_runs_draws_nothing() -> None:
-    empty = ComparedCurves("A", "empty", 1, (reduce_curves(CurveData()),))
-    unread = ComparedCurves("B", "unread", 2, (None, None))
-    data = CompareData([empty, unread])
-    assert [len(curve.series.x) for curve in data.curves_for("best_val_accuracy", "images")] == [0, 0]
-    assert data.last_x("hours") == 1.0

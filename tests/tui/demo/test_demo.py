@@ -15,7 +15,7 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.inspection_file import read_inspection
 from support.gputrain_command import wait_for
 from support.runs.factories import row_of
-from tui.demo.server import DATA, FINISHED_RUN, LIVE_RUN, DemoServer, recorded, recorded_events
+from tui.demo.server import FINISHED_RUN, LIVE_RUN, DemoServer, recorded, recorded_events
 
 
 @pytest.mark.parametrize("name", [LIVE_RUN, FINISHED_RUN])
@@ -24,10 +24,6 @@ def test_every_line_of_a_demo_journal_is_an_event(name: str) -> None:
     assert len(events) == len(recorded(f"{name}/events.jsonl").splitlines())
     assert isinstance(events[0], RunStarted) and events[0].time == 1000.0
     assert isinstance(events[-1], RunFinished)
-
-
-def test_demo_recordings_are_small() -> None:
-    assert sum(path.stat().st_size for path in DATA.rglob("*")) < 200_000
 
 
 def test_demo_inspection_has_confusion_matrix_and_pictures_of_mistakes() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.gpus.current_use import find_current_use
-from engine.gpus.snapshot import Reading, Snapshot
+from engine.gpus.snapshot import Snapshot
 from engine.utils.errors import Problem
 from support.gputrain_command import wait_for
 from support.messages import has_problem
@@ -53,14 +53,6 @@ def test_checker_counts_ranks_steps_and_images(checker: FormChecker) -> None:
     assert f"! {warned.warnings[0]}" in plan_text(config, [], warned).plain.splitlines()
     config = Form(None, {"data.dataset": "fake", "data.fake_train": "20"}).config()
     assert "global batch size 20" in plan_text(config, [], checker.check(checker.begin(config), config, None)).plain
-
-
-def test_plan_says_in_one_line_what_gpus_compute_in(checker: FormChecker) -> None:
-    config = Form("digits", {"device.gpus": "2,3", "precision.amp": "auto"}).config()
-    snapshot = demo_snapshot(FROZEN_NOW)
-    gpus = tuple(replace(gpu, compute_capability=Reading("9.0", 0.0)) for gpu in snapshot.gpus)
-    checked = checker.check(checker.begin(config), config, replace(snapshot, gpus=gpus))
-    assert "Precision: bf16 AMP (auto), TF32" in plan_text(config, [], checked).plain.splitlines()
 
 
 def test_checker_warns_of_keys_without_effect(checker: FormChecker) -> None:
@@ -110,16 +102,6 @@ def test_checker_builds_model_unless_newer_check_begins(checker: FormChecker) ->
         delayed = pool.submit(checker.check_model, checker.begin(config), config, on_gpu=False)
         checker.cancel()
         assert delayed.result().problems == []
-
-
-def test_checker_starts_no_helper_for_canceled_check(checker: FormChecker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.form.checks.start_helper", lambda *_, **__: pytest.fail("started a process"))
-    config = Form("digits").config()
-    canceled = checker.begin(config)
-    # A newer check, which is not that of the thread whose model check comes late.
-    checker.begin(config)
-    assert checker.check(canceled, config, None) is None
-    assert checker.check_model(canceled, config, on_gpu=False).problems == []
 
 
 def test_checker_ends_threads_of_replaced_checks_while_helper_hangs(checker: FormChecker) -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
-from pydantic import Field
 from typer.testing import CliRunner
 
 from engine.config.loader import presets, resolve_config
-from engine.config.rules import DEPENDS_ON
-from engine.config.schema import Config, as_dict, fields
-from engine.config.section import Section
+from engine.config.schema import Config, as_dict
 from engine.launch.request import RunRequest
 from engine.optim.lr_schedule import lr_factor
 from engine.utils.errors import UsageError
@@ -24,7 +20,7 @@ from support.messages import raises_problem
 from tui.cli.main import app
 from tui.flags import run_arguments
 from tui.form.completions import Completer
-from tui.form.fields import form_fields, form_sections, help_text, is_relevant, optimizer_placeholders
+from tui.form.fields import form_fields, is_relevant, optimizer_placeholders
 from tui.form.model import (
     Form,
     form_from_run,
@@ -34,7 +30,6 @@ from tui.form.model import (
     save_last_form,
     validate_form,
 )
-from tui.widgets.field_lines import LABEL_COLUMNS
 
 TYPED = {
     "device.ranks": "3",
@@ -75,49 +70,6 @@ def config_of_run(arguments: list[str]) -> Config:
     return configs[0]
 
 
-def test_form_has_described_field_for_every_key() -> None:
-    infos = form_fields()
-    assert {info.key for info in infos} | {"run.resume"} == {key for key, _ in fields()}
-    assert all(info.description for info in infos)
-
-
-def test_form_shows_new_config_keys_without_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    class ProbeConfig(Section):
-        every_steps: int = Field(5, description="Steps between probes. Used by tests.")
-        kind: Literal["fast", "full"] = Field("fast", title="probe kind", description="How deep to probe.")
-
-    class WiderConfig(Config):
-        probe: ProbeConfig = Field(ProbeConfig(), description="Probes.")
-
-    monkeypatch.setattr("engine.config.schema.Config", WiderConfig)
-    monkeypatch.setattr("tui.form.fields.Config", WiderConfig)
-    section = form_sections()[-1]
-    steps, kind = section.fields
-    assert (section.title, steps.key, steps.label) == ("Probe", "probe.every_steps", "every steps")
-    assert (kind.label, kind.choices, kind.is_fixed) == ("probe kind", ("fast", "full"), True)
-    assert "How deep to probe." in help_text(kind).plain and "probe.kind" in help_text(kind).plain
-
-
-def test_form_labels_fit_their_column_and_differ() -> None:
-    for section in form_sections():
-        labels = [info.label for info in section.fields]
-        assert len(labels) == len(set(labels))
-        assert max(map(len, labels)) <= LABEL_COLUMNS
-
-
-def test_help_text_names_error_choices_default_and_key() -> None:
-    [info] = [info for info in form_fields() if info.key == "data.drop_last"]
-    text = help_text(info, "must be true or false").plain
-    assert text.startswith("✗ must be true or false  drop last batch  data.drop_last  Drop the last")
-    assert "epoch.  Default: true." in text and text.endswith("Choices: false, true.")
-
-
-def test_help_text_begins_with_what_a_small_terminal_shows() -> None:
-    [info] = [info for info in form_fields() if info.key == "data.workers"]
-    text = help_text(info).plain
-    assert text.startswith(f"workers  data.workers  {info.summary}  Default: auto. They are")
-
-
 def test_next_run_name_skips_names_that_are_taken(tmp_path: Path) -> None:
     form = Form("digits")
     (tmp_path / "digits-1").mkdir()
@@ -137,15 +89,6 @@ def test_completions_list_names_that_begin_with_text_first() -> None:
     found = completer.completions(kinds["optim.nesterov"], "", {})
     assert [completion.value for completion in found] == ["", "false", "true"]
     assert completer.completions(kinds["run.epochs"], "1", {}) == []
-
-
-def test_dependent_keys_refer_to_existing_keys() -> None:
-    keys = {key for key, _ in fields()}
-    assert set(DEPENDS_ON) <= keys
-    assert {other for other, _ in DEPENDS_ON.values()} <= keys
-    values = Form("digits").values()
-    assert is_relevant("optim.momentum", values)
-    assert not is_relevant("optim.betas", values)
 
 
 def test_form_checks_report_each_invalid_key() -> None:
@@ -222,15 +165,6 @@ def test_form_shows_data_path_for_user_dataset() -> None:
     assert is_relevant("data.path", {"data.dataset": "mine:build"})
     assert is_relevant("optim.betas", {"optim.name": "mine:build"})
     assert not is_relevant("data.path", {"data.dataset": "digits"})
-
-
-def test_form_fields_mark_open_choices() -> None:
-    kinds = {info.key: info for info in form_fields()}
-    assert kinds["optim.lr_scaling"].choices and not kinds["optim.lr_scaling"].allows_other
-    assert "cosine" in kinds["schedule.name"].choices and kinds["schedule.name"].allows_other
-    assert "adamw" in kinds["optim.name"].choices and kinds["optim.name"].allows_other
-    assert kinds["data.dataset"].allows_other and kinds["loss.name"].allows_other and kinds["model.freeze"].allows_other
-    assert not kinds["data.workers"].choices and not kinds["data.batch_size"].choices
 
 
 def test_form_of_run_picks_free_name(tmp_path: Path) -> None:

@@ -36,8 +36,7 @@ def table(snapshot: Snapshot, width: int, lines: int) -> list[list[str]]:
     return [[blocks.header.plain], *([line.plain for line in block] for block in made)]
 
 
-@pytest.mark.parametrize("lines", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("width", [58, 78, 98, 118, 158, 198])
+@pytest.mark.parametrize(("width", "lines"), [(58, 1), (78, 2), (118, 3), (158, 5), (198, 8)])
 def test_gpu_table_fits_width(width: int, lines: int) -> None:
     for snapshot in (demo_snapshot(FROZEN_NOW), recorded()):
         header, *blocks = table(snapshot, width, lines)
@@ -45,7 +44,7 @@ def test_gpu_table_fits_width(width: int, lines: int) -> None:
         assert [len(block) for block in blocks] == [lines] * 8
 
 
-@pytest.mark.parametrize(("width", "lines"), [(78, 1), (98, 1), (158, 3)])
+@pytest.mark.parametrize(("width", "lines"), [(78, 1), (158, 3)])
 def test_gpu_table_shows_unknown_readings_as_unknown(width: int, lines: int) -> None:
     snapshot = demo_snapshot(FROZEN_NOW)
     names = ("util", "sm_active", "tensor_active", "memory_used", "power", "temperature", "sm_clock")
@@ -56,9 +55,8 @@ def test_gpu_table_shows_unknown_readings_as_unknown(width: int, lines: int) -> 
     assert "0%" not in text and "■" not in text.splitlines()[0]
 
 
-@pytest.mark.parametrize(("width", "lines"), [(158, 1), (158, 3)])
-def test_gpu_table_keeps_last_readings_of_silent_gpu(width: int, lines: int) -> None:
-    block = "\n".join(table(demo_snapshot(FROZEN_NOW), width, lines)[8])
+def test_gpu_table_keeps_last_readings_of_silent_gpu() -> None:
+    block = "\n".join(table(demo_snapshot(FROZEN_NOW), 158, 3)[8])
     assert "no answer for 4 s" in block
     assert "58.0" in block
 
@@ -89,7 +87,3 @@ def test_notes_say_throttle_reasons_in_words_once() -> None:
     gpu = with_readings(demo_snapshot(FROZEN_NOW).gpus[0], throttle=reasons)
     assert notes(gpu) == ["slowed: heat, power limit"]
     assert notes(with_readings(gpu, throttle=["idle"], ecc_uncorrected=2)) == ["2 ECC errors"]
-
-
-def test_notes_count_mig_instances() -> None:
-    assert [notes(gpu) for gpu in recorded().gpus if gpu.mig_enabled] == [["2 MIG instances"]]

@@ -9,7 +9,6 @@ from engine.gpus.snapshot import Gpu, Reading, Snapshot
 from engine.utils.codec import decode
 from support.gputrain_command import ROOT
 from support.replace import replace
-from tui.charts.load_plot import LoadPlot
 from tui.tables.gpu_readings import THROTTLE_MEANINGS, reading_lines, throttle_lines
 
 RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
@@ -36,28 +35,8 @@ def test_throttle_lines_explain_each_reason() -> None:
     ]
 
 
-@pytest.mark.parametrize("width", [58, 78, 118, 158, 198])
-def test_reading_lines_fit_width(width: int) -> None:
-    assert all(line.cell_len <= width for line in reading_lines(gpu_with(), width))
-
-
 @pytest.mark.parametrize("width", [78, 158])
 def test_reading_lines_say_once_why_group_is_unknown(width: int) -> None:
     unknown: Reading[object] = Reading(None, 0.0, "not supported by this driver")
     gpu = gpu_with(nvlinks=unknown, nvlink_sent=unknown, nvlink_received=unknown)
     assert text_of(gpu, width).count("not supported by") == 1
-
-
-def test_reading_lines_show_limit_of_slower_pcie_link() -> None:
-    assert "1.0 x8 of 5.0 x16" in text_of(gpu_with(pcie_generation=Reading(1, 0.0), pcie_width=Reading(8, 0.0)), 78)
-
-
-def test_reading_lines_escape_reasons_of_the_driver() -> None:
-    assert "\x1b" not in text_of(gpu_with(fan=Reading(None, 0.0, "odd \x1b[31m")), 158)
-
-
-@pytest.mark.parametrize(("width", "height"), [(1, 1), (18, 1), (24, 3), (51, 16)])
-def test_plot_fills_its_panel(width: int, height: int) -> None:
-    plot = LoadPlot.fit(width, height)
-    lines = plot.lines([50.0] * plot.values, 600.0, "700")
-    assert (len(lines), {line.cell_len for line in lines}) == (height, {width})

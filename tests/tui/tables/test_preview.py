@@ -18,8 +18,8 @@ from support.runs.factories import make_row
 from tui.demo.server import FINISHED_RUN, recorded_events
 from tui.pollers.preview import PreviewReader
 from tui.tables import styled
-from tui.tables.config import ConfigChange, config_changes
-from tui.tables.preview import change_lines, figure_lines
+from tui.tables.config import config_changes
+from tui.tables.preview import figure_lines
 from tui.tables.runs import fit_monitor_list, monitor_line
 
 ROW = make_row("a-run", "finished", epochs=6, total_epochs=6, best_val_accuracy=0.9376)
@@ -71,15 +71,6 @@ def test_preview_reader_skips_steps_of_long_journal(folder: RunFolder, monkeypat
     assert reader.poll().record.state == "failed"
 
 
-def test_preview_reader_reads_journal_that_was_replaced(folder: RunFolder) -> None:
-    reader = PreviewReader(folder)
-    reader.poll()
-    folder.journal.write_text("")
-    preview = reader.poll()
-    assert preview.record.ranks is None
-    assert preview.record.best_epoch is None
-
-
 def test_preview_reader_takes_figures_from_record_and_completes_that_of_a_crashed_run(folder: RunFolder) -> None:
     folder.lock.touch()
     folder.summary.write_text('{"format": 1, "state": "finished", "started_at": 1, "best_val_accuracy": 0.5}')
@@ -110,27 +101,9 @@ def test_preview_reader_shows_step_losses_during_first_epoch(folder: RunFolder) 
     assert len(preview.curves["loss"][0].series.y) == steps[-1]["step"]
 
 
-def test_preview_reader_of_empty_folder_has_no_curves(tmp_path: Path) -> None:
-    preview = PreviewReader(RunFolder(tmp_path)).poll()
-    assert preview.record.ranks is None
-    assert all(len(curve.series.y) == 0 for curves in preview.curves.values() for curve in curves)
-
-
 @pytest.mark.parametrize("config", [{}, {"run": 3}, {"run.unknown": 1}])
 def test_config_changes_ignores_what_is_no_config(config: dict[str, object]) -> None:
     assert config_changes(config) == ()
-
-
-def test_config_changes_bounds_nested_values() -> None:
-    nested = {"model.options": {"c": [["x", "x"], ["x", "x"]]}}
-    assert config_changes(nested) == (ConfigChange("model.options", "…", ""),)
-
-
-def test_figure_lines_wrap_whole_failure_message() -> None:
-    message = "rank 1 on GPU-1: CUDA out of memory, tried to allocate 2 GiB; lower data.batch_size"
-    lines = figure_lines(ROW._replace(state="failed", message=message), None, 50)
-    assert all(line.cell_len <= 50 for line in lines)
-    assert message in " ".join(" ".join(line.plain for line in lines).split())
 
 
 def test_figure_lines_show_results_and_hardware(folder: RunFolder) -> None:
@@ -140,17 +113,6 @@ def test_figure_lines_show_results_and_hardware(folder: RunFolder) -> None:
     assert "best val acc  0.9376   best epoch" in text
     assert f"global batch {record.global_batch}" in text
     assert record.host in text
-
-
-def test_figure_lines_escape_text_of_other_users() -> None:
-    row = ROW._replace(state="failed", message="\x1b[31mred", foreign="belongs to \x1b]0;x")
-    assert "\x1b" not in "".join(line.plain for line in figure_lines(row, None, 60))
-
-
-def test_change_lines_omit_default_that_does_not_fit() -> None:
-    changes = [ConfigChange("optim.lr", "0.2", "0.05")]
-    assert change_lines(changes, 60)[1].plain == "optim.lr  0.2  (0.05)"
-    assert change_lines(changes, 14)[1].plain.rstrip().endswith("0.2")
 
 
 def monitor_text(row: RunRow, *, marked: bool = False) -> str:

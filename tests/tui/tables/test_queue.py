@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.cells import cell_len
 
 from engine.gpus.reservation import Reservation
 from engine.queue.listing import QueueRow, RowState, describe_wait, list_queue
@@ -15,12 +14,9 @@ from engine.show.table import line_width, plain_lines
 from support.gpu.reservations import make_reservation
 from tui.tables.queue import (
     PLAIN_COLUMNS,
-    describe_row,
-    gpus_cell,
     queue_status_line,
     queue_table,
     wait_message,
-    waiting_line,
 )
 
 
@@ -36,7 +32,6 @@ def make_row(name: str = "a", **values: Any) -> QueueRow:
     ("selection", "wanted"),
     [
         ("free:1", "1 free GPU"),
-        ("free:2", "2 free GPUs"),
         ("auto", "free GPUs"),
         ("all", "all GPUs"),
         ("0,1", "GPUs 0,1"),
@@ -71,11 +66,6 @@ def test_list_queue_lists_published_reason(tmp_path: Path, monkeypatch: pytest.M
     assert (waiting.name, wait_message(waiting)) == ("sweep", "waits for 2 free GPUs, next in the queue")
 
 
-def test_waiting_run_line_keeps_end_of_long_name() -> None:
-    line = waiting_line(make_row("a-sweep-with-a-long-name-seed-3", reason="waits for all GPUs"), 12).plain
-    assert line.startswith("◌ a-s") and "seed-3  waits for all GPUs" in line
-
-
 def test_queue_table_marks_runs_without_a_place() -> None:
     held = make_row("b", place=None, state=RowState.HELD, priority=-3, share=4)
     lines = plain_lines(PLAIN_COLUMNS, [make_row(), held])
@@ -85,26 +75,9 @@ def test_queue_table_marks_runs_without_a_place() -> None:
     ]
 
 
-def test_wide_names_keep_columns() -> None:
-    names = ("digits", "花朵", "花朵花朵花朵")
-    lines = [waiting_line(make_row(name, reason="waits"), 8).plain for name in names]
-    assert {cell_len(line.removesuffix("waits")) for line in lines} == {len("◌ ") + 8 + 2}
-    table = plain_lines(PLAIN_COLUMNS, [make_row(name) for name in names])
-    assert {cell_len(line[: line.index("waiting")]) for line in table[1:]} == {len("1  ") + 12 + 2 + len("user  ")}
-
-
 @pytest.mark.parametrize("width", [57, 80, 120])
 def test_queue_table_fits_width_and_keeps_name_and_reason(width: int) -> None:
     rows = [make_row("花朵" * 30, reason="GPU 0: reserved by run b\x1b[2J" * 5, user="ada" * 9, place=None)]
     table = queue_table(rows, width)
     assert line_width(table.line(rows[0])) <= width
     assert {"name", "reason"} <= {column.key for column in table.columns}
-
-
-def test_cell_of_gpus_shows_how_a_run_shares_them() -> None:
-    assert [gpus_cell(make_row(**values)) for values in ({}, {"share": 3}, {"min_free": 20 << 30})] == [
-        "free:2",
-        "free:2 /3",
-        "free:2 20 GiB",
-    ]
-    assert "reserves 20 GiB per GPU" in describe_row(make_row(min_free=20 << 30))

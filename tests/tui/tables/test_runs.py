@@ -13,7 +13,7 @@ from engine.runs.sort_order import SortOrder
 from engine.show.table import FittedTable, line_width
 from support.runs.factories import default_fields, make_row
 from tui.tables import styled
-from tui.tables.runs import DEFAULT_COLUMNS, NOTE_KEY, fit_run_list, monitor_name_width, run_list_line
+from tui.tables.runs import DEFAULT_COLUMNS, NOTE_KEY, fit_run_list, run_list_line
 
 VALUES = {
     "state": "finished", "epochs": 3, "total_epochs": 3, "best_val_accuracy": 0.9376, "val_loss": 0.2398,
@@ -57,10 +57,6 @@ def test_chosen_message_column_leaves_the_columns_after_it() -> None:
 def test_epochs_of_other_programs_are_what_they_recorded(names: dict[str, Any]) -> None:
     other = make_row("other", "growing", config={"epochs": 6}, metrics={"epochs": 6.0})
     assert text_of(fit_run_list([other], 80, [find_field("epochs", **names)]), other).split() == ["●", "other", "6"]
-
-
-def test_monitor_names_are_as_wide_as_their_cells() -> None:
-    assert monitor_name_width(["数据集实验一号运行", "baseline-12"], 100) == 18
 
 
 def test_table_formats_config_values_and_figures() -> None:

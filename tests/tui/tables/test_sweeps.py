@@ -47,7 +47,7 @@ def test_trial_has_same_values_in_command_and_on_screen(status: SweepStatus) -> 
         assert [plain[0], *plain[2:5], *plain[6:]] == shown
 
 
-@pytest.mark.parametrize("width", [20, 40, 57, 77, 117])
+@pytest.mark.parametrize("width", [20, 57, 117])
 def test_sweep_tables_fit_width(status: SweepStatus, width: int) -> None:
     table = trial_table(status, width)
     assert max(line_width(line) for line in (table.header("", screen_title), *map(table.line, status.trials))) <= width
