@@ -8,6 +8,7 @@ check again.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -71,14 +72,15 @@ def _find(key: str, name: str, config: Config) -> UserModule:
 
 
 def _foreign_reason(module: UserModule) -> str | None:
-    """Return why others can change a module: its file, or one of the folders and packages that it is imported from.
+    """Return why others can change a module: its file, its compiled file, or a folder that one of them is in.
 
     The modules that it imports are not examined: in a folder that only this user can write to, this user added them.
     """
     if module.root is None:
         return None
     packages = accumulate(module.name.split(".")[:-1], Path.joinpath, initial=module.root)
-    for path in (*packages, *module.files):
+    compiled = [Path(importlib.util.cache_from_source(str(file))) for file in module.files]
+    for path in (*packages, *module.files, *(file.parent for file in compiled), *compiled):
         # What is missing is refused by the import.
         with suppress(OSError):
             if (reason := foreign_path_reason(path)) is not None:

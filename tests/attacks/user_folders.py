@@ -94,7 +94,7 @@ def decoded_entry(stage: Stage) -> dict[str, tuple[bytes, int]]:
 def small_files(stage: Stage, images: Path) -> dict[str, bytes]:
     """Return the planted catalog, presets, form choices and index of readable images."""
     status = (images / "broken.png").stat()
-    stamps = {str(images / "broken.png"): [status.st_size, status.st_mtime_ns, status.st_ctime_ns]}
+    facts = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, 0]
     preset = EVIL_PRESET.replace(b"CODE", os.fsencode(stage.shared))
     documents = {
         f"models-torchvision-{library_version('torchvision')}.json": {
@@ -102,7 +102,7 @@ def small_files(stage: Stage, images: Path) -> dict[str, bytes]:
             "models": [{"source": "torchvision", "name": "planted", "parameters": 1, "weights": []}],
         },
         "form.json": {"format": 1, "base": "digits", "typed": {"model.name": "evil:Net"}},
-        record_name(images): {"format": 1, "stamps": stamps},
+        record_name(images): {"format": 1, "files": {str(images / "broken.png"): facts}},
     }
     encoded = {name: json.dumps(values).encode() for name, values in documents.items()}
     return encoded | {f"presets/{name}.yaml": preset for name in ("evil", "digits")}

@@ -20,7 +20,7 @@ def code(tmp_path: Path) -> Path:
     """Folder with the package `trusted` and its module `nets`, which only this user can change."""
     folder = tmp_path / "code"
     package = folder / "trusted"
-    package.mkdir(parents=True)
+    (package / "__pycache__").mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "nets.py").write_text("raise SystemExit('imported')\n")
     for path in (folder, *folder.rglob("*")):
@@ -32,7 +32,7 @@ def config(code: Path) -> Config:
     return Config.model_validate({"run": {"code": str(code)}, "model": {"name": "trusted.nets:build"}})
 
 
-@pytest.mark.parametrize("path", [".", "trusted", "trusted/__init__.py", "trusted/nets.py"])
+@pytest.mark.parametrize("path", [".", "trusted", "trusted/__init__.py", "trusted/nets.py", "trusted/__pycache__"])
 def test_code_trust_refuses_what_others_can_write(code: Path, path: str) -> None:
     CodeTrust().check(config(code))
     changed = code / path
