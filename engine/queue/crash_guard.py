@@ -1,30 +1,23 @@
 """Hold the rest of a batch of jobs whose first ones fail at once, so that they do not all fail overnight.
 
 A batch is what one user queues within ten minutes from one folder with one program and the same code: what is queued
-after the code was mended is another batch. `engine.queue.place` polls a guard while its run waits. The controller of a
-sweep judges its trials by the same `hold_reason`.
+after the code was mended is another batch. `engine.queue.place` polls a guard while its run waits.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engine.queue.state import QueueStage, QueueState, read_queue_state
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.root import is_listed
 from engine.runs.run_record import RunRecord, read_run_record
-from engine.utils.errors import Problem
 from engine.utils.files import shown_path
 from engine.utils.text import list_names, printable
-
-if TYPE_CHECKING:
-    from engine.runs.history import History
 
 EARLY_SECONDS = 30.0
 """A job that fails within this time after its start, or before it, fails early."""
@@ -84,17 +77,6 @@ def judge_start(folder: RunFolder, state: QueueState) -> JobStart | None:
     if has_started and (record.state is RunState.FINISHED or not is_early):
         return JobStart(folder.name, began)
     return None
-
-
-def judge_trial(name: str, history: History, failure: Problem | None) -> list[JobStart]:
-    """Return what an ended trial of a sweep has shown. `failure` is why it has failed, None if it has not.
-
-    One that ran out of memory shows nothing: another value of the search space may need less."""
-    if failure is not None and failure.code == "out-of-memory":
-        return []
-    is_early = failure is not None and history.total_seconds <= EARLY_SECONDS
-    now = time.time()
-    return [JobStart(name, history.session_time or now, str(failure) if is_early else None, now)]
 
 
 def _last_heartbeat(folder: RunFolder) -> float:

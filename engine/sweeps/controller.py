@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from engine.queue.crash_guard import JobStart, hold_reason, judge_trial
 from engine.runs.control import consume_requests
 from engine.runs.metrics import Metric
 from engine.runs.run_record import NO_RECORD, read_run_record
@@ -71,9 +70,6 @@ class Controller:
         self._queued: list[TrialRun] = []
         self._stopping = self._exhausted = False
         self._failures: list[Problem] = []
-        self._starts: list[JobStart] = []
-        self._held: str | None = None
-        """Why no more trials start, see `engine.queue.crash_guard`."""
         self._has_result = False
 
     @property
@@ -89,9 +85,9 @@ class Controller:
                 self._poll(trial)
                 if self._stopping:
                     trial.request_stop()
-            if not self._stopping and self._held is None:
+            if not self._stopping:
                 self._start_trials()
-            if not self._active and (self._stopping or self._held is not None or not self._queued):
+            if not self._active and (self._stopping or not self._queued):
                 break
             time.sleep(TICK_SECONDS)
         return self._end()
@@ -150,7 +146,7 @@ class Controller:
 
     def _may_start(self) -> bool:
         """Whether the next trial may start now."""
-        return len(self._active) < self.settings.parallel and not self._stopping and self._held is None
+        return len(self._active) < self.settings.parallel and not self._stopping
 
     def _start_new_trial(self) -> bool:
         number = len(self.study.trials())
@@ -236,10 +232,8 @@ class Controller:
         pruned_at = self.study.trial(number).user_attrs.get(PRUNED_AT)
         if ended is Ended.FINISHED:
             self._complete(trial)
-            self._guard(trial, None)
         elif ended is Ended.FAILED:
             self._fail(trial, trial.reason(ended))
-            self._guard(trial, trial.reason(ended))
         elif pruned_at is not None:
             when = f"pruned after {self.settings.step_name} {pruned_at}"
             self.study.prune(number, Problem("", when, code="stopped"))
@@ -253,7 +247,6 @@ class Controller:
             self.emit(f"trial {number} was stopped by a user: {self._value_text(number, last_step)}")
         elif ended is Ended.REFUSED and not trial.may_be_starting:
             self._fail(trial, trial.reason(ended))
-            self._guard(trial, trial.reason(ended))
         elif self._may_restart(trial, ended):
             trial.may_be_starting = False
             self._start(trial)
@@ -275,7 +268,6 @@ class Controller:
         self._kind.clean_up(trial)
         reason = Problem("", f"{ended} {count} times without a new {self.settings.step_name}", code="run-failed")
         self._fail(trial, reason)
-        self._guard(trial, reason)
         return False
 
     def _complete(self, trial: TrialRun) -> None:
@@ -304,13 +296,6 @@ class Controller:
         if not self._has_result and len(self._failures) >= MAX_EQUAL_FAILURES and len(set(self._failures)) == 1:
             self.emit(f"the first {len(self._failures)} trials failed for the same reason, so the sweep ends here")
             self._stopping = True
-
-    def _guard(self, trial: TrialRun, failure: Problem | None) -> None:
-        """Start no more trials if those so far failed at once, until the user continues the sweep."""
-        self._starts += judge_trial(trial.folder.name, trial.history, failure)
-        if self._held is None and (reason := hold_reason(self._starts)) is not None:
-            self._held = reason
-            self.emit(f"held: {reason}; `gputrain sweep resume {self.folder.name}` starts the rest")
 
     def _best(self) -> FrozenTrial | None:
         return best_trial(self.study.trials(), self.settings.objective)
@@ -343,15 +328,13 @@ class Controller:
             lines.append(f"best: trial {best.number}, {value}; {again}")
         lines += pruning_warnings(self.settings, counts)
         code = ExitCode.FINISHED if self._has_result else ExitCode.FAILED
-        if self._held is not None:
-            lines.append(f"held: {self._held}")
-        is_ended_early = len(trials) < self.settings.trials and (self._held or (self._stopping and self._has_result))
+        is_ended_early = len(trials) < self.settings.trials and self._stopping and self._has_result
         if counts["running"] or is_ended_early:
             lines.append(f"continue with `gputrain sweep resume {self.folder.name}`")
             code = ExitCode.STOPPED
         for line in lines:
             self.emit(line)
-        for problem in send_end(self.folder, self.plan.config, code, lines, is_held=self._held is not None):
+        for problem in send_end(self.folder, self.plan.config, code, lines):
             self.emit(str(problem))
         return code
 

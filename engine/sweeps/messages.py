@@ -26,12 +26,10 @@ def trial_override(config: Config) -> str:
     return f"notify.when=[{','.join(item for item in config.notify.when if item in TRIAL_OCCASIONS)}]"
 
 
-def send_end(
-    folder: SweepFolder, config: Config, code: ExitCode, lines: Sequence[str], *, is_held: bool = False
-) -> list[Problem]:
+def send_end(folder: SweepFolder, config: Config, code: ExitCode, lines: Sequence[str]) -> list[Problem]:
     """Send the message about the end of a sweep, whose last log `lines` say how it went. Return why it was not sent."""
     ends: dict[ExitCode, Occasion] = {ExitCode.FINISHED: "finished", ExitCode.STOPPED: "stopped"}
-    occasion = "held" if is_held else ends.get(code, "failed")
+    occasion = ends.get(code, "failed")
     if occasion not in config.notify.when or not is_notified(config):
         return []
     message = make_end_message(occasion, f"sweep {folder.name}", socket.gethostname(), lines)

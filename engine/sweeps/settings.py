@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import get_args
 
 from engine.config.limits import read_limits
 from engine.config.resume import PATH_KEYS
@@ -27,10 +26,6 @@ MAX_TRIALS = 100_000
 MAX_PARALLEL = 1024
 # These name or continue a single run, or belong to the user and not to a run.
 RESERVED_KEYS = ("run.name", "run.resume", "run.requeue", "run.code_packages")
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "sampler": get_args(Sampler),
-    "pruner": get_args(Pruner),
-}
 # The overrides that only the trials have.
 DEVICE_KEYS = frozenset({"device.gpus", "device.wait", "device.threads"})
 # What another command for the same sweep may change; the rest decides which values are searched.
@@ -198,16 +193,16 @@ def check_numbers(settings: SweepSettings) -> list[Problem]:
     problems: list[Problem] = []
     for name, maximum in (("trials", MAX_TRIALS), ("parallel", MAX_PARALLEL)):
         value = getattr(settings, name)
-        if not is_integer(value) or not 1 <= value <= maximum:
+        if not 1 <= value <= maximum:
             problems.append(
                 Problem(f"--{name}", f"must be an integer from 1 to {maximum:,}, not {value!r}", code="out-of-range")
             )
     with collect_problems(problems):
         runs = read_limits().runs
-        if runs is not None and is_integer(settings.parallel) and settings.parallel > runs.value:
+        if runs is not None and settings.parallel > runs.value:
             reason = f"{settings.parallel} trials at the same time are too many: {runs}"
             problems.append(Problem("--parallel", reason, "raise the limit there", code="over-limit"))
-    if not is_integer(settings.seed) or not 0 <= settings.seed < 2**32:
+    if not 0 <= settings.seed < 2**32:
         problems.append(
             Problem(
                 "--sampler-seed",
@@ -217,17 +212,6 @@ def check_numbers(settings: SweepSettings) -> list[Problem]:
         )
     if find_objective(settings.metric) is None:
         problems.append(_unknown_metric("metric", settings.metric, (*objective_keys(), f"{METRIC_PREFIX}NAME")))
-    for name, choices in CHOICES.items():
-        value = getattr(settings, name)
-        if value not in choices:
-            hint = did_you_mean(str(value), choices)
-            problems.append(
-                Problem(
-                    f"--{name}",
-                    f"{value!r} is not allowed: must be one of {', '.join(choices)}{hint}",
-                    code="unknown-value",
-                )
-            )
     if not settings.space:
         names = ("lr", "opt") if settings.command else ("optim.lr", "optim.name")
         example = f"give at least one KEY=SPACE, such as {names[0]}=log:1e-3..0.3 or {names[1]}=sgd,adamw"
@@ -255,7 +239,3 @@ def pruning_warnings(settings: SweepSettings, counts: Mapping[str, int]) -> list
         return []
     advice = f"to run each to its last {settings.step_name}, search again with --pruner none and another name"
     return [f"warning: {pruned} of {pluralize(ended, 'trial')} were pruned, and may have become better; {advice}"]
-
-
-def is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -11,17 +11,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.runs.folder import RunFolder, RunState
-from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
+from engine.runs.run_record import read_run_record
 from engine.sweeps.controller import STATE_WORDS
 from engine.sweeps.folder import SweepFolder
-from engine.sweeps.script_metric import MetricReader
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value
-from engine.sweeps.study import CODE, PRESET, PRUNED_AT, REASON, VAL_LOSS, SweepStudy, journal_errors, open_study
+from engine.sweeps.study import CODE, PRESET, REASON, VAL_LOSS, SweepStudy, journal_errors, open_study
 from engine.sweeps.sweep_file import read_settings
-from engine.sweeps.trial_run import TrialResult, result_of
-from engine.utils.text import printable
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -139,7 +135,7 @@ class SweepReader:
         if with_importances and self._study is not None and complete != self._complete:
             self._complete, self._importances = complete, self._study.importances()
         running = self.folder.is_running()
-        rows = tuple(self._row(trial, settings, has_controller=running) for trial in trials)
+        rows = tuple(self._row(trial, has_controller=running) for trial in trials)
         complete_rows = [row for row in rows if row.state == "complete" and row.value is not None]
         best = max(complete_rows, key=lambda row: row.rank(settings.objective), default=None)
         return SweepStatus(
@@ -154,7 +150,7 @@ class SweepReader:
             started_at=trials[0].datetime_start.timestamp() if trials and trials[0].datetime_start else None,
         )
 
-    def _row(self, trial: FrozenTrial, settings: SweepSettings, *, has_controller: bool) -> TrialRow:
+    def _row(self, trial: FrozenTrial, *, has_controller: bool) -> TrialRow:
         from datetime import datetime
 
         run, epoch = self.folder.trial(trial.number), trial.last_step or 0
@@ -163,13 +159,10 @@ class SweepReader:
         state, reason = STATE_WORDS[trial.state.name], str(trial.user_attrs.get(REASON, ""))
         ended = trial.datetime_complete or datetime.now()
         if state == "running" and not has_controller and not run.is_owned():
-            # The controller was killed: the study does not know how the run has ended.
-            record = read_run_record(run) or NO_RECORD
-            state, reason = _end_of_run(record, is_pruned=PRUNED_AT in trial.user_attrs)
-            epoch = (record.step if settings.command else record.epochs) or epoch
-            if state == "complete":
-                value, val_loss = _read_result(run, settings) or (None, None)
-            ended = datetime.fromtimestamp(record.updated_at) if record.updated_at is not None else ended
+            # The next controller records how the run has ended.
+            record = read_run_record(run)
+            state = "stopped"
+            ended = datetime.fromtimestamp(record.updated_at) if record and record.updated_at is not None else ended
         past_s = None if trial.datetime_start is None else (ended - trial.datetime_start).total_seconds()
         return TrialRow(
             number=trial.number,
@@ -185,21 +178,3 @@ class SweepReader:
             seconds=None if past_s is None else round(max(past_s, 0.0), 1),
             val_loss=None if val_loss is None else float(val_loss),
         )
-
-
-def _end_of_run(record: RunRecord, *, is_pruned: bool) -> tuple[str, str]:
-    """Return the state of a trial whose run has this record and no owner, and why it failed or diverged."""
-    if record.state is RunState.FINISHED:
-        return "complete", printable(record.divergence)
-    if record.state is RunState.FAILED:
-        return "failed", printable(record.message)
-    return ("pruned" if is_pruned else "stopped"), ""
-
-
-def _read_result(run: RunFolder, settings: SweepSettings) -> TrialResult | None:
-    """Return the result of a run that has finished, which no controller has recorded."""
-    if not settings.command:
-        return result_of(run.history(), settings.objective)
-    reader = MetricReader(run, settings.objective)
-    reader.poll(to_end=True)
-    return None if reader.best is None else TrialResult(reader.best)

@@ -10,21 +10,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from engine.config.yaml_io import read_yaml, to_yaml
+from engine.sweeps import Pruner, Sampler
 from engine.sweeps.settings import (
     DEVICE_KEYS,
     MAX_TRIALS,
     SETTINGS_FORMAT,
     SweepSettings,
     find_objective,
-    is_integer,
     split_space,
 )
 from engine.utils.codec import format_problem
 from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.files import expand_user, is_file, replace_file
+
+CHOICES: Mapping[str, tuple[str, ...]] = {"sampler": get_args(Sampler), "pruner": get_args(Pruner)}
 
 
 def to_stored(settings: SweepSettings) -> str:
@@ -69,7 +71,9 @@ def _from_values(path: Path, values: Mapping[str, Any]) -> SweepSettings:
         elif key == "config":
             valid = isinstance(value, str | None)
         elif key in ("trials", "parallel", "seed"):
-            kind, valid = "an integer", is_integer(value)
+            kind, valid = "an integer", isinstance(value, int) and not isinstance(value, bool)
+        elif key in CHOICES:
+            kind, valid = f"one of {', '.join(CHOICES[key])}", value in CHOICES[key]
         else:
             valid = isinstance(value, str)
         if not valid:

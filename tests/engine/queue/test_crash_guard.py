@@ -13,17 +13,15 @@ import pytest
 
 from engine.config.schema import Config
 from engine.gpus.queue_terms import QueueTerms
-from engine.queue.crash_guard import JobStart, hold_reason, judge_trial
+from engine.queue.crash_guard import JobStart, hold_reason
 from engine.queue.place import QueuePlace
 from engine.queue.state import QueueStage, read_queue_state, write_queue_state
 from engine.runs.command_events import CommandStarted
 from engine.runs.control import send_request
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
-from engine.runs.history import History
 from engine.runs.ownership import Ownership
 from engine.runs.recorder import Recorder
-from engine.utils.errors import Problem
 from support.replace import replace
 from support.runs.factories import make_queue_state, make_run_folder, write_run_record
 
@@ -200,11 +198,6 @@ def test_job_that_works_shows_that_earlier_failures_were_their_own() -> None:
     failed = [JobStart(name, started_at, "out of memory", started_at) for name, started_at in (("a", 1.0), ("c", 3.0))]
     assert hold_reason([*failed, JobStart("b", 2.0)]) is None
     assert hold_reason([*failed, JobStart("b", 0.5)]) is not None
-
-
-def test_trial_without_memory_shows_nothing_of_the_others() -> None:
-    assert judge_trial("s-001", History(), Problem("", "the GPU is out of memory", code="out-of-memory")) == []
-    assert hold_reason(judge_trial("s-001", History(), Problem("", "x", code="run-failed")) * 2) is not None
 
 
 def test_guard_reads_no_run_that_was_queued_long_before(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from engine.config.code_trust import CodeTrust
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import parse_yaml
-from engine.queue import crash_guard
 from engine.runs.control import send_request
 from engine.runs.metrics import Better
 from engine.sweeps import controller as controller_module
@@ -30,7 +29,6 @@ from engine.utils.errors import UsageError
 from engine.utils.exit_codes import ExitCode
 from support.gputrain_command import ROOT, wait_for
 from support.messages import raises_problem, says
-from support.runs.factories import write_run_record
 from tui.tables.sweeps import sweep_lines
 
 COMMAND = [sys.executable, str(ROOT / "tests" / "support" / "runs" / "fake_trial.py")]
@@ -131,7 +129,7 @@ def test_controller_killed_between_any_two_steps_loses_and_repeats_no_trial(
         assert [event["epoch"] for event in events if event["type"] == "epoch"] == [1, 2]
 
 
-def test_status_of_a_killed_controller_shows_how_its_trials_have_ended(
+def test_trials_of_a_killed_controller_are_stopped_until_the_next_one_has_read_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kill(*_: object) -> None:
@@ -146,14 +144,12 @@ def test_status_of_a_killed_controller_shows_how_its_trials_have_ended(
             run(folder)
     runs = [folder.trial(number) for number in (0, 1)]
     wait_for(lambda: all(each.history().finished and not each.is_owned() for each in runs), "the end of both runs")
-    for each in runs:
-        write_run_record(each)
     shown = status(folder)
-    assert [(row.state, row.value is not None) for row in shown.trials] == [("complete", True), ("failed", False)]
-    assert shown.trials[0].epoch == 2 and "is not finite" in shown.trials[1].reason
-    assert shown.best == shown.trials[0] and not shown.running
+    assert [row.state for row in shown.trials] == ["stopped", "stopped"] and not shown.running
     assert run(folder) is ExitCode.FINISHED
-    assert status(folder).trials[0].value == shown.trials[0].value
+    shown = status(folder)
+    assert [row.state for row in shown.trials] == ["complete", "failed", "complete"]
+    assert shown.trials[0].epoch == 2 and "is not finite" in shown.trials[1].reason
 
 
 def test_sweep_searches_the_best_value_of_an_own_metric_by_its_direction(tmp_path: Path) -> None:
@@ -193,21 +189,7 @@ def test_failed_crashed_and_nonfinite_trials_are_counted_with_their_reason(tmp_p
     assert any(line.startswith("trial 4 ") and line.endswith(refused) for line in lines)
 
 
-def test_sweep_whose_trials_fail_at_once_is_held_until_it_is_continued(tmp_path: Path) -> None:
-    folder, lines = make_sweep(tmp_path, trials=5), list[str]()
-    behave(tmp_path, s_001="fail", s_002="fail")
-    assert run(folder, lines) is ExitCode.STOPPED
-    assert starts(tmp_path) == ["s-000", "s-001", "s-002"]
-    held = [line for line in lines if "s-001" in line and "s-002" in line and "is not finite" in line]
-    assert "`gputrain sweep resume s`" in held[0]
-    assert run(folder) is ExitCode.FINISHED
-    assert dict(status(folder).counts) == {"complete": 3, "failed": 2}
-
-
-def test_sweep_ends_when_its_first_trials_fail_for_the_same_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(crash_guard, "EARLY_SECONDS", -1.0)
+def test_sweep_ends_when_its_first_trials_fail_for_the_same_reason(tmp_path: Path) -> None:
     folder, lines = make_sweep(tmp_path, trials=9), list[str]()
     behave(tmp_path, **{f"s_00{number}": "fail" for number in range(9)})
     assert run(folder, lines) is ExitCode.FAILED
