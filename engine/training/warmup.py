@@ -21,7 +21,7 @@ from engine.config.user_errors import describe_exception
 from engine.distributed.failures import has_known_cause
 from engine.distributed.parallel import warmup_batch_size
 from engine.gpus.peak_flops import peak_tflops
-from engine.models.compile import CompileCache, allow_compilations, compile_usage_error, stop_compile_workers
+from engine.models.compile import allow_compilations, compile_usage_error, stop_compile_workers
 from engine.models.factory import check_logits
 from engine.models.freeze import set_train_mode
 from engine.models.precision import autocast
@@ -65,11 +65,13 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
     buffers = {name: buffer.clone() for name, buffer in state.model.named_buffers()}
     rng_before = rng_state(state.device)
     set_train_mode(state.model, state.frozen_modules)
-    compile_cache = _load_compiled_code(state) if state.config.model.compile else None
+    model = state.config.model
+    if model.compile and state.sampler.rank == 0:
+        message = f"compiling {model.name} (model.compile_mode {model.compile_mode}), which can take minutes"
+        state.channel.send(WarningEvent(message=message, code="compiling"))
     result = _measure(state, cpu_group)
-    if compile_cache is not None:
+    if model.compile:
         _warm_up_compiled(state)
-        _save_compiled_code(state, compile_cache)
         set_train_mode(state.model, state.frozen_modules)
     state.zero_grad()
     with torch.no_grad():
@@ -229,38 +231,6 @@ def evaluate_random_batch(state: RankState, batch_size: int) -> None:
     with torch.no_grad():
         _forward(state, state.model, batch_size, state.device, size=state.image_format.val_size)
     set_train_mode(state.model, state.frozen_modules)
-
-
-def _load_compiled_code(state: RankState) -> CompileCache:
-    """Load the compiled code of an earlier run on every rank, and announce what follows on rank 0."""
-    image_format, sampler, model = state.image_format, state.sampler, state.config.model
-    shapes = {
-        "images": [image_format.channels, *image_format.train_sizes, image_format.val_size],
-        "batch_size": sampler.batch_size,
-        "classes": state.num_classes,
-        "memory_format": str(state.memory_format),
-        "world_size": sampler.world_size,
-    }
-    cache = CompileCache(state.config, state.device, shapes)
-    cache.load()
-    if sampler.rank == 0:
-        if cache.problem:
-            state.channel.send(WarningEvent.of(cache.problem))
-        what = f"{model.name} (model.compile_mode {model.compile_mode})"
-        message = f"compiling {what}, which can take minutes"
-        if cache.loaded:
-            message = f"loading the compiled code of {what} that an earlier run has kept"
-        state.channel.send(WarningEvent(message=message, code="compiling"))
-    return cache
-
-
-def _save_compiled_code(state: RankState, cache: CompileCache) -> None:
-    """Keep the compiled code for later runs, on rank 0."""
-    if state.sampler.rank == 0:
-        cache.problem = None
-        cache.save()
-        if cache.problem:
-            state.channel.send(WarningEvent.of(cache.problem))
 
 
 def _warm_up_compiled(state: RankState) -> None:

@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import nn
 from torch._inductor import config as inductor_config
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from engine.config.loader import resolve_config
-from engine.models.compile import COMPILE_FOLDER_VARIABLE, OWN_FOLDER_VARIABLE, compile_in_place
+from engine.models.compile import COMPILE_FOLDER_VARIABLE, compile_in_place
 from engine.runs.events import Event, WarningEvent
 from engine.training.checkpoint import load_checkpoint
 from engine.training.train import run_training
@@ -29,25 +28,22 @@ SMALL += ("data.image_size=4", "run.epochs=1", "data.drop_last=false")
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
-@pytest.mark.parametrize("mode", [0o700, 0o777], ids=oct)
-def test_compiled_code_is_cached_where_other_users_cannot_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+@pytest.mark.parametrize("is_writable", [False, True])
+def test_compiled_code_is_kept_where_other_users_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_writable: bool
 ) -> None:
     # Set first, so that it is removed after the test.
-    for name in (COMPILE_FOLDER_VARIABLE, OWN_FOLDER_VARIABLE):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
+    monkeypatch.setenv(COMPILE_FOLDER_VARIABLE, "")
+    monkeypatch.delenv(COMPILE_FOLDER_VARIABLE)
     monkeypatch.setattr(inductor_config, "cpp_cache_precompile_headers", True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    default = Path(default_cache_dir())
-    default.mkdir()
-    default.chmod(mode)
+    (folder := tmp_path / "cache" / "gputrain" / "compiled").mkdir(parents=True)
+    folder.chmod(0o777 if is_writable else 0o700)
     compile_in_place(nn.Linear(1, 1), resolve_config(None, ["model.compile=true"]).config)
     used = Path(os.environ[COMPILE_FOLDER_VARIABLE])
-    assert (used == default, used.parent) == (mode == 0o700, tmp_path)
-    assert inductor_config.cpp_cache_precompile_headers is (mode == 0o700), (
-        "torch keeps the header in its default folder"
-    )
+    assert (used == folder, used.parent == tmp_path) == (not is_writable, is_writable)
+    assert not inductor_config.cpp_cache_precompile_headers, "torch keeps the header in its default folder"
     assert used.stat().st_mode & 0o777 == 0o700
 
 
