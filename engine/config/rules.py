@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import get_args
-from urllib.parse import urlsplit
 
 from engine.config.data_sections import ENCODED_DATASETS, IMAGE_FILE_DATASETS, AugmentConfig
 from engine.config.optimizer_options import optimizers_accepting, torch_optimizer_problems
 from engine.config.schema import Config
 from engine.config.training_sections import BUILTIN_MODELS, ScheduleConfig, by_epoch
 from engine.config.user_code import is_user_code
-from engine.utils.errors import Problem, did_you_mean
+from engine.utils.errors import Problem
 
 _SCHEDULES = set(get_args(get_args(ScheduleConfig.model_fields["name"].annotation)[0]))
 # Placeholder for any user code among the values in DEPENDS_ON.
@@ -105,8 +104,6 @@ def _run_conflicts(config: Config) -> Iterator[Problem]:
 
 def _device_conflicts(config: Config) -> Iterator[Problem]:
     device = config.device
-    if (reason := init_method_problem(device.init_method)) is not None:
-        yield Problem("device.init_method", reason, code="invalid-value")
     if device.static_graph and device.parallel == "ddp" and config.optim.accumulate > 1:
         # pytorch#143580: DDP treats the backward passes under no_sync() as the whole graph.
         reason = "does not support gradient accumulation; set device.static_graph=false or optim.accumulate=1"
@@ -328,30 +325,3 @@ def _milestone_conflicts(schedule: ScheduleConfig, epochs: int) -> Iterator[Prob
     elif multistep and by_epoch(schedule) and schedule.milestones[0] >= epochs:
         reason = f"no milestone is reached: run.epochs is {epochs}; use smaller milestones"
         yield Problem(key, reason, others=("schedule.name", "schedule.by", "run.epochs"), code="conflict")
-
-
-INIT_METHOD_FORMS = "auto, env://, tcp://HOST:PORT or file:///PATH"
-
-
-def init_method_problem(init_method: str) -> str | None:
-    """Return what is wrong with the form of `device.init_method`, or None; hosts and files are not checked."""
-    if init_method in ("auto", "env://"):
-        return None
-    scheme, separator, address = init_method.partition("://")
-    if not separator or scheme not in ("tcp", "file"):
-        return (
-            f"{init_method!r} is not allowed: must be "
-            f"{INIT_METHOD_FORMS}{did_you_mean(scheme, ('auto', 'env', 'tcp', 'file'))}"
-        )
-    if scheme == "file":
-        if not address.startswith("/") or address.endswith("/") or "?" in address or "#" in address:
-            return (
-                f"{init_method!r} is not allowed: must be the absolute path of a file, such as file:///tmp/rendezvous"
-            )
-        return None
-    try:
-        url = urlsplit(init_method)
-        is_valid = url.hostname and url.port and not (url.path or url.query or url.fragment or url.username)
-    except ValueError:
-        is_valid = False
-    return None if is_valid else f"{init_method!r} is not allowed: must be tcp://HOST:PORT, with a port from 1 to 65535"

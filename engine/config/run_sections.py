@@ -151,11 +151,11 @@ class DeviceConfig(Section):
         "implementations of NCCL: auto takes nccl-legacy, which overlaps DDP's all-reduce with the backward pass; nccl "
         "is torch's own choice.",
     )
-    init_method: Text = Field(
+    init_method: Literal["auto", "env://"] = Field(
         "auto",
-        min_length=1,
         title="rendezvous",
-        description="Rendezvous: auto, env://, tcp://HOST:PORT or file:///PATH.",
+        description="Rendezvous: auto or env://. env:// takes the address in MASTER_ADDR and MASTER_PORT, as under "
+        "torchrun and srun, also for ranks that gputrain starts.",
     )
     bucket_view: bool = Field(
         True,

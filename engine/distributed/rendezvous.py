@@ -1,22 +1,17 @@
-"""Rendezvous of the ranks: an anonymous file on one host, else a TCP address, environment variables or a shared file.
+"""Rendezvous of the ranks: an anonymous file on one host, else the address in environment variables.
 
 `engine.launch` checks `device.init_method` before the ranks start; each rank then opens the store.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
-
-import psutil
 
 from engine.config.schema import Config
 from engine.distributed.rank_env import RankInfo
@@ -26,8 +21,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 INIT_METHOD_KEY = "device.init_method"
-# Allowed clock difference between this host and a file server.
-MAX_CLOCK_SKEW_SECONDS = 5.0
 
 
 class RendezvousTimeoutError(CodedError):
@@ -38,29 +31,8 @@ class RendezvousTimeoutError(CodedError):
 
 def check_rendezvous(init_method: str, environ: Mapping[str, str]) -> None:
     """Check the rendezvous of ranks that this process will spawn. Raises UsageError if it cannot succeed."""
-    if init_method.startswith("file://"):
-        _check_rendezvous_file(_file_path(init_method))
-    elif init_method != "auto":
-        _check_can_listen(*_host_and_port(init_method, environ))
-
-
-def check_external_rendezvous(init_method: str, environ: Mapping[str, str], rank: int) -> None:
-    """Check the rendezvous of a rank that torchrun or srun started; other ranks may already have created the file.
-
-    Raises UsageError if it cannot succeed.
-    """
-    if init_method.startswith("file://"):
-        if int(environ.get("TORCHELASTIC_MAX_RESTARTS") or 0) > 0:
-            reason = "restarted ranks would read the file of the previous attempt; start torchrun with --max-restarts 0"
-            raise UsageError.one(INIT_METHOD_KEY, f"{reason}, or remove {INIT_METHOD_KEY}", code="conflict")
-        _check_rendezvous_file(
-            _file_path(init_method), psutil.Process(os.getppid()).create_time() - MAX_CLOCK_SKEW_SECONDS
-        )
-    elif init_method.startswith("tcp://") and rank == 0:
-        host, port = _host_and_port(init_method, environ)
-        is_torchrun_address = (environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")) == (host, str(port))
-        if not (is_torchrun_address and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
-            _check_can_listen(host, port)
+    if init_method == "env://":
+        _check_can_listen(*_host_and_port(environ))
 
 
 def create_store_file() -> int:
@@ -90,25 +62,15 @@ def open_local_store(fd: int, timeout_s: float) -> Store:
 
 
 def open_store(config: Config, rank_info: RankInfo) -> Store:
-    """Return the store through which the ranks rendezvous.
+    """Return the store at MASTER_ADDR and MASTER_PORT, through which the ranks rendezvous.
 
     Raises the errors of torch.distributed if not all ranks join within `device.timeout` seconds.
     """
     import torch.distributed as dist
 
-    method, timeout = config.device.init_method, timedelta(seconds=config.device.timeout)
-    url = "env://" if method == "auto" else method
-    store: Store = next(dist.rendezvous(url, rank_info.rank, rank_info.world_size, timeout=timeout))[0]
+    timeout = timedelta(seconds=config.device.timeout)
+    store: Store = next(dist.rendezvous("env://", rank_info.rank, rank_info.world_size, timeout=timeout))[0]
     store.set_timeout(timeout)
-    return keep_until_exit(store)
-
-
-def keep_until_exit(store: Store) -> Store:
-    """Return the store, with a reference that is never released.
-
-    A FileStore adds two keys to its file when it is freed. That creates the file again if rank 0 removes it in between.
-    """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
     return store
 
 
@@ -148,52 +110,16 @@ def get_from_rank(store: Store, rank: int, key: str) -> bytes:
         ) from error
 
 
-def remove_rendezvous_file(init_method: str) -> None:
-    """Delete the rendezvous file of a run. Later ranks would read its stale content and hang."""
-    if init_method.startswith("file://"):
-        with suppress(OSError):
-            _file_path(init_method).unlink()
-
-
-def _file_path(init_method: str) -> Path:
-    return Path(init_method.removeprefix("file://"))
-
-
-def _host_and_port(init_method: str, environ: Mapping[str, str]) -> tuple[str, int]:
-    if init_method == "env://":
-        host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-        if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-            variables = f"MASTER_ADDR={host!r} and MASTER_PORT={port!r}"
-            raise UsageError.one(
-                INIT_METHOD_KEY,
-                f"env:// needs a host and a port in the environment, but {variables}",
-                code="invalid-value",
-            )
-        return host, int(port)
-    url = urlsplit(init_method)
-    return str(url.hostname), int(url.port or 0)
-
-
-def _check_rendezvous_file(path: Path, allowed_since: float | None = None) -> None:
-    """Check that the file is new and its folder writable. Raises UsageError if not.
-
-    A file modified after `allowed_since` (Unix seconds) is accepted, because other ranks of this run may have created
-    it.
-    """
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+def _host_and_port(environ: Mapping[str, str]) -> tuple[str, int]:
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        variables = f"MASTER_ADDR={host!r} and MASTER_PORT={port!r}"
         raise UsageError.one(
             INIT_METHOD_KEY,
-            f"{path.parent} is not a writable folder; use a file in another folder",
-            code="not-writable",
+            f"env:// needs a host and a port in the environment, but {variables}",
+            code="invalid-value",
         )
-    with suppress(FileNotFoundError):
-        if allowed_since is None or not path.is_file() or path.stat().st_mtime < allowed_since:
-            path.lstat()
-            raise UsageError.one(
-                INIT_METHOD_KEY,
-                f"{path} already exists, perhaps from an earlier run; delete it or use another file",
-                code="name-in-use",
-            )
+    return host, int(port)
 
 
 def _check_can_listen(host: str, port: int) -> None:

@@ -21,7 +21,7 @@ from engine.distributed.failures import describe_failure, find_cause, rank_failu
 from engine.distributed.messages import PeerFailedError, send
 from engine.distributed.node_plan import prepare_environment
 from engine.distributed.rank_env import TORCHRUN_RUN_ID, RankInfo, rank_info_from_env
-from engine.distributed.rendezvous import INIT_METHOD_KEY, check_external_rendezvous, open_store, remove_rendezvous_file
+from engine.distributed.rendezvous import open_store
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter, Watchdog
 from engine.gpus.selection import CudaDevice
 from engine.launch.external_failures import find_root_cause, publish_failure, watchdog_thread
@@ -59,7 +59,7 @@ from engine.runs.ownership import OwnershipLostError, RunTakenOverError
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.sinks import Sink
 from engine.training.job import Job, RunResult, StartMethod
-from engine.utils.errors import CodedError, Problem, UsageError, collect_problems
+from engine.utils.errors import CodedError, Problem, UsageError
 from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler, die_with_parent, exit_now
 
@@ -158,9 +158,6 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
     finally:
         run.release()
         this_rank.cleanup.close()
-        # Only after the rendezvous: before it, a file of `init_method` belongs to another run.
-        if this_rank.rank == 0 and this_rank.opened is not None:
-            remove_rendezvous_file(request.config.device.init_method)
     # torchrun restarts the ranks if one ends with anything but 0.
     return ExitCode.FINISHED if code == ExitCode.STOPPED and launcher == "env" else code
 
@@ -195,9 +192,6 @@ def _connect(run: TrainingRun, this_rank: _ExternalRank) -> None:
     """Open the store of the ranks, restricted to this attempt. Raises UsageError and _RendezvousError."""
     config, rank_info = run.request.config, this_rank.rank_info
     problems = list(run.request.problems)
-    if all(problem.location != INIT_METHOD_KEY for problem in problems):
-        with collect_problems(problems):
-            check_external_rendezvous(config.device.init_method, os.environ, rank_info.rank)
     if problems:
         # Before the rendezvous, which imports torch. Rank 0 adds what else its own host refuses.
         request = replace(run.request, problems=tuple(problems))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from engine.config.training_sections import AmpLevel
 from engine.distributed.messages import PeerFailedError, decode_message, send
 from engine.distributed.rank_env import RankInfo
-from engine.distributed.rendezvous import keep_until_exit, store_timeout_s
+from engine.distributed.rendezvous import store_timeout_s
 from engine.launch.request import RunRequest
 from engine.runs.claim import HEARTBEAT_TIMEOUT_SECONDS, read_claim
 from engine.runs.events import WarningEvent
@@ -81,8 +81,8 @@ class PreparedJob(Record, frozen=True, kw_only=True):
 def heartbeat(store: Store, rank: int) -> Iterator[None]:
     """Renew the heartbeat of this rank from a thread, so that ranks that wait for this one detect its death."""
     stopped = threading.Event()
-    # A store serves one thread. The clone of a FileStore has the default timeout.
-    thread_store = keep_until_exit(store.clone())
+    # A store serves one thread.
+    thread_store = store.clone()
     thread_store.set_timeout(timedelta(seconds=store_timeout_s(store)))
 
     def renew() -> None:

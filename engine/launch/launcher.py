@@ -13,7 +13,6 @@ from dataclasses import replace
 from engine.config.limits import read_limits
 from engine.distributed.node_plan import prepare_environment
 from engine.distributed.rank_env import detect_launcher
-from engine.distributed.rendezvous import remove_rendezvous_file
 from engine.distributed.watchdog import Heartbeats
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.input_keys import with_input_keys
@@ -128,7 +127,4 @@ def _run_ranks(
 ) -> RunResult:
     """Run the ranks once, in a new rank starter if `rank_starter` is None."""
     prepare_environment(job.plan, os.environ)
-    try:
-        return Supervisor(job, rank_starter or RankStarter(), signals, run.emit, on_tick, run.requests).run()
-    finally:
-        remove_rendezvous_file(job.config.device.init_method)
+    return Supervisor(job, rank_starter or RankStarter(), signals, run.emit, on_tick, run.requests).run()

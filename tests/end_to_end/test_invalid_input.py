@@ -144,7 +144,7 @@ def test_run_reports_problems_of_all_sections_together(gputrain: Gputrain) -> No
         "optim.lrr": "1", "run.epochs": "many", "schedule.name": "multistep", "augment.crop_scale": "[2, 1]",
         "optim.options": "{alpha: 1}", "model.name": "resnt18", "model.weights": "nowhere.pt", "loss.name": "mine:x",
         "augment.transform": "nope:f", "data.dataset": "folder", "data.path": "/nowhere", "precision.amp": "fp8",
-        "device.init_method": "tcp://host", "checkpoint.keep": "0", "device.gpus": "7",
+        "device.init_method": "tcp://host:1", "checkpoint.keep": "0", "device.gpus": "7",
     }  # fmt: skip
     done = gputrain("run", "--headless", *(f"{key}={value}" for key, value in overrides.items()))
     locations = [line.removeprefix("error: ").split(":")[0] for line in done.stderr.splitlines()]

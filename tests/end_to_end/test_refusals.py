@@ -76,9 +76,6 @@ REFUSED: dict[str, Refusal] = {
         ["run.name=there", "run.resume=true", "model.name=linear"],
         [("resume-differs", "model.name", "linear")],
     ),
-    "unwritable init_method": (
-        ["device.init_method=file:///nowhere/meet"], [("not-writable", "device.init_method", "/nowhere")]
-    ),
 }  # fmt: skip
 
 # Detected only when the model is built.
@@ -247,15 +244,3 @@ def test_doctor_reports_problems_of_run(name: str, gputrain: Gputrain, folder: P
     assert [check["code"] for check in problems] == [code for code, _, _ in expected]
     assert_messages([check["found"] for check in problems], expected)
     assert files(folder) == before
-
-
-@pytest.mark.nightly
-def test_torchrun_leaves_no_file_of_rendezvous(gputrain: Gputrain, folder: Path) -> None:
-    rendezvous_file = gputrain.folder / "meet"
-    arguments = [f"device.init_method=file://{rendezvous_file}", "model.name=cnnn"]
-    process = gputrain.start(*under_torchrun(*arguments), stderr=subprocess.PIPE)
-    _, messages = process.communicate(timeout=60)
-    [error] = [line for line in messages.splitlines() if "error: model.name: " in line]
-    assert says(error, "unknown-value", "'cnnn'")
-    assert not rendezvous_file.exists()
-    assert not gputrain.runs.exists()
