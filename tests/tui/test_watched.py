@@ -11,22 +11,17 @@ from typing import Any
 import pytest
 
 from engine.runs.folder import RunFolder
-from engine.runs.inspection_file import write_inspection
 from engine.runs.journal import to_line
-from engine.runs.profile_file import RECORD_NAME
 from engine.sweeps.sweep_file import write_settings
-from engine.utils.codec import write_record
 from engine.utils.files import file_stamp
 from support.gputrain_command import wait_for
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
-from support.runs.inspections import make_inspection
-from support.runs.profiles import make_profile, store_profile
 from support.runs.sweeps import SETTINGS, make_sweep
 from tui.pollers.compare import CompareCache, ComparePoller
-from tui.pollers.files import ProfileReader, watch_evaluations, watch_inspection, watch_profile, watch_sweep
-from tui.pollers.runs import RunPoller, RunPreviews
+from tui.pollers.files import watch_evaluations, watch_sweep
+from tui.pollers.runs import RunPoller
 from tui.pollers.watched import Poller, Watched
 
 
@@ -61,21 +56,6 @@ def evaluations_source(folder: RunFolder) -> Source:
 
     poller = watch_evaluations(folder)
     return Source(folder.evaluation, poller, write, of_value(poller, lambda value: value.last.epoch))
-
-
-def inspection_source(folder: RunFolder) -> Source:
-    def write(version: int) -> None:
-        write_inspection(folder, make_inspection([[0.2, 0.3, 0.5]] * version, [0] * version))
-
-    poller = watch_inspection(folder, None)
-    return Source(folder.inspection, poller, write, of_value(poller, lambda value: len(value.inspection)))
-
-
-def profile_source(folder: RunFolder) -> Source:
-    path = folder.profiles / store_profile(folder, make_profile()) / RECORD_NAME
-    poller = watch_profile(ProfileReader(folder))
-    version = of_value(poller, lambda value: value.profile.epoch)
-    return Source(path, poller, lambda version: write_record(path, make_profile(epoch=version)), version)
 
 
 def sweep_source(folder: RunFolder) -> Source:
@@ -114,14 +94,6 @@ def log_source(folder: RunFolder) -> Source:
     return Source(folder.log, poller, write, lambda: len(poller.latest.log) or None if poller.latest else None)
 
 
-def preview_source(folder: RunFolder) -> Source:
-    previews = RunPreviews()
-    previews.request(str(folder.path))
-    poller = Watched("preview", previews.read)
-    version = of_value(poller, lambda value: len(value.curves["accuracy"][0].series.y))
-    return Source(folder.journal, poller, lambda version: write_journal(folder, version), version, is_journal=True)
-
-
 def compare_source(folder: RunFolder) -> Source:
     poller = ComparePoller([folder, make_run_folder(folder.path.parent, "b", make_run_started())], CompareCache())
 
@@ -132,10 +104,7 @@ def compare_source(folder: RunFolder) -> Source:
     return Source(folder.journal, poller, lambda version: write_journal(folder, version), version, is_journal=True)
 
 
-SOURCES = (
-    evaluations_source, inspection_source, profile_source, sweep_source, log_source,
-    run_source, preview_source, compare_source,
-)  # fmt: skip
+SOURCES = (evaluations_source, sweep_source, log_source, run_source, compare_source)
 
 
 @pytest.fixture(params=SOURCES, ids=lambda make: make.__name__.removesuffix("_source"))

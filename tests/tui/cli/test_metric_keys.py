@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from engine.runs.metric_directions import DIRECTIONS_FILE, read_directions, store_direction
-from engine.runs.metrics import METRICS, Aggregate, Better, Metric, Unit
-from engine.runs.run_record import RunRecord
+from engine.runs.metrics import Better
 from support.messages import says
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
 from support.runs.trained_run import call
-
-
-@pytest.fixture
-def loss_gap() -> Iterator[Metric]:
-    """A row of the registry that gputrain does not have."""
-
-    def read(record: RunRecord) -> float | None:
-        if record.val_loss is None or record.train_loss is None:
-            return None
-        return record.val_loss - record.train_loss
-
-    metric = Metric(
-        "loss_gap", "loss gap", "validation minus training loss", Unit.SCORE, Better.LOW, Aggregate.LAST, read
-    )
-    METRICS[metric.key] = metric
-    yield metric
-    del METRICS[metric.key]
 
 
 @pytest.fixture
@@ -56,19 +37,6 @@ def names(*arguments: str) -> list[str]:
     result = call("runs", "-q", *arguments)
     assert result.exit_code == 0, result.output
     return result.stdout.split()
-
-
-def test_row_of_registry_appears_in_lists_and_comparisons(root: Path, loss_gap: Metric) -> None:
-    assert names("--sort", "loss_gap") == ["c", "b", "a"] == list(reversed(names("--sort=-loss_gap")))
-    assert names("loss_gap<0.6") == ["c"]
-    table = [line.split() for line in call("runs", "--columns", "name,loss-gap", "--sort", "name").stdout.splitlines()]
-    assert table == [["name", "loss", "gap"], ["a", "1.0000"], ["b", "0.7500"], ["c", "0.5000"]]
-    values = json.loads(call("compare", "a", "c", "--json").stdout)
-    assert [run["figures"]["loss_gap"] for run in values["runs"]] == [1.0, 0.5]
-    assert values["best"]["loss_gap"] == [1]
-    assert any(
-        line.split() == ["loss", "gap", "1.0000", "0.5000*"] for line in call("compare", "a", "c").stdout.splitlines()
-    )
 
 
 def test_direction_of_own_metric_is_stored_for_the_folder_or_given_as_flag(root: Path) -> None:

@@ -9,11 +9,10 @@ import pytest
 
 from engine.runs.events import RankFailed, RunFinished
 from engine.runs.folder import RunFolder
-from engine.runs.labels import RunLabels
 from engine.runs.ownership import Ownership
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
-from support.runs.factories import append_events, make_ended_runs, make_run_folder, write_labels
+from support.runs.factories import append_events, make_ended_runs, make_run_folder
 from support.runs.trained_run import call
 
 
@@ -27,32 +26,6 @@ def facts(text: str) -> dict[str, str]:
     """Map the names of the first lines to their values."""
     lines = text.partition("\n\n")[0].splitlines()
     return {name.strip(): value.strip() for name, _, value in (line.partition("  ") for line in lines)}
-
-
-def test_show_prints_state_results_labels_checkpoints_and_changes(run: RunFolder) -> None:
-    write_labels(run, RunLabels(tags=("night", "small"), note="twice\nthe batch"))
-    run.checkpoints.mkdir(exist_ok=True)
-    (run.checkpoints / "last.pt").write_bytes(b"x" * (200 << 10))
-    result = call("runs", "show", "run-1")
-    assert (result.exit_code, result.stderr) == (0, "")
-    shown = facts(result.stdout)
-    assert (
-        shown.items()
-        >= {
-            "name": "run-1",
-            "state": "finished",
-            "epochs": "3",
-            "best val acc": "0.3000",
-            "duration": "3m00s",
-            "folder": str(run.path),
-            "tags": "night small",
-            "note": "twice the batch",
-            "checkpoints": "last.pt (200 KiB)",
-        }.items()
-    )
-    assert "started" in shown and "owner" not in shown
-    changes = result.stdout.partition("\n\n")[2].splitlines()
-    assert changes[0] == "Changed config keys" and "model.name  resnet18  (cnn)" in changes
 
 
 def test_show_says_once_which_direction_of_own_metrics_is_assumed(run: RunFolder) -> None:

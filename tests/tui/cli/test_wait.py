@@ -27,34 +27,6 @@ def ended(root: Path, name: str, state: str = "finished", message: str = "done")
     return make_run_folder(root, name, make_run_started(), epoch, RunFinished(state=state, message=message))
 
 
-@pytest.mark.parametrize(
-    ("states", "code"),
-    [
-        (["finished"], 0),
-        (["failed"], 1),
-        (["stopped"], 3),
-        (["finished", "stopped"], 3),
-        (["stopped", "failed", "finished"], 1),
-    ],
-)
-def test_exit_code_is_that_of_the_worst_run(root: Path, states: list[str], code: int) -> None:
-    names = [ended(root, f"run-{number}", state).name for number, state in enumerate(states)]
-    result = call("wait", *names)
-    assert result.exit_code == code
-    assert result.stdout.splitlines() == [f"{name} {state}: done" for name, state in zip(names, states, strict=True)]
-
-
-def test_timeout_names_the_runs_that_go_on(root: Path) -> None:
-    ended(root, "b")
-    ownership = Ownership(make_run_folder(root, "a", make_run_started()))
-    result = call("wait", "a", "b", "--timeout", "0s")
-    assert result.exit_code == 124
-    assert result.stdout.splitlines() == ["b finished: done", "a timeout: it is still running"]
-    printed = json.loads(call("wait", "a", "b", "--timeout", "0s", "--json").stdout)
-    assert (printed["exit_code"], [run["result"] for run in printed["runs"]]) == (124, ["timeout", "finished"])
-    ownership.release()
-
-
 def test_condition_ends_the_wait_for_a_run_that_goes_on(root: Path) -> None:
     run = make_run_folder(root, "a", make_run_started())
     ownership = Ownership(run)

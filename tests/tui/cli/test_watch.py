@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -68,24 +66,6 @@ def test_watch_of_printed_lines_names_the_command_that_reads_them(tmp_path: Path
     log = tmp_path / "out.log"
     log.write_text("epoch 1 loss 0.5\n")
     assert call("watch", log).stderr.endswith(f"What is found in printed lines: gputrain run --try-parse {log}\n")
-
-
-def test_watch_of_pid_prints_the_process_and_its_runs(tmp_path: Path) -> None:
-    command = "import sys; file = open('metrics.csv', 'w'); file.write('step,loss\\n1,0.5\\n'); file.flush(); print(); "
-    command += "sys.stdout.flush(); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-S", "-c", command], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        result = call("watch", process.pid, "--json")
-        table = call("watch", process.pid)
-        process.communicate()
-    assert result.exit_code == 0, result.stderr
-    printed = json.loads(result.stdout)
-    assert printed["process"]["pid"] == process.pid and printed["process"]["processes"][0]["command"]
-    assert [(run["folder"], run["metrics"][0]["last_value"]) for run in printed["runs"]] == [(str(tmp_path), 0.5)]
-    assert str(process.pid) in table.stdout and tmp_path.name in table.stdout
 
 
 def test_watch_of_missing_process_is_refused() -> None:

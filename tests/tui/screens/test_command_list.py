@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 
 from engine.runs.ownership import Ownership
 from support.runs.command_folder import make_command_finished, make_command_run
-from support.screen.demo_app import visible_text, wait_until_idle
+from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.screens.command_run import CommandRunScreen
 
@@ -59,3 +59,13 @@ def test_list_opens_a_command_and_offers_what_it_takes(runs: Path) -> None:
         assert isinstance(pilot.app.screen, CommandRunScreen)
 
     drive(real_app(runs), act, (120, 34), notifications=True)
+
+
+def test_comparison_shows_metrics_that_a_command_begins_later(runs: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot)
+        await press(pilot, "M", "c")
+        (runs / "large" / "metrics" / "own.jsonl").write_text('{"step": 1, "reward": 5}\n{"step": 2, "reward": 6}\n')
+        await wait_until(pilot, lambda: "reward" in visible_text(pilot))
+
+    drive(real_app(runs), act, (160, 48))

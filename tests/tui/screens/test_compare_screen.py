@@ -71,6 +71,10 @@ def test_compare_shows_seeds_as_one_band_and_expands_it(root: Path) -> None:
         assert "░" not in visible_text(pilot, "#best_val_accuracy")
         await press(pilot, "shift+tab", "shift+tab", "end", "P", "B")
         assert (len(screen.data.entries), screen.data.baseline) == (2, 0)
+        await press(pilot, "P")
+        assert screen.data.baseline == 1
+        await press(pilot, "P")
+        assert screen.data.baseline is None
 
     drive(real_app(root), act, SIZE)
 

@@ -152,6 +152,22 @@ def test_key_of_the_monitor_leads_back_to_the_list_with_its_marks_and_values(tmp
     drive(app, act, (160, 40))
 
 
+def test_export_is_refused_below_a_watched_path(tmp_path: Path, watched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = GputrainApp(tmp_path / "runs", gpu_poller=no_gpu_feed(), host_poller=FrozenHost(), watched=[watched])
+    monkeypatch.chdir(watched)
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen: Any = pilot.app.screen
+        await wait_until(pilot, lambda: screen._found.complete)
+        await refresh(pilot, screen)
+        await press(pilot, "enter", "e")
+        await wait_until(pilot, lambda: bool(toasts(pilot)))
+        assert says(toasts(pilot)[-1], "not-supported", "belongs to another program")
+
+    drive(app, act, (120, 30), notifications=True)
+    assert sorted(path.name for path in watched.iterdir()) == ["fast", "slow"]
+
+
 def test_choice_of_columns_keeps_those_of_other_folders(tmp_path: Path, watched: Path) -> None:
     long_name = "x" * 300
     save_list_settings(ListSettings(columns=("state", long_name)), FOREIGN_SETTINGS_FILE)

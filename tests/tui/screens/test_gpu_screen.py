@@ -146,6 +146,15 @@ def test_gpu_screen_signals_process_only_if_chosen(tmp_path: Path, sleeper: subp
     drive(demo_app(tmp_path / "runs", feed, demo=None), act, SIZE)
 
 
+def test_gpu_screen_keeps_last_readings_of_silent_gpu(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "end", "enter")
+        assert "no answer for 4s; these are its last readings" in visible_text(pilot, "#facts")
+        assert visible_text(pilot, "#power").count("⣿") > 100
+
+    drive(demo_app(demo_runs_folder), act, SIZE)
+
+
 def test_gpu_screen_of_gpu_that_disappears(demo_runs_folder: Path) -> None:
     feed = FrozenGpuFeed(demo_snapshot(FROZEN_NOW))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from engine.runs.control import consume_requests
 from engine.runs.events import Profiled
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
@@ -20,7 +19,7 @@ from support.runs.profiles import (
     store_profile,
 )
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
-from support.screen.screen_driver import drive, open_profile, press, real_app
+from support.screen.screen_driver import drive, open_profile, real_app
 from tui.pollers.files import ProfileReader, watch_profile
 
 
@@ -38,25 +37,6 @@ def live_run(run: RunFolder) -> Iterator[RunFolder]:
 
 def status(pilot: Pilot[None]) -> str:
     return visible_text(pilot, "#profile-status")
-
-
-def test_profile_screen_of_a_live_run_asks_and_shows_the_answer(live_run: RunFolder) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await open_profile(pilot)
-        assert "Waiting for 10 profiled steps" in status(pilot)
-        [request] = consume_requests(live_run.control)
-        assert (request.request, request.steps) == ("profile", 10)
-        await press(pilot, "P")
-        assert not list(consume_requests(live_run.control)), "a second request waits for the first one"
-        name = store_profile(live_run, PROFILE)
-        append_events(live_run, Profiled(step=120, epoch=3, steps=4, folder=f"profile/{name}"))
-        await wait_until(pilot, lambda: screen.reader.asked_at is None and screen.poller.value is not None)
-        screen.update_content()
-        await wait_until_idle(pilot)
-        assert "step-00000120" in status(pilot)
-        assert "CPU-bound: backward takes 57% of the step" in visible_text(pilot, "#profile")
-
-    drive(real_app(live_run.path.parent, "a"), act)
 
 
 def test_profile_screen_says_why_no_profile_was_taken(live_run: RunFolder) -> None:

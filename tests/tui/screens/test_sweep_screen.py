@@ -29,14 +29,8 @@ def test_sweep_screen_sorts_trials_follows_them_and_opens_their_runs(tmp_path: P
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_sweep(pilot)
         assert trial_numbers(pilot) == [2, 7, 0, 4, 1, 6, 8, 3, 5]
-        text = visible_text(pilot)
-        assert "8 of 12 trials done" in text
-        assert "0.9500  trial 2  lr=0.07 optim=sgd crop_padding=2" in text
-        assert "0.9350  trial 0  the config itself" in text
-        assert "rank 0: the loss is not finite" in text
         await press(pilot, "o")
         assert trial_numbers(pilot) == list(range(9))
-
         study.complete(8, 0.99)
         screen.sweep_poller.request_poll()
         await wait_until(pilot, lambda: screen.sweep_poller.value.counts["complete"] == 7)  # type: ignore[union-attr]
@@ -44,10 +38,7 @@ def test_sweep_screen_sorts_trials_follows_them_and_opens_their_runs(tmp_path: P
         assert trial_numbers(pilot)[0] == 8
         screen.query_one("#trials", Lines).select_key("4")
         await press(pilot, "enter")
-        assert isinstance(pilot.app.screen, RunScreen)
-        assert pilot.app.screen.folder.name == "s-004"
-        await press(pilot, "escape")
-        assert pilot.app.screen is screen
+        assert isinstance(pilot.app.screen, RunScreen) and pilot.app.screen.folder.name == "s-004"
 
     drive(real_app(tmp_path / "runs"), act, size=(120, 34))
 
