@@ -65,14 +65,6 @@ def test_profile_of_a_live_run_is_printed_as_bars(live_run: RunFolder) -> None:
     assert f"{live_run.path}/profile/{name}/rank-0.json.gz" in result.stdout
 
 
-def test_profile_as_json_has_record_and_diagnosis(run: RunFolder) -> None:
-    name = store_profile(run, PROFILE)
-    printed = json.loads(profile("--stored", "--json").stdout)
-    assert (printed["run"], printed["folder"]) == ("a", f"{run.path}/profile/{name}")
-    assert printed["ranks"][1]["parts"]["forward"]["mean"] == 0.069
-    assert printed["diagnosis"] == "CPU-bound: backward takes 57% of the step"
-
-
 def test_run_that_has_ended_is_not_asked(run: RunFolder) -> None:
     append_events(run, RunFinished(state="finished"))
     result = profile()

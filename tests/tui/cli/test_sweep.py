@@ -87,13 +87,6 @@ def test_sweep_list_warns_of_sweeps_that_cannot_be_read(root: Path) -> None:
     assert len(json.loads(sweep("list", "--json", "--trust-owner").stdout)["sweeps"]) == 2
 
 
-def test_sweep_commands_refuse_unknown_name(root: Path) -> None:
-    make_sweep(root)
-    result = sweep("stop", "t")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: t: ") and result.stderr.endswith(", only s\n")
-
-
 def test_sweep_stop_says_what_it_waits_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_finished_trials(root, count=1)
     states = iter((True, False))

@@ -27,7 +27,6 @@ from support.screen.demo_app import (
 )
 from support.screen.screen_driver import Drive, drive, press
 from tui.chart_choice import MAX_CHARTS, MAX_FOLDERS, FolderCharts, read_chart_choice, save_chart_choice
-from tui.pollers.foreign_run import MAX_BUSY_PAUSES, ForeignRunPoller
 from tui.screens.foreign_panels import PANELS, ForeignRoom, foreign_layout
 from tui.screens.foreign_run import ForeignRunScreen
 
@@ -137,18 +136,6 @@ def test_foreign_screen_says_what_is_damaged(tmp_path: Path) -> None:
     with run.logs[0].files[0].open("ab") as file:
         file.write(b"\xff" * 64)
     open_run(tmp_path, run, act)
-
-
-def test_reading_pauses_while_the_screen_is_busy_and_goes_on_after_a_while(tmp_path: Path) -> None:
-    questions: list[None] = []
-
-    def is_busy() -> bool:
-        questions.append(None)
-        return True
-
-    poller = ForeignRunPoller(make_run(tmp_path / "logs", "keras"), is_busy)
-    poller.poll()
-    assert len(questions) >= MAX_BUSY_PAUSES and poller.caught_up
 
 
 def test_foreign_screen_keeps_the_curves_of_a_deleted_run(tmp_path: Path) -> None:

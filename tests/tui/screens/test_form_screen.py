@@ -140,7 +140,9 @@ def test_form_screen_asks_before_it_loses_changes(
 
 def test_form_screen_in_demo_starts_and_saves_nothing(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n", "ctrl+s")
+        await press(pilot, "n")
+        await type_into(pilot, "run.epochs", "7")
+        await press(pilot, "ctrl+s")
         assert isinstance(pilot.app.screen, FormScreen)
 
     drive(demo_app(demo_runs_folder), act)

@@ -9,23 +9,16 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from engine.runs.folder import RunFolder
 from support.messages import says
-from support.runs.event_factories import make_epoch
-from support.runs.factories import append_events
 from support.screen.demo_app import (
-    FROZEN_NOW,
     demo_app,
-    demo_snapshot,
     visible_text,
     wait_until,
     wait_until_idle,
-    with_first_gpu_idle,
 )
-from support.screen.screen_driver import drive, press, real_app, wait_for_frame
+from support.screen.screen_driver import drive, press, real_app
 from tui import keymap
 from tui.app import GputrainApp
-from tui.demo.server import LIVE_RUN
 from tui.keymap import Command, CommandProvider
 from tui.screens.command_run import CommandRunScreen
 from tui.screens.foreign_runs import ForeignRunsScreen
@@ -40,33 +33,6 @@ from tui.screens.starting import StartingScreen
 from tui.widgets.keys import Keys
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
-SIZES = ((80, 24), (120, 34))
-
-
-@pytest.mark.usefixtures("all_frames")
-def test_screens_draw_frames_of_changed_content_without_error(demo_runs_folder: Path) -> None:
-    live = RunFolder(demo_runs_folder / LIVE_RUN)
-
-    async def act(pilot: Pilot[None]) -> None:
-        app = pilot.app
-        assert isinstance(app, GputrainApp)
-        for epoch, keys in enumerate(("", "r", "r enter", "n"), start=19):
-            app.gpu_poller.snapshot = demo_snapshot(FROZEN_NOW)
-            await press(pilot, *keys.split())
-            await wait_for_frame(pilot)
-            app.gpu_poller.snapshot = with_first_gpu_idle(demo_snapshot(FROZEN_NOW + epoch))
-            append_events(live, make_epoch(epoch, time=FROZEN_NOW + epoch))
-            await wait_until_idle(pilot)
-            await wait_for_frame(pilot)
-            for key in ("down", "tab"):
-                await press(pilot, key)
-                await wait_for_frame(pilot)
-            await pilot.resize_terminal(*SIZES[epoch % 2])
-            await wait_for_frame(pilot)
-            while len(app.screen_stack) > 1:
-                await press(pilot, "escape")
-
-    drive(demo_app(demo_runs_folder), act, SIZES[0])
 
 
 # Monitor
