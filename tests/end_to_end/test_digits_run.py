@@ -25,7 +25,7 @@ def test_digits_run_finishes_with_high_accuracy(digits_run: FinishedRun) -> None
 
 def test_digits_run_folder_has_documented_files(digits_run: FinishedRun) -> None:
     names = {path.name for path in digits_run.path.iterdir()}
-    expected = "config.yaml events.jsonl summary.json log.txt checkpoints tensorboard owner.json lock control"
+    expected = "config.yaml events.jsonl summary.json log.txt checkpoints tensorboard owner.json lock .lock control"
     assert names == {*expected.split(), "class_indices.json", "evaluation.json"}
     newest = [f"step-{22 * epoch:08d}.pt" for epoch in (13, 14, 15)]
     assert sorted(path.name for path in (digits_run.path / "checkpoints").iterdir()) == ["best.pt", "last.pt", *newest]

@@ -56,10 +56,16 @@ class Holder:
         message: dict[str, Any] = json.loads(self.process.stdout.readline())
         return message
 
+    def read_answer(self) -> dict[str, Any]:
+        """Return the message after any wait: also without one, a run waits for another that has reserved the same."""
+        while "waits" in (message := self.read_message()):
+            pass
+        return message
+
     def read_until_taken(self) -> dict[str, Any]:
         """Return the message with the reserved GPUs, after any wait."""
-        while "took" not in (message := self.read_message()):
-            assert "waits" in message, message
+        message = self.read_answer()
+        assert "took" in message, message
         return message
 
     def read_until_waits_because(self, *values: str) -> None:
@@ -105,7 +111,7 @@ def reservation_files(host: FakeGpuHost) -> list[Path]:
 
 def test_reservation_gives_each_gpu_to_one_run(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     holders = [Holder(gputrain, four_gpus, "free:2", f"run-{number}") for number in range(3)]
-    messages = [holder.read_message() for holder in holders]
+    messages = [holder.read_answer() for holder in holders]
     reserved = [index for message in messages for index in message.get("took", [])]
     assert sorted(reserved) == [0, 1, 2, 3]
     [refused] = [message["refused"] for message in messages if "refused" in message]
