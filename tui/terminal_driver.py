@@ -221,8 +221,11 @@ class Watcher:
 
     def _read(self) -> bool:
         """Read what was typed. Return False at the end of the input."""
+        readable = select.poll()
+        readable.register(self._fd, select.POLLIN)
         with self._lock:
-            if not self._reading:
+            # While the lock was another's, the screen may have been suspended, and what was typed discarded.
+            if not self._reading or not readable.poll(0):
                 return True
             try:
                 data = os.read(self._fd, READ_BYTES)

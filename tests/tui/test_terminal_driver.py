@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ import pytest
 
 from support.gputrain_command import wait_for
 from tui import terminal_driver
-from tui.terminal_driver import InputFilter, Output
+from tui.terminal_driver import END_SIGNALS, InputFilter, Output, Watcher
 
 LIMIT = 200_000
 
@@ -108,3 +109,27 @@ def test_input_filter_releases_key_but_no_incomplete_mouse_report() -> None:
     source = InputFilter()
     assert (source.feed(b"\x1b["), source.holds, source.release(), source.holds) == ("", True, "\x1b[", False)
     assert (source.feed(b"\x1b[M "), source.release(), source.feed(b"a")) == ("", "", "a")
+
+
+@pytest.fixture
+def keep_signals() -> Iterator[None]:
+    """Restore the handlers that a `Watcher` replaces."""
+    handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
+    yield
+    signal.set_wakeup_fd(-1)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("keep_signals")
+def test_watcher_waits_for_no_input_that_was_discarded_since_it_arrived() -> None:
+    """Else it would see no signal before the next key."""
+    master, slave = os.openpty()
+    watcher = Watcher(slave, lambda _: None, lambda _: None, lambda _: None)
+    watcher.start_reading()
+    reading = threading.Thread(target=watcher._read, daemon=True)
+    reading.start()
+    reading.join(10)
+    is_blocked = reading.is_alive()
+    os.close(master)
+    assert not is_blocked
