@@ -44,11 +44,6 @@ def test_bench_run_rejects_journal_with_single_epoch() -> None:
     assert "too short" in bench_run_from_history(make_history((9.0, 40.0), (4.0, nothing)), 2, 1).message
 
 
-def test_scaling_excludes_first_epoch() -> None:
-    (speed,) = scaling_results([make_run(1, 100, 200, 400)])
-    assert (speed.images_per_second, speed.seconds_per_epoch) == (200, 5.0)
-
-
 def test_scaling_computes_speedup_and_efficiency_from_throughput() -> None:
     speeds = scaling_results([make_run(4, 300), make_run(1, 100), make_run(2, 180)])
     assert [speed.ranks for speed in speeds] == [1, 2, 4]
