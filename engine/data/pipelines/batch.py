@@ -23,7 +23,6 @@ from engine.data.rng import fork_all_rngs
 from engine.data.sampler import BatchRequest, Indices, RandomStream, random_bits
 from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, Labels, UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
-from engine.data.stage_times import stage
 
 
 @dataclass(frozen=True)
@@ -88,12 +87,11 @@ class BatchDataset(Dataset[Batch]):
     def finish(self, request: BatchRequest, images: Tensor, labels: Labels, unread: tuple[str, ...] = ()) -> Batch:
         """Augment the loaded images of a request as far as that is done on the CPU."""
         augment_params = None
-        with stage("augment"):
-            if self._source.in_memory:
-                images = convert_to_format(images, self._format.at_epoch(request.epoch), training=request.is_training)
-            if request.is_training:
-                images = self._augmentation.apply_image_transforms(images, request.epoch, request.indices)
-                augment_params = self._augmentation.draw_batch_params(request.epoch, request.indices)
+        if self._source.in_memory:
+            images = convert_to_format(images, self._format.at_epoch(request.epoch), training=request.is_training)
+        if request.is_training:
+            images = self._augmentation.apply_image_transforms(images, request.epoch, request.indices)
+            augment_params = self._augmentation.draw_batch_params(request.epoch, request.indices)
         readable = request.indices if unread else None
         weight, ends_step = request.loss_weight, request.ends_step
         return Batch(images, torch.from_numpy(labels), weight, ends_step, unread, augment_params, readable)

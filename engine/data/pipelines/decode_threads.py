@@ -12,14 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from engine.data.limits import BATCHES_IN_PROGRESS
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.batch_buffers import BatchBuffers, SentBatch
 from engine.data.sampler import BatchRequest
 from engine.data.sources.encoded import EncodedSource
-from engine.data.stage_times import LoaderCounters, stage
 from engine.utils.threads import CancellingPool
 
 
@@ -36,14 +35,14 @@ class ThreadedBatches(IterableDataset[SentBatch]):
         dataset: BatchDataset,
         requests: Iterable[BatchRequest],
         threads: int,
-        counters: LoaderCounters,
         buffers: BatchBuffers,
     ) -> None:
         self._source, self._dataset, self._requests, self._threads = source, dataset, requests, threads
-        self._counters, self._buffers = counters, buffers
+        self._buffers = buffers
 
     def __iter__(self) -> Iterator[SentBatch]:
-        process, processes = self._counters.process, self._counters.processes
+        worker = get_worker_info()
+        process, processes = (0, 1) if worker is None else (worker.id, worker.num_workers)
         threads = max((self._threads + processes - 1 - process) // processes, 1)
         in_progress: deque[_PendingBatch] = deque()
         with CancellingPool(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -55,9 +54,7 @@ class ThreadedBatches(IterableDataset[SentBatch]):
                 yield self._finish(in_progress.popleft())
 
     def _finish(self, pending: _PendingBatch) -> SentBatch:
-        batch = pending.result()
-        self._counters.add_batch(len(pending.request.indices))
-        return self._buffers.send(batch, pending.images)
+        return self._buffers.send(pending.result(), pending.images)
 
 
 class _PendingBatch:
@@ -76,8 +73,7 @@ class _PendingBatch:
         self._source, self._dataset, crop = source, dataset, dataset.crop_spec(request)
         size = source.format.val_size if crop is None else crop.size
         indices = request.indices.tolist()
-        with stage("collate"):
-            self.images = buffers.new_images(process, len(indices), source.format.channels, size)
+        self.images = buffers.new_images(process, len(indices), source.format.channels, size)
         rows = self.images.pixels.numpy()
         self._loaded = [
             pool.submit(source.load_into, pixels, request.part, index, crop)

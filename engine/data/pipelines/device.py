@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Semaphore, Thread
@@ -21,7 +20,6 @@ from engine.data.augment.batch_ops import channel_stats, normalize
 from engine.data.pipelines.batch import Batch
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.sources.base import ImageFormat
-from engine.data.stage_times import StageTimes, stage
 
 
 @dataclass(frozen=True)
@@ -55,13 +53,6 @@ class DeviceLoader:
 
     def __next__(self) -> DeviceBatch:
         raise NotImplementedError
-
-    def start_stage_times(self) -> None:
-        """Start to time the stages of loading (`engine.data.stage_times`), which costs a little in each image."""
-
-    def stop_stage_times(self) -> StageTimes | None:
-        """Stop timing, and return the times since the start; None for a pipeline without stages."""
-        return None
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -97,8 +88,6 @@ class StreamingLoader(DeviceLoader):
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> None:
         self._loader, self._device, self._memory_format = batches, device, memory_format
-        # The events that the copy stream records before and after the transfer of a batch.
-        self._copy_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._mean, self._std = channel_stats(image_format, device)
         if device.type == "cuda":
             self._copy_stream = torch.cuda.Stream(device)
@@ -109,7 +98,7 @@ class StreamingLoader(DeviceLoader):
                 self._wait_for_transfer, PrefetchIterator(transfers, GPU_PREFETCH) if batches.workers else transfers
             )
         else:
-            prepared = map(self._prepare_on_cpu, batches)
+            prepared = map(self._prepare, batches)
             self._batches = PrefetchIterator(prepared, CPU_PREFETCH).start() if batches.workers else prepared
 
     @property
@@ -126,17 +115,6 @@ class StreamingLoader(DeviceLoader):
     def __next__(self) -> DeviceBatch:
         return next(self._batches)
 
-    def start_stage_times(self) -> None:
-        self._copy_events.clear()
-        self._loader.counters.start()
-
-    def stop_stage_times(self) -> StageTimes:
-        """See `DeviceLoader.stop_stage_times`. A host sync on a GPU."""
-        for start, end in tuple(self._copy_events):
-            end.synchronize()
-            self._loader.counters.add_seconds("copy", start.elapsed_time(end) / 1000)
-        return self._loader.counters.stop()
-
     def _prepare(self, batch: Batch) -> DeviceBatch:
         images, labels = to_device(batch.images, self._device), to_device(batch.labels, self._device)
         if batch.augment_params is not None:
@@ -146,10 +124,6 @@ class StreamingLoader(DeviceLoader):
         images = normalize(images, self._mean, self._std)
         return DeviceBatch(images, labels, batch.loss_weight, batch.ends_step, batch.unread)
 
-    def _prepare_on_cpu(self, batch: Batch) -> DeviceBatch:
-        with stage("copy"):
-            return self._prepare(batch)
-
     def _transfer_all(self, batches: BatchLoader) -> Iterator[tuple[DeviceBatch, torch.cuda.Event]]:
         # The current CUDA device is per thread and starts as device 0.
         torch.cuda.set_device(self._copy_stream.device)
@@ -158,24 +132,10 @@ class StreamingLoader(DeviceLoader):
     def _transfer(self, batch: Batch) -> tuple[DeviceBatch, torch.cuda.Event]:
         """Start the transfer of a batch; returns the batch and an event that the copy stream records after it."""
         with torch.cuda.stream(self._copy_stream):
-            with self._time_copy():
-                device_batch = self._prepare(batch)
+            device_batch = self._prepare(batch)
             transferred = torch.cuda.Event()
             transferred.record(self._copy_stream)
         return device_batch, transferred
-
-    @contextmanager
-    def _time_copy(self) -> Iterator[None]:
-        """Time what the code in this context runs on the copy stream, while stages are timed."""
-        if not self._loader.counters.are_timing:
-            yield
-            return
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record(self._copy_stream)
-        yield
-        end.record(self._copy_stream)
-        # Both events are recorded: another thread may read their times now.
-        self._copy_events.append((start, end))
 
     def _wait_for_transfer(self, transfer: tuple[DeviceBatch, torch.cuda.Event]) -> DeviceBatch:
         """Make the current CUDA stream wait for the transfer, without blocking the host."""

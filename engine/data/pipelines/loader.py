@@ -32,7 +32,6 @@ from engine.data.pipelines.worker_process import WORKER_EXIT_SECONDS, init_worke
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.encoded import EncodedSource
-from engine.data.stage_times import LoaderCounters
 from engine.utils.errors import CodedError
 from engine.utils.exits import describe_loader_exit, oom_kill_count
 from engine.utils.threads import map_in_threads
@@ -65,22 +64,22 @@ class BatchLoader:
         self.workers = workers
         """Number of decode threads, or of DataLoader workers that load one batch each; 0 without any."""
         self.num_processes = loader_processes(config, workers) if workers else 0
-        self.counters = LoaderCounters(self.num_processes)
-        load = partial(_load, dataset, self.counters)
         self._is_threaded = workers > 0 and uses_threads(config) and isinstance(source, EncodedSource)
         self._prefetch = config.data.prefetch
         self._oom_kills_at_start = oom_kill_count()
         self._processes: list[BaseProcess] = []
-        self._batches: Iterator[Batch] = map_in_threads(load, requests, threads) if threads else map(load, requests)
+        self._batches: Iterator[Batch] = (
+            map_in_threads(dataset.__getitem__, requests, threads) if threads else map(dataset.__getitem__, requests)
+        )
         if workers > 0:
-            loaded: Dataset[Batch] | Dataset[SentBatch] = _LoadedBatches(load)
+            loaded: Dataset[Batch] | Dataset[SentBatch] = dataset
             sampler: Iterable[BatchRequest] | None = requests
             receive: Callable[[Any], Batch] = _as_received
             if uses_threads(config) and isinstance(source, EncodedSource):
                 footprint = LoaderFootprint.from_config(config, 1, workers, image_format, devices_per_rank)
                 per_process = buffers_per_process(config.data.prefetch)
                 buffers = BatchBuffers(self.num_processes, per_process, footprint.batch_bytes)
-                loaded = ThreadedBatches(source, dataset, requests, workers, self.counters, buffers)
+                loaded = ThreadedBatches(source, dataset, requests, workers, buffers)
                 receive = buffers.receive
                 sampler = None
             loader: DataLoader[Any] = DataLoader(
@@ -91,14 +90,12 @@ class BatchLoader:
                 collate_fn=_as_received,
                 multiprocessing_context="fork",
                 prefetch_factor=self._prefetch,
-                worker_init_fn=partial(init_worker, os.getpid(), self.counters),
+                worker_init_fn=partial(init_worker, os.getpid()),
                 generator=torch.Generator().manual_seed(config.run.seed),
             )
             other_children = set(multiprocessing.active_children())
             self._batches = map(receive, iter(loader))
             self._processes = [child for child in multiprocessing.active_children() if child not in other_children]
-        # After the fork, so that the loader processes count into their own rows.
-        self.counters.attach()
 
     @property
     def ready_batches(self) -> int:
@@ -111,7 +108,6 @@ class BatchLoader:
         return self
 
     def __next__(self) -> Batch:
-        self.counters.receive_batch()
         return next(self._batches)
 
     def raise_if_worker_died(self) -> None:
@@ -132,23 +128,6 @@ class BatchLoader:
                 problem = describe_loader_exit(process.exitcode, oom_killed=oom_killed, threaded=threaded)
                 name = "a loader process" if threaded else "a DataLoader worker"
                 raise LoaderProcessError(f"{name} exited: {problem}", code=problem.code)
-
-
-def _load(dataset: BatchDataset, counters: LoaderCounters, request: BatchRequest) -> Batch:
-    """Load the batch of a request in this thread, and count it."""
-    batch = dataset[request]
-    counters.add_batch(len(batch.labels))
-    return batch
-
-
-class _LoadedBatches(Dataset[Batch]):
-    """The dataset of a DataLoader worker, whose index is a request."""
-
-    def __init__(self, load: Callable[[BatchRequest], Batch]) -> None:
-        self._load = load
-
-    def __getitem__(self, request: BatchRequest) -> Batch:
-        return self._load(request)
 
 
 def _as_received(batch: Any) -> Any:

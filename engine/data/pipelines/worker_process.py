@@ -17,20 +17,18 @@ from multiprocessing import connection
 from multiprocessing.queues import Queue
 from typing import NoReturn
 
-from engine.data.stage_times import LoaderCounters
 from engine.utils.process import STOP_SIGNALS, die_with_parent
 
 WORKER_EXIT_SECONDS = 0.5  # bounds the wait for a dying worker to exit
 
 
-def init_worker(rank_pid: int, counters: LoaderCounters, number: int) -> None:
+def init_worker(rank_pid: int, _: int) -> None:
     """Set up a DataLoader worker: it dies with its rank, and ignores stop signals because its rank handles them."""
     die_with_parent(rank_pid)
     for stop_signal in STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)
     # The names of a million images take a tenth of a second to traverse, and to visit an object copies its memory page.
     gc.freeze()
-    counters.attach(number)
     connection.arbitrary_address = _abstract_socket_address  # type: ignore[attr-defined]
     # The default handler prints the error and drops the batch, and the rank would wait for that batch forever.
     Queue._on_queue_feeder_error = staticmethod(lambda error, _: exit_unable_to_send(error))  # type: ignore[attr-defined]

@@ -14,7 +14,6 @@ from engine.data.sources import image
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
 from engine.data.sources.image import empty_images
 from engine.data.sources.resize import crop_format
-from engine.data.stage_times import stage
 from engine.utils.errors import Problem
 
 
@@ -73,12 +72,8 @@ class EncodedSource(ABC):
 
     def load_into(self, pixels: Images, part: Part, index: int, crop: CropSpec | None) -> None:
         """Load one image, as `load` says, to its place in a batch. Raises UnreadableImageError."""
-        with stage("read"):
-            encoded = self.read_encoded(part, index)
-        with stage("decode"):
-            decoded = decode_pixels(encoded, index, self.format, crop)
-        with stage("crop"):
-            decoded.resize_into(pixels)
+        encoded = self.read_encoded(part, index)
+        decode_pixels(encoded, index, self.format, crop).resize_into(pixels)
 
     def labels_of(self, part: Part, indices: Indices) -> Labels:
         """Return the labels of some images of a part, N int64."""

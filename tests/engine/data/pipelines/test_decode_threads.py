@@ -23,7 +23,6 @@ from engine.data.sources.base import ImageSource, UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.data.stage_times import LoaderCounters
 from support.gputrain_command import Gputrain
 from support.messages import raises_problem
 
@@ -58,10 +57,9 @@ def load_in_threads(config: Config, source: ImageSource) -> list[Batch]:
     """Load the batches of two epochs with threads of this process."""
     assert isinstance(source, EncodedSource)
     sampler = DistributedBatchSampler(source.num_images("train"), source.num_images("val"), 4, 0, 1, True, 0)
-    dataset, counters = BatchDataset(source, config, model_input_format(config, source)), LoaderCounters(1)
-    counters.attach(0)
+    dataset = BatchDataset(source, config, model_input_format(config, source))
     buffers = BatchBuffers(processes=1, per_process=3, num_bytes=0)
-    threaded = ThreadedBatches(source, dataset, sampler.requests(2), 3, counters, buffers)
+    threaded = ThreadedBatches(source, dataset, sampler.requests(2), 3, buffers)
     return list(map(buffers.receive, threaded))
 
 

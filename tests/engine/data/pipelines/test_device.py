@@ -16,7 +16,6 @@ from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.data.stage_times import STAGES, StageTimes
 
 VARIED = ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=0.5", "data.channels=3"]
 
@@ -100,47 +99,6 @@ def test_streamed_batches_get_memory_format_of_model(memory_format: torch.memory
     batch = next(StreamingLoader(loader, image_format, torch.device("cpu"), memory_format))
     assert batch.images.is_contiguous(memory_format=memory_format)
     assert torch.equal(batch.images, batches("cpu", 0)[0].images)
-
-
-def stage_times(device: str, workers: int) -> StageTimes:
-    """Return the times of seven batches: before they start, workers can load at most five of the nine."""
-    options = ["data.batch_size=16", "data.prefetch=1", "augment.policy=trivialaugment"]
-    config = resolve_config(None, [*VARIED, *options]).config
-    source = open_source(config)
-    image_format = model_input_format(config, source)
-    requests = DistributedBatchSampler(96, 37, 16, 0, 1, True, 0).requests(1)
-    streamed = StreamingLoader(
-        BatchLoader(source, config, image_format, requests, workers), image_format, torch.device(device)
-    )
-    next(streamed)
-    streamed.start_stage_times()
-    for _ in range(7):
-        next(streamed)
-    times = streamed.stop_stage_times()
-    # To the end: the interpreter waits for a DataLoader worker that still loads.
-    assert len(list(iter(lambda: next(streamed, None), None))) == 1
-    return times
-
-
-def test_stage_times_cover_batches_between_start_and_stop() -> None:
-    times = stage_times("cpu", 0)
-    assert times.images == 7 * 16
-    assert tuple(times.seconds) == STAGES
-    assert min(times.seconds["augment"], times.seconds["copy"]) > 0
-    assert times.seconds["read"] == times.queue_depth == 0
-
-
-def test_stage_times_of_workers_have_queue_depth() -> None:
-    times = stage_times("cpu", 1)
-    assert times.images > 0
-    assert times.seconds["augment"] > 0
-    assert 0 <= times.queue_depth <= 9
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_stage_times_on_gpu_include_copy() -> None:
-    assert stage_times("cuda", 0).seconds["copy"] > 0
 
 
 @pytest.mark.gpu
