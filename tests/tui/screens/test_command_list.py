@@ -14,6 +14,7 @@ from support.runs.command_folder import make_command_finished, make_command_run
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.screens.command_run import CommandRunScreen
+from tui.screens.compare import CompareScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
@@ -66,6 +67,8 @@ def test_comparison_shows_metrics_that_a_command_begins_later(runs: Path) -> Non
         await open_list(pilot)
         await press(pilot, "M", "c")
         (runs / "large" / "metrics" / "own.jsonl").write_text('{"step": 1, "reward": 5}\n{"step": 2, "reward": 6}\n')
-        await wait_until(pilot, lambda: "reward" in visible_text(pilot))
+        screen = pilot.app.screen
+        assert isinstance(screen, CompareScreen)
+        await wait_until(pilot, lambda: "reward" in [row.title for row in screen.view.charts.values() if row.metrics])
 
     drive(real_app(runs), act, (160, 48))
