@@ -66,6 +66,7 @@ def test_checker_warns_of_keys_without_effect(checker: FormChecker) -> None:
     assert {f"! {power}", f"! {empty_cache}"} <= {*plan_text(config, [], checked).plain.splitlines()}
 
 
+@pytest.mark.expensive("builds the catalogs of models and optimizers, unless another test did")
 def test_checker_reports_missing_host_resources(checker: FormChecker) -> None:
     snapshot = demo_snapshot(FROZEN_NOW)
     assert has_problem(check(checker, snapshot, device__gpus="9")[1][:1], "gpu-not-found", "device.gpus", "'9'")
@@ -94,6 +95,7 @@ def test_checker_cancels_scan_of_other_data(checker: FormChecker) -> None:
         assert hanging.result() is None
 
 
+@pytest.mark.expensive("imports torch, unless another test did")
 def test_checker_builds_model_unless_newer_check_begins(checker: FormChecker) -> None:
     config = Form("digits", {"model.freeze": "[nothing]"}).config()
     [problem] = checker.check_model(checker.begin(config), config, on_gpu=False).problems
