@@ -64,11 +64,19 @@ def live(gputrain: Gputrain) -> Iterator[Gputrain]:
     supervisor.wait(60)
 
 
-def open_screen(gputrain: Gputrain, name: str, *, controlling: bool = True) -> Terminal:
-    """Open a screen and wait until it is drawn."""
+def prepare(gputrain: Gputrain, name: str) -> None:
+    """Make what the command of a screen needs, and end what it has started before."""
     if "trained" in SCREENS[name].command and not (gputrain.runs / "trained").exists():
         done = gputrain("run", "digits", "--headless", "--ranks", "1", "--epochs", "1", "--name", "trained")
         assert done.returncode == 0, done.stderr
+    if name in ("run", "resume"):
+        gputrain("stop", "trained" if name == "resume" else "new")
+        shutil.rmtree(gputrain.runs / "new", ignore_errors=True)
+
+
+def open_screen(gputrain: Gputrain, name: str, *, controlling: bool = True) -> Terminal:
+    """Open a screen and wait until it is drawn."""
+    prepare(gputrain, name)
     terminal = Terminal(gputrain, *SCREENS[name].command, controlling=controlling)
     terminal.wait_for(SCREENS[name].text)
     return terminal
@@ -211,7 +219,7 @@ def suspend(gputrain: Gputrain, name: str) -> Terminal:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("bash is not installed")
-    open_screen(gputrain, "monitor").process.kill()
+    prepare(gputrain, name)
     shell = Terminal(gputrain, bash, "--norc", "--noprofile", "-i", PS1="ready> ")
     shell.wait_for("ready> ")
     shell.press(" ".join(SCREENS[name].command) + "\r")
