@@ -89,7 +89,8 @@ class TrainingRun(OwnedRun):
             return job
         claimed = self.claim(config)
         config = self.with_code_copy(with_run_name(config, claimed.folder))
-        return replace(job, config=config, folder=claimed.folder, resumed=not claimed.is_new)
+        resumed = not claimed.is_new and has_begun(claimed.folder)
+        return replace(job, config=config, folder=claimed.folder, resumed=resumed)
 
     def _claim_folder(self) -> ClaimedRun:
         """Raises UsageError, and AlreadyFinishedError if the run has nothing left to do, which it also shows."""
@@ -138,6 +139,11 @@ def _nothing_left(request: RunRequest) -> Problem:
         return Problem("", reason, f"set run.epochs to more than {epochs} to resume", code="already-finished")
     advice = f"set run.early_stop=0 or more than {run.early_stop} to resume"
     return Problem("", f"{name} has already stopped early after {epochs} epochs", advice, code="already-finished")
+
+
+def has_begun(folder: RunFolder) -> bool:
+    """Whether a training has begun in a run folder: it may have waited until now."""
+    return any(folder.checkpoints.glob("*.pt")) or folder.history().started is not None
 
 
 def claim_if_unfinished(request: RunRequest) -> ClaimedRun:

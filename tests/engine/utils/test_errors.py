@@ -52,7 +52,7 @@ def test_coded_errors_have_a_code_of_their_class_or_call() -> None:
         if isinstance(node, ast.ClassDef) and [ast.unparse(base) for base in node.bases] == ["CodedError"]
         if not any(ast.unparse(line).startswith("code = ") for line in node.body)
     }
-    assert "InvalidPackError" in without
+    assert "ShardError" in without
     calls = [
         f"{path}:{node.lineno}"
         for path, node in nodes

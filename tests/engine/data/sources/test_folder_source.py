@@ -207,11 +207,10 @@ def test_folder_source_ignores_symlink_cycle(animal_folder: Path) -> None:
     assert source.num_images("train") + source.num_images("val") == 21
 
 
-def test_folder_source_names_dataset_of_packed_set_and_tar_shards(tmp_path: Path) -> None:
-    packed = tmp_path / "photos.gpk"
-    packed.touch()
-    assert is_refused(packed, "not-a-folder", f"{packed} ", "data.dataset", " packed ", " webdataset ")
-    (tmp_path / "train-0.tar").touch()
+def test_folder_source_names_dataset_of_tar_shards(tmp_path: Path) -> None:
+    shard = tmp_path / "train-0.tar"
+    shard.touch()
+    assert is_refused(shard, "not-a-folder", f"{shard} ", "webdataset ")
     assert is_refused(tmp_path, "too-few-classes", f"{tmp_path} ", "data.dataset=webdataset")
 
 
