@@ -27,7 +27,7 @@ def test_nccl_heartbeat_timeout_outlasts_watchdog(rehearsal: Rehearsal) -> None:
 
 @pytest.mark.rehearsal
 def test_watchdog_names_hung_rank_before_nccl_times_out(hang: Rehearsal) -> None:
-    done = hang(*RUN, "run.watchdog=3", "device.timeout=3")
+    done = hang(*RUN, "run.watchdog=3", "device.timeout=15")
     assert read_failures(hang.runs / "a") == [(1, "rank-hung")]
     assert f"rank 1 ({gpu_uuid(1)}) " in done.stderr and " 3 s (run.watchdog)" in done.stderr
     assert "Watchdog caught" not in (hang.runs / "a" / "log.txt").read_text()
@@ -36,7 +36,7 @@ def test_watchdog_names_hung_rank_before_nccl_times_out(hang: Rehearsal) -> None
 @pytest.mark.rehearsal
 def test_hung_rank_is_named_if_nccl_aborts_rank_that_waits(hang: Rehearsal) -> None:
     # By default, torch waits for a minute so that other ranks can write debug information.
-    done = hang(*RUN, "run.watchdog=0", "device.timeout=3", TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC="1")
+    done = hang(*RUN, "run.watchdog=0", "device.timeout=15", TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC="1")
     log = (hang.runs / "a" / "log.txt").read_text()
     ended_by_torch = ("Process group watchdog thread terminated with", "Aborting process on rank 0 due to timeout")
     assert any(message in log for message in ended_by_torch)
