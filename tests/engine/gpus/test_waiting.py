@@ -88,7 +88,7 @@ def test_sleeping_run_takes_requests_and_keeps_its_entry(queue: Queue) -> None:
     assert "b is held" in queue.gputrain("queue", "hold", "b").stderr
     queue.wait_until_asleep("b")
     (queue.reservations / f"gputrain-{os.getuid()}").rename(queue.reservations / "gone")
-    wait_for(lambda: {"a", "b"} <= {*queue.listed()}, "the runs to write their entries again", 60)
+    wait_for(lambda: {"a", "b"} <= {*queue.listed()}, "the runs to write their entries again", 150)
     assert queue.gputrain("stop", "b").returncode == 0
     assert queue.state("b") == "stopped"
 
