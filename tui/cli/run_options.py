@@ -214,5 +214,5 @@ def announce_watch(folders: Sequence[RunFolder], *, take_over: bool = False) -> 
     if not waits:
         return False
     of_runs = printable(owners[next(iter(waits))].name) if len(waits) == 1 else pluralize(len(waits), "run")
-    typer.echo(f"Watching the heartbeat of {of_runs} on another host for up to {max(waits.values()):g} s.", err=True)
+    typer.echo(f"Watching the heartbeat of {of_runs} for up to {max(waits.values()):g} s.", err=True)
     return True

@@ -199,7 +199,7 @@ def watch_other_hosts(app: AppServices, screen: Screen[None], folders: Sequence[
 
     owners = [folder.owner for folder in folders]
     if waits := uncertain_claims(owners, take_over=True):
-        watching = f"Watching heartbeats on another host for up to {max(waits.values()):g} s"
+        watching = f"Watching heartbeats for up to {max(waits.values()):g} s"
         screen.app.call_from_thread(app.show_toast, watching)
         watch_claims(owners, take_over=True)
 

@@ -163,7 +163,7 @@ def test_rename_says_that_it_watches_another_host(root: Path, monkeypatch: pytes
     claim = {"format": 1, "host": "node7", "pid": 7, "heartbeat": time.time() + 3600}
     (root / "run-1" / "owner.json").write_text(json.dumps(claim))
     refused = runs("rename", "run-1", "best")
-    assert refused.exit_code == 2 and refused.stderr.startswith("Watching the heartbeat of run-1 on another host for ")
+    assert refused.exit_code == 2 and refused.stderr.startswith("Watching the heartbeat of run-1 for up to ")
     assert says(refused.stderr, "already-running", "error: run-1: ", "`gputrain runs rename run-1 best --take-over`")
     assert runs("rename", "run-1", "best", "--take-over").stderr.endswith("run-1 is now best.\n")
 
