@@ -24,7 +24,7 @@ from tui.keymap import GLOBAL_COMMANDS, LIST_COMMANDS, CommandProvider, make_bin
 from tui.phrases import resume_problem
 from tui.pollers.host import GpuPoller, HostPoller
 from tui.pollers.runs import RunListPoller
-from tui.pollers.watched import RefreshIntervals
+from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, UNATTENDED_SECONDS, RefreshIntervals
 from tui.screens.base import Dialog, GputrainScreen, ResizableScreen, is_too_small
 from tui.screens.monitor import MonitorScreen
 from tui.terminal_app import TerminalApp, resume_garbage_collection
@@ -109,11 +109,16 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         """The screen of what `gputrain watch` watches, which a key of the monitor shows again."""
         self._compare_cache: CompareCache | None = None
         self.last_key_time = -math.inf
+        self.refresh_s = self.intervals.poll_s
+        self._used_at = time.monotonic()
 
     async def on_event(self, event: events.Event) -> None:
         """Send keys that arrive together with the key that opens a screen or a dialog to it.
 
         Textual sends them to the widget that has the focus when they arrive, before the screen is open."""
+        if isinstance(event, events.InputEvent):
+            self._used_at = time.monotonic()
+            self.adapt_refresh()
         if isinstance(event, events.Key):
             self.last_key_time = time.monotonic()
             if self._exit:
@@ -183,11 +188,27 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         self.set_timer(HOST_DELAY_SECONDS, self.host_poller.start)
         self.set_timer(STARTUP_SECONDS, resume_garbage_collection)
         self.set_interval(PENDING_RUN_SECONDS, self._watch_pending_runs)
+        self.set_interval(LOW_BANDWIDTH_INTERVALS.poll_s, self.adapt_refresh)
 
     def _show_first_result(self) -> None:
         """Update the screen without waiting for its refresh interval. Called in the thread of a poller."""
         if isinstance(screen := self.screen, GputrainScreen):
             screen.call_later(screen.update_if_on_top)
+
+    def adapt_refresh(self) -> None:
+        """Refresh less often while nobody uses the screen."""
+        is_used = time.monotonic() - self._used_at < UNATTENDED_SECONDS
+        refresh_s = self.intervals.poll_s if is_used else max(self.intervals.poll_s, LOW_BANDWIDTH_INTERVALS.poll_s)
+        if refresh_s == self.refresh_s:
+            return
+        self.refresh_s = refresh_s
+        of_screens = [
+            poller for screen in self.screen_stack if isinstance(screen, GputrainScreen) for poller in screen.pollers
+        ]
+        for poller in (self.gpu_poller, self.host_poller, self.run_list_poller, *of_screens):
+            poller.min_interval_s = 0.0 if is_used else refresh_s
+            if is_used:
+                poller.request_poll()
 
     def on_unmount(self) -> None:
         self.gpu_poller.close()

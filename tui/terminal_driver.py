@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import math
 import os
 import re
 import select
@@ -43,6 +44,8 @@ FLUSH_SECONDS = 0.5
 # Two full screens of 200 columns in 24-bit colors. A slow connection shows the newest state, not all states before it.
 MAX_PENDING_BYTES = 256 * 1024
 READ_BYTES = 4096
+# Textual's parser waits 0.1 s for the rest of a sequence.
+MAX_SEQUENCE_SECONDS = 0.5
 # Mouse report of X10: three bytes follow, of any value. Terminals send it if they lack the newer reports, or after a
 # reattach. Textual takes the bytes for text (textual#6668).
 X10_MOUSE = re.compile(rb"\x1b\[M.{3}", re.DOTALL)
@@ -240,6 +243,37 @@ class Watcher:
             self._on_text(text)
 
 
+class InputEnd(threading.Event):
+    """The event that ends Textual's input thread, which asks for it ten times a second. Its question waits for input
+    instead, but not while the parser may hold the beginning of a sequence."""
+
+    def __init__(self, keys: int) -> None:
+        super().__init__()
+        self.reader: int | None = None
+        """The thread whose questions wait."""
+        self._keys, self._ended = keys, os.eventfd(0, os.EFD_NONBLOCK)
+        self._readable = select.poll()
+        for fd in (self._keys, self._ended):
+            self._readable.register(fd, select.POLLIN)
+        self._input_at = -math.inf
+
+    def is_set(self) -> bool:
+        if threading.get_ident() == self.reader and not super().is_set():
+            waits = time.monotonic() - self._input_at > MAX_SEQUENCE_SECONDS
+            if self._readable.poll(None if waits else 0):
+                self._input_at = time.monotonic()
+        return super().is_set()
+
+    def set(self) -> None:
+        super().set()
+        os.eventfd_write(self._ended, 1)
+
+    def clear(self) -> None:
+        super().clear()
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._ended)
+
+
 class TerminalDriver(LinuxDriver):
     """The driver of `TerminalApp`."""
 
@@ -256,6 +290,7 @@ class TerminalDriver(LinuxDriver):
         self._keys, self._typed = os.pipe()
         os.set_blocking(self._typed, False)
         self._keys_ready = threading.Event()
+        self.exit_event = self._input_end = InputEnd(self._keys)
         self._watcher = Watcher(self.terminal, self._type, self._end, self._end_now)
         self._titled = not (os.environ.get("TERM", "").startswith(TERMS_WITHOUT_TITLE) or os.environ.get("STY"))
         self._title = ""
@@ -313,6 +348,7 @@ class TerminalDriver(LinuxDriver):
 
     def run_input_thread(self) -> None:
         self._keys_ready.wait()
+        self._input_end.reader = threading.get_ident()
         while not self.exit_event.is_set():
             # A sequence that Textual's parser does not survive is dropped, with what the parser has kept of it.
             with suppress(Exception):

@@ -13,15 +13,17 @@ from typing import Protocol
 
 from engine.gpus.snapshot import DRIVER, Reading, SamplerOptions, Snapshot, current_time
 from engine.gpus.start_sampler import start_sampler, take_prestarted_sampler
-from engine.utils.codec import decode, encode
+from engine.utils.codec import decode, encode, replace
 from engine.utils.errors import UsageError
 from engine.utils.files import expand_user
 from engine.utils.helper_process import HelperExitedError, HelperProcess, HelperTimeoutError
 
 REPLAY_PREFIX = "replay:"
-# The restart delay of a sampler that exited doubles from the first to the second while there is no driver.
+# The restart delay of a sampler that exited doubles from the first to the second while there is no driver, unless a
+# driver is loaded: a start takes 0.1 s of CPU time.
 RESTART_DELAY_SECONDS = 1.0
-MAX_RESTART_DELAY_SECONDS = 60.0
+MAX_RESTART_DELAY_SECONDS = 600.0
+DRIVER_DEVICE = Path("/dev/nvidiactl")
 UNRESPONSIVE_SECONDS = 15.0  # silence after which the sampler is killed and restarted
 KILL_WAIT_SECONDS = 0.2
 FIRST_SNAPSHOT_TIMEOUT_SECONDS = 30.0  # without persistence mode, the driver initializes the GPUs first
@@ -37,6 +39,9 @@ class GpuMonitor(Protocol):
 
     def latest(self) -> Snapshot | None:
         """Return the last snapshot aged to now, so its GPUs may have become stale. None before the first snapshot."""
+
+    def set_period(self, period_s: float) -> None:
+        """Change the time between snapshots. The next one comes at once."""
 
     def close(self) -> None:
         """Release all resources without waiting for the driver."""
@@ -65,6 +70,8 @@ class DriverMonitor:
         self._process: HelperProcess | None = process or start_sampler(encode(options).decode())
         self._started_at = self._last_received_at = time.monotonic()
         self._restart_delay_s = RESTART_DELAY_SECONDS
+        self._driver_loaded = True
+        """Whether the device of the driver was there when it was last looked for."""
         self._closed = False
 
     def _start(self) -> None:
@@ -82,7 +89,7 @@ class DriverMonitor:
 
     def _receive(self, timeout_s: float) -> Snapshot | None:
         if self._process is None:
-            time.sleep(min(timeout_s, 0.1))
+            time.sleep(timeout_s)
             return None
         try:
             line = self._process.read_lines(min(timeout_s, 0.5))[-1]
@@ -112,7 +119,9 @@ class DriverMonitor:
         if self._closed:
             return
         if self._process is None:
-            if now - self._started_at >= self._restart_delay_s:
+            loaded = DRIVER_DEVICE.exists()
+            was_loaded, self._driver_loaded = self._driver_loaded, loaded
+            if now - self._started_at >= self._restart_delay_s or (loaded and not was_loaded):
                 self._restart_delay_s = min(2 * self._restart_delay_s, MAX_RESTART_DELAY_SECONDS)
                 self._start()
         elif now - self._last_received_at > UNRESPONSIVE_SECONDS + self._options.period:
@@ -127,6 +136,11 @@ class DriverMonitor:
         # The monotonic clock is immune to changes of the system time.
         now = self._latest.time + time.monotonic() - self._last_received_at
         return self._latest.as_of(now, self._options.stale_after_s)
+
+    def set_period(self, period_s: float) -> None:
+        self._options = replace(self._options, period=period_s)
+        if self._process is not None:
+            self._process.send(self._options)
 
     def close(self) -> None:
         self._closed = True

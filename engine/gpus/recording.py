@@ -69,6 +69,9 @@ class RecordingMonitor:
         shifted: Snapshot = shift_times(snapshot, shift)
         return shifted.as_of(time.time(), self._stale_after_s)
 
+    def set_period(self, period_s: float) -> None:
+        """Do nothing: a recording keeps its pace."""
+
     def close(self) -> None:
         """Do nothing: a recording holds no resources."""
 

@@ -3,8 +3,9 @@
 NVML calls can block forever. One thread per GPU keeps a blocked call from delaying the other GPUs, and the separate
 process keeps it from blocking gputrain.
 
-`start_sampler` starts the process and `monitor` reads it. The argument is a `SamplerOptions` in JSON. The process exits
-when its standard input closes, or when NVML needs to be initialized in a new process.
+`start_sampler` starts the process and `monitor` reads it. The argument, and each line of standard input, is a
+`SamplerOptions` in JSON. The process exits when its standard input closes, or when NVML needs to be initialized in a
+new process.
 """
 
 from __future__ import annotations
@@ -342,7 +343,7 @@ class GpuSampler:
         while self._state.driver_error is None:
             began = time.monotonic()
             self._emit(self._snapshot(None))
-            self._read_options(began + self._state.options.period)
+            self._await_next_round(began + self._state.options.period)
             with self._state.changed:
                 self._state.round += 1
                 self._state.changed.notify_all()
@@ -357,12 +358,17 @@ class GpuSampler:
         with self._state.changed:
             self._state.changed.wait_for(all_answered, timeout_s)
 
-    def _read_options(self, deadline: float) -> None:
-        """Wait until `deadline`, the time of the next snapshot. Exit the process when standard input closes."""
+    def _await_next_round(self, deadline: float) -> None:
+        """Wait until `deadline`, the time of the next snapshot, or until standard input has other options. Exit the
+        process when it closes."""
         while (left := deadline - time.monotonic()) > 0 and self._state.driver_error is None:
             # A short timeout, because select() does not wake up when another thread sets driver_error.
-            if select.select([0], [], [], min(left, 0.5))[0] and not os.read(0, 4096):
-                os._exit(0)
+            if select.select([0], [], [], min(left, 0.5))[0]:
+                lines = os.read(0, 4096).splitlines()
+                if not lines:
+                    os._exit(0)
+                self._state.options = decode(lines[-1], SamplerOptions)
+                return
 
     def _snapshot(self, error: str | None) -> Snapshot:
         now = current_time()

@@ -49,6 +49,7 @@ class GpuPoller(Poller):
     def __init__(self, interval_s: float = POLL_INTERVAL_SECONDS, monitor: GpuMonitor | None = None) -> None:
         super().__init__("gpus", 0.0)
         self._options = SamplerOptions(period=interval_s)
+        self._period_s = interval_s
         self._monitor = monitor
         self.snapshot: Snapshot | None = None
         self.loads = GpuLoads()
@@ -59,6 +60,10 @@ class GpuPoller(Poller):
         try:
             if self._monitor is None:
                 self._monitor = open_monitor(self._options)
+            period_s = max(self._options.period, self.min_interval_s)
+            if period_s != self._period_s:
+                self._period_s = period_s
+                self._monitor.set_period(period_s)
             snapshot = self._monitor.read(min(self._options.period, 1.0))
         except (UsageError, OSError, ValueError) as error:
             self.problem = (

@@ -28,6 +28,9 @@ class RefreshIntervals:
 
 
 LOW_BANDWIDTH_INTERVALS = RefreshIntervals(5.0, 15.0)
+# A screen that gets no key and no mouse event for so long is refreshed as with a low bandwidth, because people leave
+# monitors open.
+UNATTENDED_SECONDS = 60.0
 
 
 class Poller:
@@ -45,6 +48,8 @@ class Poller:
         """Called in the thread after each poll."""
         self.unexpected_error: Problem | None = None
         """Message of an unexpected exception in the latest poll."""
+        self.min_interval_s = 0.0
+        """Seconds between polls at least, except for requested ones."""
 
     def start(self) -> None:
         """Start the thread; at most once."""
@@ -74,7 +79,7 @@ class Poller:
                     reason = f"unexpected error: {type(error).__name__}: {error}"
                     self.unexpected_error = Problem("", reason, code="internal-error")
                     self._stop_event.wait(RETRY_SECONDS)
-                self._wake_event.wait(self._interval_s)
+                self._wake_event.wait(self._interval_s and max(self._interval_s, self.min_interval_s))
                 self._wake_event.clear()
         finally:
             self.cleanup()

@@ -142,6 +142,8 @@ class AppServices(Protocol):
     demo_notice: str | None
     """Notice on every screen of the demo, which starts no runs; None outside the demo."""
     intervals: RefreshIntervals
+    refresh_s: float
+    """Seconds between updates of a screen, more if nobody uses it."""
     last_key_time: float
     """Monotonic time of the last key."""
     gpu_poller: GpuPoller
@@ -229,8 +231,9 @@ class GputrainScreen(ResizableScreen[None]):
         super().__init__()
         self.gputrain_app = app
         self._filter: Filter | None = None
-        self._pollers: list[Poller] = []
-        self.opened_at = time.monotonic()
+        self.pollers: list[Poller] = []
+        """The pollers of this screen alone."""
+        self.opened_at = self._updated_at = time.monotonic()
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]
         for binding in make_bindings(self.SCREEN_COMMANDS):
@@ -239,14 +242,14 @@ class GputrainScreen(ResizableScreen[None]):
     def follow(self, poller: AnyPoller) -> AnyPoller:
         """Run a poller of this screen from when it is mounted until it is left, and show its first result at once."""
         poller.on_first_result = self._show_first_result
-        self._pollers.append(poller)
+        self.pollers.append(poller)
         if self.is_mounted:
             poller.start()
         return poller
 
     def stop_following(self, poller: Poller) -> None:
         """End a poller of this screen before the screen is left."""
-        self._pollers.remove(poller)
+        self.pollers.remove(poller)
         poller.close()
 
     def _show_first_result(self) -> None:
@@ -331,15 +334,15 @@ class GputrainScreen(ResizableScreen[None]):
 
     def on_mount(self) -> None:
         # Textual calls `on_mount` of each class, that of the subclass first.
-        for poller in self._pollers:
+        for poller in self.pollers:
             poller.start()
-        self.set_interval(self.gputrain_app.intervals.poll_s, self.update_if_on_top)
+        self.set_interval(self.gputrain_app.intervals.poll_s, self._refresh)
         # The first results arrive well before the first interval ends.
         for seconds in (0.1, 0.3, 0.6):
             self.set_timer(seconds, self.update_if_on_top)
 
     def on_unmount(self) -> None:
-        for poller in self._pollers:
+        for poller in self.pollers:
             poller.close()
 
     def on_screen_resume(self) -> None:
@@ -347,8 +350,14 @@ class GputrainScreen(ResizableScreen[None]):
         # After the refresh, another screen may already be on top.
         self.call_after_refresh(self.update_if_on_top)
 
+    def _refresh(self) -> None:
+        # Timers are late or early by some milliseconds.
+        if time.monotonic() - self._updated_at > self.gputrain_app.refresh_s - 0.5 * self.gputrain_app.intervals.poll_s:
+            self.update_if_on_top()
+
     def update_if_on_top(self) -> None:
         """Update the content, unless another screen covers it."""
+        self._updated_at = time.monotonic()
         if self.is_on_top:
             self.update_content()
             self.update_keys()

@@ -119,7 +119,7 @@ class MonitorScreen(GpuProcessesScreen):
         self._show_host()
         self._show_runs()
         header = header_line(
-            snapshot, app.host_poller.value, app.source_notice(), app.intervals.poll_s, self.size.width - len(NAME)
+            snapshot, app.host_poller.value, app.source_notice(), app.refresh_s, self.size.width - len(NAME)
         )
         app.set_terminal_title("monitor")
         self.show_line("#title", Text.assemble((NAME, ACCENT), header, no_wrap=True, end=""))
@@ -251,14 +251,17 @@ class MonitorScreen(GpuProcessesScreen):
         if not panel.display:
             return
         panel.set_titles("Host")
-        texts = []
+        message = ""
         if snapshot is not None and not snapshot.gpus:
             message = str(no_driver_problem(snapshot)) + ("" if snapshot.pending else DEMO_HINT)
-            texts = [Text(line) for line in textwrap.wrap(message, max(panel.text_width, 20))]
-        room = panel.size.height - len(texts)
         host = self.gputrain_app.host_poller
-        texts += host_graphs(host.value, (host.cpu, host.memory), panel.text_width, room, self._seconds)
-        panel.set_texts(texts)
+        # The header has the latest load. Graphs that move every second are the dearest part of an idle monitor.
+        interval = host.cpu.latest_time // self.gputrain_app.intervals.charts_s
+        if not self._is_shown(panel, message, host.value is None, interval, panel.size, self._seconds):
+            texts = [Text(line) for line in textwrap.wrap(message, max(panel.text_width, 20))]
+            room = panel.size.height - len(texts)
+            texts += host_graphs(host.value, (host.cpu, host.memory), panel.text_width, room, self._seconds)
+            panel.set_texts(texts)
 
     def _show_runs(self) -> None:
         panel, poller, runs = self.query_one("#runs", Lines), self.gputrain_app.run_list_poller, self._runs

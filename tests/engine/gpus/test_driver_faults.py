@@ -302,5 +302,47 @@ class Watch:
         self._environment.undo()
 
 
+def test_monitor_takes_another_period_at_once(
+    gpu_host: FakeGpuHost, gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (gputrain.environment | gpu_host.environment).items():
+        monkeypatch.setenv(name, value)
+    gpu_host.set_scene(gpu_line(0, util=40))
+    monitor = DriverMonitor(SamplerOptions(period=3600.0))
+    try:
+        assert monitor.read(60.0) is not None
+        monitor.set_period(0.25)
+        assert monitor.read(60.0) is not None
+        assert monitor.read(60.0) is not None
+    finally:
+        monitor.close()
+
+
+def test_monitor_looks_for_a_driver_when_its_device_appears(
+    gputrain: Gputrain, gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gputrain.folder / NVML_LIBRARY).write_text("")
+    for name, value in (gputrain.environment | {"LD_LIBRARY_PATH": str(gputrain.folder)}).items():
+        monkeypatch.setenv(name, value)
+    device = gputrain.folder / "nvidiactl"
+    monkeypatch.setattr("engine.gpus.monitor.RESTART_DELAY_SECONDS", 3600.0)
+    monkeypatch.setattr("engine.gpus.monitor.DRIVER_DEVICE", device)
+    monitor = DriverMonitor(SamplerOptions())
+    try:
+        while (snapshot := monitor.read(60.0)) is None:
+            pass
+        assert snapshot.error is not None
+        monitor.read(1.0)
+        for name, value in gpu_host.environment.items():
+            monkeypatch.setenv(name, value)
+        gpu_host.set_scene(gpu_line(0, util=40))
+        device.touch()
+        while (snapshot := monitor.read(1.0)) is None or snapshot.error is not None:
+            pass
+        assert len(snapshot.gpus) == 1
+    finally:
+        monitor.close()
+
+
 def start_watch(gputrain: Gputrain, host: FakeGpuHost) -> Watch:
     return Watch(gputrain.environment | host.environment)

@@ -210,3 +210,17 @@ def test_monitor_redraws_nothing_if_nothing_changed(demo_runs_folder: Path, monk
         assert "gpus" in await update()
 
     drive(demo_app(demo_runs_folder, feed), act, WIDE)
+
+
+def test_monitor_refreshes_less_often_until_it_is_used(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = demo_app(demo_runs_folder)
+
+    async def act(pilot: Pilot[None]) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("tui.app.UNATTENDED_SECONDS", 0.0)
+            app.adapt_refresh()
+        assert (app.refresh_s, app.run_list_poller.min_interval_s, app.gpu_poller.min_interval_s) == (5.0, 5.0, 5.0)
+        await press(pilot, "down")
+        assert (app.refresh_s, app.run_list_poller.min_interval_s, app.gpu_poller.min_interval_s) == (1.0, 0.0, 0.0)
+
+    drive(app, act)
