@@ -33,6 +33,10 @@ def main() -> None:
     from engine.utils.entry_point import begin_process, reported_faults
 
     begin_process()
+    if sys.argv[1:2] in (["run"], ["resume"]):
+        from engine.command.membership import leave_outer_run
+
+        leave_outer_run()
     restrict_umask()
     # With the default thresholds, 500 collections take a tenth of the time to import torch.
     gc.set_threshold(100_000)

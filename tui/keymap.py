@@ -113,7 +113,6 @@ MONITOR_COMMANDS = (
     ),
     Command("Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2),
     Command("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 6),
-    Command("o", "orphans", "List what a dead supervisor or torchrun has left behind, and end it.", "orphans", 7),
     Command("slash", "filter", "Show only processes and runs that contain this text.", "filter", 3),
     Command("escape", "clear filter", "Show all processes and runs.", "back", 0),
     Command("plus,equals_sign", "zoom in", "Show a shorter time in the graphs.", "zoom(-1)", 1),
@@ -128,7 +127,6 @@ GPU_COMMANDS = (
     Command("n", "new run", "Configure and start a new run.", "app.new_run", 6),
     Command("enter", "open run", "Open the run that the process under the cursor writes.", "open", 5),
     Command("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 4),
-    Command("o", "orphans", "List what a dead supervisor or torchrun has left behind, and end it.", "orphans", 7),
     Command("plus,equals_sign", "zoom in", "Show a shorter time in the graphs.", "zoom(-1)", 3),
     Command("minus", "zoom out", "Show a longer time in the graphs.", "zoom(1)", 3),
     Command("0", "all", "Show all of the past in the graphs, ten minutes at most.", "zoom_auto", 0),
@@ -171,10 +169,6 @@ CHANGE_COMMANDS = tuple(command for command in RUNS_COMMANDS if command.action i
 PROCESS_COMMANDS = (
     Command("enter", "open", "Open the run under the cursor, which this process writes.", "open", 9),
     Command("tab", "next panel", "Focus the next panel.", "app.focus_next", 5),
-    BACK_COMMAND,
-)
-ORPHANS_COMMANDS = (
-    Command("E,delete", "end", "End the processes of this group, after a question: SIGTERM, then SIGKILL.", "end", 9),
     BACK_COMMAND,
 )
 SWEEP_COMMANDS = (

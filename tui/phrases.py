@@ -231,18 +231,15 @@ def notes(gpu: Gpu) -> list[str]:
         found.append(pluralize(len(gpu.instances), "MIG instance"))
     if gpu.value("integrated"):
         found.append("shared memory")
-    found += [note for process in gpu.processes.value or () for note in holder_notes(process)]
+    found += [note for process in gpu.processes.value or () if (note := idle_note(process))]
     return [printable(note) for note in dict.fromkeys(found)]
 
 
-def holder_notes(process: GpuProcess) -> list[str]:
-    """Return that a process holds memory of a GPU without computing, and whether it is an orphan, in few words."""
-    idle = (
-        f"idle {'≥ ' if process.idle_at_least else ''}{format_age(process.idle.value or 0.0)}"
-        if is_idle(process)
-        else ""
-    )
-    return [note for note in (idle, "orphan" if process.orphan_of else "") if note]
+def idle_note(process: GpuProcess) -> str:
+    """Return that a process holds memory of a GPU without computing, in few words; empty if it computes."""
+    if not is_idle(process):
+        return ""
+    return f"idle {'≥ ' if process.idle_at_least else ''}{format_age(process.idle.value or 0.0)}"
 
 
 def is_idle(process: GpuProcess) -> bool:
@@ -253,15 +250,12 @@ def is_idle(process: GpuProcess) -> bool:
 
 def holder_sentence(process: GpuProcess) -> str:
     """Return what is to be known of a process that holds a GPU, such as `holds 61 GiB, idle 42 min, by ana`; empty if
-    it is neither idle nor an orphan."""
-    memory, idle = process.gpu_memory.value, ""
-    if not holder_notes(process):
+    it is not idle."""
+    if not is_idle(process):
         return ""
-    if is_idle(process):
-        idle = f"idle {'for at least ' if process.idle_at_least else ''}{format_age(process.idle.value or 0.0)}"
-    orphan = f"orphan of {process.orphan_of}" if process.orphan_of else ""
-    held = f"holds {format_bytes(memory)}" if memory is not None else ""
-    return printable(", ".join(part for part in (held, idle, orphan, f"by {process.user.value or '?'}") if part))
+    idle = f"idle {'for at least ' if process.idle_at_least else ''}{format_age(process.idle.value or 0.0)}"
+    held = f"holds {format_bytes(process.gpu_memory.value or 0)}"
+    return printable(f"{held}, {idle}, by {process.user.value or '?'}")
 
 
 def silence_reason(gpu: Gpu) -> str:

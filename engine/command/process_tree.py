@@ -20,17 +20,12 @@ from pathlib import Path
 from typing import Self
 
 import engine
-from engine.command.cgroup import PREFIX, needs_scope, remove_cgroup
-from engine.command.keeper import KILL_SECONDS, SIZE_BYTES
-from engine.command.membership import MARKER, find_members, is_member, kill_all, signal_all
+from engine.command.keeper import KILL_SECONDS
+from engine.command.membership import MARKER, find_members, kill_all, signal_all
 from engine.utils.files import is_folder
 from engine.utils.process_table import ProcessId, read_stat
-from engine.utils.systemd import lingering_scope
 
 _KEEPER = "import sys; sys.path.append({path!r}); from engine.command.keeper import main; main({control}, {report})"
-# What Python needs to find its library, and systemd-run to find the user's service manager.
-KEEPER_VARIABLES = ("LD_LIBRARY_PATH", "PATH", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
-READ_BYTES = 1 << 12
 # The keeper waits so long for processes that cannot be killed.
 CLOSE_SECONDS = KILL_SECONDS + 2.0
 
@@ -50,8 +45,7 @@ class NotExecutableError(CommandError):
 class CommandProcess:
     """A running command and everything that it started.
 
-    `pid` is the process of the command itself, the leader of a session of its own. `start_ticks` is the start of its
-    keeper in clock ticks since the boot: no process of the command is older.
+    `pid` is the process of the command itself, the leader of a session of its own.
     """
 
     def __init__(
@@ -72,56 +66,41 @@ class CommandProcess:
         Raises CommandError.
         """
         self.run_id = marker
-        self._cgroup: str | None = None
-        request = _request(marker, argv, cwd, {**env, MARKER: marker}, ignored_signals)
-        # In a login session, only the user's service manager can make a cgroup.
-        scope = lingering_scope("--property=Delegate=yes", f"--unit={PREFIX}{marker}") if needs_scope() else []
-        answer = self._start_keeper(scope, request, stdin, stdout, stderr)
-        if scope and not answer:
-            self.close()
-            answer = self._start_keeper([], request, stdin, stdout, stderr)
-        result, _, rest = answer.partition(" ")
-        if result != "started":
-            self.close()
-            raise _start_error(rest, argv[0], cwd, env)
-        pid, _, cgroup = rest.partition(" ")
-        self.pid, self._cgroup = int(pid), cgroup or None
-        keeper = read_stat(self._keeper.pid)
-        self.start_ticks = 0 if keeper is None else keeper.start_ticks
-
-    def _start_keeper(self, prefix: Sequence[str], request: bytes, stdin: int, stdout: int, stderr: int) -> str:
-        """Start the keeper with the streams of the command and return its answer; empty if it has ended."""
         self._exit_code: int | None = None
-        self._unread = b""
         control, self._control = os.pipe()
         self._report, report = os.pipe()
-        env = {name: os.environ[name] for name in KEEPER_VARIABLES if name in os.environ}
         program = _KEEPER.format(path=str(Path(engine.__file__).parents[1]), control=control, report=report)
         try:
             self._keeper = subprocess.Popen(  # noqa: S603 (our own program)
                 # Packages and start files of the user are not loaded.
-                [*prefix, sys.executable, "-I", "-S", "-c", program],
+                [sys.executable, "-I", "-S", "-c", program],
+                cwd=cwd,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 pass_fds=(control, report),
                 # The marker tells an outer run that the keeper is none of its processes.
-                env=env | {MARKER: self.run_id},
+                env=os.environ | {MARKER: marker},
                 start_new_session=True,
             )
         except OSError as error:
             os.close(self._control)
             os.close(self._report)
-            raise CommandError(error.errno, error.strerror, sys.executable) from error
+            raise CommandError(error.errno, error.strerror, str(error.filename)) from error
         finally:
             os.close(control)
             os.close(report)
+        self._cgroup: str | None = None
         try:
-            _send(self._control, request)
-            return self._read_line()
+            _send(self._control, marker, argv, {**env, MARKER: marker}, ignored_signals)
+            result, *answer = self._read_line().split(" ", 2)
         except BaseException:
             self.close()
             raise
+        if result != "started":
+            self.close()
+            raise _start_error(int(answer[0]) if answer else 0, argv[0], cwd, env)
+        self.pid, self._cgroup = int(answer[0]), answer[1] or None
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `poll` returns the exit code."""
@@ -142,10 +121,6 @@ class CommandProcess:
     def members(self) -> list[ProcessId]:
         """Return the processes of the command that have not ended, also after the end of the command itself."""
         return find_members(self.run_id, self._root())
-
-    def has_member(self, pid: int) -> bool:
-        """Whether a process, such as one that computes on a GPU, belongs to the command. Reads few files."""
-        return is_member(pid, self.run_id, self._root())
 
     def signal_group(self, number: int) -> None:
         """Send a signal to the process group of the command, as a terminal does, but to no inner run in it."""
@@ -168,9 +143,6 @@ class CommandProcess:
             self.poll()
             os.close(self._report)
             self._control = self._report = -1
-            if self._cgroup is not None:
-                # The keeper does that, too, unless it was killed.
-                remove_cgroup(self._cgroup)
         return [member for member in self.members() if member.pid != self._keeper.pid]
 
     def __enter__(self) -> Self:
@@ -183,8 +155,6 @@ class CommandProcess:
         return self._keeper.pid if self._keeper.poll() is None else None
 
     def _is_readable(self, timeout_s: float | None) -> bool:
-        if b"\n" in self._unread:
-            return True
         if self._report < 0:
             return False
         # poll(2), because select(2) fails for descriptors from 1024 up.
@@ -194,41 +164,27 @@ class CommandProcess:
 
     def _read_line(self) -> str:
         """Return the next line of the keeper; empty if it has ended."""
-        while b"\n" not in self._unread and (data := os.read(self._report, READ_BYTES)):
-            self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
+        line = b""
+        while (character := os.read(self._report, 1)) not in (b"", b"\n"):
+            line += character
         return os.fsdecode(line)
 
 
-def _request(
-    run_id: str,
-    argv: Sequence[str],
-    cwd: Path,
-    env: Mapping[str, str],
-    ignored_signals: Sequence[int],
-) -> bytes:
+def _send(
+    control: int, run_id: str, argv: Sequence[str], env: Mapping[str, str], ignored_signals: Sequence[int]
+) -> None:
     # Bytes, because the keeper need not have the encoding of this process.
     environment = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
-    words, ignored = list(map(os.fsencode, argv)), list(map(int, ignored_signals))
-    return marshal.dumps((run_id, words, os.fsencode(cwd), environment, ignored))
-
-
-def _send(control: int, request: bytes) -> None:
-    data = len(request).to_bytes(SIZE_BYTES, "big") + request
+    request = (run_id, list(map(os.fsencode, argv)), environment, list(map(int, ignored_signals)))
     # A keeper that has ended is noticed when its answer is read.
-    with suppress(BrokenPipeError):
-        while data:
-            data = data[os.write(control, data) :]
+    with suppress(BrokenPipeError), open(control, "wb", closefd=False) as file:
+        marshal.dump(request, file)
 
 
-def _start_error(failure: str, program: str, cwd: Path, env: Mapping[str, str]) -> CommandError:
-    step, _, number = failure.partition(" ")
-    code = int(number) if number.isdigit() else 0
+def _start_error(code: int, program: str, cwd: Path, env: Mapping[str, str]) -> CommandError:
     reason = os.strerror(code)
-    if step == "chdir":
-        return CommandError(code, reason, str(cwd))
-    if step != "exec":
-        return CommandError(code, reason if code else "the process that holds it could not be started", program)
+    if not code:
+        return CommandError(code, "the process that holds it could not be started", program)
     path = str(cwd / program) if "/" in program else program
     if code not in (errno.ENOENT, errno.ENOTDIR):
         if code == errno.ENOEXEC:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from engine.command.keeper import KILL_SECONDS
 from engine.command.membership import signal_all
 from engine.command.process_tree import CommandProcess
-from engine.utils.process_table import ProcessId, is_own, read_stat
+from engine.utils.process_table import ProcessId, read_stat
 from engine.utils.text import list_names, printable
 
 # torchrun forwards the signal to its ranks and kills them after 30 s.
@@ -59,7 +59,6 @@ class StopSequence:
         self._grace_s, self._leftover_grace_s, self._kill_grace_s = grace_s, leftover_grace_s, kill_grace_s
         self._next_step_at = math.inf
         self._has_ended = False
-        self._terminated: set[ProcessId] = set()
         self.step = Step.NONE
         self.left_behind: Sequence[str] = ()
 
@@ -84,8 +83,9 @@ class StopSequence:
                 self._has_ended, self.left_behind = True, list(map(_describe, members))
                 grace_s = 0.0 if self.step is Step.NONE else self._leftover_grace_s
                 self._next_step_at = min(self._next_step_at, time.monotonic() + grace_s)
-        if self.step >= Step.TERMINATE:
-            self._end_all()
+        if self.step is Step.KILL:
+            # What has been started since the last call.
+            self._process.end_all(signal.SIGKILL)
         if time.monotonic() < self._next_step_at:
             return False
         if self.step is Step.KILL:
@@ -98,19 +98,9 @@ class StopSequence:
         if step is Step.STOP:
             self._process.signal_group(self._stop_signal)
         else:
-            self._end_all()
+            self._process.end_all(signal.SIGKILL if step is Step.KILL else signal.SIGTERM)
         grace_s = self._leftover_grace_s if self._has_ended else self._grace_s
         self._next_step_at = time.monotonic() + (self._kill_grace_s if step is Step.KILL else grace_s)
-
-    def _end_all(self) -> None:
-        """Signal all processes, also those that have been started since the last call."""
-        if self.step is Step.KILL:
-            self._process.end_all(signal.SIGKILL)
-            return
-        # A handler of SIGTERM that saves something must not be called twice.
-        members = [member for member in self._process.members() if member not in self._terminated]
-        signal_all(members, signal.SIGTERM)
-        self._terminated.update(members)
 
 
 def _describe(process: ProcessId) -> str:
@@ -118,25 +108,14 @@ def _describe(process: ProcessId) -> str:
     return f"{printable(status.name) if status is not None else '?'} ({process.pid})"
 
 
-def describe_unkillable(processes: Iterable[ProcessId]) -> str:
+def describe_unkillable(processes: Sequence[ProcessId]) -> str:
     """Return which processes SIGKILL has not ended, why, and when they end, as a sentence without its period."""
-    by_reason: dict[str, list[str]] = {}
-    for process in processes:
-        by_reason.setdefault(_unkillable_reason(process), []).append(_describe(process))
-    return "; ".join(
-        f"{'process' if len(names) == 1 else 'processes'} {list_names(names)} cannot be killed: {reason}"
-        for reason, names in by_reason.items()
-    )
-
-
-def _unkillable_reason(process: ProcessId) -> str:
-    status = read_stat(process.pid)
-    if status is not None and status.state == "D":
-        # The kernel does not tell which: /proc/PID/stack is for root, and wchan is empty in most kernels.
-        return "blocked on I/O (a disk, a file server or a GPU) until that returns"
-    if status is not None and not is_own(process.pid):
-        return "owned by another user"
-    return "the kernel has not ended it yet"
+    names = list_names(list(map(_describe, processes)))
+    statuses = [read_stat(process.pid) for process in processes]
+    # The kernel does not tell which: /proc/PID/stack is for root, and wchan is empty in most kernels.
+    is_blocked = any(status is not None and status.state == "D" for status in statuses)
+    reason = "blocked on I/O (a disk, a file server or a GPU)" if is_blocked else "the kernel has not ended it yet"
+    return f"{'process' if len(processes) == 1 else 'processes'} {names} cannot be killed: {reason}"
 
 
 def end_processes(find: Callable[[], list[ProcessId]], grace_s: float = LEFTOVER_GRACE_SECONDS) -> list[ProcessId]:

@@ -63,8 +63,6 @@ class GpuProcess(Record, frozen=True, kw_only=True):
     `run` and `rank` are set if the process is a rank of a gputrain run.
     `idle` is the number of seconds for which the process has not computed, as far as it was watched. With
     `idle_at_least`, it has not computed since then, and may have been idle for longer.
-    `orphan_of` is "torchrun" or the ID of a run if what has started the process and must end it is dead, see
-    `engine.command.orphans`. A `detached` process has an init process as its parent, as after `nohup`.
     """
 
     pid: Count
@@ -80,8 +78,6 @@ class GpuProcess(Record, frozen=True, kw_only=True):
     memory: Reading[Count]
     idle: Reading[Number] = _absent("s")
     idle_at_least: bool = False
-    orphan_of: str = ""
-    detached: bool = False
 
 
 ACTIVITY_READINGS = ("sm_active", "tensor_active", "dram_active")

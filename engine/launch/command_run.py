@@ -243,6 +243,8 @@ class _Session:
         except OSError as error:
             reason = f"cannot be started: no terminal can be opened ({error.strerror})"
             raise UsageError.one(argv[0], reason, "start it with --no-tty", code="not-started") from error
+        # The command may write its first metrics before it is known that it runs.
+        started_at = time.time()
         try:
             process = self._start(argv, names, path, terminal, run_id)
         except BaseException:
@@ -255,7 +257,7 @@ class _Session:
             started = self._started_event(process.pid, run_id, argv, parameters)
             run.emit(CommandResumed.of(started) if is_resumed else started)
             named = replace_fields(command, metrics=tuple(expand(command.metrics, names, path.name, path)))
-            metrics = RunningMetrics(recorder, named, parameters, started.time, run.warn, process.members)
+            metrics = RunningMetrics(recorder, named, parameters, started_at, run.warn, process.members)
             number = signal.Signals[command.stop_signal]
             stall_s = 60 * run.request.config.notify.stall_minutes
             stall = StallReporter(stall_s, process.members, self.folder.stacks, run.warn)

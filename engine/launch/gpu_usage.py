@@ -110,8 +110,7 @@ def misplaced_use_check(
     warned: set[Problem] = set()
 
     def check(snapshot: Snapshot) -> None:
-        # To find all members of a run takes 50 ms on a host with thousands of processes.
-        members = {pid for pid in listed_pids(snapshot) if process.has_member(pid)}
+        members = listed_pids(snapshot) and listed_pids(snapshot) & {member.pid for member in process.members()}
         problem = misplaced_use(snapshot, members, reserved, run)
         if problem is not None and problem not in warned:
             warned.add(problem)

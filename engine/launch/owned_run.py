@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from engine.command.membership import leave_outer_run
 from engine.config.limits import read_limits
 from engine.config.schema import Config
 from engine.gpus import sleeper
@@ -363,8 +362,6 @@ def run_owned(run: OwnedRun, body: Callable[[], int]) -> int:
     record of why it does not start if it had a place in the queue.
 
     Raises UsageError if it is refused."""
-    # A run that starts inside the command of another one outlives that.
-    leave_outer_run()
     # Until the run starts, a signal ends this process through the clauses below, which release what it holds.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.default_int_handler)

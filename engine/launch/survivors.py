@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Iterable
 
 from engine.command.membership import find_members, processes_by_run
-from engine.command.orphans import ownerless_run_id
 from engine.command.run_id import last_run_id
+from engine.command.spec import has_command
 from engine.command.stop import end_processes
 from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
@@ -24,7 +24,7 @@ def find_survivors(folders: Iterable[RunFolder]) -> dict[RunFolder, list[Process
     marked, found = processes_by_run(), dict[RunFolder, list[ProcessId]]()
     for folder in folders:
         # Journals are read only if there is something to find.
-        run_id = ownerless_run_id(folder) if marked else None
+        run_id = _ownerless_run_id(folder) if marked else None
         if run_id is not None and run_id in marked and (left := find_members(run_id)):
             found[folder] = left
     return found
@@ -41,7 +41,12 @@ def check_survivors(folder: RunFolder) -> None:
 
 def stop_survivors(folder: RunFolder) -> tuple[int, list[ProcessId]]:
     """End the processes of a run without an owner. Return how many there were, and those that cannot be killed."""
-    run_id = ownerless_run_id(folder)
+    run_id = _ownerless_run_id(folder)
     if run_id is None or not (found := find_members(run_id)):
         return 0, []
     return len(found), end_processes(lambda: find_members(run_id))
+
+
+def _ownerless_run_id(folder: RunFolder) -> str | None:
+    """Return the ID of the last start of a command without an owner, as `last_run_id` does; None if it has one."""
+    return last_run_id(folder) if has_command(folder) and folder.is_own and not folder.is_owned() else None

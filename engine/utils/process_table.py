@@ -5,17 +5,13 @@ Imports little, because the process that holds a command in memory for days uses
 
 from __future__ import annotations
 
-import errno
 import os
-import signal
 from collections.abc import Iterator
 from typing import NamedTuple
 
 READ_BYTES = 1 << 16
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Linux before 5.3, and some sandboxes.
-_NO_PIDFD = (errno.ENOSYS, errno.EPERM)
 
 
 class ProcessId(NamedTuple):
@@ -38,25 +34,6 @@ class ProcessId(NamedTuple):
     def send_signal(self, number: int) -> bool:
         """Send a signal to this process; False if it has ended, or if this user may not send it signals."""
         try:
-            # Missing in a Python that was built with the headers of an old kernel.
-            descriptor = os.pidfd_open(self.pid)
-        except (AttributeError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in _NO_PIDFD:
-                return False
-            return self._kill(number)
-        try:
-            # The descriptor refers to the process that has the ID now, which the check cannot lose any more.
-            if ProcessId.find(self.pid) != self:
-                return False
-            signal.pidfd_send_signal(descriptor, number)
-        except OSError:
-            return False
-        finally:
-            os.close(descriptor)
-        return True
-
-    def _kill(self, number: int) -> bool:
-        try:
             if ProcessId.find(self.pid) != self:
                 return False
             os.kill(self.pid, number)
@@ -75,8 +52,6 @@ class ProcessStat(NamedTuple):
     cpu_seconds: float
     start_ticks: int
     memory_bytes: int
-    terminal: int
-    """Device number of the controlling terminal, 0 without one."""
 
     @property
     def is_alive(self) -> bool:
@@ -120,7 +95,6 @@ def read_stat(pid: int) -> ProcessStat | None:
             (int(parts[11]) + int(parts[12])) / _TICKS_PER_SECOND,
             int(parts[19]),
             int(parts[21]) * _PAGE_BYTES,
-            int(parts[4]),
         )
     except (ValueError, IndexError):
         return None

@@ -9,14 +9,13 @@ import subprocess
 LOGINCTL_TIMEOUT_SECONDS = 3.0
 
 
-def lingering_scope(*options: str) -> list[str]:
+def lingering_scope() -> list[str]:
     """Return a command prefix that starts a process in a scope; empty if there is none that survives a logout.
 
-    `options` are those of systemd-run(1). The service manager itself ends at logout unless lingering is enabled
-    (loginctl(1), enable-linger).
+    The service manager itself ends at logout unless lingering is enabled (loginctl(1), enable-linger).
     """
     if shutil.which("systemd-run") and loginctl_enabled("Linger", str(os.getuid())):
-        return ["systemd-run", "--user", "--scope", "--quiet", "--collect", *options, "--"]
+        return ["systemd-run", "--user", "--scope", "--quiet", "--collect", "--"]
     return []
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from support.gputrain_command import Gputrain, read_events, read_failures, wait_for
+from support.gputrain_command import GPUTRAIN, Gputrain, read_events, read_failures, wait_for
 from support.messages import says
 from support.runs.command_owner import unchanged_process
 from tui.cli.main import app
@@ -117,6 +117,15 @@ def test_survivors_of_a_killed_supervisor_are_named_and_can_be_stopped(gputrain:
     assert any(str(pid) in named for pid in survivors)
     stopped = gputrain("stop", "a")
     assert (stopped.returncode, sleepers(gputrain)) == (0, [])
+
+
+def test_run_that_a_command_starts_in_the_background_outlives_it(gputrain: Gputrain) -> None:
+    inner = f"{GPUTRAIN} run --detach --gpus cpu --name inner -- sleep 600"
+    done = gputrain(*RUN, "--", "sh", "-c", f"{inner}; (sleep 61 &)")
+    assert done.returncode == 0 and warnings(gputrain, "process-left"), done.stderr
+    assert len(sleepers(gputrain)) == 1
+    stopped = gputrain("stop", "inner")
+    assert "inner is stopped" in stopped.stdout + stopped.stderr, stopped.stderr
 
 
 def test_what_a_command_leaves_behind_is_ended_and_named(gputrain: Gputrain) -> None:

@@ -72,7 +72,7 @@ def show_gpus(options: GpusOptions) -> None:
 def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: BinaryIO | None) -> None:
     output = _SnapshotPrinter(options)
     reported_error: str | None = None
-    remaining, finder = options.sample_count, None
+    remaining = options.sample_count
     # Before the output: while rich draws, sys.stdout is a proxy, which may not know that it is a terminal.
     with _stdin_keys() as keys, output:
         while remaining is None or remaining > 0:
@@ -84,11 +84,6 @@ def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: BinaryIO | 
 
                 typer.echo(str(no_driver_problem(snapshot)), err=True)
             reported_error = snapshot.error
-            if any(gpu.processes.value for gpu in snapshot.gpus):
-                from engine.command.orphans import OrphanFinder
-
-                finder = finder or OrphanFinder()
-                snapshot = finder.mark(snapshot)
             if record is not None:
                 record.write(encode(snapshot) + b"\n")
                 record.flush()

@@ -18,7 +18,6 @@ from tui.pollers.watched import POLL_INTERVAL_SECONDS, Poller, Watched
 if TYPE_CHECKING:
     import psutil
 
-    from engine.command.orphans import OrphanFinder
     from engine.runs.records import RankDevice
 
 # Later, CPU utilization is the mean since the previous poll.
@@ -53,7 +52,6 @@ class GpuPoller(Poller):
         self._monitor = monitor
         self.snapshot: Snapshot | None = None
         self.loads = GpuLoads()
-        self._orphan_finder: OrphanFinder | None = None
         self.problem: Problem | None = None
 
     def poll(self) -> None:
@@ -74,17 +72,8 @@ class GpuPoller(Poller):
         self.problem = None
         if snapshot is not None:
             self.loads.record(snapshot)
-            snapshot = self._mark_orphans(snapshot)
         latest = self._monitor.latest() if snapshot is None else snapshot
         self.snapshot = latest
-
-    def _mark_orphans(self, snapshot: Snapshot) -> Snapshot:
-        if self._orphan_finder is None:
-            # Not needed for the first frame.
-            from engine.command.orphans import OrphanFinder
-
-            self._orphan_finder = OrphanFinder()
-        return self._orphan_finder.mark(snapshot)
 
     def has_result(self) -> bool:
         return self.snapshot is not None

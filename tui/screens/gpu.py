@@ -186,8 +186,6 @@ class GpuScreen(GpuProcessesScreen):
             return self._selected_process() is not None
         if action == "open":
             return self._selected_process() is not None
-        if action == "orphans":
-            return self.has_orphans
         if action in ("gpu(-1)", "gpu(1)"):
             return len(self._gpus) > 1
         if action in ("zoom(-1)", "zoom(1)"):

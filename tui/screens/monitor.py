@@ -300,8 +300,6 @@ class MonitorScreen(GpuProcessesScreen):
             return focused == "processes" and self._selected_process() is not None
         if action == "open":
             return self._open_title() is not None
-        if action == "orphans":
-            return self.has_orphans
         return action != "app.watched" or self.gputrain_app.watched_screen is not None
 
     def title_of(self, command: Command) -> str:

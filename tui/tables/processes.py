@@ -12,7 +12,7 @@ from engine.show.readings import READINGS
 from engine.show.table import Align, Column, Shorten, fit
 from engine.utils.units import UNKNOWN
 from tui.palette import MUTED, STRONG, WARNING
-from tui.phrases import holder_notes, holder_sentence
+from tui.phrases import holder_sentence, idle_note
 from tui.tables import styled
 from tui.tables.gpus import gpu_lines, host_title_line
 
@@ -85,19 +85,16 @@ def _reading_text(key: str, process: GpuProcess) -> str:
 
 
 def _note(use: GpuUse) -> str:
-    """Return for how long a process has been idle, and whether it is an orphan or detached."""
-    process = use[1]
-    if process is None:
-        return ""
-    return ", ".join(holder_notes(process)) or ("detached" if process.detached else "")
+    """Return for how long a process has been idle."""
+    return "" if use[1] is None else idle_note(use[1])
 
 
 def _note_style(use: GpuUse) -> str:
-    return WARNING if use[1] is not None and holder_notes(use[1]) else MUTED
+    return WARNING if _note(use) else MUTED
 
 
 def holder_lines(snapshot: Snapshot) -> list[Text]:
-    """Return one line for each process that holds a GPU and is idle or an orphan."""
+    """Return one line for each process that holds a GPU and is idle."""
     return [
         Text(f"GPU {gpu.index}: process {process.pid} {sentence}", WARNING)
         for gpu, process in list_gpu_processes(snapshot)

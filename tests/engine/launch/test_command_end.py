@@ -11,9 +11,6 @@ import pytest
 from engine.command.membership import MARKER
 from engine.command.spec import read_command
 from engine.command.stop import StopSequence
-from engine.config.schema import Config
-from engine.launch.owned_run import OwnedRun, run_owned
-from engine.launch.request import RunRequest
 from engine.launch.survivors import find_survivors
 from engine.runs.control import send_request
 from engine.runs.events import RankFailed, RunFinished, WarningEvent
@@ -22,7 +19,7 @@ from engine.utils.errors import UsageError
 from support.frozen_disk import frozen_disk, needs_frozen_disk
 from support.gputrain_command import wait_for
 from support.messages import has_problem
-from support.runs.command_owner import CommandRuns, unchanged_process
+from support.runs.command_owner import CommandRuns
 
 GRACE_TIMES = ("grace_s", "leftover_grace_s", "kill_grace_s")
 RANKS = r"""
@@ -100,16 +97,6 @@ def test_folder_that_is_swapped_before_a_restart_is_not_used(runs: CommandRuns) 
     with pytest.raises(UsageError) as refused:
         runs.run("sh", "-c", script, config={"run": {"max_restarts": 1}})
     assert has_problem(refused.value.problems, "untrusted-code", "--cwd")
-
-
-def test_owner_of_a_run_leaves_the_command_in_which_it_was_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(MARKER, "outer-1")
-    run = OwnedRun(RunRequest(Config(), tmp_path, "a"), lambda _: None)
-    with unchanged_process():
-        assert run_owned(run, lambda: 0) == 0
-    assert os.environ[MARKER] == "0" * len("outer-1")
 
 
 def test_command_does_not_start_again_beside_its_own_survivors(runs: CommandRuns) -> None:

@@ -24,12 +24,12 @@ def make_holder(pid: int, user: str, command: str, gib: int, idle_s: float, **fi
 
 
 def holder_feed() -> FrozenGpuFeed:
-    """Return the GPUs of the demo. An orphan and an idle process hold the first one."""
+    """Return the GPUs of the demo. Two idle processes hold the first one."""
     snapshot = demo_snapshot(FROZEN_NOW)
     processes = (
-        make_holder(4711, "ana", "python train.py --lr 0.1", 61, 2520.0, orphan_of="torchrun", detached=True),
+        make_holder(4711, "ana", "python train.py --lr 0.1", 61, 2520.0),
         make_holder(4712, "bob", "python -m notebook", 9, 430.0, idle_at_least=True),
-        make_holder(4713, "eva", "python serve.py", 2, 4.0, detached=True),
+        make_holder(4713, "eva", "python serve.py", 2, 4.0),
     )
     idle = {"util": Reading(0, FROZEN_NOW, unit="%"), "memory_used": Reading(73 << 30, FROZEN_NOW, unit="B")}
     first = replace(snapshot.gpus[0], processes=Reading(processes, FROZEN_NOW), runs=(), **idle)
