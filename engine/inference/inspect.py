@@ -26,7 +26,7 @@ from engine.inference.export_description import find_epoch
 from engine.inference.stored_inspection import InspectionRequest
 from engine.inference.trained_model import TrainedCheckpoint, to_probabilities
 from engine.runs.folder import RunFolder
-from engine.runs.inspection import LIST_NAMES, MAX_IMAGES, MAX_UNREAD, PART_NAMES, Inspection, InspectionInfo, PartName
+from engine.runs.inspection import MAX_IMAGES, MAX_UNREAD, PART_NAMES, Inspection, InspectionInfo, PartName
 from engine.runs.inspection_file import MAX_THUMBNAIL_BYTES, MAX_THUMBNAIL_SIDE
 from engine.training.losses import Criterion
 from engine.utils.errors import UsageError
@@ -112,52 +112,35 @@ class _Collector:
         if isinstance(self.source, EncodedSource):
             by_part = [self.source.image_names(part) for part in PARTS]
             paths = [by_part[part][index] for part, index in zip(columns["part"], columns["index"], strict=True)]
-        return Inspection(info, **columns, paths=paths)
+        return Inspection(info, columns, paths)
 
 
 def _with_thumbnails(
     inspection: Inspection, source: ImageSource, config: Config, image_format: ImageFormat
 ) -> Inspection:
-    """Return the inspection with pictures of its worst images, as the network sees them. Unreadable images get none."""
+    """Return the inspection with pictures of its wrong images, then of the others, both by descending loss, as the
+    network sees them. Unreadable images get none."""
     side, channels = min(image_format.val_size, MAX_THUMBNAIL_SIDE), 3 if image_format.channels >= 3 else 1
-    rows = worst_rows(inspection, MAX_THUMBNAIL_BYTES // (side * side * channels))
+    columns = inspection.columns
+    worst_first = np.lexsort((-columns["loss"], columns["label"] == columns["predicted"]))
+    wanted = worst_first[: MAX_THUMBNAIL_BYTES // (side * side * channels)]
     data = config.data.model_copy(update={"on_bad": "skip"})
     dataset = BatchDataset(source, config.model_copy(update={"data": data}), image_format)
     shown: list[NDArray[np.int64]] = []
     pictures: list[NDArray[np.uint8]] = []
-    for code, part in enumerate(PART_NAMES):
-        of_part = rows[inspection.part[rows] == code]
+    for code, part in enumerate(PARTS):
+        of_part = wanted[columns["part"][wanted] == code]
         for start in range(0, len(of_part), THUMBNAIL_BATCH):
-            chosen = of_part[start : start + THUMBNAIL_BATCH]
-            indices = inspection.index[chosen]
-            batch = dataset[BatchRequest(part, 0, indices)]  # type: ignore[arg-type]
+            rows = of_part[start : start + THUMBNAIL_BATCH]
+            indices = columns["index"][rows]
+            batch = dataset[BatchRequest(part, 0, indices)]
             if batch.loss_weight == 0:
                 continue
-            if batch.readable is not None:
-                chosen = chosen[np.isin(indices, batch.readable)]
-            shown.append(chosen)
+            shown.append(rows if batch.readable is None else rows[np.isin(indices, batch.readable)])
             pictures += [_thumbnail(image, side) for image in batch.images.numpy()]
     if not pictures:
         return inspection
-    order = np.argsort(np.concatenate(shown), kind="stable")
-    return replace(inspection, thumbnail_rows=np.concatenate(shown)[order], thumbnails=np.stack(pictures)[order])
-
-
-def worst_rows(inspection: Inspection, count: int) -> NDArray[np.intp]:
-    """Return the rows whose pictures are kept: ascending, at most `count`.
-
-    First the beginning of each list, then the wrong images, evenly over the cells of the confusion matrix and with the
-    greatest loss of each cell first, then the right ones likewise.
-    """
-    listed = [inspection.ranked(name, limit=count // 8) for name in LIST_NAMES]
-    cells = inspection.label.astype(np.int64) * len(inspection.info.classes) + inspection.predicted
-    by_cell = np.lexsort((-np.nan_to_num(inspection.loss, nan=np.inf), cells))
-    starts = np.flatnonzero(np.diff(cells[by_cell], prepend=-1))
-    ranks = np.arange(len(by_cell)) - np.repeat(starts, np.diff(starts, append=len(by_cell)))
-    is_right = (inspection.label == inspection.predicted)[by_cell]
-    wanted = np.concatenate([*listed, by_cell[np.lexsort((ranks, is_right))]])
-    _, first = np.unique(wanted, return_index=True)
-    return np.sort(wanted[np.sort(first)[:count]])
+    return replace(inspection, thumbnail_rows=np.concatenate(shown), thumbnails=np.stack(pictures))
 
 
 def _thumbnail(image: NDArray[np.generic], side: int) -> NDArray[np.uint8]:

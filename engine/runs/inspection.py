@@ -7,7 +7,7 @@ lists.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,18 @@ LIST_NAMES: tuple[ListName, ...] = ("mistakes", "uncertain", "label-issues")
 # In the order of their codes in the column `part`.
 PART_NAMES = ("train", "val")
 PartName = Literal["val", "train", "all"]
+# The columns of the file, with their types in NumPy's notation.
+COLUMNS: Mapping[str, str] = {
+    "part": "|u1",
+    "index": "<i8",
+    "label": "<i4",
+    "predicted": "<i4",
+    "second": "<i4",
+    "probability": "<f4",
+    "label_probability": "<f4",
+    "loss": "<f4",
+    "margin": "<f4",
+}
 # Four times ImageNet's training images; they take 370 MB.
 MAX_IMAGES = 5_000_000
 MAX_UNREAD = 1000
@@ -104,81 +116,69 @@ class InspectionInfo(FileRecord, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Inspection:
-    """Results of all images, one array element per image, and small pictures of some of them.
+    """Results of all images, and small pictures of some of them.
 
-    `paths` is None for a dataset without image files. `thumbnails` has the pictures, N x H x W x C uint8 with one or
-    three channels, of the rows `thumbnail_rows`, which are sorted.
+    `columns` has an array for each name in COLUMNS, with one element per image. `paths` is None for a dataset without
+    image files. `thumbnails` has the pictures, N x H x W x C uint8 with one or three channels, of `thumbnail_rows`.
     """
 
     info: InspectionInfo
-    part: NDArray[np.uint8]
-    index: NDArray[np.int64]
-    label: NDArray[np.int32]
-    predicted: NDArray[np.int32]
-    second: NDArray[np.int32]
-    probability: NDArray[np.float32]
-    label_probability: NDArray[np.float32]
-    loss: NDArray[np.float32]
-    margin: NDArray[np.float32]
+    columns: Mapping[str, NDArray[Any]]
     paths: Sequence[str] | None = None
     thumbnail_rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     thumbnails: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 1, 1, 1), np.uint8))
 
     def __len__(self) -> int:
-        return len(self.label)
+        return len(self.columns["label"])
 
     def count(self, part: PartName = "all") -> int:
         """Return the number of inspected images of a part."""
-        return len(self) if part == "all" else int((self.part == PART_NAMES.index(part)).sum())
-
-    def image(self, row: int) -> InspectedImage:
-        """Return the result of one row."""
-        return InspectedImage(
-            row=int(row),
-            part=PART_NAMES[self.part[row]],
-            index=int(self.index[row]),
-            path=None if self.paths is None else self.paths[row],
-            label=int(self.label[row]),
-            predicted=int(self.predicted[row]),
-            second=int(self.second[row]),
-            probability=float(self.probability[row]),
-            label_probability=float(self.label_probability[row]),
-            loss=float(self.loss[row]),
-            margin=float(self.margin[row]),
-        )
+        return int(self._is_in(part).sum())
 
     def images(self, rows: Iterable[int]) -> list[InspectedImage]:
         """Return the results of some rows, such as those of `ranked`."""
         return [self.image(row) for row in rows]
 
+    def image(self, row: int) -> InspectedImage:
+        """Return the result of one row."""
+        values = {name: column[row].item() for name, column in self.columns.items()}
+        path = None if self.paths is None else self.paths[row]
+        return InspectedImage(**values | {"row": int(row), "part": PART_NAMES[values["part"]], "path": path})
+
     def thumbnail(self, row: int) -> NDArray[np.uint8] | None:
         """Return the stored picture of a row, H x W x C; None if it has none."""
-        position = int(np.searchsorted(self.thumbnail_rows, row))
-        found = position < len(self.thumbnail_rows) and self.thumbnail_rows[position] == row
-        return self.thumbnails[position] if found else None
-
-    def ranked(self, name: ListName, part: PartName = "all", limit: int | None = None) -> Rows:
-        """Return the rows of a list by its name, the most interesting first."""
-        rank = {"mistakes": self.confident_mistakes, "uncertain": self.uncertain, "label-issues": self.suspected_labels}
-        return rank[name](part, limit)
+        found = np.flatnonzero(self.thumbnail_rows == row)
+        return self.thumbnails[found[0]] if len(found) else None
 
     def cell(self, true: int, predicted: int, part: PartName = "all", limit: int | None = None) -> Rows:
         """Return the images of one cell of the confusion matrix, by descending loss."""
-        rows = self._rows((self.label == true) & (self.predicted == predicted), part)
-        return _sort(rows, -_finite(self.loss[rows], np.inf), limit)
+        columns = self.columns
+        rows = np.flatnonzero(self._is_in(part) & (columns["label"] == true) & (columns["predicted"] == predicted))
+        return rows[np.argsort(-columns["loss"][rows], kind="stable")[:limit]]
 
-    def confident_mistakes(self, part: PartName = "all", limit: int | None = None) -> Rows:
-        """Return the images of another predicted class, by descending probability of that class."""
-        rows = self._rows(self.predicted != self.label, part)
-        return _sort(rows, -_finite(self.probability[rows], 1.0), limit)
+    def ranked(self, name: ListName, part: PartName = "all", limit: int | None = None) -> Rows:
+        """Return the rows of a list, the most interesting first.
 
-    def uncertain(self, part: PartName = "all", limit: int | None = None) -> Rows:
-        """Return all images by ascending difference between the probabilities of their two most probable classes."""
-        rows = self._rows(np.ones(len(self), bool), part)
-        return _sort(rows, _finite(self.margin[rows], 0.0), limit)
+        `mistakes` are the images of another predicted class, by descending probability of that class. `uncertain` are
+        all images, by ascending difference between the probabilities of their two most probable classes.
+        `label-issues` are the images whose label the model contradicts, see `_label_issue_keys`.
+        """
+        columns = self.columns
+        is_listed = self._is_in(part)
+        if name != "uncertain":
+            is_listed = is_listed & (columns["predicted"] != columns["label"])
+        rows = np.flatnonzero(is_listed)
+        match name:
+            case "mistakes":
+                keys = -columns["probability"]
+            case "uncertain":
+                keys = columns["margin"]
+            case "label-issues":
+                keys = self._label_issue_keys()
+        return rows[np.argsort(keys[rows], kind="stable")[:limit]]
 
-    def suspected_labels(self, part: PartName = "all", limit: int | None = None) -> Rows:
-        """Return the images whose label the model contradicts with confidence, the least likely label first.
+    def _label_issue_keys(self) -> NDArray[np.float64]:
+        """Return a number for each image, which is lowest where the label is most likely to be wrong.
 
         Confident learning (Northcutt, Jiang and Chuang, "Confident Learning: Estimating Uncertainty in Dataset Labels",
         JAIR 70, 2021): the threshold of a class is the mean probability of that class over the images with its label,
@@ -186,31 +186,16 @@ class Inspection:
         whose probability reaches the threshold of that class is suspected. The order is that of the normalized margin,
         probability of the label minus that of the predicted class. Images below the threshold follow the others.
         """
-        rows = self._rows(self.predicted != self.label, part)
-        thresholds = self._class_thresholds()[self.part[rows], self.predicted[rows]]
-        is_confident = _finite(self.probability[rows], 1.0) >= thresholds
-        margins = _finite(self.label_probability[rows] - self.probability[rows], -1.0)
+        columns, num_classes = self.columns, len(self.info.classes)
+        first_group, probability = columns["part"].astype(np.int64) * num_classes, columns["label_probability"]
+        groups, num_groups = first_group + columns["label"], len(PART_NAMES) * num_classes
+        sums = np.bincount(groups, probability, num_groups)
+        thresholds = sums / np.maximum(np.bincount(groups, minlength=num_groups), 1)
+        is_confident = columns["probability"] >= thresholds[first_group + columns["predicted"]]
         # Margins are between -1 and 1.
-        return _sort(rows, margins + np.where(is_confident, 0.0, 3.0), limit)
+        margins: NDArray[np.float64] = probability - columns["probability"] + np.where(is_confident, 0.0, 3.0)
+        return margins
 
-    def _class_thresholds(self) -> NDArray[np.float64]:
-        """Return the thresholds of `suspected_labels`, parts x classes; 0 for a class without images."""
-        num_classes = len(self.info.classes)
-        groups = self.part.astype(np.int64) * num_classes + self.label
-        size = len(PART_NAMES) * num_classes
-        sums = np.bincount(groups, _finite(self.label_probability, 0.0), size)
-        return (sums / np.maximum(np.bincount(groups, minlength=size), 1)).reshape(len(PART_NAMES), num_classes)
-
-    def _rows(self, mask: NDArray[np.bool_], part: PartName) -> Rows:
-        if part != "all":
-            mask = mask & (self.part == PART_NAMES.index(part))
-        return np.flatnonzero(mask)
-
-
-def _finite(values: NDArray[np.floating], substitute: float) -> NDArray[np.float64]:
-    """Return the values with NaN, which has no place in an order, replaced."""
-    return np.nan_to_num(values.astype(np.float64), nan=substitute, posinf=np.inf, neginf=-np.inf)
-
-
-def _sort(rows: Rows, keys: NDArray[np.float64], limit: int | None) -> Rows:
-    return rows[np.argsort(keys, kind="stable")[:limit]]
+    def _is_in(self, part: PartName) -> NDArray[np.bool_]:
+        parts = PART_NAMES if part == "all" else (part,)
+        return np.isin(self.columns["part"], [PART_NAMES.index(name) for name in parts])

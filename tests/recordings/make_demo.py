@@ -197,17 +197,22 @@ def inspection(run: Training, evaluation: StoredEvaluation) -> Inspection:
         images, labels = digits["images"], digits["labels"]
     brightness = (images.astype(float) * 255 / images.max()).astype(np.uint8)
     pictures = [rng.choice(np.flatnonzero(labels == label[row])) for row in rows]
-    return Inspection(
-        InspectionInfo(
-            checkpoint="best.pt", digest="", step=evaluation.epoch * run.steps_per_epoch, epoch=evaluation.epoch,
-            raw=False, part="val", dataset="digits", classes=run.classes,
-            data={}, fingerprints={},
-        ),
-        part=np.full(len(label), PART_NAMES.index("val"), np.uint8), index=np.arange(len(label)),
-        label=label, predicted=predicted, second=second, probability=probability, label_probability=label_probability,
-        loss=-np.log(label_probability.clip(0.001)).round(4), margin=(probability - second_probability).round(2),
-        thumbnail_rows=rows, thumbnails=brightness[pictures][..., None],
+    info = InspectionInfo(
+        checkpoint="best.pt", digest="", step=evaluation.epoch * run.steps_per_epoch, epoch=evaluation.epoch,
+        raw=False, part="val", dataset="digits", classes=run.classes, data={}, fingerprints={},
     )  # fmt: skip
+    columns = {
+        "part": np.full(len(label), PART_NAMES.index("val"), np.uint8),
+        "index": np.arange(len(label)),
+        "label": label,
+        "predicted": predicted,
+        "second": second,
+        "probability": probability,
+        "label_probability": label_probability,
+        "loss": -np.log(label_probability.clip(0.001)).round(4),
+        "margin": (probability - second_probability).round(2),
+    }
+    return Inspection(info, columns, None, rows, brightness[pictures][..., None])
 
 
 def snapshot(second: int) -> Snapshot:

@@ -273,7 +273,7 @@ def inspection_output(
         folder=info.root,
         split=split,
         images=inspection.count(split),
-        wrong=len(inspection.confident_mistakes(split)),
+        wrong=len(inspection.ranked("mistakes", split)),
         unread=info.unread_count,
         classes=list(info.classes),
         lists={name: [image_json(image, inspection) for image in images] for name, images in lists.items()},

@@ -52,11 +52,10 @@ def watch_evaluations(folder: RunFolder) -> Watched[RunEvaluations]:
 
 @dataclass(frozen=True)
 class InspectionLists:
-    """An inspection, and the rows of each list. `cell_count` is the number of images of the cell, listed or not."""
+    """An inspection, and the rows of each list."""
 
     inspection: Inspection
     rows: Mapping[ListKey, Rows]
-    cell_count: int
 
 
 def watch_inspection(folder: RunFolder, cell: tuple[int, int] | None) -> Watched[InspectionLists]:
@@ -74,12 +73,10 @@ def _read_lists(folder: RunFolder, cell: tuple[int, int] | None) -> InspectionLi
     inspection = read_inspection(folder)
     if inspection is None:
         return None
-    rows: dict[ListKey, Rows] = {key: inspection.ranked(key, limit=MAX_LISTED) for key in LIST_KEYS if key != "cell"}
-    classes = len(inspection.info.classes)
-    true, predicted = cell if cell is not None and max(cell) < classes else (-1, -1)
     # The confusion matrix counts validation images only.
-    cell_rows = inspection.cell(true, predicted, "val")
-    return InspectionLists(inspection, rows | {"cell": cell_rows[:MAX_LISTED]}, len(cell_rows))
+    rows: dict[ListKey, Rows] = {"cell": inspection.cell(*(cell or (-1, -1)), "val", MAX_LISTED)}
+    rows |= {key: inspection.ranked(key, limit=MAX_LISTED) for key in LIST_KEYS if key != "cell"}
+    return InspectionLists(inspection, rows)
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,14 @@ from tui.palette import ACCENT, BAD, MUTED, STRONG, WARNING
 from tui.pollers.files import LIST_KEYS, MAX_LISTED, InspectionLists, watch_inspection, watch_owner
 from tui.screens.base import AppServices, GputrainScreen
 from tui.tables import styled
+from tui.tables.confusion import ARROW
 from tui.tables.mistakes import LIST_TITLES, ListKey, fact_lines, image_columns, image_path
 from tui.widgets.lines import LazyRows, Lines, escape_markup
 from tui.widgets.picture import Picture
 from tui.widgets.text_line import TextLine
 
 EpochName = Literal["best", "last"]
-NO_IMAGES = "No image of this cell was evaluated"
+MAX_MEASURED = 100
 
 
 class MistakesScreen(GputrainScreen):
@@ -62,10 +63,10 @@ class MistakesScreen(GputrainScreen):
         self._epoch, self._cell = epoch, cell
         self.inspection_poller = self.follow(watch_inspection(folder, cell))
         self.owner_poller = self.follow(watch_owner(folder))
-        self._key: ListKey = "cell" if cell is not None else "mistakes"
+        # Without a matrix, no cell was chosen.
+        self._keys = LIST_KEYS if cell is not None else LIST_KEYS[1:]
+        self._key: ListKey = self._keys[0]
         self._command: InspectCommand | None = None
-        self._drawn_lists: InspectionLists | None = None
-        self._drawn_key: object = None
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="inspected")
@@ -89,96 +90,72 @@ class MistakesScreen(GputrainScreen):
     def has_content(self) -> bool:
         return self.inspection_poller.has_polled
 
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether the evaluation that this screen has started runs."""
+        return self._command is not None and not self._command.ended
+
     def update_content(self) -> None:
         self.show_title(f"{printable(self.folder.name)}   mistakes")
-        poller = self.inspection_poller
-        lists = poller.value
-        self.show_line("#inspected", self._status_line(lists))
-        panels = self.query_one("#mistakes")
-        if lists is not None and not panels.display:
+        lists, panels = self.inspection_poller.value, self.query_one("#mistakes")
+        self.show_line("#inspected", Text.assemble(" ", *self._status(lists), no_wrap=True, overflow="ellipsis"))
+        if lists is None:
+            panels.display = False
+            note = " The run goes on; the evaluation uses a free GPU, else the CPU" if self.owner_poller.value else ""
+            self.show_line("#list-tabs", Text(note, MUTED))
+            return
+        if not panels.display:
+            panels.display = True
             # A hidden widget cannot take the focus, so wait until the panels are displayed.
             self.call_after_refresh(self.query_one("#images").focus)
-        panels.display = lists is not None
-        live = "The run goes on; the evaluation uses a free GPU, else the CPU" if self.owner_poller.value else ""
-        self.show_line("#list-tabs", self._tabs_line(lists) if lists is not None else Text(f" {live}", MUTED))
-        images = self.query_one("#images", Lines)
-        drawn_key = (self._key, images.size, self.query_one("#facts").size.width)
-        is_drawn = lists is self._drawn_lists and drawn_key == self._drawn_key
-        if lists is not None and images.size.width and not is_drawn:
-            self._drawn_lists, self._drawn_key = lists, drawn_key
-            self._draw_list(lists)
+        line = Text(" ", no_wrap=True, overflow="ellipsis", end="")
+        for key in self._keys:
+            title = self._list_title(lists, key, is_wide=self.size.width >= 100)
+            line.append(f" {title} ", ACCENT if key == self._key else MUTED).append("  ")
+        self.show_line("#list-tabs", line)
+        self._draw_list(lists)
 
-    def _status_line(self, lists: InspectionLists | None) -> Text:
+    def _status(self, lists: InspectionLists | None) -> list[tuple[str, str]]:
         """Return what is shown, whether it belongs to the evaluation, or how to make it."""
         poller, command = self.inspection_poller, self._command
-        line = Text(" ", no_wrap=True, overflow="ellipsis", end="")
         if command is not None and not command.ended:
             seconds = format_duration(time.monotonic() - command.started)
-            line.append(f"Evaluating each image with {command.checkpoint}.pt, {seconds}", STRONG)
-            line.append("; I stops it", MUTED)
-            note = "; the run goes on, this uses a free GPU, else the CPU" if self.owner_poller.value else ""
-            return line.append(note, MUTED)
+            return [(f"Evaluating each image with {command.checkpoint}.pt, {seconds}", STRONG), ("; I stops it", MUTED)]
         if command is not None and command.error:
-            return line.append(printable(str(command.error)), BAD)
+            return [(printable(command.error), BAD)]
         if (problem := poller.problem or poller.unexpected_error) is not None:
-            line.append(printable(str(problem)), BAD)
-            return line.append("; press I to evaluate each image", MUTED)
+            return [(printable(str(problem)), BAD), ("; press I to evaluate each image", MUTED)]
+        if lists is None and not poller.has_polled:
+            return [("Loading …", MUTED)]
         if lists is None:
-            if not poller.has_polled:
-                return line.append("Loading …", MUTED)
-            line.append("The results of single images are not known yet", STRONG)
-            return line.append("; press I to evaluate them", MUTED)
+            return [("The results of single images are not known yet", STRONG), ("; press I to evaluate them", MUTED)]
         info = lists.inspection.info
-        images = f"{len(lists.inspection):,} images"
-        line.append(f"{printable(info.checkpoint)}", STRONG)
-        line.append(f"   {images}")
-        if info.time:
-            line.append(time.strftime("   evaluated %Y-%m-%d %H:%M", time.localtime(info.time)))
+        parts = [(printable(info.checkpoint), STRONG), (f"   {len(lists.inspection):,} images", "")]
+        parts.append((time.strftime("   evaluated %Y-%m-%d %H:%M", time.localtime(info.time)), ""))
         if (reason := info.stale_reason((self._epoch[1],))) is not None:
-            line.append(f"   {printable(reason)}; press I to evaluate again", WARNING)
-        return line
+            parts.append((f"   {printable(reason)}; press I to evaluate again", WARNING))
+        return parts
 
-    def _tabs_line(self, lists: InspectionLists) -> Text:
-        line = Text(" ", no_wrap=True, overflow="ellipsis", end="")
-        is_wide = self.size.width >= 100
-        for key in self._keys:
-            long, short = LIST_TITLES[key]
-            title = self._cell_title(lists) if key == "cell" else long if is_wide else short
-            line.append(f" {title} ", f"{ACCENT}" if key == self._key else MUTED)
-            line.append("  ")
-        return line
-
-    @property
-    def _keys(self) -> tuple[ListKey, ...]:
-        """The lists that there are: without a matrix, no cell was chosen."""
-        return LIST_KEYS if self._cell is not None else LIST_KEYS[1:]
-
-    def _cell_title(self, lists: InspectionLists) -> str:
+    def _list_title(self, lists: InspectionLists, key: ListKey, is_wide: bool = True) -> str:
         classes = lists.inspection.info.classes
-        if self._cell is None or max(self._cell) >= len(classes):
-            return "cell"
-        true, predicted = (printable(classes[number]) for number in self._cell)
-        return f"{true} → {predicted}"
+        if key == "cell" and self._cell is not None and max(self._cell) < len(classes):
+            return ARROW.join(printable(classes[number]) for number in self._cell)
+        return LIST_TITLES[key][0 if is_wide else 1]
 
     def _draw_list(self, lists: InspectionLists) -> None:
         images, inspection = self.query_one("#images", Lines), lists.inspection
-        rows = lists.rows[self._key]
-        count = lists.cell_count if self._key == "cell" else len(rows)
-        shown = f"first {MAX_LISTED:,}" if count > len(rows) or len(rows) == MAX_LISTED else f"{count:,}"
-        images.set_titles(escape_markup(self._list_title(lists)), shown)
-        width = images.text_width
-        # The columns have the same width for all of the rows, which are not read before they are visible.
-        table = fit(image_columns(self._key, inspection.info.classes, width), [], width)
+        rows, is_cell = lists.rows[self._key], self._key == "cell"
+        title = self._list_title(lists, self._key)
+        shown = f"{len(rows):,}" if len(rows) < MAX_LISTED else f"first {MAX_LISTED:,}"
+        images.set_titles(escape_markup(f"{title}, greatest loss first" if is_cell else title.capitalize()), shown)
+        # The first rows decide the widths. The others are not read before they are visible.
+        columns, measured = image_columns(self._key, inspection.info.classes), inspection.images(rows[:MAX_MEASURED])
+        table = fit(columns, measured, images.text_width)
         keys = [str(row) for row in rows]
         listed = LazyRows(keys, lambda index: styled(table.line(inspection.image(int(rows[index])))))
-        empty = NO_IMAGES if self._key == "cell" else "No mistakes"
+        empty = "No image of this cell was evaluated" if is_cell else "No mistakes"
         images.set_rows(listed, [styled(table.header(MUTED))] if keys else [], Text(empty, MUTED))
         self._show_image()
-
-    def _list_title(self, lists: InspectionLists) -> str:
-        if self._key == "cell":
-            return f"{self._cell_title(lists)}, greatest loss first"
-        return LIST_TITLES[self._key][0].capitalize()
 
     def selected_image(self) -> InspectedImage | None:
         """Return the image under the cursor."""
@@ -198,7 +175,7 @@ class MistakesScreen(GputrainScreen):
             return
         inspection = lists.inspection
         panel.border_title = escape_markup(printable(image.name.rpartition("/")[2]))
-        facts.set_texts(fact_lines(image, inspection.info, max(facts.text_width, 1)))
+        facts.set_texts(fact_lines(image, inspection.info, facts.text_width))
         key = (inspection.info.digest, inspection.info.time, image.row)
         picture.show(key, partial(load_preview, self.folder, inspection, image))
 
@@ -213,8 +190,8 @@ class MistakesScreen(GputrainScreen):
 
     def title_of(self, command: Command) -> str:
         """Return `stop` while the evaluation runs."""
-        is_running = self._command is not None and not self._command.ended
-        return "stop evaluation" if command.action == "inspect" and is_running else super().title_of(command)
+        is_stop = command.action == "inspect" and self.is_evaluating
+        return "stop evaluation" if is_stop else super().title_of(command)
 
     def action_list(self, step: int) -> None:
         if self.inspection_poller.value is not None:
@@ -226,34 +203,26 @@ class MistakesScreen(GputrainScreen):
         lists, image = self.inspection_poller.value, self.selected_image()
         if lists is None or image is None:
             self.gputrain_app.show_toast(Problem("", "No image is selected", code="not-selected"))
-            return
-        path = image_path(image, lists.inspection.info)
-        if path is None:
+        elif (path := image_path(image, lists.inspection.info)) is None:
             self.gputrain_app.show_toast(Problem("", "This dataset has no image files", code="no-images"))
-            return
-        self.gputrain_app.copy_to_clipboard(path, f"Copied {path}")
+        else:
+            self.gputrain_app.copy_to_clipboard(path, f"Copied {path}")
 
     def action_inspect(self) -> None:
         """Evaluate each image in a child process, or stop that."""
         if self.gputrain_app.demo_notice:
             self.gputrain_app.show_toast(Problem("", "Demo mode: models cannot be evaluated", code="not-supported"))
-            return
-        if self._command is not None and not self._command.ended:
+        elif self._command is not None and not self._command.ended:
             self._command.cancel()
             self._command = None
         else:
             self._command = InspectCommand(self.folder, self._epoch[0])
             self._follow(self._command)
-        self.update_content()
-        self.update_keys()
+        self.update_if_on_top()
 
     @work(thread=True, group="inspect", exit_on_error=False)
     def _follow(self, command: InspectCommand) -> None:
         command.follow()
         if self.is_attached:
             self.inspection_poller.request_poll()
-            self.app.call_from_thread(self._end, command)
-
-    def _end(self, command: InspectCommand) -> None:
-        if command is self._command:
-            self.update_if_on_top()
+            self.app.call_from_thread(self.update_if_on_top)

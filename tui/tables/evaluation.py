@@ -68,7 +68,7 @@ def inspection_lines(
 ) -> list[str]:
     """Return the report of `gputrain evaluate --list LIST`: what was inspected, then a table for each list."""
     info, count = inspection.info, inspection.count(split)
-    wrong = len(inspection.confident_mistakes(split))
+    wrong = len(inspection.ranked("mistakes", split))
     epoch = "" if info.epoch is None else f" of epoch {info.epoch}"
     splits = "all splits" if split == "all" else f"split {split}"
     source = info.dataset if info.root is None else f"{info.dataset} {info.root}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,12 +11,12 @@ from typing import Literal
 from rich.text import Text
 
 from engine.runs.inspection import InspectedImage, InspectionInfo
-from engine.show.table import GAP, Align, Column, Shorten, cell_width, pad, shorten
+from engine.show.table import Align, Column, Shorten, pad, shorten
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN, format_number
 from tui.palette import BAD, GOOD, MUTED, STRONG
 from tui.tables import wrap_text
-from tui.tables.confusion import ARROW, shorten_pair
+from tui.tables.confusion import ARROW
 
 ListKey = Literal["cell", "mistakes", "uncertain", "label-issues"]
 # The name of each list, and a short one for a narrow terminal.
@@ -26,13 +26,8 @@ LIST_TITLES: dict[ListKey, tuple[str, str]] = {
     "uncertain": ("most uncertain", "uncertain"),
     "label-issues": ("suspected wrong labels", "labels?"),
 }
-CLASSES_HEADING = "true → predicted"
 FIGURE_COLUMNS = 8
-MIN_NAME_COLUMNS = 12
-# From this width on, a list has all figures.
-MIN_WIDE_COLUMNS = 72
 FACT_COLUMNS = 11
-MAX_PATH_LINES = 3
 
 
 def format_probability(probability: float) -> str:
@@ -49,18 +44,14 @@ def figure_text(value: float) -> str:
     return UNKNOWN if math.isnan(value) else f"{value:.4f}" if value < 1000 else format_number(value, 3)
 
 
-LOSS: Column[InspectedImage] = Column(
-    "loss", "loss", lambda image: figure_text(image.loss), Align.RIGHT, FIGURE_COLUMNS
-)
-PREDICTED_PROBABILITY: Column[InspectedImage] = Column(
-    "p(pred)", "p(pred)", lambda image: format_probability(image.probability), Align.RIGHT, FIGURE_COLUMNS
-)
-LABEL_PROBABILITY: Column[InspectedImage] = Column(
-    "p(label)", "p(label)", lambda image: format_probability(image.label_probability), Align.RIGHT, FIGURE_COLUMNS
-)
-MARGIN: Column[InspectedImage] = Column(
-    "margin", "margin", lambda image: figure_text(image.margin), Align.RIGHT, FIGURE_COLUMNS
-)
+def _figure(title: str, text: Callable[[InspectedImage], str]) -> Column[InspectedImage]:
+    return Column(title, title, text, Align.RIGHT, FIGURE_COLUMNS)
+
+
+LOSS = _figure("loss", lambda image: figure_text(image.loss))
+PREDICTED_PROBABILITY = _figure("p(pred)", lambda image: format_probability(image.probability))
+LABEL_PROBABILITY = _figure("p(label)", lambda image: format_probability(image.label_probability))
+MARGIN = _figure("margin", lambda image: figure_text(image.margin))
 FIGURES = (LOSS, PREDICTED_PROBABILITY, LABEL_PROBABILITY, MARGIN)
 # The figure by which each list is sorted.
 SORT_FIGURES = {"cell": LOSS, "mistakes": PREDICTED_PROBABILITY, "uncertain": MARGIN, "label-issues": LABEL_PROBABILITY}
@@ -77,37 +68,23 @@ def plain_columns(classes: Sequence[str]) -> list[Column[InspectedImage]]:
     ]
 
 
-def image_columns(key: ListKey, classes: Sequence[str], width: int) -> list[Column[InspectedImage]]:
-    """Return the columns of a list on the screen for lines of `width` cells.
+def image_columns(key: ListKey, classes: Sequence[str]) -> list[Column[InspectedImage]]:
+    """Return the columns of a list on the screen. The figure by which the list is sorted comes first.
 
-    The figure by which the list is sorted comes first. The classes are those of the title in the list of a cell.
+    The classes are those of the title in the list of a cell.
     """
-    names = [printable(name) for name in classes]
     first = SORT_FIGURES[key]
-    others = [figure for figure in FIGURES if figure is not first] if width >= MIN_WIDE_COLUMNS else []
-    longest = max(map(cell_width, names), default=0)
-    wanted = 0 if key == "cell" else max(2 * longest + len(ARROW), len(CLASSES_HEADING))
-    room = width - (1 + len(others)) * (FIGURE_COLUMNS + len(GAP))
-    pair = max(min(wanted, room - len(GAP) - MIN_NAME_COLUMNS), 0)
-
-    def pair_cell(image: InspectedImage) -> str:
-        return ARROW.join(shorten_pair(names[image.label], names[image.predicted], pair))
-
-    classes_column: Column[InspectedImage] = Column(
-        "classes", CLASSES_HEADING, pair_cell, width=pair, flex=True, style=STRONG
-    )
-    rest = max(room - (pair + len(GAP) if pair else 0), 0)
-    return [
-        first,
-        *(replace(figure, style=MUTED) for figure in others),
-        *([classes_column] if pair else []),
-        Column("image", "image", lambda image: _short_name(printable(image.name), rest), width=rest, style=MUTED),
-    ]
-
-
-def _short_name(name: str, width: int) -> str:
-    """Fit the name of an image into `width` cells. Its folder goes first: often, that is the label."""
-    return shorten(name if cell_width(name) <= width else name.rpartition("/")[2], width, Shorten.MIDDLE)
+    pair: Column[InspectedImage] = Column(
+        "classes", "true → predicted", lambda image: ARROW.join((classes[image.label], classes[image.predicted])),
+        width=16, priority=2, flex=True, style=STRONG,
+    )  # fmt: skip
+    # The end of a path tells images apart: often, its folder is the label.
+    name: Column[InspectedImage] = Column(
+        "image", "image", lambda image: image.name, Align.LEFT, 24, priority=3, flex=True, style=MUTED,
+        shorten=Shorten.MIDDLE,
+    )  # fmt: skip
+    others = [replace(figure, style=MUTED) for figure in FIGURES if figure is not first]
+    return [replace(first, priority=4), *others, *([pair] if key != "cell" else []), name]
 
 
 def image_path(image: InspectedImage, info: InspectionInfo) -> str | None:
@@ -117,36 +94,25 @@ def image_path(image: InspectedImage, info: InspectionInfo) -> str | None:
 
 def fact_lines(image: InspectedImage, info: InspectionInfo, width: int) -> list[Text]:
     """Return what is known of one image: label, predicted class, probabilities, loss and path."""
-    label, predicted = printable(info.classes[image.label]), printable(info.classes[image.predicted])
-    is_right = image.label == image.predicted
-    loss, margin = figure_text(image.loss), figure_text(image.margin)
-    # The second class of a mistake is often the label, whose probability is known.
-    name, probability = printable(info.classes[image.second]), image.probability - image.margin
-    second = [] if image.second == image.label else [_class_fact("second", name, probability, "", width)]
-    lines = [
-        _class_fact("label", label, image.label_probability, STRONG, width),
-        _class_fact("predicted", predicted, image.probability, GOOD if is_right else BAD, width),
-        *second,
-        _fact("loss", loss, ("  margin ", MUTED), margin),
+    classes, right = info.classes, image.label == image.predicted
+    facts = [
+        ("label", classes[image.label], STRONG, image.label_probability),
+        ("predicted", classes[image.predicted], GOOD if right else BAD, image.probability),
     ]
-    path = image_path(image, info)
+    # The second class of a mistake is often the label, whose probability is known.
+    if image.second != image.label:
+        facts.append(("second", classes[image.second], "", image.probability - image.margin))
+    lines = []
+    for title, name, style, probability in facts:
+        tail = f"  {format_probability(probability)}"
+        shown = shorten(printable(name), max(width - FACT_COLUMNS - len(tail), 1))
+        lines.append(_fact(title, (shown, style), tail))
+    lines.append(_fact("loss", figure_text(image.loss), ("  margin ", MUTED), figure_text(image.margin)))
     room = max(width - FACT_COLUMNS, 1)
-    name = shorten(printable(path if path is not None else image.name), MAX_PATH_LINES * room, Shorten.MIDDLE)
-    for number, part in enumerate(_split_cells(name, room)):
-        lines.append(_fact("" if number else "image", part))
-    return lines
-
-
-def _class_fact(title: str, name: str, probability: float, style: str, width: int) -> Text:
-    tail = f"  {format_probability(probability)}"
-    shown = shorten(name, max(width - FACT_COLUMNS - len(tail), 1))
-    return _fact(title, (shown, style), tail)
+    path = shorten(printable(image_path(image, info) or image.name), 3 * room, Shorten.MIDDLE)
+    parts = wrap_text(Text(path), room)
+    return lines + [_fact("" if number else "image", part.plain) for number, part in enumerate(parts)]
 
 
 def _fact(title: str, *parts: str | tuple[str, str]) -> Text:
     return Text.assemble((pad(title, FACT_COLUMNS), MUTED), *parts, no_wrap=True, end="")
-
-
-def _split_cells(text: str, width: int) -> list[str]:
-    """Split a path into lines of at most `width` cells; it may have no blank to wrap at."""
-    return [line.plain for line in wrap_text(Text(text), width)]

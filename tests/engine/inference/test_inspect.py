@@ -13,7 +13,7 @@ import pytest
 from engine.config.yaml_io import to_yaml
 from engine.data.sources.open import open_source
 from engine.inference.evaluate import evaluate_checkpoint
-from engine.inference.inspect import inspect_checkpoint, worst_rows
+from engine.inference.inspect import inspect_checkpoint
 from engine.inference.preview import load_preview
 from engine.inference.stored_inspection import InspectionRequest, _has_same_files, checkpoint_digest, find_stored
 from engine.inference.trained_model import read_trained_checkpoint
@@ -49,18 +49,20 @@ def test_inspection_agrees_with_evaluation(run: RunFolder) -> None:
     evaluation = evaluate_checkpoint(read_trained_checkpoint(run), part="all", device="cpu").evaluation
     assert len(inspection) == evaluation.metrics.images == 1797
     counts = np.zeros((10, 10), int)
-    np.add.at(counts, (inspection.label, inspection.predicted), 1)
+    np.add.at(counts, (inspection.columns["label"], inspection.columns["predicted"]), 1)
     assert counts.tolist() == evaluation.confusion
-    assert inspection.loss.mean() == pytest.approx(evaluation.metrics.loss, rel=1e-5)
-    assert np.allclose(inspection.loss, -np.log(inspection.label_probability), rtol=1e-3, atol=1e-5)
-    assert (inspection.second != inspection.predicted).all()
+    assert inspection.columns["loss"].mean() == pytest.approx(evaluation.metrics.loss, rel=1e-5)
+    assert np.allclose(
+        inspection.columns["loss"], -np.log(inspection.columns["label_probability"]), rtol=1e-3, atol=1e-5
+    )
+    assert (inspection.columns["second"] != inspection.columns["predicted"]).all()
     assert inspection.info.epoch is not None and inspection.info.stale_reason([inspection.info.epoch]) is None
 
 
 def test_inspection_keeps_pictures_of_datasets_without_files(run: RunFolder) -> None:
     inspection = inspect(run)
     source = open_source(DIGITS)
-    worst = inspection.images(inspection.confident_mistakes(limit=3))
+    worst = inspection.images(inspection.ranked("mistakes", limit=3))
     for image in worst:
         pixels, labels = source.load("val", np.array([image.index]))
         assert np.array_equal(np.asarray(load_preview(run, inspection, image)), pixels[0, 0])
@@ -81,14 +83,10 @@ def test_inspection_of_shards_has_names_and_pictures(tmp_path: Path) -> None:
     assert _has_same_files(inspection.info)
 
 
-@pytest.mark.parametrize("loss", [{"name": "bce"}, {"class_weights": "balanced", "label_smoothing": 0.1}])
-def test_losses_of_images_have_the_mean_of_the_evaluation(tmp_path: Path, loss: dict[str, object]) -> None:
-    run = folder_run(tmp_path, loss=loss)
+def test_losses_of_images_have_the_mean_of_the_evaluation(tmp_path: Path) -> None:
+    run = folder_run(tmp_path, loss={"class_weights": "balanced", "label_smoothing": 0.1})
     evaluation = evaluate_checkpoint(read_trained_checkpoint(run), part="all", device="cpu").evaluation
-    inspection = inspect(run, part="all")
-    assert inspection.loss.mean() == pytest.approx(evaluation.metrics.loss, rel=1e-5)
-    if "name" not in loss:
-        assert np.allclose(inspection.loss, -np.log(inspection.label_probability), rtol=1e-3, atol=1e-5)
+    assert inspect(run, part="all").columns["loss"].mean() == pytest.approx(evaluation.metrics.loss, rel=1e-5)
 
 
 def test_results_belong_to_their_files_when_others_cannot_be_read(
@@ -105,14 +103,6 @@ def test_results_belong_to_their_files_when_others_cannot_be_read(
     by_path = {image.path: image.loss for image in before.images(range(16))}
     assert all(by_path[image.path] == pytest.approx(image.loss) for image in after.images(range(15)))
     assert broken.name in after.info.unread[0]
-
-
-def test_worst_rows_take_the_worst_of_each_cell() -> None:
-    """Of 30 images, 10 are right; the two wrong cells share the rest unevenly."""
-    table = [[0.9, 0.1, 0.0]] * 10 + [[0.2, 0.7, 0.1]] * 18 + [[0.1, 0.3, 0.6]] * 2
-    images = make_inspection(table, [0] * 30)
-    assert list(worst_rows(images, 5)) == [10, 11, 12, 28, 29]
-    assert list(worst_rows(images, 100)) == list(range(30))
 
 
 def test_stored_inspection_is_used_while_checkpoint_and_images_are_the_same(tmp_path: Path) -> None:

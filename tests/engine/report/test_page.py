@@ -65,22 +65,19 @@ def kept_run(tmp_path: Path) -> RunFolder:
 
 def make_inspection(classes: tuple[str, ...], name: str) -> Inspection:
     """Return an inspection of four images; the model gets two wrong."""
-    info = make_info(part="val", epoch=1, classes=classes)
-    return Inspection(
-        info,
-        part=np.ones(4, np.uint8),
-        index=np.arange(4),
-        label=np.array([0, 0, 1, 1], np.int32),
-        predicted=np.array([0, 1, 1, 0], np.int32),
-        second=np.array([1, 0, 0, 1], np.int32),
-        probability=np.array([0.9, 0.8, 0.7, 0.6], np.float32),
-        label_probability=np.array([0.9, 0.1, 0.7, 0.2], np.float32),
-        loss=np.array([0.1, 2.3, 0.3, 1.6], np.float32),
-        margin=np.array([0.8, 0.7, 0.5, 0.4], np.float32),
-        paths=[f"{name}{number}.png" for number in range(4)],
-        thumbnail_rows=np.array([1, 3]),
-        thumbnails=np.zeros((2, 8, 8, 3), np.uint8),
-    )
+    columns = {
+        "part": np.ones(4, np.uint8),
+        "index": np.arange(4),
+        "label": np.array([0, 0, 1, 1]),
+        "predicted": np.array([0, 1, 1, 0]),
+        "second": np.array([1, 0, 0, 1]),
+        "probability": np.array([0.9, 0.8, 0.7, 0.6]),
+        "label_probability": np.array([0.9, 0.1, 0.7, 0.2]),
+        "loss": np.array([0.1, 2.3, 0.3, 1.6]),
+        "margin": np.array([0.8, 0.7, 0.5, 0.4]),
+    }
+    paths, pictures = [f"{name}{number}.png" for number in range(4)], np.zeros((2, 8, 8, 3), np.uint8)
+    return Inspection(make_info(part="val", epoch=1, classes=classes), columns, paths, np.array([1, 3]), pictures)
 
 
 def test_page_of_one_run_is_complete_and_reproducible(kept_run: RunFolder) -> None:

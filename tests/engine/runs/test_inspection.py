@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.runs.inspection import LIST_NAMES
 from support.runs.inspections import make_info, make_inspection
 
 IMAGES = make_inspection(
@@ -22,19 +23,19 @@ def test_cell_lists_its_images_by_descending_loss() -> None:
 
 
 def test_mistakes_are_ranked_by_probability_of_the_wrong_class() -> None:
-    assert list(IMAGES.confident_mistakes()) == [2, 1, 5, 3]
+    assert list(IMAGES.ranked("mistakes")) == [2, 1, 5, 3]
 
 
 def test_uncertain_images_are_ranked_by_the_gap_between_their_best_classes() -> None:
-    assert list(IMAGES.uncertain(limit=3)) == [5, 3, 1]
+    assert list(IMAGES.ranked("uncertain", limit=3)) == [5, 3, 1]
 
 
 def test_suspected_labels_prefer_images_above_the_threshold_of_the_predicted_class() -> None:
     """The model is sure of owls and never of cats, so a 0.6 for cat is more suspect than a 0.7 for owl."""
     cats, owls = [[0.5, 0.3, 0.2]] * 10, [[0.0, 0.02, 0.98]] * 10
     images = make_inspection([*cats, *owls, [0.25, 0.05, 0.7], [0.6, 0.1, 0.3]], [0] * 10 + [2] * 10 + [0, 2])
-    assert list(images.suspected_labels()) == [21, 20]
-    assert list(images.confident_mistakes()) == [20, 21]
+    assert list(images.ranked("label-issues")) == [21, 20]
+    assert list(images.ranked("mistakes")) == [20, 21]
 
 
 def test_suspected_labels_have_a_threshold_for_each_part() -> None:
@@ -43,13 +44,13 @@ def test_suspected_labels_have_a_threshold_for_each_part() -> None:
     images = make_inspection(
         [*train, *val, [0.7, 0.3, 0.0], [0.9, 0.05, 0.05]], [0] * 25 + [1, 1], parts=[0] * 20 + [1] * 6 + [0]
     )
-    assert list(images.suspected_labels()) == [25, 26]
+    assert list(images.ranked("label-issues")) == [25, 26]
 
 
 def test_lists_accept_numbers_that_are_not_finite() -> None:
     images = make_inspection([[np.nan] * 3, [0.1, 0.9, 0.0]], [1, 0])
-    for name in ("mistakes", "uncertain", "label-issues"):
-        assert list(images.ranked(name)) == [0, 1]
+    for name in LIST_NAMES:
+        assert sorted(images.ranked(name)) == [0, 1]
     assert np.isnan(images.image(0).loss)
 
 

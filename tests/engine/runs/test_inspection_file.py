@@ -14,7 +14,6 @@ import pytest
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import (
-    MAX_DIRECTORY_BYTES,
     MAX_INSPECTION_BYTES,
     read_inspection,
     write_inspection,
@@ -75,38 +74,24 @@ def changed_info(**changes: object) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "values"),
+    ("changes", "code"),
     [
-        ({"label": lambda array: array + 3}, "damaged", ["label"]),
-        ({"predicted": lambda array: -array - 1}, "damaged", ["predicted"]),
-        ({"part": lambda array: array + 1}, "damaged", ["part"]),
-        ({"index": lambda array: array - 5}, "damaged", ["index"]),
-        ({"label": lambda array: array[0]}, "damaged", []),
-        ({"loss": lambda array: array[:2]}, "damaged", []),
-        ({"loss": lambda array: array.reshape(1, 3)}, "damaged", []),
-        ({"loss": lambda _: None}, "damaged", ["loss.npy"]),
-        ({"loss": lambda array: array.astype("<f8")}, "damaged", ["float64", "<f4"]),
-        ({"loss": lambda array: array.astype(object)}, "damaged", ["object", "<f4"]),
-        ({"paths": lambda array: array[:3]}, "damaged", []),
-        ({"paths": lambda array: np.append(np.full(5000, 65, np.uint8), array)}, "damaged", [4096]),
-        ({"thumbnails": lambda array: array[:, :, :, :2]}, "damaged", []),
-        ({"thumbnails": lambda _: np.zeros((2, 65, 65, 1), np.uint8)}, "damaged", []),
-        ({"thumbnail_rows": lambda array: array + 2}, "damaged", []),
-        ({"thumbnail_rows": lambda array: array[::-1]}, "damaged", []),
-        ({"info": changed_info(format=2)}, "wrong-version", ["format 2", "format 1"]),
-        ({"info": changed_info(classes=[1, 2, 3])}, "damaged", []),
-        ({"info": changed_info(part="test")}, "damaged", []),
-        ({"info": changed_info(time=1e308)}, "damaged", []),
-        ({"info": changed_info(root=["/"])}, "damaged", []),
-        ({"info": changed_info(fingerprints={"val": {"names": 3}})}, "damaged", []),
+        ({"label": lambda array: array + 3}, "damaged"),
+        ({"predicted": lambda array: -array - 1}, "damaged"),
+        ({"loss": lambda _: None}, "damaged"),
+        ({"loss": lambda array: array.astype(object)}, "damaged"),
+        ({"paths": lambda array: array[:3]}, "damaged"),
+        ({"thumbnails": lambda _: np.zeros((2, 65, 65, 1), np.uint8)}, "damaged"),
+        ({"thumbnail_rows": lambda array: array + 2}, "damaged"),
+        ({"info": changed_info(format=2)}, "wrong-version"),
     ],
 )
 def test_read_inspection_refuses_arrays_that_do_not_fit(
-    run: RunFolder, changes: dict[str, Callable[[Any], Any]], code: str, values: list[object]
+    run: RunFolder, changes: dict[str, Callable[[Any], Any]], code: str
 ) -> None:
     write_example(run)
     rewrite(run, **changes)
-    with raises_problem(code, None, *values, kind=InvalidRecordError):
+    with raises_problem(code, kind=InvalidRecordError):
         read_inspection(run)
 
 
@@ -120,51 +105,6 @@ def test_read_inspection_refuses_arrays_that_expand_without_end(run: RunFolder) 
         # The directory at the end of the archive says how large a member is.
         archive.getinfo("thumbnails.npy").file_size = MAX_INSPECTION_BYTES
     with raises_problem("damaged", None, "512 MiB", kind=InvalidRecordError):
-        read_inspection(run)
-
-
-def replace_member(run: RunFolder, member: str, content: bytes, compression: int = zipfile.ZIP_STORED) -> None:
-    with zipfile.ZipFile(run.inspection) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(run.inspection, "w", compression) as archive:
-        for name, data in (members | {member: content}).items():
-            archive.writestr(name, data)
-
-
-def array_header(text: str) -> bytes:
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        # The header of an array can claim any shape.
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (1125899906842624,)}",
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 0)}",
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (False,)}",
-        "{[]: 1}",
-        "{'descr': '''",
-        "(" * 3000,
-    ],
-)
-def test_read_inspection_refuses_headers_of_arrays(run: RunFolder, header: str) -> None:
-    write_example(run)
-    replace_member(run, "loss.npy", array_header(header))
-    with raises_problem("damaged", kind=InvalidRecordError):
-        read_inspection(run)
-
-
-def test_read_inspection_refuses_other_compression(run: RunFolder) -> None:
-    write_example(run)
-    replace_member(run, "more.npy", b"", zipfile.ZIP_LZMA)
-    with raises_problem("damaged", kind=InvalidRecordError):
-        read_inspection(run)
-
-
-def test_read_inspection_refuses_large_directory(run: RunFolder) -> None:
-    write_example(run)
-    replace_member(run, "x" * (MAX_DIRECTORY_BYTES - 46), b"")
-    with raises_problem("damaged", None, "64 KiB", kind=InvalidRecordError):
         read_inspection(run)
 
 

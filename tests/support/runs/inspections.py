@@ -40,17 +40,15 @@ def make_inspection(
     table, label = np.array(probabilities, np.float32), np.array(labels, np.int32)
     own = table[np.arange(len(label)), label]
     best = np.sort(table, 1)
-    return Inspection(
-        make_info(**changes.pop("info", {})),
-        part=np.array(parts if parts is not None else [1] * len(label), np.uint8),
-        index=np.arange(len(label)),
-        label=label,
-        predicted=table.argmax(1).astype(np.int32),
-        second=np.argsort(-table, 1, kind="stable")[:, 1].astype(np.int32),
-        probability=best[:, -1],
-        label_probability=own,
-        loss=-np.log(np.maximum(own, 1e-9)),
-        margin=best[:, -1] - best[:, -2],
-        paths=paths,
-        **changes,
-    )
+    columns = {
+        "part": np.array(parts if parts is not None else [1] * len(label), np.uint8),
+        "index": np.arange(len(label)),
+        "label": label,
+        "predicted": table.argmax(1).astype(np.int32),
+        "second": np.argsort(-table, 1, kind="stable")[:, 1].astype(np.int32),
+        "probability": best[:, -1],
+        "label_probability": own,
+        "loss": -np.log(np.maximum(own, 1e-9)),
+        "margin": best[:, -1] - best[:, -2],
+    }
+    return Inspection(make_info(**changes.pop("info", {})), columns, paths, **changes)

@@ -33,9 +33,9 @@ def test_demo_inspection_has_confusion_matrix_and_pictures_of_mistakes() -> None
     assert inspection is not None
     assert inspection.info.stale_reason((best.epoch,)) is None
     counts = np.zeros_like(best.counts)
-    np.add.at(counts, (inspection.label, inspection.predicted), 1)
+    np.add.at(counts, (inspection.columns["label"], inspection.columns["predicted"]), 1)
     assert (counts == best.counts).all()
-    mistakes = inspection.confident_mistakes()
+    mistakes = inspection.ranked("mistakes")
     assert all(load_preview(run, inspection, image).size == (8, 8) for image in inspection.images(mistakes[:20]))
     assert np.isin(mistakes, inspection.thumbnail_rows).all()
 

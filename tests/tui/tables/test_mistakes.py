@@ -26,11 +26,11 @@ def test_image_lines_fit_width_and_escape_names() -> None:
     keys: tuple[ListKey, ...] = ("cell", "mistakes", "uncertain", "label-issues")
     for width in (38, 60, 83, 140):
         for key in keys:
-            table = fit(image_columns(key, NAMES, width), [], width)
+            table = fit(image_columns(key, NAMES), inspection.images(range(2)), width)
             shown = [line_text(line) for line in (table.header(), *map(table.line, inspection.images(range(2))))]
             assert all(cell_len(line) <= width and line.isprintable() for line in shown)
             assert "ame.jpg" in shown[2]
-    wide = line_text(fit(image_columns("uncertain", NAMES, 140), [], 140).line(inspection.image(0)))
+    wide = line_text(fit(image_columns("uncertain", NAMES), inspection.images(range(2)), 140).line(inspection.image(0)))
     assert wide.split()[:4] == ["0.2000", "1.6094", "50.00%", "20.00%"]
     assert "a class with a long name → 犬の種類" in wide
 
