@@ -1,130 +1,138 @@
-"""Draws curves with matplotlib: gaps at NaN, pale raw values behind a smoothed line, the spread of runs as a band."""
+"""Draws the curves of a chart: gaps at NaN, pale raw values behind a smoothed line, the spread of runs as a band.
+
+`engine.report.page` draws charts for a page, `engine.report.plot` a figure for a paper.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.report.style import Theme, dashes
+from engine.report.runs import ForeignReport, ReportedRun
+from engine.report.style import COLORS, dashes
 from engine.runs.curves import XAxis
+from engine.runs.metrics import find_metric
 from engine.runs.reduced_curves import BlockSeries
 from engine.runs.series import Series, mask_nonpositive, mean_and_spread, smooth
+from engine.show.charts import Chart, Source
+from engine.utils.text import printable
 from engine.utils.ticks import log_ticks, tick_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-RAW_OPACITY, BAND_OPACITY, FAINT_OPACITY = 0.3, 0.2, 0.65
+LINE_WIDTH, RAW_WIDTH = 1.1, 0.7
+RAW_OPACITY, BAND_OPACITY = 0.3, 0.2
 # More points are a line without markers.
 MAX_MARKED_POINTS = 30
 # The difference of two larger values may be infinite, which no axis of matplotlib has.
 MAX_DRAWN_VALUE = 1e300
 # Labels of a logarithmic axis, at most.
 MAX_LOG_LABELS = 8
+NO_LABELS: Mapping[str, str] = {}
+MAX_LABEL_CHARACTERS = 60
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One curve. `color` and `dash` are indices of the palette and of the dash patterns.
+    """One curve. `style` is the index of its color and of its dash pattern.
 
-    `raw` is drawn pale behind it. `band` is the lower and the upper limit of an area. `mark` is written at its end.
+    `raw` is drawn pale behind it. `band` is the lower and the upper limit of an area.
     """
 
     label: str
     series: Series
-    color: int
-    dash: int
+    style: int
     raw: Series | None = None
     band: tuple[Series, Series] | None = None
-    mark: str = ""
-    is_faint: bool = False
-    """Whether the curve is thin and pale, to stand behind the main curve of its run."""
 
 
-def make_line(label: str, blocks: Sequence[BlockSeries], index: int, *, smoothing: float = 0.0, mark: str = "") -> Line:
-    """Return the curve of one run, or the mean and the standard deviation of several.
+def chart_lines(
+    chart: Chart,
+    groups: Sequence[Sequence[ReportedRun]],
+    axis: XAxis,
+    smoothing: float,
+    labels: Mapping[str, str] = NO_LABELS,
+) -> list[Line]:
+    """Return the lines of a chart that have a value: those of each metric of one run, or one of each group of runs.
 
-    `smoothing` is the share of the points over which the curve is averaged; 0 for none.
+    The runs of a group are one line. Of several groups, it is that of the main metric that has values. `smoothing` is
+    the share of the steps over which curves are averaged, and `labels` are other names for metrics.
     """
+    lines: list[Line] = []
+    for key in sorted(chart.metrics, key=lambda key: chart.metrics[key] is not Source.VALIDATION):
+        of_key = [_group_line(chart, key, runs, axis, smoothing) for runs in groups]
+        label = shortened(labels.get(key) or find_metric(key).label)
+        drawn = [replace(line, label=label, style=index) for index, line in enumerate(of_key)]
+        known = [line for line in drawn if np.isfinite(line.series.y).any()]
+        if len(groups) == 1:
+            lines += [replace(line, style=len(lines)) for line in known]
+        elif not lines:
+            # Raw values of several runs would hide each other.
+            lines = [replace(line, raw=None) for line in known]
+    return lines
+
+
+def _group_line(chart: Chart, key: str, runs: Sequence[ReportedRun], axis: XAxis, smoothing: float) -> Line:
+    # Few points are values of epochs, not of steps.
+    is_short = any(isinstance(run, ForeignReport) and not run.curves.is_long(key) for run in runs)
+    share = smoothing if chart.is_smoothed(key) and not is_short else 0.0
+    return make_line([run.curves.over(key, axis) for run in runs], share)
+
+
+def make_line(blocks: Sequence[BlockSeries], smoothing: float = 0.0) -> Line:
+    """Return the curve of one run, or the mean and the standard deviation of several."""
     if len(blocks) > 1:
-        mean, (low, high) = mean_and_spread([block.means for block in blocks])
+        mean, band = mean_and_spread([block.means for block in blocks])
         if smoothing:
-            mean, low, high = (smooth(series, smoothing) for series in (mean, low, high))
-        return Line(label, mean, index, index, band=(low, high), mark=mark)
-    block = blocks[0]
-    means = smooth(block.means, smoothing) if smoothing else block.means
-    raw = block.points if means is not block.points else None
-    return Line(label, means, index, index, raw=raw, mark=mark)
+            mean, *band = (smooth(series, smoothing) for series in (mean, *band))  # type: ignore[assignment]
+        return Line("", mean, 0, band=band)
+    points, means = blocks[0].points, blocks[0].means
+    return Line("", smooth(means, smoothing), 0, raw=points) if smoothing else Line("", points, 0)
 
 
-def draw_lines(axes: Axes, lines: Sequence[Line], theme: Theme, *, log: bool = False, width: float = 1.3) -> None:
+def draw_lines(axes: Axes, lines: Sequence[Line], axis: XAxis, *, log: bool = False) -> None:
     """Draw curves and fit the limits of the axes to them. NaN is a gap; a log axis has gaps at zero and below."""
     if log:
         axes.set_yscale("log", nonpositive="mask")
-    for number, line in enumerate(lines):
-        color, dash = theme.color(line.color), dashes(line.dash)
+    for line in lines:
+        color = COLORS[line.style % len(COLORS)]
         if line.raw is not None:
             raw = _drawable(line.raw, log=log)
-            axes.plot(raw.x, raw.y, color=color, alpha=RAW_OPACITY, linewidth=0.6 * width)
+            axes.plot(raw.x, raw.y, color=color, alpha=RAW_OPACITY, linewidth=RAW_WIDTH)
         if line.band is not None:
             low, high = (_drawable(part, log=log) for part in line.band)
             known = np.isfinite(low.y) & np.isfinite(high.y)
             axes.fill_between(low.x, low.y, high.y, where=known.tolist(), color=color, alpha=BAND_OPACITY, linewidth=0)
-        series = _drawable(line.series, log=log)
-        finite = np.isfinite(series.y)
-        thickness, opacity = (0.6 * width, FAINT_OPACITY) if line.is_faint else (width, 1.0)
-        (drawn,) = axes.plot(series.x, series.y, color=color, linewidth=thickness, alpha=opacity, label=line.label)
-        if dash:
-            drawn.set_dashes(dash)
-        if finite.sum() <= MAX_MARKED_POINTS and not line.is_faint:
-            drawn.set_marker("o")
-            drawn.set_markersize(1.6 + width)
-        elif (alone := isolated_points(finite)).any():
-            axes.plot(series.x[alone], series.y[alone], color=color, linestyle="none", marker="o", markersize=1 + width)
-        if line.mark and finite.any():
-            last = int(np.flatnonzero(finite)[-1])
-            axes.annotate(
-                line.mark,
-                (float(series.x[last]), float(series.y[last])),
-                # Side by side, because lines may end at the same height.
-                (3 + 7 * number, 0),
-                textcoords="offset points",
-                color=color,
-                fontweight="bold",
-                verticalalignment="center",
-                annotation_clip=False,
-            )
+        series, pattern = _drawable(line.series, log=log), dashes(line.style)
+        marker = "o" if np.isfinite(series.y).sum() <= MAX_MARKED_POINTS else ""
+        style = (0, pattern) if pattern else "solid"
+        axes.plot(
+            series.x, series.y, color=color, linewidth=LINE_WIDTH, linestyle=style, marker=marker, markersize=2.7,
+            label=line.label,
+        )  # fmt: skip
     axes.margins(x=0.02)
+    if axis != "hours":
+        axes.locator_params("x", integer=True, min_n_ticks=1)
     if log:
-        _label_log_axis(axes)
+        # matplotlib labels no major tick within one decade.
+        values = log_ticks(*axes.get_ylim(), MAX_LOG_LABELS)
+        axes.set_yticks(values, tick_labels(values, log=True))
+        axes.yaxis.set_minor_formatter(lambda value, _: "")
 
 
 def _drawable(series: Series, *, log: bool) -> Series:
     """Return a series with gaps at values that an axis cannot show."""
-    limits = series.y_limits()
-    if limits is not None and max(-limits[0], limits[1]) > MAX_DRAWN_VALUE:
+    with np.errstate(invalid="ignore"):
         series = Series(series.x, np.where(np.abs(series.y) <= MAX_DRAWN_VALUE, series.y, np.nan))
     return mask_nonpositive(series) if log else series
 
 
-def _label_log_axis(axes: Axes) -> None:
-    """Label a logarithmic axis with plain numbers, also within one decade, where matplotlib labels no major tick."""
-    values = log_ticks(*axes.get_ylim(), MAX_LOG_LABELS)
-    axes.set_yticks(values, tick_labels(values, log=True))
-    axes.yaxis.set_minor_formatter(lambda value, _: "")
-
-
-def whole_x_ticks(axes: Axes, axis: XAxis) -> None:
-    """Put the ticks of the x axis on whole epochs, steps or images."""
-    if axis != "hours":
-        axes.locator_params("x", integer=True, min_n_ticks=1)
-
-
-def isolated_points(finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which finite points have no finite neighbor: a line does not show them."""
-    padded = np.pad(finite, 1)
-    return finite & ~padded[:-2] & ~padded[2:]
+def shortened(label: str, characters: int = MAX_LABEL_CHARACTERS) -> str:
+    """Return a label of bounded length. A legend leaves out labels that begin with an underscore."""
+    label = printable(label)
+    label = label if len(label) <= characters else label[: characters - 1] + "…"
+    return f" {label}" if label.startswith("_") else label

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -16,15 +15,16 @@ from typing import Any
 from engine.code.difference import CodeText
 from engine.config.command_line import format_value
 from engine.report import foreign_sections, sections
-from engine.report.charts import Group, curve_charts
-from engine.report.output import make_mark
-from engine.report.results import ClassSection, ImageSection, class_section, image_section
-from engine.report.runs import OwnRun, ReportedRun, read_config_text, read_reported_run
+from engine.report.charts import curve_charts
+from engine.report.output import MARK
+from engine.report.results import class_section, image_section
+from engine.report.runs import OwnRun, ReportedRun, read_reported_run
 from engine.report.sections import Table, short_name
-from engine.report.style import COLORS, DARK_COLORS, dashes
+from engine.report.style import COLORS, COMMAND, dashes
 from engine.runs.comparison import Column as ComparedColumn
 from engine.runs.comparison import Comparison, compare_runs, require_comparable, spread_text
 from engine.runs.find import OpenedRun
+from engine.runs.labels import read_labels
 from engine.runs.metrics import NO_METRICS, Better, Metric
 from engine.show.foreign_run import OnRead
 from engine.show.table import Column
@@ -32,55 +32,10 @@ from engine.utils.libraries import import_library
 from engine.utils.text import pluralize, printable
 from engine.utils.units import UNKNOWN
 
-COMMAND = "gputrain report"
-MARK_KIND = "report"
 TEMPLATE, STYLE_SHEET = "page.html", "page.css"
 # Twice the points of a chart, which is 340 points wide.
 PAGE_BLOCKS = 700
 MAX_TITLE_RUNS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunView:
-    """One run on the page, foreign or not. `anchor` is its id, `letter` that of its line on the charts."""
-
-    anchor: str
-    letter: str
-    name: str
-    state: str
-    is_good: bool
-    subtitle: str
-    tags: tuple[str, ...] = ()
-    note: str = ""
-    notes: tuple[str, ...]
-    figures: list[tuple[str, str]]
-    changes: Table[Any]
-    """The config keys that differ from their defaults, or the parameters of a foreign run."""
-    own: OwnView | None = None
-    """What only a run of gputrain has."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnView:
-    """What a page says of a run of gputrain alone."""
-
-    epochs: Table[Any]
-    bottleneck: str
-    hardware: list[tuple[str, str]]
-    classes: ClassSection
-    images: ImageSection
-    config: list[str]
-    command: str
-
-
-@dataclass(frozen=True)
-class LegendEntry:
-    """A line of the charts: letter, index of its color, dashes as SVG has them, and what it shows."""
-
-    letter: str
-    color: int
-    dashes: str
-    text: str
 
 
 def make_page(
@@ -101,24 +56,21 @@ def make_page(
     runs = [read_reported_run(run, PAGE_BLOCKS, on_read) for run in found]
     comparison = compare_runs([run.compared for run in runs], directions)
     columns = comparison.columns(grouped=True)
-    groups = [
-        Group(ascii_uppercase[index], tuple(runs[run] for run in column.runs), index)
-        for index, column in enumerate(columns)
-    ]
-    letters = {run.name: group.letter for group in groups for run in group.runs}
+    charts, more_charts = curve_charts([[runs[run] for run in column.runs] for column in columns])
+    letters = {run: letter for letter, column in zip(ascii_uppercase, columns, strict=False) for run in column.runs}
     names = [run.name for run in runs]
-    title = ", ".join(names[:MAX_TITLE_RUNS]) if len(names) <= MAX_TITLE_RUNS else pluralize(len(names), "run")
-    charts, more_charts = curve_charts(groups, COMMAND)
     page: str = environment.get_template(TEMPLATE).render(
-        title=title,
-        mark=make_mark(MARK_KIND, names),
+        title=", ".join(names) if len(names) <= MAX_TITLE_RUNS else pluralize(len(names), "run"),
+        mark=MARK,
         style=(Path(__file__).parent / STYLE_SHEET).read_text(encoding="utf-8"),
-        palettes=(COLORS, DARK_COLORS),
         version=version("gputrain"),
-        runs=[_view(run, comparison.metrics, f"r{number}", letters[run.name]) for number, run in enumerate(runs)],
+        runs=[
+            {"anchor": f"r{number}", "letter": letters[number], **_view(run, comparison.metrics)}
+            for number, run in enumerate(runs)
+        ],
         charts=charts,
         more_charts=more_charts,
-        legend=_legend(groups),
+        legend=[_legend_entry(names, column, index) for index, column in enumerate(columns)],
         metrics=metric_table(comparison, columns),
         differences=difference_table(comparison),
         notes=tuple(map(str, comparison.notes)) if len(runs) > 1 else (),
@@ -144,54 +96,53 @@ def _environment() -> Any:
     return environment
 
 
-def _view(run: ReportedRun, metrics: Sequence[Metric], anchor: str, letter: str) -> RunView:
+def _view(run: ReportedRun, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Return what the page says of one run. `own` is what only a run of gputrain has."""
     if not isinstance(run, OwnRun):
-        return RunView(
-            anchor=anchor,
-            letter=letter,
-            name=run.name,
-            state=run.compared.state,
-            is_good=True,
-            subtitle=foreign_sections.subtitle(run),
-            notes=tuple(foreign_sections.notes(run)),
-            figures=foreign_sections.figures(run, metrics),
-            changes=foreign_sections.parameters(run),
-        )
-    tags, note = sections.labels(run)
-    history = run.history
-    return RunView(
-        anchor=anchor,
-        letter=letter,
-        name=run.name,
-        state=sections.state_text(run),
-        is_good=run.compared.state in ("finished", "running"),
-        subtitle=sections.subtitle(run),
-        tags=tags,
-        note=note,
-        notes=tuple(sections.notes(run)),
-        figures=sections.figures(run, metrics),
-        changes=sections.config_changes(run),
-        own=OwnView(
-            epochs=sections.epoch_table(history.epochs, history.best),
-            bottleneck="" if history.bottleneck is None else history.bottleneck.message,
-            hardware=sections.hardware(run),
-            classes=class_section(run),
-            images=image_section(run),
-            config=read_config_text(run.folder).splitlines(),
-            command=sections.repeat_command(run),
-        ),
-    )
+        return {
+            "name": run.name,
+            "state": run.compared.state,
+            "is_good": True,
+            "subtitle": foreign_sections.subtitle(run),
+            "tags": (),
+            "note": "",
+            "notes": tuple(foreign_sections.notes(run)),
+            "figures": foreign_sections.figures(run, metrics),
+            "changes": foreign_sections.parameters(run),
+            "own": None,
+        }
+    labels, history = read_labels(run.folder), run.history
+    return {
+        "name": run.name,
+        "state": sections.state_text(run),
+        "is_good": run.compared.state in ("finished", "running"),
+        "subtitle": sections.subtitle(run),
+        "tags": labels.tags,
+        "note": labels.note,
+        "notes": tuple(sections.notes(run)),
+        "figures": sections.figures(run, metrics),
+        "changes": sections.config_changes(run),
+        "own": {
+            "epochs": sections.epoch_table(history.epochs, history.best),
+            "bottleneck": "" if history.bottleneck is None else history.bottleneck.message,
+            "hardware": sections.hardware(run),
+            "classes": class_section(run),
+            "images": image_section(run),
+            "config": sections.config_lines(run),
+            "command": sections.repeat_command(run),
+        },
+    }
 
 
-def _legend(groups: Sequence[Group]) -> list[LegendEntry]:
-    entries = []
-    for group in groups:
-        name = group.runs[0].name
-        if len(group.runs) > 1:
-            name = f"mean ± standard deviation of {', '.join(run.name for run in group.runs)} (seeds)"
-        pattern = " ".join(f"{length * 1.5:g}" for length in dashes(group.index))
-        entries.append(LegendEntry(group.letter, group.index % len(COLORS), pattern, name))
-    return entries
+def _legend_entry(names: Sequence[str], column: ComparedColumn, index: int) -> dict[str, str]:
+    """Return a line of the charts: letter, color, dashes as SVG has them, and what it shows."""
+    shown = ", ".join(names[run] for run in column.runs)
+    return {
+        "letter": ascii_uppercase[index],
+        "color": COLORS[index % len(COLORS)],
+        "dashes": " ".join(f"{length * 1.5:g}" for length in dashes(index)),
+        "text": f"mean ± standard deviation of {shown} (seeds)" if column.is_group else shown,
+    }
 
 
 def metric_table(comparison: Comparison, columns: Sequence[ComparedColumn]) -> Table[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -25,8 +25,7 @@ _LEVELS, _MIN_LEVEL = 127, 10
 _RIGHT_COLOR, _WRONG_COLOR = (0, 114, 178), (213, 94, 0)
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A picture: its data URI, its size in pixels, and why there is none (then `uri` is empty)."""
 
     uri: str
@@ -69,5 +68,9 @@ def _encode(image: Image.Image, kind: str, **options: int) -> Picture:
     clean = image.copy()
     clean.info.clear()
     clean.save(buffer, kind, **options)
-    data = base64.b64encode(buffer.getvalue()).decode()
-    return Picture(f"data:image/{kind};base64,{data}", *image.size)
+    return Picture(data_uri(kind, buffer.getvalue()), *image.size)
+
+
+def data_uri(kind: str, data: bytes) -> str:
+    """Return the data URI of an image of this subtype, such as `png`."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

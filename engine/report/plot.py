@@ -7,20 +7,20 @@ deviation.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from engine.config.command_line import format_value
-from engine.config.differences import KeyDifference, is_neutral
-from engine.report.lines import FAINT_OPACITY, Line, draw_lines, make_line, whole_x_ticks
-from engine.report.output import make_mark
+from engine.config.differences import is_neutral
+from engine.report.lines import Line, chart_lines, draw_lines, shortened
+from engine.report.output import MARK
 from engine.report.runs import ForeignReport, ReportedRun, read_reported_run
-from engine.report.sections import short_name
-from engine.report.style import PRINT, dashes, drawing
+from engine.report.style import drawing
 from engine.runs.comparison import Column, Comparison, compare_runs, require_comparable
 from engine.runs.curves import XAxis
 from engine.runs.fields import ALIASES
@@ -28,26 +28,22 @@ from engine.runs.find import OpenedRun
 from engine.runs.keys import parse_key
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, find_key
 from engine.runs.reduced_curves import STEP_CURVES
-from engine.show.charts import Chart, Place, Source, charts_of, find_chart
+from engine.show.charts import Place, charts_of, find_chart
 from engine.show.foreign_run import OnRead, default_axis, further_keys
 from engine.utils.errors import Problem, UsageError, did_you_mean
-from engine.utils.libraries import import_library
-from engine.utils.text import printable
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-COMMAND = "gputrain report"
-MARK_KIND = "plot"
-FORMATS = ("svg", "pdf", "png")
+# Without dates and versions, so that the same runs give the same bytes.
+METADATA: Mapping[str, Mapping[str, str | None]] = {
+    "svg": {"Creator": None, "Date": None, "Format": None, "Type": None, "Description": MARK},
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None, "Subject": MARK},
+    "png": {"Software": None, "Description": MARK},
+}
 PNG_DPI = 300
 # Of a page of two columns in inches, as in the templates of IEEE, CVPR and ICML.
 WIDTHS = {"column": 3.25, "page": 6.75}
 MIN_WIDTH, MAX_WIDTH = 1.0, 40.0
-CM_PER_INCH = 2.54
+INCHES = {"": 1.0, "in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4}
 PANEL_ASPECT = 0.68
-FONT_SIZE, LINE_WIDTH = 8.0, 1.1
 DEFAULT_SMOOTHING = 0.02
 X_LABELS: Mapping[XAxis, str] = {"epoch": "Epoch", "step": "Step", "images": "Training images", "hours": "Hours"}
 NO_KEYS: Mapping[str, str] = {}
@@ -90,33 +86,18 @@ def find_panel(name: str, own: Collection[str] = (), foreign: Mapping[str, str] 
         return foreign[name]
     # `learning_rate` and `optim.lr` mean the curve `lr`, as `lr` means the config key elsewhere.
     meant = find_key(name) or ALIASES.get(wanted, wanted)
-    for key in curves:
-        if meant in (key, ALIASES.get(key)):
-            return key
-    known = [*curves, *own, *foreign]
-    meanings = {*curves, *map(ALIASES.get, curves)}
+    if (key := next((key for key in curves if meant in (key, ALIASES.get(key))), None)) is not None:
+        return key
+    known, meanings = [*curves, *own, *foreign], {*curves, *map(ALIASES.get, curves)}
     aliases = [alias for alias, key in ALIASES.items() if key in meanings]
     advice = did_you_mean(wanted, [*known, *aliases]) or f"; choose one of {', '.join(known)}"
     raise UsageError.one("--metric", f"{name} is no metric of a curve{advice}", code="unknown-value")
 
 
-def plotted_curves(chart: Chart) -> list[str]:
-    """Return the keys of the curves in a figure, the main one first."""
-    sources = (Source.VALIDATION, Source.TRAINING, Source.ONLY)
-    return [key for wanted in sources for key, source in chart.metrics.items() if source is wanted]
-
-
 def parse_width(text: str) -> float:
     """Return a width in inches: `3.25`, `3.25in`, `8.2cm`, `82mm`, `column` or `page`. Raises UsageError."""
-    word = text.strip().casefold()
-    if word in WIDTHS:
-        return WIDTHS[word]
-    unit = next((unit for unit in ("in", "cm", "mm") if word.endswith(unit)), "")
-    try:
-        number = float(word.removesuffix(unit))
-    except ValueError:
-        number = float("nan")
-    inches = number / {"": 1.0, "in": 1.0, "cm": CM_PER_INCH, "mm": 10 * CM_PER_INCH}[unit]
+    match = re.fullmatch(r"(\d*\.?\d+) *(in|cm|mm)?", text.strip())
+    inches = WIDTHS.get(text) or (float(match[1]) * INCHES[match[2] or ""] if match else 0.0)
     if not MIN_WIDTH <= inches <= MAX_WIDTH:
         allowed = f"must be {MIN_WIDTH:g} to {MAX_WIDTH:g} inches, such as 3.25, 8.2cm, column or page"
         raise UsageError.one("--width", f"{text} is not allowed: {allowed}", code="out-of-range")
@@ -126,14 +107,9 @@ def parse_width(text: str) -> float:
 def file_format(path: Path) -> str:
     """Return the format of a figure that the name of a file asks for. Raises UsageError for any other."""
     suffix = path.suffix.casefold().removeprefix(".")
-    if suffix not in FORMATS:
-        ending = f"{path.name} ends in .{suffix}" if suffix else f"{path.name} has no ending"
-        raise UsageError.one(
-            "-o",
-            f"{ending}: must be .html (a page), .svg or .pdf (vector graphics), or .png",
-            "such as report.html or curves.pdf",
-            code="wrong-format",
-        )
+    if suffix not in METADATA:
+        reason = f"{path.name} must end in .html (a page), .svg or .pdf (vector graphics), or .png"
+        raise UsageError.one("-o", reason, "such as report.html or curves.pdf", code="wrong-format")
     return suffix
 
 
@@ -144,7 +120,7 @@ def make_plot(
     warn: Callable[[Problem], object] = lambda warning: None,
     on_read: OnRead | None = None,
 ) -> bytes:
-    """Return the figure of these runs as a file of one of `FORMATS`. The same files give the same figure.
+    """Return the figure of these runs as a file of one of the formats. The same files give the same figure.
 
     `on_read` is called while a foreign run is read.
 
@@ -153,39 +129,44 @@ def make_plot(
     require_comparable(len(found))
     runs = [read_reported_run(run, on_read=on_read) for run in found]
     axis = _axis(runs, options.axis)
-    keys = _panel_keys(runs, options.metrics)
     comparison = compare_runs([run.compared for run in runs])
     for note in comparison.notes:
         warn(note)
     columns = comparison.columns(grouped=options.grouped)
-    labels = column_labels(comparison, columns, int(options.width_in * CHARACTERS_PER_IN) - ENTRY_CHARACTERS)
     groups = [[runs[index] for index in column.runs] for column in columns]
-    panels = [find_chart(key, options.directions) for key in keys]
-    lines = [_panel_lines(panel, groups, labels, options, axis) for panel in panels]
-    for key, drawn in zip(keys, lines, strict=True):
+    panels = [find_chart(key, options.directions) for key in _panel_keys(runs, options.metrics)]
+    lines = [chart_lines(panel, groups, axis, options.smoothing) for panel in panels]
+    for panel, drawn in zip(panels, lines, strict=True):
         if not drawn:
-            raise UsageError.one(
-                "--metric", f"no run has a value of {key}, so there is nothing to plot", code="not-recorded"
-            )
-    mark = make_mark(MARK_KIND, [run.name for run in found])
-    entries = {line.label: line for drawn in lines for line in drawn}
-    rows = -(-len(entries) // _legend_columns([*entries], options.width_in)) if len(entries) > 1 else 0
-    with drawing(COMMAND, PRINT, FONT_SIZE) as figure_class:
-        height = options.width_in / len(panels) * PANEL_ASPECT + rows * LEGEND_ROW_IN
+            reason = f"no run has a value of {panel.id}, so there is nothing to plot"
+            raise UsageError.one("--metric", reason, code="not-recorded")
+    titles, rows_height = [panel.title for panel in panels], 0.0
+    if len(groups) > 1:
+        titles = [
+            drawn[0].label if len(panel.metrics) > 1 else panel.title
+            for panel, drawn in zip(panels, lines, strict=True)
+        ]
+        room = int(options.width_in * CHARACTERS_PER_IN)
+        labels = column_labels(comparison, columns, room - ENTRY_CHARACTERS)
+        lines = [[replace(line, label=labels[line.style]) for line in drawn] for drawn in lines]
+        legend_columns = max(min(room // (max(map(len, labels)) + ENTRY_CHARACTERS), len(labels)), 1)
+        rows_height = -(-len(labels) // legend_columns) * LEGEND_ROW_IN
+    with drawing() as figure_class:
+        height = options.width_in / len(panels) * PANEL_ASPECT + rows_height
         figure = figure_class(figsize=(options.width_in, height), layout="constrained")
+        handles: dict[object, Any] = {}
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axes, panel, drawn in zip(all_axes, panels, lines, strict=True):
-            log = options.log and (panel.log or not _are_shares(drawn))
-            draw_lines(axes, drawn, PRINT, log=log, width=LINE_WIDTH)
+        for axes, panel, drawn, title in zip(all_axes, panels, lines, titles, strict=True):
+            draw_lines(axes, drawn, axis, log=options.log and (panel.log or not _are_shares(drawn)))
             axes.set_xlabel(X_LABELS[axis])
-            whole_x_ticks(axes, axis)
-            axes.set_ylabel(printable(short_name(panel.title)))
-            if len(panel.metrics) > 1:
-                _add_kind_legend(axes, panel)
-        if rows:
-            _add_run_legend(figure, entries)
+            axes.set_ylabel(shortened(title))
+            handles |= {handle.get_label(): handle for handle in axes.get_legend_handles_labels()[0]}
+            if len(groups) == 1 and len(drawn) > 1:
+                axes.legend(loc="best")
+        if handles and len(groups) > 1:
+            figure.legend([*handles.values()], [*map(str, handles)], loc="outside upper center", ncols=legend_columns)
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, dpi=PNG_DPI, metadata=_metadata(kind, mark))
+        figure.savefig(buffer, format=kind, dpi=PNG_DPI, metadata=METADATA[kind])
     return buffer.getvalue()
 
 
@@ -201,60 +182,46 @@ def _axis(runs: Sequence[ReportedRun], wanted: XAxis | None) -> XAxis:
 
 
 def _panel_keys(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[str]:
-    """Return the ids of the charts: those of `names`, else the default ones.
+    """Return the ids of the charts: those of `names`, else the default ones that have a curve.
 
-    Foreign runs show the default charts that they have a curve of, then charts of their other metrics.
+    Foreign runs have charts of their other metrics in place of missing ones.
     """
+
+    def has_curve(chart: str) -> bool:
+        return any(run.curves.has(key) for key in find_chart(chart).metrics for run in runs)
+
     foreign_curves = [run.curves for run in runs if isinstance(run, ForeignReport)]
     foreign = {name: key for curves in foreign_curves for name, key in curves.keys.items()}
-    if names or not foreign:
-        own = list(dict.fromkeys(name for run in runs for name in run.curves.own_names))
-        panels = [find_panel(name, own, foreign) for name in names or DEFAULT_METRICS]
-        for index, name in enumerate(names):
-            # The `loss` of a program that has no other one.
-            if name in foreign and not any(
-                run.curves.has(key) for key in find_chart(panels[index]).metrics for run in runs
-            ):
-                panels[index] = foreign[name]
-        return list(dict.fromkeys(panels))
-    shown = {key for name in DEFAULT_METRICS for key in find_chart(name).metrics}
-    keys = [
-        name for name in DEFAULT_METRICS if any(run.curves.has(key) for key in find_chart(name).metrics for run in runs)
-    ]
-    return [*keys, *further_keys(foreign_curves, shown)][: len(DEFAULT_METRICS)]
+    if not names:
+        shown = {key for name in DEFAULT_METRICS for key in find_chart(name).metrics}
+        known = [*filter(has_curve, DEFAULT_METRICS), *further_keys(foreign_curves, shown)]
+        return known[: len(DEFAULT_METRICS)] or [*DEFAULT_METRICS]
+    own = list(dict.fromkeys(name for run in runs for name in run.curves.own_names))
+    panels = {name: find_panel(name, own, foreign) for name in names}
+    # The `loss` of a program that has no other one.
+    keys = (foreign[name] if name in foreign and not has_curve(panel) else panel for name, panel in panels.items())
+    return list(dict.fromkeys(keys))
 
 
 def column_labels(comparison: Comparison, columns: Sequence[Column], max_characters: int) -> list[str]:
     """Return a label for each curve: the name of the run, and the config values that differ and change its result.
 
-    A group has the name of its first run and the number of its seeds. An ellipsis stands for values without room.
+    A group has the name of its first run and the number of its seeds.
     """
-    keys = [
-        difference
-        for difference in comparison.differences
-        if not is_neutral(difference.key)
-        # In a group, the seeds differ.
-        and all(len({_value(difference.values[run]) for run in column.runs}) == 1 for column in columns)
-    ]
-    labels: list[str] = []
-    for shown in range(len(keys), -1, -1):
-        labels = [_label(comparison, column, keys[:shown], len(keys) - shown) for column in columns]
-        if max(map(len, labels)) <= max_characters:
-            break
+    labels = []
+    for column in columns:
+        first, run = column.runs[0], comparison.runs[column.runs[0]]
+        words = [
+            f"{_key_name(difference.key)} {_value(difference.values[first])}"
+            for difference in comparison.differences
+            if run.has_key(difference.key)
+            and not is_neutral(difference.key)
+            # In a group, the seeds differ.
+            and all(len({_value(difference.values[run]) for run in other.runs}) == 1 for other in columns)
+        ]
+        name = f"{run.name} ({len(column.runs)} seeds)" if column.is_group else run.name
+        labels.append(shortened(f"{name}: {', '.join(words)}" if words else name, max_characters))
     return labels
-
-
-def _label(comparison: Comparison, column: Column, keys: Sequence[KeyDifference], hidden: int) -> str:
-    first = column.runs[0]
-    run = comparison.runs[first]
-    name = f"{run.name} ({len(column.runs)} seeds)" if column.is_group else run.name
-    words = [
-        f"{_key_name(difference.key)} {_value(difference.values[first])}"
-        for difference in keys
-        if run.has_key(difference.key)
-    ]
-    words += ["…"] if words and hidden else []
-    return printable(f"{name}: {', '.join(words)}" if words else name)
 
 
 def _key_name(key: str) -> str:
@@ -264,76 +231,9 @@ def _key_name(key: str) -> str:
 
 
 def _value(value: object) -> str:
-    return format_value(_rounded(value)) or "none"
-
-
-def _rounded(value: object) -> object:
-    """Round numbers to three digits, also within a list or a mapping."""
-    match value:
-        case float():
-            return float(f"{value:.3g}")
-        case list():
-            return [_rounded(part) for part in value]
-        case dict():
-            return {key: _rounded(part) for key, part in value.items()}
-    return value
-
-
-def _panel_lines(
-    panel: Chart, groups: Sequence[Sequence[ReportedRun]], labels: Sequence[str], options: PlotOptions, axis: XAxis
-) -> list[Line]:
-    """Return the curves of a panel that have a value. The second curve of each run is thin and pale."""
-    lines, keys = [], plotted_curves(panel)
-    for index, (runs, label) in enumerate(zip(groups, labels, strict=True)):
-        for number, key in enumerate(keys):
-            is_short = any(isinstance(run, ForeignReport) and not run.curves.is_long(key) for run in runs)
-            smoothing = options.smoothing if panel.is_smoothed(key) and not is_short else 0.0
-            line = make_line(label, [run.curves.over(key, axis) for run in runs], index, smoothing=smoothing)
-            # Raw values of several runs would hide each other.
-            line = replace(line, is_faint=number > 0, raw=line.raw if len(groups) == len(keys) == 1 else None)
-            if np.isfinite(line.series.y).any():
-                lines.append(line)
-    return lines
+    return format_value(float(f"{value:.3g}") if isinstance(value, float) else value) or "none"
 
 
 def _are_shares(lines: Sequence[Line]) -> bool:
     """Whether all values are from 0 to 1."""
     return all(np.nanmin(line.series.y) >= 0 and np.nanmax(line.series.y) <= 1 for line in lines)
-
-
-def _legend_columns(labels: Sequence[str], width_in: float) -> int:
-    entry = max(map(len, labels)) + ENTRY_CHARACTERS
-    return max(1, min(len(labels), int(width_in * CHARACTERS_PER_IN) // entry))
-
-
-def _add_run_legend(figure: Figure, lines: Mapping[str, Line]) -> None:
-    """Name the runs above the panels by their labels; a single run needs no name."""
-    handles = [_handle(PRINT.color(line.color), line.dash) for line in lines.values()]
-    # A legend leaves out labels that begin with an underscore.
-    labels = [f" {label}" if label.startswith("_") else label for label in lines]
-    columns = _legend_columns(labels, figure.get_figwidth())
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=3.0)
-
-
-def _add_kind_legend(axes: Axes, panel: Chart) -> None:
-    """Name the curves of one run within a panel: the main one is thick."""
-    keys = plotted_curves(panel)
-    handles = [_handle(PRINT.ink, 0, is_faint=number > 0) for number in range(len(keys))]
-    axes.legend(handles, [METRICS[key].label for key in keys], loc="best", handlelength=3.0)
-
-
-def _handle(color: str, dash: int, *, is_faint: bool = False) -> Any:
-    width, opacity = (0.6 * LINE_WIDTH, FAINT_OPACITY) if is_faint else (LINE_WIDTH, 1.0)
-    handle = import_library("matplotlib.lines", COMMAND).Line2D([], [], color=color, linewidth=width, alpha=opacity)
-    if pattern := dashes(dash):
-        handle.set_dashes(pattern)
-    return handle
-
-
-def _metadata(kind: str, mark: str) -> dict[str, str | None]:
-    """Return metadata without dates and versions, so that the same runs give the same bytes."""
-    if kind == "svg":
-        return {"Creator": None, "Date": None, "Format": None, "Type": None, "Description": mark}
-    if kind == "pdf":
-        return {"Creator": None, "Producer": None, "CreationDate": None, "Subject": mark}
-    return {"Software": None, "Description": mark}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from engine.report.pictures import Picture, matrix_picture, thumbnail
-from engine.report.runs import OwnRun, read_run_evaluations
+from engine.report.runs import OwnRun
 from engine.report.sections import Table, short_name
-from engine.runs.evaluations import worst_first
+from engine.runs.evaluations import read_evaluations, worst_first
 from engine.runs.inspection import PartName
 from engine.runs.inspection_file import read_inspection
 from engine.show.table import Column
@@ -25,8 +26,7 @@ CLASS_COLUMNS: tuple[Column[tuple[str, str, str]], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class ClassSection:
+class ClassSection(NamedTuple):
     """Results by class of the best epoch, or in `head` why there are none."""
 
     head: str
@@ -36,9 +36,15 @@ class ClassSection:
 
 def class_section(run: OwnRun) -> ClassSection:
     """Return the confusion matrix and the accuracy per class of the best epoch, the least accurate class first."""
-    evaluations, problem = read_run_evaluations(run.folder)
-    if evaluations is None:
-        return ClassSection(problem)
+    path = run.folder.evaluation
+    try:
+        evaluations = read_evaluations(path)
+    except FileNotFoundError:
+        return ClassSection("The run has no evaluation yet: it is written at the end of each epoch.")
+    except OSError as error:
+        return ClassSection(f"{path.name} cannot be read: {error.strerror}")
+    except InvalidRecordError as error:
+        return ClassSection(f"{path.name} {error}")
     best = evaluations.best
     loss = UNKNOWN if best.loss is None else format_score(best.loss)
     head = (
@@ -55,23 +61,11 @@ def class_section(run: OwnRun) -> ClassSection:
     return ClassSection(head, matrix_picture(best.counts) if has_matrix else None, table)
 
 
-@dataclass(frozen=True)
-class ShownImage:
-    """An image of a list: its picture, its name, its label, and what the model takes it for."""
-
-    picture: Picture
-    name: str
-    label: str
-    predicted: str
-    probability: str
-
-
-@dataclass(frozen=True)
-class ImageSection:
+class ImageSection(NamedTuple):
     """The images that the model gets wrong. `note` says what they are of, or how to make them."""
 
     note: str
-    mistakes: tuple[ShownImage, ...] = ()
+    mistakes: Sequence[Mapping[str, Any]] = ()
 
 
 def image_section(run: OwnRun) -> ImageSection:
@@ -86,15 +80,15 @@ def image_section(run: OwnRun) -> ImageSection:
     # The model has not seen the images of validation.
     part: PartName = "val" if inspection.info.covers("val") else "all"
     rows, classes = inspection.ranked("mistakes", part), inspection.info.classes
-    images = tuple(
-        ShownImage(
-            thumbnail(run.folder, inspection, image),
-            image.name,
-            short_name(classes[image.label]),
-            short_name(classes[image.predicted]),
-            format_share(image.probability),
-        )
+    images = [
+        {
+            "picture": thumbnail(run.folder, inspection, image),
+            "name": image.name,
+            "label": short_name(classes[image.label]),
+            "predicted": short_name(classes[image.predicted]),
+            "probability": format_share(image.probability),
+        }
         for image in inspection.images(rows[:MAX_WORST_IMAGES])
-    )
+    ]
     note = f"{inspection.info.checkpoint} gets {len(rows):,} of {inspection.count(part):,} images wrong."
     return ImageSection(note, images)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.config.yaml_io import MAX_CONFIG_BYTES
 from engine.runs.comparison import ComparedRun, describe_run, read_flat_config
 from engine.runs.curves import CurveData
-from engine.runs.evaluations import RunEvaluations, read_evaluations
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal_follower import JournalFollower
 from engine.runs.reduced_curves import MAX_BLOCKS, Curves, reduce_curves
 from engine.show.foreign_run import KeyedCurves, OnRead, read_whole
-from engine.utils.codec import InvalidRecordError
-from engine.utils.files import read_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,23 +55,3 @@ def read_reported_run(run: OpenedRun, max_blocks: int = MAX_BLOCKS, on_read: OnR
         data.add(event)
     compared = describe_run(run, history.record(), read_flat_config(run.config), journal.problem)
     return OwnRun(compared, reduce_curves(data, max_blocks), run, history)
-
-
-def read_run_evaluations(folder: RunFolder) -> tuple[RunEvaluations | None, str]:
-    """Return the evaluations of a run, or why there are none."""
-    try:
-        return read_evaluations(folder.evaluation), ""
-    except FileNotFoundError:
-        return None, "The run has no evaluation yet: it is written at the end of each epoch."
-    except OSError as error:
-        return None, f"{folder.evaluation.name} cannot be read: {error.strerror}"
-    except InvalidRecordError as error:
-        return None, f"{folder.evaluation.name} {error}"
-
-
-def read_config_text(folder: RunFolder) -> str:
-    """Return the stored config as it is; "" if it cannot be read."""
-    try:
-        return read_bytes(folder.config, MAX_CONFIG_BYTES).decode(errors="replace")
-    except OSError:
-        return ""

@@ -12,10 +12,10 @@ import numpy as np
 
 from engine.config.command_line import format_value, repeat_arguments
 from engine.config.differences import SESSION_KEYS
+from engine.config.yaml_io import MAX_CONFIG_BYTES
 from engine.report.runs import OwnRun
 from engine.runs.events import EpochEvent
 from engine.runs.folder import RunState
-from engine.runs.labels import read_labels
 from engine.runs.metrics import (
     METRICS,
     Aggregate,
@@ -26,6 +26,7 @@ from engine.runs.metrics import (
 )
 from engine.runs.run_config import default_values
 from engine.show.table import Column, Row, text_cells
+from engine.utils.files import read_bytes
 from engine.utils.text import list_names, pluralize
 from engine.utils.units import (
     UNKNOWN,
@@ -113,18 +114,20 @@ def epoch_table(epochs: Sequence[EpochEvent], best: EpochEvent | None) -> Table[
     kept = set(np.linspace(0, len(epochs) - 1, min(len(epochs), MAX_EPOCH_ROWS)).round().astype(int).tolist())
     own = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))[:MAX_OWN_METRICS]
     # At an epoch, the best metrics are those of the trained or of the EMA weights.
-    metrics = [metric for metric in METRICS.values() if metric.aggregate is not Aggregate.BEST]
-    metrics = [metric for metric in metrics if _is_shown(metric, map(metric.of_epoch, epochs))]
-    metrics += map(own_metric, own)
+    metrics = [
+        metric
+        for metric in METRICS.values()
+        if metric.aggregate is not Aggregate.BEST
+        # A count of zero in all epochs says nothing.
+        and any(value if metric.unit is Unit.COUNT else value is not None for value in map(metric.of_epoch, epochs))
+    ]
     columns = [Column[EpochEvent]("epoch", "epoch", lambda epoch: str(epoch.epoch))]
-    columns += [Column(metric.key, value_text(metric.label), partial(_epoch_cell, metric)) for metric in metrics]
+    columns += [
+        Column(metric.key, value_text(metric.label), partial(_epoch_cell, metric))
+        for metric in (*metrics, *map(own_metric, own))
+    ]
     rows = [epoch for index, epoch in enumerate(epochs) if index in kept or epoch is best]
     return Table(columns, rows, len(epochs) - len(rows), lambda epoch: epoch is best)
-
-
-def _is_shown(metric: Metric, values: Iterable[float | None]) -> bool:
-    """Whether a value is known, and of a count not zero."""
-    return any(value if metric.unit is Unit.COUNT else value is not None for value in values)
 
 
 def _epoch_cell(metric: Metric, epoch: EpochEvent) -> str:
@@ -191,7 +194,9 @@ def notes(run: OwnRun) -> Iterator[str]:
         yield "The run is not over: this is its state when the report was made."
 
 
-def labels(run: OwnRun) -> tuple[tuple[str, ...], str]:
-    """Return tags and note that the user gave the run."""
-    found = read_labels(run.folder)
-    return found.tags, found.note
+def config_lines(run: OwnRun) -> list[str]:
+    """Return the stored config as it is; nothing if it cannot be read."""
+    try:
+        return read_bytes(run.folder.config, MAX_CONFIG_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return []

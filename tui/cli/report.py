@@ -76,18 +76,16 @@ def report(
     After `gputrain evaluate RUN --list mistakes`, it has the worst images, too.
 
     With -o FILE.svg, .pdf or .png, the file is one figure for a paper. Runs that differ in the seed alone are one
-    curve: their mean, and their standard deviation as a band. Numbers of --width are inches; column is 3.25. A file
-    that was made from the same runs is replaced.
+    curve: their mean, and their standard deviation as a band. Numbers of --width are inches; column is 3.25. An
+    earlier report is replaced.
 
     A path stands for all runs that other programs have written below it: a page has a chart for each of their metrics.
     """
     from engine.code.difference import code_texts
     from engine.foreign.folders import require_unwatched
-    from engine.report.output import check_output, make_mark, write_output
-    from engine.report.page import MARK_KIND as PAGE_KIND
+    from engine.report.output import check_output, write_output
     from engine.report.page import make_page
     from engine.report.plot import DEFAULT_SMOOTHING, PlotOptions, file_format, make_plot, parse_width
-    from engine.report.plot import MARK_KIND as PLOT_KIND
     from engine.runs.folder import RunFolder
     from engine.runs.metric_directions import read_directions
     from engine.runs.root import runs_root
@@ -99,16 +97,13 @@ def report(
     path = expand_user(output or DEFAULT_OUTPUT)
     is_page = path.suffix.casefold() in PAGE_SUFFIXES
     kind = "" if is_page else file_format(path)
+    advice = "write a figure: -o curves.pdf, .svg or .png" if is_page else "write a page: -o page.html"
     figure_options = {"--metric": metrics, "--x": x, "--width": width, "--smooth": smooth}
     figure_options |= {"--log": log or None, "--separate": separate or None}
-    if code and not is_page:
-        raise UsageError.one(
-            "--code", f"has no effect on the figure {path}", "write a page: -o page.html", code="no-effect"
-        )
-    given = [name for name, value in figure_options.items() if value is not None]
-    if is_page and given:
-        advice = "write a figure: -o curves.pdf, .svg or .png"
-        raise UsageError.one(given[0], f"has no effect on the page {path}", advice, code="no-effect")
+    unused = figure_options if is_page else {"--code": code or None}
+    for name in (name for name, value in unused.items() if value is not None):
+        what = f"the {'page' if is_page else 'figure'} {path}"
+        raise UsageError.one(name, f"has no effect on {what}", advice, code="no-effect")
     if smooth is not None and not 0 <= smooth <= 1:
         raise UsageError.one("--smooth", f"{smooth:g} is not allowed: must be a share from 0 to 1", code="out-of-range")
     directions = read_directions(runs_root(runs_dir), better or ())
@@ -125,19 +120,17 @@ def report(
     foreign = [run.folder for run in found if not isinstance(run, RunFolder)]
     if output is None and foreign:
         require_unwatched(Path.cwd(), [*foreign, *map(expand_user, runs)])
-    names = [run.name for run in found]
-    mark = make_mark(PAGE_KIND if is_page else PLOT_KIND, names)
-    check_output(path, mark, force=force)
+    check_output(path, force=force)
     shown = list(map(as_foreign, found))
     with reading_line(shown) as on_read:
         if is_page:
             data = make_page(shown, directions, on_read, code_texts(found) if code else ()).encode(errors="replace")
         else:
             data = make_plot(shown, options, kind, print_warning, on_read)
-    written = write_output(path, data, mark, force=force)
+    written = write_output(path, data, force=force)
     if as_json:
         from tui.cli.outputs import ReportOutput, print_json
 
-        print_json(ReportOutput(runs=names, file=str(written)))
+        print_json(ReportOutput(runs=[run.name for run in found], file=str(written)))
     else:
         typer.echo(printable(str(written)))

@@ -30,8 +30,9 @@ def test_report_and_plot_write_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert json.loads(invoke("report", "a", "--json"))["file"] == "report.html"
     assert "<!DOCTYPE html>" in (tmp_path / "report.html").read_text()
     assert invoke("report", "a", "--metric", "lr", "-o", "lr.svg").strip() == "lr.svg"
-    make_compared_run(tmp_path / "runs", "b")
-    assert says(invoke("report", "b", "-o", "lr.svg", code=2), "name-in-use", "error: --output: lr.svg ", "--force")
+    assert invoke("report", "a", "--metric", "loss", "-o", "lr.svg").strip() == "lr.svg"
+    (tmp_path / "lr.svg").write_text("own drawing")
+    assert says(invoke("report", "a", "-o", "lr.svg", code=2), "name-in-use", "error: --output: lr.svg ", "--force")
 
 
 def test_report_is_written_among_watched_runs_only_if_a_file_is_named(
