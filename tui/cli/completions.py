@@ -1,7 +1,6 @@
 """Words that the shell completes: runs, sweeps, config files, presets, keys, models.
 
-Names of runs import neither torch nor pydantic. `tui.cli.shells` prints the words for the shell. A folder that cannot
-be read has none.
+Names of runs import neither torch nor pydantic. A folder that cannot be read has none.
 """
 
 from __future__ import annotations

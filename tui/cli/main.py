@@ -13,6 +13,9 @@ import typer
 from tui.cli.help import CONTEXT_SETTINGS, HelpCommand, LazyGroup
 from tui.cli.help_page import make_help
 from tui.cli.options import LowBandwidthOption, RunsDirOption, TrustOwnerOption, run_argument
+from tui.cli.typer_internals import prepare_shells
+
+prepare_shells()
 
 app = typer.Typer(
     name="gputrain",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
+import typer
+
 from tui.cli.command import command
 from tui.cli.config_arguments import ChangesArgument
 from tui.cli.config_flags import FlagOverrides, config_flags
@@ -16,7 +18,6 @@ from tui.cli.run_command import (
     check_keys,
     check_no_options,
     is_command_key,
-    typer_context,
 )
 from tui.cli.run_options import find_runs
 from tui.cli.train import EXIT_CODES, StartOptions, build_request, start_run, takes_start
@@ -45,6 +46,7 @@ def resume(
     flags: FlagOverrides,
     start: StartOptions,
     options: CommandOptions,
+    context: typer.Context,
 ) -> None:
     """Resume a run from its last checkpoint, or start its command again.
 
@@ -57,7 +59,7 @@ def resume(
 
     [folder] = find_runs([run], start.runs_dir, trust_owner=start.trust_owner)
     is_command = has_command(folder)
-    typer_context().meta[ResumeCommand.IS_COMMAND] = is_command
+    context.meta[ResumeCommand.IS_COMMAND] = is_command
     if not is_command:
         check_no_options(options, "gputrain run … -- COMMAND")
         check_training("gputrain resume")

@@ -5,6 +5,7 @@ What precedes `--` is that of `gputrain run`, see `tui.cli.train`. What follows 
 
 from __future__ import annotations
 
+import inspect
 import os
 import shlex
 import shutil
@@ -125,19 +126,12 @@ def takes_command(function: Callback, without: Collection[str] = ()) -> Callback
     kept = {name: parameter for name, parameter in parameters.items() if name not in without}
     with_options = expand_parameter(function, "options", kept, combine)
 
-    def words(_: dict[str, Any]) -> Sequence[str] | None:
-        context = typer_context()
-        found: Sequence[str] | None = context.meta.get(WordsCommand.WORDS)
+    def words(values: dict[str, Any]) -> Sequence[str] | None:
+        found: Sequence[str] | None = values["context"].meta.get(WordsCommand.WORDS)
         return found
 
-    return expand_parameter(with_options, "words", {}, words)
-
-
-def typer_context() -> Any:
-    """Return the context of the command that runs."""
-    from typer._click.globals import get_current_context
-
-    return get_current_context()
+    context = (typer.Context, inspect.Parameter.empty)
+    return expand_parameter(with_options, "words", {"context": context}, words)
 
 
 class WordsCommand(HelpCommand):

@@ -96,7 +96,7 @@ def test_bash_completes_words(bash: Bash, work: Path) -> None:
     assert not (work / "hacked").exists()
 
 
-def request(line: str, shell: str = "bash") -> dict[str, str]:
+def request(line: str, shell: str = "fish") -> dict[str, str]:
     """Return the variables with which the scripts of the shells ask `gputrain` to complete a line."""
     return {
         "_GPUTRAIN_COMPLETE": f"complete_{shell}",
@@ -105,15 +105,16 @@ def request(line: str, shell: str = "bash") -> dict[str, str]:
     }
 
 
-def completions(line: str, shell: str = "bash") -> Result:
+def completions(line: str, shell: str = "fish") -> Result:
     """Return what the scripts of the shells get for a line, from this process."""
     return CliRunner(env=request(line, shell)).invoke(app, prog_name="gputrain")
 
 
 def words(line: str) -> list[str]:
+    """Return the words that bash and fish get for a line."""
     done = completions(line)
     assert (done.exit_code, done.stderr) == (0, "")
-    return done.stdout.split()
+    return [word.partition("\t")[0] for word in done.stdout.splitlines()]
 
 
 def test_config_completes_presets_files_and_sections(work: Path) -> None:
@@ -127,7 +128,7 @@ def test_config_completes_presets_files_and_sections(work: Path) -> None:
 def test_models_complete_without_catalogs(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(work / "none"))
     assert words("gputrain run --model ") == [*BUILTIN_MODELS]
-    assert words("gputrain run model.name=cn") == ["cnn"]
+    assert words("gputrain run model.name=cn") == ["model.name=cnn"]
     assert not (work / "none").exists()
 
 
