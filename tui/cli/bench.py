@@ -16,7 +16,7 @@ from tui.cli.config_arguments import (
     split_arguments,
 )
 from tui.cli.config_flags import FlagOverrides, config_flags
-from tui.cli.console import print_warning
+from tui.cli.console import print_json, print_warning
 from tui.cli.options import JsonOption, TrustCodeOption
 
 if TYPE_CHECKING:
@@ -101,21 +101,18 @@ def bench(
         typer.echo(f"interrupted after {len(runs)} of {total} runs; their folders are deleted", err=True)
     speeds = scaling_results(runs)
     if as_json:
-        from tui.cli.model_outputs import BenchOutput
-        from tui.cli.outputs import print_json
-
         print_json(
-            BenchOutput(
-                model=plan.config.model.name,
-                dataset=plan.config.data.dataset,
-                device="gpu" if plan.on_gpu else "cpu",
-                scaling=scaling,
-                epochs=plan.epochs,
-                repeats=plan.repeats,
-                synthetic_data=plan.limit,
-                speeds=[asdict(speed) for speed in speeds],
-                runs=[run.to_dict() for run in runs],
-            )
+            {
+                "model": plan.config.model.name,
+                "dataset": plan.config.data.dataset,
+                "device": "gpu" if plan.on_gpu else "cpu",
+                "scaling": scaling,
+                "epochs": plan.epochs,
+                "repeats": plan.repeats,
+                "synthetic_data": plan.limit,
+                "speeds": [asdict(speed) for speed in speeds],
+                "runs": [run.to_dict() for run in runs],
+            }
         )
     elif runs:
         for line in bench_lines(speeds):

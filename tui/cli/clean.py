@@ -20,12 +20,11 @@ def clean(*, yes: YesOption = False, as_json: JsonOption = False) -> None:
     from engine.utils.errors import UsageError
     from engine.utils.text import pluralize
     from engine.utils.units import format_bytes
-    from tui.cli.console import ask, print_table
-    from tui.cli.outputs import CleanOutput, print_json
+    from tui.cli.console import ask, print_json, print_table
 
     found = find_leftovers()
     if as_json:
-        print_json(CleanOutput(leftovers=found))
+        print_json({"leftovers": found})
         return
     if not found:
         typer.echo("There is nothing to delete.", err=True)

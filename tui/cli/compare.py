@@ -54,7 +54,7 @@ def compare(
     from engine.runs.comparison import compare_runs, require_comparable
     from engine.runs.metric_directions import read_directions
     from engine.show.foreign_run import as_foreign, read_run
-    from tui.cli.console import print_warning, reading_line
+    from tui.cli.console import print_json, print_warning, reading_line
 
     directions = read_directions(runs_root(runs_dir), better or ())
     found = find_any_runs(runs, runs_dir, trust_owner=trust_owner)
@@ -65,9 +65,7 @@ def compare(
     for note in comparison.notes:
         print_warning(note)
     if as_json:
-        from tui.cli.outputs import CompareOutput, print_json
-
-        print_json(CompareOutput(**comparison.to_dict(number)))
+        print_json(comparison.to_dict(number))
         return
     from tui.cli.console import table_console
     from tui.tables.compare import format_comparison

@@ -14,7 +14,7 @@ from tui.cli.command import command
 from tui.cli.completions import complete_described
 from tui.cli.config_arguments import ConfigArguments, print_no_effect, resolve_arguments
 from tui.cli.config_flags import FlagOverrides, config_flags
-from tui.cli.console import print_warning
+from tui.cli.console import print_json, print_warning
 from tui.cli.help import MAX_HELP_COLUMNS
 from tui.cli.options import JsonOption
 
@@ -50,7 +50,6 @@ def show(
     from engine.config.limits import read_limits
     from engine.config.schema import as_dict, without_unstored
     from engine.config.yaml_io import to_yaml
-    from tui.cli.outputs import ConfigOutput, print_json
 
     for problem in resolved.missing:
         print_warning(problem)
@@ -61,7 +60,7 @@ def show(
     if not sources:
         # The YAML may become a config file.
         if as_json:
-            print_json(ConfigOutput(config=values))
+            print_json({"config": values})
         else:
             typer.echo(to_yaml(without_unstored(values)).rstrip())
         return
@@ -71,7 +70,7 @@ def show(
         for key, value in keys.items()
     }
     if as_json:
-        print_json(ConfigOutput(config=rows))
+        print_json({"config": rows})
         return
     from engine.show.table import cell_width, pad
 
@@ -125,9 +124,7 @@ def describe(
     if names:
         rows = {key: row for key, row in rows.items() if key in names or key.partition(".")[0] in names}
     if as_json:
-        from tui.cli.outputs import ConfigKeysOutput, print_json
-
-        print_json(ConfigKeysOutput(keys=rows))
+        print_json({"keys": rows})
         return
     for key, row in rows.items():
         other = f", or {row['other']}" if row["other"] else ""

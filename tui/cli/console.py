@@ -1,4 +1,4 @@
-"""Prints tables, lines of styled text as wide as the terminal, errors and warnings."""
+"""Prints tables, JSON, lines of styled text as wide as the terminal, errors and warnings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from engine.runs.find import OpenedRun
     from engine.show.table import Column, Row
+    from engine.utils.codec import Record
     from engine.utils.errors import Problem
 
 NON_TTY_COLUMNS = 120
@@ -33,6 +34,27 @@ def print_table(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> None:
 
     for line in plain_lines(columns, rows):
         typer.echo(line)
+
+
+def print_json(values: Record | Mapping[str, Any]) -> None:
+    """Print what `--json` prints: one object, whose fields `engine/JSON.md` lists. Text is escaped to printable ASCII,
+    and a number that is not finite is null."""
+    from engine.utils.codec import encode_indented
+
+    typer.echo(encode_indented(_with_format(values)))
+
+
+def json_line(values: Record | Mapping[str, Any]) -> str:
+    """Return one line of a stream of JSON objects. Each line has the `format`, so a reader needs no other one."""
+    from engine.utils.codec import encode
+
+    return encode(_with_format(values)).decode()
+
+
+def _with_format(values: Record | Mapping[str, Any]) -> dict[str, Any]:
+    from engine.utils.codec import FORMAT, to_builtins
+
+    return {"format": FORMAT, **(values if isinstance(values, Mapping) else to_builtins(values))}
 
 
 def table_console() -> Console:

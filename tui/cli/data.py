@@ -10,7 +10,7 @@ import typer
 from tui.cli.command import command
 from tui.cli.config_arguments import ConfigArguments, code_trust, print_no_effect, resolve_arguments
 from tui.cli.config_flags import FlagOverrides, config_flags
-from tui.cli.console import print_warning
+from tui.cli.console import print_json, print_warning
 from tui.cli.options import ForceOption, JsonOption, TrustCodeOption, output_option, split_option
 
 if TYPE_CHECKING:
@@ -67,10 +67,7 @@ def show(
     opened = open_dataset(resolved.config)
     shows = per_class > 0 and not as_json and sys.stdout.isatty()
     if as_json:
-        from tui.cli.model_outputs import DataOutput
-        from tui.cli.outputs import print_json
-
-        print_json(DataOutput(**opened.to_dict()))
+        print_json(opened.to_dict())
     else:
         from tui.tables.dataset import dataset_lines
 

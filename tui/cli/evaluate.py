@@ -13,7 +13,7 @@ import typer
 from tui.cli.command import command
 from tui.cli.completions import complete_evaluation_keys
 from tui.cli.config_flags import FlagOverrides, config_flags
-from tui.cli.console import print_warning
+from tui.cli.console import print_json, print_warning
 from tui.cli.options import JsonOption, Split, count_option, split_option
 from tui.cli.run_options import ModelOptions, takes_model, takes_run
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from engine.inference.trained_model import TrainedCheckpoint
     from engine.runs.folder import RunFolder
     from engine.runs.inspection import InspectedImage, Inspection
-    from tui.cli.model_outputs import EvaluationOutput, InspectionOutput
 
 DEFAULT_COUNT = 20
 MEMORIZED = (
@@ -110,8 +109,6 @@ def evaluate(
     shown = choose_lists(inspection, split, names, cell, count or DEFAULT_COUNT)
     print_unread(inspection.info.unread, inspection.info.unread_count)
     if as_json:
-        from tui.cli.outputs import print_json
-
         print_json(inspection_output(inspection, folder, split, shown))
         return
     from tui.tables.evaluation import inspection_lines
@@ -161,8 +158,6 @@ def print_evaluation(
         result = evaluate_checkpoint(trained, overrides, split, reserved)
     print_unread(result.unread, len(result.unread))
     if as_json:
-        from tui.cli.outputs import print_json
-
         print_json(evaluation_output(result, trained, folder, split))
     else:
         from tui.tables.evaluation import evaluation_lines
@@ -203,33 +198,31 @@ def print_unread(files: Iterable[str], count: int) -> None:
 
 def evaluation_output(
     result: CheckpointEvaluation, checkpoint: TrainedCheckpoint, run: RunFolder, split: Split
-) -> EvaluationOutput:
+) -> dict[str, Any]:
     """Return the output of `gputrain evaluate --json`."""
-    from tui.cli.model_outputs import EvaluationOutput
-
     evaluation, data = result.evaluation, result.config.data
-    return EvaluationOutput(
-        run=run.name,
-        checkpoint=str(checkpoint.path),
-        dataset=data.dataset,
-        path=data.path,
-        split=split,
-        tta=result.config.eval.tta,
-        input={key: getattr(data, key) for key in ("val_resize", "val_crop", "fit", "interpolation")},
-        images=evaluation.metrics.images,
-        unread=len(result.unread),
-        loss=evaluation.metrics.loss,
-        top1=evaluation.metrics.accuracy,
-        top5=evaluation.top5,
-        classes=[
+    return {
+        "run": run.name,
+        "checkpoint": str(checkpoint.path),
+        "dataset": data.dataset,
+        "path": data.path,
+        "split": split,
+        "tta": result.config.eval.tta,
+        "input": {key: getattr(data, key) for key in ("val_resize", "val_crop", "fit", "interpolation")},
+        "images": evaluation.metrics.images,
+        "unread": len(result.unread),
+        "loss": evaluation.metrics.loss,
+        "top1": evaluation.metrics.accuracy,
+        "top5": evaluation.top5,
+        "classes": [
             {"name": name, "images": images, "accuracy": accuracy}
             for name, images, accuracy in zip(
                 checkpoint.classes, result.images_per_class, evaluation.per_class, strict=True
             )
         ],
-        confusion=evaluation.confusion,
-        metrics={**evaluation.own},
-    )
+        "confusion": evaluation.confusion,
+        "metrics": {**evaluation.own},
+    }
 
 
 def choose_lists(
@@ -259,25 +252,23 @@ def class_index(classes: Sequence[str], name: str) -> int:
 
 def inspection_output(
     inspection: Inspection, run: RunFolder, split: Split, lists: Mapping[str, Sequence[InspectedImage]]
-) -> InspectionOutput:
+) -> dict[str, Any]:
     """Return the output of `gputrain evaluate --list LIST --json`."""
-    from tui.cli.model_outputs import InspectionOutput
-
     info = inspection.info
-    return InspectionOutput(
-        run=run.name,
-        checkpoint=info.checkpoint,
-        step=info.step,
-        epoch=info.epoch,
-        dataset=info.dataset,
-        folder=info.root,
-        split=split,
-        images=inspection.count(split),
-        wrong=len(inspection.ranked("mistakes", split)),
-        unread=info.unread_count,
-        classes=list(info.classes),
-        lists={name: [image_json(image, inspection) for image in images] for name, images in lists.items()},
-    )
+    return {
+        "run": run.name,
+        "checkpoint": info.checkpoint,
+        "step": info.step,
+        "epoch": info.epoch,
+        "dataset": info.dataset,
+        "folder": info.root,
+        "split": split,
+        "images": inspection.count(split),
+        "wrong": len(inspection.ranked("mistakes", split)),
+        "unread": info.unread_count,
+        "classes": list(info.classes),
+        "lists": {name: [image_json(image, inspection) for image in images] for name, images in lists.items()},
+    }
 
 
 def image_json(image: InspectedImage, inspection: Inspection) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import typer
 
 from tui.cli.command import command
 from tui.cli.completions import complete_evaluation_keys
-from tui.cli.console import print_error, print_warning
+from tui.cli.console import print_error, print_json, print_warning
 from tui.cli.options import ForceOption, JsonOption, output_option
 from tui.cli.run_options import ModelOptions, takes_run, takes_weights
 
@@ -68,16 +68,13 @@ def export(
     trained = read_trained_checkpoint(folder, model.checkpoint, raw=model.raw, code_trust=model.trust)
     exported = export_model(trained, folder, target, options)
     if as_json:
-        from tui.cli.model_outputs import ExportOutput
-        from tui.cli.outputs import print_json
-
         print_json(
-            ExportOutput(
-                run=folder.name,
-                checkpoint=str(trained.path),
-                files=list(map(str, exported.paths)),
-                proof=exported.proof.to_record(),
-            )
+            {
+                "run": folder.name,
+                "checkpoint": str(trained.path),
+                "files": list(map(str, exported.paths)),
+                "proof": exported.proof.to_record(),
+            }
         )
     else:
         typer.echo("\n".join(printable(str(path)) for path in exported.paths))

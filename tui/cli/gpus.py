@@ -142,7 +142,7 @@ class _SnapshotPrinter:
         if self._record_only:
             return
         if self._options.json:
-            from tui.cli.outputs import json_line, print_json
+            from tui.cli.console import json_line, print_json
 
             if self._options.sample_count == 1:
                 print_json(snapshot)

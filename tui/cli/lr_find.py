@@ -13,7 +13,7 @@ import typer
 from tui.cli.command import command
 from tui.cli.config_arguments import ConfigArguments, config_copies, resolve_arguments, split_arguments
 from tui.cli.config_flags import FlagOverrides, config_flags
-from tui.cli.console import print_error, show_progress
+from tui.cli.console import json_line, print_error, show_progress
 from tui.cli.options import TrustCodeOption
 from tui.cli.train import StartOptions, build_request
 
@@ -88,8 +88,6 @@ class JsonReport:
     """Print everything as JSON lines to stdout: the events of the ranks, `lr_step`, `lr_found` and `lr_written`."""
 
     def show_event(self, event: Event) -> None:
-        from tui.cli.outputs import json_line
-
         print(json_line(event), flush=True)
 
     def show_step(self, curve: LossCurve) -> None:
@@ -117,8 +115,6 @@ class JsonReport:
         pass
 
     def _print(self, kind: str, **values: Any) -> None:
-        from tui.cli.outputs import json_line
-
         print(json_line({"type": kind, **values}), flush=True)
 
 

@@ -128,15 +128,13 @@ def doctor(
 
 def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> int:
     """Print all checks and return the exit code: 0 without problems, 2 if `gputrain run` refuses the config, else 1."""
-    from tui.cli.console import table_console
+    from tui.cli.console import print_json, table_console
     from tui.tables.doctor import area_lines, summary_line
 
     done: list[Check] = []
     if as_json:
         done = [check for area in areas for check in area]
-        from tui.cli.outputs import DoctorOutput, print_json
-
-        print_json(DoctorOutput(checks=[check.to_dict() for check in done]))
+        print_json({"checks": [check.to_dict() for check in done]})
     else:
         console = table_console()
         with console.status("checking") if sys.stdout.isatty() else nullcontext():
@@ -180,9 +178,9 @@ def send_test(urls: Sequence[str], *, as_json: bool) -> int:
         advice = f"set notify.urls=env:NAME, or write URLs into {user_file()} (chmod 600)"
         raise UsageError.one("notify.urls", "there is no destination", advice, code="missing-value")
     if as_json:
-        from tui.cli.outputs import DeliveriesOutput, print_json
+        from tui.cli.console import print_json
 
-        print_json(DeliveriesOutput(deliveries=[asdict(delivery) for delivery in deliveries]))
+        print_json({"deliveries": [asdict(delivery) for delivery in deliveries]})
     else:
         for delivery in deliveries:
             typer.echo(printable(delivery.line), err=not delivery.sent)

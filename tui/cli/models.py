@@ -59,10 +59,9 @@ def list_models(
         raise typer.Exit(1)
     with_counts = with_parameter_counts(matches, announce_parameter_count, announce_problem)
     if as_json:
-        from tui.cli.model_outputs import ModelsOutput
-        from tui.cli.outputs import print_json
+        from tui.cli.console import print_json
 
-        print_json(ModelsOutput(models=[asdict(model) for model in with_counts]))
+        print_json({"models": [asdict(model) for model in with_counts]})
     else:
         print_models(matches, with_counts)
 
@@ -120,10 +119,9 @@ def show(
         config = without_dataset(config)
     result = summarize_model(config, images)
     if as_json:
-        from tui.cli.model_outputs import ModelOutput
-        from tui.cli.outputs import print_json
+        from tui.cli.console import print_json
 
-        print_json(ModelOutput(**dataclasses.asdict(result)))
+        print_json(dataclasses.asdict(result))
         return
     layers = [*layer_lines(result, depth), "", *total_lines(result), *group_lines(result)]
     for line in feature_lines(result) if stages else layers:

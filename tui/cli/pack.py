@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tui.cli.command import command
-from tui.cli.console import print_warning
+from tui.cli.console import print_json, print_warning
 from tui.cli.options import ForceOption, JsonOption, dry_run_option, output_option
 
 if TYPE_CHECKING:
@@ -68,8 +68,6 @@ def pack(
     from engine.utils.files import expand_user
     from engine.utils.text import printable
     from engine.utils.units import format_bytes
-    from tui.cli.model_outputs import PackOutput, PackPlanOutput
-    from tui.cli.outputs import print_json
 
     if output is None:
         advice = f"name the folder to write: gputrain data pack {folder} -o DIR"
@@ -86,14 +84,14 @@ def pack(
     if dry_run:
         count, size = sum(map(len, scan.paths.values())), expected_size(request, scan)
         if as_json:
-            print_json(PackPlanOutput(output=output, images=count, expected_bytes=size))
+            print_json({"output": output, "images": count, "expected_bytes": size})
         else:
             typer.echo(f"{printable(output)} would take about {format_bytes(size)}, {count:,} images")
         return
     with _Progress() as progress:
         summary = write_shards(request, scan, lambda done, total: progress.show(done, total, "images"))
     if as_json:
-        print_json(PackOutput(**asdict(summary)))
+        print_json(asdict(summary))
     else:
         _print_summary(summary)
 

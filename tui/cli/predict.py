@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tui.cli.command import command
-from tui.cli.console import print_error, print_warning
+from tui.cli.console import json_line, print_error, print_warning
 from tui.cli.options import ForceOption, JsonOption, output_option
 from tui.cli.run_options import ModelOptions, reads_run, takes_model
 
@@ -184,7 +184,6 @@ def json_texts(
     `failed` has the files that could not be read once all predictions have arrived.
     """
     from engine.utils.codec import encode
-    from tui.cli.outputs import json_line
 
     header = json_line({"run": run.name, "checkpoint": str(checkpoint.path)})
     yield f'{header[:-1]}, "images": ['

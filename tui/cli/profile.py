@@ -8,7 +8,7 @@ import typer
 
 from engine.utils.errors import Problem, UsageError
 from tui.cli.command import command
-from tui.cli.console import print_error
+from tui.cli.console import print_error, print_json
 from tui.cli.options import JsonOption, NoWaitOption, timeout_option
 from tui.cli.run_control import answers
 from tui.cli.run_options import takes_run, watch_other_hosts
@@ -77,9 +77,7 @@ def profile(
     event = request_profile(folder, steps, 0.0 if no_wait else timeout_s)
     if event is None:
         if as_json:
-            from tui.cli.outputs import ProfileRequestOutput, print_json
-
-            print_json(ProfileRequestOutput(run=folder.name, request="profile", steps=steps))
+            print_json({"run": folder.name, "request": "profile", "steps": steps})
         typer.echo(f"Sent the profile request to {folder.name}; see the profile with --stored.", err=True)
         return
     name = event.folder.rpartition("/")[2]
@@ -145,10 +143,9 @@ def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> No
     path = str(shown_path(folder.profiles / name))
     if as_json:
         from engine.utils.codec import asdict
-        from tui.cli.outputs import ProfileOutput, print_json
 
         own = {"run": folder.name, "folder": path, "diagnosis": diagnose_profile(profile)}
-        print_json(ProfileOutput(**asdict(profile) | own))
+        print_json(asdict(profile) | own)
         return
     from tui.cli.console import table_console
     from tui.tables.profile import profile_lines, trace_lines

@@ -92,7 +92,7 @@ class JsonPrinter:
         self._out = DisconnectSafeStream(sys.stdout)
 
     def __call__(self, event: Event) -> None:
-        from tui.cli.outputs import json_line
+        from tui.cli.console import json_line
 
         if not isinstance(event, RunStarting | TrainingProgress | CommandOutput):
             self._out.write(json_line(event) + "\n")

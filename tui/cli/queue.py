@@ -35,14 +35,12 @@ def list_queue(*, runs_dir: RunsDirOption = None, as_json: JsonOption = False) -
     hold, release, move, priority and begin change one of your own waiting runs.
     """
     from engine.queue import listing
-    from tui.cli.console import print_table
+    from tui.cli.console import print_json, print_table
     from tui.tables.queue import PLAIN_COLUMNS
 
     rows = listing.list_queue(runs_root(runs_dir))
     if as_json:
-        from tui.cli.outputs import QueueOutput, print_json
-
-        print_json(QueueOutput(queue=[row.to_dict() for row in rows]))
+        print_json({"queue": [row.to_dict() for row in rows]})
     elif not rows:
         typer.echo("No run waits on this host.", err=True)
     else:

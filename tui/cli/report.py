@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from tui.cli.command import command
-from tui.cli.console import print_warning, reading_line
+from tui.cli.console import print_json, print_warning, reading_line
 from tui.cli.options import (
     OR_PATH,
     BetterOption,
@@ -129,8 +129,6 @@ def report(
             data = make_plot(shown, options, kind, print_warning, on_read)
     written = write_output(path, data, force=force)
     if as_json:
-        from tui.cli.outputs import ReportOutput, print_json
-
-        print_json(ReportOutput(runs=[run.name for run in found], file=str(written)))
+        print_json({"runs": [run.name for run in found], "file": str(written)})
     else:
         typer.echo(printable(str(written)))

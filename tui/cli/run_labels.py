@@ -16,7 +16,7 @@ from engine.utils.errors import Problem, UsageError, nearest
 from engine.utils.text import pluralize, printable
 from tui.cli.command import command
 from tui.cli.completions import complete_runs
-from tui.cli.console import ask, print_warning
+from tui.cli.console import ask, print_json, print_warning
 from tui.cli.help import MinusWordsCommand
 from tui.cli.options import RUN_HELP, JsonOption, RunsDirOption, TakeOverOption, YesOption, run_argument
 from tui.cli.run_options import find_own_runs, for_each, takes_own_runs, watch_other_hosts
@@ -188,9 +188,7 @@ def trash(
             | {"checkpoints": contents[run.entry].checkpoints}
             for run in runs
         ]
-        from tui.cli.outputs import TrashOutput, print_json
-
-        print_json(TrashOutput(runs=values))
+        print_json({"runs": values})
     elif runs:
         columns: list[Column[TrashedRun]] = [
             Column("name", "name", lambda run: run.entry),

@@ -109,8 +109,7 @@ def list_runs(
     from engine.utils.codec import replace
     from engine.utils.errors import UsageError, nearest
     from engine.utils.text import pluralize, printable
-    from tui.cli.console import print_table
-    from tui.cli.outputs import RunsOutput, print_json
+    from tui.cli.console import print_json, print_table
     from tui.tables.runs import field_columns, listed_columns
 
     root = runs_root(runs_dir)
@@ -141,7 +140,7 @@ def list_runs(
                 replace(each, columns={field.name: field.value(row) for field in fields})
                 for row, each in zip(rows, values, strict=True)
             ]
-        print_json(RunsOutput(runs=values))
+        print_json({"runs": values})
     elif rows:
         sorted_by = order.field if sort and order is not None else None
         print_table(listed_columns(rows, sorted_by) if fields is None else field_columns(fields, rows), rows)

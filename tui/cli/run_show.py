@@ -27,8 +27,7 @@ def show(*, folder: RunFolder, as_json: JsonOption = False) -> None:
     from engine.runs.record_completion import open_run
     from engine.runs.run_row import make_row
     from engine.show.outcome import find_outcome, shown_run
-    from tui.cli.console import table_console
-    from tui.cli.outputs import print_json
+    from tui.cli.console import print_json, table_console
     from tui.tables import fact_lines
     from tui.tables.config import config_changes
     from tui.tables.preview import change_lines

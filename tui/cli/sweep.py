@@ -17,7 +17,7 @@ from tui.cli.command import command
 from tui.cli.completions import complete_config, complete_sweeps
 from tui.cli.config_arguments import split_arguments
 from tui.cli.config_flags import FlagOverrides, config_flags
-from tui.cli.console import print_table, print_warning
+from tui.cli.console import print_json, print_table, print_warning
 from tui.cli.options import (
     DetachOption,
     JsonOption,
@@ -201,9 +201,7 @@ def list_sweeps(
     for problem in problems:
         print_warning(problem)
     if as_json:
-        from tui.cli.outputs import SweepsOutput, print_json
-
-        print_json(SweepsOutput(sweeps=[row.summary() for row in rows]))
+        print_json({"sweeps": [row.summary() for row in rows]})
     elif rows:
         print_table(sweep_columns(time.time()), rows)
     elif not problems:
@@ -224,9 +222,7 @@ def show(
 
     status = SweepReader(_find(name, runs_dir, trust_owner=trust_owner)).poll()
     if as_json:
-        from tui.cli.outputs import SweepOutput, print_json
-
-        print_json(SweepOutput(**status.to_dict()))
+        print_json(status.to_dict())
     else:
         typer.echo("\n".join(sweep_lines(status)))
 

@@ -12,7 +12,7 @@ import typer
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from tui.cli.command import command
-from tui.cli.console import print_error, print_warning
+from tui.cli.console import print_error, print_json, print_warning
 from tui.cli.options import FollowOption, JsonOption
 from tui.cli.run_options import takes_runs
 
@@ -82,9 +82,7 @@ def sync(
         sent = f"{pluralize(sync.steps_sent, 'step')} sent" if sync.steps_sent else "nothing new"
         typer.echo(f"{printable(sync.folder.name)}: {sync.run_state}, {sent}.", err=True)
     if as_json:
-        from tui.cli.outputs import SyncOutput, print_json
-
-        print_json(SyncOutput(syncs=[to_json(sync, service) for sync in syncs]))
+        print_json({"syncs": [to_json(sync, service) for sync in syncs]})
 
 
 def send(syncs: Sequence[RunSync], *, follow: bool, as_json: bool) -> None:

@@ -15,16 +15,14 @@ def show_try_parse(options: CommandOptions, *, as_json: bool) -> None:
 
     from engine.command.try_parse import try_parse
     from engine.utils.text import pluralize, printable
-    from tui.cli.console import print_table
+    from tui.cli.console import print_json, print_table
     from tui.tables.tried_metrics import TRIED_COLUMNS
 
     tried = try_parse(Path(str(options.try_parse)), options.parse)
     if as_json:
-        from tui.cli.outputs import TryParseOutput, print_json
-
         found = {name: asdict(each) for name, each in tried.metrics.items()}
         lines, used, problem = tried.num_lines, tried.num_used, tried.problem
-        print_json(TryParseOutput(metrics=found, lines=lines, lines_used=used, problem=problem))
+        print_json({"metrics": found, "lines": lines, "lines_used": used, "problem": problem})
         return
     if tried.metrics:
         print_table(TRIED_COLUMNS, list(tried.metrics.items()))

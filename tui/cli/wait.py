@@ -65,7 +65,7 @@ def wait(
     from engine.show.awaited_run import RunWait, parse_condition
     from engine.utils.errors import Problem
     from engine.utils.text import printable
-    from tui.cli.console import print_warning
+    from tui.cli.console import print_json, print_warning
 
     timeout_s = math.inf if timeout is None else parse_duration("--timeout", timeout)
     deadline = time.monotonic() + timeout_s
@@ -86,9 +86,7 @@ def wait(
             typer.echo(printable(line_of(found[each])))
     code = exit_code([*found.values()])
     if as_json:
-        from tui.cli.outputs import WaitOutput, print_json
-
-        print_json(WaitOutput(exit_code=code, runs=[found[each] for each in waits]))
+        print_json({"exit_code": code, "runs": [found[each] for each in waits]})
     raise typer.Exit(code)
 
 

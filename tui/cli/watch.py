@@ -112,7 +112,7 @@ def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> Non
     from engine.utils.errors import Problem
     from engine.utils.files import expand_user, is_file
     from engine.utils.text import printable
-    from tui.cli.console import print_table, print_warning, reading_line
+    from tui.cli.console import print_json, print_table, print_warning, reading_line
     from tui.phrases import own_runs_problem
     from tui.tables.foreign_runs import FOREIGN_COLUMNS
 
@@ -137,9 +137,7 @@ def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> Non
         for problem in summary.problems:
             print_warning(Problem(summary.run.name, problem, code="damaged"))
     if as_json:
-        from tui.cli.outputs import WatchOutput, print_json
-
-        print_json(WatchOutput(runs=[run_json(summary) for summary in summaries]))
+        print_json({"runs": [run_json(summary) for summary in summaries]})
     elif summaries:
         print_table(FOREIGN_COLUMNS, summaries)
     elif not own:
@@ -201,7 +199,7 @@ def print_process(process: ProcessId, tree: ProcessTree, *, as_json: bool) -> No
     """Print a process, its GPUs, and the runs that it writes."""
     from engine.foreign.process import find_process_runs, started_at
     from engine.show.foreign_run import summarize
-    from tui.cli.console import print_table, reading_line
+    from tui.cli.console import print_json, print_table, reading_line
     from tui.pollers.process import gpu_uses
     from tui.tables.foreign_runs import FOREIGN_COLUMNS
     from tui.tables.process import gpu_lines, hidden_text, tree_lines
@@ -230,9 +228,7 @@ def print_process(process: ProcessId, tree: ProcessTree, *, as_json: bool) -> No
             "open_files": list(map(str, tree.files)),
             "logs": list(map(str, tree.logs)),
         }  # fmt: skip
-        from tui.cli.outputs import WatchOutput, print_json
-
-        print_json(WatchOutput(runs=[run_json(summary) for summary in summaries], process=shown))
+        print_json({"runs": [run_json(summary) for summary in summaries], "process": shown})
         return
     hidden = hidden_text(tree)
     for line in (*tree_lines(tree, {}, uses, PROCESS_COLUMNS), *gpu_lines(uses), *([hidden] if hidden else [])):

@@ -1,24 +1,25 @@
-"""`--json`: every object has `format`, one function prints it, and two pages list its fields and those of events."""
+"""`--json`: every object has `format`, one function prints it, and pages list its fields and those of events."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from engine.runs.events import ConfigRejected, FlushJournal
 from engine.runs.folder import RunFolder
-from support.record_pages import (
-    EVENTS_PAGE,
-    JSON_PAGE,
-    make_events_page,
-    make_json_page,
-)
+from engine.runs.journal import EVENT_TYPES
+from engine.utils.codec import fields
 from support.runs.event_factories import make_run_started, make_step
 from support.runs.factories import make_ended_runs
 from support.runs.trained_run import call
-from tui.cli.outputs import json_line
+from tui.cli.console import json_line
 
+JSON_PAGE, EVENTS_PAGE = (Path(__file__).parents[3] / "engine" / name for name in ("JSON.md", "EVENTS.md"))
+# Sent to the supervisor, which does not write them to the journal.
+UNWRITTEN_EVENTS = (ConfigRejected, FlushJournal)
 # Commands that need neither torch nor a GPU; the tests of the others read their output.
 LINES = ["runs --json", "compare run-0 run-1 --json", "config digits --json"]
 
@@ -42,7 +43,30 @@ def test_each_line_of_a_stream_has_the_format() -> None:
     assert json.loads(json_line({"loss": float("nan")})) == {"format": 1, "loss": None}
 
 
-def test_pages_of_fields_are_those_of_the_records() -> None:
-    hint = "if this is intended: python tests/support/record_pages.py"
-    assert make_json_page() == JSON_PAGE.read_text(), hint
-    assert make_events_page() == EVENTS_PAGE.read_text(), hint
+@pytest.mark.parametrize("line", LINES)
+def test_page_has_the_fields_that_a_command_prints(run: RunFolder, line: str) -> None:
+    printed = json.loads(call(*line.split()).stdout)
+    assert {*printed} == {"format", *fields_of(JSON_PAGE, f"`gputrain {line.split()[0]} --json`")}
+
+
+def test_page_has_the_fields_of_a_run(run: RunFolder) -> None:
+    [shown, *_] = json.loads(call("runs", "--json").stdout)["runs"]
+    assert {*shown} <= fields_of(JSON_PAGE, "`RunValues`")
+
+
+def test_page_of_events_has_their_fields() -> None:
+    missing = [
+        f"{name}.{part.encode_name}"
+        for name, kind in EVENT_TYPES.items()
+        if kind not in UNWRITTEN_EVENTS
+        for part in fields(kind)
+        if part.encode_name not in fields_of(EVENTS_PAGE, f"`{name}`") | {"time"}
+    ]
+    assert missing == []
+
+
+def fields_of(page: Path, heading: str) -> set[str]:
+    """Return the fields in the table below a heading of a page, and those of the part that it extends."""
+    section = page.read_text().partition(f"### {heading}\n")[2].partition("\n#")[0]
+    other = re.search(r"^Also the fields of (`\w+`)", section, re.MULTILINE)
+    return {*re.findall(r"^\| `(\w+)`", section, re.MULTILINE)} | (fields_of(page, other[1]) if other else set())
