@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from engine.utils.codec import FileRecord, Meta, Record, find_valid_user_fields, replace, write_user_record
+from engine.utils.codec import FileRecord, Meta, Record, find_user_record, replace, write_user_record
 from engine.utils.errors import UsageError
 from engine.utils.files import state_folder
 
@@ -47,7 +47,7 @@ class ChartChoices(FileRecord, frozen=True, kw_only=True):
 
 
 def _read_choices() -> tuple[FolderCharts, ...]:
-    return (find_valid_user_fields(state_folder(), CHOICES_FILE, ChartChoices) or ChartChoices()).folders
+    return (find_user_record(state_folder(), CHOICES_FILE, ChartChoices) or ChartChoices()).folders
 
 
 def read_chart_choice(folder: Path) -> FolderCharts:

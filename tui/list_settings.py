@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from engine.utils.codec import FileRecord, Meta, field, find_valid_user_fields, write_user_record
+from engine.utils.codec import FileRecord, Meta, field, find_user_record, write_user_record
 from engine.utils.errors import UsageError
 from engine.utils.files import state_folder
 
@@ -29,7 +29,7 @@ class ListSettings(FileRecord, frozen=True, kw_only=True, omit_defaults=True):
 
 def read_list_settings(file: str = SETTINGS_FILE) -> ListSettings:
     """Return the settings that the user chose last; the defaults for those that are missing or invalid."""
-    return find_valid_user_fields(state_folder(), file, ListSettings) or ListSettings()
+    return find_user_record(state_folder(), file, ListSettings) or ListSettings()
 
 
 def save_list_settings(settings: ListSettings, file: str = SETTINGS_FILE) -> None:

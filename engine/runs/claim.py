@@ -31,7 +31,6 @@ from engine.utils.codec import (
     Seconds,
     UnixTime,
     decode,
-    decode_valid_fields,
     field,
 )
 from engine.utils.files import is_file, read_bytes
@@ -152,7 +151,7 @@ _sightings_lock = threading.Lock()
 
 
 def read_claim(owner: Path) -> Claim | None:
-    """Return the claim in an `owner.json`, without the fields that are not valid; None if it cannot be read.
+    """Return the claim in an `owner.json`; None if it cannot be read.
 
     One of another format is that of an unknown process on another host, whose heartbeat is the time of the file: a run
     that another version of gputrain trains must not look as if nobody owned it."""
@@ -161,7 +160,7 @@ def read_claim(owner: Path) -> Claim | None:
     except OSError:
         return None
     with suppress(InvalidRecordError):
-        return decode_valid_fields(data, Claim)
+        return decode(data, Claim)
     with suppress(InvalidRecordError):
         found = decode(data, Header).format
         if isinstance(found, int) and found != FORMAT:

@@ -35,7 +35,7 @@ from engine.utils.codec import (
     Number,
     UnixTime,
     UnsetType,
-    decode_valid_fields,
+    decode,
     write_record,
 )
 from engine.utils.errors import UsageError
@@ -230,7 +230,7 @@ def _read_request(path: Path) -> ControlRequest:
         request = match[1]
     else:
         try:
-            return decode_valid_fields(data, ControlRequest)
+            return decode(data, ControlRequest)
         except InvalidRecordError as error:
             request = "file of another format" if error.code == "wrong-version" else "unreadable file"
     return ControlRequest(request=request, by=f"uid {status.st_uid}")

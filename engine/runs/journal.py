@@ -45,7 +45,6 @@ from engine.utils.codec import (
     Record,
     UnixTime,
     decode,
-    decode_valid_fields,
     encode,
     format_problem,
     parser,
@@ -126,8 +125,7 @@ def event_type(line: bytes | str) -> type[Event] | None:
 def from_line(line: bytes | str) -> Event | None:
     """Parse one line of a journal.
 
-    An optional field that is not valid counts as absent. Returns None if the line is incomplete, its type is unknown,
-    or a required field is missing or not valid.
+    Returns None if the line is incomplete, its type is unknown, or a field is missing or not valid.
     """
     kind = event_type(line)
     if kind is None:
@@ -139,7 +137,7 @@ def from_line(line: bytes | str) -> Event | None:
         if isinstance(line, bytes) and (text := line.decode(errors="replace")).encode() != line:
             return from_line(text)
         try:
-            event = decode_valid_fields(line, kind)
+            event = decode(line, kind)
         except InvalidRecordError:
             return None
     return event if not isinstance(event, RunStarted | CommandStarted) or event.format == FORMAT else None

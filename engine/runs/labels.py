@@ -8,17 +8,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from pathlib import Path
 from typing import Annotated
 
 from engine.runs.folder import RunFolder
 from engine.utils.codec import (
-    ENTRIES,
     FileRecord,
     InvalidRecordError,
     Meta,
-    find_changeable_fields,
+    read_record,
     replace,
     update_record,
 )
@@ -37,8 +34,8 @@ Tag = Annotated[str, Meta(pattern=rf"^{TAG_PATTERN}\Z")]
 class RunLabels(FileRecord, frozen=True, kw_only=True):
     """Tags, note and archive flag of a run. An archived run is in no list unless asked for."""
 
-    tags: Annotated[tuple[Tag, ...], ENTRIES] = ()
-    note: str = ""
+    tags: Annotated[tuple[Tag, ...], Meta(max_length=MAX_TAGS)] = ()
+    note: Annotated[str, Meta(max_length=MAX_NOTE_CHARACTERS)] = ""
     archived: bool = False
 
     def with_tags(self, added: Iterable[str] = (), removed: Iterable[str] = ()) -> RunLabels:
@@ -51,18 +48,11 @@ NO_LABELS = RunLabels()
 
 
 def read_labels(folder: RunFolder) -> RunLabels:
-    """Return the labels of a run. What is missing or invalid, such as a tag of another form, counts as not set."""
-    with suppress(InvalidRecordError):
-        return _read(f"{folder.root}/labels.json")
-    return NO_LABELS
-
-
-def _read(path: Path | str) -> RunLabels:
-    """Return the labels in a file. Raises InvalidRecordError if they have another format."""
-    labels = find_changeable_fields(path, RunLabels, MAX_LABELS_BYTES) or NO_LABELS
-    tags = tuple(dict.fromkeys(labels.tags))[:MAX_TAGS]
-    note = labels.note[:MAX_NOTE_CHARACTERS] if _is_unicode(labels.note) else ""
-    return replace(labels, tags=tags, note=note)
+    """Return the labels of a run. A file that cannot be read has none."""
+    try:
+        return read_record(f"{folder.root}/labels.json", RunLabels, MAX_LABELS_BYTES)
+    except (OSError, InvalidRecordError):
+        return NO_LABELS
 
 
 def _is_unicode(text: str) -> bool:
@@ -92,14 +82,15 @@ def check_labels(labels: RunLabels) -> None:
 def change_labels(folder: RunFolder, change: Callable[[RunLabels], RunLabels]) -> RunLabels:
     """Change the labels of a run, and return the new ones. Fields that this version does not know are kept.
 
-    Raises UsageError if the labels are not valid or the file has another format, if other users can change the run, or
+    Raises UsageError if the labels or their file are not valid, if other users can change the run, or
     if it cannot be written to.
     """
     if (problem := folder.owner_problem()) is not None:
         raise UsageError.one(folder.name, f"this run {problem}, so its labels cannot be changed", code="foreign-owner")
     try:
         with folder.held() as held, locked_folder(held.root):
-            labels = change(_read(held.labels))
+            is_new = not os.path.lexists(held.labels)
+            labels = change(NO_LABELS if is_new else read_record(held.labels, RunLabels, MAX_LABELS_BYTES))
             check_labels(labels)
             update_record(held.labels, labels, MAX_LABELS_BYTES)
             # No file of a run is more open than its folder.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +17,8 @@ from engine.utils.codec import (
     FileRecord,
     InvalidRecordError,
     field,
-    find_changeable_fields,
-    find_valid_fields,
+    find_record,
+    read_record,
     update_record,
 )
 from engine.utils.errors import Problem, UsageError
@@ -41,7 +42,7 @@ def read_directions(root: Path, overrides: Iterable[str] = ()) -> Mapping[str, B
     `overrides` are texts such as `f1=high` or `metrics.f1=high`, which take precedence. Raises UsageError if one is not
     valid.
     """
-    stored = find_valid_fields(root / DIRECTIONS_FILE, MetricDirections, MAX_DIRECTIONS_BYTES) or MetricDirections()
+    stored = find_record(root / DIRECTIONS_FILE, MetricDirections, MAX_DIRECTIONS_BYTES) or MetricDirections()
     known = _valid_directions(stored)
     problems = list[Problem]()
     for text in overrides:
@@ -58,12 +59,13 @@ def read_directions(root: Path, overrides: Iterable[str] = ()) -> Mapping[str, B
 def store_direction(root: Path, name: str, better: Better | None) -> None:
     """Store the direction of one of the user's own metrics in a runs folder; None is that of its name.
 
-    Raises UsageError if the file has another format or cannot be written.
+    Raises UsageError if the file is not valid or cannot be written.
     """
     path = root / DIRECTIONS_FILE
     try:
         with locked_folder(root):
-            stored = find_changeable_fields(path, MetricDirections, MAX_DIRECTIONS_BYTES) or MetricDirections()
+            is_new = not os.path.lexists(path)
+            stored = MetricDirections() if is_new else read_record(path, MetricDirections, MAX_DIRECTIONS_BYTES)
             directions = {**_valid_directions(stored), name: better}
             kept = {known: direction.value for known, direction in directions.items() if direction is not None}
             update_record(path, MetricDirections(better=kept), MAX_DIRECTIONS_BYTES)

@@ -22,7 +22,7 @@ from engine.utils.codec import (
     Number,
     Seconds,
     UnixTime,
-    decode_valid_fields,
+    decode,
     field,
 )
 from engine.utils.files import read_file
@@ -213,9 +213,9 @@ class StoredRecord(NamedTuple):
 
 
 def find_stored_record(folder: RunFolder) -> StoredRecord | None:
-    """Return the stored record of a run, without the fields that are not valid; None if there is none."""
+    """Return the stored record of a run; None if there is none."""
     try:
         data, status = read_file(f"{folder.root}/summary.json", MAX_RECORD_BYTES)
-        return StoredRecord(decode_valid_fields(data, RunRecord), status.st_mtime_ns)
+        return StoredRecord(decode(data, RunRecord), status.st_mtime_ns)
     except (OSError, InvalidRecordError):
         return None

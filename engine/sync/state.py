@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from engine.runs.folder import RunFolder
-from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, Meta, Record, field, find_valid_fields, write_record
+from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, Meta, Record, field, find_record, write_record
 from engine.utils.files import make_user_folder, state_folder
 
 MAX_STATE_BYTES = 1 << 20
@@ -60,11 +60,11 @@ def state_file(folder: RunFolder, service: str) -> Path:
 
 def read_state(path: Path, destination: str) -> RemoteState:
     """Return the state of the remote run at a destination, a new one if there is none."""
-    states = find_valid_fields(path, _States, MAX_STATE_BYTES) or _States()
+    states = find_record(path, _States, MAX_STATE_BYTES) or _States()
     return states.remotes.get(destination) or RemoteState()
 
 
 def write_state(path: Path, destination: str, state: RemoteState) -> None:
     """Store the state of the remote run at a destination. Raises OSError."""
-    states = find_valid_fields(path, _States, MAX_STATE_BYTES) or _States()
+    states = find_record(path, _States, MAX_STATE_BYTES) or _States()
     write_record(path, _States(remotes=states.remotes | {destination: state}))

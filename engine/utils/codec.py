@@ -12,15 +12,15 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, field, to_builtins
-from msgspec.structs import FieldInfo, asdict, fields, replace
+from msgspec.structs import asdict, fields, replace
 
 from engine.utils.errors import CodedError
 from engine.utils.files import make_user_folder, overwrite_bytes, read_bytes, replace_file, user_path_problem
@@ -149,23 +149,6 @@ def decode(data: bytes | str, kind: type[T]) -> T:
         raise _invalid(error) from error
 
 
-def decode_valid_fields(data: bytes | str, kind: type[T]) -> T:
-    """Return the record that `data` encodes; a field that is not valid counts as absent.
-
-    Of a list or dict, incomplete records are skipped, and every invalid text or record if the field is optional. Raises
-    InvalidRecordError if `data` is no JSON object, has another format, or lacks a required field.
-    """
-    with suppress(InvalidRecordError):
-        return decode(data, kind)
-    try:
-        values = _parse(data, dict[str, Any])
-        if issubclass(kind, FileRecord):
-            _check_format(data)
-        return _from_valid_fields(values, kind)
-    except (ValueError, RecursionError) as error:
-        raise _invalid(error) from error
-
-
 def convert(values: object, kind: type[T]) -> T:
     """Return the record of JSON values that were parsed already, such as an answer of a helper process.
 
@@ -219,82 +202,7 @@ def _invalid(error: Exception) -> InvalidRecordError:
     return InvalidRecordError(f"is damaged: {reason}")
 
 
-@cache
-def _fields(kind: type) -> tuple[FieldInfo, ...]:
-    """Return the fields of a record. To evaluate the annotations of one of 45 fields takes 3 ms."""
-    return fields(kind)
-
-
-def _from_valid_fields(values: Mapping[str, Any], kind: type[T]) -> T:
-    """Raises ValidationError if a required field is missing or not valid."""
-    valid: dict[str, Any] = {}
-    for part in _fields(kind):  # type: ignore[arg-type]  # mypy takes the class of a TypeVar for unhashable
-        if part.encode_name in values:
-            with suppress(ValidationError):
-                valid[part.encode_name] = _valid_part(values[part.encode_name], part.type, part.required)
-    return msgspec.convert(valid, kind, from_attributes=True)
-
-
-def _valid_part(value: Any, kind: Any, is_required: bool) -> Any:
-    """Return a value without the elements that are not valid. Raises ValidationError."""
-    try:
-        return msgspec.convert(value, kind)
-    except ValidationError:
-        container = _without_bounds(kind)
-        if isinstance(value, dict) and _is_record(container):
-            return _from_valid_fields(value, container)
-        element = next((item for item in get_args(container)[::-1] if item is not ...), None)
-        # Numbers keep their places, which mean something.
-        if not _is_record(element) and (is_required or _without_bounds(element) is not str):
-            raise
-        if isinstance(value, list) and get_origin(container) in (list, tuple):
-            if is_required and not all(isinstance(item, dict) for item in value):
-                raise
-            valid: object = [converted for item in value for converted in _if_valid(item, element)]
-        elif isinstance(value, dict) and get_origin(container) is dict:
-            valid = {key: converted for key, item in value.items() for converted in _if_valid(item, element)}
-        else:
-            raise
-        return msgspec.convert(valid, kind, from_attributes=True)
-
-
-def _if_valid(value: Any, kind: Any) -> list[Any]:
-    with suppress(ValidationError):
-        return [_valid_part(value, kind, is_required=True)]
-    return []
-
-
-def _without_bounds(kind: Any) -> Any:
-    return kind.__origin__ if get_origin(kind) is Annotated else kind
-
-
-def _is_record(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Struct)
-
-
-def find_valid_fields(path: Path, kind: type[T], max_bytes: int = MAX_JSON_BYTES) -> T | None:
-    """Return the record in a file without the fields that are not valid; None as for `find_record`."""
-    with suppress(InvalidRecordError):
-        return find_changeable_fields(path, kind, max_bytes)
-    return None
-
-
-def find_changeable_fields(path: Path | str, kind: type[T], max_bytes: int = MAX_JSON_BYTES) -> T | None:
-    """Return the record in a file as `find_valid_fields` does.
-
-    Raises InvalidRecordError if the file has another format, so that it must not be replaced.
-    """
-    try:
-        return decode_valid_fields(read_bytes(path, max_bytes), kind)
-    except OSError:
-        return None
-    except InvalidRecordError as error:
-        if error.code == "wrong-version":
-            raise
-        return None
-
-
-def read_record(path: Path, kind: type[T], max_bytes: int = MAX_JSON_BYTES) -> T:
+def read_record(path: Path | str, kind: type[T], max_bytes: int = MAX_JSON_BYTES) -> T:
     """Return the record in a regular file of at most `max_bytes`. Raises OSError and InvalidRecordError."""
     return decode(read_bytes(path, max_bytes), kind)
 
@@ -310,12 +218,6 @@ def find_record(path: Path, kind: type[T], max_bytes: int = MAX_JSON_BYTES) -> T
 def find_user_record(root: Path, name: str, kind: type[T], max_bytes: int = MAX_JSON_BYTES) -> T | None:
     """Return the record in a file of a user folder; None as for `find_record`, or if other users can change it."""
     return find_record(root / name, kind, max_bytes) if user_path_problem(root, name) is None else None
-
-
-def find_valid_user_fields(root: Path, name: str, kind: type[T]) -> T | None:
-    """Return the record in a file of a user folder without the fields that are not valid; None as for
-    `find_user_record`."""
-    return find_valid_fields(root / name, kind) if user_path_problem(root, name) is None else None
 
 
 def write_record(path: Path, record: FileRecord, *, durable: bool = False, private: bool = False) -> None:

@@ -30,7 +30,7 @@ from engine.optim.lr_schedule import lr_factor, scaled_lr
 from engine.runs.root import runs_root
 from engine.runs.series import FloatArray
 from engine.utils import codec
-from engine.utils.codec import ENTRIES, FileRecord, find_valid_user_fields, write_user_record
+from engine.utils.codec import ENTRIES, FileRecord, find_user_record, write_user_record
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import config_folder, expand_user, make_user_folder, state_folder
 from tui.flags import run_arguments
@@ -212,7 +212,7 @@ def lr_curve(
 
 def load_last_form() -> Form:
     """Return the last submitted form; a new one if there is none or its base cannot be read."""
-    stored = find_valid_user_fields(state_folder(), FORM_FILE, StoredForm)
+    stored = find_user_record(state_folder(), FORM_FILE, StoredForm)
     if stored is None:
         return Form.new()
     known_keys = {info.key for info in form_fields()} - TYPED_ONCE_KEYS

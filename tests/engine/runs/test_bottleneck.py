@@ -325,22 +325,7 @@ def test_bottleneck_is_none_for_unknown_values(epoch: EpochEvent) -> None:
     assert bottleneck_message(make_gpu_run_started(), epoch) == ""
 
 
-def test_bottleneck_ignores_malformed_timings() -> None:
-    epoch = json.loads(to_line(make_timed_epoch()))
-    malformed = [
-        {},
-        {"rank": 1},
-        {"rank": "x", "seconds": 1, "data_wait_seconds": 1, "forward_seconds": 9},
-        {"seconds": None},
-    ]
-    malformed += [
-        {"rank": 1, "seconds": 10, "data_wait_seconds": bad, "forward_seconds": 9} for bad in (None, -1, 10**400, [])
-    ]
-    for item in malformed:
-        read = from_line(json.dumps(epoch | {"rank_timings": [*epoch["rank_timings"], item]}))
-        assert isinstance(read, EpochEvent)
-        assert read.rank_timings == make_timed_epoch().rank_timings
-        assert bottleneck_message(make_gpu_run_started(), read).startswith("GPU-bound")
+def test_bottleneck_is_unknown_without_timings() -> None:
     assert bottleneck_message(make_run_started(), make_timed_epoch()) == "", "a journal from before steps were timed"
     assert bottleneck_message(make_gpu_run_started()) == bottleneck_message(make_timed_epoch()) == ""
 

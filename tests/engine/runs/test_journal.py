@@ -15,7 +15,6 @@ from engine.runs.event_lines import event_line
 from engine.runs.events import (
     CheckpointSaved,
     ControlEvent,
-    EpochEvent,
     Event,
     GpuEvent,
     RunFinished,
@@ -33,7 +32,7 @@ from engine.runs.journal import (
     from_line,
     to_line,
 )
-from engine.runs.records import GpuSample, RankDevice, RankPeakMemory
+from engine.runs.records import RankDevice
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 
@@ -68,27 +67,6 @@ def test_run_started_ranks_round_trip() -> None:
         {"rank": 1, "host": "h", "pid": 8, "device": "GPU-1", "name": "NVIDIA H200", "index": 3},
     ]
     assert from_line(line) == replace(from_line(to_line(make_run_started())), ranks=ranks)  # type: ignore[type-var]
-
-
-def test_gpu_sample_has_none_for_missing_or_invalid_values() -> None:
-    malformed = {"uuid": 5, "host": None, "state": [], "util": "97", "power": 10**400, "throttle": "heat", "new": 1}
-    event = from_line(json.dumps({"type": "gpus", "time": 5.0, "gpus": [{"uuid": "GPU-1"}, malformed]}))
-    assert isinstance(event, GpuEvent)
-    assert event.gpus == [GpuSample("GPU-1"), GpuSample(None)]
-    assert [stats.uuid for stats in history_from_events([event]).record().gpu_stats] == ["GPU-1", "None"]
-
-
-def test_from_line_skips_incomplete_rank_and_memory_records() -> None:
-    run = json.loads(to_line(make_run_started())) | {
-        "ranks": [{"rank": 0}, {"rank": 1, "host": "h", "pid": 8, "device": "cpu"}]
-    }
-    read = from_line(json.dumps(run))
-    assert isinstance(read, RunStarted)
-    assert read.ranks == [RankDevice(1, "h", 8, "cpu")]
-    memory = [{"rank": 0, "allocated": None, "reserved": 1}, {"rank": 1, "allocated": 1, "reserved": 2}]
-    done = from_line(json.dumps(json.loads(to_line(make_epoch(1))) | {"rank_memory": memory}))
-    assert isinstance(done, EpochEvent)
-    assert done.rank_memory == [RankPeakMemory(1, 1, 2)]
 
 
 @pytest.mark.parametrize("field", ["ranks", "gpus", "rank_memory", "rank_timings"])

@@ -19,13 +19,11 @@ from engine.utils.codec import (
     UnsetType,
     convert,
     decode,
-    decode_valid_fields,
     encode,
     encode_indented,
     field,
     find_record,
     find_user_record,
-    find_valid_fields,
     finite,
     overwrite_record,
     read_record,
@@ -75,7 +73,7 @@ def test_codec_keeps_path_that_is_no_utf8() -> None:
     data = encode(Sample(note="cat/\udcff.png", loss=float("nan")))
     assert data.isascii()
     assert decode(encode_indented(Sample(note="cat/\udcff.png")), Sample).note == "cat/\udcff.png"
-    assert decode(data, Sample) == decode_valid_fields(data, Sample) == Sample(note="cat/\udcff.png", loss=None)
+    assert decode(data, Sample) == Sample(note="cat/\udcff.png", loss=None)
     with pytest.raises(InvalidRecordError, match="not valid JSON"):
         decode(data.replace(b"null", b"NaN"), Sample)
 
@@ -113,10 +111,9 @@ def test_codec_refuses_invalid_data_with_place_and_reason(data: bytes, message: 
 
 
 @pytest.mark.parametrize("version", ["0", "2", "true", '"1"', "null", "[]"])
-@pytest.mark.parametrize("read", [decode, decode_valid_fields])
-def test_codec_refuses_other_formats(version: str, read: object) -> None:
+def test_codec_refuses_other_formats(version: str) -> None:
     with pytest.raises(InvalidRecordError) as raised:
-        (decode if read is decode else decode_valid_fields)(f'{{"format":{version}}}'.encode(), Sample)
+        decode(f'{{"format":{version}}}'.encode(), Sample)
     assert raised.value.code == "wrong-version"
 
 
@@ -124,32 +121,6 @@ def test_codec_refuses_file_without_format() -> None:
     with pytest.raises(InvalidRecordError, match="has no format") as raised:
         decode(b"{}", Sample)
     assert raised.value.code == "wrong-version"
-
-
-def test_codec_drops_no_more_than_invalid_fields() -> None:
-    data = b'{"format":1,"loss":"x","note":"a","parts":[{"number":1,"name":2},{"number":"x"},{"number":4}]}'
-    assert decode_valid_fields(data, Sample) == Sample(note="a", parts=(Part(number=1), Part(number=4)))
-    with pytest.raises(InvalidRecordError):
-        decode_valid_fields(b'{"number":-1,"name":"a"}', Part)
-
-
-def test_codec_skips_invalid_records_and_texts_of_optional_fields_and_keeps_places_of_numbers() -> None:
-    data = b'{"format":1,"named":{"a":{"number":1},"b":3},"texts":["a","long",5,"b"],"numbers":[1,"x",2]}'
-    assert decode_valid_fields(data, Sample) == Sample(named={"a": Part(number=1)}, texts=("a", "b"))
-    assert decode_valid_fields(b'{"format":1,"texts":["a","b","c","d",5],"note":"a"}', Sample) == Sample(note="a")
-
-
-class Required(Record, kw_only=True, frozen=True):
-    parts: list[Part]
-    texts: list[str]
-
-
-def test_codec_skips_only_incomplete_records_of_required_fields() -> None:
-    data = b'{"texts":[],"parts":[{"number":1},{}]}'
-    assert decode_valid_fields(data, Required) == Required(texts=[], parts=[Part(number=1)])
-    for invalid in (b'{"texts":[],"parts":[{"number":1},3]}', b'{"texts":[3],"parts":[]}'):
-        with pytest.raises(InvalidRecordError):
-            decode_valid_fields(invalid, Required)
 
 
 def test_codec_converts_parsed_values() -> None:
@@ -179,13 +150,13 @@ def test_codec_reads_what_it_wrote(tmp_path: Path) -> None:
 
 def test_codec_finds_nothing_in_missing_large_or_damaged_file(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    assert find_record(path, Sample) is find_valid_fields(path, Sample) is None
+    assert find_record(path, Sample) is None
     write_record(path, Sample(note="a" * 100))
     assert find_record(path, Sample, max_bytes=100) is None
     with path.open("r+b") as file:
         file.truncate(1 << 40)
-    assert find_record(path, Sample) is find_valid_fields(path, Sample) is None
+    assert find_record(path, Sample) is None
     path.write_bytes(b"{")
-    assert find_record(path, Sample) is find_valid_fields(path, Sample) is None
+    assert find_record(path, Sample) is None
     path.write_bytes(b'{"format":1,"note":5}')
-    assert (find_record(path, Sample), find_valid_fields(path, Sample)) == (None, Sample())
+    assert find_record(path, Sample) is None
