@@ -1,7 +1,6 @@
 """Curves of a run in blocks: small enough to keep for many runs, with the extremes of every block.
 
-`tui.pollers.compare` reads them, `tui.charts.curve_cache` stores them, `tui.charts.compare_view` and `engine.report`
-draw them.
+`tui.pollers.compare` reads them, `tui.charts.compare_view` and `engine.report` draw them.
 """
 
 from __future__ import annotations

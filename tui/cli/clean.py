@@ -12,7 +12,7 @@ from tui.cli.options import JsonOption, YesOption
 def clean(*, yes: YesOption = False, as_json: JsonOption = False) -> None:
     """Delete caches and what dead runs left, after a question.
 
-    Caches are made again when they are needed: decoded images, curves, lists of models, compiled code. Runs, trained
+    Caches are made again when they are needed: decoded images, lists of models, compiled code. Runs, trained
     models, settings and presets stay. With --json, it only lists.
     """
     from engine.doctor.leftovers import Leftover, find_leftovers, remove_leftovers

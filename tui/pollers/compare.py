@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.command.metric_files import CommandMetrics
 from engine.command.run_metrics import MetricsFinder
@@ -34,11 +34,13 @@ from engine.runs.record_completion import open_run
 from engine.runs.reduced_curves import Curves, reduce_curves
 from engine.show.foreign_run import ForeignData
 from engine.utils.files import FileStamp, find_file_stamp
-from tui.charts.curve_cache import MAX_CURVES_IN_MEMORY, CurveCache
 from tui.pollers.foreign_run import SLICE_PAUSE_SECONDS
 from tui.pollers.runs import RUN_POLL_INTERVAL_SECONDS
 from tui.pollers.watched import Poller
 
+T = TypeVar("T")
+# Of earlier comparisons.
+MAX_KEPT_RUNS = 64
 # All steps of a run take 10 bytes each, and the screen draws them in time that grows with their number.
 MAX_DETAILED_STEPS = 2_000_000
 # A run that takes longer to read is shown in parts.
@@ -67,20 +69,37 @@ class CompareCache:
     """What is known of runs that were compared before, for all comparisons of this session."""
 
     def __init__(self) -> None:
-        self.curves = CurveCache()
         self._described: dict[Path, tuple[_Stamps, ComparedRun]] = {}
+        self._curves: dict[Path, tuple[FileStamp, Curves]] = {}
 
     def described(self, folder: RunFolder) -> ComparedRun | None:
         """Return the description of a run that has ended, if its files have not changed since."""
         known = self._described.get(folder.path)
         return known[1] if known is not None and known[0] == _stamps(folder) else None
 
-    def keep(self, folder: RunFolder, stamps: _Stamps, described: ComparedRun) -> None:
+    def keep_described(self, folder: RunFolder, stamps: _Stamps, described: ComparedRun) -> None:
         """Keep the description of a run that has ended."""
-        self._described.pop(folder.path, None)
-        self._described[folder.path] = (stamps, described)
-        if len(self._described) > MAX_CURVES_IN_MEMORY:
-            del self._described[next(iter(self._described))]
+        _keep(self._described, folder.path, (stamps, described))
+
+    def curves(self, journal: Path, *, may_have_grown: bool) -> Curves | None:
+        """Return the curves of a journal, if it has not changed since; with `may_have_grown`, also if it is longer."""
+        known, stamp = self._curves.get(journal), find_file_stamp(journal)
+        if known is None or stamp is None:
+            return None
+        is_grown = may_have_grown and stamp[0] == known[0][0] and stamp[1] >= known[0][1]
+        return known[1] if is_grown or stamp == known[0] else None
+
+    def keep_curves(self, journal: Path, stamp: FileStamp, curves: Curves) -> None:
+        """Keep the curves of a journal with this stamp."""
+        _keep(self._curves, journal, (stamp, curves))
+
+
+def _keep(known: dict[Path, T], path: Path, value: T) -> None:
+    """Keep a value, and drop the one that was kept first if there are too many."""
+    known.pop(path, None)
+    known[path] = value
+    if len(known) > MAX_KEPT_RUNS:
+        del known[next(iter(known))]
 
 
 _Stamps = tuple[FileStamp | None, FileStamp | None, FileStamp | None]
@@ -96,7 +115,7 @@ class _RunFollower:
 
     def __init__(self, folder: RunFolder, cache: CompareCache) -> None:
         self._folder, self._cache = folder, cache
-        curves = cache.curves.recall(folder.journal)
+        curves = cache.curves(folder.journal, may_have_grown=True)
         self.state = ReadRun(folder, curves, cache.described(folder), foreign=folder.owner_problem())
         self._forget()
         self._described_stamps: _Stamps | None = None
@@ -124,7 +143,7 @@ class _RunFollower:
             self._stored = (config, read_flat_config(self._folder.config))
         described = describe_run(self._folder, open_run(self._folder).record, self._stored[1])
         if not RunState(described.state).live:
-            self._cache.keep(self._folder, stamps, described)
+            self._cache.keep_described(self._folder, stamps, described)
         return described
 
     def read_curves(self, detailed: bool, stopped: Callable[[], bool]) -> bool:
@@ -133,7 +152,8 @@ class _RunFollower:
         stamp = find_file_stamp(journal)
         if stamp is None or (stamp == self._read_stamp and self._is_detailed >= detailed):
             return False
-        if not detailed and self._read_stamp is None and (known := self._cache.curves.load(journal, stamp)) is not None:
+        known = None if detailed or self._read_stamp else self._cache.curves(journal, may_have_grown=False)
+        if known is not None:
             self.state, self._read_stamp = replace(before, curves=known), stamp
             return known is not before.curves
         was_replaced = self._journal.look()
@@ -145,7 +165,7 @@ class _RunFollower:
         if stopped() or (is_unreadable and before.curves is not None):
             return False
         reduced = reduce_curves(self._data)
-        self._cache.curves.store(journal, stamp, reduced, to_disk=not before.is_live)
+        self._cache.keep_curves(journal, stamp, reduced)
         if detailed and self._data.last_step <= MAX_DETAILED_STEPS:
             reduced = reduce_curves(self._data, None)
         self.state, self._read_stamp, self._is_detailed = replace(before, curves=reduced), stamp, detailed

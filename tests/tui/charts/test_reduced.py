@@ -1,34 +1,17 @@
-"""Curves in blocks, x axes over sessions, and the cache of reduced curves."""
+"""Curves in blocks, and x axes over sessions."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from engine.runs.curves import CurveData
 from engine.runs.events import StepEvent
-from engine.runs.reduced_curves import MAX_BLOCKS, RunCurves, reduce_curves
+from engine.runs.reduced_curves import MAX_BLOCKS, reduce_curves
 from engine.runs.series import Series, mean_and_spread
-from engine.utils.files import file_stamp
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
 from tui.charts.compare_view import CompareData, ComparedCurves
-from tui.charts.curve_cache import (
-    FOLDER,
-    MIN_JOURNAL_BYTES,
-    CurveCache,
-    decode_curves,
-    encode_curves,
-)
-
-STAMP = (1, 2, 3)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def make_data(steps: int, first: int = 0) -> CurveData:
@@ -98,103 +81,6 @@ def test_reduced_axes_agree_with_the_data() -> None:
     for axis in ("epoch", "step", "images", "hours"):
         assert np.allclose(curves.axes.positions(steps, axis), data.x_positions(steps, axis))
         assert curves.last_x(axis) == pytest.approx(data.last_x(axis))
-
-
-def assert_equal(first: RunCurves, second: RunCurves) -> None:
-    assert first.metrics.keys() == second.metrics.keys()
-    for metric in first.metrics:
-        for part in ("points", "means"):
-            one, other = getattr(first.metrics[metric], part), getattr(second.metrics[metric], part)
-            assert np.array_equal(one.x, other.x)
-            assert np.array_equal(one.y, other.y, equal_nan=True)
-        assert first.metrics[metric].is_reduced == second.metrics[metric].is_reduced
-    assert (first.last_step, first.nonfinite_count, first.best) == (
-        second.last_step,
-        second.nonfinite_count,
-        second.best,
-    )
-    steps = np.array([1.0, 50.0])
-    for axis in ("epoch", "images", "hours"):
-        assert first.axes.positions(steps, axis).tolist() == second.axes.positions(steps, axis).tolist()
-
-
-@pytest.mark.parametrize("steps", [50, 20_000])
-def test_encoded_curves_round_trip(steps: int) -> None:
-    curves = reduce_curves(make_data(steps))
-    decoded = decode_curves(encode_curves(STAMP, curves), STAMP)
-    assert decoded is not None
-    assert_equal(curves, decoded)
-    assert decode_curves(encode_curves(STAMP, reduce_curves(CurveData())), STAMP) is not None
-
-
-def test_decode_curves_refuses_what_is_damaged() -> None:
-    data = encode_curves(STAMP, reduce_curves(make_data(50)))
-    assert decode_curves(data, (1, 2, 4)) is None
-    assert decode_curves(data.replace(b'"format":1', b'"format":2'), STAMP) is None
-    for damaged in (
-        b"",
-        b"{}",
-        b"\n",
-        data[:-8],
-        data[:-1] + b"\x01",
-        data.replace(b"x train_loss", b"z train_loss"),
-        data + b"x",
-    ):
-        assert decode_curves(damaged, STAMP) is None
-    for size in range(0, len(data), 97):
-        assert decode_curves(data[:size], STAMP) is None
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    path = tmp_path / "events.jsonl"
-    path.write_bytes(b"x" * MIN_JOURNAL_BYTES)
-    return path
-
-
-def cache_files(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "cache/gputrain" / FOLDER).iterdir())
-
-
-def test_cache_keeps_curves_for_the_next_session(tmp_path: Path, journal: Path) -> None:
-    stamp, curves = file_stamp(journal), reduce_curves(make_data(20_000))
-    assert stamp is not None
-    CurveCache().store(journal, stamp, curves, to_disk=True)
-    loaded = CurveCache().load(journal, stamp)
-    assert loaded is not None
-    assert_equal(curves, loaded)
-    assert len(cache_files(tmp_path)) == 1
-
-
-def test_cache_ignores_and_rewrites_damaged_file(tmp_path: Path, journal: Path) -> None:
-    stamp, curves = file_stamp(journal), reduce_curves(make_data(50))
-    assert stamp is not None
-    CurveCache().store(journal, stamp, curves, to_disk=True)
-    (file,) = cache_files(tmp_path)
-    file.write_bytes(file.read_bytes()[:-9])
-    assert CurveCache().load(journal, stamp) is None
-    CurveCache().store(journal, stamp, curves, to_disk=True)
-    assert CurveCache().load(journal, stamp) is not None
-
-
-def test_cache_reads_no_file_that_others_can_change(tmp_path: Path, journal: Path) -> None:
-    stamp = file_stamp(journal)
-    assert stamp is not None
-    CurveCache().store(journal, stamp, reduce_curves(make_data(50)), to_disk=True)
-    cache_files(tmp_path)[0].chmod(0o666)
-    assert CurveCache().load(journal, stamp) is None
-
-
-def test_cache_of_other_journal_state_is_ignored(journal: Path) -> None:
-    stamp, cache = file_stamp(journal), CurveCache()
-    assert stamp is not None
-    cache.store(journal, stamp, reduce_curves(make_data(50)), to_disk=True)
-    assert cache.recall(journal) is not None
-    journal.write_bytes(b"x")
-    changed = file_stamp(journal)
-    assert changed is not None
-    assert cache.recall(journal) is None
-    assert cache.load(journal, changed) is None
 
 
 def test_mean_and_spread_are_those_of_the_runs_that_got_so_far() -> None:
