@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Literal
 
 from engine.command.line_metrics import (
@@ -35,8 +32,6 @@ PARSE_EXAMPLE = "--parse 'loss[=: ]+(?P<loss>[0-9.eE+-]+)'"
 MAX_SHOWN_PATTERN = 200
 MAX_EPOCH = 1e9  # what is beyond it, or not finite, is no epoch
 AXIS_GROUPS = ("step", "epoch")
-# A pattern can take exponential time. The one that has taken this long, too often, is used no more.
-PATTERN_SECONDS, MAX_SLOW_LINES = 0.05, 3
 # A progress bar is redrawn up to 20 times per second.
 PENDING_SECONDS = 0.25
 # torchrun's `[rank0]:` and `[default0]:`, `[train.py/0]:`, accelerate's `[RANK 0]`
@@ -75,11 +70,6 @@ class OutputMetrics:
         self._pending = Counter[str]()
         """The lines that were read before they are final."""
         self._next_pending = 0.0
-
-    @property
-    def problem(self) -> str | None:
-        """Why a pattern is used no more; None while all are."""
-        return next((pattern.problem for pattern in self._patterns if pattern.problem is not None), None)
 
     def feed(self, line: str, below: Sequence[str] = ()) -> list[Point]:
         """Return the points of a final line. `below` are the lines that may still change. The lines have no colors."""
@@ -258,42 +248,24 @@ class _Ranks:
 # Patterns of the user
 
 
-class _PatternTimeoutError(Exception):
-    """A pattern has taken too long for a line."""
-
-
 class _Pattern:
     """A pattern of `--parse`: its named groups are metrics, or the step and the epoch."""
 
     def __init__(self, pattern: str) -> None:
-        self._text = printable(pattern[:MAX_SHOWN_PATTERN])
+        shown = printable(pattern[:MAX_SHOWN_PATTERN])
         try:
             self._compiled = re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
-            reason = f"{self._text} is not a regular expression of Python: {error}"
+            reason = f"{shown} is not a regular expression of Python: {error}"
             raise UsageError.one("--parse", reason, f"such as {PARSE_EXAMPLE}", code="invalid-value") from error
         if not set(self._compiled.groupindex).difference(AXIS_GROUPS):
-            reason = f"{self._text} has no named group for a metric"
+            reason = f"{shown} has no named group for a metric"
             advice = f"name what is to be found, such as {PARSE_EXAMPLE}"
             raise UsageError.one("--parse", reason, advice, code="invalid-value")
-        self._slow_lines = 0
-
-    @property
-    def problem(self) -> str | None:
-        if self._slow_lines < MAX_SLOW_LINES:
-            return None
-        return f"--parse {self._text} takes too long, and is used no more; avoid a repetition in a repetition"
 
     def parse(self, text: str) -> ParsedLine | None:
         """Return the values of the first match, None without one."""
-        if len(text) > MAX_LINE_LENGTH or self._slow_lines >= MAX_SLOW_LINES:
-            return None
-        try:
-            with _time_limit(PATTERN_SECONDS):
-                match = self._compiled.search(text)
-        except _PatternTimeoutError:
-            self._slow_lines += 1
-            return None
+        match = self._compiled.search(text) if len(text) <= MAX_LINE_LENGTH else None
         if match is None:
             return None
         found = {name: value for name, group in match.groupdict().items() if (value := _number_of(group)) is not None}
@@ -304,25 +276,3 @@ class _Pattern:
 def _number_of(group: str | None) -> float | None:
     """Return the number of a group, without thousands separators and what ends a sentence."""
     return parse_number(group.replace(",", "").strip(" \t.%:;")) if group else None
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise _PatternTimeoutError after some CPU time. `re` looks for signals while it matches.
-
-    Signals reach the main thread only; another one has no limit.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_number: int, _frame: object) -> None:
-        raise _PatternTimeoutError
-
-    earlier = signal.signal(signal.SIGVTALRM, stop)
-    try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, earlier)

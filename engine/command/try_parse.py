@@ -39,7 +39,7 @@ class TriedMetric:
 class TriedFile:
     """The metrics that a file has by name, and how many of its lines have any.
 
-    `problem` is why a part was not read, or why a pattern was given up.
+    `problem` is why a part was not read.
     """
 
     metrics: dict[str, TriedMetric] = field(default_factory=dict)
@@ -63,7 +63,6 @@ def try_parse(path: Path, patterns: Sequence[str] = ()) -> TriedFile:
                 known.count, known.last_step, known.last = known.count + 1, point.step, point.value
     except OSError as error:
         raise UsageError.one(printable(str(path)), f"cannot be read: {error.strerror}", code="not-readable") from error
-    tried.problem = parser.problem or tried.problem
     return tried
 
 

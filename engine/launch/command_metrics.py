@@ -86,9 +86,8 @@ class RunningMetrics:
             return
         self._next_read = time.monotonic() + READ_SECONDS
         self._sink.attempt(self._follow)
-        for problem in (self._output.problem, self._writer.problem):
-            if problem is not None:
-                self._report(Problem("", problem, code="not-recorded"))
+        if self._writer.problem is not None:
+            self._report(Problem("", self._writer.problem, code="not-recorded"))
 
     def close(self) -> None:
         """Read the rest once the command has ended."""

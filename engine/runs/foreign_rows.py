@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from engine.foreign.run_list import ListedRun
-from engine.runs.fields import as_text
+from engine.runs.columns import value_texts
 from engine.runs.foreign_record import by_importance, foreign_record, known_keys, low_and_high, metric_keys
 from engine.runs.run_row import RunRow
 from engine.utils import codec
@@ -53,10 +53,7 @@ def default_columns(rows: Sequence[RunRow]) -> tuple[str, ...]:
     keys = known_keys(measured)
     # A column `lr` is the parameter.
     metrics = by_importance(key for key in keys if key != "lr")[:MAX_METRIC_COLUMNS]
-    values: dict[str, set[str]] = {}
-    for row in measured:
-        for key, value in (row.record.config or {}).items():
-            values.setdefault(key, set()).add(as_text(value))
+    values = value_texts(measured, lambda row: row.record.config or {})
     differing = [key for key, found in values.items() if len(found) > 1 and max(map(len, found)) <= MAX_VALUE_LENGTH]
     differing.sort(key=lambda key: (-sum(key in (row.record.config or ()) for row in measured), key))
     return (*FIRST_COLUMNS, *metrics, *differing[:MAX_PARAMETER_COLUMNS], "format")

@@ -50,22 +50,6 @@ def keep_freed_memory() -> None:
             mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
 
 
-# A tenth of the CPU time of a process with the usual priority, while there is one.
-LOW_PRIORITY = 10
-
-
-def lower_priority() -> None:
-    """Let other processes run first, for a process with a session of its own.
-
-    With autogroups (sched(7)), each session gets the same share of the CPU whatever the niceness of its processes, so
-    the niceness of the session is set, too.
-    """
-    with suppress(OSError):
-        os.nice(LOW_PRIORITY)
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(LOW_PRIORITY))
-
-
 def redirect_output(log: Path | None) -> None:
     """Append stdout and stderr of this process to a log file. Without one, redirect stdout to stderr."""
     sys.stdout.flush()
