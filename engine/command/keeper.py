@@ -94,7 +94,7 @@ def _restore_signals(ignored: list[int]) -> None:
 
 
 def _leave_folder_and_output() -> None:
-    """Leave the working folder, and close the terminal, or the pipes, of the command: they end with its last process."""
+    """Leave the working folder, and close the terminal or pipes of the command, which end with its last process."""
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
