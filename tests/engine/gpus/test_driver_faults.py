@@ -281,6 +281,7 @@ class Watch:
         self._environment = pytest.MonkeyPatch()
         for name, value in environment.items():
             self._environment.setenv(name, value)
+        self._environment.setattr("engine.gpus.monitor.DRIVER_DEVICES", (os.devnull,))
         self._monitor = DriverMonitor(SamplerOptions(period=0.25))
         self.snapshot: dict[str, Any] = {}
 
@@ -325,8 +326,7 @@ def test_monitor_looks_for_a_driver_when_its_device_appears(
     for name, value in (gputrain.environment | {"LD_LIBRARY_PATH": str(gputrain.folder)}).items():
         monkeypatch.setenv(name, value)
     device = gputrain.folder / "nvidiactl"
-    monkeypatch.setattr("engine.gpus.monitor.RESTART_DELAY_SECONDS", 3600.0)
-    monkeypatch.setattr("engine.gpus.monitor.DRIVER_DEVICE", device)
+    monkeypatch.setattr("engine.gpus.monitor.DRIVER_DEVICES", (str(device),))
     monitor = DriverMonitor(SamplerOptions())
     try:
         while (snapshot := monitor.read(60.0)) is None:
