@@ -1,7 +1,7 @@
 """Sweeps: search the values of config keys with Optuna, each trial a run of its own.
 
 `settings` validates what a sweep searches, `folder` holds its files, `study` is the Optuna study in them. `controller`
-asks for trials, starts them as runs (`trial_run`) and tells their results; `status` reads a sweep for the screens.
+asks for trials, starts them as runs (`trial`) and tells their results; `status` reads a sweep for the screens.
 """
 
 from typing import Literal

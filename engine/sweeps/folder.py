@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -67,13 +66,13 @@ class SweepFolder:
     def is_running(self) -> bool:
         """Whether a controller on this host runs the sweep."""
         try:
-            return is_held(self.lock, counts_flock=self.counts_flock)
+            return is_held(self.lock, counts_flock=self._counts_flock)
         except OSError:
             return False
 
     @property
-    def counts_flock(self) -> bool:
-        """Whether its controller may hold only an `flock`: that of an earlier gputrain, or without write locks."""
+    def _counts_flock(self) -> bool:
+        """Whether its controller may hold only an `flock`: on a file system without write locks."""
         return not os.path.lexists(self.private_lock)
 
     def foreign_reason(self) -> str | None:
@@ -83,21 +82,53 @@ class SweepFolder:
                 return reason
         except OSError as error:
             return f"cannot be examined: {error.strerror}"
-        for path, status in self._entries():
-            if (reason := foreign_reason(status)) is not None:
-                return f"contains {path.name}, which {reason}"
-        return None
+        reasons = ((path, foreign_reason(status)) for path, status in self._entries())
+        return next((f"contains {path.name}, which {reason}" for path, reason in reasons if reason is not None), None)
 
-    def link_problem(self) -> str | None:
-        """Return which file of the sweep is a link and leads out of it, as such a clause; None if none is."""
-        links = (path.name for path, status in self._entries() if stat.S_ISLNK(status.st_mode))
-        return next((f"contains the link {name}" for name in links), None)
+    def require_own(self, *, trust_owner: bool = False) -> None:
+        """Raise UsageError if the sweep contains a link, or if other users can change it and they are not trusted."""
+        for path, status in self._entries():
+            if stat.S_ISLNK(status.st_mode):
+                reason = f"this sweep contains the link {path.name}"
+                raise UsageError.one(str(self.path), reason, "replace the link by what it leads to", code="is-link")
+        if not trust_owner and (problem := self.foreign_reason()) is not None:
+            raise UsageError.one(str(self.path), f"this sweep {problem}", TRUST_OWNER_ADVICE, code="foreign-writable")
 
     def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
-        files = (self.settings, self.command, self.config, self.best, self.best_trial, self.journal, self.log)
-        for path in (*files, self.lock, self.private_lock, self.control):
-            with suppress(OSError):
-                yield path, path.lstat()
+        with suppress(OSError):
+            for path in sorted(self.path.iterdir()):
+                with suppress(FileNotFoundError):
+                    yield path, path.lstat()
+
+    def make(self) -> None:
+        """Create the folder of a new sweep. Raises UsageError."""
+        root = self.path.parent
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(0o700 if is_shared(root.stat()) else 0o755)
+        except OSError as error:
+            reason = f"{self.path} cannot be created: {error.strerror}"
+            raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-writable") from error
+
+    @contextmanager
+    def controller_lock(self) -> Iterator[None]:
+        """Hold the lock of the sweep's controller. Raises UsageError if another process holds it."""
+        try:
+            lock = OwnerLock.take(self.lock, self.private_lock, counts_flock=self._counts_flock)
+            if lock is not None:
+                lock.publish()
+        except OSError as error:
+            raise UsageError.one(str(self.lock), f"cannot be opened: {error.strerror}", code="not-writable") from error
+        if lock is None:
+            advice = f"watch it with `gputrain sweep show {self.name}`, stop it with `gputrain sweep stop {self.name}`"
+            raise UsageError.one(self.name, "this sweep is already running", advice, code="already-running")
+        try:
+            if not lock.has_write_lock:
+                # Without it, the `flock` counts.
+                self.private_lock.unlink()
+            yield
+        finally:
+            lock.close()
 
 
 def is_sweep_folder(path: Path) -> bool:
@@ -108,13 +139,13 @@ def is_sweep_folder(path: Path) -> bool:
 def list_sweeps(root: Path) -> list[SweepFolder]:
     """Return all sweeps in `root`, the latest first. Raises UsageError if the folder cannot be read."""
     try:
-        paths = [path for path in root.iterdir() if is_sweep_folder(path)]
+        sweeps = [SweepFolder(path) for path in root.iterdir() if is_sweep_folder(path)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         reason = f"{root} cannot be read: {error.strerror}"
         raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-readable") from error
-    return sorted((SweepFolder(path) for path in paths), key=lambda sweep: (-_mtime(sweep.journal), sweep.name))
+    return sorted(sweeps, key=lambda sweep: (-_mtime(sweep.journal), sweep.name))
 
 
 def _mtime(path: Path) -> float:
@@ -129,85 +160,18 @@ def find_sweep(root: Path, reference: str, *, trust_owner: bool = False) -> Swee
 
     Raises UsageError if there is none, or if others can change it and `trust_owner` is not set.
     """
-    sweeps = list_sweeps(root)
+    sweeps, name = list_sweeps(root), normalize_name(reference)
     names = [sweep.name for sweep in sweeps]
-    name = normalize_name(reference)
-    # A folder that another program made may have the decomposed form.
-    matches = [sweep for sweep in sweeps if sweep.name == reference]
-    matches = matches or [sweep for sweep in sweeps if normalize_name(sweep.name) == name]
     if reference == LAST_SWEEP:
-        matches = [sweep for sweep in sweeps if trust_owner or sweep.foreign_reason() is None][:1]
-    elif not matches and reference and is_sweep_folder(Path(os.path.realpath(reference))):
-        matches = [SweepFolder(Path(os.path.realpath(reference)))]
+        matches = [sweep for sweep in sweeps if trust_owner or sweep.foreign_reason() is None]
+    else:
+        # A folder that another program made may have the decomposed form.
+        matches = [sweep for sweep in sweeps if normalize_name(sweep.name) == name]
+        matches.sort(key=lambda sweep: sweep.name != reference)
+        if not matches and reference and is_sweep_folder(Path(os.path.realpath(reference))):
+            matches = [SweepFolder(Path(os.path.realpath(reference)))]
     if not matches:
         shown = f"no sweep of this name in {root}" + (f", only {', '.join(names[:8])}" if names else "")
         raise UsageError.one(reference or "NAME", shown + did_you_mean(reference, names), code="not-found")
-    require_own(matches[0], trust_owner=trust_owner)
+    matches[0].require_own(trust_owner=trust_owner)
     return matches[0]
-
-
-def require_own(sweep: SweepFolder, *, trust_owner: bool) -> None:
-    """Raise UsageError if the sweep contains a link, or if other users can change it and they are not trusted."""
-    if (problem := sweep.link_problem()) is not None:
-        raise UsageError.one(
-            str(sweep.path), f"this sweep {problem}", "replace the link by what it leads to", code="is-link"
-        )
-    if not trust_owner and (problem := sweep.foreign_reason()) is not None:
-        raise UsageError.one(str(sweep.path), f"this sweep {problem}", TRUST_OWNER_ADVICE, code="foreign-writable")
-
-
-def make_sweep_folder(sweep: SweepFolder) -> None:
-    """Create the folder of a new sweep, or take over one whose creation was interrupted. Raises UsageError."""
-    root = sweep.path.parent
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        sweep.path.mkdir(0o700 if is_shared(root.stat()) else 0o755)
-    except FileExistsError:
-        if sweep.path.is_symlink() or not _is_incomplete(sweep.path):
-            reason = f"{sweep.name} already exists in {root} and is not this sweep"
-            raise UsageError.one("--name", reason, "use another name with --name", code="name-in-use") from None
-    except OSError as error:
-        reason = f"{root} cannot be written to: {error.strerror}"
-        raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-writable") from error
-
-
-def _is_incomplete(folder: Path) -> bool:
-    """Whether the creation of a sweep in a folder was interrupted: `sweep.yaml` is written last."""
-    try:
-        known = ("sweep.lock", ".lock", "config.yaml", "command.json")
-        return all(name in known or name.endswith(".tmp") for name in os.listdir(folder))  # noqa: PTH208
-    except OSError:
-        return False
-
-
-@contextmanager
-def controller_lock(sweep: SweepFolder) -> Iterator[None]:
-    """Hold the lock of the sweep's controller. Raises UsageError if another process holds it."""
-    try:
-        lock = _take_lock(sweep)
-        if lock is not None:
-            lock.publish()
-    except OSError as error:
-        raise UsageError.one(str(sweep.lock), f"cannot be opened: {error.strerror}", code="not-writable") from error
-    if lock is None:
-        advice = f"watch it with `gputrain sweep show {sweep.name}`, stop it with `gputrain sweep stop {sweep.name}`"
-        raise UsageError.one(sweep.name, "this sweep is already running", advice, code="already-running")
-    try:
-        if not lock.has_write_lock:
-            # Without it, the `flock` counts.
-            sweep.private_lock.unlink()
-        yield
-    finally:
-        lock.close()
-
-
-def _take_lock(sweep: SweepFolder) -> OwnerLock | None:
-    """Take the lock within a second: a reader that checks whether the sweep runs may hold its `flock` for an instant.
-
-    Raises OSError."""
-    counts_flock = sweep.counts_flock
-    for _ in range(20):
-        if (lock := OwnerLock.take(sweep.lock, sweep.private_lock, counts_flock=counts_flock)) is not None:
-            return lock
-        time.sleep(0.05)
-    return None

@@ -1,72 +1,74 @@
 """Validate a sweep against the config schema and this host before anything starts, and resolve what its trials share.
 
 `gputrain sweep` calls `plan_sweep` with the typed settings. Every end of a range and every choice is resolved exactly
-as the command of a trial resolves it.
+as the command of a trial resolves it. Values for the placeholders in a command, `{lr}`, make the command of each trial
+of a script.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
+import re
+import shlex
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.command.spec import Command
+from engine.command.devices import PLACEHOLDERS, fill, find_placeholders
+from engine.command.spec import Command, read_command
 from engine.config.code_trust import CodeTrust
 from engine.config.effects import deciding_keys
-from engine.config.loader import ConfigError, resolve_config
+from engine.config.loader import ConfigError, parse_value, resolve_config
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
-from engine.gpus.device_preview import preview_devices
+from engine.gpus.device_preview import check_devices_exist, preview_devices
 from engine.gpus.selection import NotFreeError
 from engine.launch.batch_size import BATCH_SIZE_KEY
+from engine.launch.command_checks import find_command_problems
 from engine.launch.preflight import find_problems
 from engine.launch.request import RunRequest
 from engine.models.catalog import check_model_name
 from engine.models.weights_file import weights_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems
-from engine.sweeps.settings import SweepSettings, check_numbers
-from engine.sweeps.space import Choices, Space, Value, grid_size, overrides_of, value_text
-from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
+from engine.sweeps.folder import SweepFolder
+from engine.sweeps.settings import DeviceKey, SweepSettings
+from engine.sweeps.space import Range, Space, Value, grid_size, overrides_of, value_text
+from engine.sweeps.study import first_values
+from engine.utils import codec
+from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, raise_if_any
 from engine.utils.host import available_cores
+from engine.utils.redaction import redact_argv
 
-# Combinations of ends and choices that are validated together; each takes 3 ms.
-MAX_COMBINATIONS = 256
+# No name of a config key or of an option has another character.
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
 @dataclass(frozen=True)
 class SweepPlan:
     """A validated sweep.
 
-    `config` is the config of trial 0, without a name. `preset` holds the values of trial 0 that lie in their space, and
-    `outside` the searched keys whose value does not. `warnings` name the keys that have no effect in any trial.
-    `command` is that of a script with its placeholders, None for trainings: such a sweep has no preset.
+    `config` is the config of trial 0, without a name. `preset` holds the values of trial 0 that lie in their space.
+    `warnings` name the keys that have no effect in any trial. `command` is that of a script with its placeholders, None
+    for trainings: such a sweep has no preset.
     """
 
     settings: SweepSettings
     config: Config
     preset: Mapping[str, Value]
-    outside: tuple[str, ...]
     warnings: tuple[Problem, ...] = ()
     command: Command | None = None
 
-    @property
-    def config_yaml(self) -> str:
-        """Content of the `config.yaml` that all trials start from."""
-        return to_yaml(as_stored(self.config))
 
-
-def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, trust_code: bool = False) -> SweepPlan:
-    """Validate the settings and choose the devices of the trials. Raises UsageError with every problem."""
-    problems, warnings = check_numbers(settings), list[Problem]()
+def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust) -> SweepPlan:
+    """Validate the settings of trainings and choose their devices. Raises UsageError with every problem."""
+    problems, warnings = settings.number_problems(), list[Problem]()
     spaces: dict[str, Space] = {}
     with collect_problems(problems):
         spaces = settings.spaces()
+        problems += settings.space_problems(spaces)
     try:
-        resolved = resolve_config(settings.config, overrides_of(settings.fixed), trust_code=trust_code)
+        resolved = resolve_config(settings.config, overrides_of(settings.fixed), trust_code=trust.granted)
         config = without_name(resolved.config)
         trust = replace(trust, foreign=resolved.foreign_code)
         # A searched key may give it an effect.
@@ -74,26 +76,22 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, tru
     except ConfigError as error:
         problems += error.problems
         config = without_name(error.valid_part)
+    found, unused = _check_values(settings, config, spaces, trust_code=trust.granted)
     known = {problem.location for problem in problems}
-    found, unused = _check_values(settings, config, spaces, known, trust_code=trust_code)
-    problems += found
-    warnings += unused
-    device: dict[str, str] = {}
-    if not problems:
-        device = device_overrides(config, settings.parallel)
+    raise_if_any([*problems, *(problem for problem in found if problem.location not in known)])
+    device = device_overrides(config, settings.parallel)
+    for share in divide_gpus(device["device.gpus"], settings.parallel):
+        checked = config.with_values(device={"gpus": share, "wait": "device.wait" in device})
         with collect_problems(problems):
-            for share in divide_gpus(device["device.gpus"], settings.parallel):
-                found = _host_problems(config, device | {"device.gpus": share}, runs_dir, trust)
-                problems += [problem for problem in found if problem not in problems]
-    raise_if_any(problems)
+            problems += find_problems(RunRequest(checked, runs_dir, "sweep", code_trust=trust))
+    raise_if_any(list(dict.fromkeys(problems)))
     if BATCH_SIZE_KEY in spaces:
         # Else the run could reduce the size of the first trial, and the results would list another one.
         config = config.with_values(data={"batch_size": config.data.batch_size})
-    preset = preset_values(config, spaces, trust_code=trust_code)
-    outside = tuple(key for key in spaces if key not in preset)
-    if settings.sampler == "grid":
-        settings = replace(settings, trials=min(settings.trials, grid_size(spaces, preset)))
-    return SweepPlan(replace(settings, device=device), config, preset, outside, tuple(warnings))
+    preset = preset_values(config, spaces)
+    trials = min(settings.trials, grid_size(spaces, preset)) if settings.sampler == "grid" else settings.trials
+    settings = codec.replace(settings, trials=trials, device=device)
+    return SweepPlan(settings, config, preset, tuple(warnings + unused))
 
 
 def without_name(config: Config) -> Config:
@@ -101,97 +99,61 @@ def without_name(config: Config) -> Config:
     return config.with_values(run={"name": None, "resume": False, "requeue": False})
 
 
-def _check_values(
-    settings: SweepSettings, config: Config, spaces: Mapping[str, Space], known: set[str], *, trust_code: bool
-) -> tuple[list[Problem], list[Problem]]:
-    """Return the problems of every end and choice, alone and, if there are few, together with those of other keys.
+def trial_overrides(settings: SweepSettings, params: Mapping[str, Value]) -> list[str]:
+    """Return what the command of a trial sets besides the config file: its values, and the typed keys of the
+    optimizer, which another optimizer would drop from the file."""
+    fixed = {key: text for key, text in settings.fixed.items() if key.startswith("optim.")}
+    return overrides_of({**fixed, **params})
 
-    Also return why searched keys have no effect, unless another searched key can give them one."""
-    problems: dict[str, Problem] = {}
-    warnings: dict[str, Problem] = {}
+
+def _check_values(
+    settings: SweepSettings, config: Config, spaces: Mapping[str, Space], *, trust_code: bool
+) -> tuple[list[Problem], list[Problem]]:
+    """Return the problems of every end and choice, and why searched keys have no effect, unless another searched key
+    can give them one."""
+    problems, warnings = list[Problem](), list[Problem]()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(to_yaml(as_stored(config)))
-
-        def check(values: Mapping[str, Value]) -> None:
+        for key, value in ((key, value) for key, space in spaces.items() for value in space.probes()):
             try:
-                overrides = overrides_of(settings.trial_values(values))
+                overrides = trial_overrides(settings, {key: value})
                 changed = resolve_config(str(file), overrides, trust_code=trust_code)
-                if len(values) == 1:
-                    key = next(iter(values))
-                    _check_names(changed.config, key)
-                    if not spaces.keys() & deciding_keys(key):
-                        warnings.update({part.key: part.warning for part in changed.no_effect if part.key == key})
-                    if key == "optim.name" and "optim.lr" not in spaces:
-                        lrs = (part for part in changed.no_effect if part.key == "optim.lr")
-                        warnings.update({f"lr of {changed.config.optim.name}": part.warning for part in lrs})
+                _check_names(changed.config, key)
+                if not spaces.keys() & deciding_keys(key):
+                    warnings += [part.warning for part in changed.no_effect if part.key == key]
             except UsageError as error:
-                shown = ", ".join(overrides_of(values))
                 for problem in error.problems:
-                    others = "" if problem.location in values and len(values) == 1 else f" (with {shown})"
-                    text = replace(problem, reason=problem.reason + others, source="")
-                    if problem.location not in known:
-                        problems.setdefault(str(problem) if len(values) == 1 else problem.location, text)
-
-        for key, space in spaces.items():
-            for value in space.probes():
-                check({key: value})
-        if not problems:
-            for values in _combinations(spaces):
-                check(values)
-    return list(problems.values()), list(warnings.values())
+                    is_own = problem.location == key
+                    reason = problem.reason if is_own else f"{problem.reason} (with {key}={value_text(value)})"
+                    problems.append(replace(problem, reason=reason, source=""))
+    return list(dict.fromkeys(problems)), list({each.location: each for each in warnings}.values())
 
 
 def _check_names(config: Config, key: str) -> None:
     """Check what the schema leaves to the installed libraries. Raises UsageError."""
-    problems: list[Problem] = []
     if key.startswith("model."):
-        with collect_problems(problems):
-            check_model_name(config.model)
-        problems += weights_problems(config)
+        check_model_name(config.model)
+        raise_if_any(weights_problems(config))
     elif key == "optim.name":
-        problems += timm_optimizer_problems(config.optim)
-    raise_if_any(problems)
+        raise_if_any(timm_optimizer_problems(config.optim))
 
 
-def _combinations(spaces: Mapping[str, Space]) -> Iterable[dict[str, Value]]:
-    """Yield the combinations of all ends and choices, if there are at most `MAX_COMBINATIONS`."""
-    probes = {key: space.probes() for key, space in spaces.items()}
-    if len(probes) > 1 and math.prod(map(len, probes.values())) <= MAX_COMBINATIONS:
-        for combination in itertools.product(*probes.values()):
-            yield dict(zip(probes, combination, strict=True))
-
-
-def preset_values(config: Config, spaces: Mapping[str, Space], *, trust_code: bool = False) -> dict[str, Value]:
+def preset_values(config: Config, spaces: Mapping[str, Space]) -> dict[str, Value]:
     """Return the config's own value of each searched key, without those that lie outside of their space."""
-    stored, values = as_stored(config), dict[str, Value]()
+    values = dict[str, Value]()
     for key, space in spaces.items():
-        own = _value_of(stored, key)
-        if isinstance(space, Choices):
-            same = [choice for choice in space.values if _choice_value(key, choice, trust_code=trust_code) == own]
-            if same:
-                values[key] = same[0]
-        elif space.contains(own):
-            values[key] = own
+        section, _, name = key.partition(".")
+        own: Any = as_stored(config).get(section, {}).get(name)
+        if isinstance(space, Range):
+            if space.contains(own):
+                values[key] = own
+        elif same := [choice for choice in space.values if parse_value(key, choice) == own]:
+            values[key] = same[0]
     return values
 
 
-def _choice_value(key: str, choice: str, *, trust_code: bool) -> Any:
-    """Return the config value that a choice of a key stands for."""
-    try:
-        config = resolve_config(None, overrides_of({key: choice}), trust_code=trust_code).config
-    except ConfigError as error:
-        # The defaults may lack a key that this value needs.
-        config = error.valid_part
-    return _value_of(as_stored(config), key)
-
-
-def _value_of(stored: Mapping[str, Mapping[str, Any]], key: str) -> Any:
-    section, _, name = key.partition(".")
-    return stored.get(section, {}).get(name)
-
-
-def device_overrides(config: Config, parallel: int) -> dict[str, str]:
+def device_overrides(config: Config, parallel: int) -> dict[DeviceKey, str]:
     """Return the overrides of section `device` for the trials.
 
     Without a choice of the user, a trial takes one free GPU and waits for it; listed GPUs are divided among the trials
@@ -200,7 +162,7 @@ def device_overrides(config: Config, parallel: int) -> dict[str, str]:
     device = config.device
     gpus = device.gpus
     if gpus == "auto":
-        gpus = "free:1" if host_has_gpus() else "cpu"
+        gpus = "free:1" if _host_has_gpus() else "cpu"
     if gpus != "cpu":
         return {"device.gpus": gpus, "device.wait": "true"}
     threads = device.threads or max(1, available_cores() // (parallel * device.ranks))
@@ -220,7 +182,7 @@ def divide_gpus(gpus: str, parallel: int) -> list[str]:
     return [",".join(listed[start : start + each]) for start in range(0, each * parallel, each)]
 
 
-def host_has_gpus() -> bool:
+def _host_has_gpus() -> bool:
     """Whether this host has GPUs to train on, free or not."""
     try:
         return bool(preview_devices("free:1"))
@@ -230,7 +192,79 @@ def host_has_gpus() -> bool:
         return False
 
 
-def _host_problems(config: Config, device: Mapping[str, str], runs_dir: Path, trust: CodeTrust) -> list[Problem]:
-    """Return why trial 0 could not start on this host: data, model, devices."""
-    config = config.with_values(device={"gpus": device["device.gpus"], "wait": "device.wait" in device})
-    return find_problems(RunRequest(config, runs_dir, "sweep", code_trust=trust))
+def plan_script(settings: SweepSettings, command: Command, runs_dir: Path, *, trust: CodeTrust) -> SweepPlan:
+    """Validate the settings and the command, and choose the devices of the trials. Raises UsageError with every
+    problem."""
+    problems, spaces = settings.number_problems(), dict[str, Space]()
+    with collect_problems(problems):
+        spaces = settings.spaces()
+        problems += settings.space_problems(spaces)
+    problems += _placeholder_problems(command, list(settings.space))
+    try:
+        config = without_name(resolve_config(None, overrides_of(settings.fixed)).config)
+    except ConfigError as error:
+        raise UsageError([*problems, *error.problems]) from error
+    raise_if_any(problems)
+    command = fill_command(command, {key: text for key, text in settings.space.items() if key not in spaces})
+    device = device_overrides(config, settings.parallel)
+    device.pop("device.threads", None)
+    settings = codec.replace(
+        settings,
+        space={key: settings.space[key] for key in spaces},
+        device=device,
+        command=shlex.join(redact_argv(command.argv)),
+        trials=min(settings.trials, grid_size(spaces, None)) if settings.sampler == "grid" else settings.trials,
+    )
+    first = fill_command(command, first_values(settings))
+    problems += find_command_problems(RunRequest(config, runs_dir, "sweep", code_trust=trust, command=first))
+    for share in divide_gpus(device["device.gpus"], settings.parallel):
+        with collect_problems(problems):
+            check_devices_exist(share)
+    raise_if_any(problems)
+    return SweepPlan(settings, config, {}, command=command)
+
+
+def _placeholder_problems(command: Command, names: Sequence[str]) -> list[Problem]:
+    """Return which parameters have no placeholder in the command, and which placeholders have no parameter."""
+    words = [*command.argv, *(command.environment[name] for name in command.expanded)]
+    found, problems = find_placeholders(words), list[Problem]()
+    for name in names:
+        if name in PLACEHOLDERS:
+            reason = f"is what gputrain replaces by itself ({', '.join(PLACEHOLDERS)})"
+            problems.append(Problem(name, reason, "use another name", code="conflict"))
+        elif _NAME.fullmatch(name) is None:
+            reason = "cannot name a placeholder: it needs a letter, then letters, digits, _ . and - only"
+            problems.append(Problem(name, reason, code="invalid-name"))
+        elif name not in found:
+            reason = f"has no placeholder {{{name}}} in the command"
+            problems.append(Problem(name, reason, f"type {{{name}}} where its value belongs", code="no-effect"))
+    for name in found:
+        if name not in names and name not in PLACEHOLDERS:
+            reason, advice = f"has no values{did_you_mean(name, names)}", f"add {name}=SPACE or {name}=VALUE before --"
+            problems.append(Problem(f"{{{name}}}", reason, advice, code="missing-value"))
+    return problems
+
+
+def fill_command(command: Command, values: Mapping[str, Value]) -> Command:
+    """Return a command with the values in place of their placeholders, in its words, in what `--env` sets, and in the
+    places of its metric files."""
+    texts = {name: value_text(value) for name, value in values.items()}
+    environment = {
+        name: fill([text], texts)[0] if name in command.expanded else text for name, text in command.environment.items()
+    }
+    argv, metrics = (tuple(fill(words, texts)) for words in (command.argv, command.metrics))
+    return codec.replace(command, argv=argv, environment=environment, metrics=metrics)
+
+
+def is_same_command(folder: SweepFolder, command: Command) -> bool:
+    """Whether the stored command of a sweep is this one, in whatever environment. Raises UsageError if it cannot be
+    read."""
+    stored = read_command(folder)
+    return codec.replace(stored, environment=command.environment, cwd_inode=command.cwd_inode) == command and all(
+        stored.environment.get(name) == command.environment[name] for name in command.expanded
+    )
+
+
+def trial_line(settings: SweepSettings, values: Mapping[str, Value]) -> str:
+    """Return the command of a trial as a line of a shell, without secrets."""
+    return shlex.join(fill(shlex.split(settings.command), {name: value_text(value) for name, value in values.items()}))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from engine.command.metric_files import CommandMetrics, metric_key
 from engine.command.run_metrics import MetricsFinder
 from engine.foreign.folders import RunFollower
-from engine.foreign.reading import EPOCH_NAMES, Reading
+from engine.foreign.reading import EPOCH_NAMES
 from engine.runs.folder import RunFolder
 from engine.runs.foreign_record import by_importance
 from engine.runs.metrics import Metric, find_key, registry_keys
@@ -29,11 +29,14 @@ _NO_MATCH = 9
 
 
 @dataclass
-class _Values:
-    """What is known of one metric that may be the wanted one: its best value, and values that were not returned yet."""
+class MetricValues:
+    """The values of one metric: its best finite one, and those at steps, None for one that is not finite.
+
+    Of a metric that has a value at each step, later ones are some steps apart.
+    """
 
     best: float | None = None
-    new: list[tuple[int, float | None]] = field(default_factory=list)
+    by_step: dict[int, float | None] = field(default_factory=dict)
     next_step: int = 0
 
 
@@ -43,65 +46,39 @@ class MetricReader:
     def __init__(self, folder: RunFolder, metric: Metric) -> None:
         self._finder, self._metric = MetricsFinder(folder), metric
         self._found: CommandMetrics | None = None
-        self._follower: RunFollower | None = None
-        self._values: dict[str, _Values] = {}
-        self._names: set[str] = set()
-        """The names of all metrics of the run."""
         self._ranks: dict[str, int] = {}
+        """How well each metric of the run fits the wanted one."""
+        self._values: dict[str, MetricValues] = {}
 
-    def poll(self, *, to_end: bool = False) -> list[tuple[int, float | None]]:
-        """Return new values with their steps, None for one that is not finite. `to_end` reads all there is.
-
-        Of a metric that has a value at each step, later ones are some steps apart.
-        """
+    def poll(self, *, to_end: bool = False) -> MetricValues:
+        """Return the values so far, none if the run has no metric of the name. `to_end` reads all there is."""
         found = self._finder.find()
         if found is not self._found:
             self._found, self._follower = found, RunFollower(found)
-            self._values, self._names = {}, set()
+            self._values, self._ranks = {}, {}
         deadline = time.monotonic() + (MAX_LAST_SECONDS if to_end else MAX_POLL_SECONDS)
-        while self._follower is not None and time.monotonic() < deadline:
-            readings = self._follower.poll()
-            for reading in readings:
-                self._add(reading)
-            if not any(len(reading.points) for reading in readings):
-                break
-        new = self._values[self._name].new if self._name is not None else []
-        for values in self._values.values():
-            values.new = []
-        return new
+        has_more = True
+        while has_more and time.monotonic() < deadline:
+            points = [reading.points for reading in self._follower.poll()]
+            has_more = any(map(len, points))
+            for each in points:
+                self._ranks |= {name: match_rank(self._metric.label, name) for name in each.names - self._ranks.keys()}
+                for point in each.only(lambda name: self._ranks[name] < _NO_MATCH):
+                    self._add(point.name, point.step, point.value)
+        name = min(self._values, key=lambda name: (self._ranks[name], name), default=None)
+        return MetricValues() if name is None else self._values[name]
 
-    def _add(self, reading: Reading) -> None:
-        for name in reading.points.names - self._names:
-            self._names.add(name)
-            self._ranks[name] = match_rank(self._metric.label, name)
-        wanted = {name for name in reading.points.names if self._ranks[name] < _NO_MATCH}
-        for point in reading.points.only(wanted.__contains__) if wanted else ():
-            values = self._values.setdefault(point.name, _Values())
-            value = point.value if math.isfinite(point.value) else None
-            if point.step >= values.next_step:
-                values.new.append((point.step, value))
-                values.next_step = max(point.step + 1, int(point.step * STEP_GROWTH))
-            values.best = max(values.best, value, key=self._metric.merit)
-
-    @property
-    def _name(self) -> str | None:
-        """What the run calls the metric; None if it has none of the name."""
-        return min(self._values, key=lambda name: (self._ranks[name], name), default=None)
-
-    @property
-    def has_values(self) -> bool:
-        """Whether the metric has any value, finite or not."""
-        return self._name is not None
-
-    @property
-    def best(self) -> float | None:
-        """The best finite value so far."""
-        return self._values[self._name].best if self._name is not None else None
+    def _add(self, name: str, step: int, value: float) -> None:
+        values, finite = self._values.setdefault(name, MetricValues()), value if math.isfinite(value) else None
+        if step >= values.next_step:
+            values.by_step[step] = finite
+            values.next_step = max(step + 1, int(step * STEP_GROWTH))
+        values.best = max(values.best, finite, key=self._metric.merit)
 
     @property
     def found_names(self) -> str:
         """The names of the metrics that the run has, as a text; empty without one."""
-        names = by_importance(sorted(name for name in self._names if name.lower() not in EPOCH_NAMES))
+        names = by_importance(sorted(name for name in self._ranks if name.lower() not in EPOCH_NAMES))
         return list_names(names, MAX_SHOWN_NAMES)
 
 
@@ -114,10 +91,5 @@ def match_rank(wanted: str, name: str) -> int:
         return 0
     if metric_key(name) == metric_key(wanted):
         return 1
-    key = registry_keys([name]).get(name)
-    return 2 if key is not None and key == _registry_key(wanted) else _NO_MATCH
-
-
-def _registry_key(wanted: str) -> str | None:
-    key = find_key(wanted)
-    return _SELECTION_KEYS.get(key, key) if key is not None else None
+    key, wanted_key = registry_keys([name]).get(name), find_key(wanted) or ""
+    return 2 if key is not None and key == _SELECTION_KEYS.get(wanted_key, wanted_key) else _NO_MATCH

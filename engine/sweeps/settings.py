@@ -1,69 +1,70 @@
-"""The settings of a sweep: what it searches and how.
+"""The settings of a sweep, what it searches and how: as they are typed, and as `sweep.yaml` in its folder.
 
-`sweep_file` reads and writes them, `script` has what only the sweep of a script has. `check_numbers` finds the problems
-that do not depend on the config.
+`plan` validates them against the config and this host.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from engine.config.limits import read_limits
 from engine.config.resume import PATH_KEYS
-from engine.runs.keys import parse_key, quote_key
+from engine.config.yaml_io import read_yaml, to_yaml
+from engine.runs.keys import parse_key, parse_metric_name, quote_key
 from engine.runs.metric_directions import DIRECTIONS
-from engine.runs.metrics import METRIC_PREFIX, METRICS, NO_METRICS, Better, Metric, foreign_metric, own_metric
+from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, Metric, foreign_metric, own_metric, registry_keys
 from engine.sweeps import Pruner, Sampler
-from engine.sweeps.space import Range, Space, Value, parse_space, split_choices
+from engine.sweeps.space import Range, Space, parse_space, split_choices
+from engine.utils import codec
+from engine.utils.codec import ENTRIES, FORMAT, Count, FileRecord, InvalidRecordError, field, format_problem
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, raise_if_any
-from engine.utils.files import expand_user
+from engine.utils.files import expand_user, is_file, replace_file
 from engine.utils.text import pluralize
 
-SETTINGS_FORMAT = 1
-DEFAULT_TRIALS = 40
 MAX_TRIALS = 100_000
 MAX_PARALLEL = 1024
 # These name or continue a single run, or belong to the user and not to a run.
 RESERVED_KEYS = ("run.name", "run.resume", "run.requeue", "run.code_packages")
-# The overrides that only the trials have.
-DEVICE_KEYS = frozenset({"device.gpus", "device.wait", "device.threads"})
+DeviceKey = Literal["device.gpus", "device.wait", "device.threads"]
+"""The overrides that only the trials have."""
 # What another command for the same sweep may change; the rest decides which values are searched.
-CHANGEABLE = ("trials", "parallel")
+CHANGEABLE = ("trials", "parallel", "device")
 
 
-@dataclass(frozen=True)
-class SweepSettings:
-    """What a sweep searches and how.
-
-    `config` is the config file or preset as typed, None for the defaults. `space` maps config keys to their SPACE as
-    typed (`engine.sweeps.space`), `fixed` the other keys to their values. `device` holds the overrides of section
-    `device` that only the trials have. `metric` is a text for `find_objective`. `seed` is that of the sampler.
-
-    `command` is the command of each trial as a line of a shell, without secrets, and empty for trainings. Then `space`
-    maps the names of its placeholders.
-    """
+class SweepSettings(FileRecord, frozen=True, kw_only=True):
+    """What a sweep searches and how; the content of `sweep.yaml`."""
 
     config: str | None = None
-    space: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, str] = field(default_factory=dict)
-    trials: int = DEFAULT_TRIALS
-    parallel: int = 1
+    """The config file or preset as typed, None for the defaults."""
+    space: Annotated[dict[str, str], ENTRIES] = field(default_factory=dict)
+    """The SPACE of each config key, or of each placeholder in the command of a script (`engine.sweeps.space`)."""
+    fixed: Annotated[dict[str, str], ENTRIES] = field(default_factory=dict)
+    """The values of other config keys."""
+    trials: Count = 40
+    parallel: Count = 1
     sampler: Sampler = "tpe"
     pruner: Pruner = "median"
     metric: str = "best_val_accuracy"
-    seed: int = 0
-    device: Mapping[str, str] = field(default_factory=dict)
+    """A metric of the registry, or one of the user's own with its direction: `metrics.NAME=low`."""
+    seed: Count = 0
+    """That of the sampler."""
+    device: Annotated[dict[DeviceKey, str], ENTRIES] = field(default_factory=dict)
     command: str = ""
+    """The command of each trial as a line of a shell, without secrets, and empty for trainings."""
 
     @property
     def objective(self) -> Metric:
-        """The metric whose best value over the epochs is the result of a trial. Raises ValueError if there is none."""
-        metric = find_objective(self.metric)
-        if metric is None:
-            raise ValueError(f"{self.metric} is no metric of an epoch")
+        """The metric whose best value over the epochs or steps is the result of a trial. Raises KeyError."""
+        rest, _, word = self.metric.rpartition("=")
+        key = parse_key(rest if word in DIRECTIONS else self.metric)
+        if not key.startswith(METRIC_PREFIX):
+            return METRICS[key]
         # A metric of a script can be anything, so it has digits for a number of any size.
-        return foreign_metric(metric.label, better=metric.better) if self.command else metric
+        make = foreign_metric if self.command else own_metric
+        return make(key.removeprefix(METRIC_PREFIX), better=DIRECTIONS.get(word))
 
     @property
     def metric_name(self) -> str:
@@ -77,109 +78,127 @@ class SweepSettings:
 
     def spaces(self) -> dict[str, Space]:
         """Return the parsed space of each searched key. Raises UsageError with every problem."""
-        parsed: dict[str, Space] = {}
-        problems: list[Problem] = []
+        parsed, problems = dict[str, Space](), list[Problem]()
         for key, text in self.space.items():
             with collect_problems(problems):
                 space = parse_space(key, text, integers=False if self.command else None)
-                if space is None:
-                    raise UsageError.one(
-                        key, f"{text!r} is a single value, which leaves nothing to search", code="invalid-value"
-                    )
-                parsed[key] = space
+                if space is not None:
+                    parsed[key] = space
         raise_if_any(problems)
         return parsed
 
-    def trial_values(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return what the command of a trial sets besides the config file: its values, and the typed keys of the
-        optimizer, which another optimizer would drop from the file."""
-        return {key: text for key, text in self.fixed.items() if key.startswith("optim.")} | dict(params)
-
     def differences(self, other: SweepSettings) -> list[str]:
         """Return the names of the settings in which two commands for one sweep must not differ, but do."""
-        names = [part.name for part in fields(self) if part.name not in (*CHANGEABLE, "device")]
+        names = [name for name in self.__struct_fields__ if name not in CHANGEABLE]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
+    def number_problems(self) -> list[Problem]:
+        """Return which numbers are out of range."""
+        bounds = (
+            ("--trials", self.trials, 1, MAX_TRIALS),
+            ("--parallel", self.parallel, 1, MAX_PARALLEL),
+            ("--sampler-seed", self.seed, 0, 2**32 - 1),
+        )
+        problems = [
+            Problem(option, f"must be an integer from {low} to {high:,}, not {value}", code="out-of-range")
+            for option, value, low, high in bounds
+            if not low <= value <= high
+        ]
+        with collect_problems(problems):
+            runs = read_limits().runs
+            if runs is not None and self.parallel > runs.value:
+                reason = f"{self.parallel} trials at the same time are too many: {runs}"
+                problems.append(Problem("--parallel", reason, "raise the limit there", code="over-limit"))
+        return problems
 
-def objective_keys() -> tuple[str, ...]:
-    """Return the metrics that a sweep can search the best value of: those that have one in each epoch."""
-    return tuple(key for key, metric in METRICS.items() if metric.epoch is not None and metric.better)
-
-
-def find_objective(text: str, directions: Mapping[str, Better] = NO_METRICS) -> Metric | None:
-    """Return one of `objective_keys`, or one of the user's own metrics, `metrics.NAME`; None if it is neither.
-
-    `metrics.NAME=low` says which values are better, else `directions` and then the name. A key may be in quotes.
-    """
-    rest, _, word = text.rpartition("=")
-    key = parse_key(rest if word in DIRECTIONS else text)
-    if not key.startswith(METRIC_PREFIX):
-        return METRICS[key] if key in objective_keys() and word not in DIRECTIONS else None
-    name = key.removeprefix(METRIC_PREFIX)
-    return own_metric(name, better=DIRECTIONS.get(word) or directions.get(name)) if name else None
-
-
-def with_direction(settings: SweepSettings, directions: Mapping[str, Better]) -> SweepSettings:
-    """Return settings that name the direction of an own metric, so that a sweep keeps it when the folder changes its
-    `directions`."""
-    metric = find_objective(settings.metric, directions)
-    is_own = metric is not None and metric.key.startswith(METRIC_PREFIX)
-    return (
-        replace(settings, metric=f"{quote_key(metric.key)}={metric.better}")
-        if metric is not None and is_own
-        else settings
-    )
-
-
-def metric_in_direction(option: str, text: str, better: Better) -> str:
-    """Return the setting `metric` of `--maximize METRIC` or `--minimize METRIC`. Raises UsageError if it is no metric
-    of an epoch, or if its values are better in the other direction."""
-    rest, _, word = text.rpartition("=")
-    key = parse_key(rest if word in DIRECTIONS else text)
-    metric = find_objective(key, {key.removeprefix(METRIC_PREFIX): DIRECTIONS.get(word, better)})
-    if metric is None:
-        known = (*(name for name in objective_keys() if METRICS[name].better is better), f"{METRIC_PREFIX}NAME")
-        raise UsageError([_unknown_metric(option, text, known)])
-    if metric.better is not better:
-        other = "--minimize" if metric.better is Better.LOW else "--maximize"
-        reason = f"{metric.better} values of {metric.key} are better; use {other} {quote_key(metric.key)}"
-        raise UsageError.one(option, reason, code="conflict")
-    return f"{quote_key(key)}={better}" if key.startswith(METRIC_PREFIX) else key
+    def space_problems(self, spaces: Mapping[str, Space]) -> list[Problem]:
+        """Return that nothing is searched, or that only a grid has points."""
+        if not self.space.keys() & spaces.keys():
+            names = ("lr", "opt") if self.command else ("optim.lr", "optim.name")
+            example = f"give at least one KEY=SPACE, such as {names[0]}=log:1e-3..0.3 or {names[1]}=sgd,adamw"
+            return [Problem("", f"there is nothing to search; {example}", code="missing-value")]
+        reason = "a number of grid points (/N) needs --sampler grid; remove it"
+        pointed = [key for key, space in spaces.items() if isinstance(space, Range) and space.points is not None]
+        return [Problem(key, reason, code="conflict") for key in pointed if self.sampler != "grid"]
 
 
-def _unknown_metric(location: str, text: str, known: Sequence[str]) -> Problem:
-    reason = f"{text!r} is not allowed: must be one of {', '.join(known)}"
-    return Problem(location, reason + did_you_mean(text, known), code="unknown-value")
+def read_settings(path: Path) -> SweepSettings:
+    """Read the `sweep.yaml` of a sweep's folder. Raises UsageError if it is not valid."""
+    values, _ = read_yaml(path, str(path))
+    if not isinstance(values, dict):
+        raise UsageError.one(str(path), "must map the settings of a sweep to their values", code="wrong-format")
+    if (problem := format_problem(values.get("format"), FORMAT)) is not None:
+        raise UsageError.one(str(path), problem, "use the version of gputrain that wrote it", code="wrong-version")
+    # The defaults of another version would search something else. Sweeps of scripts are younger than the format.
+    if missing := [name for name in SweepSettings.__struct_fields__ if name not in values and name != "command"]:
+        raise UsageError.one(str(path), f"is damaged: it lacks {', '.join(missing)}", code="damaged")
+    try:
+        settings = codec.convert(values, SweepSettings)
+        _ = settings.objective
+    except (InvalidRecordError, KeyError) as error:
+        reason = str(error) if isinstance(error, InvalidRecordError) else f"is damaged: {error} is no metric"
+        raise UsageError.one(str(path), reason, code="damaged") from error
+    return settings
+
+
+def write_settings(path: Path, settings: SweepSettings) -> None:
+    """Write `sweep.yaml`. Raises OSError."""
+    text = to_yaml(codec.to_builtins(settings))
+    replace_file(path, lambda file: file.write(text.encode()), durable=True)
+
+
+def typed_settings(
+    file: str | None,
+    overrides: Sequence[str],
+    fixed: Mapping[str, str],
+    given: Mapping[str, Any],
+    words: Sequence[str] | None = None,
+) -> SweepSettings:
+    """Return the settings that CONFIG, KEY=SPACE, fixed values and `given` fields describe. `words` are those of the
+    command of a script, None without one. Raises UsageError."""
+    pairs = [(key.strip(), value) for key, _, value in (text.partition("=") for text in overrides)]
+    config = str(path.absolute()) if file is not None and is_file(path := expand_user(file)) else file
+    given = {"trials": MAX_TRIALS, **given} if given.get("sampler") == "grid" else given
+    if words is None:
+        space, fixed_values = split_space(pairs, fixed.items())
+        return SweepSettings(config=config, space=space, fixed=fixed_values, **given)
+    if config is not None:
+        raise UsageError.one(config, "is a config beside a command; keep one of them", code="conflict")
+    return SweepSettings(command=shlex.join(words), space=_named_once(pairs), fixed=dict(fixed), **given)
+
+
+def _named_once(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the values by name. Raises UsageError for a name that is given twice."""
+    names = [name for name, _ in pairs]
+    doubled = dict.fromkeys(name for name in names if names.count(name) > 1)
+    raise_if_any([Problem(name, "is given twice; keep one", code="duplicate-key") for name in doubled])
+    return dict(pairs)
 
 
 def split_space(
-    values: Iterable[tuple[str, str]], flags: Iterable[tuple[str, str]] = ()
+    values: Sequence[tuple[str, str]], flags: Iterable[tuple[str, str]] = ()
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Split `key=SPACE` arguments into the searched and the fixed keys. `flags` are keys with the value of all trials.
 
     Raises UsageError with every problem.
     """
-    space: dict[str, str] = {}
-    fixed: dict[str, str] = {}
-    problems: list[Problem] = []
-    given = [*((key, text, False) for key, text in values), *((key, text, True) for key, text in flags)]
-    for key, text, is_flag in given:
+    options, problems = dict(flags), list[Problem]()
+    space, fixed = dict[str, str](), dict[str, str]()
+    for key, text in _named_once([*values, *options.items()]).items():
         with collect_problems(problems):
-            if key in space or key in fixed:
-                raise UsageError.one(key, "is given twice; keep one", code="duplicate-key")
             if key in RESERVED_KEYS:
-                raise UsageError.one(
-                    key, "cannot be set in a sweep: its trials are runs with names of their own", code="not-supported"
-                )
+                reason = "cannot be set in a sweep: its trials are runs with names of their own"
+                raise UsageError.one(key, reason, code="not-supported")
+            # A list of GPUs has commas, and so has a path.
+            is_single = key == "device.gpus" or (key in options and key in PATH_KEYS)
             if key in PATH_KEYS:
                 # The sweep may be continued from another folder.
-                text = _absolute(text) if is_flag else ",".join(map(_absolute, split_choices(text)))
-            # A list of GPUs has commas.
-            searched = None if key == "device.gpus" or (is_flag and key in PATH_KEYS) else parse_space(key, text)
-            if is_flag and searched is not None:
+                text = ",".join(map(_absolute, [text] if is_single else split_choices(text)))
+            is_searched = not is_single and parse_space(key, text) is not None
+            if is_searched and key in options:
                 reason = f"its option sets one value for all trials; write {key}={text} to search these values"
                 raise UsageError.one(key, reason, code="invalid-value")
-            (fixed if searched is None else space)[key] = text
+            (space if is_searched else fixed)[key] = text
     raise_if_any(problems)
     return space, fixed
 
@@ -188,48 +207,29 @@ def _absolute(path: str) -> str:
     return path if path in ("", "null", "pretrained") else str(expand_user(path).absolute())
 
 
-def check_numbers(settings: SweepSettings) -> list[Problem]:
-    """Return the problems of the settings that do not depend on the config."""
-    problems: list[Problem] = []
-    for name, maximum in (("trials", MAX_TRIALS), ("parallel", MAX_PARALLEL)):
-        value = getattr(settings, name)
-        if not 1 <= value <= maximum:
-            problems.append(
-                Problem(f"--{name}", f"must be an integer from 1 to {maximum:,}, not {value!r}", code="out-of-range")
-            )
-    with collect_problems(problems):
-        runs = read_limits().runs
-        if runs is not None and settings.parallel > runs.value:
-            reason = f"{settings.parallel} trials at the same time are too many: {runs}"
-            problems.append(Problem("--parallel", reason, "raise the limit there", code="over-limit"))
-    if not 0 <= settings.seed < 2**32:
-        problems.append(
-            Problem(
-                "--sampler-seed",
-                f"must be an integer from 0 to {2**32 - 1}, not {settings.seed!r}",
-                code="out-of-range",
-            )
-        )
-    if find_objective(settings.metric) is None:
-        problems.append(_unknown_metric("metric", settings.metric, (*objective_keys(), f"{METRIC_PREFIX}NAME")))
-    if not settings.space:
-        names = ("lr", "opt") if settings.command else ("optim.lr", "optim.name")
-        example = f"give at least one KEY=SPACE, such as {names[0]}=log:1e-3..0.3 or {names[1]}=sgd,adamw"
-        problems.append(Problem("", f"there is nothing to search; {example}", code="missing-value"))
-    if settings.sampler != "grid":
-        problems += [
-            Problem(key, "a number of grid points (/N) needs --sampler grid; remove it", code="conflict")
-            for key, text in settings.space.items()
-            if isinstance(space := _parsed(key, text), Range) and space.points is not None
-        ]
-    return problems
+def typed_metric(option: str, text: str, better: Better, *, is_script: bool) -> str:
+    """Return the setting `metric` of `--maximize METRIC` or `--minimize METRIC`.
 
-
-def _parsed(key: str, text: str) -> Space | None:
-    try:
-        return parse_space(key, text)
-    except UsageError:
-        return None
+    Raises UsageError if it is no metric of an epoch, or one of the registry that is better in the other direction."""
+    if is_script:
+        name = parse_metric_name(text)
+        known = METRICS.get(name) or METRICS.get(registry_keys([name]).get(name, ""))
+    else:
+        name = parse_key(text)
+        known = METRICS.get(name)
+    is_own = is_script or name.startswith(METRIC_PREFIX)
+    if not is_own and (known is None or known.epoch is None or not known.better):
+        searched = [row.key for row in METRICS.values() if row.epoch is not None and row.better is better]
+        allowed = (*searched, f"{METRIC_PREFIX}NAME")
+        reason = f"{text!r} is not allowed: must be one of {', '.join(allowed)}{did_you_mean(text, allowed)}"
+        raise UsageError.one(option, reason, code="unknown-value")
+    if known is not None and known.better not in (Better.NEITHER, better):
+        other = "--minimize" if known.better is Better.LOW else "--maximize"
+        reason = f"{known.better} values of {name} are better; use {other} {quote_key(name)}"
+        raise UsageError.one(option, reason, code="conflict")
+    if not is_own:
+        return name
+    return f"{quote_key(METRIC_PREFIX + name.removeprefix(METRIC_PREFIX))}={better}"
 
 
 def pruning_warnings(settings: SweepSettings, counts: Mapping[str, int]) -> list[str]:

@@ -53,15 +53,12 @@ class Range:
         count = self.points or DEFAULT_GRID_POINTS
         if self.integer and not self.log and self.points is None:
             count = min(int(self.high - self.low) + 1, MAX_GRID_POINTS)
-        shares = [index / (count - 1) for index in range(count)] if count > 1 else [0.0]
-        if self.log:
-            ratio = self.high / self.low
-            values = [self.low * ratio**share for share in shares]
-        else:
-            values = [self.low + (self.high - self.low) * share for share in shares]
+        shares = [index / (count - 1) for index in range(count)]
+        span = self.high / self.low if self.log else self.high - self.low
+        values = [self.low * span**share if self.log else self.low + span * share for share in shares]
         # Twelve digits remove what the power adds to a round number, and the ends stay exact.
         rounded = [min(max(float(f"{value:.12g}"), self.low), self.high) for value in values]
-        return list(dict.fromkeys(round(value) for value in rounded)) if self.integer else list(dict.fromkeys(rounded))
+        return list(dict.fromkeys(map(round, rounded) if self.integer else rounded))
 
 
 @dataclass(frozen=True)
@@ -70,15 +67,11 @@ class Choices:
 
     values: tuple[str, ...]
 
-    def contains(self, value: object) -> bool:
-        """Whether a text is one of the choices."""
-        return value in self.values
-
-    def probes(self) -> list[Value]:
-        return list(self.values)
-
     def grid(self) -> list[Value]:
+        """Return all choices."""
         return list(self.values)
+
+    probes = grid
 
 
 Space = Range | Choices
@@ -107,22 +100,22 @@ def parse_space(key: str, text: str, *, integers: bool | None = None) -> Space |
 
 
 def _range(key: str, text: str, match: re.Match[str], *, integers: bool) -> Range:
-    scale, (low, high), points = match[1], (float(match[2]), float(match[3])), match[4]
+    scale, low, high = match[1], float(match[2]), float(match[3])
+    points = None if match[4] is None else int(match[4])
     integer = scale == "int" or integers
-    if not math.isfinite(low) or not math.isfinite(high) or low >= high:
-        raise UsageError.one(
-            key, f"{text!r} is no range: the first number must be less than the second", code="out-of-range"
-        )
-    if scale == "log" and low <= 0:
-        raise UsageError.one(key, f"{text!r} is no range: a logarithmic range must begin above 0", code="out-of-range")
-    if integer and (low != int(low) or high != int(high)):
-        raise UsageError.one(key, f"{text!r} is no range of integers: use whole numbers", code="invalid-value")
-    if points is not None and not 2 <= int(points) <= MAX_GRID_POINTS:
-        raise UsageError.one(
-            key, f"{text!r}: the number of grid points must be 2 to {MAX_GRID_POINTS}", code="out-of-range"
-        )
-    kind, count = int if integer else float, None if points is None else int(points)
-    return Range(kind(low), kind(high), log=scale == "log", integer=integer, points=count)
+    reason, code = "", "out-of-range"
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        reason = " is no range: the first number must be less than the second"
+    elif scale == "log" and low <= 0:
+        reason = " is no range: a logarithmic range must begin above 0"
+    elif integer and (low != int(low) or high != int(high)):
+        reason, code = " is no range of integers: use whole numbers", "invalid-value"
+    elif points is not None and not 2 <= points <= MAX_GRID_POINTS:
+        reason = f": the number of grid points must be 2 to {MAX_GRID_POINTS}"
+    if reason:
+        raise UsageError.one(key, f"{text!r}{reason}", code=code)
+    kind = int if integer else float
+    return Range(kind(low), kind(high), log=scale == "log", integer=integer, points=points)
 
 
 def _takes_integers_only(key: str) -> bool:
@@ -135,9 +128,7 @@ def _takes_integers_only(key: str) -> bool:
 def _flattened(annotation: Any) -> set[Any]:
     """Return a type and all types of its union and annotations."""
     kinds = {annotation} if isinstance(annotation, type) else set()
-    for part in get_args(annotation):
-        kinds |= _flattened(part)
-    return kinds
+    return kinds.union(*map(_flattened, get_args(annotation)))
 
 
 def split_choices(text: str) -> list[str]:
@@ -152,16 +143,13 @@ def split_choices(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def grid_points(spaces: Mapping[str, Space]) -> int:
-    """Return the number of points of a grid."""
-    return math.prod(len(space.grid()) for space in spaces.values())
+def grid_size(spaces: Mapping[str, Space], preset: Mapping[str, Value] | None) -> int:
+    """Return the number of trials of a whole grid: its points, and trial 0 with the values `preset` if it is none.
 
-
-def grid_size(spaces: Mapping[str, Space], preset: Mapping[str, Value]) -> int:
-    """Return the number of trials of a whole grid: its points, and trial 0 with the values `preset` if it is none."""
+    A script has no `preset`."""
     grids = {key: space.grid() for key, space in spaces.items()}
-    is_point = preset.keys() == grids.keys() and all(preset[key] in grid for key, grid in grids.items())
-    return grid_points(spaces) + (not is_point)
+    is_point = preset is None or (preset.keys() == grids.keys() and all(preset[key] in grids[key] for key in grids))
+    return math.prod(map(len, grids.values())) + (not is_point)
 
 
 def value_text(value: Value) -> str:

@@ -9,15 +9,15 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from engine.runs.run_record import read_run_record
 from engine.sweeps.controller import STATE_WORDS
 from engine.sweeps.folder import SweepFolder
-from engine.sweeps.settings import SweepSettings
+from engine.sweeps.settings import SweepSettings, read_settings
 from engine.sweeps.space import Value
 from engine.sweeps.study import CODE, PRESET, REASON, VAL_LOSS, SweepStudy, journal_errors, open_study
-from engine.sweeps.sweep_file import read_settings
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -126,37 +126,29 @@ class SweepReader:
         settings = read_settings(self.folder.settings)
         if self._study is None and self.folder.journal.exists():
             self._study = open_study(self.folder, settings)
-        with journal_errors(self.folder.journal):
-            return self._read(settings, with_importances=with_importances)
-
-    def _read(self, settings: SweepSettings, *, with_importances: bool) -> SweepStatus:
-        trials = [] if self._study is None else self._study.trials()
-        complete = sum(trial.state.name == "COMPLETE" for trial in trials)
-        if with_importances and self._study is not None and complete != self._complete:
-            self._complete, self._importances = complete, self._study.importances()
         running = self.folder.is_running()
-        rows = tuple(self._row(trial, has_controller=running) for trial in trials)
-        complete_rows = [row for row in rows if row.state == "complete" and row.value is not None]
-        best = max(complete_rows, key=lambda row: row.rank(settings.objective), default=None)
+        with journal_errors(self.folder.journal):
+            trials = [] if self._study is None else self._study.trials()
+            rows = tuple(self._row(trial, has_controller=running) for trial in trials)
+            complete = [row for row in rows if row.state == "complete" and row.value is not None]
+            if with_importances and self._study is not None and len(complete) != self._complete:
+                self._complete, self._importances = len(complete), self._study.importances()
+        started = trials[0].datetime_start if trials else None
         return SweepStatus(
             name=self.folder.name,
             folder=str(self.folder.path),
             running=running,
             settings=settings,
             trials=rows,
-            best=best,
+            best=max(complete, key=lambda row: row.rank(settings.objective), default=None),
             importances=self._importances,
             counts=dict(Counter(row.state for row in rows)),
-            started_at=trials[0].datetime_start.timestamp() if trials and trials[0].datetime_start else None,
+            started_at=None if started is None else started.timestamp(),
         )
 
     def _row(self, trial: FrozenTrial, *, has_controller: bool) -> TrialRow:
-        from datetime import datetime
-
-        run, epoch = self.folder.trial(trial.number), trial.last_step or 0
+        run, epoch, state = self.folder.trial(trial.number), trial.last_step or 0, STATE_WORDS[trial.state.name]
         value = trial.value if trial.value is not None else trial.intermediate_values.get(epoch)
-        val_loss = trial.user_attrs.get(VAL_LOSS)
-        state, reason = STATE_WORDS[trial.state.name], str(trial.user_attrs.get(REASON, ""))
         ended = trial.datetime_complete or datetime.now()
         if state == "running" and not has_controller and not run.is_owned():
             # The next controller records how the run has ended.
@@ -164,6 +156,7 @@ class SweepReader:
             state = "stopped"
             ended = datetime.fromtimestamp(record.updated_at) if record and record.updated_at is not None else ended
         past_s = None if trial.datetime_start is None else (ended - trial.datetime_start).total_seconds()
+        val_loss = trial.user_attrs.get(VAL_LOSS)
         return TrialRow(
             number=trial.number,
             run=run.name,
@@ -172,7 +165,7 @@ class SweepReader:
             epoch=epoch,
             params=dict(trial.params),
             preset=bool(trial.user_attrs.get(PRESET)),
-            reason=reason,
+            reason=str(trial.user_attrs.get(REASON, "")),
             code=str(trial.user_attrs.get(CODE, "")),
             # Negative if the clock was set back since.
             seconds=None if past_s is None else round(max(past_s, 0.0), 1),

@@ -27,8 +27,8 @@ from engine.runs.inspection_file import read_inspection
 from engine.runs.labels import read_labels
 from engine.runs.profile_file import newest_profile
 from engine.sweeps.folder import SweepFolder
+from engine.sweeps.settings import read_settings
 from engine.sweeps.status import SweepReader
-from engine.sweeps.sweep_file import read_settings
 from engine.sync.state import read_state
 from engine.training.checkpoint import check_content, load_checkpoint
 from support.gputrain_command import ROOT, Gputrain, effective_events

@@ -37,7 +37,7 @@ def test_sweep_survives_kill_and_pruned_trial_resumes_to_the_bits_of_an_unpruned
     gputrain: Gputrain, tmp_path: Path
 ) -> None:
     # No such learning rate trains anything, so the trial after the preset is pruned.
-    sweep = ["sweep", "digits", "optim.lr=log:1e-7..1e-6", *COMMON, "--trials", "2", "--name", "s"]
+    sweep = ["sweep", "digits", "optim.lr=log:1e-7..1e-6", *COMMON, "--trials", "2", "--pruner", "asha", "--name", "s"]
     killed = gputrain.start(*sweep)
     gputrain.wait_for_event("s-000", "epoch", 1)
     kill(killed)

@@ -12,7 +12,7 @@ import pytest
 
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
-from engine.sweeps.sweep_file import write_settings
+from engine.sweeps.settings import write_settings
 from engine.utils.files import file_stamp
 from support.gputrain_command import wait_for
 from support.replace import replace

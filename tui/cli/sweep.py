@@ -5,17 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from engine.runs.control import send_request
+from engine.runs.metrics import Better
+from engine.runs.root import runs_root
 from engine.sweeps import Pruner, Sampler
+from engine.sweeps import folder as sweep_folders
+from engine.sweeps.folder import SweepFolder, find_sweep, is_sweep_folder
+from engine.sweeps.settings import read_settings, typed_metric, typed_settings
+from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
+from engine.utils.text import printable
 from tui.cli.command import command
 from tui.cli.completions import complete_config, complete_sweeps
-from tui.cli.config_arguments import split_arguments
+from tui.cli.config_arguments import split_arguments, trust_option
 from tui.cli.config_flags import FlagOverrides, config_flags
 from tui.cli.console import print_json, print_table, print_warning
 from tui.cli.options import (
@@ -30,16 +37,13 @@ from tui.cli.resume_command import stored_command
 from tui.cli.run_command import (
     CommandOptions,
     WordsCommand,
+    check_keys,
     check_no_options,
     command_stem,
     make_command,
     takes_command,
 )
-from tui.cli.sweep_plan import create_unless_there, metric_setting, plan_config_sweep, plan_script_sweep
 from tui.flags import FLAG_TO_KEY
-
-if TYPE_CHECKING:
-    from engine.sweeps.folder import SweepFolder
 
 # Five name, continue or queue one run, and --seed was the seed of the sampler.
 OTHER_FLAGS = ("name", "resume", "queue", "after", "begin", "seed")
@@ -143,38 +147,55 @@ def run(
 
     Each trial waits for its GPUs: --gpus is free:1, or cpu, unless it is set.
     """
-    from engine.runs.root import runs_root
-    from engine.sweeps.start import choose_folder, dry_run_lines
+    from engine.sweeps.plan import plan_script, plan_sweep
+    from engine.sweeps.start import choose_folder, create_sweep, dry_run_lines
     from engine.sweeps.study import require_optuna
-    from engine.sweeps.sweep_file import typed_settings
-    from engine.utils.errors import Problem, collect_problems
-    from engine.utils.text import printable
 
     typed = {"trials": trials, "parallel": parallel, "sampler": sampler, "pruner": pruner, "seed": sampler_seed}
-    given = {key: value for key, value in typed.items() if value is not None}
+    given: dict[str, Any] = {key: value for key, value in typed.items() if value is not None}
     problems, root = list[Problem](), runs_root(runs_dir)
-    file, overrides = split_arguments(arguments)
-    fixed = {key: str(value) for key, (_, value) in flags.items()}
-    settings = typed_settings(file, overrides, fixed, given, words=words)
-    require_optuna()
     with collect_problems(problems):
-        settings = replace(settings, **metric_setting(maximize, minimize, is_script=bool(settings.command)))
-    if words is not None:
-        plan = plan_script_sweep(settings, make_command(words, options), flags, root, problems, trust_code=trust_code)
-        stem = command_stem(words)
-    else:
-        check_no_options(options, "gputrain sweep … -- COMMAND")
-        plan = plan_config_sweep(settings, root, problems, trust_code=trust_code)
-        stem = Path(settings.config).stem if settings.config else "default"
+        given |= metric_setting(maximize, minimize, is_script=words is not None)
+    file, overrides = split_arguments(arguments)
+    settings = typed_settings(file, overrides, {key: str(value) for key, (_, value) in flags.items()}, given, words)
+    require_optuna()
+    trust = trust_option(granted=trust_code)
+    # The problems of a line are in one message.
+    with collect_problems(problems):
+        if words is None:
+            check_no_options(options, "gputrain sweep … -- COMMAND")
+            plan = plan_sweep(settings, root, trust=trust)
+            stem = Path(settings.config).stem if settings.config else "default"
+        else:
+            check_keys(flags, flags)
+            plan = plan_script(settings, make_command(words, options), root, trust=trust)
+            stem = command_stem(words)
+    raise_if_any(problems)
     for warning in plan.warnings:
         print_warning(warning)
     folder = choose_folder(root, name, plan, stem)
     if dry_run:
-        for line in dry_run_lines(folder, plan):
-            typer.echo(printable(line))
+        typer.echo("\n".join(map(printable, dry_run_lines(folder, plan))))
         return
-    create_unless_there(folder, plan)
+    if is_sweep_folder(folder.path):
+        folder.require_own()
+    else:
+        create_sweep(folder, plan)
     _control(folder, given, detach=detach, trust_owner=trust_owner, trust_code=trust_code)
+
+
+def metric_setting(maximize: str | None, minimize: str | None, *, is_script: bool) -> dict[str, str]:
+    """Return the setting `metric` of the two options, if one is given. Raises UsageError."""
+
+    if maximize is not None and minimize is not None:
+        raise UsageError.one("--maximize", "cannot be combined with --minimize; keep one", code="conflict")
+    for option, metric, better in (("--maximize", maximize, Better.HIGH), ("--minimize", minimize, Better.LOW)):
+        if metric is not None:
+            return {"metric": typed_metric(option, metric, better, is_script=is_script)}
+    if is_script:
+        advice = "add --maximize METRIC or --minimize METRIC, such as --maximize val/acc"
+        raise UsageError.one("metric", "is missing: a script has no metric of its own", advice, code="missing-value")
+    return {}
 
 
 @command(["gputrain sweep list", "gputrain sweep list --json"])
@@ -185,18 +206,15 @@ def list_sweeps(
 
     TRIALS is the number of trials that have ended, and of those planned. AGE is the time since the start.
     """
-    from engine.runs.root import runs_root
-    from engine.sweeps.folder import list_sweeps, require_own
     from engine.sweeps.status import SweepReader
     from engine.sweeps.study import require_optuna
-    from engine.utils.errors import Problem, collect_problems
     from tui.tables.sweeps import sweep_columns
 
     require_optuna()
     root, rows, problems = runs_root(runs_dir), [], list[Problem]()
-    for folder in list_sweeps(root):
+    for folder in sweep_folders.list_sweeps(root):
         with collect_problems(problems):
-            require_own(folder, trust_owner=trust_owner)
+            folder.require_own(trust_owner=trust_owner)
             rows.append(SweepReader(folder).poll(with_importances=False))
     for problem in problems:
         print_warning(problem)
@@ -220,7 +238,7 @@ def show(
     from engine.sweeps.status import SweepReader
     from tui.tables.sweeps import sweep_lines
 
-    status = SweepReader(_find(name, runs_dir, trust_owner=trust_owner)).poll()
+    status = SweepReader(find_sweep(runs_root(runs_dir), name, trust_owner=trust_owner)).poll()
     if as_json:
         print_json(status.to_dict())
     else:
@@ -233,9 +251,7 @@ def stop(*, name: NameArgument = "last", runs_dir: RunsDirOption = None, trust_o
 
     Waits until it has stopped. `gputrain sweep resume NAME` continues it.
     """
-    from engine.runs.control import send_request
-
-    folder = _find(name, runs_dir, trust_owner=trust_owner)
+    folder = find_sweep(runs_root(runs_dir), name, trust_owner=trust_owner)
     if not folder.is_running():
         typer.echo(f"{folder.name} is not running.", err=True)
         return
@@ -262,22 +278,13 @@ def resume(
     Only the number of trials and of those at the same time may change.
     """
     given = {key: value for key, value in {"trials": trials, "parallel": parallel}.items() if value is not None}
-    folder = _find(name, runs_dir, trust_owner=trust_owner)
+    folder = find_sweep(runs_root(runs_dir), name, trust_owner=trust_owner)
     _control(folder, given, detach=detach, trust_owner=trust_owner, trust_code=trust_code)
-
-
-def _find(name: str, runs_dir: str | None, *, trust_owner: bool) -> SweepFolder:
-    from engine.runs.root import runs_root
-    from engine.sweeps.folder import find_sweep
-
-    return find_sweep(runs_root(runs_dir), name, trust_owner=trust_owner)
 
 
 def _control(folder: SweepFolder, given: dict[str, Any], *, detach: bool, trust_owner: bool, trust_code: bool) -> None:
     """Run the controller, here or in the background, and exit with its code. Raises UsageError."""
     from engine.sweeps.start import detach_sweep, load_sweep, run_sweep
-    from engine.sweeps.study import require_optuna
-    from engine.sweeps.sweep_file import read_settings
     from engine.utils.libraries import check_training
     from tui.launcher import gputrain_command
 
@@ -286,8 +293,7 @@ def _control(folder: SweepFolder, given: dict[str, Any], *, detach: bool, trust_
         command = stored_command(folder, trust_code=trust_code)
     else:
         check_training("gputrain sweep resume")
-    require_optuna()
-    numbers = {key: given[key] for key in ("trials", "parallel") if key in given}
+    numbers = {key: value for key, value in given.items() if key in ("trials", "parallel")}
     flags = [*(["--trust-code"] if trust_code else []), *(["--trust-owner"] if trust_owner else [])]
     if detach:
         flags += [part for key, value in numbers.items() for part in (f"--{key}", str(value))]
@@ -296,13 +302,11 @@ def _control(folder: SweepFolder, given: dict[str, Any], *, detach: bool, trust_
         typer.echo(folder.name)
         typer.echo(f"Watch it with `gputrain sweep show {folder.name}`.", err=True)
         return
-    plan = load_sweep(folder, **numbers, trust_code=trust_code, command=command)
+    plan = load_sweep(folder, numbers, trust_code=trust_code, command=command)
     raise typer.Exit(run_sweep(folder, plan, command=gputrain_command(), flags=flags, emit=_print_line))
 
 
 def _print_line(line: str) -> None:
     """Print progress; a terminal that is gone must not end the sweep."""
-    from engine.utils.text import printable
-
     with suppress(OSError):
         typer.echo(printable(line), err=True)

@@ -16,7 +16,7 @@ from textual.containers import Container
 
 from engine.runs.control import send_request
 from engine.runs.folder import RunFolder, sweep_of_trial
-from engine.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps, require_own
+from engine.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 from tui.keymap import SWEEP_COMMANDS, Command
@@ -178,7 +178,7 @@ class SweepScreen(GputrainScreen):
             return
 
         def launch() -> LaunchedRun:
-            require_own(self.folder, trust_owner=False)
+            self.folder.require_own()
             root = self.folder.path.parent
             return launch_run(["sweep", "resume", self.folder.name, "--runs-dir", str(root)], root)
 
@@ -210,7 +210,7 @@ class SweepScreen(GputrainScreen):
             if self.folder not in sweeps or len(sweeps) < 2:
                 raise UsageError.one("", "There is no other sweep in this runs folder", code="not-found")
             folder = sweeps[(sweeps.index(self.folder) + steps) % len(sweeps)]
-            require_own(folder, trust_owner=False)
+            folder.require_own()
             return folder
 
         self.act(find, self._show_sweep)

@@ -163,8 +163,8 @@ def sweep_lines(status: SweepStatus) -> Iterator[str]:
     if status.best is not None:
         from pathlib import Path
 
+        from engine.sweeps.best import best_command
         from engine.sweeps.folder import SweepFolder
-        from engine.sweeps.trial_kinds import best_command
 
         best, name = status.best, settings.metric_name
         values = " ".join(f"{key}={format_param(value)}" for key, value in best.params.items())

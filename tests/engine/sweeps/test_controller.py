@@ -15,17 +15,15 @@ from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import parse_yaml
 from engine.runs.control import send_request
-from engine.runs.metrics import Better
 from engine.sweeps import controller as controller_module
 from engine.sweeps.controller import Controller
-from engine.sweeps.folder import SweepFolder, controller_lock
+from engine.sweeps.folder import SweepFolder
 from engine.sweeps.plan import SweepPlan, plan_sweep
-from engine.sweeps.settings import SweepSettings, with_direction
+from engine.sweeps.settings import SweepSettings
 from engine.sweeps.start import create_sweep, load_sweep, run_sweep
 from engine.sweeps.status import SweepReader, SweepStatus
 from engine.sweeps.study import SweepStudy, open_study
-from engine.sweeps.trial_run import TrialRun
-from engine.utils.errors import UsageError
+from engine.sweeps.trial import Trial
 from engine.utils.exit_codes import ExitCode
 from support.gputrain_command import ROOT, wait_for
 from support.messages import raises_problem, says
@@ -60,9 +58,9 @@ def behave(root: Path, **behavior: str) -> None:
 
 def run(folder: SweepFolder, lines: list[str] | None = None) -> ExitCode:
     """Run a controller without its signal handlers."""
-    plan: SweepPlan = load_sweep(folder)
+    plan: SweepPlan = load_sweep(folder, {})
     received: list[str] = [] if lines is None else lines
-    with controller_lock(folder):
+    with folder.controller_lock():
         study = open_study(folder, plan.settings, create=True)
         return Controller(folder, plan, study, COMMAND, [], received.append).run()
 
@@ -101,15 +99,15 @@ def test_controller_killed_between_any_two_steps_loses_and_repeats_no_trial(
     journals: list[Path] = []
 
     def killing(step: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            step(*arguments)
-            if isinstance(arguments[0], TrialRun):
+        def call(*arguments: Any, **named: Any) -> Any:
+            step(*arguments, **named)
+            if isinstance(arguments[0], Trial):
                 journals.append(arguments[0].folder.journal)
             raise KilledError
 
         return call
 
-    for owner, name in ((SweepStudy, "add"), (SweepStudy, "report"), (SweepStudy, "complete"), (TrialRun, "start")):
+    for owner, name in ((SweepStudy, "add"), (SweepStudy, "report"), (SweepStudy, "end"), (Trial, "start")):
         monkeypatch.setattr(owner, name, killing(getattr(owner, name)))
     sessions, outcome = 0, None
     while outcome is None:
@@ -132,13 +130,13 @@ def test_controller_killed_between_any_two_steps_loses_and_repeats_no_trial(
 def test_trials_of_a_killed_controller_are_stopped_until_the_next_one_has_read_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kill(*_: object) -> None:
+    def kill(*_: object, **__: object) -> None:
         raise KilledError
 
     folder = make_sweep(tmp_path, parallel=2)
     behave(tmp_path, s_001="fail")
     with monkeypatch.context() as patch:
-        for name in ("report", "complete", "fail"):
+        for name in ("report", "end"):
             patch.setattr(SweepStudy, name, kill)
         with pytest.raises(KilledError):
             run(folder)
@@ -152,23 +150,14 @@ def test_trials_of_a_killed_controller_are_stopped_until_the_next_one_has_read_t
     assert shown.trials[0].epoch == 2 and "is not finite" in shown.trials[1].reason
 
 
-def test_sweep_searches_the_best_value_of_an_own_metric_by_its_direction(tmp_path: Path) -> None:
-    typed = SweepSettings(metric="metrics.val/distance")
-    stored = with_direction(typed, {"val/distance": Better.LOW})
-    assert stored.metric == "metrics.val/distance=low"
-    folder, lines = make_sweep(tmp_path, metric=stored.metric), list[str]()
+def test_sweep_searches_the_best_value_of_an_own_metric_in_its_direction(tmp_path: Path) -> None:
+    folder, lines = make_sweep(tmp_path, metric="metrics.val/distance=low"), list[str]()
     assert run(folder, lines) is ExitCode.FINISHED
     shown = status(folder)
     values = [row.value for row in shown.by_value() if row.value is not None]
     assert len(values) == 3 and values == sorted(values)
     assert shown.best is not None and shown.best.value == values[0]
     assert any("metrics.val/distance 0" in line for line in lines)
-    assert with_direction(typed, {}).metric == "metrics.val/distance=high"
-    for metric in ('"metrics.val f1"', 'metrics."val f1"', 'metrics."val f1"=high', '"metrics.val f1"=high'):
-        quoted = with_direction(SweepSettings(metric=metric), {})
-        assert quoted.metric == '"metrics.val f1"=high' and quoted.objective.key == "metrics.val f1"
-    with pytest.raises(UsageError):
-        make_sweep(tmp_path / "other", metric="metrics.")
 
 
 def test_failed_crashed_and_nonfinite_trials_are_counted_with_their_reason(tmp_path: Path) -> None:
@@ -207,8 +196,8 @@ def test_stopped_sweep_continues_its_trials_and_a_trial_stopped_by_hand_is_prune
         if line.startswith("trial 1 (s-001) started"):
             send_request(folder.control, "stop")
 
-    plan = load_sweep(folder)
-    with controller_lock(folder):
+    plan = load_sweep(folder, {})
+    with folder.controller_lock():
         study = open_study(folder, plan.settings, create=True)
         assert Controller(folder, plan, study, COMMAND, [], on_line).run() is ExitCode.STOPPED
     assert status(folder).counts == {"stopped": 2}
@@ -221,7 +210,7 @@ def test_stopped_sweep_continues_its_trials_and_a_trial_stopped_by_hand_is_prune
             wait_for(folder.trial(1).root.is_dir, "the folder of trial 1")
             send_request(folder.trial(1).control, "stop")
 
-    with controller_lock(folder):
+    with folder.controller_lock():
         study = open_study(folder, plan.settings, create=True)
         assert Controller(folder, plan, study, COMMAND, [], stop_by_hand).run() is ExitCode.FINISHED
     shown = status(folder)
@@ -234,7 +223,7 @@ def test_pruned_trial_is_reported_with_its_value_at_that_epoch_and_most_with_a_w
     # They have two epochs when the controller looks, and end when it asks them to.
     behave(tmp_path, s_001="wait", s_002="wait")
     assert run(folder, lines) is ExitCode.FINISHED
-    trials = open_study(folder, load_sweep(folder).settings).trials()
+    trials = open_study(folder, load_sweep(folder, {}).settings).trials()
     assert [trial.state.name for trial in trials] == ["COMPLETE", "PRUNED", "PRUNED"]
     for number in (1, 2):
         first, last = trials[number].intermediate_values.values()
@@ -247,10 +236,10 @@ def test_pruned_trial_is_reported_with_its_value_at_that_epoch_and_most_with_a_w
 def test_second_controller_of_one_sweep_is_refused(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path)
     with (
-        controller_lock(folder),
+        folder.controller_lock(),
         raises_problem("already-running", "s", "`gputrain sweep show s`"),
     ):
-        run_sweep(folder, load_sweep(folder), command=COMMAND, flags=[], emit=lambda _: None)
+        run_sweep(folder, load_sweep(folder, {}), command=COMMAND, flags=[], emit=lambda _: None)
 
 
 def test_preset_outside_of_the_space_is_run_as_it_is(tmp_path: Path) -> None:

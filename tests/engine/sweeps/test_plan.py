@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import resolve_config
@@ -14,10 +13,10 @@ from engine.config.run_name import name_problem
 from engine.runs.folder import sweep_of_trial
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.plan import SweepPlan, device_overrides, plan_sweep
-from engine.sweeps.settings import SweepSettings, check_numbers, split_space
-from engine.sweeps.start import check_name, choose_folder, create_sweep, load_sweep
-from engine.sweeps.sweep_file import read_settings, write_settings
-from engine.sweeps.trial_kinds import ConfigTrials
+from engine.sweeps.settings import SweepSettings, read_settings, split_space, write_settings
+from engine.sweeps.start import check_name, choose_folder, create_sweep, load_sweep, plan_lines
+from engine.sweeps.trial import make_trial
+from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line
 from support.messages import has_problem, raises_problem
@@ -40,11 +39,10 @@ def problems(tmp_path: Path, *arguments: str, **settings: object) -> list[Proble
 @pytest.mark.expensive("builds the catalogs of models and optimizers, unless another test did")
 def test_plan_reports_every_problem_of_every_end_and_choice_at_once(tmp_path: Path) -> None:
     searched = ("optim.lr=-1..0.5", "optim.name=sgd,adamax2", "run.epoch=1..5", "model.name=cnn,nosuch")
-    found = problems(tmp_path, *searched, "data.val_split=2", trials=0, metric="x")
-    assert len(found) == 7
+    found = problems(tmp_path, *searched, "data.val_split=2", trials=0)
+    assert len(found) == 6
     for code, location, value in (
         ("out-of-range", "--trials", "0"),
-        ("unknown-value", "metric", "'x'"),
         ("out-of-range", "optim.lr", "-1.0"),
         ("unknown-value", "optim.name", "'adamax2'"),
         ("unknown-key", "run.epoch", ""),
@@ -52,21 +50,14 @@ def test_plan_reports_every_problem_of_every_end_and_choice_at_once(tmp_path: Pa
         ("out-of-range", "data.val_split", "2"),
     ):
         assert has_problem(found, code, location, value), (location, [(it.code, str(it)) for it in found])
-    assert has_problem(found, "unknown-value", "metric", "val_accuracy, val_loss")
-    assert has_problem(found, "unknown-value", "metric", "best_val_accuracy, best_val_loss")
 
 
 def test_trials_at_the_same_time_are_refused_beyond_the_limit_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUTRAIN_LIMITS", "runs=2")
     settings = SweepSettings(space={"optim.lr": "0.1,0.2"})
-    assert check_numbers(replace(settings, parallel=2)) == []
-    assert has_problem(check_numbers(replace(settings, parallel=3)), "over-limit", "--parallel", "3", "GPUTRAIN_LIMITS")
-
-
-def test_plan_reports_values_that_conflict_only_together(tmp_path: Path) -> None:
-    (found,) = problems(tmp_path, "schedule.warmup_steps=0..9", "schedule.warmup_epochs=0..1")
-    assert "schedule.warmup_steps" in str(found)
-    assert "schedule.warmup_epochs=1" in str(found)
+    assert codec.replace(settings, parallel=2).number_problems() == []
+    found = codec.replace(settings, parallel=3).number_problems()
+    assert has_problem(found, "over-limit", "--parallel", "3", "GPUTRAIN_LIMITS")
 
 
 def test_plan_warns_of_keys_without_effect_in_all_trials(tmp_path: Path) -> None:
@@ -84,10 +75,8 @@ def test_trial_of_another_optimizer_has_its_own_learning_rate_unless_one_is_type
 ) -> None:
     planned, folder = plan(tmp_path, "optim.name=sgd,adamw", *typed), SweepFolder(tmp_path / "s")
     create_sweep(folder, planned)
-    config, *overrides = ConfigTrials(folder, planned).start({"optim.name": "adamw"}, CPU, is_preset=False).arguments
+    config, *overrides = make_trial(folder, planned, 1).line({"optim.name": "adamw"}, CPU)[0]
     assert resolve_config(config, overrides).config.optim.lr == lr
-    warned = [has_problem([each], "no-effect", "", "optim.lr=0.1 ", "optim.name=adamw") for each in planned.warnings]
-    assert warned == ([] if typed else [True])
 
 
 def test_plan_refuses_reserved_keys_and_points_without_grid(tmp_path: Path) -> None:
@@ -102,15 +91,15 @@ def test_plan_refuses_reserved_keys_and_points_without_grid(tmp_path: Path) -> N
 def test_sweep_keeps_default_batch_size_open_unless_it_is_searched(tmp_path: Path, searched: str) -> None:
     fake = ("data.dataset=fake", "data.fake_train=20", "model.name=linear")
     planned = plan(tmp_path, searched, *fake, config=None)
-    (tmp_path / "config.yaml").write_text(planned.config_yaml)
-    is_set = "batch_size" in resolve_config(str(tmp_path / "config.yaml")).config.data.model_fields_set
+    create_sweep(SweepFolder(tmp_path / "s"), planned)
+    is_set = "batch_size" in resolve_config(str(tmp_path / "s" / "config.yaml")).config.data.model_fields_set
     assert is_set == searched.startswith("data.batch_size")
 
 
 def test_plan_finds_preset_in_space_and_names_what_is_outside(tmp_path: Path) -> None:
     planned = plan(tmp_path, "optim.lr=log:1e-3..0.5", "optim.name=adamw,sgd", "run.epochs=2..4")
     assert planned.preset == {"optim.lr": 0.1, "optim.name": "sgd"}
-    assert planned.outside == ("run.epochs",)
+    assert "run.epochs" in list(plan_lines(SweepFolder(tmp_path / "s"), planned))[-1]
     grid = plan(tmp_path, "optim.lr=0.1..0.3/3", "optim.name=adamw,sgd", sampler="grid")
     assert grid.settings.trials == 6
     assert plan(tmp_path, "optim.lr=0.1..0.3", parallel=1).settings.device["device.gpus"] == "cpu"
@@ -122,12 +111,12 @@ def test_settings_survive_their_file_and_the_same_command_means_the_same_sweep(t
     assert folder.name == "digits-sweep"
     create_sweep(folder, planned)
     assert read_settings(folder.settings) == planned.settings
-    loaded = load_sweep(folder, trials=9)
-    assert loaded == replace(planned, settings=replace(planned.settings, trials=9))
+    loaded = load_sweep(folder, {"trials": 9})
+    assert loaded == replace(planned, settings=codec.replace(planned.settings, trials=9))
     assert read_settings(folder.settings).trials == 9
 
     assert choose_folder(tmp_path, None, planned, "digits") == folder
-    other = replace(planned, settings=replace(planned.settings, seed=1))
+    other = replace(planned, settings=codec.replace(planned.settings, seed=1))
     assert choose_folder(tmp_path, None, other, "digits").name == "digits-sweep-2"
     with raises_problem("conflict", "--name", "digits-sweep", tmp_path, "seed", "`gputrain sweep resume digits-sweep`"):
         choose_folder(tmp_path, "digits-sweep", other, "digits")
@@ -145,27 +134,20 @@ def test_paths_of_a_sweep_are_absolute(tmp_path: Path, monkeypatch: pytest.Monke
     assert split_space([], [("data.path", shards)]) == ({}, {"data.path": f"{tmp_path}/{shards}"})
 
 
-def test_interrupted_creation_of_a_sweep_is_completed(tmp_path: Path) -> None:
-    planned = plan(tmp_path, "optim.lr=0.01..1")
-    folder = choose_folder(tmp_path, "a", planned, "digits")
-    folder.path.mkdir()
-    folder.lock.touch()
-    create_sweep(choose_folder(tmp_path, "a", planned, "digits"), planned)
-    assert load_sweep(folder).settings == planned.settings
-
-
-def test_continued_sweep_of_another_user_sets_no_code_and_no_other_keys(tmp_path: Path) -> None:
+def test_continued_sweep_of_another_user_runs_only_with_trust_and_sets_no_other_keys(tmp_path: Path) -> None:
     planned = plan(tmp_path, "optim.lr=0.01..1")
     folder = choose_folder(tmp_path, "a", planned, "digits")
     create_sweep(folder, planned)
-    write_settings(folder.settings, replace(planned.settings, space={"model.name": "cnn,evil:model"}))
-    assert load_sweep(folder).settings.space == {"model.name": "cnn,evil:model"}
     folder.settings.chmod(0o666)
-    with raises_problem("untrusted-code", "model.name", "evil:model", "sweep.yaml", "--trust-code"):
-        load_sweep(folder)
-    write_settings(folder.settings, replace(planned.settings, device={"model.name": "evil:model"}))
-    with raises_problem("invalid-value", "device", "'evil:model'", "device.gpus"):
-        load_sweep(folder)
+    with raises_problem("untrusted-code", "a", "sweep.yaml", "--trust-code"):
+        load_sweep(folder, {})
+    assert load_sweep(folder, {}, trust_code=True).settings == planned.settings
+    text = folder.settings.read_text().replace(
+        "device.gpus: cpu\n  device.threads", "model.name: evil:model\n  device.threads"
+    )
+    folder.settings.write_text(text)
+    with raises_problem("damaged", str(folder.settings), "device"):
+        load_sweep(folder, {}, trust_code=True)
 
 
 def test_trials_take_one_gpu_and_wait_for_it_unless_the_user_chooses(
@@ -192,14 +174,15 @@ def test_settings_of_another_format_are_refused(tmp_path: Path, line: str, found
         read_settings(path)
 
 
-@pytest.mark.parametrize("name", [part.name for part in fields(SweepSettings) if part.name != "command"])
-def test_stored_settings_without_a_field_are_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "changed", "reason"),
+    [("seed: 0\n", "", "lacks seed"), ("trials: 40", "trials: many", "trials"), ("best_val_accuracy", "f1", "'f1'")],
+)
+def test_damaged_settings_are_refused(tmp_path: Path, line: str, changed: str, reason: str) -> None:
     path = tmp_path / "sweep.yaml"
     write_settings(path, SweepSettings(space={"optim.lr": "0..1"}))
-    values = yaml.safe_load(path.read_text())
-    del values[name]
-    path.write_text(yaml.safe_dump(values))
-    with raises_problem("damaged", str(path), f"lacks {name}"):
+    path.write_text(path.read_text().replace(line, changed))
+    with raises_problem("damaged", str(path), reason):
         read_settings(path)
 
 

@@ -11,10 +11,9 @@ import pytest
 from engine.command.spec import Command
 from engine.config.code_trust import CodeTrust
 from engine.runs.metrics import Better
-from engine.sweeps.plan import SweepPlan, divide_gpus
-from engine.sweeps.script import fill_command, plan_script, script_metric, trial_line, with_script_direction
+from engine.sweeps.plan import SweepPlan, divide_gpus, fill_command, plan_script, trial_line
 from engine.sweeps.script_metric import match_rank
-from engine.sweeps.settings import SweepSettings
+from engine.sweeps.settings import SweepSettings, typed_metric
 from engine.sweeps.study import SweepStudy
 from support.messages import raises_problem
 
@@ -88,17 +87,11 @@ def test_whole_grid_of_a_script_has_no_trial_of_a_config(tmp_path: Path) -> None
     assert (planned.settings.trials, dict(planned.preset)) == (6, {})
 
 
-def test_direction_of_a_script_is_that_of_the_option_the_folder_or_the_name() -> None:
-    assert script_metric("--maximize", "val/acc", Better.HIGH) == "metrics.val/acc=high"
+def test_direction_of_a_metric_is_that_of_the_option_unless_the_registry_knows_another() -> None:
+    assert typed_metric("--maximize", "val/acc", Better.HIGH, is_script=True) == "metrics.val/acc=high"
+    assert typed_metric("--minimize", 'metrics."val f1"', Better.LOW, is_script=False) == '"metrics.val f1"=low'
     with raises_problem("conflict", "--maximize", "--minimize val/loss"):
-        script_metric("--maximize", "val/loss", Better.HIGH)
-    typed = SweepSettings(command="fit", metric="speed")
-    assert with_script_direction(typed, {"speed": Better.LOW}).metric == "metrics.speed=low"
-    assert with_script_direction(SweepSettings(command="fit", metric="my_loss"), {}).objective.better is Better.LOW
-    with raises_problem("unknown-value", "metric", "--maximize speed"):
-        with_script_direction(typed, {})
-    with raises_problem("missing-value", "metric", "--maximize METRIC"):
-        with_script_direction(SweepSettings(command="fit"), {})
+        typed_metric("--maximize", "val/loss", Better.HIGH, is_script=True)
 
 
 @pytest.mark.parametrize("wanted", ["val/acc", "val_acc", "val_accuracy", "val acc", "best_val_accuracy"])
@@ -126,7 +119,7 @@ def test_trial_of_unknown_length_is_compared_with_trials_that_ended_before() -> 
         for step in range(1, 10):
             study.report(number, step, share * step)
             assert not study.should_prune(number, 0)
-        study.complete(number, share * 9)
+        study.end(number, "COMPLETE", share * 9)
     for number, (value, is_pruned) in enumerate([(0.7, True), (2.0, False)], start=2):
         study.add({"lr": 1.5}, {})
         study.report(number, 1, value)

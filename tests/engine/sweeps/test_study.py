@@ -7,20 +7,18 @@ import pickle
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.sweeps import Pruner
-from engine.sweeps.controller import best_trial
+from engine.sweeps.best import best_command
 from engine.sweeps.folder import find_sweep
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value
 from engine.sweeps.status import SweepReader
 from engine.sweeps.study import SweepStudy, open_study
-from engine.sweeps.trial_kinds import best_command
-from engine.utils.errors import Problem
+from engine.utils.codec import replace
 from support.messages import raises_problem
 from support.runs.sweeps import make_sweep
 from tui.tables.sweeps import best_so_far
@@ -35,7 +33,7 @@ def run_trials(study: SweepStudy, count: int) -> list[dict[str, Value]]:
         params = study.propose()
         assert params is not None
         number = study.add(params, {})
-        study.complete(number, 1 - abs(float(params["optim.lr"]) - 0.1))
+        study.end(number, "COMPLETE", 1 - abs(float(params["optim.lr"]) - 0.1))
         proposed.append(params)
     return proposed
 
@@ -73,11 +71,11 @@ def test_status_has_order_best_importance_and_reasons(tmp_path: Path) -> None:
     study = open_study(folder, SETTINGS, create=True)
     run_trials(study, 12)
     failed = study.add({"optim.lr": 0.5, "optim.name": "sgd"}, {})
-    study.fail(failed, Problem("", "no GPU", code="no-gpu"))
+    study.end(failed, "FAIL", reason="no GPU", code="no-gpu")
     pruned = study.add({"optim.lr": 0.9, "optim.name": "sgd"}, {})
     study.report(pruned, 1, 0.25)
     study.report(pruned, 1, 0.75)
-    study.prune(pruned, Problem("", "pruned after epoch 1", code="stopped"))
+    study.end(pruned, "PRUNED", reason="pruned after epoch 1", code="stopped")
     running = study.add({"optim.lr": 0.9, "optim.name": "adamw"}, {"preset": True})
     study.report(running, 2, float("nan"))
     status = reader.poll()
@@ -97,8 +95,9 @@ def test_best_of_equal_trials_has_lower_loss_then_lower_number(tmp_path: Path) -
     folder = make_sweep(tmp_path, SETTINGS)
     study = open_study(folder, SETTINGS, create=True)
     for value, val_loss in ((0.9, 0.5), (0.9, None), (0.9, 0.1), (0.9, 0.1), (0.8, 0.01)):
-        study.complete(study.add({"optim.lr": 0.1, "optim.name": "sgd"}, {}), value, val_loss)
-    status, best = SweepReader(folder).poll(), best_trial(study.trials(), SETTINGS.objective)
+        number = study.add({"optim.lr": 0.1, "optim.name": "sgd"}, {})
+        study.end(number, "COMPLETE", value, val_loss=val_loss)
+    status, best = SweepReader(folder).poll(), study.best()
     assert status.best is not None and best is not None
     assert status.best.number == best.number == 2
     assert [row.number for row in status.by_value()] == [2, 3, 0, 1, 4]
@@ -186,7 +185,7 @@ def add_finished_trials(study: SweepStudy, count: int) -> None:
         number = study.add({"optim.lr": 0.1, "optim.name": "sgd"}, {})
         for epoch in range(1, 10):
             study.report(number, epoch, 0.5)
-        study.complete(number, 0.5)
+        study.end(number, "COMPLETE", 0.5)
 
 
 @pytest.mark.parametrize(

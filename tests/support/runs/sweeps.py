@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.sweeps.folder import SweepFolder
-from engine.sweeps.settings import SweepSettings
+from engine.sweeps.settings import SweepSettings, write_settings
 from engine.sweeps.study import SweepStudy, open_study
-from engine.sweeps.sweep_file import write_settings
-from engine.utils.errors import Problem
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
@@ -43,10 +41,10 @@ def make_finished_trials(root: Path, count: int = 9, name: str = "s") -> tuple[S
         if number == count - 1:
             continue
         if number == 3:
-            study.prune(number, Problem("", "pruned after epoch 1", code="stopped"))
+            study.end(number, "PRUNED", reason="pruned after epoch 1", code="stopped")
         elif number == 5:
-            study.fail(number, Problem("", "rank 0: the loss is not finite", code="non-finite"))
+            study.end(number, "FAIL", reason="rank 0: the loss is not finite", code="non-finite")
         else:
             study.report(number, 2, value)
-            study.complete(number, value)
+            study.end(number, "COMPLETE", value)
     return folder, study

@@ -15,8 +15,7 @@ from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
 from engine.sweeps.folder import SweepFolder
-from engine.sweeps.settings import SweepSettings
-from engine.sweeps.sweep_file import read_settings
+from engine.sweeps.settings import SweepSettings, read_settings
 from support.gputrain_command import Gputrain
 from support.messages import says
 from support.runs.sweeps import SETTINGS, make_finished_trials, make_sweep
@@ -145,7 +144,7 @@ def test_sweep_resume_refuses_what_cannot_change(root: Path) -> None:
 
 def test_sweep_resume_stores_number_of_trials_and_ends_without_trials_left(gputrain: Gputrain) -> None:
     folder, study = make_finished_trials(gputrain.runs)
-    study.complete(8, 0.5)
+    study.end(8, "COMPLETE", 0.5)
     folder.config.write_text(to_yaml(as_stored(resolve_config("digits").config)))
     done = gputrain("sweep", "resume", "--trials", "9")
     assert done.returncode == 0, done.stderr

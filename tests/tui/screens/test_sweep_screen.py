@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from engine.sweeps.folder import controller_lock
 from support.runs.sweeps import make_finished_trials, make_sweep
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, open_sweep, press, real_app
@@ -31,7 +30,7 @@ def test_sweep_screen_sorts_trials_follows_them_and_opens_their_runs(tmp_path: P
         assert trial_numbers(pilot) == [2, 7, 0, 4, 1, 6, 8, 3, 5]
         await press(pilot, "o")
         assert trial_numbers(pilot) == list(range(9))
-        study.complete(8, 0.99)
+        study.end(8, "COMPLETE", 0.99)
         screen.sweep_poller.request_poll()
         await wait_until(pilot, lambda: screen.sweep_poller.value.counts["complete"] == 7)  # type: ignore[union-attr]
         await press(pilot, "o")
@@ -56,7 +55,7 @@ def test_sweep_screen_selects_the_trial_stops_the_sweep_and_shows_other_sweeps(t
         assert isinstance(screen, SweepScreen)
         assert screen.query_one("#trials", Lines).selected_key == "7"
         assert not screen.is_available("stop")
-        with controller_lock(folder):
+        with folder.controller_lock():
             screen.sweep_poller.request_poll()
             await wait_until(pilot, lambda: screen.is_available("stop"))
             await press(pilot, "s", "down", "enter")

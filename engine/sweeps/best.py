@@ -1,0 +1,66 @@
+"""What repeats the best trial of a sweep: its config as a file, and the command that trains or runs it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.command.run_options import environment_options, run_options
+from engine.command.spec import read_command
+from engine.config.loader import resolve_config
+from engine.config.schema import as_stored
+from engine.config.yaml_io import to_yaml
+from engine.runs.run_config import default_values, read_changed_config
+from engine.runs.trials import BestTrial
+from engine.sweeps.folder import SweepFolder
+from engine.sweeps.plan import divide_gpus, fill_command, trial_line, trial_overrides, without_name
+from engine.sweeps.settings import SweepSettings
+from engine.sweeps.space import Value
+from engine.utils.codec import write_record
+from engine.utils.errors import UsageError
+from engine.utils.files import replace_file
+from engine.utils.redaction import redact_argv
+from engine.utils.text import printable
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+LONGER_FACTOR = 5
+"""How many times the epochs of a trial the best config is trained for, as suggested."""
+
+
+def write_best(folder: SweepFolder, settings: SweepSettings, best: FrozenTrial) -> None:
+    """Write the name of the best trial, and of a training what its config changes, without the devices that only the
+    sweep has chosen. Raises OSError."""
+    write_record(folder.best_trial, BestTrial(run=folder.trial(best.number).name))
+    if settings.command:
+        return
+    config = resolve_config(str(folder.config), trial_overrides(settings, best.params), trust_code=True).config
+    changed = as_stored(without_name(config), only_changed=True)
+    head = f"# Trial {best.number} of {folder.name}: {printable(settings.metric_name)} {best.value}\n"
+    text = head + (to_yaml(changed) if changed else "")
+    replace_file(folder.best, lambda file: file.write(text.encode()))
+
+
+def best_command(folder: SweepFolder, settings: SweepSettings, params: Mapping[str, Value]) -> str:
+    """Return what trains the best config or runs the best command again, as a clause with the command.
+
+    Secrets in it are hidden.
+    """
+    name = f"--name {folder.name}-best"
+    if not settings.command:
+        config = {**default_values(), **(read_changed_config(folder.config) or {}), **params}
+        epochs = int(config["run.epochs"]) * LONGER_FACTOR
+        return f"train it longer with `gputrain run {folder.best} --epochs {epochs} {name}`"
+    options = list[str]()
+    # What else the line shows is in the settings.
+    with suppress(UsageError):
+        command = fill_command(read_command(folder), params)
+        options = [] if Path(command.cwd) == Path.cwd() else ["--cwd", command.cwd]
+        options += [*run_options(command), *environment_options(command)]
+    gpus = divide_gpus(settings.device["device.gpus"], settings.parallel)[0]
+    words = ["gputrain", "run", *name.split(), "--gpus", gpus, *redact_argv(options)]
+    return f"run it again with `{shlex.join(words)} -- {trial_line(settings, params)}`"

@@ -1,0 +1,257 @@
+"""One trial of a sweep as a run: start its command, follow it, stop it, and say how it ended and with which result.
+
+The command is `gputrain run --resume --name NAME-007`, which begins the run, continues it or has nothing to do; of a
+script, it starts an interrupted one again. It can therefore be started again after a crash at any moment; the lock of
+the run folder keeps two of them apart.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from engine.command.run_options import environment_options, run_options
+from engine.launch.detached import LaunchedRun, start_detached
+from engine.launch.survivors import stop_survivors
+from engine.runs.claim import read_claim
+from engine.runs.control import send_request
+from engine.runs.events import RunFinished
+from engine.runs.folder import RunState
+from engine.runs.history import History
+from engine.runs.journal import JournalReader
+from engine.sweeps.folder import SweepFolder
+from engine.sweeps.messages import trial_override
+from engine.sweeps.plan import SweepPlan, fill_command, trial_overrides
+from engine.sweeps.script_metric import MetricReader
+from engine.sweeps.space import Value, overrides_of
+from engine.utils.errors import Problem, UsageError
+from engine.utils.exit_codes import CommandExit, ExitCode
+from engine.utils.host import available_cores
+from engine.utils.text import printable
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+REQUEST_INTERVAL_SECONDS = 5.0
+MAX_REASON_CHARACTERS = 500
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+
+
+class Ended(StrEnum):
+    """How a session of a trial ended."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """On request of a controller: it can go on."""
+    STOPPED_BY_USER = "stopped by a user"
+    CRASHED = "crashed"
+    """Without a result, or before it began."""
+    REFUSED = "refused"
+    """The command refused the config."""
+
+
+class TrialResult(NamedTuple):
+    """The best value of a trial, and the validation loss of that epoch; None if it is unknown."""
+
+    value: float
+    val_loss: float | None = None
+
+
+class Trial:
+    """One trial, a training of the sweep's config. `is_recovered` means that an earlier controller may have started its
+    run just before it was killed."""
+
+    refusals: ClassVar[Sequence[int]] = (ExitCode.USAGE_ERROR, ExitCode.FAILED)
+    """Exit codes of a command that refuses to run."""
+
+    def __init__(self, sweep: SweepFolder, plan: SweepPlan, number: int, *, is_recovered: bool = False) -> None:
+        self.plan, self.number, self.is_recovered = plan, number, is_recovered
+        self.folder = sweep.trial(number)
+        self._sweep = sweep
+        self._process: LaunchedRun | None = None
+        self._earlier_end: RunFinished | None = None
+        """How the session before the one of the process ended."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin to read the journal. A refused start deletes the folder with its journal again."""
+        self.history, self._reader = History(), JournalReader(self.folder.journal)
+        self._stop_requested, self._requested_at = False, -math.inf
+
+    def line(self, params: Mapping[str, Value], device: Mapping[str, str]) -> tuple[list[str], list[str]]:
+        """Return what `gputrain run` gets for these values and overrides of section `device`: its arguments, and the
+        words of a command."""
+        overrides = [*trial_overrides(self.plan.settings, params), *overrides_of(device)]
+        return [str(self._sweep.config), *overrides, trial_override(self.plan.config)], []
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The environment of the trial."""
+        return os.environ
+
+    def clean_up(self) -> None:
+        """End what an earlier start of a command has left behind: ranks end with their supervisor."""
+        return
+
+    def values(self, *, to_end: bool) -> Mapping[int, float | None]:
+        """Return the metric at the epochs or steps so far, None where it is not finite."""
+        objective = self.plan.settings.objective
+        return {epoch.epoch: objective.of_epoch(epoch) for epoch in self.history.epochs}
+
+    def length(self, trials: Sequence[FrozenTrial]) -> int:
+        """Return the last epoch or step of a whole trial, 0 if it is unknown."""
+        return self.history.started.epochs if self.history.started else 0
+
+    def result(self) -> TrialResult | Problem:
+        """Return the result of the finished trial, or why it has none."""
+        metric = self.plan.settings.objective
+        best = metric.best_of(self.history.epochs)
+        value = None if best is None else metric.of_epoch(best)
+        if best is None or value is None:
+            return Problem("", f"no epoch has a finite {metric.key}", code="non-finite")
+        return TrialResult(value, best.selection_loss)
+
+    def start(
+        self, command: Sequence[str], flags: Sequence[str], params: Mapping[str, Value], device: Mapping[str, str]
+    ) -> None:
+        """Start the run with `command`, the beginning of the command line of gputrain. Raises UsageError."""
+        self.clean_up()
+        self.release()
+        root, (arguments, words) = self.folder.path.parent, self.line(params, device)
+        line = [*command, "run", "--headless", *arguments, "--name", self.folder.name, "--resume"]
+        line += ["--runs-dir", str(root), *flags, *(["--", *words] if words else [])]
+        self._begin()
+        self._earlier_end = self.folder.history().finished
+        self._process = start_detached(line, root, environ=self.environ)
+
+    def release(self) -> None:
+        """Close the output of the last command."""
+        if self._process is not None:
+            self._process.output.close()
+            self._process = None
+
+    def poll(self) -> Ended | None:
+        """Read new events of the journal; return how the session ended, None while it goes on."""
+        # Before the journal, whose last events an owner writes before it releases the run.
+        code = self._process.exit_code if self._process is not None else None
+        is_live = (self._process is not None and code is None) or self.folder.is_owned()
+        for event in self._reader.poll():
+            self.history.add(event)
+        return None if is_live else self._ended(code)
+
+    def _ended(self, code: int | None) -> Ended:
+        finished = self.history.finished
+        if self._process is not None and finished == self._earlier_end:
+            if code == ExitCode.FINISHED and finished is not None and finished.state == RunState.FINISHED:
+                # The run had finished before, and its command had nothing to do.
+                return Ended.FINISHED
+            return Ended.REFUSED if code in self.refusals else Ended.CRASHED
+        if finished is None:
+            return Ended.CRASHED
+        if finished.state == RunState.STOPPED:
+            return Ended.STOPPED if self._stop_requested or self._process is None else Ended.STOPPED_BY_USER
+        return Ended.FINISHED if finished.state == RunState.FINISHED else Ended.FAILED
+
+    def request_stop(self) -> None:
+        """Ask the run to stop with a checkpoint; a command that owns no run yet is ended.
+
+        Can be called repeatedly: the request is repeated while the journal does not show it, because a run that resumes
+        drops earlier requests.
+        """
+        now = time.monotonic()
+        if self.history.stopping or now - self._requested_at < REQUEST_INTERVAL_SECONDS:
+            return
+        self._stop_requested, self._requested_at = True, now
+        if self.folder.is_owned():
+            with suppress(UsageError):
+                send_request(self.folder.control, "stop")
+        elif self._process is not None and self._process.exit_code is None:
+            self._process.process.terminate()
+
+    def kill(self) -> None:
+        """Kill the supervisor of the run; its ranks die with it."""
+        claim = read_claim(self.folder.owner)
+        if self._process is not None:
+            self._process.process.kill()
+        elif claim is not None and claim.pid is not None and claim.is_process_here:
+            with suppress(OSError):
+                os.kill(claim.pid, signal.SIGKILL)
+
+    def reason(self, ended: Ended) -> Problem:
+        """Return why the trial has no result, as text without the name of its run."""
+        text, code = "", ""
+        if ended is Ended.REFUSED and self._process is not None:
+            lines = self._process.output_lines()
+            text = "; ".join(line for line in lines if line.startswith(("error: ", "failed: "))) or "".join(lines[-1:])
+        elif ended is Ended.FAILED and self.history.finished is not None:
+            text = self.history.finished.message
+            code = self.history.failures[-1].code if self.history.failures else ""
+        text = printable(text.replace(self.folder.name, "RUN"))[:MAX_REASON_CHARACTERS]
+        return Problem("", text or str(ended), code=code or "run-failed")
+
+
+class ScriptTrial(Trial):
+    """The command of a script."""
+
+    refusals = tuple(CommandExit)
+
+    def __init__(self, sweep: SweepFolder, plan: SweepPlan, number: int, *, is_recovered: bool = False) -> None:
+        super().__init__(sweep, plan, number, is_recovered=is_recovered)
+        assert plan.command is not None  # noqa: S101 - see `make_trial`
+        self._command = plan.command
+        self._metric = MetricReader(self.folder, plan.settings.objective)
+
+    def line(self, params: Mapping[str, Value], device: Mapping[str, str]) -> tuple[list[str], list[str]]:
+        command = fill_command(self._command, params)
+        overrides = overrides_of({**self.plan.settings.fixed, **device})
+        options = [*run_options(command), *environment_options(command)]
+        return [*overrides, trial_override(self.plan.config), "--cwd", command.cwd, *options], [*command.argv]
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        parallel, threads = self.plan.settings.parallel, dict[str, str]()
+        if self.plan.settings.device["device.gpus"] == "cpu" and parallel > 1:
+            # Each of them would start a thread for each core.
+            threads = {THREADS_VARIABLE: str(max(1, available_cores() // parallel))}
+        return threads | self._command.environment
+
+    def clean_up(self) -> None:
+        stop_survivors(self.folder)
+
+    def values(self, *, to_end: bool) -> Mapping[int, float | None]:
+        return self._metric.poll(to_end=to_end).by_step
+
+    def length(self, trials: Sequence[FrozenTrial]) -> int:
+        # The length of the first trial that ended: with rungs that move, values of different steps would be compared.
+        ends = [
+            (each.datetime_complete, each.last_step or 0)
+            for each in trials
+            if each.state.name == "COMPLETE" and each.datetime_complete is not None
+        ]
+        return min(ends)[1] if ends else 0
+
+    def result(self) -> TrialResult | Problem:
+        name, values = self.plan.settings.metric_name, self._metric.poll(to_end=True)
+        if values.best is not None:
+            return TrialResult(values.best)
+        if values.by_step:
+            return Problem("", f"no value of {name} is finite", code="non-finite")
+        found = f"found: {self._metric.found_names}" if self._metric.found_names else "found no metric"
+        advice = ""
+        if self.plan.settings.parallel > 1 and not self._command.metrics:
+            # See `engine.command.rivals`.
+            advice = "files that parallel trials share are not read; --metrics logs/{run} names those of each"
+        return Problem("", f"wrote no {name}; {found}", advice, code="no-metric")
+
+
+def make_trial(sweep: SweepFolder, plan: SweepPlan, number: int, *, is_recovered: bool = False) -> Trial:
+    """Return a trial of the kind that the sweep has."""
+    kind = Trial if plan.command is None else ScriptTrial
+    return kind(sweep, plan, number, is_recovered=is_recovered)
