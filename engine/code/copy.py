@@ -7,8 +7,8 @@ writes through a link to the original.
 
 from __future__ import annotations
 
-import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +18,11 @@ from engine.code.git import GitError, Repository
 from engine.code.secret_files import is_secret_file
 from engine.code.state import MODULE_MODE, filtered_paths, is_below, list_untracked
 from engine.utils.errors import UsageError
-from engine.utils.files import opened
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_bytes
 
 MAX_COPIED_BYTES = 1 << 32
 MAX_COPIED_FILES = 200_000
-READ_BYTES = 1 << 20
 # Larger files are data.
 MAX_COPIED_FILE_BYTES = 1 << 26
 # Python and its tools write them again.
@@ -52,16 +50,13 @@ def copy_code(repository: Repository, target: Path, runs_dir: Path) -> Sequence[
     Raises GitError, OSError, and UsageError if there is too much to copy."""
     plan = plan_copy(repository, runs_dir)
     target.mkdir(mode=0o700)
-    folders = {""}
-    for path in (*plan.copied, *plan.linked):
-        if (folder := path.rpartition("/")[0]) not in folders:
-            (target / folder).mkdir(parents=True, exist_ok=True)
-            folders.add(folder)
+    for folder in dict.fromkeys(path.rpartition("/")[0] for path in (*plan.copied, *plan.linked)):
+        (target / folder).mkdir(parents=True, exist_ok=True)
     for path, status in plan.copied.items():
         if stat.S_ISLNK(status.st_mode):
             _copy_link(repository.root / path, target / path, repository.root)
         else:
-            _copy_file(f"{repository.root}/{path}", f"{target}/{path}", status)
+            shutil.copy2(f"{repository.root}/{path}", f"{target}/{path}", follow_symlinks=False)
     for path in plan.linked:
         (target / path).symlink_to(repository.root / path)
     return plan.linked
@@ -132,32 +127,10 @@ def _linked_below(root: Path, path: str, runs: Path) -> Iterator[str]:
     if place == runs or PurePath(path).suffix == ".pyc" or not CACHES.isdisjoint(PurePath(path).parts):
         return
     if runs.is_relative_to(place):
-        try:
-            names = sorted(os.listdir(place))  # noqa: PTH208 (names, not paths)
-        except OSError as error:
-            raise GitError(f"cannot be read: {printable(str(place))}: {error.strerror}") from error
-        for name in names:
+        for name in sorted(os.listdir(place)):  # noqa: PTH208 (names, not paths)
             yield from _linked_below(root, f"{path}/{name}", runs)
-        return
-    yield path
-
-
-def _copy_file(source: str, target: str, status: os.stat_result) -> None:
-    """Copy a regular file with its mode and time. Raises OSError, also for a link that has taken its place."""
-    with opened(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW) as original:
-        if not stat.S_ISREG(os.fstat(original).st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file", source)
-        with opened(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as copy:
-            while data := os.read(original, READ_BYTES):
-                _write_all(copy, data)
-            os.fchmod(copy, stat.S_IMODE(status.st_mode) & 0o777 | stat.S_IWUSR)
-            os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view) :]
+    else:
+        yield path
 
 
 def _copy_link(source: Path, target: Path, root: Path) -> None:

@@ -1,7 +1,7 @@
-"""The difference of code between two runs: git compares two folders with the files that differ.
+"""The difference of code between two runs: git compares a tree of each, in a temporary store of objects.
 
 `gputrain compare` and `gputrain report --code` show it. Code is text of others: it is escaped and bounded, and a diff
-of somebody else's run is applied in a temporary folder, where git checks its paths.
+of somebody else's run is applied to an index alone, where git checks its paths.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from engine.utils.text import printable
 MAX_PATCH_BYTES = 1 << 24
 MAX_LINE_CHARACTERS = 300
 MAX_LINES = 400
-# Files that are compared.
-MAX_FILES = 1000
 NO_PROGRAMS = ("--no-ext-diff", "--no-textconv", "--no-color", "--no-renames")
 
 
@@ -57,10 +55,9 @@ class StoredCode:
         """Yield path and content of the untracked files of code. No link is followed."""
         home = Path(os.path.realpath(self.folder.code)) / UNTRACKED_FOLDER
         for path in [path for path in self.record.digests.untracked if is_code(path)][:MAX_UNTRACKED_FILES]:
-            file = home / path
-            if is_below(path) and os.path.realpath(file) == str(file):
+            if is_below(path) and os.path.realpath(home / path) == str(home / path):
                 with suppress(OSError):
-                    yield path, read_bytes(file, MAX_FILE_BYTES)
+                    yield path, read_bytes(home / path, MAX_FILE_BYTES)
 
 
 def code_differences(runs: Sequence[object], reference: int, max_lines: int = MAX_LINES) -> Iterator[CodeText]:
@@ -115,23 +112,24 @@ def _compare(first: StoredCode, second: StoredCode) -> list[str]:
         place = Path(name)
         try:
             repository = _find_commits(first, second)
-            paths = {*before.changed, *after.changed}
-            if before.commit and after.commit and before.commit != after.commit:
-                names = ("diff-tree", "-r", "-z", "--name-only", *NO_PROGRAMS, before.commit, after.commit)
-                paths |= {*repository.lines(*names)}
-            for side, code in (("a", first), ("b", second)):
-                _write_state(place / side, code, repository, sorted(paths)[:MAX_FILES])
+            trees = [_write_tree(place / side, code, repository) for side, code in (("a", first), ("b", second))]
+            variables = _object_variables(place / "b", repository, place / "a" / "objects")
+            output = run_git(
+                ["diff", "--src-prefix=a/", "--dst-prefix=b/", *NO_PROGRAMS, *trees],
+                repository.root,
+                b"",
+                (0,),
+                variables,
+            )
         except (GitError, OSError) as error:
-            place = place / "recorded"
             lines += [str(error), "In its place, the recorded changes since the commits are compared:"]
-            for side, code in (("a", first), ("b", second)):
-                _write(place / side / PATCH_FILE, code.patch)
-                _write_untracked(place / side, code)
-        try:
+            for side, code in (("recorded-a", first), ("recorded-b", second)):
+                for path, content in ((PATCH_FILE, code.patch), *code.untracked()):
+                    (place / side / path).parent.mkdir(parents=True, exist_ok=True)
+                    (place / side / path).write_bytes(content)
+            names = ["diff", "--no-index", "--no-prefix", *NO_PROGRAMS, "recorded-a", "recorded-b"]
             # Exit code 1: they differ.
-            output = run_git(["diff", "--no-index", "--no-prefix", *NO_PROGRAMS, "a", "b"], place, b"", (0, 1), {})
-        except GitError as error:
-            return [*lines, str(error)]
+            output = run_git(names, place, b"", (0, 1), {})
     return lines + _lines(output)
 
 
@@ -155,39 +153,35 @@ def _find_commits(first: StoredCode, second: StoredCode) -> Repository:
     raise failure
 
 
-def _write_state(folder: Path, code: StoredCode, repository: Repository, paths: Sequence[str]) -> None:
-    """Write files as a run had them: those of its commit, with its diff, and untracked ones.
+def _write_tree(place: Path, code: StoredCode, repository: Repository) -> str:
+    """Write the code of a run as a tree of git to a folder with objects of its own, and return the ID of the tree.
 
-    Raises GitError and OSError."""
-    folder.mkdir()
-    digests = code.record.digests
-    if digests.commit:
-        named = [path for path in paths if "\n" not in path and is_below(path)]
-        given = "".join(f"{digests.commit}:{path}\n" for path in named).encode(errors="surrogateescape")
-        output = repository.read("cat-file", "--batch", stdin=given)
-        for path in named:
-            header, _, output = output.partition(b"\n")
-            kind, _, size = header.rpartition(b" ")
-            if not kind.endswith(b" blob"):
-                continue
-            content, output = output[: int(size)], output[int(size) + 1 :]
-            _write(folder / path, content)
+    git refuses paths that lead out. Raises GitError and OSError."""
+    (place / "objects").mkdir(parents=True)
+    digests, variables = code.record.digests, _object_variables(place, repository)
+
+    def git(*arguments: str, stdin: bytes = b"") -> str:
+        return os.fsdecode(run_git(arguments, repository.root, stdin, (0,), variables)).strip()
+
+    git("read-tree", digests.commit or "--empty")
     if patch := code.patch:
-        # git refuses paths that lead out, and what is behind a link.
         skipped = [f"--exclude={path}" for path in digests.skipped if path in digests.changed]
-        run_git(["apply", "--whitespace=nowarn", *skipped, "-"], folder, patch, (0,), {})
-    _write_untracked(folder, code)
-
-
-def _write_untracked(folder: Path, code: StoredCode) -> None:
+        git("apply", "--cached", "--whitespace=nowarn", *skipped, "-", stdin=patch)
     for path, content in code.untracked():
-        if os.path.realpath(folder / path) == os.path.join(os.path.realpath(folder), path):  # noqa: PTH118 (text)
-            _write(folder / path, content)
+        blob = git("hash-object", "-w", "--no-filters", "--stdin", stdin=content)
+        git("update-index", "--add", "--cacheinfo", f"100644,{blob},{path}")
+    return git("write-tree")
 
 
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+def _object_variables(place: Path, repository: Repository, *others: Path) -> dict[str, str]:
+    """Return the variables with which git reads the objects of a repository, and writes to a folder in its place."""
+    objects = os.fsdecode(repository.read("rev-parse", "--git-path", "objects")).strip()
+    alternates = map(str, (repository.root / objects, *others))
+    return {
+        "GIT_INDEX_FILE": str(place / "index"),
+        "GIT_OBJECT_DIRECTORY": str(place / "objects"),
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.pathsep.join(alternates),
+    }
 
 
 def _lines(content: bytes) -> list[str]:

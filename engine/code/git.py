@@ -28,6 +28,7 @@ _OPTIONS = (
     *("-c", f"core.hooksPath={os.devnull}"),
     *("-c", "core.quotePath=false"),
     *("-c", "core.untrackedCache=false"),
+    *("-c", "core.splitIndex=false"),
     *("-c", "protocol.allow=never"),
     *("-c", "submodule.recurse=false"),
     # The content of larger files is not diffed.

@@ -8,10 +8,8 @@ gputrain, whose version each session records.
 from __future__ import annotations
 
 import os
-import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +18,7 @@ from engine.runs.code_events import CodeChanged, CodeRecorded
 from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
-from engine.utils.files import file_number, is_file, read_bytes, shown_path
+from engine.utils.files import file_number, is_file, shown_path
 from engine.utils.text import printable
 
 if TYPE_CHECKING:
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
     from engine.launch.request import RunRequest
 
 MAX_EVENT_FILES = 100
-# Of an environment with packages that are installed from their source.
-MAX_PATH_FILES, MAX_PATH_FILE_BYTES = 100, 1 << 18
-_QUOTED_PATH = re.compile(r"['\"](/[^'\"\n]+)['\"]")
 
 
 @dataclass
@@ -162,7 +157,7 @@ class _Copy:
         """Return the environment of a command with the paths in the copy."""
         variables = dict(command.environment)
         given = variables.get("PYTHONPATH", "").split(os.pathsep)
-        paths = [copied for each in _source_folders(command, self.root) if (copied := self.path_of(each))]
+        paths = [copied for each in _source_folders(self.root) if (copied := self.path_of(each))]
         paths += [self.path_of(each) or each for each in given if each]
         if paths:
             variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
@@ -172,26 +167,8 @@ class _Copy:
         return {"UV_NO_SYNC": "1"} | variables
 
 
-def _source_folders(command: Command, root: Path) -> Iterator[str]:
-    """Yield the folders of the repository from which the packages of an environment are imported (`pip install -e`)."""
-    program = command.argv[0]
-    prefixes = [command.environment.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
-    if "/" in program:
-        prefixes.append(str((Path(command.cwd) / program).parent.parent))
-    text = str(root)
-    for prefix in filter(None, prefixes):
-        folders = Path(prefix).glob("lib/python3*/site-packages")
-        files = (
-            file for folder in folders for name in ("*.pth", "__editable__*_finder.py") for file in folder.glob(name)
-        )
-        for file, _ in zip(files, range(MAX_PATH_FILES), strict=False):
-            with suppress(OSError):
-                content = read_bytes(file, MAX_PATH_FILE_BYTES).decode(errors="replace")
-                if text not in content:
-                    continue
-                if file.suffix == ".pth":
-                    yield from (line.strip() for line in content.splitlines() if line.startswith(text))
-                else:
-                    yield from (
-                        str(Path(path).parent) for path in _QUOTED_PATH.findall(content) if path.startswith(text)
-                    )
+def _source_folders(root: Path) -> list[str]:
+    """Return the folder of a repository from which its packages are imported if they are installed with
+    `pip install -e`, whose paths lead to the original."""
+    is_package = any((root / name).is_file() for name in ("pyproject.toml", "setup.py"))
+    return [str(root / "src" if (root / "src").is_dir() else root)] if is_package else []

@@ -137,10 +137,8 @@ def test_snapshot_runs_in_the_same_subfolder_with_ignored_data(runs: EditedRuns)
 def test_snapshot_imports_a_package_that_is_installed_from_its_source_from_the_copy(runs: EditedRuns) -> None:
     (runs.cwd / "src" / "pack").mkdir(parents=True)
     (runs.cwd / "src" / "pack" / "__init__.py").touch()
-    packages = runs.folder.parent / "env" / "lib" / "python3.11" / "site-packages"
-    packages.mkdir(parents=True)
-    (packages / "__editable__.pack.pth").write_text(f"{runs.cwd}/src\n")
-    environment = {"PATH": os.environ["PATH"], "VIRTUAL_ENV": str(runs.folder.parent / "env")}
+    write_files(runs.cwd, pyproject__toml="")
+    environment = {"PATH": os.environ["PATH"]}
     program = "import pack; print(pack.__file__)"
     assert runs.run(sys.executable, "-c", program, config=SNAPSHOT, environment=environment) == 0
     assert runs.output[0].startswith(str(runs.run_folder.code / "copy"))
