@@ -137,7 +137,7 @@ def test_kept_files_of_run_are_read(tmp_path: Path) -> None:
     evaluations = read_evaluations(run.evaluation)
     assert (len(evaluations.classes), evaluations.last.epoch, evaluations.best.counts.sum()) == (10, 1, 359)
     inspection = read_inspection(run)
-    assert inspection is not None and (len(inspection.label), inspection.info.part) == (359, "val")
+    assert inspection is not None and (len(inspection), inspection.info.part) == (359, "val")
     profile = newest_profile(run)
     assert profile is not None and (profile[1].steps, profile[1].device_type) == (2, "cpu")
     remote = read_state(run.sync / "mlflow.json", "http://tracking:5000 gputrain")
