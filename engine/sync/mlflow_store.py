@@ -8,15 +8,15 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from engine.runs.folder import RunState
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.labels import RunLabels
 from engine.sync.rows import Row, batches
-from engine.sync.run_sync import MAX_TEXT_CHARACTERS, RunDescription, without_credentials
-from engine.sync.state import RemoteState
+from engine.sync.run_sync import MAX_TEXT_CHARACTERS, RunSync, as_text, without_credentials
 from engine.utils.codec import replace
 from engine.utils.errors import UsageError, not_installed
 
@@ -40,29 +40,24 @@ CLIENT_DEFAULTS = {
 STATUSES = {RunState.FINISHED: "FINISHED", RunState.STOPPED: "KILLED"}
 
 
-class MlflowStore:
-    """The experiment at a tracking URI. It is created if it does not exist."""
+class MlflowSync(RunSync):
+    """Copies a run to an experiment at a tracking URI, which is created if it does not exist."""
 
-    name = "mlflow"
+    service = "mlflow"
+    advice = "check the server, MLFLOW_TRACKING_URI and MLFLOW_TRACKING_TOKEN"
 
-    def __init__(self, experiment: str | None) -> None:
+    def __init__(self, folder: RunFolder, experiment: str | None) -> None:
         """Take URI and credentials from MLflow's own variables. Raises UsageError if there is no URI."""
         self._uri = os.environ.get("MLFLOW_TRACKING_URI", "")
         if not self._uri:
             # The library would create the database mlflow.db in the working folder.
-            reason = (
-                "is not set; name a server or a database, such as http://127.0.0.1:5000 or sqlite:////DIR/mlflow.db"
-            )
+            reason = "is not set; name a server or database, such as http://127.0.0.1:5000 or sqlite:////DIR/mlflow.db"
             raise UsageError.one("MLFLOW_TRACKING_URI", reason, code="missing-value")
         if find_spec("mlflow") is None:
             raise UsageError.one("--service mlflow", not_installed("mlflow-skinny"), code="not-installed")
         self._address = without_credentials(self._uri)
-        self._experiment_name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_EXPERIMENT
-        self.destination = f"{self._address} {self._experiment_name}"
-
-    def advice(self) -> str:
-        """Return what helps if the service cannot be used."""
-        return "check the server, MLFLOW_TRACKING_URI and MLFLOW_TRACKING_TOKEN"
+        self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_EXPERIMENT
+        super().__init__(folder, f"{self._address} {self._experiment}")
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -75,61 +70,36 @@ class MlflowStore:
             logging.getLogger(library).setLevel(logging.ERROR)
         return MlflowClient(tracking_uri=self._uri)
 
-    @cached_property
-    def _experiment_id(self) -> str:
-        experiment = self._client.get_experiment_by_name(self._experiment_name)
-        return experiment.experiment_id if experiment else self._client.create_experiment(self._experiment_name)
-
-    def open(self, state: RemoteState, description: RunDescription) -> MlflowRun:
-        """Create the remote run, or continue the one in `state`, and send its description."""
-        run = self._find_run(state)
-        if run is None:
-            state = replace(state, sent_step=0)
-            start_ms = None if description.started_at is None else _milliseconds(description.started_at)
-            tags = {TOKEN_TAG: state.token, "mlflow.source.name": "gputrain", "mlflow.source.type": "LOCAL"}
-            run = self._client.create_run(self._experiment_id, start_ms, tags, description.name)
-        run_id = run.info.run_id
-        self._client.update_run(run_id, status="RUNNING")
-        self._describe(run, description)
-        location = f"{self._address} experiment {self._experiment_name} run {run_id}"
-        if self._address.startswith(("http://", "https://")):
-            location = f"{self._address.rstrip('/')}/#/experiments/{self._experiment_id}/runs/{run_id}"
-        return MlflowRun(self._client, replace(state, run_id=run_id, location=location))
-
-    def void(self, state: RemoteState) -> None:
-        """Delete a remote run whose steps a resume has repeated. `mlflow runs restore` undoes it."""
-        if (run := self._find_run(state)) is not None:
-            self._client.set_tag(run.info.run_id, "gputrain.void", "a resume repeated steps of this run")
-            self._client.delete_run(run.info.run_id)
-
-    def _find_run(self, state: RemoteState) -> Any:
-        """Return the remote run of a state, also if it was created just before a kill; None if there is none."""
-        found = self._client.search_runs([self._experiment_id], f"tags.`{TOKEN_TAG}` = '{state.token}'", max_results=1)
-        return found[0] if found else None
-
-    def _describe(self, run: Any, description: RunDescription) -> None:
+    def open(self, config: Mapping[str, Any], labels: RunLabels, started_at: float | None) -> None:
         from mlflow.entities import Param, RunTag
 
-        known = run.data.params
-        config = {_key(key): value[:MAX_TEXT_CHARACTERS] for key, value in description.flat_config().items()}
-        tags = {f"changed.{key}": value for key, value in config.items() if known.get(key, value) != value}
-        tags |= {"gputrain.tags": ", ".join(description.tags), "mlflow.note.content": description.note}
-        tags["mlflow.runName"] = description.name
-        for params in batches((Param(key, value) for key, value in config.items() if key not in known), MAX_PARAMS):
-            self._client.log_batch(run.info.run_id, params=params)
-        for some in batches((RunTag(key, value) for key, value in tags.items()), MAX_PARAMS):
-            self._client.log_batch(run.info.run_id, tags=some)
+        client, state, name = self._client, self.state, self.folder.name
+        found = client.get_experiment_by_name(self._experiment)
+        experiment_id = found.experiment_id if found else client.create_experiment(self._experiment)
+        # The token also finds a run that was created just before a kill.
+        runs = client.search_runs([experiment_id], f"tags.`{TOKEN_TAG}` = '{state.token}'", max_results=1)
+        if runs:
+            run = runs[0]
+        else:
+            state = replace(state, sent_step=0)
+            created_tags = {TOKEN_TAG: state.token, "mlflow.source.name": "gputrain", "mlflow.source.type": "LOCAL"}
+            start_ms = None if started_at is None else _milliseconds(started_at)
+            run = client.create_run(experiment_id, start_ms, created_tags, name)
+        run_id, known = run.info.run_id, run.data.params
+        client.update_run(run_id, status="RUNNING")
+        params = {_key(key): as_text(value) for key, value in config.items() if value is not None}
+        tags = {f"changed.{key}": value for key, value in params.items() if known.get(key, value) != value}
+        tags |= {"gputrain.tags": ", ".join(labels.tags), "mlflow.note.content": labels.note, "mlflow.runName": name}
+        for some in batches((Param(key, value) for key, value in params.items() if key not in known), MAX_PARAMS):
+            client.log_batch(run_id, params=some)
+        for changed in batches((RunTag(key, value) for key, value in tags.items()), MAX_PARAMS):
+            client.log_batch(run_id, tags=changed)
+        location = f"{self._address} experiment {self._experiment} run {run_id}"
+        if self._address.startswith(("http://", "https://")):
+            location = f"{self._address.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+        self.state = replace(state, run_id=run_id, location=location)
 
-
-class MlflowRun:
-    """A run of an experiment."""
-
-    def __init__(self, client: MlflowClient, state: RemoteState) -> None:
-        self.state, self.held_step = state, state.sent_step
-        self._client = client
-
-    def send(self, rows: Iterable[Row]) -> None:
-        """Send rows, which follow each other."""
+    def send(self, rows: list[Row]) -> None:
         from mlflow.entities import Metric
 
         metrics = (
@@ -140,12 +110,11 @@ class MlflowRun:
         for some in batches(metrics, MAX_METRICS):
             self._client.log_batch(self.state.run_id, metrics=some)
 
-    def finish(self, state: RunState, figures: Row, message: str) -> None:
-        """Record how the run ended, its final figures and the message of its end."""
+    def finish(self, figures: Row, message: str) -> None:
         self.send([figures])
-        self._client.set_tag(self.state.run_id, "gputrain.state", state.value)
+        self._client.set_tag(self.state.run_id, "gputrain.state", self.run_state.value)
         self._client.set_tag(self.state.run_id, "gputrain.message", message[:MAX_TEXT_CHARACTERS])
-        status = STATUSES.get(state, "FAILED")
+        status = STATUSES.get(self.run_state, "FAILED")
         self._client.set_terminated(self.state.run_id, status, _milliseconds(figures.time))
 
     def leave(self) -> None:

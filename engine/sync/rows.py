@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
@@ -39,50 +38,35 @@ class Row:
     time: float
     metrics: dict[str, float] = field(default_factory=dict)
 
-    def add_epochs(self, epochs: list[EpochEvent]) -> Row:
-        """Move the metrics of the epochs that have ended by this step into the row. They may follow its losses."""
-        while epochs and epochs[0].step <= self.step:
-            self.metrics |= _epoch_metrics(epochs.pop(0))
-        return self
 
-
-def read_rows(events: Iterable[Event], resumed_from: Sequence[int], *, ended: bool) -> Iterator[Row]:
+def read_rows(events: Iterable[Event], resumed_from: Iterable[int], *, ended: bool) -> Iterator[Row]:
     """Yield the rows of a journal whose sessions after the first continue from the steps `resumed_from`.
 
     Steps that a later session repeats are skipped. Unless the run has ended, the latest row is kept back: the metrics
     of its epoch may follow.
     """
-    resumes = deque(resumed_from)
-    valid_until = min(resumes, default=math.inf)
+    resumes = [*resumed_from, math.inf]
     row: Row | None = None
     epochs: list[EpochEvent] = []
     gpus: list[GpuSample] = []
     gpu_numbers: dict[str, int] = {}
-    reported_until = 0.0
     for event in events:
         match event:
             case RunStarted():
-                if isinstance(event, RunResumed):
-                    resumes.popleft()
-                    valid_until = min(resumes, default=math.inf)
+                resumes = resumes[isinstance(event, RunResumed) :]
                 gpu_numbers = {uuid: number for number, uuid in enumerate(event.devices[:MAX_GPUS])}
-                gpus, reported_until = [], event.time
+                gpus = []
             case GpuEvent():
                 gpus = event.gpus
-            case EpochEvent() if event.step <= valid_until:
+            case EpochEvent() if event.step <= min(resumes):
                 epochs.append(event)
             case StepEvent():
-                since = min(reported_until or event.time, event.time)
-                reported_until = event.time
-                count = len(event.losses)
-                for number, loss in enumerate(event.losses, 1):
-                    step = event.step - count + number
-                    # The first group of a session repeats the steps whose losses were in the checkpoint.
-                    if not (row.step if row is not None else 0) < step <= valid_until:
-                        continue
-                    if row is not None:
-                        yield row.add_epochs(epochs)
-                    row = Row(step, since + (event.time - since) * number / count, {"train/loss": _number(loss)})
+                for step, loss in enumerate(event.losses, event.step - len(event.losses) + 1):
+                    # The first event of a session repeats the steps whose losses were in the checkpoint.
+                    if (row.step if row is not None else 0) < step <= min(resumes):
+                        if row is not None:
+                            yield _with_epochs(row, epochs, row.step)
+                        row = Row(step, event.time, {"train/loss": _number(loss)})
                 if row is not None and row.step == event.step:
                     row.metrics |= _step_metrics(event) | _gpu_metrics(gpus, gpu_numbers)
                     gpus = []
@@ -90,11 +74,15 @@ def read_rows(events: Iterable[Event], resumed_from: Sequence[int], *, ended: bo
         # All sessions have only evaluated.
         row = Row(max(epochs[-1].step, 1), epochs[-1].time)
     if ended and row is not None:
-        last = row.add_epochs(epochs)
-        for epoch in epochs:
-            # The losses of its last steps were lost.
-            last.metrics |= _epoch_metrics(epoch)
-        yield last
+        # The losses of the last steps may be lost.
+        yield _with_epochs(row, epochs, math.inf)
+
+
+def _with_epochs(row: Row, epochs: list[EpochEvent], until: float) -> Row:
+    """Move the metrics of the epochs that ended by a step into the row. They may follow its losses."""
+    while epochs and epochs[0].step <= until:
+        row.metrics |= _epoch_metrics(epochs.pop(0))
+    return row
 
 
 def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

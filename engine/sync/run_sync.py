@@ -1,7 +1,7 @@
 """Copy a run to a service: read its journal, send the steps that are new, end the remote run when the run has ended.
 
 `gputrain runs sync` calls it; `engine.sync.mlflow_store` and `engine.sync.wandb_service` are the services. Each step is
-sent at least once. If a resume repeats steps that were sent, another remote run gets all steps.
+sent at least once.
 """
 
 from __future__ import annotations
@@ -9,23 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
-from engine.config.schema import without_unstored
-from engine.config.yaml_io import MAX_CONFIG_BYTES
+from engine.config.schema import UNSTORED_KEYS
+from engine.runs.comparison import read_flat_config
 from engine.runs.events import RunResumed, RunStarted
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.journal import JournalReader
-from engine.runs.labels import read_labels
+from engine.runs.labels import RunLabels, read_labels
 from engine.runs.metric_directions import read_directions
 from engine.runs.metrics import own_metrics, recorded_metrics
 from engine.runs.record_completion import open_run
-from engine.runs.run_config import read_stored_config
 from engine.runs.run_record import RunRecord
 from engine.sync.rows import Row, batches, read_rows
-from engine.sync.state import RemoteState, read_state, state_file, write_state
+from engine.sync.state import read_state, state_file, write_state
 from engine.utils.codec import replace
 from engine.utils.errors import CodedError
 from engine.utils.files import file_size
@@ -35,7 +34,7 @@ BATCH_ROWS = 500
 MAX_TEXT_CHARACTERS = 6000
 MAX_REASON_CHARACTERS = 300
 # Addresses of services, which contain passwords, belong to the user and not to the run.
-PRIVATE_SECTION = "notify"
+PRIVATE_SECTION = "notify."
 RUN_FACTS = ("host", "world_size", "backend", "global_batch", "train_images", "val_images", "classes", "parameters")
 
 
@@ -45,101 +44,50 @@ class SyncError(CodedError):
     code = "service-failed"
 
 
-class RemoteRun(Protocol):
-    """The copy of one run at a service. Its methods raise the errors of the library."""
+class RunSync(ABC):
+    """Copies one run to one service. Call `poll` until it returns True, then `close`.
 
-    state: RemoteState
-    """State with the ID and the location of the remote run."""
-    held_step: int
-    """Rows up to this step are at the service."""
+    A subclass is a service. Its methods raise the errors of the library.
+    """
 
+    service: ClassVar[str]
+    """Value of `--service`."""
+    advice: ClassVar[str]
+    """What helps if the service cannot be used."""
+
+    def __init__(self, folder: RunFolder, destination: str) -> None:
+        """Read what was sent before. Raises OSError if it could not be stored.
+
+        `destination` is the service with its project or experiment, without credentials. A run has one remote run at
+        each destination.
+        """
+        self.folder, self.destination = folder, destination
+        self._path = state_file(folder, self.service)
+        self.state = read_state(self._path, destination)
+        self.run_state = RunState.STARTING
+        self.complete = False
+        """Whether the run has ended, and everything of it is at the service."""
+        self.steps_sent = 0
+        """Number of rows that this process has sent."""
+        self._is_open = False
+        self._sent = ""
+        """Digest of what was sent."""
+
+    @abstractmethod
+    def open(self, config: Mapping[str, Any], labels: RunLabels, started_at: float | None) -> None:
+        """Create the remote run, or continue the one in `state`, and send its description. Updates `state`."""
+
+    @abstractmethod
     def send(self, rows: list[Row]) -> None:
         """Send rows, which follow each other."""
 
-    def finish(self, state: RunState, figures: Row, message: str) -> None:
+    @abstractmethod
+    def finish(self, figures: Row, message: str) -> None:
         """Record how the run ended, its final figures and the message of its end."""
 
+    @abstractmethod
     def leave(self) -> None:
         """Stop sending to a run that goes on."""
-
-
-class Service(Protocol):
-    """A service that runs are copied to, with the project or experiment that they get into."""
-
-    name: str
-    """Value of `--service`."""
-    destination: str
-    """Which service, project or experiment, without credentials. A run has one remote run at each destination."""
-
-    def open(self, state: RemoteState, description: RunDescription) -> RemoteRun:
-        """Create the remote run, or continue the one in `state`, and send its description."""
-
-    def void(self, state: RemoteState) -> None:
-        """Mark a remote run whose steps a resume has repeated."""
-
-    def advice(self) -> str:
-        """Return what helps if the service cannot be used."""
-
-
-@dataclass(frozen=True)
-class RunDescription:
-    """Name, config and labels of a run. `config` has the values of `config.yaml` by section and facts of its start."""
-
-    name: str
-    config: Mapping[str, Mapping[str, Any]]
-    tags: tuple[str, ...]
-    note: str
-    started_at: float | None
-
-    def flat_config(self) -> dict[str, str]:
-        """Return the config as text by `section.key`. Unset keys are skipped."""
-        return {
-            f"{section}.{key}": as_text(value)
-            for section, keys in self.config.items()
-            for key, value in keys.items()
-            if value is not None
-        }
-
-
-def describe_run(folder: RunFolder, start: RunStarted | None) -> RunDescription:
-    """Return the description of a run from its folder and the first start in its journal."""
-    stored = read_stored_config(folder.config, MAX_CONFIG_BYTES) or {}
-    sections = {
-        str(section): {str(key): _bounded(value) for key, value in keys.items()}
-        for section, keys in stored.items()
-        if isinstance(keys, dict) and section != PRIVATE_SECTION
-    }
-    config = without_unstored(sections)
-    if start is not None:
-        config["started"] = {name: _bounded(getattr(start, name)) for name in RUN_FACTS}
-    labels = read_labels(folder)
-    return RunDescription(folder.name, config, labels.tags, labels.note, start.time if start is not None else None)
-
-
-def as_text(value: Any) -> str:
-    """Return a value of a config as text of limited size."""
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text.encode(errors="replace").decode()[:MAX_TEXT_CHARACTERS]
-
-
-def _bounded(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float) else as_text(value)
-
-
-class RunSync:
-    """Copies one run. Call `poll` until it returns True, then `close`."""
-
-    def __init__(self, folder: RunFolder, service: Service) -> None:
-        """Read what was sent before. Raises OSError if it could not be stored."""
-        self.folder, self._service = folder, service
-        self._path = state_file(folder, service.name)
-        self.state = read_state(self._path, service.destination)
-        self.run_state = RunState.STARTING
-        self.steps_sent = 0
-        """Number of rows that this process has sent."""
-        self._remote: RemoteRun | None = None
-        self._sent = (-1, "", "")
-        """Size of the journal, digest of the description and state of the run that were sent."""
 
     def poll(self) -> bool:
         """Send what is new. Return whether the run has ended and its remote run is complete.
@@ -150,53 +98,57 @@ class RunSync:
         ended, size = not self.run_state.live, file_size(self.folder.journal)
         if size == 0 or (record.ranks is None and not ended):
             return ended
-        description = repr(describe_run(self.folder, None)).encode(errors="replace")
-        found = (size, hashlib.sha256(description).hexdigest()[:16], self.run_state.value if ended else "")
-        if found not in (self._sent, (self.state.journal_bytes, self.state.description, self.state.ended)):
-            if self._sent[1] != found[1]:
-                self.close()
+        found = repr((size, read_flat_config(self.folder.config), read_labels(self.folder), self.run_state, ended))
+        digest = hashlib.sha256(found.encode(errors="replace")).hexdigest()[:16]
+        if digest not in (self._sent, self.state.synced):
             self._use(lambda: self._send(record, ended=ended))
-            self._sent = found
-            self._save(description=found[1], ended=found[2])
+            self._sent = digest
             if ended:
-                self._save(journal_bytes=size)
+                self._save(synced=digest)
+        self.complete = ended
         return ended
 
     def close(self) -> None:
         """End sending to a run that goes on. Raises SyncError."""
-        remote, self._remote = self._remote, None
-        if remote is not None:
-            self._use(remote.leave)
+        if self._is_open:
+            self._is_open = False
+            self._use(self.leave)
             # Not earlier: a library may keep rows in memory.
-            self._save(journal_bytes=self._sent[0])
+            self._save(synced=self._sent)
 
     def _send(self, record: RunRecord, *, ended: bool) -> None:
-        starts = [event for event in JournalReader(self.folder.journal).poll() if isinstance(event, RunStarted)]
-        resumed_from = [event.from_step for event in starts if isinstance(event, RunResumed)]
-        if any(step < self.state.sent_step for step in resumed_from[self.state.sessions :]):
-            self.close()
-            self._service.void(self.state)
-            self.state = RemoteState()
-        if self._remote is None:
+        if not self._is_open:
             # A sync that is killed while it creates the remote run finds it again by its token.
             self._save()
-            description = describe_run(self.folder, next(iter(starts), None))
-            self._remote = self._service.open(self.state, description)
-            self.state = self._remote.state
-            self._save(sent_step=self._remote.held_step)
-        remote, step = self._remote, self.state.sent_step
+            self._open()
+        resumes = JournalReader(self.folder.journal).poll(kinds=(RunResumed,))
+        resumed_from = [event.from_step for event in resumes if isinstance(event, RunResumed)]
         rows = read_rows(JournalReader(self.folder.journal).poll(), resumed_from, ended=ended)
-        for batch in batches((row for row in rows if row.step > remote.held_step), BATCH_ROWS):
-            remote.send(batch)
-            step = remote.held_step = batch[-1].step
+        # Neither service can replace steps, so those that a resume repeats remain as they were sent.
+        for batch in batches((row for row in rows if row.step > self.state.sent_step), BATCH_ROWS):
+            self.send(batch)
             self.steps_sent += len(batch)
-            self._save(sent_step=step, sessions=len(resumed_from))
+            self._save(sent_step=batch[-1].step)
         if ended:
             directions = read_directions(self.folder.path.parent)
             figures = ((each.key, each.of_run(record)) for each in recorded_metrics(own_metrics([record], directions)))
             values = {f"summary/{key}": float(value) for key, value in figures if value is not None}
-            remote.finish(self.run_state, Row(max(step, 1), record.updated_at or 0.0, values), record.message)
-            self._remote = None
+            self.finish(Row(max(self.state.sent_step, 1), record.updated_at or 0.0, values), record.message)
+            self._is_open = False
+
+    def _open(self) -> None:
+        config, _ = read_flat_config(self.folder.config)
+        shown = {
+            key: _bounded(value)
+            for key, value in (config or {}).items()
+            if value is not None and key not in UNSTORED_KEYS and not key.startswith(PRIVATE_SECTION)
+        }
+        first, started_at = next(JournalReader(self.folder.journal).poll(kinds=(RunStarted,)), None), None
+        if isinstance(first, RunStarted):
+            started_at = first.time
+            shown |= {f"started.{name}": _bounded(getattr(first, name)) for name in RUN_FACTS}
+        self.open(shown, read_labels(self.folder), started_at)
+        self._is_open = True
 
     def _use(self, use: Callable[[], None]) -> None:
         """Call the library of the service. Raises SyncError."""
@@ -205,19 +157,29 @@ class RunSync:
         except SyncError:
             raise
         except Exception as error:
-            self._remote = None
+            self._is_open = False
             line = (str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_REASON_CHARACTERS]
-            place = self._service.destination
-            raise SyncError(f"{place} cannot be used: {without_credentials(line)}; {self._service.advice()}") from error
+            reason = f"{self.destination} cannot be used: {without_credentials(line)}; {self.advice}"
+            raise SyncError(reason) from error
 
     def _save(self, **changes: str | int) -> None:
         self.state = replace(self.state, **changes)
         try:
-            write_state(self._path, self._service.destination, self.state)
+            write_state(self._path, self.destination, self.state)
         except OSError as error:
             # Without it, the next sync would send the same steps again.
             reason = f"{self.folder.name}: its sync state cannot be written: {error.strerror}"
             raise SyncError(reason, "not-writable") from error
+
+
+def as_text(value: Any) -> str:
+    """Return a value of a config as text of limited size."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text.encode(errors="replace").decode()[:MAX_TEXT_CHARACTERS]
+
+
+def _bounded(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float) else as_text(value)
 
 
 def without_credentials(text: str) -> str:

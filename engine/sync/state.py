@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from engine.runs.folder import RunFolder
-from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, Meta, Record, field, find_record, write_record
+from engine.utils.codec import ENTRIES, Count, FileRecord, Meta, Record, field, find_record, write_record
 from engine.utils.files import make_user_folder, state_folder
 
 MAX_STATE_BYTES = 1 << 20
@@ -31,14 +31,8 @@ class RemoteState(Record, frozen=True, kw_only=True):
     """URL or folder of the remote run."""
     sent_step: Count = 0
     """Last step that has arrived."""
-    sessions: Count = 0
-    """Number of resumes in the journal that the sent steps belong to."""
-    journal_bytes: Integer = -1
-    """Size of the journal when everything in it had arrived; -1 if this never was so."""
-    ended: ShortText = ""
-    """State of the run that the remote run shows; "" while it runs."""
-    description: ShortText = ""
-    """Digest of the name, config, tags and note that were sent."""
+    synced: ShortText = ""
+    """Digest of the run when everything of it had arrived."""
 
 
 class _States(FileRecord, frozen=True, kw_only=True):

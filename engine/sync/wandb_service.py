@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.runs.folder import RunState
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.labels import RunLabels
 from engine.sync.rows import Row
-from engine.sync.run_sync import RunDescription, without_credentials
-from engine.sync.state import RemoteState
+from engine.sync.run_sync import RunSync, without_credentials
 from engine.utils.codec import replace
 from engine.utils.errors import UsageError, not_installed
 from engine.utils.files import make_user_folder, state_folder
@@ -41,59 +41,44 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class WandbService:
-    """A project at a W&B server, or a folder of offline runs."""
+class WandbSync(RunSync):
+    """Copies a run to a project at a W&B server, or to a folder of offline runs."""
 
-    name = "wandb"
+    service = "wandb"
+    advice = "run `wandb login`, check WANDB_BASE_URL and WANDB_API_KEY, or write a folder with WANDB_MODE=offline"
 
-    def __init__(self, project: str | None) -> None:
+    def __init__(self, folder: RunFolder, project: str | None) -> None:
         """Take server, credentials, mode and entity from W&B's own variables and settings. Raises UsageError."""
         for name, value in LIBRARY_VARIABLES.items():
             os.environ.setdefault(name, value)
         # A notebook that has used W&B names its own service to its children, which would keep the run of a killed sync.
         os.environ.pop("WANDB_SERVICE", None)
+        if not os.environ.get("WANDB_DIR"):
+            os.environ["WANDB_DIR"] = str(make_user_folder(state_folder()))
         try:
-            if not os.environ.get("WANDB_DIR"):
-                os.environ["WANDB_DIR"] = str(make_user_folder(state_folder()))
             import wandb
-        except OSError as error:
-            raise UsageError.one(
-                str(error.filename), str(error.strerror), "set WANDB_DIR to a folder", code="not-writable"
-            ) from error
         except ImportError as error:
             raise UsageError.one("--service wandb", not_installed("wandb"), code="not-installed") from error
-        self._library, self._settings = wandb, wandb.setup().settings
-        if self._settings.mode == "disabled":
-            raise UsageError.one(
-                "WANDB_MODE", "is disabled, so nothing would be sent; use online or offline", code="switched-off"
-            )
-        self._is_offline = self._settings.mode == "offline"
-        self._project = project or self._settings.project or DEFAULT_PROJECT
-        place = "offline" if self._is_offline else without_credentials(self._settings.base_url)
-        self.destination = f"{place} {self._settings.entity or ''}/{self._project}"
+        self._library, settings = wandb, wandb.setup().settings
+        if settings.mode == "disabled":
+            reason = "is disabled, so nothing would be sent; use online or offline"
+            raise UsageError.one("WANDB_MODE", reason, code="switched-off")
+        self._is_offline = settings.mode == "offline"
+        self._project = project or settings.project or DEFAULT_PROJECT
+        place = "offline" if self._is_offline else without_credentials(settings.base_url)
+        super().__init__(folder, f"{place} {settings.entity or ''}/{self._project}")
 
-    def advice(self) -> str:
-        """Return what helps if the service cannot be used."""
-        return "run `wandb login`, check WANDB_BASE_URL and WANDB_API_KEY, or write a folder with WANDB_MODE=offline"
+    def open(self, config: Mapping[str, Any], labels: RunLabels, started_at: float | None) -> None:
+        token = secrets.token_hex(8) if self._is_offline else self.state.token
+        self._run, self._started_at = self._init(token), started_at
+        self._run.config.update(config, allow_val_change=True)
+        self._run.tags, self._run.notes = labels.tags, labels.note
+        location = str(Path(self._run.dir).parent) if self._is_offline else str(self._run.url)
+        # The server knows best what has arrived.
+        sent_step = max(self._run.starting_step - 1, 0) if self._run.resumed else 0
+        self.state = replace(self.state, token=token, location=location, sent_step=sent_step)
 
-    def open(self, state: RemoteState, description: RunDescription) -> WandbRun:
-        """Create the remote run, or continue the one in `state`, and send its description."""
-        if self._is_offline:
-            state = replace(state, token=secrets.token_hex(8))
-        run = self._init(state, description.name)
-        run.config.update(description.config, allow_val_change=True)
-        run.tags, run.notes = description.tags, description.note
-        location = str(Path(run.dir).parent) if self._is_offline else str(run.url)
-        return WandbRun(run, replace(state, location=location), description.started_at)
-
-    def void(self, state: RemoteState) -> None:
-        """Tag a remote run whose steps a resume has repeated: a deletion could not be undone."""
-        if not self._is_offline:
-            run = self._init(state, None)
-            run.tags = (*(run.tags or ()), "void")
-            run.finish(exit_code=1)
-
-    def _init(self, state: RemoteState, name: str | None) -> Any:
+    def _init(self, run_id: str) -> Any:
         """Start a W&B run. A prompt for credentials is an error, because nobody may be there to answer it."""
         known = self._library.Settings.model_fields
         settings = {key: value for key, value in SETTINGS.items() if key in known}
@@ -103,8 +88,8 @@ class WandbService:
             with Path(os.devnull).open() as sys.stdin:
                 return self._library.init(
                     project=self._project,
-                    id=state.token,
-                    name=name,
+                    id=run_id,
+                    name=self.folder.name,
                     resume=None if self._is_offline else "allow",
                     reinit="create_new",
                     settings=self._library.Settings(**settings),
@@ -113,17 +98,7 @@ class WandbService:
         finally:
             sys.excepthook, sys.stdin = excepthook, stdin
 
-
-class WandbRun:
-    """A run of a project."""
-
-    def __init__(self, run: Any, state: RemoteState, started_at: float | None) -> None:
-        self.state = state
-        self.held_step = max(run.starting_step - 1, 0) if run.resumed else 0
-        self._run, self._started_at = run, started_at
-
-    def send(self, rows: Iterable[Row]) -> None:
-        """Send rows, which follow each other."""
+    def send(self, rows: list[Row]) -> None:
         for row in rows:
             values = {**row.metrics, "_timestamp": row.time}
             if self._started_at is not None:
@@ -131,11 +106,10 @@ class WandbRun:
                 values["train/seconds"] = max(row.time - self._started_at, 0.0)
             self._run.log(values, step=row.step)
 
-    def finish(self, state: RunState, figures: Row, message: str) -> None:
-        """Record how the run ended, its final figures and the message of its end."""
+    def finish(self, figures: Row, message: str) -> None:
         values = {name.removeprefix("summary/"): value for name, value in figures.metrics.items()}
-        self._run.summary.update(values | {"state": state.value, "message": message})
-        self._run.finish(exit_code=EXIT_CODES.get(state, 1))
+        self._run.summary.update(values | {"state": self.run_state.value, "message": message})
+        self._run.finish(exit_code=EXIT_CODES.get(self.run_state, 1))
 
     def leave(self) -> None:
         """End the W&B run. It looks finished until the next sync; its summary says that the run goes on."""

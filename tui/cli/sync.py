@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,7 +18,7 @@ from tui.cli.run_options import takes_runs
 
 if TYPE_CHECKING:
     from engine.runs.folder import RunFolder
-    from engine.sync.run_sync import RunSync, Service
+    from engine.sync.run_sync import RunSync
 
 ServiceName = Literal["wandb", "mlflow"]
 INTERRUPTED_EXIT_CODE = 130
@@ -30,11 +30,9 @@ POLL_SECONDS = 10.0
         "gputrain runs sync last --service mlflow --follow",
         "WANDB_MODE=offline gputrain runs sync fashion-17 fashion-18 --service wandb",
     ],
-    "Repeat the command to send what is new; after a kill, the last 500 steps may be sent again. If a resume repeats "
-    "steps that were sent, another remote run gets all steps. The old one has the tag `void` at W&B, and is deleted at "
-    "MLflow (`mlflow runs restore` undoes it). A live run looks finished at W&B between two syncs. With "
-    "WANDB_MODE=offline, each sync writes another folder with all steps, which `wandb sync` uploads as a run of its "
-    "own.",
+    "Repeat the command to send what is new; after a kill, the last 500 steps may be sent again. Steps that a resume "
+    "repeats remain as they were sent. A live run looks finished at W&B between two syncs. With WANDB_MODE=offline, "
+    "each sync writes another folder with all steps, which `wandb sync` uploads as a run of its own.",
     "Server and credentials are those of the services: WANDB_API_KEY, WANDB_BASE_URL, WANDB_MODE, `wandb login`; "
     "MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN. W&B writes to WANDB_DIR [default: ~/.local/state/gputrain].",
     exit_codes={0: "everything was sent", 1: "the service cannot be used", 2: "usage error", 130: "interrupted"},
@@ -60,12 +58,11 @@ def sync(
     It reads the journals of the runs in a process of its own, so training never waits for a service. --follow also
     sends new steps.
     """
-    from engine.sync.run_sync import RunSync, SyncError
+    from engine.sync.run_sync import SyncError
     from engine.utils.errors import UsageError
 
-    remote = open_service(service, project)
     try:
-        syncs = [RunSync(folder, remote) for folder in folders]
+        syncs = [make_sync(service, folder, project) for folder in folders]
     except OSError as error:
         raise UsageError.one(
             str(error.filename), f"cannot be written: {error.strerror}", code="not-writable"
@@ -82,7 +79,19 @@ def sync(
         sent = f"{pluralize(sync.steps_sent, 'step')} sent" if sync.steps_sent else "nothing new"
         typer.echo(f"{printable(sync.folder.name)}: {sync.run_state}, {sent}.", err=True)
     if as_json:
-        print_json({"syncs": [to_json(sync, service) for sync in syncs]})
+        rows = [
+            {
+                "run": sync.folder.name,
+                "state": sync.run_state.value,
+                "service": service,
+                "location": sync.state.location,
+                "steps": sync.state.sent_step,
+                "sent": sync.steps_sent,
+                "complete": sync.complete,
+            }
+            for sync in syncs
+        ]
+        print_json({"syncs": rows})
 
 
 def send(syncs: Sequence[RunSync], *, follow: bool, as_json: bool) -> None:
@@ -93,42 +102,29 @@ def send(syncs: Sequence[RunSync], *, follow: bool, as_json: bool) -> None:
     with ExitStack() as stack:
         for sync in syncs:
             stack.callback(sync.close)
-        while True:
+        while pending:
             try:
                 for sync in [*pending]:
-                    if sync.poll():
+                    if sync.poll() or not follow:
                         pending.remove(sync)
                     location, name = sync.state.location, printable(sync.folder.name)
                     if not as_json and location and locations.get(name) != location:
-                        locations[name] = location
                         typer.echo(f"{name}  {printable(location)}")
+                    locations[name] = location
             except SyncError as error:
                 if not locations or not follow:
                     raise
                 print_warning(Problem("", str(error), "trying again until Ctrl-C", code=error.code))
-            if not (follow and pending):
-                return
-            time.sleep(POLL_SECONDS)
+            if pending:
+                time.sleep(POLL_SECONDS)
 
 
-def open_service(name: ServiceName, project: str | None) -> Service:
-    """Return the service of `--service`. Raises UsageError."""
+def make_sync(name: ServiceName, folder: RunFolder, project: str | None) -> RunSync:
+    """Return the copy of a run at a service. Raises UsageError, and OSError if its state could not be stored."""
     if name == "mlflow":
-        from engine.sync.mlflow_store import MlflowStore
+        from engine.sync.mlflow_store import MlflowSync
 
-        return MlflowStore(project)
-    from engine.sync.wandb_service import WandbService
+        return MlflowSync(folder, project)
+    from engine.sync.wandb_service import WandbSync
 
-    return WandbService(project)
-
-
-def to_json(sync: RunSync, service: str) -> dict[str, Any]:
-    return {
-        "run": sync.folder.name,
-        "state": sync.run_state.value,
-        "service": service,
-        "location": sync.state.location,
-        "steps": sync.state.sent_step,
-        "sent": sync.steps_sent,
-        "complete": bool(sync.state.ended),
-    }
+    return WandbSync(folder, project)

@@ -6,37 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
-from engine.sync.mlflow_store import MlflowStore
+from engine.sync.mlflow_store import MlflowSync
 from engine.sync.run_sync import RunSync, SyncError, without_credentials
 from support.messages import raises_problem
-from support.runs.event_factories import make_run_resumed, make_run_started
-from support.runs.factories import append_events, make_losses, make_run_folder
-from support.servers.remote_runs import mlflow_points, mlflow_runs
+from support.runs.event_factories import make_run_started
+from support.runs.factories import make_losses, make_run_folder
 
 
 def sync_to(uri: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> RunSync:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    sync = RunSync(folder, MlflowStore("flowers"))
+    sync = MlflowSync(folder, "flowers")
     sync.poll()
     return sync
-
-
-@pytest.mark.nightly
-def test_database_has_each_step_once_after_resume(
-    mlflow: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("sqlalchemy")
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    folder = make_run_folder(tmp_path / "runs", "a", make_run_started(), make_losses(1, 12))
-    assert sync_to(uri, folder, monkeypatch).state.location.startswith(f"{uri} experiment flowers run ")
-    finished = RunFinished(time=90.0, state="finished")
-    append_events(folder, make_run_resumed(10, time=20.0), make_losses(11, 20, loss=0.25, time=30.0), finished)
-    sync_to(uri, folder, monkeypatch)
-    [run] = mlflow_runs(uri, "flowers")
-    points = mlflow_points(uri, run.info.run_id)
-    assert sorted(points["train/loss"]) == [(step, 0.5 if step <= 10 else 0.25) for step in range(1, 21)]
 
 
 def test_server_that_is_gone_is_told_without_password(
@@ -50,10 +32,10 @@ def test_server_that_is_gone_is_told_without_password(
     assert "secret" not in "".join(path.read_text() for path in folder.sync.iterdir())
 
 
-def test_store_needs_tracking_uri(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_needs_tracking_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with raises_problem("missing-value", "MLFLOW_TRACKING_URI", "http://127.0.0.1:5000"):
-        MlflowStore(None)
+        MlflowSync(RunFolder(tmp_path), None)
 
 
 @pytest.mark.parametrize(

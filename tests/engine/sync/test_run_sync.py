@@ -10,11 +10,10 @@ import pytest
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
-from engine.sync.mlflow_store import MlflowRun, MlflowStore
-from engine.sync.run_sync import RunSync
+from engine.sync.mlflow_store import MlflowSync
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
 from support.runs.factories import append_events, make_losses, make_run_folder, write_labels
-from support.servers.remote_runs import mlflow_client, mlflow_points, mlflow_runs
+from support.servers.remote_runs import mlflow_points, mlflow_runs
 
 FINISHED = RunFinished(time=90.0, state="finished", message="best accuracy 0.5")
 
@@ -34,8 +33,8 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     return names
 
 
-def sync_once(folder: RunFolder) -> RunSync:
-    sync = RunSync(folder, MlflowStore(None))
+def sync_once(folder: RunFolder) -> MlflowSync:
+    sync = MlflowSync(folder, None)
     sync.poll()
     sync.close()
     return sync
@@ -93,48 +92,19 @@ def test_live_run_is_continued_by_later_syncs(uri: str, tmp_path: Path, live: se
     assert mlflow_runs(uri)[0].info.status == "FINISHED"
 
 
-def test_resume_that_repeats_sent_steps_replaces_remote_run(uri: str, tmp_path: Path) -> None:
+def test_resume_continues_remote_run_after_the_steps_that_were_sent(uri: str, tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 18, loss=0.5), make_epoch(1))
     sync_once(folder)
     [crashed] = mlflow_runs(uri)
     assert crashed.info.status == "FAILED"
-    append_events(
-        folder, make_run_resumed(10, time=20.0), make_losses(11, 20, loss=0.25, time=30.0), make_epoch(2), FINISHED
-    )
-    sync_once(folder)
+    resumed = (make_run_resumed(15, time=20.0), make_losses(16, 20, loss=0.25, time=30.0), make_epoch(2), FINISHED)
+    append_events(folder, *resumed)
+    assert sync_once(folder).steps_sent == 2
     [run] = mlflow_runs(uri)
-    assert run.info.run_id != crashed.info.run_id
-    assert mlflow_client(uri).get_run(crashed.info.run_id).info.lifecycle_stage == "deleted"
+    assert (run.info.run_id, run.info.status) == (crashed.info.run_id, "FINISHED")
     points = only_points(uri)
-    assert sorted(points["train/loss"]) == [(step, 0.5 if step <= 10 else 0.25) for step in range(1, 21)]
-    assert steps_of(points, "val/loss") == [10, 20]
-
-
-def test_resume_after_last_sent_step_continues_remote_run(uri: str, tmp_path: Path) -> None:
-    stopped = RunFinished(time=12.0, state="stopped")
-    folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 12), stopped)
-    sync_once(folder)
-    [before] = mlflow_runs(uri)
-    assert before.info.status == "KILLED"
-    append_events(folder, make_run_resumed(12, time=20.0), make_losses(13, 20, time=30.0), FINISHED)
-    assert sync_once(folder).steps_sent == 8
-    [after] = mlflow_runs(uri)
-    assert (after.info.run_id, after.info.status) == (before.info.run_id, "FINISHED")
-    assert steps_of(only_points(uri)) == list(range(1, 21))
-
-
-def test_followed_run_that_resumes_gets_another_remote_run(uri: str, tmp_path: Path, live: set[str]) -> None:
-    live.add("a")
-    folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 18, loss=0.5))
-    sync = RunSync(folder, MlflowStore(None))
-    assert not sync.poll()
-    append_events(folder, make_run_resumed(10, time=20.0), make_losses(11, 16, loss=0.25, time=30.0))
-    assert not sync.poll()
-    live.clear()
-    append_events(folder, make_losses(17, 20, loss=0.25, time=31.0), FINISHED)
-    assert sync.poll()
-    points = only_points(uri)
-    assert sorted(points["train/loss"]) == [(step, 0.5 if step <= 10 else 0.25) for step in range(1, 21)]
+    assert sorted(points["train/loss"]) == [(step, 0.5 if step <= 18 else 0.25) for step in range(1, 21)]
+    assert steps_of(points, "val/loss") == [18, 20]
 
 
 def test_changed_value_and_labels_reach_remote_run(uri: str, tmp_path: Path) -> None:
@@ -157,7 +127,7 @@ def test_sync_that_was_killed_before_its_state_was_stored_continues_remote_run(
 
     folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 5), FINISHED)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(MlflowRun, "send", interrupt)
+        patched.setattr(MlflowSync, "send", interrupt)
         sync_once(folder)
     sync_once(folder)
     assert steps_of(only_points(uri)) == list(range(1, 6))

