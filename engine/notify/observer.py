@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.config.schema import Config
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 # A run stalls if it takes this many times as long as its longest step, evaluation or checkpoint so far.
 STALL_RATIO = 3.0
-SLOWED_REPEAT_SECONDS = 6 * 3600.0
 # Occasions by the codes of what the supervisor of a command warns of: it sees what does not reach the journal, such as
 # a progress bar.
 COMMAND_OCCASIONS: dict[str, Occasion] = {"stalled": "stalled", "non-finite": "nan", "process-failed": "restarted"}
@@ -33,49 +31,44 @@ COMMAND_OCCASIONS: dict[str, Occasion] = {"stalled": "stalled", "non-finite": "n
 SUSPENDED_SECONDS = 60.0
 
 
-@dataclass
-class _Progress:
-    """When the run last made progress, on the monotonic clock, and the longest time without it so far."""
-
-    marker: tuple[object, ...] = ()
-    since: float = 0.0
-    longest_s: float = 0.0
-    told: bool = False
-
-
-@dataclass
 class SessionObserver:
     """Finds the occasions of the session that starts when it is made. `ended` is true after the last one."""
 
-    folder: RunFolder
-    config: Config
-    granted: Sequence[str] = ()
-    """The GPUs that the run has waited for."""
-    waited_s: float = 0.0
-    clock: Callable[[], float] = time.monotonic
-    ended: bool = False
-    _started: bool = False
-    _failure: RankFailed | None = None
-    _slowed_at: float | None = None
-    _last_poll: float | None = None
-    _progress: _Progress = field(default_factory=_Progress)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: Config,
+        granted: Sequence[str] = (),
+        waited_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take the GPUs that the run has waited for, and for how long."""
+        self.folder, self.config, self._clock = folder, config, clock
+        self.ended = False
+        self._granted = granted if waited_s > 0 else ()
+        self._waited_s = waited_s
         self._history = History()
         """State of the session, without earlier ones."""
-        self._journal = JournalReader(self.folder.journal)
-        self._journal.offset = file_size(self.folder.journal)
+        self._journal = JournalReader(folder.journal)
+        self._journal.offset = file_size(folder.journal)
+        self._started = self._slowed = False
+        self._failure: RankFailed | None = None
+        self._last_poll = clock()
+        self._progress: tuple[object, ...] = ()
+        """Where the run stands; it made progress when this has changed, at `_progress_at`."""
+        self._progress_at = self._longest_s = 0.0
+        self._stalled = False
 
     def poll(self) -> list[Message]:
         """Return the messages that are due, without those of occasions that the user did not select."""
         messages = [message for message in self._poll() if message.occasion in self.config.notify.when]
-        self._last_poll = self.clock()
+        self._last_poll = self._clock()
         return messages
 
     def _poll(self) -> Iterator[Message]:
-        if self.granted and self.waited_s > 0:
-            yield self._message("granted", granted_sentence(self.granted, self.waited_s))
-            self.waited_s = 0.0
+        if self._granted:
+            yield self._message("granted", granted_sentence(self._granted, self._waited_s))
+            self._granted = ()
         for event in self._journal.poll():
             self._history.add(event)
             yield from self._follow(event)
@@ -88,7 +81,7 @@ class SessionObserver:
         if isinstance(event, RunStarted | CommandStarted):
             if isinstance(event, RunStarted) and self._started and self._failure is not None:
                 yield self._message("restarted", describe_failure(self._failure))
-            self._started, self._failure, self._progress = True, None, _Progress()
+            self._started, self._failure, self._progress, self._longest_s = True, None, (), 0.0
         elif isinstance(event, RankFailed):
             self._failure = event
         elif isinstance(event, WarningEvent) and self._history.command is not None:
@@ -104,36 +97,31 @@ class SessionObserver:
                 yield self._message("finished" if event.state == "finished" else "stopped", event.message, record)
 
     def _poll_stall(self) -> Iterator[Message]:
-        now, progress, history = self.clock(), self._progress, self._history
-        is_late = self._last_poll is not None and now - self._last_poll > SUSPENDED_SECONDS
-        if history.command is not None:
+        history, now, stall_minutes = self._history, self._clock(), self.config.notify.stall_minutes
+        if history.command is not None or stall_minutes == 0:
             return
-        marker = (
-            *(history.steps_done, history.current_epoch, history.phase, len(history.epochs), history.paused),
-            history.latest_step.time if history.latest_step else None,
-        )
-        if marker != progress.marker or is_late or not self._started or history.paused or history.failures:
-            waited = 0.0 if is_late or not progress.marker or history.paused else now - progress.since
-            self._progress = _Progress(marker, now, max(progress.longest_s, waited))
-            return
-        stall_minutes = self.config.notify.stall_minutes
-        limit_s = max(60 * stall_minutes, STALL_RATIO * progress.longest_s)
-        if stall_minutes > 0 and now - progress.since >= limit_s and not progress.told:
-            progress.told = True
+        place = (history.steps_done, history.current_epoch, history.phase, len(history.epochs))
+        is_late = now - self._last_poll > SUSPENDED_SECONDS
+        if place != self._progress or is_late or history.paused or not self._started or history.failures:
+            if self._progress and not (is_late or history.paused):
+                self._longest_s = max(self._longest_s, now - self._progress_at)
+            self._progress, self._progress_at, self._stalled = place, now, False
+        elif now - self._progress_at >= max(60 * stall_minutes, STALL_RATIO * self._longest_s) and not self._stalled:
+            self._stalled = True
             record = self._record()
-            sentence = stall_sentence(record, now - progress.since, self.config.run.watchdog)
+            sentence = stall_sentence(record, now - self._progress_at, self.config.run.watchdog)
             yield self._message("stalled", sentence, record)
 
     def _poll_throttling(self) -> Iterator[Message]:
-        now, history = self.clock(), self._history
-        if not self._started or (self._slowed_at is not None and now - self._slowed_at < SLOWED_REPEAT_SECONDS):
+        history = self._history
+        if not self._started or self._slowed:
             return
         bottleneck = heat_bottleneck(history.started, history.throttling, time.time())
         if bottleneck is None and history.bottleneck is not None:
             # Power limits a busy GPU often. It counts if it is what limits the run.
             bottleneck = history.bottleneck if history.bottleneck.kind is BottleneckKind.THROTTLED else None
         if bottleneck is not None:
-            self._slowed_at = now
+            self._slowed = True
             yield self._message("slowed", bottleneck.message)
 
     def _record(self) -> RunRecord:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import socket
@@ -11,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from engine.config.notify_section import URLS_KEY
@@ -44,10 +44,9 @@ def notify_problems(config: Config) -> list[Problem]:
 def _problems(config: Config) -> list[Problem]:
     if not is_notified(config):
         return []
-    problems = read_destinations(config.notify.urls).problems
-    if importlib.util.find_spec("apprise"):
-        return problems
-    return [Problem("", not_installed("apprise"), code="not-installed"), *problems]
+    problems = read_destinations(config.notify.urls)[1]
+    missing = [] if find_spec("apprise") else [Problem("", not_installed("apprise"), code="not-installed")]
+    return missing + problems
 
 
 class RunNotifier:

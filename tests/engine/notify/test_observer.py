@@ -11,7 +11,7 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.notify_section import OCCASIONS
-from engine.notify.observer import SLOWED_REPEAT_SECONDS, SessionObserver
+from engine.notify.observer import SessionObserver
 from engine.runs.events import (
     Event,
     GpuEvent,
@@ -182,13 +182,6 @@ def test_gpu_that_heat_throttles_for_a_minute_is_reported_once(run: ObservedRun)
     run.record(make_gpu_run_started(time=START))
     assert run.poll(events=tuple(make_hot_sample(5.0 * count, "hardware thermal") for count in range(4))) == ["slowed"]
     assert run.poll(events=(make_hot_sample(20.0, "hardware thermal"),)) == []
-
-
-def test_throttled_gpu_is_reported_again_after_six_hours(run: ObservedRun) -> None:
-    run.record(make_gpu_run_started(time=START))
-    assert run.poll(events=tuple(make_hot_sample(5.0 * count, "hardware thermal") for count in range(4))) == ["slowed"]
-    assert run.poll(SLOWED_REPEAT_SECONDS - 1) == []
-    assert run.poll() == ["slowed"]
 
 
 def test_gpu_that_runs_at_its_power_cap_is_reported_only_as_bottleneck(run: ObservedRun) -> None:
