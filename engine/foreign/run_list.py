@@ -167,7 +167,7 @@ class FollowedRun:
         self._metrics = [LogFigures() for _ in run.logs]
         self._parameters: Parameters = {}
         self._read_bytes = [0 for _ in run.logs]
-        self.has_unread, self._reads_again = True, False
+        self.has_unread = True
         self.listed = ListedRun(run, Activity.QUIET, 0.0)
         self.check(time.time(), None)
 
@@ -233,13 +233,7 @@ class FollowedRun:
         has_moved = before != self._read_bytes or any(reading.drop_from is not None for reading in readings)
         # An incomplete last record is read when the file has grown.
         self.has_unread = has_moved and any(reading.share < 1 for reading in readings)
-        if not self.has_unread and any(log.needs_second_reading for log in self._metrics):
-            self._follower, self.has_unread, self._reads_again = None, True, True
-            self._metrics = [log.begin_again() for log in self._metrics]
-        self._reads_again = self._reads_again and self.has_unread
         metrics = {name: figures for log in self._metrics for name, figures in log.figures().items()}
-        if self._reads_again:
-            metrics = dict(self.listed.metrics)
         self._publish(
             metrics=metrics if metrics != self.listed.metrics else self.listed.metrics,
             parameters=self._parameters,

@@ -1,4 +1,4 @@
-"""The curves of a run that another program recorded, in bounded memory and with exact extremes.
+"""The curves of a run that another program recorded, in bounded memory.
 
 `CurveReader` adds the points that `engine.foreign` reads; `tui.pollers.foreign_run` runs it in a thread. Each metric
 keeps its latest points one by one, and older ones in blocks that grow with the number of points: steps, minimum,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +33,6 @@ MAX_COLUMNS = 1 << 19
 MIN_METRIC_COLUMNS, MAX_METRIC_COLUMNS = 256, 4096
 MAX_RUN_METRICS = MAX_COLUMNS // MIN_METRIC_COLUMNS
 FIRST_COLUMNS = 32
-# Each restart of a run may divide a block.
-MAX_CUTS = 64
 FOREIGN_AXES: tuple[XAxis, ...] = ("step", "epoch", "hours")
 
 
@@ -66,22 +64,22 @@ class _Metric:
     def columns(self) -> FloatArray:
         return self._columns[:, : self._length]
 
-    def add(self, points: FloatArray, limit: int, cuts: FloatArray) -> None:
+    def add(self, points: FloatArray, limit: int) -> None:
         """Add points as columns. Beyond `limit` columns, all but the last point are put together in blocks."""
         position = 0
         while position < points.shape[1]:
             if self._length >= limit:
-                self._reduce(limit // 2, cuts)
+                self._reduce(limit // 2)
             part = points[:, position : position + limit - self._length]
             self._make_room(part.shape[1], limit)
             self._columns[:, self._length : self._length + part.shape[1]] = part
             self._length += part.shape[1]
             position += part.shape[1]
 
-    def shrink(self, limit: int, cuts: FloatArray) -> None:
+    def shrink(self, limit: int) -> None:
         """Keep at most about `limit` columns."""
         if self._length > limit:
-            self._reduce(limit // 2, cuts)
+            self._reduce(limit // 2)
         elif self._columns.shape[1] > limit:
             self._columns = self.columns.copy()
 
@@ -92,20 +90,16 @@ class _Metric:
             grown[:, : self._length] = self.columns
             self._columns = grown
 
-    def _reduce(self, max_blocks: int, cuts: FloatArray) -> None:
-        """Put columns together: at most `max_blocks`, and as many for cuts and the last point.
+    def _reduce(self, max_blocks: int) -> None:
+        """Put columns together: at most `max_blocks`, and two for the last point.
 
-        Blocks of 2**n points are halved in number when n grows. No block has steps on both sides of a cut.
+        Blocks of 2**n points are halved in number when n grows.
         """
         columns = self.columns
-        sides = np.searchsorted(cuts, columns[_STEP_LOW], "right")
-        if len(cuts):
-            order = np.argsort(sides, kind="stable")
-            columns, sides = columns[:, order], sides[order]
         size = columns[_SIZE]
         block_size = 2.0 ** math.ceil(math.log2(max(size.sum() / max_blocks, 1)))
         blocks = (np.cumsum(size) - size) // block_size
-        is_start = np.append(True, (np.diff(blocks) != 0) | (np.diff(sides) != 0))
+        is_start = np.append(True, np.diff(blocks) != 0)
         # The last value stays exact where the curve ends.
         last = int(np.argmax(columns[_NUMBER]))
         is_start[last : last + 2] = True
@@ -125,15 +119,10 @@ class _Metric:
             reduced[row] = np.fmax.reduceat(columns[row], starts)
         self._columns, self._length = reduced, len(starts)
 
-    def drop_from(self, step: float) -> bool:
-        """Forget the points from a step on. Return whether a block had others, too, which are lost with it."""
-        columns = self.columns
-        is_kept = columns[_STEP_HIGH] < step
-        is_divided = bool(np.any(~is_kept & (columns[_STEP_LOW] < step)))
-        if not is_kept.all():
-            self._columns = columns[:, is_kept]
-            self._length = self._columns.shape[1]
-        return is_divided
+    def drop_from(self, step: float) -> None:
+        """Forget the points from a step on, with the block that this step is in."""
+        self._columns = self.columns[:, self.columns[_STEP_HIGH] < step]
+        self._length = self._columns.shape[1]
 
     def extremes(self) -> Extremes:
         columns = self.columns
@@ -150,30 +139,21 @@ class _Metric:
 class ForeignCurves:
     """The curves of all metrics of a run, by name. One thread adds points, others may read."""
 
-    def __init__(self, num_logs: int, cuts: Iterable[float] = ()) -> None:
-        """`cuts` are steps that points will be dropped from, if they are known from an earlier reading."""
+    def __init__(self, num_logs: int) -> None:
         self._lock = threading.Lock()
         self._metrics: dict[str, _Metric] = {}
         # A reading voids points of its own log only.
         self._names: list[list[str]] = [[] for _ in range(num_logs)]
-        self._cuts = np.array(sorted(cuts)[:MAX_CUTS])
         self._last_x: dict[XAxis, tuple[int, float]] = {}
         self._has_epochs = False
         self._limit = MAX_METRIC_COLUMNS
         self._start_time = math.inf
-        self.missed_cuts: set[float] = set()
-        """Steps from which points were dropped that were in a block with others. Extremes may miss those others, until
-        the run is read again with these as cuts."""
         self.version = 0
         """Changes with the points."""
         self.is_limited = False
         """Whether the run has more metrics than are kept."""
         self.num_points = 0
         """Number of points that were read, also those that were dropped."""
-
-    @property
-    def cuts(self) -> set[float]:
-        return set(self._cuts.tolist())
 
     def add(self, readings: Sequence[Reading]) -> None:
         """Add what a poll of `RunFollower` has found."""
@@ -189,8 +169,7 @@ class ForeignCurves:
     def _drop(self, names: list[str], step: float) -> None:
         self.version += 1
         for name in names:
-            if self._metrics[name].drop_from(step):
-                self.missed_cuts.add(step)
+            self._metrics[name].drop_from(step)
         if step == -math.inf:
             for name in names:
                 del self._metrics[name]
@@ -215,10 +194,10 @@ class ForeignCurves:
         limit = min(max(MAX_COLUMNS // len(self._metrics), MIN_METRIC_COLUMNS), MAX_METRIC_COLUMNS)
         if limit < self._limit:
             for metric in self._metrics.values():
-                metric.shrink(limit, self._cuts)
+                metric.shrink(limit)
             self._limit = limit
         for name, start, end in zip(columns.names, [0, *ends], ends, strict=False):
-            self._metrics[name].add(table[:, start:end], limit, self._cuts)
+            self._metrics[name].add(table[:, start:end], limit)
         self.version += 1
         self.num_points += len(points)
         self._has_epochs = self._has_epochs or bool(np.isfinite(table[_EPOCH]).any())
@@ -322,7 +301,7 @@ class CurveReader:
     def __init__(self, run: ForeignRun) -> None:
         self.run = run
         self.curves = ForeignCurves(len(run.logs))
-        """What has been read. Another object replaces it when the run was read a second time."""
+        """What has been read."""
         self.share = 0.0
         """Part of the bytes that has been read, from 0 to 1."""
         self.problems: tuple[str, ...] = ()
@@ -330,37 +309,24 @@ class CurveReader:
         self.logged_parameters: dict[str, Scalar] = {}
         self.has_ended = False
         """Whether a log says that the run has ended."""
-        self._follower, self._next_curves = RunFollower(run), self.curves
+        self._follower = RunFollower(run)
         self._read_bytes: list[int] = []
 
     def read_slice(self, max_bytes: int = POLL_BYTES) -> bool:
         """Read at most about `max_bytes` of all logs. Return whether there may be more to read now."""
         readings = self._follower.poll(max_bytes)
-        self._next_curves.add(readings)
+        self.curves.add(readings)
         for reading in readings:
             self.logged_parameters = merge_parameters(self.logged_parameters, reading.parameters)
         self.has_ended = any(reading.has_ended for reading in readings)
         problems = [reading.problem for reading in readings if reading.problem]
-        if self._next_curves.is_limited:
+        if self.curves.is_limited:
             problems.append(f"only the first {MAX_RUN_METRICS:,} metrics are read")
         self.problems = tuple(dict.fromkeys(problems))
         before, self._read_bytes = self._read_bytes, [reading.read_bytes for reading in readings]
-        if self._next_curves is self.curves:
-            total = sum(reading.total_bytes for reading in readings)
-            self.share = min(sum(self._read_bytes) / total, 1.0) if total else 1.0
-        if self._read_bytes != before or any(reading.points for reading in readings):
-            return True
-        return self._needs_second_reading()
-
-    def _needs_second_reading(self) -> bool:
-        """Begin to read the run again if its restarts divide blocks of its curves; else publish the curves."""
-        cuts = self._next_curves.cuts | self._next_curves.missed_cuts
-        if not self._next_curves.missed_cuts or len(cuts) > MAX_CUTS:
-            self.curves = self._next_curves
-            return False
-        self._next_curves = ForeignCurves(len(self.run.logs), cuts)
-        self._follower, self._read_bytes = RunFollower(self.run), []
-        return True
+        total = sum(reading.total_bytes for reading in readings)
+        self.share = min(sum(self._read_bytes) / total, 1.0) if total else 1.0
+        return self._read_bytes != before or any(reading.points for reading in readings)
 
 
 def _num_epochs(columns: FloatArray) -> int:
