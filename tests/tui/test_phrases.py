@@ -22,13 +22,3 @@ def test_gpu_name_is_index_on_this_host(snapshot: Snapshot) -> None:
 
 def test_gpu_name_of_mig_instance_has_index_and_instance(snapshot: Snapshot) -> None:
     assert gpu_name(snapshot.gpus[7].instances[1].uuid, snapshot) == "7:2"
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_gpu_name_of_gpu_on_another_host_is_short_uuid(snapshot: Snapshot, known: bool) -> None:
-    assert gpu_name("GPU-12345678-0000-0000-0000-000000000000", snapshot if known else None) == "GPU-12345678"
-
-
-@pytest.mark.parametrize("device", ["cpu", "0"])
-def test_gpu_name_of_other_device_is_unchanged(snapshot: Snapshot, device: str) -> None:
-    assert gpu_name(device, snapshot) == device

@@ -61,14 +61,6 @@ def test_set_key_without_effect_is_a_warning(overrides: list[str], values: list[
     assert has_problem([replace(found, reason=found.reason.partition(" ")[2])], "no-effect", "", *values)
 
 
-def test_key_of_a_preset_for_another_value_is_no_warning(tmp_path: Path) -> None:
-    assert no_effect("optim.name=adamw", "schedule.name=constant", base="cifar10-fast") == []
-    assert no_effect("device.gpus=free:2") == []
-    base = tmp_path / "a.yaml"
-    base.write_text("schedule: {name: cosine, milestones: [3]}")
-    assert [key for key, _ in resolve_config(str(base)).no_effect] == ["schedule.milestones"]
-
-
 def test_stored_config_sets_no_key_without_effect(tmp_path: Path) -> None:
     """Else each resume of a run would repeat the warnings of its start, and more."""
     resolved = resolve_config("digits", ["optim.name=adamw", "optim.lr=0.01", "optim.momentum=0.9"])
@@ -76,11 +68,6 @@ def test_stored_config_sets_no_key_without_effect(tmp_path: Path) -> None:
     stored.write_text(to_yaml(as_stored(resolved.config)))
     assert resolved.no_effect and resolve_config(str(stored)).no_effect == ()
     assert [key for key, _ in resolve_config(str(stored), ["optim.momentum=0.8"]).no_effect] == ["optim.momentum"]
-
-
-@pytest.mark.parametrize("setting", ["optim.momentum=0", "optim.nesterov=false", "optim.betas=null"])
-def test_feature_that_is_off_needs_no_support(setting: str) -> None:
-    assert no_effect("optim.name=adagrad", setting) == []
 
 
 def test_typed_keys_without_effect_on_devices() -> None:

@@ -62,23 +62,6 @@ def test_model_of_preset_accepts_its_images(name: str) -> None:
         assert model(torch.empty(1, image_format.channels, size, size, device="meta")).shape == (1, classes)
 
 
-def test_imagenet_rn50_16_has_sizes_of_source() -> None:
-    image_format = expected_input_format(resolve_config("imagenet-rn50-16", ["data.path=/photos"]).config)
-    # min_res 160, max_res 192, start_ramp 11, end_ramp 13, to the nearest multiple of 32; epochs count from 0 there.
-    ramp = np.interp(np.arange(16), [11, 13], [160, 192])
-    assert [image_format.at_epoch(epoch).size for epoch in range(1, 17)] == (np.round(ramp / 32) * 32).tolist()
-    # The center crop has 224/256 of the shorter edge.
-    assert image_format.val_resize == round(image_format.val_size * 256 / 224)
-
-
-def test_imagenet_rn50_16_has_learning_rate_of_source() -> None:
-    config = resolve_config("imagenet-rn50-16", ["data.path=/photos"]).config
-    steps, peak_lr = 312, scaled_lr(config.optim, 8)
-    rates = [peak_lr * lr_factor(config.schedule, step, steps, 16) for step in range(1, 16 * steps + 1)]
-    expected = np.interp(np.arange(16 * steps) / steps, [0, 2, 16], [1.7e-4, 1.7, 0])
-    assert np.abs(np.array(rates) - expected).max() < 1.7 / steps
-
-
 def test_imagenet_rn50_has_learning_rate_and_ema_of_source() -> None:
     config = resolve_config("imagenet-rn50", ["data.path=/photos"]).config
     steps = 1251

@@ -10,11 +10,7 @@ import pytest
 
 from engine.notify.message import make_message
 from engine.report.page import make_page
-from engine.report.plot import PlotOptions, make_plot
-from engine.runs.comparison import compare_runs, read_run
 from engine.runs.curves import CurveData
-from engine.runs.event_lines import event_line
-from engine.runs.fields import find_field
 from engine.runs.folder import RunFolder
 from engine.runs.metrics import METRICS, Aggregate, Better, Metric, Unit
 from engine.runs.reduced_curves import reduce_curves
@@ -23,8 +19,7 @@ from engine.sweeps.settings import objective_keys
 from engine.sync.rows import read_rows
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started, make_step
-from support.runs.factories import make_row, make_run_folder, row_of
-from tui.tables.log_lines import log_lines
+from support.runs.factories import make_run_folder, row_of
 from tui.tables.runs import listed_columns
 
 # Losses are multiples of 1/8, so that their differences are exact.
@@ -64,27 +59,6 @@ def test_metric_row_appears_in_report(loss_gap: Metric, run: RunFolder) -> None:
     assert first.endswith(" 0.1250"), (head, first)
 
 
-def test_metric_row_that_is_stored_needs_no_field_of_the_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    metric = Metric(
-        "ema_gap", "EMA gap", "validation loss minus that of the EMA weights", Unit.SCORE, Better.HIGH, Aggregate.LAST,
-        epoch=lambda epoch: epoch.val_loss and epoch.val_loss - 0.125, is_stored=True,
-    )  # fmt: skip
-    monkeypatch.setitem(METRICS, metric.key, metric)
-    run = make_run_folder(tmp_path, "a", make_run_started(), *EPOCHS)
-    row = row_of(run)
-    assert row.record.last_values["ema_gap"] == 0.25 and find_field("ema-gap").value(row) == 0.25
-    assert compare_runs([read_run(run)]).to_dict()["runs"][0]["figures"]["ema_gap"] == 0.25  # type: ignore[index]
-    text = " ".join(re.sub("<[^>]*>", " ", make_page([run])).split())
-    assert "EMA gap 0.2500" in text
-
-
-def test_metric_row_appears_in_plot(loss_gap: Metric, run: RunFolder) -> None:
-    figure = make_plot([run], PlotOptions(metrics=("loss-gap",)), "svg").decode()
-    assert ">loss gap</text>" in figure
-
-
 def test_metric_row_appears_in_rows_that_sync_sends(loss_gap: Metric) -> None:
     rows = [*read_rows((make_run_started(), make_step(10), EPOCHS[0]), (), ended=True)]
     assert rows[-1].metrics[f"epoch/{loss_gap.key}"] == 0.125
@@ -110,15 +84,3 @@ def test_label_of_registry_appears_in_report_list_and_message(run: RunFolder, mo
     assert "label of best_val_accuracy" in plain_lines(listed_columns([row]), [row])[0]
     message = make_message("stopped", "", "h", run.path, row.record, resumable=False)
     assert ", label of best_val_accuracy 0.5000" in message.body
-
-
-def test_small_metrics_keep_their_digits_in_log_screens_and_lists() -> None:
-    epoch = replace(
-        make_epoch(1, 2e-5), train_loss=3e-5, val_loss=0.0, metrics={"tiny": 1e-5, "unknown": None, "f1": 0.25}
-    )
-    line = str(event_line(epoch))
-    assert "train loss 3e-5 " in line and "val loss 0.0000 acc 2e-5  tiny 1e-5  unknown nan  f1 0.2500  " in line
-    [shown] = log_lines([f"2026-01-02 03:04:05  {line}"], [epoch])
-    assert "val 0.0000 / 2e-5" in shown.plain and "train 3e-5" in shown.plain and "tiny 1e-5" in shown.plain
-    rows = [make_row("a", "finished", best_val_accuracy=2e-5)]
-    assert "2e-5" in plain_lines(listed_columns(rows), rows)[1]

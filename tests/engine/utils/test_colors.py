@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.utils.colors import MAX_STYLED_PARTS, change_style, colored_parts, encode_parts, with_colors, without_colors
+from engine.utils.colors import change_style, with_colors, without_colors
 
 
 @pytest.mark.parametrize(
@@ -47,17 +47,6 @@ def test_line_with_colors_ends_in_the_default_style() -> None:
 def test_other_escape_sequences_become_visible() -> None:
     line = "\x1b[2Ja\x1b]0;title\x07\x1b[31mred\x9b1m\x1b[?1m\ttab\r\n"
     assert without_colors(line) == "\\x1b[2Ja\\x1b]0;title\\x07red\\x9b1m\\x1b[?1m\ttab\\r\\n"
-
-
-def test_sequence_at_the_end_of_a_cut_line_is_dropped() -> None:
-    assert colored_parts("a\x1b[0;3") == [("a", "")]
-
-
-def test_line_of_many_colors_is_bounded() -> None:
-    parts = [("x", f"38;2;{number % 256};0;{number % 2}") for number in range(3 * MAX_STYLED_PARTS)]
-    line = encode_parts(parts)
-    assert line.count("\x1b") == MAX_STYLED_PARTS + 1
-    assert without_colors(line) == "x" * 3 * MAX_STYLED_PARTS
 
 
 @given(st.text(alphabet=st.sampled_from("\x1b[];:?0123589mJKax\x07\x9b\t\n\r\u202e\u0301")))

@@ -44,10 +44,6 @@ def test_scalars_record_is_that_of_tensorboard(step: int) -> None:
     assert scalars_record(TIME, step, scalars) == expected
 
 
-def test_scalars_record_without_values_is_that_of_tensorboard() -> None:
-    assert scalars_record(TIME, 3, {}) == framed(Event(wall_time=TIME, step=3, summary=Summary()))
-
-
 def test_records_are_read_by_gputrain(tmp_path: Path) -> None:
     steps = [scalars_record(TIME, step, {"loss": 1 / step, "accuracy": 0.5}) for step in (1, 2)]
     start = [version_record(TIME), session_start_record(TIME, 1)]

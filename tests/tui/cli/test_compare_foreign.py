@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.foreign.folders import find_runs
 from engine.runs.events import RunFinished
 from support.messages import says
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
 from support.runs.trained_run import call
-from tui.cli import console
-from tui.cli.console import reading_line
-
-RECORDED = Path(__file__).parents[2] / "recordings" / "foreign"
-LIGHTNING = RECORDED / "lightning"
 
 
 @pytest.fixture(autouse=True)
@@ -93,32 +85,3 @@ def test_command_on_own_runs_refuses_foreign_run_in_one_sentence(
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
     assert says(result.stderr, "recorded-elsewhere", "error: other: ", "gputrain watch other")
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == before
-
-
-@pytest.mark.parametrize("command", ["compare", "report", "runs show"])
-def test_path_that_does_not_exist_is_named_as_such(command: str, tmp_path: Path) -> None:
-    path = tmp_path / "missing"
-    result = call(*command.split(), path)
-    assert result.exit_code == 2 and says(result.stderr, "not-found", f"error: {path}: there is no such path")
-    if command != "runs show":
-        result = call(command, "missing")
-        assert result.exit_code == 2 and result.stderr.startswith(
-            "error: missing: is no path, and there are no runs in"
-        )
-
-
-class TerminalText(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_reading_of_large_runs_is_shown_on_a_terminal_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = TerminalText()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(console, "PATIENCE_SECONDS", 0.0)
-    runs = find_runs(LIGHTNING).runs
-    with reading_line(runs) as on_read:
-        on_read(runs[1], 0.25)
-        on_read(runs[1], 0.26)
-        assert terminal.getvalue() == "\r\x1b[KReading run 2 of 2, 25%: tb"
-    assert terminal.getvalue().endswith("\r\x1b[K")

@@ -31,20 +31,6 @@ def test_gpus_table_fits_80_columns_without_color(gputrain: Gputrain, gpu_host: 
     assert "  93%   80%     40%   59.6/79.6  699/700  40°C  slowed: power" in rows[3]
 
 
-def test_gpus_table_without_unicode_has_same_columns(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene(gpu_line(0))
-    tables = []
-    for variables in ({}, {"PYTHONIOENCODING": "latin1"}, {"LC_ALL": "C"}, {"GPUTRAIN_CHARACTERS": "ascii"}):
-        command = [GPUTRAIN, "gpus"]
-        environment = gputrain.environment | gpu_host.environment | variables
-        tables.append(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
-    table, latin, *ascii_tables = tables
-    expected = table.decode().replace("–", "-")
-    assert "-" in expected
-    assert latin.decode("latin-1") == expected
-    assert [plain.decode("ascii") for plain in ascii_tables] == 2 * [expected.replace("°", " ")]
-
-
 def test_gpus_json_has_unit_time_and_reason_for_every_reading(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0, util=50, corrected=3), f"process 0 {UNKNOWN_PID} -1 compute")
     before = time.time()
@@ -82,17 +68,6 @@ def test_gpus_watch_redraws_in_place_and_quits_on_q(gputrain: Gputrain, gpu_host
     os.close(master)
     assert "\x1b[1A" in output
     assert "Traceback" not in output
-
-
-def test_gpus_replay_marks_synthetic_data(gputrain: Gputrain) -> None:
-    assert "SIMULATED: these GPUs do not exist" in gputrain("gpus", **REPLAY).stdout
-    assert json.loads(gputrain("gpus", "--json", **REPLAY).stdout)["source"] == {"kind": "recording", "made_up": True}
-
-
-def test_run_rejects_recorded_gpus(gputrain: Gputrain) -> None:
-    done = gputrain("run", "--headless", "digits", "--gpus", "all", **REPLAY)
-    assert done.returncode == 2
-    assert says(done.stderr, "driver-unavailable", "error: device.gpus: all ", "GPUTRAIN_NVML", "--gpus cpu")
 
 
 @pytest.mark.parametrize(

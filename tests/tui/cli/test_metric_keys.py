@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from engine.runs.metric_directions import DIRECTIONS_FILE, read_directions, store_direction
+from engine.runs.metric_directions import read_directions
 from engine.runs.metrics import Better
 from support.messages import says
 from support.replace import replace
@@ -58,27 +57,7 @@ def test_every_spelling_of_a_metric_sets_its_direction(root: Path, text: str) ->
     assert read_directions(root) == {"eval/gap": Better.LOW}
 
 
-def test_concurrent_directions_are_all_stored(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda number: store_direction(tmp_path, f"m{number}", Better.LOW), range(40)))
-    assert len(read_directions(tmp_path)) == 40
-
-
 @pytest.mark.parametrize("text", ["eval/gap", "eval/gap=lowest"])
 def test_direction_that_is_none_is_refused(root: Path, text: str) -> None:
     result = call("runs", "--better", text)
     assert result.exit_code == 2 and says(result.stderr, "invalid-value", "--better", text)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"format": 2, "better": {"f1": "low"}}', '{"format": 1, "better": 3}', "{" * 100_000]
-)
-def test_damaged_directions_are_those_of_the_names(tmp_path: Path, text: str) -> None:
-    (tmp_path / DIRECTIONS_FILE).write_text(text)
-    assert read_directions(tmp_path) == {}
-
-
-def test_directions_of_others_are_only_low_and_high(tmp_path: Path) -> None:
-    stored = {"format": 1, "better": {"a": "low", "b": "\x1b[2J", "c": 3, "d": "high"}}
-    (tmp_path / DIRECTIONS_FILE).write_text(json.dumps(stored))
-    assert read_directions(tmp_path) == {"a": Better.LOW, "d": Better.HIGH}

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.gpus.current_use import find_current_use
 from engine.gpus.snapshot import Snapshot
 from engine.utils.errors import Problem
 from support.gputrain_command import wait_for
 from support.messages import has_problem
-from support.replace import replace
 from support.screen.demo_app import FROZEN_NOW, demo_snapshot
 from tui.form.checks import FormChecker
 from tui.form.model import (
@@ -106,18 +104,6 @@ def test_checker_builds_model_unless_newer_check_begins(checker: FormChecker) ->
         assert delayed.result().problems == []
 
 
-def test_checker_ends_threads_of_replaced_checks_while_helper_hangs(checker: FormChecker) -> None:
-    config = Form("digits").config()
-    checker.check(checker.begin(config), config, None)
-    os.kill(checker._helpers["preflight"]._process.pid, signal.SIGSTOP)
-    with ThreadPoolExecutor(4) as pool:
-        pool.submit(checker.check, checker.begin(config), config, None)
-        wait_for(lambda: checker._turns["preflight"].locked(), "the first check")
-        queued = [pool.submit(checker.check, checker.begin(config), config, None) for _ in range(3)]
-        assert [replaced.result(timeout=10) for replaced in queued[:-1]] == [None, None]
-        checker.cancel()
-
-
 def test_checker_answers_concurrent_requests_with_their_own_answers(checker: FormChecker) -> None:
     canceled = checker.begin(Form("digits").config())
     refused = [Form("digits", {"model.freeze": f"[nothing{number}]"}).config() for number in range(3)]
@@ -125,30 +111,3 @@ def test_checker_answers_concurrent_requests_with_their_own_answers(checker: For
         answers = pool.map(lambda config: checker.check_model(canceled, config, on_gpu=False).problems, refused)
         for number, [problem] in enumerate(answers):
             assert has_problem([problem], "unknown-value", "model.freeze", f"'nothing{number}'")
-
-
-def test_checker_gives_up_hanging_transform_for_other_transform(
-    checker: FormChecker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    program = "import time\n\n\ndef hang(image):\n    time.sleep(1000)\n\n\ndef same(image):\n    return image\n"
-    (tmp_path / "slow.py").write_text(program)
-    hanging = Form("digits", {"augment.transform": "slow:hang"}).config()
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(checker.check, checker.begin(hanging), hanging, None)
-        wait_for(lambda: checker._turns["preflight"].locked(), "the first check")
-        assert check(checker, augment__transform="slow:same")[1] == []
-        assert first.result() is None
-
-
-@pytest.mark.usefixtures("preflight_in_process")
-def test_checker_knows_no_devices_before_first_snapshot_or_while_run_waits(checker: FormChecker) -> None:
-    needs_gpus = {"model__sync_bn": "true", "model__name": "resnet18", "device__backend": "nccl"}
-    pending = replace(demo_snapshot(FROZEN_NOW), gpus=(), error="no answer yet", pending=True)
-    busy = demo_snapshot(FROZEN_NOW)
-    busy = replace(busy, gpus=tuple(gpu for gpu in busy.gpus if find_current_use(gpu) is not None))
-    assert check(checker, device__gpus="auto", **needs_gpus)[1] == []
-    assert check(checker, pending, device__gpus="auto", **needs_gpus)[1] == []
-    assert check(checker, busy, device__gpus="auto", device__wait="true", **needs_gpus)[1] == []
-    problems = check(checker, replace(pending, pending=False), device__gpus="auto", **needs_gpus)[1]
-    assert [problem.location for problem in problems] == ["device.backend"]

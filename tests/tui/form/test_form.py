@@ -20,7 +20,7 @@ from support.messages import raises_problem
 from tui.cli.main import app
 from tui.flags import run_arguments
 from tui.form.completions import Completer
-from tui.form.fields import form_fields, is_relevant, optimizer_placeholders
+from tui.form.fields import form_fields, optimizer_placeholders
 from tui.form.model import (
     Form,
     form_from_run,
@@ -144,14 +144,6 @@ def test_form_saves_preset_under_name() -> None:
         form.save_preset("my digits")
 
 
-def test_form_accepts_preset_that_requires_data_path() -> None:
-    form = Form("flowers")
-    assert form.values()["model.name"] == "resnet34"
-    assert [problem.location for problem in validate_form(form)[1]] == ["data.path"]
-    form.set_value("data.path", "/data/flowers")
-    assert form.arguments() == ["run", "flowers", "--data-path", "/data/flowers"]
-
-
 def test_form_drops_parameters_of_previous_optimizer() -> None:
     form = Form("digits", {"optim.momentum": "0.8", "optim.lr": "0.2"})
     form.set_value("optim.name", "adamw")
@@ -161,12 +153,6 @@ def test_form_drops_parameters_of_previous_optimizer() -> None:
     assert form.config().optim.lr == 0.001
 
 
-def test_form_shows_data_path_for_user_dataset() -> None:
-    assert is_relevant("data.path", {"data.dataset": "mine:build"})
-    assert is_relevant("optim.betas", {"optim.name": "mine:build"})
-    assert not is_relevant("data.path", {"data.dataset": "digits"})
-
-
 def test_form_of_run_picks_free_name(tmp_path: Path) -> None:
     for name in ("a-3", "a-4", "b"):
         (tmp_path / name).mkdir()
@@ -174,12 +160,6 @@ def test_form_of_run_picks_free_name(tmp_path: Path) -> None:
     again = form_from_run(tmp_path / "a-3" / "config.yaml")
     assert (again.config().run.name, again.config().optim.lr) == ("a-5", 0.7)
     assert form_from_run(tmp_path / "b" / "config.yaml").config().run.name == "b-2"
-
-
-def test_run_arguments_write_keys_without_flag_as_key_value() -> None:
-    before = resolve_config("digits").config
-    after = resolve_config("digits", ["data.mean=[0.5]", "run.epochs=3"]).config
-    assert run_arguments("digits", before, after) == ["run", "digits", "--epochs", "3", "data.mean=[0.5]"]
 
 
 @pytest.mark.parametrize(

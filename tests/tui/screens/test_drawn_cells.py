@@ -2,46 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 from rich.style import Style
 from textual.pilot import Pilot
 
-from engine.utils.errors import Problem, UsageError
-from support.screen.demo_app import demo_app, demo_runs, no_gpu_feed, wait_until
+from support.screen.demo_app import demo_app, demo_runs
 from support.screen.screen_driver import drive, press
 from tui.charts.meter import SQUARE
 from tui.palette import ANSI
 from tui.theme import save_palette
 
 pytestmark = pytest.mark.usefixtures("frozen_environment")
-
-
-def test_toast_covers_only_lines_of_its_text(tmp_path: Path) -> None:
-    async def run_app() -> int:
-        app = demo_app(tmp_path / "runs", no_gpu_feed(), demo=None)
-        async with app.run_test(size=(100, 30), notifications=True) as pilot:
-            app.show_toast("Saved")
-            await wait_until(pilot, lambda: any(toast.region for toast in app.screen.query("Toast")))
-            return app.screen.query_one("Toast").outer_size.height
-
-    assert asyncio.run(run_app()) == 1
-
-
-def test_toast_of_problem_is_warning(tmp_path: Path) -> None:
-    problem = Problem("", "no run is selected", code="not-selected")
-
-    async def run_app() -> list[str]:
-        app = demo_app(tmp_path / "runs", no_gpu_feed(), demo=None)
-        async with app.run_test(notifications=True) as pilot:
-            for message in ("Saved", problem, UsageError([problem])):
-                app.show_toast(message)
-            await wait_until(pilot, lambda: len(app._notifications) == 3)
-            return [toast.severity for toast in app._notifications]
-
-    assert asyncio.run(run_app()) == ["information", "warning", "warning"]
 
 
 @pytest.mark.parametrize("key", ["", "r"])

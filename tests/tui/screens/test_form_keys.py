@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from engine.config.loader import presets
 from support.messages import says
-from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import visible_text, wait_until_idle
 from support.screen.form_driver import entry_of, form_of, post_keys, type_into, wait_until_tested
 from support.screen.screen_driver import drive, press, real_app
-from tui.app import GputrainApp
 from tui.form import lr_test
 from tui.screens.dialogs import ChoiceDialog, TextDialog, TextInputDialog
 from tui.screens.form import FormScreen
@@ -33,21 +31,6 @@ def test_form_screen_enter_after_a_choice_typed_in_full_goes_on(tmp_path: Path) 
         assert form.fields.is_open, "nothing was typed"
 
     drive(real_app(tmp_path / "runs"), act, (120, 34))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_gives_keys_of_a_burst_to_the_field_they_follow(tmp_path: Path) -> None:
-    app = real_app(tmp_path / "runs")
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        form = form_of(pilot)
-        form.fields.select("device.ranks")
-        post_keys(app, "down", "6", "4", "down", "down", "8", "backspace", "1", "6", "down", "2")
-        await wait_until_idle(pilot)
-        assert form.form.overrides == {"run.epochs": "64", "data.batch_size": "16", "data.workers": "2"}
-
-    drive(app, act, (120, 34))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -174,35 +157,3 @@ def test_form_screen_footer_keys_work(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 # Mouse and cursor
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_click_selects_row_under_pointer(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        fields = form_of(pilot).fields
-        lines = visible_text(pilot, "#field-lines").splitlines()
-        rows = [index for index, line in enumerate(lines) if 0 < index < len(lines) - 1 and "─" not in line]
-        for row in (rows[1], rows[len(rows) // 2], rows[-1]):
-            await pilot.click("#field-lines", offset=(5, row))
-            await wait_until_idle(pilot)
-            assert fields.selected is not None
-            assert fields.selected.label in lines[row]
-            assert entry_of(pilot).region.y == pilot.app.screen.query_one("#field-lines").region.y + row
-        await pilot.click("#field-lines", offset=(5, rows[2] - 1))
-
-    drive(real_app(tmp_path / "runs"), act, (120, 34))
-
-
-def test_form_types_keys_after_save_preset_into_its_dialog(tmp_path: Path, unchecked: None) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        form = form_of(pilot)
-        form.fields.select("run.epochs")
-        await pilot.pause()
-        assert isinstance(pilot.app, GputrainApp)
-        post_keys(pilot.app, "ctrl+t", "a", "b", "c", "enter")
-        await wait_until(pilot, lambda: "abc" in presets())
-        assert form.form.overrides == {}
-
-    drive(real_app(tmp_path), act)

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from engine.gpus.current_use import find_current_use
 from engine.utils.files import state_folder
 from support.messages import says
-from support.screen.demo_app import FROZEN_NOW, demo_app, demo_snapshot, visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import FROZEN_NOW, demo_app, demo_snapshot, visible_text, wait_until
 from support.screen.form_driver import form_of, type_into
 from support.screen.screen_driver import drive, press, real_app
 from tui.form.model import Form, load_last_form, save_last_form
@@ -88,22 +88,6 @@ def test_form_screen_asks_before_it_starts_on_gpu_that_is_not_free(tmp_path: Pat
         assert len(started) == 3
 
     drive(app, act, (100, 30))
-
-
-def test_form_screen_checks_again_when_driver_has_answered(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        poller = pilot.app.gpu_poller  # type: ignore[attr-defined]
-        without_gpus, poller.snapshot = poller.snapshot, None
-        await press(pilot, "n")
-        form = form_of(pilot)
-        form.edit("device.backend", "nccl")
-        await wait_until_idle(pilot)
-        assert "ready to start" in visible_text(pilot)
-        poller.snapshot = without_gpus
-        await wait_until(pilot, lambda: "1 error to fix" in visible_text(pilot))
-        assert [problem.location for problem in form._all_problems()] == ["device.backend"]
-
-    drive(real_app(tmp_path / "runs"), act, (140, 48))
 
 
 # Keys
@@ -185,26 +169,3 @@ def test_form_screen_says_that_it_continues_the_last_form_until_it_is_changed(tm
         assert form_of(pilot).form == last and title in visible_text(pilot, "#title")
 
     drive(real_app(tmp_path / "runs"), act)
-
-
-def test_field_equal_to_its_default_stays_while_it_is_typed_in(tmp_path: Path, unchecked: None) -> None:
-    save_last_form(Form("digits", {"optim.accumulate": "2"}))
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        await type_into(pilot, "optim.accumulate", "1")  # the default
-        await press(pilot, "6")
-        assert form_of(pilot).form.overrides == {"optim.accumulate": "16"}
-
-    drive(real_app(tmp_path), act, (80, 24))
-
-
-@pytest.mark.parametrize("value", ["free:2", "0, 2"])
-def test_gpu_dialog_keeps_value_that_is_only_confirmed(value: str, tmp_path: Path, unchecked: None) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        await type_into(pilot, "device.gpus", value)
-        await press(pilot, "enter", "enter")
-        assert form_of(pilot).form.values()["device.gpus"] == value
-
-    drive(demo_app(tmp_path), act)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ from support.screen.demo_app import (
     clipped_widgets,
     demo_app,
     no_gpu_feed,
-    visible_text,
     wait_until_idle,
 )
 from support.screen.form_driver import form_of, type_into
@@ -134,14 +133,6 @@ def test_screen_of_results_has_panels_that_fit_the_terminal(
     drive(real_app(tmp_path / "runs", run.name if isinstance(run, RunFolder) else None), act)
 
 
-def test_failed_run_shows_its_whole_message_in_the_smallest_terminal(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        words = visible_text(pilot, "#message").replace("┃", "").split()
-        assert words[-3:] == ["`gputrain", "resume", "cifar-4`"]
-
-    drive(demo_app(demo_runs_folder, run="cifar-4"), act, SMALLEST)
-
-
 def test_form_clips_neither_errors_nor_choices_in_small_terminal(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
@@ -158,26 +149,3 @@ def test_form_clips_neither_errors_nor_choices_in_small_terminal(tmp_path: Path)
             await press(pilot, "escape")
 
     drive(demo_app(tmp_path / "runs", no_gpu_feed(), demo=None), act)
-
-
-@pytest.mark.parametrize(
-    ("run", "keys", "max_margin"),
-    [(LIVE_RUN, ("question_mark", "l", "d"), 0.3), (None, ("w",), 0.35)],
-    ids=["run", "runs"],
-)
-def test_dialogs_are_in_the_middle_of_each_size(
-    demo_runs_folder: Path, run: str | None, keys: Sequence[str], max_margin: float
-) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, *("r" if run is None else ""))
-        for width, height in (SMALLEST, LARGEST):
-            await pilot.resize_terminal(width, height)
-            for key in keys:
-                await press(pilot, key)
-                region = pilot.app.screen.query_one(".dialog").region
-                assert abs(width - region.right - region.x) <= 1 and abs(height - region.bottom - region.y) <= 1
-                assert 0 < region.x < max_margin * width and 0 < region.y < max_margin * height
-                assert clipped_widgets(pilot.app.screen) == []
-                await pilot.press("escape")
-
-    drive(demo_app(demo_runs_folder, run=run), act)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -11,10 +10,8 @@ from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Span, Text
-from textual.app import App, ComposeResult
 
 from tui.widgets.drawing import draw_line
-from tui.widgets.text_line import TextLine
 
 BASE = Style(color="white", bgcolor="black")
 CONSOLE = Console(width=80)
@@ -50,18 +47,3 @@ def test_draw_line_fills_exactly_the_width(text: str) -> None:
     strip = draw_line(Text(text), CONSOLE, BASE, 7)
     assert sum(cell_len(segment.text) for segment in strip) == strip.cell_length == 7
     assert ("…" in strip.text) == (cell_len(text) > 7)
-
-
-class OneLine(App[None]):
-    def compose(self) -> ComposeResult:
-        yield TextLine(Text("interrupted", "red"))
-
-
-def test_text_line_draws_style_of_its_text() -> None:
-    async def first_style() -> Style | None:
-        app = OneLine()
-        async with app.run_test():
-            return next(iter(app.query_one(TextLine).render_line(0))).style
-
-    style = asyncio.run(first_style())
-    assert style is not None and style.color is not None and style.color.name == "red"
