@@ -35,8 +35,6 @@ _HAS_COLUMN = "SELECT 1 FROM pragma_table_info('metrics') WHERE name = ?"
 _NUM_ROWS = "SELECT count(*) FROM metrics WHERE {run} = ? AND rowid > ?"
 _ROW_IDS = "SELECT rowid FROM metrics WHERE {run} = ? AND rowid > ? ORDER BY rowid LIMIT ?"
 _HAS_ROW = "SELECT 1 FROM metrics WHERE {run} = ? AND rowid = ?"
-_LAST_ID = "SELECT max(rowid) FROM metrics"
-_NEW_IDS = "SELECT {run}, max(rowid) FROM metrics NOT INDEXED WHERE rowid > ? GROUP BY {run} LIMIT ?"
 
 _Stamp = tuple[int, int, int]
 
@@ -58,7 +56,7 @@ class DatabaseRun:
         self._path, self._run = path, run
         self._database = _database_at(path, type(self))
         self._names = MetricNames()
-        self._stamp, self._version = (0, 0, 0), (0, 0, "")
+        self._stamp = (0, 0, 0)
         self._last_id = -1
         self._num_rows = self._total_rows = 0
         self._has_ended = self._was_read = False
@@ -69,11 +67,6 @@ class DatabaseRun:
     def read_runs(cls, database: sqlite3.Connection) -> Mapping[str, RunEntry]:
         """Return each run, by what the column of the run has. Raises sqlite3.Error."""
         raise NotImplementedError
-
-    @classmethod
-    def read_states(cls, database: sqlite3.Connection) -> Mapping[str, str]:
-        """Return what else of a run may change, if the format has that. Raises sqlite3.Error."""
-        return {}
 
     def read_run(self, database: sqlite3.Connection, reading: Reading) -> None:
         """Read the parameters of the run, and whether it has ended. Raises sqlite3.Error."""
@@ -92,7 +85,7 @@ class DatabaseRun:
         try:
             stamp = _stamp(self._path.lstat())
             is_partial = self._num_rows < self._total_rows
-            if is_partial or (stamp != self._stamp and self._has_changed(stamp)):
+            if is_partial or stamp != self._stamp:
                 with opened_database(self._path) as database:
                     self._restart_if_replaced(database, stamp, reading)
                     self._read(database, max(max_bytes // MIN_ROW_BYTES, 1), reading)
@@ -102,7 +95,6 @@ class DatabaseRun:
             reading.problem = f"{self._path.name} cannot be read: {error.strerror}"
         except (sqlite3.Error, ValueError, OverflowError) as error:
             # It may be written at this moment: the next poll reads again.
-            self._version = (0, 0, "")
             reading.problem = f"{self._path.name} cannot be read now: {error}"
         reading.has_ended = self._has_ended
         reading.total_bytes = self._stamp[1]
@@ -120,10 +112,6 @@ class DatabaseRun:
             changed_at = written_at if self._was_read else min(self._last_time, written_at)
             self._database.note_change(self._run, changed_at)
         self._was_read = True
-
-    def _has_changed(self, stamp: _Stamp) -> bool:
-        before, self._version = self._version, self._database.version_of(self._run, stamp)
-        return self._version != before
 
     def _restart_if_replaced(self, database: sqlite3.Connection, stamp: _Stamp, reading: Reading) -> None:
         is_replaced = stamp[0] != self._stamp[0]
@@ -155,11 +143,6 @@ class DatabaseRun:
         """Whether a database is of this format."""
         return has_tables(database, "metrics") and _has(database, _HAS_COLUMN, cls.run_column)
 
-    @classmethod
-    def new_ids(cls, database: sqlite3.Connection, after: int) -> dict[str, int]:
-        """Return the newest row of each run that has rows after one, of at most `MAX_RUNS`. Raises sqlite3.Error."""
-        return dict(database.execute(cls._sql(_NEW_IDS), (after, MAX_RUNS)).fetchall())
-
 
 def find_database_runs(listing: Listing, kind: type[DatabaseRun]) -> list[Log]:
     """Return a log for each run in each database of a folder that is of a format."""
@@ -185,23 +168,19 @@ def _logs(path: Path, kind: type[DatabaseRun]) -> Iterator[Log]:
 
 
 class _Database:
-    """What all runs of a database share: opening it takes 2 ms, and a list of runs looks at each of them again and
-    again."""
+    """What all runs of a database share: which there are, and when each was last written."""
 
     def __init__(self, path: Path, kind: type[DatabaseRun]) -> None:
         self._path, self._kind = path, kind
         self._runs_stamp, self._runs = (0, 0, 0), dict[str, RunEntry]()
-        self._stamp, self._last_id = (0, 0, 0), -1
-        self._num_changes = 0
         self._changed = dict[str, float]()
-        self._ids, self._states = dict[str, int](), dict[str, str]()
 
     def runs(self) -> Mapping[str, RunEntry]:
         """Return the runs; those of before while it is written, and none if it cannot be read."""
         try:
             stamp = _stamp(self._path.lstat())
             if stamp[0] != self._runs_stamp[0]:
-                self._runs_stamp, self._runs = (stamp[0], 0, 0), {}
+                self._runs_stamp, self._runs, self._changed = (stamp[0], 0, 0), {}, {}
             if stamp != self._runs_stamp:
                 self._runs = self._read_runs()
                 self._runs_stamp = stamp
@@ -229,32 +208,6 @@ class _Database:
         except OSError:
             return 0.0
         return min(self._changed.get(run, written_at), written_at)
-
-    def version_of(self, run: str, stamp: _Stamp) -> tuple[int, int, str]:
-        """Return what changes if the run may have got rows, or another state."""
-        if stamp != self._stamp:
-            try:
-                with opened_database(self._path) as database:
-                    self._look(database, is_other=stamp[0] != self._stamp[0])
-            except (OSError, sqlite3.Error, ValueError):
-                self._num_changes += 1
-            self._stamp = stamp
-        return self._num_changes, self._ids.get(run, 0), self._states.get(run, "")
-
-    def _look(self, database: sqlite3.Connection, *, is_other: bool) -> None:
-        if not self._kind.is_format_of(database):
-            raise sqlite3.DatabaseError("it has other tables")
-        last_id = database.execute(_LAST_ID).fetchone()[0] or 0
-        if is_other or last_id < self._last_id or self._last_id < 0:
-            # All runs count as changed: finding the last row of each would take a scan.
-            self._num_changes += 1
-            self._ids = {}
-            if is_other:
-                self._changed = {}
-        else:
-            self._ids |= self._kind.new_ids(database, self._last_id)
-        self._last_id = last_id
-        self._states = dict(self._kind.read_states(database))
 
 
 @lru_cache(maxsize=64)

@@ -31,7 +31,6 @@ SELECT runs.run_uuid, runs.name, experiments.name, runs.lifecycle_stage, runs.st
 LEFT JOIN experiments ON experiments.experiment_id = runs.experiment_id
 WHERE EXISTS (SELECT 1 FROM metrics WHERE metrics.run_uuid = runs.run_uuid) ORDER BY runs.rowid DESC LIMIT ?
 """
-_STATES = "SELECT run_uuid, status FROM runs ORDER BY rowid DESC LIMIT ?"
 _STATE = "SELECT status FROM runs WHERE run_uuid = ?"
 _PARAM_IDS = "SELECT rowid FROM params WHERE run_uuid = ? AND rowid > ? ORDER BY rowid LIMIT ?"
 _PARAM = "SELECT key, value FROM params WHERE rowid = ?"
@@ -71,10 +70,6 @@ class MlflowDatabaseRun(DatabaseRun):
                 runs[run] = RunEntry(shown, status in END_STATES)
             taken.add(label)
         return runs
-
-    @classmethod
-    def read_states(cls, database: sqlite3.Connection) -> dict[str, str]:
-        return {str(run): str(state) for run, state in database.execute(_STATES, (MAX_RUNS,))}
 
     def restart(self) -> None:
         self._last_param = -1
