@@ -62,8 +62,6 @@ class RunView:
     """Number of archived runs that are hidden."""
     typed_key: str = ""
     """Beginning of a key at the end of the query, which no run matches as a word. It is not applied."""
-    steps: Sequence[tuple[str, list[RunRow]]] = ()
-    """Each word of the query, with the rows that match it and all words before it; at first, "" with all rows."""
 
     @property
     def count_text(self) -> str:
@@ -123,35 +121,19 @@ def query_of(
         return "; ".join(str(problem) for problem in error.problems)
 
 
-def make_view(request: ViewRequest, query: Query, before: RunView | None = None) -> RunView:
-    """Filter and sort the rows. The words that the query shares with that of the view `before` are not applied again,
-    so that a letter of the last word takes no longer than that word."""
-    is_same = before is not None and before.request.rows is request.rows and before.request.minute == request.minute
-    steps = _narrow(request, query, before.steps if before is not None and is_same else ())
-    (_, known), (_, matching), typed_key = steps[0], steps[-1], ""
+def make_view(request: ViewRequest, query: Query) -> RunView:
+    """Filter and sort the rows."""
+    keep_archived = request.archived or "archived" in query.fields
+    known = [row for row in request.rows if keep_archived or not row.archived]
+    matching, typed_key = query.filter(known), ""
     if not matching and (earlier := _without_key(query.text, request)) is not None:
         # The list does not vanish while `optim.name` is typed, before `=adamw` follows.
-        matching, typed_key = _narrow(request, earlier, steps)[-1][1], query.text.split()[-1]
+        matching, typed_key = earlier.filter(known), query.text.split()[-1]
     if request.order is not None:
         matching = request.order.sort(matching)
     shown = matching if "sweep" in query.fields else fold_trials(matching, request.opened)
-    hidden = len(request.rows) - len(known)
-    return RunView(request, matching, shown, [row.folder for row in shown], len(known), hidden, typed_key, steps)
-
-
-def _narrow(
-    request: ViewRequest, query: Query, before: Sequence[tuple[str, list[RunRow]]]
-) -> list[tuple[str, list[RunRow]]]:
-    """Return the steps of a view. Those `before` are of the same rows."""
-    keep_archived = request.archived or "archived" in query.fields
-    steps = [("", [row for row in request.rows if keep_archived or not row.archived])]
-    # Of the same rows, as many are the same ones: only the archived runs can differ.
-    is_shared = bool(before) and len(before[0][1]) == len(steps[0][1])
-    for index, (word, predicate) in enumerate(zip(query.words, query.predicates, strict=True), 1):
-        is_shared = is_shared and index < len(before) and before[index][0] == word
-        rows = before[index][1] if is_shared else [row for row in steps[-1][1] if predicate(row)]
-        steps.append((word, rows))
-    return steps
+    keys, hidden = [row.folder for row in shown], len(request.rows) - len(known)
+    return RunView(request, matching, shown, keys, len(known), hidden, typed_key)
 
 
 def _without_key(text: str, request: ViewRequest) -> Query | None:

@@ -191,12 +191,12 @@ class RunTableScreen(GputrainScreen):
             return
         self._requested = request
         if len(rows) <= MAX_INLINE_ROWS:
-            self._view = make_view(request, self._query, self._view)
+            self._view = make_view(request, self._query)
         else:
-            query, shown = self._query, self._view
+            query = self._query
 
             def work() -> None:
-                worker, view = get_current_worker(), make_view(request, query, shown)
+                worker, view = get_current_worker(), make_view(request, query)
                 if not worker.is_cancelled:
                     self.app.call_from_thread(self._show_view, view)
 
