@@ -12,6 +12,7 @@ from textual._border import BORDER_CHARS
 import tui
 from tui.characters import (
     BRAILLE,
+    CELLS_HANDLER,
     CONSOLE_CHARACTERS,
     FALLBACKS,
     find_drawable,
@@ -59,6 +60,10 @@ def test_find_drawable_reads_setting_terminal_and_encoding(
     assert find_drawable(encoding, is_terminal=True, environment=environment) == drawable
 
 
+def test_find_drawable_ignores_terminal_of_other_streams() -> None:
+    assert find_drawable("utf-8", is_terminal=False, environment={"TERM": "vt100"}) is None
+
+
 def limited(encoding: str, text: str, errors: str = "", **environment: str) -> bytes:
     """Return what a stream of this encoding writes."""
     file = io.BytesIO()
@@ -74,3 +79,7 @@ def test_limited_stream_escapes_what_table_and_encoding_lack() -> None:
     assert limited("euc-jp", "│日…") == "|日~".encode("euc-jp")
     assert limited("utf-8", "│日\udc80", GPUTRAIN_CHARACTERS="ascii") == "|日\\udc80".encode()
     assert limited("iso8859-1", "│日", GPUTRAIN_CHARACTERS="utf-8") == "│日".encode()
+
+
+def test_limited_stream_of_the_screen_writes_as_many_cells() -> None:
+    assert limited("iso8859-1", "│é 日本e\u0301…", CELLS_HANDLER) == b"|\xe9 ????e~"

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from textual.command import CommandList, CommandPalette
 from textual.pilot import Pilot
 
 from engine.queue.listing import QueueRow, RowState
+from engine.utils.files import state_folder
 from support.screen.demo_app import demo_app, demo_runs, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press
 from tui.app import GputrainApp
 from tui.palette import ANSI, DARK, LIGHT, Palette
-from tui.theme import initial_palette, save_palette
+from tui.theme import THEME_FILE, initial_palette, save_palette
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +31,18 @@ def color_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_initial_palette_is_the_saved_one() -> None:
     save_palette(LIGHT)
     assert initial_palette() is LIGHT
+
+
+SAVED_IN_FORMAT_2 = f'{{"format": 2, "theme": "{LIGHT.name}"}}'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": 1, "theme": "another"}', '{"format": 1, "theme": 3}', SAVED_IN_FORMAT_2]
+)
+def test_initial_palette_ignores_invalid_file(text: str) -> None:
+    save_palette(LIGHT)
+    (state_folder() / THEME_FILE).write_text(text)
+    assert initial_palette() is DARK
 
 
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"NO_COLOR": ""}, {"TERM": "xterm", "COLORTERM": ""}])
@@ -129,3 +143,28 @@ def test_app_sends_no_colors_with_no_color(monkeypatch: pytest.MonkeyPatch) -> N
         assert shown_colors(pilot) <= {"default"}
 
     drive(app_on_runs(), act)
+
+
+@pytest.mark.usefixtures("runs")
+def test_theme_of_terminal_uses_no_colors_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("COLORTERM")
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r")
+        assert {color for color in shown_colors(pilot) if color.startswith("#")} == set()
+
+    drive(app_on_runs(), act, (120, 34))
+
+
+@pytest.mark.usefixtures("runs")
+def test_command_palette_takes_a_screenshot() -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "ctrl+p")
+        await wait_until(pilot, lambda: isinstance(pilot.app.screen, CommandPalette))
+        await press(pilot, *"screenshot")
+        await wait_until(pilot, lambda: pilot.app.screen.query_one(CommandList).option_count == 1)
+        await press(pilot, "enter")
+        await wait_until(pilot, lambda: len(list(Path().glob("gputrain-*.svg"))) == 1)
+
+    drive(app_on_runs(), act, (120, 40))

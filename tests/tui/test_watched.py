@@ -13,6 +13,7 @@ import pytest
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.sweeps.settings import write_settings
+from engine.utils.files import file_stamp
 from support.gputrain_command import wait_for
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
@@ -125,6 +126,18 @@ def test_deleted_file_is_shown_as_missing_until_it_is_there_again(source: Source
     assert source.poll() == 3
 
 
+def test_replaced_file_is_read_anew(source: Source) -> None:
+    source.path.rename(source.path.with_suffix(".away"))
+    source.write(1)
+    assert source.poll() == 1
+
+
+def test_growing_file_is_read_when_it_has_grown(source: Source) -> None:
+    for version in (3, 4, 9):
+        source.write(version)
+        assert source.poll() == version
+
+
 def test_unreadable_file_keeps_what_was_read_before(source: Source) -> None:
     source.path.rename(source.path.with_suffix(".away"))
     source.path.mkdir()
@@ -135,6 +148,15 @@ def test_unreadable_file_keeps_what_was_read_before(source: Source) -> None:
     source.write(3)
     assert source.poll() == 3
     assert not isinstance(source.poller, Watched) or source.poller.problem is None
+
+
+def test_unchanged_file_is_not_read_again(tmp_path: Path) -> None:
+    path, reads = tmp_path / "a", list[str]()
+    path.write_text("1")
+    poller = Watched("a", lambda: reads.append(path.read_text()), lambda: file_stamp(path))
+    for _ in range(3):
+        poller.poll()
+    assert reads == ["1"]
 
 
 def test_watched_polls_on_request_and_calls_back_after_each_poll() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -60,10 +61,31 @@ def test_settings_refuse_other_content(settings: Path, text: str) -> None:
         read_code_packages()
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", "run:", "run: []", "run: {code_packages: }"])
+def test_settings_accept_file_that_sets_nothing(settings: Path, text: str) -> None:
+    write(settings, text)
+    assert read_code_packages() == ()
+
+
+def test_settings_refuse_link_to_inaccessible_file(settings: Path) -> None:
+    settings.symlink_to("/" + "a" * 300)
+    with raises_problem("not-readable", str(settings), os.strerror(errno.ENAMETOOLONG)):
+        read_code_packages()
+
+
 def test_settings_refuse_file_that_others_can_write(settings: Path) -> None:
     write(settings, "run: {code_packages: [torchvision]}\n", 0o666)
     with raises_problem("foreign-writable", str(settings), foreign_reason(settings.stat())):
         resolve_config("digits")
+
+
+def test_settings_may_be_link_to_file_of_user(settings: Path, tmp_path: Path) -> None:
+    write(tmp_path / "dotfile.yaml", "run: {code_packages: [timm]}\n")
+    settings.symlink_to(tmp_path / "dotfile.yaml")
+    assert read_code_packages() == ("timm",)
+    (tmp_path / "dotfile.yaml").chmod(0o666)
+    with raises_problem("foreign-writable", str(settings), foreign_reason(settings.stat())):
+        read_code_packages()
 
 
 def test_settings_refuse_pipe(settings: Path) -> None:
@@ -84,6 +106,11 @@ def test_stored_config_omits_packages() -> None:
     config = resolve_config(None, ["run.code_packages=torchvision"]).config
     assert "code_packages" not in as_stored(config)["run"]
     assert as_stored(config, only_changed=True) == {}
+
+
+def test_time_limit_that_is_no_number_names_its_unit() -> None:
+    with raises_problem("invalid-value", "queue.time_limit", "'10s'", "minutes"):
+        resolve_config(None, ["queue.time_limit=10s"])
 
 
 def test_code_packages_refuses_invalid_names() -> None:

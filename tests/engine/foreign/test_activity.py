@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.foreign.activity import GROWING_SECONDS, Activity, judge
+from engine.foreign.activity import GROWING_SECONDS, Activity, activity_text, judge
+from engine.foreign.process import ProcessId
 from engine.foreign.writers import Writers
 
 NOW = 1_800_000_000.0
@@ -38,6 +40,15 @@ def test_run_has_ended_if_its_log_says_so_or_its_writer_is_gone() -> None:
     assert judge(NOW, NOW + 2, writer_ended_at=NOW + 1) is Activity.ENDED
 
 
+def test_run_that_is_written_after_the_end_of_its_writer_grows_again() -> None:
+    assert judge(NOW + 5, NOW + 6, writer_ended_at=NOW + 1) is Activity.GROWING
+
+
+def test_quiet_run_tells_for_how_long() -> None:
+    assert activity_text(Activity.QUIET, time.time() - 725) == "quiet for 12 min"
+    assert activity_text(Activity.GROWING, time.time()) == "growing"
+
+
 def test_end_of_the_process_that_had_a_file_open_is_noticed(tmp_path: Path, writer: subprocess.Popen[bytes]) -> None:
     log, writers = tmp_path / "log", Writers()
     writers.look({log})
@@ -48,6 +59,24 @@ def test_end_of_the_process_that_had_a_file_open_is_noticed(tmp_path: Path, writ
     assert ended is not None and judge(log.stat().st_mtime, time.time(), writer_ended_at=ended) is Activity.ENDED
 
 
+def test_file_that_nobody_has_open_has_no_end(tmp_path: Path) -> None:
+    log, writers = tmp_path / "log", Writers()
+    log.touch()
+    for _ in range(2):
+        writers.look({log})
+    assert writers.ended_at([log]) is None
+
+
+def test_file_with_another_writer_has_not_ended(tmp_path: Path, writer: subprocess.Popen[bytes]) -> None:
+    log, writers = tmp_path / "log", Writers()
+    writers.look({log})
+    descriptor = os.open(log, os.O_WRONLY)
+    writer.communicate()
+    writers.look({log})
+    assert writers.ended_at([log]) is None
+    os.close(descriptor)
+
+
 def test_trainer_whose_worker_ends_has_not_ended(tmp_path: Path, writer: subprocess.Popen[bytes]) -> None:
     log, writers = tmp_path / "log", Writers()
     with log.open("a") as trainer:  # this process
@@ -56,3 +85,25 @@ def test_trainer_whose_worker_ends_has_not_ended(tmp_path: Path, writer: subproc
         writers.look(set())
         assert writers.ended_at([log]) is None
     assert trainer.closed
+
+
+def test_forgotten_file_has_no_end(tmp_path: Path, writer: subprocess.Popen[bytes]) -> None:
+    log, writers = tmp_path / "log", Writers()
+    writers.look({log})
+    writer.communicate()
+    writers.look({log})
+    writers.keep({log})
+    assert writers.ended_at([log]) is not None
+    writers.keep(set())
+    assert writers.ended_at([log]) is None
+
+
+def test_writer_of_a_file_is_the_first_process_that_has_it_open(tmp_path: Path) -> None:
+    log, writers = tmp_path / "log", Writers()
+    assert writers.writer_of([log]) is None
+    with log.open("a") as file:
+        # A worker of a data loader has the files of the process that started it.
+        with subprocess.Popen(["sleep", "60"], stdout=file) as worker:
+            writers.look({log})
+            worker.kill()
+        assert writers.writer_of([log]) == ProcessId.find(os.getpid())

@@ -11,8 +11,9 @@ import pytest
 
 from engine.foreign import csv_file
 from engine.foreign.csv_file import CsvFile, is_log
+from engine.foreign.growing_file import MAX_LINE_BYTES
 from engine.foreign.points import Point
-from engine.foreign.reading import list_folder
+from engine.foreign.reading import Reading, list_folder
 from support.foreign import points_of, values_of
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
@@ -20,6 +21,13 @@ ULTRALYTICS = """\
                   epoch,               time,         train/loss,metrics/accuracy_top1
                       1,            2.57034,            2.30112,                0.125
                       2,            4.90217,            2.10000,                0.250
+"""
+TIMM = """\
+epoch,train_loss,eval_loss,eval_top1,lr
+0,2.5,2.4,10.0,0.1
+1,2.25,2.2,20.0,0.1
+epoch,train_loss,eval_loss,eval_top1,eval_top5,lr
+2,2.0,2.0,30.0,60.0,0.01
 """
 
 
@@ -58,6 +66,15 @@ def test_csv_file_reads_summary_of_timm() -> None:
     points = points_of(CsvFile(RECORDINGS / "timm/summary.csv"))
     assert values_of(points, "train_loss") == [(0, 1.0), (1, 0.5), (2, 1 / 3)]
     assert values_of(points, "eval_top1") == [(0, 0.0), (1, 10.0), (2, 20.0)]
+
+
+def test_csv_file_takes_heading_that_resumed_timm_run_repeats(tmp_path: Path) -> None:
+    path = tmp_path / "summary.csv"
+    path.write_text(TIMM)
+    points = points_of(CsvFile(path))
+    assert values_of(points, "eval_top1") == [(0, 10.0), (1, 20.0), (2, 30.0)]
+    assert values_of(points, "eval_top5") == [(2, 60.0)]
+    assert values_of(points, "lr") == [(0, 0.1), (1, 0.1), (2, 0.01)]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +120,22 @@ def test_csv_file_reads_last_row_without_line_break_of_settled_file(tmp_path: Pa
     assert values_of(points_of(CsvFile(path)), "loss") == [(1, 0.5)]
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_csv_file_continues_when_same_rows_are_rewritten(tmp_path: Path, is_replaced: bool) -> None:
+    path = tmp_path / "metrics.csv"
+    rows = [f"{step},{step / 4}" for step in range(2000)]
+    path.write_text("\n".join(["step,loss", *rows[:1000], ""]))
+    source = CsvFile(path)
+    assert len(source.poll().points) == 1000
+    path.write_text("")
+    assert source.poll().drop_from is None
+    if is_replaced:
+        path.unlink()
+    path.write_text("\n".join(["step,loss", *rows, ""]))
+    reading = source.poll()
+    assert (reading.drop_from, len(reading.points)) == (None, 1000)
+
+
 def test_csv_file_starts_over_when_column_is_added(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text("step,loss\n1,0.5\n")
@@ -114,6 +147,32 @@ def test_csv_file_starts_over_when_column_is_added(tmp_path: Path) -> None:
     assert reading.points == [Point("loss", 1, 0.5), Point("accuracy", 2, 0.75)]
 
 
+def test_csv_file_starts_over_when_file_stays_short(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss\n" + "1,0.5\n" * 100)
+    source = CsvFile(path)
+    source.poll()
+    path.write_text("step,loss\n7,0.25\n")
+    readings = [source.poll() for _ in range(3)]
+    assert [reading.drop_from for reading in readings] == [None, -math.inf, None]
+    assert readings[1].points == [Point("loss", 7, 0.25)]
+
+
+def test_csv_file_skips_endless_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss\n1,0.5\n" + "9" * (5 * MAX_LINE_BYTES) + "\n2,0.25\n")
+    assert values_of(points_of(CsvFile(path), 1000), "loss") == [(1, 0.5), (2, 0.25)]
+
+
+def test_csv_file_reads_large_file_in_parts(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss\n" + "".join(f"{step},{step}\n" for step in range(100_000)))
+    source = CsvFile(path)
+    first = source.poll(1)
+    assert 0.1 < first.share < 0.5
+    assert len(first.points) + len(points_of(source, 1)) == 100_000
+
+
 def test_csv_file_reports_pipe_and_link(tmp_path: Path) -> None:
     pipe, link = tmp_path / "a.csv", tmp_path / "b.csv"
     os.mkfifo(pipe)
@@ -121,6 +180,14 @@ def test_csv_file_reports_pipe_and_link(tmp_path: Path) -> None:
     for path in (pipe, link, tmp_path / "missing.csv"):
         reading = CsvFile(path).poll()
         assert (reading.points, reading.problem is None) == ([], False)
+
+
+def test_missing_file_that_appears_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    source = CsvFile(path)
+    assert source.poll().problem
+    path.write_text("step,loss\n1,0.5\n")
+    assert source.poll() == Reading([Point("loss", 1, 0.5)], read_bytes=16, total_bytes=16)
 
 
 @pytest.mark.parametrize(

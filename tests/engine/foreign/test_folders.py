@@ -16,6 +16,7 @@ import pytest
 from engine.foreign import reading
 from engine.foreign.folders import Limits, RunFinder, RunFollower, find_runs, merge_runs
 from engine.foreign.points import Point
+from engine.foreign.reading import POLL_BYTES
 from support.foreign import event, event_file, scalar
 from support.gputrain_command import ROOT
 
@@ -159,6 +160,25 @@ def test_run_changed_at_follows_checkpoints_that_replace_each_other(tmp_path: Pa
     assert run.changed_at() == 0
 
 
+def test_run_changed_at_follows_event_files_that_appear_later(tmp_path: Path) -> None:
+    write_events(tmp_path, 1.0)
+    [run] = find_runs(tmp_path).runs
+    os.utime(run.logs[0].files[0], (1e9, 1e9))
+    (tmp_path / "events.out.tfevents.2.host").write_bytes(event_file(event(1, scalar("loss", 0.5))))
+    os.utime(tmp_path / "events.out.tfevents.2.host", (1.5e9, 1.5e9))
+    assert run.changed_at() == 1.5e9
+
+
+def test_run_changed_at_is_time_of_its_newest_file(tmp_path: Path) -> None:
+    write_events(tmp_path, 1.0)
+    csv_path = tmp_path / "metrics.csv"
+    csv_path.write_text("epoch,loss\n")
+    os.utime(csv_path, (2e9, 2e9))
+    (run,) = find_runs(tmp_path).runs
+    assert run.formats == ("tensorboard", "csv")
+    assert run.changed_at() == 2e9
+
+
 def test_run_follower_takes_each_metric_from_one_log(tmp_path: Path) -> None:
     write_events(tmp_path, 0.5, 0.25)
     (tmp_path / "metrics.csv").write_text("step,loss,accuracy\n0,0.5,1\n1,0.25,2\n")
@@ -193,6 +213,21 @@ def test_run_finder_finds_new_files_of_folders_that_it_knows(tmp_path: Path) -> 
     assert found.keys() == {tmp_path.name, "first", "empty", "state"}
 
 
+def test_path_that_is_too_long_or_inaccessible_has_no_run(tmp_path: Path) -> None:
+    assert names_below(tmp_path / ("a" * 300)) == []
+    write_events(tmp_path / "closed/run", 1.0)
+    (tmp_path / "closed").chmod(0)
+    program = (
+        "import os, sys; from pathlib import Path; from engine.foreign.folders import find_runs\n"
+        "if os.geteuid() == 0: os.setuid(65534)\n"
+        "print(find_runs(Path(sys.argv[1])).runs)"
+    )
+    path = str(tmp_path / "closed/run")
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False, cwd=ROOT)
+    (tmp_path / "closed").chmod(0o700)
+    assert (done.stdout, done.stderr) == ("()\n", "")
+
+
 def test_run_is_found_while_a_checkpoint_is_saved(tmp_path: Path) -> None:
     state = tmp_path / "out" / "checkpoint-10" / "trainer_state.json"
     state.parent.mkdir(parents=True)
@@ -216,6 +251,43 @@ def test_run_finder_finds_first_rows_beside_a_log(tmp_path: Path) -> None:
     assert [run.formats for run in merge_runs(finder.search()).runs] == [("tensorboard", "json", "csv")]
 
 
+def test_run_finder_keeps_no_names_of_other_files(tmp_path: Path) -> None:
+    for number in range(1000):
+        (tmp_path / f"image-{number}.png").touch()
+    os.utime(tmp_path, (1e9, 1e9))
+    finder = RunFinder(tmp_path)
+    merge_runs(finder.search())
+    assert len(pickle.dumps(finder)) < 2000
+
+
+def test_run_follower_reads_a_bounded_part_of_many_logs(tmp_path: Path) -> None:
+    rows = "".join(f"{step},{step}\n" for step in range(12_000))
+    for number in range(8):
+        (tmp_path / f"log-{number}.csv").write_text(f"step,loss-{number}\n{rows}")
+    size = len(rows)
+    (run,) = find_runs(tmp_path).runs
+    follower = RunFollower(run)
+    read, names = 0, set[str]()
+    while True:
+        readings = follower.poll()
+        now = sum(reading.read_bytes for reading in readings)
+        assert now - read <= POLL_BYTES + size
+        names |= {point.name for reading in readings for point in reading.points}
+        if now == read:
+            break
+        assert any(reading.share < 1 for reading in readings) or now > 8 * size
+        read = now
+    assert len(names) == 8 and all(reading.share == 1 for reading in readings)
+
+
+def test_preferred_log_has_a_metric_that_comes_after_many_others(tmp_path: Path) -> None:
+    records = [event(step, scalar("loss", 1.0)) for step in range(30_000)]
+    records.append(event(1, scalar("val_loss", 0.5)))
+    (tmp_path / "events.out.tfevents.1.host").write_bytes(event_file(*records))
+    (tmp_path / "metrics.csv").write_text("step,val_loss,top5\n1,0.75,1\n")
+    assert last_values(tmp_path, 3) == {"loss": 1.0, "val_loss": 0.5, "top5": 1.0}
+
+
 def test_metric_moves_to_the_preferred_log_when_it_gets_it(tmp_path: Path) -> None:
     write_events(tmp_path, 1.0)
     (tmp_path / "metrics.csv").write_text("step,val_loss,top5\n0,0.75,1\n")
@@ -227,3 +299,28 @@ def test_metric_moves_to_the_preferred_log_when_it_gets_it(tmp_path: Path) -> No
     events, rows = follower.poll()
     assert ([point.name for point in events.points], events.drop_from) == (["val_loss"], None)
     assert ([point.name for point in rows.points], rows.drop_from) == (["top5"], -math.inf)
+
+
+def test_metric_moves_to_a_later_log_if_the_preferred_one_starts_over_without_it(tmp_path: Path) -> None:
+    for name, column in (("a", "loss"), ("b", "loss")):
+        (tmp_path / f"{name}.csv").write_text(f"step,{column}\n0,1\n1,1\n")
+    (run,) = find_runs(tmp_path).runs
+    follower = RunFollower(run)
+    assert [len(reading.points) for reading in follower.poll()] == [2, 0]
+    (tmp_path / "a.csv").unlink()
+    (tmp_path / "a.csv").write_text("step,accuracy\n0,1\n1,1\n")
+    first, second = follower.poll()
+    assert [point.name for point in (*first.points, *second.points)] == ["accuracy"] * 2 + ["loss"] * 2
+
+
+def last_values(path: Path, num_polls: int) -> dict[str, float]:
+    """Return the last value of each metric after some polls."""
+    (run,) = find_runs(path).runs
+    follower = RunFollower(run)
+    found: list[dict[str, float]] = [{} for _ in run.logs]
+    for _ in range(num_polls):
+        for values, new in zip(found, follower.poll(), strict=True):
+            if new.drop_from == -math.inf:
+                values.clear()
+            values |= {point.name: point.value for point in new.points}
+    return {name: value for values in found for name, value in values.items()}

@@ -83,6 +83,14 @@ def test_is_log_decides_by_first_lines(tmp_path: Path, rows: list[object], expec
     assert is_log(write_lines(tmp_path / "log.jsonl", *rows)) == expected
 
 
+def test_trainer_states_reads_log_history(tmp_path: Path) -> None:
+    path = write_state(tmp_path, [*make_history(3), {"epoch": 0.03, "eval_loss": 0.25, "step": 3}])
+    reading = TrainerStates(tmp_path).poll()
+    assert reading.points[0] == Point("loss", 1, 1.0, 0.01)
+    assert reading.points[-1] == Point("eval_loss", 3, 0.25, 0.03)
+    assert (reading.share, reading.problem, reading.total_bytes) == (1.0, None, path.stat().st_size)
+
+
 def test_trainer_states_reads_recording() -> None:
     (run,) = find_runs(RECORDINGS / "trainer").runs
     (reading,) = RunFollower(run).poll()
@@ -102,6 +110,15 @@ def test_trainer_states_follows_newest_checkpoint(tmp_path: Path) -> None:
     os.utime(path, (2e9, 2e9))
     reading = source.poll()
     assert (reading.drop_from, len(reading.points)) == (-math.inf, 10)
+
+
+def test_trainer_states_reads_large_history_in_parts(tmp_path: Path) -> None:
+    write_state(tmp_path, make_history(50_000))
+    source = TrainerStates(tmp_path)
+    first = source.poll()
+    assert 0 < first.share < 0.5
+    points = [*first.points, *points_of(source)]
+    assert values_of(points, "loss") == [(step, 1 / step) for step in range(1, 50_001)]
 
 
 @pytest.mark.parametrize("end", [b"", b'{"step": 3, "loss": 1', b"x" * 100])

@@ -6,17 +6,22 @@ import gzip
 import math
 import os
 import sqlite3
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
+
+from engine.foreign import database as database_module
 from engine.foreign.activity import Activity
 from engine.foreign.folders import find_runs
 from engine.foreign.mlflow_database import MlflowDatabaseRun
 from engine.foreign.points import Point
 from engine.foreign.process import ProcessId, find_process_runs, read_tree
 from engine.foreign.run_list import ForeignRunList
-from support.foreign import values_of
+from support.foreign import points_of, values_of
 
 # The columns of MLflow 3.17 that are read, and its indices of `metrics`.
 SCHEMA = """
@@ -59,6 +64,14 @@ def add_run(database: sqlite3.Connection, run: str, name: str, stage: str = "act
 
 def log(database: sqlite3.Connection, run: str, step: int, value: object, key: str = "loss", is_nan: int = 0) -> None:
     database.execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?)", (key, value, TIME_MS, run, step, is_nan))
+
+
+def listed(listing: ForeignRunList) -> dict[str, Activity]:
+    """Return what each run does once all that is new has been read."""
+    for _ in range(2):
+        listing._next_check = 0.0
+        listing.poll(1.0)
+    return {run.run.name[-1]: run.activity for run in listing.runs}
 
 
 def test_find_reads_recording_of_mlflow(tmp_path: Path) -> None:
@@ -111,6 +124,43 @@ def test_mlflow_database_run_has_ended_until_it_is_resumed(tmp_path: Path) -> No
         assert source.poll().has_ended == has_ended
 
 
+def test_mlflow_database_run_reads_values_that_sql_has_no_number_for(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "m.db", "a")
+    with opened(path) as database:
+        log(database, "a", 1, sys.float_info.max)
+        log(database, "a", 2, -sys.float_info.max)
+        log(database, "a", 3, 0.0, is_nan=1)
+    values = [value for _, value in values_of(MlflowDatabaseRun(path, "a").poll().points, "loss")]
+    assert values[:3] == [1.0, math.inf, -math.inf]
+    assert math.isnan(values[3])
+
+
+def test_mlflow_database_run_passes_over_what_is_no_value(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "m.db", "a")
+    huge = "x" * (database_module.MAX_VALUE_BYTES + 1)
+    with opened(path) as database:
+        log(database, "a", 1, "text")
+        log(database, "a", 2, 0.5, key=huge)
+        log(database, "a", 2**63 - 1, 0.5)
+        log(database, "a", 3, 0.25)
+        database.executemany("INSERT INTO params VALUES (?, ?, 'a')", [("huge", huge), ("\x1b[31m", "red")])
+    reading = MlflowDatabaseRun(path, "a").poll()
+    assert values_of(reading.points, "loss") == [(0, 1.0), (3, 0.25)]
+    assert (reading.parameters, reading.share, reading.problem) == ({"\\x1b[31m": "red"}, 1.0, None)
+
+
+def test_mlflow_database_run_reads_many_rows_in_parts(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "m.db", "a", "b")
+    with opened(path) as database:
+        for step in range(1, 5000):
+            log(database, "a", step, 1.0)
+            log(database, "b", step, 2.0)
+    source = MlflowDatabaseRun(path, "a")
+    first = source.poll(100_000)
+    assert 0.1 < first.share < 0.3
+    assert [point.step for point in [*first.points, *points_of(source, 100_000)]] == list(range(5000))
+
+
 def test_mlflow_database_run_starts_over_when_database_is_replaced(tmp_path: Path) -> None:
     path = make_database(tmp_path / "m.db", "a")
     source = MlflowDatabaseRun(path, "a")
@@ -123,12 +173,38 @@ def test_mlflow_database_run_starts_over_when_database_is_replaced(tmp_path: Pat
     assert values_of(reading.points, "loss") == [(0, 1.0)]
 
 
+def count_opens(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    opens: list[Path] = []
+    open_database = database_module.opened_database
+
+    @contextmanager
+    def counted(path: Path) -> Iterator[sqlite3.Connection]:
+        opens.append(path)
+        with open_database(path) as database:
+            yield database
+
+    monkeypatch.setattr(database_module, "opened_database", counted)
+    return opens
+
+
 def test_list_shows_which_run_of_database_has_ended(tmp_path: Path) -> None:
     with opened(make_database(tmp_path / "m.db", "a", "b")) as database:
         database.execute("UPDATE runs SET status = 'FINISHED' WHERE run_uuid = 'a'")
     listing = ForeignRunList(lambda: iter([find_runs(tmp_path)]))
     listing.poll(1.0)
     assert {run.run.name[-1]: run.activity for run in listing.runs} == {"a": Activity.ENDED, "b": Activity.GROWING}
+
+
+def test_list_tells_which_run_of_database_grows(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "m.db", "a", "b", "c")
+    with opened(path) as database:
+        hour_ago = int((time.time() - 3600) * 1000)
+        database.execute("UPDATE metrics SET timestamp = ? WHERE run_uuid <> 'b'", (hour_ago,))
+    listing = ForeignRunList(lambda: iter([find_runs(tmp_path)]))
+    assert listed(listing) == {"a": Activity.QUIET, "b": Activity.GROWING, "c": Activity.QUIET}
+    with opened(path) as database:
+        database.execute("INSERT INTO metrics VALUES ('loss', 0.5, ?, 'c', 1, 0)", (hour_ago,))
+    assert listed(listing) == {"a": Activity.QUIET, "b": Activity.GROWING, "c": Activity.GROWING}
 
 
 def test_process_writes_the_runs_of_its_database_that_have_not_ended(tmp_path: Path) -> None:
@@ -142,3 +218,24 @@ def test_process_writes_the_runs_of_its_database_that_have_not_ended(tmp_path: P
         assert tree is not None
         found = find_process_runs(tree, 0.0).runs
     assert [run.name[-1] for run in found if run.folder == tmp_path] == ["b"]
+
+
+def test_database_without_a_table_of_mlflow_has_no_run(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "m.db", "a")
+    with opened(path) as database:
+        database.execute("DROP TABLE experiments")
+    assert find_runs(tmp_path).runs == ()
+    with opened(path) as database:
+        database.execute("DROP TABLE runs")
+    assert MlflowDatabaseRun(path, "a").poll().problem
+
+
+def test_virtual_table_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    with opened(path) as database:
+        database.executescript(SCHEMA)
+        database.execute("DROP TABLE metrics")
+        database.execute("CREATE VIRTUAL TABLE metrics USING fts5(key, value, timestamp, run_uuid, step, is_nan)")
+        add_run(database, "a", "a")
+    assert find_runs(tmp_path).runs == ()
+    assert MlflowDatabaseRun(path, "a").poll().problem

@@ -11,7 +11,7 @@ import pytest
 from engine.foreign.folders import find_runs
 from engine.foreign.mlflow_store import MlflowRun
 from engine.foreign.points import Point
-from support.foreign import values_of
+from support.foreign import points_of, values_of
 
 
 def make_run(folder: Path, **metrics: str) -> Path:
@@ -54,6 +54,19 @@ def test_mlflow_run_follows_growth_and_new_files(tmp_path: Path) -> None:
     assert source.poll().parameters == {}
 
 
+def test_mlflow_run_escapes_names_of_parameters(tmp_path: Path) -> None:
+    source = MlflowRun(make_run(tmp_path, loss="1 1 1\n"))
+    (tmp_path / "params" / "\x1b[31m").write_text("red")
+    assert source.poll().parameters == {"\\x1b[31m": "red"}
+
+
+def test_mlflow_run_passes_over_damaged_lines(tmp_path: Path) -> None:
+    lines = "1 0.5 1\n\n1\ntext text text\n1 2 3 4\n1 nan 2\n1 0.5 1e400\n\xff 7 9\n"
+    points = points_of(MlflowRun(make_run(tmp_path, loss=lines)))
+    assert [point.step for point in points] == [1, 2, 9]
+    assert math.isnan(points[1].value)
+
+
 def test_mlflow_run_starts_over_when_file_is_replaced(tmp_path: Path) -> None:
     source = MlflowRun(make_run(tmp_path, a="1 1 1\n", b="1 2 1\n"))
     assert len(source.poll().points) == 2
@@ -61,6 +74,14 @@ def test_mlflow_run_starts_over_when_file_is_replaced(tmp_path: Path) -> None:
     readings = [source.poll(), source.poll()]
     assert [reading.drop_from for reading in readings] == [-math.inf, None]
     assert [(point.name, point.value) for point in readings[1].points] == [("a", 5.0), ("a", 6.0), ("b", 2.0)]
+
+
+def test_mlflow_run_reads_many_metrics_in_parts(tmp_path: Path) -> None:
+    lines = "".join(f"1800000000000 {step} {step}\n" for step in range(20_000))
+    source = MlflowRun(make_run(tmp_path, a=lines, b=lines))
+    first = source.poll(1)
+    assert 0 < first.share < 0.6
+    assert len(first.points) + len(points_of(source, 1)) == 40_000
 
 
 def test_mlflow_run_opens_no_pipe_and_follows_no_link(tmp_path: Path) -> None:

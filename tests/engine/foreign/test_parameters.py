@@ -8,12 +8,16 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
+from engine.config.yaml_io import compose_yaml, compose_yaml_fast
 from engine.foreign.parameters import (
     MAX_KEY_LENGTH,
     MAX_PARAMETERS,
     MAX_TEXT_LENGTH,
+    Parameters,
     flatten,
+    merge_parameters,
     read_parameters,
 )
 
@@ -67,6 +71,12 @@ def test_read_parameters_takes_scalars_around_history_of_any_length(tmp_path: Pa
     assert read_parameters(tmp_path) == {"epoch": 2.0, "max_steps": 100}
 
 
+def test_read_parameters_prefers_first_file(tmp_path: Path) -> None:
+    (tmp_path / "hparams.yaml").write_text("lr: 1\n")
+    (tmp_path / "config.yaml").write_text("lr: 2\nseed: 3\n")
+    assert read_parameters(tmp_path) == {"lr": 1, "seed": 3}
+
+
 def test_read_parameters_runs_no_python_tag(tmp_path: Path) -> None:
     planted = tmp_path / "planted"
     (tmp_path / "hparams.yaml").write_text(PYTHON_TAGS.format(planted=planted))
@@ -111,3 +121,20 @@ def test_flatten_bounds_number_length_and_depth() -> None:
         "small": -math.inf,
         "odd": "?",
     }
+
+
+def test_merged_parameters_are_bounded() -> None:
+    found: Parameters = {}
+    for record in range(4):
+        found = merge_parameters(found, {f"{record}.{number}": 1 for number in range(500)})
+    assert len(found) == MAX_PARAMETERS
+    assert merge_parameters(found, {"0.0": 2})["0.0"] == 2
+
+
+def test_fast_yaml_has_the_nodes_and_limits_of_a_config() -> None:
+    text = "a: &x [1, 2.5, off]\nb: *x\nc: {d: 1e-3, e: 'q', f: true}\ng: |\n  text\n"
+    assert yaml.serialize(compose_yaml_fast(text)) == yaml.serialize(compose_yaml(text))  # type: ignore[arg-type]
+    repeated = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10) if n else 0}]\n" for n in range(6))
+    for large in ("- " * 60, "[" * 100_000, repeated):
+        with pytest.raises(yaml.YAMLError):
+            compose_yaml_fast(large)

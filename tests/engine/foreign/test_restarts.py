@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.foreign import restarts
 from engine.foreign.csv_file import CsvFile
 from engine.foreign.json_lines import JsonLines
 from engine.foreign.points import Point
@@ -74,6 +75,13 @@ def test_repeated_heading_voids_repeated_epoch_with_other_columns(tmp_path: Path
     assert kept_values(CsvFile(path), "top5") == [(1, 4.0), (2, 6.0)]
 
 
+def test_sparse_rows_of_one_step_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss,val_loss\n4,1,\n9,2,\n9,,3\n14,4,\n19,,5\n")
+    assert kept_values(CsvFile(path), "loss") == [(4, 1.0), (9, 2.0), (14, 4.0)]
+    assert kept_values(CsvFile(path), "val_loss") == [(9, 3.0), (19, 5.0)]
+
+
 def test_validation_rows_numbered_by_epochs_void_no_iterations(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = []
     for epoch in (1, 2, 3):
@@ -83,3 +91,17 @@ def test_validation_rows_numbered_by_epochs_void_no_iterations(tmp_path: Path) -
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [step for step, _ in kept_values(JsonLines(path), "loss")] == [100, 150, 200, 250, 300, 350]
     assert [step for step, _ in kept_values(JsonLines(path), "mAP")] == [1, 2, 3]
+
+
+def test_number_of_restarts_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "MAX_RESTARTS", 2)
+    path = write_rows(tmp_path / "a.csv", [0, 1, 1, 1, 1, 2])
+    assert kept_values(CsvFile(path), "loss") == [(0, 0), (1, 3), (1, 4), (2, 5)]
+
+
+def test_resumed_run_with_two_rows_per_step_keeps_both(tmp_path: Path) -> None:
+    rows = [{"step": step, name: 1.0} for step in (*range(10), *range(5, 12)) for name in ("train_loss", "val_loss")]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("train_loss", "val_loss"):
+        assert [step for step, _ in kept_values(JsonLines(path), name)] == list(range(12))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,9 @@ from engine.foreign import run_list
 from engine.foreign.activity import Activity
 from engine.foreign.folders import RunFinder, find_runs
 from engine.foreign.run_list import ForeignRunList, ListedRun
-from support.foreign import wandb_file
+from support.foreign import event, event_file, scalar, session_start, wandb_file
 
+RECORDED = Path(__file__).parents[2] / "recordings" / "foreign"
 EXIT = b"\x92\x01\x00"  # an empty `RunExitRecord`, field 18 of a W&B `Record`
 
 
@@ -102,6 +105,16 @@ def test_list_voids_values_of_a_file_that_was_replaced(tmp_path: Path, monkeypat
     assert list(only(found).metrics) == ["accuracy"]
 
 
+def test_list_keeps_the_last_value_of_a_resumed_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [event(step, scalar("loss", 1.0)) for step in range(5)]
+    records += [session_start(2), event(2, scalar("loss", 0.5))]
+    (tmp_path / "events.out.tfevents.1.host").write_bytes(event_file(*records))
+    found = follow(tmp_path, monkeypatch)
+    found.poll(5.0)
+    loss = only(found).metrics["loss"]
+    assert (loss.step, loss.last) == (2, 0.5)
+
+
 def test_run_whose_log_records_its_end_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run-a.wandb").write_bytes(wandb_file(records=[EXIT]))
     found = follow(tmp_path, monkeypatch)
@@ -121,6 +134,43 @@ def test_runs_of_one_file_have_keys_of_their_own(tmp_path: Path, monkeypatch: py
     found = follow(tmp_path, monkeypatch)
     found.poll(5.0)
     assert len({listed.key for listed in found.runs}) == 2
+
+
+def test_list_follows_a_database_that_grows_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sqlite3 = pytest.importorskip("sqlite3")
+    path = tmp_path / "proj.db"
+    insert = "INSERT INTO metrics VALUES (NULL, '2026-01-01', 'one', ?, '{\"loss\": 0.5}')"
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, timestamp, run_name, step, metrics)")
+    database.executemany(insert, [(step,) for step in range(500)])
+    database.commit()
+    monkeypatch.setattr(run_list, "MAX_ROW_BYTES", path.stat().st_size)
+    found = follow(tmp_path, monkeypatch)
+    found.poll(5.0)
+    database.executemany(insert, [(step,) for step in range(500, 900)])
+    database.commit()
+    database.close()
+    found.poll(5.0)
+    assert only(found).metrics["loss"].step == 899 and not only(found).note
+
+
+def test_runs_of_one_file_and_of_a_folder_of_the_same_name_are_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "proj.db").write_bytes(gzip.decompress((RECORDED / "trackio" / "proj.db.gz").read_bytes()))
+    [name] = (run.name.rpartition("/")[2] for run in find_runs(tmp_path).runs)
+    make_run(tmp_path / "proj" / name, 1.0)
+    found = follow(tmp_path, monkeypatch)
+    found.poll(5.0)
+    assert {listed.run.formats for listed in found.runs} == {("trackio",), ("csv",)}
+
+
+def test_two_files_of_one_folder_are_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [make_run(tmp_path, 1.0).rename(tmp_path / name) for name in ("a.csv", "b.csv")]
+    found = follow(tmp_path, monkeypatch)
+    found._search = lambda: chain.from_iterable(RunFinder(file).search() for file in files)
+    found.poll(5.0)
+    assert sorted(names(found)) == ["a", "b"]
 
 
 def test_runs_of_gputrain_are_found_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 from engine.foreign.event_records import length_checksum
 from engine.foreign.points import Point
-from engine.foreign.reading import Reading
-from engine.foreign.tensorboard import EventFolder
-from support.foreign import event, event_file, field, points_of, scalar, session_start, values_of
+from engine.foreign.reading import MAX_METRICS, Reading
+from engine.foreign.tensorboard import MAX_RECORD_BYTES, EventFolder
+from support.foreign import event, event_file, field, frame, points_of, scalar, session_start, values_of
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
 FILE = "events.out.tfevents.1.host"
@@ -93,6 +93,12 @@ def test_event_folder_reads_scalar_tensors(tmp_path: Path, tensor: tensor_pb2.Te
     assert [point[:3] for point in poll(tmp_path).points] == ([("loss", 4, value)] if value is not None else [])
 
 
+def test_event_folder_reads_no_tensor_of_another_plugin(tmp_path: Path) -> None:
+    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[0.5])
+    (tmp_path / FILE).write_bytes(event_file(event(4, tensor_value("curve", tensor, "pr_curves"))))
+    assert poll(tmp_path).points == []
+
+
 def test_event_folder_reads_hyperparameters_of_keras(tmp_path: Path) -> None:
     summary = summary_v2.hparams_pb({"units": 16, "dropout": 0.5, "relu": False})
     (tmp_path / FILE).write_bytes(event_file(event_pb2.Event(summary=summary).SerializeToString()))
@@ -116,6 +122,16 @@ def test_event_folder_follows_growth_in_any_pieces(tmp_path: Path) -> None:
     assert values_of(points, "loss") == [(step, float(step)) for step in range(20)]
 
 
+def test_event_folder_reads_large_file_in_parts(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(event_file(*(event(step, scalar("loss", step)) for step in range(20_000))))
+    source = EventFolder(tmp_path)
+    first = source.poll(100_000)
+    assert 0 < len(first.points) < 20_000
+    assert 0.05 < first.share < 0.5
+    points = [*first.points, *points_of(source, 100_000)]
+    assert values_of(points, "loss") == [(step, float(step)) for step in range(20_000)]
+
+
 def test_event_folder_skips_large_record_unread(tmp_path: Path) -> None:
     image_bytes = 1 << 32
     image = struct.pack("<QI", image_bytes, length_checksum(image_bytes))
@@ -125,6 +141,16 @@ def test_event_folder_skips_large_record_unread(tmp_path: Path) -> None:
         file.write(event_file(event(2, scalar("loss", 2.0))))
     source = EventFolder(tmp_path)
     assert values_of(points_of(source), "loss") == [(1, 1.0), (2, 2.0)]
+
+
+def test_event_folder_waits_for_end_of_large_record(tmp_path: Path) -> None:
+    large = frame(event(1, field(1, b"x" * MAX_RECORD_BYTES)))
+    path, source = tmp_path / FILE, EventFolder(tmp_path)
+    path.write_bytes(event_file(event(0, scalar("loss", 1.0))) + large[:-1])
+    assert len(source.poll().points) == 1
+    with path.open("ab") as file:
+        file.write(large[-1:] + event_file(event(2, scalar("loss", 2.0))))
+    assert values_of(points_of(source), "loss") == [(2, 2.0)]
 
 
 def test_event_folder_reads_rotated_files(tmp_path: Path) -> None:
@@ -168,6 +194,14 @@ def test_event_folder_reads_other_files_beside_damaged_one(tmp_path: Path) -> No
     assert reading.share < 1
 
 
+def test_event_folder_bounds_number_of_metrics(tmp_path: Path) -> None:
+    records = (event(0, scalar(f"m{number}", 1.0)) for number in range(MAX_METRICS + 10))
+    (tmp_path / FILE).write_bytes(event_file(*records))
+    reading = poll(tmp_path)
+    assert len(reading.points) == MAX_METRICS
+    assert reading.problem
+
+
 def test_event_folder_opens_no_pipe_and_follows_no_link(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_bytes(event_file(event(1, scalar("a", 1.0))))
@@ -176,3 +210,12 @@ def test_event_folder_opens_no_pipe_and_follows_no_link(tmp_path: Path) -> None:
     (folder / FILE).symlink_to(outside)
     os.mkfifo(folder / "events.out.tfevents.2.host")
     assert poll(folder) == Reading()
+
+
+def test_event_folder_reports_unreadable_file(tmp_path: Path) -> None:
+    source, path = EventFolder(tmp_path), tmp_path / FILE
+    path.write_bytes(event_file(event(1, scalar("a", 1.0))))
+    assert len(source.poll().points) == 1
+    path.unlink()
+    os.mkfifo(path)
+    assert source.poll().problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import sqlite3
 import time
@@ -14,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from engine.foreign import database as database_module
 from engine.foreign import trackio
 from engine.foreign.folders import find_runs
 from engine.foreign.points import Point
 from engine.foreign.reading import list_folder
 from engine.foreign.trackio import TrackioRun
-from support.foreign import values_of
+from support.foreign import points_of, values_of
 
 # The two tables that trackio 0.43 makes; the first versions had no `run_id`.
 METRICS = """CREATE TABLE metrics (id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, timestamp TEXT NOT NULL,
@@ -105,6 +107,58 @@ def test_trackio_run_reads_open_database_after_checkpoint(tmp_path: Path) -> Non
         assert values_of(source.poll().points, "loss") == [(1, 1.0)]
 
 
+def test_trackio_run_reads_many_rows_in_parts(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "p.db")
+    with opened(path) as database:
+        for step in range(5000):
+            log(database, "a", step, {"loss": step})
+            log(database, "b", step, {"loss": -step})
+    source = TrackioRun(path, "a")
+    first = source.poll(100_000)
+    assert 0.1 < first.share < 0.3
+    points = [*first.points, *points_of(source, 100_000)]
+    assert values_of(points, "loss") == [(step, float(step)) for step in range(5000)]
+
+
+def test_trackio_run_passes_over_huge_row(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "p.db")
+    with opened(path) as database:
+        for step, note in enumerate(["", "x" * database_module.MAX_VALUE_BYTES, ""]):
+            log(database, "a", step, {"loss": step, "note": note})
+    reading = TrackioRun(path, "a").poll()
+    assert (reading.problem, reading.share, values_of(reading.points, "loss")) == (None, 1.0, [(0, 0.0), (2, 2.0)])
+
+
+def test_trackio_run_reads_new_rows_without_scan_of_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_database(tmp_path / "p.db")
+    with opened(path) as database:
+        for step in range(20_000):
+            log(database, "b" if step % 2 else "a", step, {"loss": step})
+    source = TrackioRun(path, "a")
+    points_of(source)
+    with opened(path) as database:
+        log(database, "a", 20_000, {"loss": 1})
+    # A scan takes 10 instructions per row.
+    monkeypatch.setattr(database_module, "MAX_INSTRUCTIONS", 10_000)
+    monkeypatch.setattr(database_module, "INSTRUCTIONS_PER_CALL", 1000)
+    reading = source.poll()
+    assert (reading.problem, values_of(reading.points, "loss")) == (None, [(20_000, 1.0)])
+
+
+def test_trackio_run_starts_over_when_run_is_repeated(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "p.db")
+    with opened(path) as database:
+        for step in range(3):
+            log(database, "a", step, {"loss": 1})
+    source = TrackioRun(path, "a")
+    source.poll()
+    path.unlink()
+    with opened(make_database(path)) as database:
+        log(database, "a", 0, {"loss": 2})
+    reading = source.poll()
+    assert (reading.drop_from, values_of(reading.points, "loss")) == (-math.inf, [(0, 2.0)])
+
+
 def test_crafted_database_neither_hangs_nor_runs_view(tmp_path: Path) -> None:
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n"
     columns = "x AS id, '' AS timestamp, 0 AS step, '{}' AS metrics, 'a' AS run_name"
@@ -150,3 +204,16 @@ def test_runs_stay_while_database_is_written(tmp_path: Path) -> None:
     damaged.write_bytes(content[:100] + bytes(len(content) - 100))
     damaged.replace(path)
     assert find_runs(tmp_path).runs == ()
+
+
+def test_read_bytes_are_those_of_the_database(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "p.db")
+    with opened(path) as database:
+        for step in range(100):
+            log(database, "a", step, {"loss": 1})
+    source = TrackioRun(path, "a")
+    size = path.stat().st_size
+    first = source.poll(1000)
+    assert (first.read_bytes, first.total_bytes) == (size // 10, size)
+    points_of(source)
+    assert source.poll().read_bytes == size

@@ -10,8 +10,9 @@ import pytest
 
 from engine.foreign.folders import find_runs
 from engine.foreign.points import Point
-from engine.foreign.wandb_log import BLOCK_BYTES, FILE_HEADER, WandbLog
-from support.foreign import points_of, values_of, wandb_file
+from engine.foreign.reading import MAX_METRICS
+from engine.foreign.wandb_log import BLOCK_BYTES, FILE_HEADER, MAX_RECORD_BYTES, WandbLog
+from support.foreign import field, points_of, values_of, wandb_file, wandb_record
 
 ROWS = [{"_step": step, "_timestamp": 1.8e9 + step, "_runtime": step, "loss": 1 / (step + 1)} for step in range(3000)]
 LOSSES = [(step, 1 / (step + 1)) for step in range(3000)]
@@ -89,6 +90,12 @@ def test_wandb_log_continues_after_damaged_block(tmp_path: Path) -> None:
     assert found[-1] == LOSSES[-1]
 
 
+def test_wandb_log_passes_over_large_record(tmp_path: Path) -> None:
+    path = tmp_path / "run-a.wandb"
+    path.write_bytes(wandb_file(ROWS[:1], [field(9, b"x" * (2 * MAX_RECORD_BYTES))]))
+    assert values_of(points_of(WandbLog(path)), "loss") == LOSSES[:1]
+
+
 def test_wandb_log_starts_over_when_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "run-a.wandb"
     path.write_bytes(wandb_file(ROWS[:3]))
@@ -97,6 +104,27 @@ def test_wandb_log_starts_over_when_file_is_replaced(tmp_path: Path) -> None:
     path.write_bytes(wandb_file(ROWS[5:20]))
     reading = source.poll()
     assert (reading.drop_from, values_of(reading.points, "loss")) == (-math.inf, LOSSES[5:20])
+
+
+def test_wandb_log_reads_changed_config(tmp_path: Path) -> None:
+    path = tmp_path / "run-a.wandb"
+    records = [wandb_record(5, {"lr": 0.1, "_wandb": {"t": 1}}), wandb_record(5, {"lr": 0.2})]
+    path.write_bytes(wandb_file(records=records))
+    assert WandbLog(path).poll().parameters == {"lr": 0.2}
+
+
+def test_wandb_log_reads_no_media(tmp_path: Path) -> None:
+    path = tmp_path / "run-a.wandb"
+    path.write_bytes(wandb_file([{"_step": 0, "image": {"_type": "image-file", "width": 8}, "loss": 1}]))
+    assert points_of(WandbLog(path)) == [Point("loss", 0, 1.0)]
+
+
+def test_wandb_log_bounds_number_of_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "run-a.wandb"
+    path.write_bytes(wandb_file([{"_step": step, f"m{step}": 1} for step in range(MAX_METRICS + 5)]))
+    reading = WandbLog(path).poll()
+    assert len(reading.points) == MAX_METRICS
+    assert reading.problem
 
 
 def test_wandb_log_refuses_other_files(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.config.yaml_io import to_yaml
-from engine.runs.comparison import MAX_RUNS, ComparedRun, Comparison, compare_runs, read_run
+from engine.runs.comparison import MAX_RUNS, ComparedRun, Comparison, compare_runs, read_run, spread
 from engine.runs.events import Event, GpuEvent, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.metrics import METRICS, Better, format_metric
@@ -81,6 +83,30 @@ def test_read_run_opens_no_journal_of_run_that_ended(tmp_path: Path) -> None:
     assert read_run(folder).record.best_val_accuracy == 0.5
 
 
+def test_read_run_without_steps_has_no_figures(tmp_path: Path) -> None:
+    assert read_run(make_run(tmp_path, "a", make_run_started(1.0))).record.best_val_accuracy is None
+    empty = make_run_folder(tmp_path, "empty")
+    run = read_run(empty)
+    assert figures_of(run) == {"epochs": 0}
+    assert run.problem is not None and run.problem.startswith("config.yaml ")
+    assert os.strerror(errno.ENOENT) in run.problem
+
+
+def test_read_run_ignores_non_finite_losses(tmp_path: Path) -> None:
+    bad = replace(make_epoch(2, math.nan), train_loss=math.nan, val_loss=math.inf)
+    run = read_run(make_run(tmp_path, "a", make_run_started(), make_epoch(1, 0.5), bad, END))
+    record = run.record
+    assert (record.best_val_accuracy, record.best_val_loss, record.train_loss) == (0.5, 1.1, None)
+
+
+def test_read_run_skips_damaged_lines(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a")
+    text = folder.journal.read_text()
+    folder.journal.write_text("\0\0\n{\n" + text.replace("\n", "\n\x1b[2J\n") + '{"type": "epoch", "ti')
+    folder.summary.unlink()
+    assert read_run(folder).record.epochs == 1
+
+
 def test_comparison_lists_the_keys_that_differ_and_nothing_else(tmp_path: Path) -> None:
     comparison = compare(
         make_run(tmp_path, "a", run={"seed": 1}, optim={"lr": 0.1}), make_run(tmp_path, "b", optim={"lr": 0.2})
@@ -98,6 +124,16 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path: Path) -> Non
     assert [column.runs for column in comparison.columns(grouped=False)] == [(0,), (1,), (2,), (3,)]
 
 
+def test_equal_runs_of_one_seed_are_no_group(tmp_path: Path) -> None:
+    assert compare(make_run(tmp_path, "a"), make_run(tmp_path, "b")).seed_groups == ()
+
+
+def test_seeds_with_another_global_batch_are_no_group(tmp_path: Path) -> None:
+    wide = replace(make_run_started(), global_batch=128)
+    runs = [make_run(tmp_path, "a", run={"seed": 1}), make_run(tmp_path, "b", wide, run={"seed": 2})]
+    assert compare(*runs).seed_groups == ()
+
+
 def test_group_figure_is_mean_and_sample_deviation(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path, f"s{seed}", make_run_started(), make_epoch(1, accuracy), END, run={"seed": seed})
@@ -107,6 +143,11 @@ def test_group_figure_is_mean_and_sample_deviation(tmp_path: Path) -> None:
     value = comparison.value(comparison.columns(grouped=True)[0], METRICS["best_val_accuracy"])
     assert value is not None
     assert (value.mean, value.deviation, value.count) == (pytest.approx(0.8), pytest.approx(0.1), 3)
+
+
+def test_spread_leaves_out_unknown_values() -> None:
+    assert spread([None, 2.0]) == spread([2.0])
+    assert spread([None, None]) is None
 
 
 def test_best_columns_of_high_and_low_figures(tmp_path: Path) -> None:
@@ -137,6 +178,11 @@ def test_best_seconds_are_of_finished_runs(tmp_path: Path) -> None:
 def test_comparison_notes_different_datasets(tmp_path: Path, change: dict[str, Any], noted: bool) -> None:
     comparison = compare(make_run(tmp_path, "a"), make_run(tmp_path, "b", data=change))
     assert has_problem(comparison.notes, "not-comparable") is noted
+
+
+def test_comparison_notes_datasets_of_another_size(tmp_path: Path) -> None:
+    larger = make_run(tmp_path, "b", replace(make_run_started(), train_images=9999))
+    assert has_problem(compare(make_run(tmp_path, "a"), larger).notes, "not-comparable")
 
 
 def test_comparison_notes_config_that_is_no_yaml(tmp_path: Path) -> None:

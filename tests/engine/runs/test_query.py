@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.runs.fields import field_names, find_field
 from engine.runs.keys import quote_key
 from engine.runs.metrics import METRIC_PREFIX, Better, better_of_name, own_metrics
 from engine.runs.query import find_best_condition, parse_columns, parse_query
@@ -167,6 +168,15 @@ def test_query_selects_matching_rows_in_their_order(text: str, expected: list[Ru
     assert parse_query(text, OWN).filter(ROWS) == expected
 
 
+def test_query_names_age_and_archive_flag() -> None:
+    queries = [parse_query(text) for text in ("age<2d failed", "-archived=no", "failed")]
+    assert [("age" in query.fields, "archived" in query.fields) for query in queries] == [
+        (True, False),
+        (False, True),
+        (False, False),
+    ]
+
+
 @pytest.mark.parametrize(("text", "expected"), ERRORS.items(), ids=ERRORS)
 def test_query_refuses_invalid_condition_with_one_problem(text: str, expected: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as error:
@@ -185,6 +195,12 @@ def test_query_of_words_splits_each_at_blanks() -> None:
     assert "archived" in parse_query("archived=yes").fields and "archived" not in parse_query("yes").fields
 
 
+def test_unknown_config_matches_no_condition() -> None:
+    unread = with_record(BEST, config=None)
+    assert parse_query("model=cnn").filter([unread]) == parse_query("model!=cnn").filter([unread]) == []
+    assert find_field("lr").value(unread) is None and find_field("lr").value(FAILED) == 0.05
+
+
 @given(st.text(max_size=40))
 def test_query_of_any_text_parses_or_is_refused(text: str) -> None:
     try:
@@ -192,6 +208,21 @@ def test_query_of_any_text_parses_or_is_refused(text: str) -> None:
     except UsageError:
         return
     assert all(row in ROWS for row in query.filter(ROWS))
+
+
+@given(
+    st.sampled_from(sorted(field_names())),
+    st.sampled_from(["=", "!=", ">", "<=", "~"]),
+    st.text(min_size=1, max_size=12),
+)
+def test_negated_condition_matches_all_other_rows(name: str, sign: str, value: str) -> None:
+    word = f"{name}{sign}{value}".replace('"', "").replace("'", "")
+    try:
+        matching, others = parse_query([word]).filter(ROWS), parse_query(["-" + word]).filter(ROWS)
+    except UsageError:
+        return
+    if len(word.split()) == 1:
+        assert sorted(row.name for row in (*matching, *others)) == sorted(row.name for row in ROWS)
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=8), st.booleans())

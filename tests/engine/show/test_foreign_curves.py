@@ -138,6 +138,25 @@ def test_many_metrics_share_a_bounded_number_of_columns(monkeypatch: pytest.Monk
     assert curves.extremes(names[-1]) == Extremes(300, 0, 299, 299, 0, 299)
 
 
+def test_metrics_that_appear_later_take_columns_from_the_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_curves, "MAX_COLUMNS", 100 * 32)
+    monkeypatch.setattr(foreign_curves, "MAX_METRIC_COLUMNS", 1600)
+    curves = ForeignCurves(1)
+    names = ["first", *(f"metric-{number}" for number in range(99))]
+    for name in names:
+        curves.add([Reading(points(*map(float, range(300)), name=name))])
+    assert sum(len(curves.over(name, "step").means.x) for name in names) <= 100 * 32
+    assert curves.extremes("first") == Extremes(300, 0, 299, 299, 0, 299)
+
+
+def test_number_of_metrics_of_a_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_curves, "MAX_RUN_METRICS", 2)
+    curves = ForeignCurves(1)
+    for name in "abc":
+        curves.add([Reading(points(1.0, name=name))])
+    assert curves.names == ["a", "b"] and curves.is_limited
+
+
 def test_reader_drops_the_steps_that_a_resumed_run_repeats(tmp_path: Path) -> None:
     first = [event(step, scalar("loss", float(step))) for step in range(100)]
     second = [event(step, scalar("loss", -1.0)) for step in range(21, 31)]
@@ -147,6 +166,17 @@ def test_reader_drops_the_steps_that_a_resumed_run_repeats(tmp_path: Path) -> No
         assert 0 < reader.share <= 1
     found = reader.curves.extremes("loss")
     assert (found.low, found.last, found.step) == (-1, -1, 30) and found.high <= 20
+
+
+def test_reader_follows_what_is_appended(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("step,loss\n1,0.5\n")
+    reader = CurveReader(find_runs(tmp_path).runs[0])
+    while reader.read_slice():
+        pass
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("2,0.25\n")
+    assert reader.read_slice()
+    assert reader.curves.extremes("loss").last == 0.25
 
 
 def test_reader_skips_images_and_has_exact_extremes(tmp_path: Path) -> None:

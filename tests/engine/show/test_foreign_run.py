@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.foreign.folders import find_runs
 from engine.runs.metrics import Better, foreign_metric, registry_keys
-from engine.show.foreign_run import ForeignData, default_axis
+from engine.show.foreign_run import ForeignData, default_axis, summarize
 from support.foreign import event, event_file, scalar
 
 
@@ -94,6 +94,16 @@ def test_data_follows_a_log_that_grows(tmp_path: Path) -> None:
     assert data.read() and data.record().metrics == {"a": 3.0}
 
 
+def test_summary_reads_log_of_many_polls_whole(tmp_path: Path) -> None:
+    rows = 100_000
+    with (tmp_path / "metrics.csv").open("w") as log:
+        log.write("step,loss\n")
+        log.writelines(f"{step},0.{step:09}\n" for step in range(rows))
+    [run] = find_runs(tmp_path).runs
+    loss = summarize(run).metrics["loss"]
+    assert (loss.count, loss.step, loss.low, loss.last) == (rows, rows - 1, 0, 0.000099999)
+
+
 def test_summary_has_the_step_and_value_that_were_written_last(tmp_path: Path) -> None:
     summary = make_data(
         tmp_path, [{"step": 5, "a": 1.0}, {"step": 7, "a": 2.0, "b": 0.5}, {"step": 9, "b": 3.0}]
@@ -101,3 +111,7 @@ def test_summary_has_the_step_and_value_that_were_written_last(tmp_path: Path) -
     assert {name: (part.count, part.step, part.last) for name, part in summary.metrics.items()} == {
         "a": (2, 7, 2.0), "b": (2, 9, 3.0),
     }  # fmt: skip
+
+
+def test_run_of_step_0_has_no_later_step(tmp_path: Path) -> None:
+    assert make_data(tmp_path, [{"step": 0, "a": 1.0}]).record().step == 0

@@ -78,6 +78,12 @@ def test_codec_keeps_path_that_is_no_utf8() -> None:
         decode(data.replace(b"null", b"NaN"), Sample)
 
 
+@pytest.mark.parametrize("note", [rb"\ud800", rb"\ud800\udcff\udcff\ud800", rb"\udcff\udd00"])
+def test_codec_refuses_surrogates_that_no_path_has(note: bytes) -> None:
+    with pytest.raises(InvalidRecordError, match="not valid JSON"):
+        decode(b'{"format":1,"note":"' + note + b'"}', Sample)
+
+
 def test_codec_ignores_unknown_fields() -> None:
     assert decode(b'{"format":1,"later":[{}],"note":"a"}', Sample) == Sample(note="a")
 
@@ -108,6 +114,12 @@ def test_codec_refuses_invalid_data_with_place_and_reason(data: bytes, message: 
 def test_codec_refuses_other_formats(version: str) -> None:
     with pytest.raises(InvalidRecordError) as raised:
         decode(f'{{"format":{version}}}'.encode(), Sample)
+    assert raised.value.code == "wrong-version"
+
+
+def test_codec_refuses_file_without_format() -> None:
+    with pytest.raises(InvalidRecordError, match="has no format") as raised:
+        decode(b"{}", Sample)
     assert raised.value.code == "wrong-version"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Timer
@@ -77,6 +79,14 @@ def test_helper_close_kills_grandchildren(start: Start) -> None:
     )
 
 
+def test_helper_late_answer_is_returned_by_later_receive(start: Start) -> None:
+    with start("parent.receive(str)\nparent.send('late')") as helper:
+        with pytest.raises(HelperTimeoutError):
+            helper.receive(str, 0.1)
+        helper.send("")
+        assert helper.receive(str, PATIENCE_SECONDS) == "late"
+
+
 def test_helper_error_names_signal(start: Start) -> None:
     assert assert_exits(start("os.kill(os.getpid(), 9)"), "SIGKILL").exit_code == -9
     number = signal.SIGRTMIN + 1
@@ -85,6 +95,18 @@ def test_helper_error_names_signal(start: Start) -> None:
 
 def test_helper_error_contains_last_line_of_stderr(start: Start) -> None:
     assert assert_exits(start("raise ValueError('no such thing')"), "ValueError: no such thing").exit_code == 1
+
+
+def test_helper_error_of_silent_exit_names_exit_code(start: Start) -> None:
+    helper = HelperProcess("raise SystemExit(7)")
+    assert assert_exits(helper, " 7").exit_code == 7
+
+
+def test_helper_receive_reports_exit_before_request(start: Start) -> None:
+    helper = start("os._exit(0)")
+    assert helper.exit_code(PATIENCE_SECONDS) == 0
+    helper.send("anybody there?")
+    assert assert_exits(helper, " 0").last_line == "imported"
 
 
 def test_helper_answers_are_separate_from_stdout_and_stdin(start: Start) -> None:
@@ -102,6 +124,25 @@ def test_helper_receive_skips_lines_that_are_not_json() -> None:
 def test_helper_receive_refuses_answer_of_another_kind() -> None:
     with HelperProcess(r"import os; os.write(1, b'[1]\n')") as helper, pytest.raises(HelperError):
         helper.receive(str, PATIENCE_SECONDS)
+
+
+def test_helper_receive_waits_for_complete_line() -> None:
+    program = "import sys; print('[1, ', end='', flush=True); sys.stdin.readline(); print('2]\\n[3', end='')"
+    with HelperProcess(program) as helper:
+        with pytest.raises(HelperTimeoutError):
+            helper.receive(list[int], 1.0)
+        helper.send(None)
+        assert helper.receive(list[int], PATIENCE_SECONDS) == [1, 2]
+        with pytest.raises(HelperExitedError) as ended:
+            helper.receive(list[int], PATIENCE_SECONDS)
+        assert ended.value.exit_code == 0
+
+
+def test_helper_read_lines_returns_all_complete_lines() -> None:
+    with HelperProcess(r"import os, time; os.write(1, b'a\nb\n'); time.sleep(1000)", keep_stderr=False) as helper:
+        assert helper.read_lines(PATIENCE_SECONDS) == [b"a", b"b"]
+        with pytest.raises(HelperTimeoutError):
+            helper.read_lines(0.0)
 
 
 def test_helper_send_never_blocks_on_request_larger_than_pipe(start: Start) -> None:
@@ -140,3 +181,29 @@ def test_helper_imports_nothing_from_working_folder(
     monkeypatch.chdir(tmp_path / "work")
     with start("parent.send(sys.argv)") as helper:
         assert helper.receive(list[str], PATIENCE_SECONDS) == ["-c"]
+
+
+def test_helper_works_beyond_1024_descriptors(start: Start) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("this host allows fewer descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with start("parent.send(1)") as helper:
+            assert helper.receive(int, PATIENCE_SECONDS) == 1
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_helper_receive_timeout_ignores_lines_that_are_not_json(start: Start) -> None:
+    # Lines that are not JSON do not restart the timeout.
+    with HelperProcess("import time\nwhile True: print('rubbish', flush=True); time.sleep(0.05)") as helper:
+        start_time = time.monotonic()
+        with pytest.raises(HelperTimeoutError):
+            helper.receive(str, 0.5)
+        assert time.monotonic() - start_time < 10

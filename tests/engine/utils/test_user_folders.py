@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from engine.models.catalog import (
     CatalogModel,
     ModelListing,
     ParameterCounts,
+    cached_parameter_counts,
     library_models,
+    library_version,
 )
 from engine.utils.answers import Answer
 from engine.utils.codec import find_user_record, write_user_record
@@ -24,11 +27,12 @@ from engine.utils.files import (
     cache_folder,
     config_folder,
     make_user_folder,
+    own_folder_advice,
     state_folder,
     user_path_problem,
 )
-from support.messages import raises_problem
-from tui.form.model import Form, load_last_form
+from support.messages import has_problem, raises_problem
+from tui.form.model import Form, load_last_form, save_last_form
 
 OTHER_UID = 12345
 FOLDERS = {"XDG_CACHE_HOME": cache_folder, "XDG_CONFIG_HOME": config_folder, "XDG_STATE_HOME": state_folder}
@@ -67,6 +71,17 @@ def test_user_path_problem_is_none_for_missing_file_and_own_link(tmp_path: Path)
     assert user_path_problem(config_folder(), "settings.yaml") is not None
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_user_folder_is_not_created_behind_link_of_other_user(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    cache_folder().parent.mkdir()
+    cache_folder().symlink_to(tmp_path / "elsewhere")
+    os.chown(cache_folder(), OTHER_UID, OTHER_UID, follow_symlinks=False)
+    with pytest.raises(PermissionError, match=rf"gputrain .* uid {OTHER_UID}"):
+        make_user_folder(cache_folder(), "decoded")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
 def test_user_folder_and_its_files_are_private_with_any_umask(umask: int) -> None:
     previous = os.umask(umask)
@@ -77,6 +92,48 @@ def test_user_folder_and_its_files_are_private_with_any_umask(umask: int) -> Non
     assert cache_folder().stat().st_mode & 0o777 == cache_folder().parent.stat().st_mode & 0o777 == 0o700
     assert (cache_folder() / "a.json").stat().st_mode & 0o022 == 0
     assert find_user_record(cache_folder(), "a.json", ParameterCounts) == ParameterCounts(counts={"a": 1})
+
+
+@pytest.mark.nightly
+def test_foreign_catalog_is_neither_read_nor_written() -> None:
+    planted = {
+        "models": {"format": 1, "models": [{"source": "torchvision", "name": "planted", "weights": []}]},
+        "counts": {"format": 1, "counts": {"a": 1}},
+    }
+    cache_folder().mkdir(parents=True)
+    for name, values in planted.items():
+        prefix = "models" if name == "models" else "parameters"
+        path = cache_folder() / f"{prefix}-torchvision-{library_version('torchvision')}.json"
+        path.write_text(json.dumps(values))
+    assert cached_parameter_counts("torchvision") == {"a": 1}
+    assert [model.name for model in library_models("torchvision")] == ["planted"]
+    make_foreign(cache_folder())
+    assert cached_parameter_counts("torchvision") == {}
+    assert "resnet18" in [model.name for model in library_models("torchvision")]
+    assert "planted" in path.with_name(path.name.replace("parameters", "models")).read_text()
+
+
+def test_foreign_decoded_cache_is_neither_read_nor_written() -> None:
+    def decode(value: int) -> DecodedChunks:
+        return DecodedChunks((1, 1, 2, 2), [np.full((1, 1, 2, 2), value, np.uint8)])
+
+    load_or_decode("k", lambda: decode(1))
+    make_foreign(cache_folder())
+    before = sorted(cache_folder().rglob("*"))
+    decoded = load_or_decode("k", lambda: decode(2))
+    assert int(decoded.images.sum()) == 8
+    folder = cache_folder()
+    values = (user_path_problem(folder), own_folder_advice("XDG_CACHE_HOME"))
+    assert decoded.warning is not None and has_problem([decoded.warning], "not-writable", "", *values)
+    assert sorted(cache_folder().rglob("*")) == before
+
+
+def test_lock_of_decoded_cache_cannot_be_held_by_other_users() -> None:
+    load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    (cache_folder() / "decoded" / "k.lock").chmod(0o644)
+    (cache_folder() / "decoded" / "k.json").unlink()
+    load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    assert (cache_folder() / "decoded" / "k.lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_foreign_file_in_working_folder_does_not_replace_preset(
@@ -138,6 +195,15 @@ def test_foreign_presets_are_not_listed_and_are_refused_by_name() -> None:
         find_config("gone")
     with pytest.raises(UsageError, match=str(folder / "new.yaml")):
         Form("digits").save_preset("new")
+
+
+def test_foreign_form_choices_are_neither_read_nor_written() -> None:
+    save_last_form(Form("digits", {"run.epochs": "7"}))
+    assert load_last_form().overrides == {"run.epochs": "7"}
+    make_foreign(state_folder())
+    assert load_last_form() == Form("digits")
+    save_last_form(Form("digits", {"run.epochs": "9"}))
+    assert "9" not in (state_folder() / "form.json").read_text()
 
 
 def test_doctor_warns_about_each_foreign_user_folder() -> None:

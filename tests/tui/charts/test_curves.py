@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from engine.runs.curves import CurveData
-from engine.runs.events import Event, StepEvent
+from engine.runs.events import Event, RunContinued, RunPaused, StepEvent
 from support.replace import replace
-from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from tui.charts.view import ChartView
 
 
@@ -72,6 +72,12 @@ def test_curves_support_step_epoch_and_hour_axes() -> None:
     assert data.step_metric("lr", "step").x.tolist() == [10, 20]
     assert data.step_metric("lr", "epoch").x.tolist() == [1, 2]
     assert data.step_metric("lr", "hours").x.tolist() == [1, 2]
+
+
+def test_curves_leave_pauses_out_of_the_training_time() -> None:
+    events = [make_step(10, time=3600.0), RunPaused(time=4000.0, step=10, epoch=1)]
+    events += [RunContinued(time=11_200.0, step=10, epoch=1), make_step(20, 2, 14_400.0)]
+    assert curves(make_run_started(), *events).step_metric("lr", "hours").x.tolist() == [1, 2]
 
 
 def visible_range(view: ChartView, data: CurveData) -> tuple[float, float]:

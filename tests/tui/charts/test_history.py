@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tui.charts.history import LoadHistory, history_graph, time_axis
+import pytest
+
+from tui.charts.history import LoadHistory, history_graph, shown_seconds, time_axis
 from tui.charts.meter import meter
 from tui.palette import LOADS, TRACK
 
@@ -45,6 +47,12 @@ def test_history_columns_only_move_while_time_passes() -> None:
     assert before[:-1] == after[:-1] or before[1:-1] == after[:-2]
 
 
+def test_history_survives_clock_set_back() -> None:
+    history = history_of([10.0])
+    history.add(NOW - 1_000_000, 20.0)
+    assert history.columns(3, 3)[-1] == 20.0
+
+
 def test_history_graph_is_taller_for_larger_values() -> None:
     (bottom,) = history_graph([0.0, 25.0, 50.0, 100.0], 1)
     assert bottom.plain == "⣀⣼"
@@ -58,6 +66,13 @@ def test_time_axis_has_labels_at_round_times() -> None:
     assert time_axis(588, 24).plain.startswith("-10 min")
     assert time_axis(3 * 3600, 60).plain.split() == ["-3", "h", "-2", "h", "-1", "h", "now"]
     assert time_axis(636, 53).plain.index("-5") == round((1 - 300 / 636) * 53)
+
+
+def test_shown_seconds_are_those_of_the_columns() -> None:
+    seconds, count = 600.0, 106
+    columns = history_of([50.0] * 700).columns(seconds, count)
+    assert shown_seconds(seconds, count) == 636
+    assert columns.count(50.0) == pytest.approx(600 / 6, abs=1)
 
 
 def test_meter_fills_whole_cells() -> None:

@@ -10,9 +10,9 @@ from xml.etree.ElementTree import fromstring as parse_xml
 import numpy as np
 import pytest
 
-from engine.runs.series import FloatArray, Series, smooth
+from engine.runs.series import FloatArray, Series, downsample_min_max, smooth
 from tui.charts.export import to_svg
-from tui.charts.plot import BAND, Curve, PlotWindow, plot
+from tui.charts.plot import BAND, Curve, PlotWindow, mark_columns, plot
 from tui.palette import series_style
 
 WIDTH, HEIGHT = 60, 10
@@ -78,6 +78,15 @@ def test_plot_shows_single_step_spike_at_every_zoom(size: int, share: float) -> 
     assert any(not line.split("│")[-1].split("┤")[-1].isspace() for line in top)
 
 
+def test_downsample_min_max_keeps_minimum_and_maximum() -> None:
+    generator = np.random.default_rng(0)
+    values = generator.normal(size=10_000)
+    pieces = downsample_min_max(series(values), 0, 10_000, 50)
+    (piece,) = pieces
+    columns = values.reshape(50, 200)
+    assert np.array_equal(np.sort(piece.y.reshape(50, 2), 1), np.stack([columns.min(1), columns.max(1)], 1))
+
+
 def test_smooth_averages_neighbors_within_gaps() -> None:
     assert np.allclose(smooth(series([1.0, 2.0, 3.0, 4.0, 5.0]), 0.4).y, [1.5, 2.0, 3.0, 4.0, 4.5])
     with_gap = smooth(series([1.0, math.nan, 3.0, 4.0, 5.0]), 0.4).y
@@ -85,9 +94,27 @@ def test_smooth_averages_neighbors_within_gaps() -> None:
     assert len(smooth(series(np.ones(100_000)), 0.1).y) <= 2048
 
 
+@pytest.mark.parametrize("height", [4, 9, 19])
+@pytest.mark.parametrize(("low", "high"), [(0.93, 0.989), (0.0, 12.0)])
+def test_plot_draws_no_value_above_label_of_larger_value(height: int, low: float, high: float) -> None:
+    curve = Curve("", series(np.linspace(low, high, 40)), "braille", series_style(1))
+    lines = [line.plain for line in plot([curve], PlotWindow(0, 40), 36, height).lines]
+    labels = [(row, float(line.partition("┤")[0])) for row, line in enumerate(lines) if "┤" in line]
+    highest = min(row for row, line in enumerate(lines) if any("\u2800" < character <= "\u28ff" for character in line))
+    lowest = max(row for row, line in enumerate(lines) if any("\u2800" < character <= "\u28ff" for character in line))
+    assert len(labels) >= 2 or height < 6
+    for row, label in labels:
+        assert row <= highest if label > high else row >= lowest if label < low else highest <= row <= lowest
+
+
 def ramp(length: int, slope: float) -> Series:
     x = np.arange(length, dtype=float)
     return Series(x, slope * x)
+
+
+def test_mark_columns_of_many_curves_are_disjoint() -> None:
+    columns = [column for index in range(16) for column in mark_columns(index, 16, 150)]
+    assert len(columns) == len(set(columns))
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -119,3 +146,10 @@ def test_svg_of_many_named_curves_has_a_legend_in_lines_and_an_area() -> None:
     assert len(set(places)) == 8
     assert max(x for x, _ in places) < 900
     parse_xml(svg)  # noqa: S314 (our own SVG)
+
+
+def test_plot_draws_array_that_has_changed_in_place() -> None:
+    y = np.array([1.0, 5.0, 2.0])
+    first = plot_lines(y)
+    y[2] = 4.0
+    assert plot_lines(y) != first

@@ -16,7 +16,9 @@ import pytest
 
 from engine.command.output_log import OutputLog
 from engine.runs.event_lines import CommandOutput
+from engine.runs.events import WarningEvent
 from tui.cli.command_output import OutputPrinter
+from tui.cli.progress import PlainPrinter
 
 T = TypeVar("T")
 COLUMNS, ROWS = 40, 6
@@ -87,6 +89,22 @@ def test_lines_are_printed_above_the_bars_and_final_bars_stay(screen: Screen) ->
     assert screen.rows() == ["a line", "outer 1", "inner 2"]
     show(printer, lines=("outer 2",))
     assert screen.rows() == ["a line", "outer 2"]
+
+
+def test_message_of_gputrain_is_printed_above_the_bar(screen: Screen) -> None:
+    printer = screen.connect(PlainPrinter)
+    printer(CommandOutput(lines=[], pending=("bar 1",)))
+    printer(WarningEvent(message="the disk is full", code="not-recorded"))
+    assert "the disk is full" in screen.rows()[0] and screen.rows()[1:] == ["bar 1"]
+    printer(CommandOutput(lines=[], pending=("bar 2",)))
+    assert screen.rows()[1:] == ["bar 2"]
+
+
+def test_more_bars_than_rows_are_those_that_fit(screen: Screen) -> None:
+    printer = screen.connect(OutputPrinter)
+    for number in (1, 2):
+        show(printer, *(f"bar {place} {number}" for place in range(ROWS + 4)))
+    assert screen.rows() == [f"bar {place} 2" for place in range(5, ROWS + 4)]
 
 
 def test_escape_sequences_of_a_bar_reach_no_terminal(screen: Screen) -> None:

@@ -13,6 +13,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.records import CodeSummary
 from engine.utils.codec import replace
+from support.messages import says
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder, write_run_record
 from support.runs.trained_run import call
@@ -49,6 +50,19 @@ def test_compare_puts_columns_that_do_not_fit_below(three_runs: Path, monkeypatc
     text = call("compare", "alpha", "beta", "gamma").stdout
     assert max(map(len, text.split("\n\n")[0].splitlines())) <= 40
     assert text.count("best val acc") == 3
+
+
+def test_compare_notes_other_datasets_on_stderr(three_runs: Path) -> None:
+    (three_runs / "beta/config.yaml").write_text("data: {dataset: fake}")
+    result = call("compare", "alpha", "beta")
+    assert "different datasets" in result.stderr
+    assert "different datasets" not in result.stdout
+
+
+def test_compare_refuses_baseline_that_is_not_compared(three_runs: Path) -> None:
+    result = call("compare", "alpha", "--baseline", "gamma")
+    assert result.exit_code == 2
+    assert says(result.stderr, "unknown-value", "error: --baseline: gamma")
 
 
 def test_code_that_changed_before_the_start_is_marked(three_runs: Path) -> None:

@@ -62,6 +62,12 @@ def test_watch_of_missing_and_empty_path_says_so(tmp_path: Path) -> None:
     assert (empty.exit_code, empty.stdout) == (0, "") and "gputrain watch --help" in empty.stderr
 
 
+def test_watch_of_printed_lines_names_the_command_that_reads_them(tmp_path: Path) -> None:
+    log = tmp_path / "out.log"
+    log.write_text("epoch 1 loss 0.5\n")
+    assert call("watch", log).stderr.endswith(f"What is found in printed lines: gputrain run --try-parse {log}\n")
+
+
 def test_watch_of_missing_process_is_refused() -> None:
     for pid in ("4194304", "9" * 5000):
         result = call("watch", pid)
@@ -100,3 +106,12 @@ def test_watch_opens_a_run_of_gputrain_in_its_own_screen(tmp_path: Path, monkeyp
     own = make_own_run(tmp_path / "runs" / "a")
     call("watch", own)
     assert opened == [str(own)]
+
+
+def test_watch_opens_the_screen_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr("tui.cli.train.should_open_screen", lambda *, headless: not headless)
+    monkeypatch.setattr("tui.cli.open_tui.open_screen", lambda **options: opened.append(options["watched"]))
+    call("watch", tmp_path)
+    call("watch", tmp_path, "-n", 1)
+    assert opened == [[tmp_path]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,6 +110,18 @@ def test_compare_follows_a_live_run(root: Path) -> None:
         await wait_until(pilot, lambda: not screen.compare_poller.runs[1].is_live)
         await until_shown(pilot, screen)
         assert screen.data.entries[1].runs[0].last_step == 4 * STEPS_PER_EPOCH  # type: ignore[union-attr]
+
+    drive(real_app(root), act, SIZE)
+
+
+def test_compare_keeps_a_run_that_is_deleted(root: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await compare(pilot, root, ["slow", "fast"])
+        shutil.rmtree(root / "fast")
+        await wait_until(pilot, lambda: screen.compare_poller.runs[1].is_missing)
+        await until_shown(pilot, screen)
+        assert "fast was deleted" in visible_text(pilot, "#message")
+        assert len(screen.active_chart.curves[1].series.x) == 4 * STEPS_PER_EPOCH
 
     drive(real_app(root), act, SIZE)
 

@@ -13,9 +13,10 @@ from engine.runs.folder import RunFolder
 from support.messages import says
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press
-from tui.demo.server import FINISHED_RUN
-from tui.screens.dialogs import ConfigDialog, epochs_dialog, stop_dialog
+from tui.demo.server import FINISHED_RUN, LIVE_RUN
+from tui.screens.dialogs import ConfigDialog, HelpDialog, epochs_dialog, stop_dialog
 from tui.screens.log import LogDialog
+from tui.screens.run import RunScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 SIZE = (100, 24)
@@ -31,6 +32,27 @@ def log_app(root: Path, read: Callable[[], list[str]], act: Callable[[Pilot[None
         await act(pilot)  # type: ignore[misc]
 
     drive(demo_app(root), open_log, SIZE)
+
+
+def test_log_dialog_stays_in_place_when_scrolled_up(tmp_path: Path) -> None:
+    log = [f"line {number}" for number in range(200)]
+
+    async def act(pilot: Pilot[None]) -> None:
+        await wait_until(pilot, lambda: "line 199" in visible_text(pilot, "#log-lines"))
+        await pilot.press("ctrl+u", "k")
+        await wait_until(pilot, lambda: "below" in visible_text(pilot))
+        shown = visible_text(pilot, "#log-lines")
+        log.append("a new line")
+        del log[:50]
+        await wait_until(pilot, lambda: len(pilot.app.screen._log) == 151)  # type: ignore[attr-defined]
+        await pilot.pause()
+        assert visible_text(pilot, "#log-lines").split()[:6] == shown.split()[:6]
+        await pilot.press("G")
+        await wait_until(pilot, lambda: "a new line" in visible_text(pilot, "#log-lines"))
+        await pilot.press("g")
+        assert "line 50" in visible_text(pilot, "#log-lines")
+
+    log_app(tmp_path, lambda: log, act)
 
 
 def test_log_dialog_searches(tmp_path: Path) -> None:
@@ -52,6 +74,22 @@ def test_log_dialog_searches(tmp_path: Path) -> None:
         assert not isinstance(pilot.app.screen, LogDialog)
 
     log_app(tmp_path, lambda: log, act)
+
+
+def test_run_screen_goes_on_below_dialog(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        run = pilot.app.screen
+        assert isinstance(run, RunScreen)
+        await press(pilot, "question_mark")
+        steps = run.data.last_step
+        journal = RunFolder(demo_runs_folder / LIVE_RUN).journal
+        step = next(line for line in reversed(journal.read_text().splitlines()) if '"type":"step"' in line)
+        with journal.open("a") as file:
+            file.write(step.replace(f'"step":{steps}', f'"step":{steps + 10}') + "\n")
+        await wait_until(pilot, lambda: run.data.last_step == steps + 10)
+        assert isinstance(pilot.app.screen, HelpDialog)
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, SIZE)
 
 
 def test_config_dialog_marks_changed_keys(demo_runs_folder: Path) -> None:

@@ -19,11 +19,13 @@ from support.screen.demo_app import (
     wait_until,
     wait_until_idle,
 )
-from support.screen.screen_driver import drive, press, real_app
+from support.screen.screen_driver import drive, press, press_in_burst, real_app
 from tui.app import GputrainApp
+from tui.list_settings import FOREIGN_SETTINGS_FILE, ListSettings, read_list_settings, save_list_settings
 from tui.pollers.foreign_runs import search_paths
 from tui.screens.foreign_run import ForeignRunScreen
 from tui.screens.foreign_runs import ForeignRunsScreen
+from tui.screens.monitor import MonitorScreen
 from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -132,6 +134,24 @@ def test_new_run_and_growth_appear_without_a_key(tmp_path: Path, watched: Path) 
     drive(real_app(tmp_path / "runs"), act, (120, 30))
 
 
+def test_key_of_the_monitor_leads_back_to_the_list_with_its_marks_and_values(tmp_path: Path, watched: Path) -> None:
+    app = GputrainApp(tmp_path / "runs", gpu_poller=no_gpu_feed(), host_poller=FrozenHost(), watched=[watched])
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen: Any = pilot.app.screen
+        await wait_until(pilot, lambda: screen._found.complete)
+        await refresh(pilot, screen)
+        await press(pilot, "space", "escape")
+        assert type(pilot.app.screen) is MonitorScreen and "w watched" in visible_text(pilot, "Keys")
+        await press(pilot, "w")
+        assert pilot.app.screen is screen and screen._found.num_read == 2
+        assert names(pilot) == ["fast", "slow"] and "1 marked" in visible_text(pilot)
+        await press(pilot, "escape")
+        assert isinstance(pilot.app.screen, MonitorScreen)
+
+    drive(app, act, (160, 40))
+
+
 def test_export_is_refused_below_a_watched_path(tmp_path: Path, watched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = GputrainApp(tmp_path / "runs", gpu_poller=no_gpu_feed(), host_poller=FrozenHost(), watched=[watched])
     monkeypatch.chdir(watched)
@@ -146,6 +166,19 @@ def test_export_is_refused_below_a_watched_path(tmp_path: Path, watched: Path, m
 
     drive(app, act, (120, 30), notifications=True)
     assert sorted(path.name for path in watched.iterdir()) == ["fast", "slow"]
+
+
+def test_choice_of_columns_keeps_those_of_other_folders(tmp_path: Path, watched: Path) -> None:
+    long_name = "x" * 300
+    save_list_settings(ListSettings(columns=("state", long_name)), FOREIGN_SETTINGS_FILE)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot, watched)
+        await press(pilot, "w", "down", "space", "enter")
+
+    drive(real_app(tmp_path / "runs"), act, (120, 30))
+    columns = read_list_settings(FOREIGN_SETTINGS_FILE).columns
+    assert len(columns) == 3 and columns[0] == "state" and columns[-1] == long_name
 
 
 def tree_of(path: Path) -> dict[str, tuple[int, int, bytes]]:
@@ -174,3 +207,12 @@ def test_nothing_is_written_below_a_watched_path(tmp_path: Path) -> None:
 
     drive(real_app(tmp_path / "runs"), act, (120, 30))
     assert tree_of(watched) == before
+
+
+def test_keys_that_follow_the_one_that_quits_open_no_dialog(watched: Path, tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot, watched)
+        press_in_burst(pilot, "q", "w")
+        await wait_until(pilot, lambda: not pilot.app.is_running)
+
+    drive(real_app(tmp_path / "runs"), act)

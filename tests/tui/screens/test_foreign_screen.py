@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 
 from engine.foreign.folders import ForeignRun, find_runs
 from engine.gpus.snapshot import Reading
+from engine.utils.files import state_folder
 from support.messages import says
 from support.replace import replace
 from support.screen.demo_app import (
@@ -25,7 +26,7 @@ from support.screen.demo_app import (
     wait_until_idle,
 )
 from support.screen.screen_driver import Drive, drive, press
-from tui.chart_choice import MAX_CHARTS, read_chart_choice
+from tui.chart_choice import MAX_CHARTS, MAX_FOLDERS, FolderCharts, read_chart_choice, save_chart_choice
 from tui.screens.foreign_panels import PANELS, ForeignRoom, foreign_layout
 from tui.screens.foreign_run import ForeignRunScreen
 
@@ -94,6 +95,21 @@ def test_hidden_chart_makes_room_and_is_remembered_for_the_folder(tmp_path: Path
     open_run(tmp_path, run, show_again)
 
 
+def test_chart_choice_forgets_the_oldest_folders(tmp_path: Path) -> None:
+    for number in range(MAX_FOLDERS + 1):
+        save_chart_choice(FolderCharts(folder=str(tmp_path / str(number)), charts=("loss",)))
+    assert read_chart_choice(tmp_path / "0").charts == ()
+    assert (
+        read_chart_choice(tmp_path / "1").charts == read_chart_choice(tmp_path / str(MAX_FOLDERS)).charts == ("loss",)
+    )
+
+
+def test_chart_choice_ignores_a_damaged_file(tmp_path: Path) -> None:
+    save_chart_choice(FolderCharts(folder=str(tmp_path), charts=("loss",)))
+    (state_folder() / "foreign-charts.json").write_bytes(b"\xff{")
+    assert read_chart_choice(tmp_path).charts == ()
+
+
 def test_foreign_screen_shows_the_process_that_writes_the_run_with_its_gpus_until_it_ends(tmp_path: Path) -> None:
     run = make_run(tmp_path / "logs", "keras")
     command = [sys.executable, "-S", "-c", APPEND, str(run.logs[0].files[0])]
@@ -119,6 +135,16 @@ def test_foreign_screen_says_what_is_damaged(tmp_path: Path) -> None:
     run = make_run(tmp_path / "logs", "lightning/tb")
     with run.logs[0].files[0].open("ab") as file:
         file.write(b"\xff" * 64)
+    open_run(tmp_path, run, act)
+
+
+def test_foreign_screen_keeps_the_curves_of_a_deleted_run(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        shutil.rmtree(run.folder)
+        await wait_until(pilot, lambda: "deleted" in visible_text(pilot, "#message"), seconds=10)
+        assert chart_titles(pilot)
+
+    run = make_run(tmp_path / "logs", "keras")
     open_run(tmp_path, run, act)
 
 

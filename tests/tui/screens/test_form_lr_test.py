@@ -8,12 +8,16 @@ import psutil
 import pytest
 from textual.pilot import Pilot
 
+from support.gputrain_command import wait_for
 from support.messages import says
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.form_driver import form_of, type_into, wait_until_tested
 from support.screen.screen_driver import drive, press, real_app
+from tui.form import lr_test
 
 pytestmark = pytest.mark.usefixtures("isolated_folder", "unchecked")
+
+FAILING_LR_FIND = "import sys; sys.exit('error: device.gpus: GPU 0 is in use by alice')"
 
 
 def lr_find_processes() -> list[psutil.Process]:
@@ -63,6 +67,34 @@ def test_form_screen_kills_test_when_it_is_stopped_or_left(tmp_path: Path) -> No
             if key == "ctrl+l":
                 assert "stopped" in visible_text(pilot, "#form-lr-test")
                 assert "^l find LR" in visible_text(pilot)
+
+    drive(real_app(tmp_path / "runs"), act, (160, 48))
+
+
+def test_form_screen_kills_test_when_app_is_quit(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        await pilot.press("ctrl+l")
+        await wait_until(pilot, lambda: len(lr_find_processes()) == 1)
+        await pilot.press("ctrl+c")
+
+    drive(real_app(tmp_path / "runs"), act, (160, 48))
+    wait_for(lambda: not lr_find_processes(), "the end of the test", 5)
+
+
+def test_form_screen_shows_why_test_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lr_test, "CHILD_PROGRAM", FAILING_LR_FIND)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        await pilot.press("ctrl+l")
+        await wait_until_tested(pilot)
+        [toast] = toasts(pilot)
+        assert says(toast, "process-failed", "device.gpus: GPU 0 is in use by alice")
+        assert "failed" in visible_text(pilot, "#form-lr-test")
+        await pilot.press("ctrl+g")
+        assert says(toasts(pilot)[-1], "not-selected", "^l")
+        assert form_of(pilot).form.values()["optim.lr"] == "0.1"
 
     drive(real_app(tmp_path / "runs"), act, (160, 48))
 

@@ -13,6 +13,7 @@ from support.messages import says
 from support.screen.demo_app import (
     demo_app,
     visible_text,
+    wait_until,
     wait_until_idle,
 )
 from support.screen.screen_driver import drive, press, real_app
@@ -109,6 +110,25 @@ def test_footer_key_click_acts_like_key_press(demo_runs_folder: Path) -> None:
         assert isinstance(pilot.app.screen, RunScreen)
 
     drive(demo_app(demo_runs_folder), act)
+
+
+def test_demo_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tui.cli.open_tui import demo_app
+    from tui.demo.server import DemoServer
+    from tui.pollers.watched import RefreshIntervals
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with DemoServer() as server:
+
+        async def act(pilot: Pilot[None]) -> None:
+            await press(pilot, "tab", "tab", "enter", "p")
+            await wait_until(pilot, lambda: "paused" in visible_text(pilot, "#progress"))
+            assert "DEMO: simulated server" in visible_text(pilot)
+
+        drive(demo_app(server, RefreshIntervals()), act)
+        assert list(tmp_path.glob("gputrain-demo-*"))
+    assert not list(tmp_path.glob("gputrain-demo-*"))
 
 
 @pytest.fixture

@@ -5,15 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from textual import events
+from textual.command import CommandPalette
 from textual.pilot import Pilot
 
-from support.screen.demo_app import demo_app, visible_text
-from support.screen.screen_driver import drive, press
-from tui.screens.dialogs import HelpDialog
+from support.screen.demo_app import demo_app, visible_text, wait_until_idle
+from support.screen.form_driver import form_of, type_into
+from support.screen.screen_driver import drive, press, real_app
+from tui.demo.server import LIVE_RUN
+from tui.screens.dialogs import ChoiceDialog, HelpDialog
 from tui.screens.monitor import MonitorScreen
+from tui.screens.run import RunScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 SMALL, LARGE = (40, 10), (100, 30)
+
+
+async def resize(pilot: Pilot[None], size: tuple[int, int]) -> None:
+    await pilot.resize_terminal(*size)
+    await wait_until_idle(pilot)
 
 
 def test_hidden_screen_takes_no_keys_but_those_for_help_and_quit(demo_runs_folder: Path) -> None:
@@ -32,3 +42,59 @@ def test_hidden_screen_takes_no_keys_but_those_for_help_and_quit(demo_runs_folde
         assert app.return_code == 0
 
     drive(demo_app(demo_runs_folder), act, SMALL)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_hidden_form_takes_no_text_and_gets_its_focus_back(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        form = form_of(pilot)
+        await type_into(pilot, "run.epochs", "6")
+        await resize(pilot, SMALL)
+        await press(pilot, "7", "tab", "down", "enter", "escape", "ctrl+s")
+        pilot.app.post_message(events.Paste("8"))
+        await wait_until_idle(pilot)
+        assert pilot.app.screen is form
+        await resize(pilot, LARGE)
+        assert form.form.overrides == {"run.epochs": "6"}
+        await press(pilot, "9")
+        assert form.form.overrides == {"run.epochs": "9"}
+
+    drive(real_app(tmp_path / "runs"), act, LARGE)
+
+
+def test_hidden_dialog_takes_no_keys(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "s")
+        dialog = pilot.app.screen
+        assert isinstance(dialog, ChoiceDialog)
+        await resize(pilot, SMALL)
+        assert visible_text(pilot).strip() == ""
+        assert pilot.app.screen_stack[-2].query_one("#too-small").display
+        await press(pilot, "down", "enter", "escape")
+        assert pilot.app.screen is dialog
+        await resize(pilot, LARGE)
+        await press(pilot, "escape")
+        assert isinstance(pilot.app.screen, RunScreen)
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, LARGE)
+
+
+def test_small_terminal_closes_command_palette(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "ctrl+p")
+        assert CommandPalette.is_open(pilot.app)
+        await resize(pilot, SMALL)
+        assert not CommandPalette.is_open(pilot.app)
+        assert "too small" in visible_text(pilot)
+
+    drive(demo_app(demo_runs_folder), act, LARGE)
+
+
+def test_ctrl_q_is_no_key(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "ctrl+s", "ctrl+q", "r")
+        assert pilot.app.return_code is None
+        assert len(pilot.app.screen_stack) == 2
+
+    drive(demo_app(demo_runs_folder), act, LARGE)
