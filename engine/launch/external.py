@@ -251,7 +251,7 @@ def _run_preflight_on_all_ranks(run: TrainingRun, this_rank: _ExternalRank) -> P
 
 def _prepare_and_broadcast(run: TrainingRun, this_rank: _ExternalRank, preflight: Preflight) -> Job:
     """Prepare the run on rank 0, and send its folder and what was auto to the other ranks. Raises UsageError."""
-    job = run.prepare(preflight, this_rank.rank_info.world_size, this_rank.check_stop)
+    job = run.prepare(preflight)
     folder = None if job.folder is None else str(job.folder.path)
     batch_size, amp = job.config.data.batch_size, job.config.precision.amp
     message = PreparedJob(folder=folder, resumed=job.resumed, batch_size=batch_size, amp=amp)

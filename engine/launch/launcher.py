@@ -14,6 +14,7 @@ from engine.config.limits import read_limits
 from engine.distributed.node_plan import prepare_environment
 from engine.distributed.rank_env import detect_launcher
 from engine.distributed.watchdog import Heartbeats
+from engine.launch.batch_size import with_previous_batch_size
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.input_keys import with_input_keys
 from engine.launch.lifecycle import TrainingRun, record_restart, should_restart
@@ -108,7 +109,8 @@ def _train(run: TrainingRun, job: Job, signals: SignalHandler, rank_starter: Ran
         while recorder is not None and restart < max_restarts and should_restart(result, recorder.history):
             restart += 1
             record_restart(result, recorder, restart, max_restarts)
-            result = _run_ranks(run, replace(job, resumed=recorder.history.started is not None), signals, on_tick)
+            job = with_previous_batch_size(replace(job, resumed=recorder.history.started is not None))
+            result = _run_ranks(run, job, signals, on_tick)
         return result
     except UsageError as error:
         if restart > 0:

@@ -1,4 +1,4 @@
-"""The lifecycle of a run in the process that owns it: claim, batch size, record, restart, end.
+"""The lifecycle of a run in the process that owns it: claim, record, restart, end.
 
 Two drivers call the same steps in the same order: `launcher`, whose supervisor forks the ranks, and `external`, a rank
 that torchrun or srun started. Each holds only how its ranks train.
@@ -6,7 +6,6 @@ that torchrun or srun started. Each holds only how its ranks train.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from engine.config.schema import Config
 from engine.config.user_code import user_code_names
 from engine.config.user_errors import code_root
 from engine.distributed.failures import describe_failure
-from engine.launch.batch_size import find_batch_size, previous_batch_size
+from engine.launch.batch_size import with_previous_batch_size
 from engine.launch.owned_run import AlreadyFinishedError, OwnedRun, claim_requested, with_run_name
 from engine.launch.preflight import Preflight, check_resumed_config
 from engine.launch.request import RunRequest
@@ -24,7 +23,6 @@ from engine.launch.slurm import requeue_job, slurm_job_id
 from engine.queue.state import QueueStage
 from engine.runs.claimed_run import ClaimedRun
 from engine.runs.early_stop import has_stopped_early
-from engine.runs.event_lines import BatchSizeFound
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
@@ -43,18 +41,13 @@ from engine.utils.units import UNKNOWN
 class TrainingRun(OwnedRun):
     """A training in the process that owns it: the steps that both drivers share."""
 
-    def prepare(
-        self, preflight: Preflight, world_size: int | None = None, check_stop: Callable[[], None] = lambda: None
-    ) -> Job:
-        """Claim the run folder, resolve the batch size and open the journal; return the job of the ranks.
+    def prepare(self, preflight: Preflight) -> Job:
+        """Claim the run folder and open the journal; return the job of the ranks.
 
-        `world_size` is needed only if it is not that of this host. `check_stop` is called repeatedly during the search
-        for a batch size, and may raise. Raises UsageError if a step fails, and AlreadyFinishedError if the run has
-        nothing left to do."""
+        Raises UsageError if a step fails, and AlreadyFinishedError if the run has nothing left to do."""
         job = self._claim(preflight)
         for warning in preflight.warnings:
             self.show_early_warning(WarningEvent.of(warning))
-        job = self._resolve_batch_size(job, world_size or job.plan.local_world_size, check_stop)
         if job.folder is not None:
             self.announce(job.folder, self._stored_config(job.config))
             self.check_code()
@@ -90,7 +83,7 @@ class TrainingRun(OwnedRun):
         claimed = self.claim(config)
         config = self.with_code_copy(with_run_name(config, claimed.folder))
         resumed = not claimed.is_new and has_begun(claimed.folder)
-        return replace(job, config=config, folder=claimed.folder, resumed=resumed)
+        return with_previous_batch_size(replace(job, config=config, folder=claimed.folder, resumed=resumed))
 
     def _claim_folder(self) -> ClaimedRun:
         """Raises UsageError, and AlreadyFinishedError if the run has nothing left to do, which it also shows."""
@@ -99,23 +92,6 @@ class TrainingRun(OwnedRun):
         except AlreadyFinishedError:
             self.listener(WarningEvent.of(_nothing_left(self.request)))
             raise
-
-    def _resolve_batch_size(self, job: Job, world_size: int, check_stop: Callable[[], None]) -> Job:
-        """Replace `data.batch_size: auto` by that of the resumed run, else by the largest that fits."""
-        config = job.config
-        if config.data.batch_size != "auto":
-            return job
-        batch_size = previous_batch_size(job.folder) if job.folder is not None and job.resumed else None
-        if batch_size is None:
-
-            def on_tick() -> None:
-                self.keep_alive()
-                check_stop()
-
-            result = find_batch_size(config, job.plan, world_size, job.source, on_tick)
-            self.listener(BatchSizeFound(message=result.describe(config)))
-            batch_size = result.batch_size
-        return replace(job, config=config.with_values(data={"batch_size": batch_size}))
 
     def end(self, result: RunResult, *, should_requeue: bool = False) -> ExitCode:
         """Requeue the Slurm job of the run if `should_requeue`, record how the run ended, and return the exit code."""

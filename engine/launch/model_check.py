@@ -1,48 +1,31 @@
 """What only a built model shows to be wrong with a config: its weights, frozen parts, loss, optimizer, image size.
 
 The ranks find the same when they build their model; the form calls `check_model` in a helper
-process instead, because it imports torch. `batch_size_process` builds its trials with `build_trial_state`.
+process instead, because it imports torch.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
-from engine.data.batching import build_sampler
-from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources.base import ImageSource
 from engine.data.sources.builtin import FakeSource
-from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source, read_class_names
-from engine.distributed.channel import Channel
 from engine.distributed.failures import find_cause, has_known_cause
-from engine.distributed.node_plan import NodePlan, plan_node
-from engine.distributed.rank_env import RankInfo
-from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.distributed.node_plan import plan_node
 from engine.launch.preflight_process import ModelCheck
 from engine.models.factory import weight_bytes
 from engine.models.summary import input_spec
 from engine.optim.param_groups import summarize_param_groups
-from engine.runs.control import RequestCounters
-from engine.training.job import Job
-from engine.training.rank_state import RankState
-from engine.training.train import TrainingData, build_trainer
+from engine.training.trial import MIN_TRIAL_BATCH_SIZE, build_trial_state, trial_config
 from engine.utils.errors import Problem, UsageError
-from engine.utils.process import SignalHandler
 
-FIXED_PIPELINE = PipelineChoice("fixed", "the trial needs only one batch")
-# BatchNorm cannot normalize a single image whose feature maps are one pixel large.
-MIN_TRIAL_BATCH_SIZE = 2
 TORCH_BUILD_ADVICE = "install a build of torch for this driver (https://pytorch.org/get-started)"
 
 
@@ -108,23 +91,3 @@ def _stand_in_source(config: Config) -> ImageSource:
     # The names of the folder, because a checkpoint of other classes loses its classification head.
     classes = read_class_names(data) if data.dataset in ENCODED_DATASETS else tuple(map(str, range(num_classes)))
     return FakeSource(neutral, classes, {"train": MIN_TRIAL_BATCH_SIZE * len(classes), "val": 1}, seed=0)
-
-
-def trial_config(config: Config, **changes: Mapping[str, Any]) -> Config:
-    """Return the config of a single process, not compiled unless `changes` say so; `changes` are by section."""
-    single = config.with_values(device={"init_method": "auto"}, model={"compile": False, "sync_bn": False})
-    return single.with_values(**changes)
-
-
-def build_trial_state(config: Config, plan: NodePlan, source: ImageSource, world_size: int = 1) -> RankState:
-    """Build what rank 0 of a run trains, DDP's gradient buckets among it, as the only rank of a process group.
-
-    Raises UsageError and torch's errors."""
-    image_format = model_input_format(config, source)
-    sampler = build_sampler(config, source, world_size, devices_per_rank=plan.devices_per_rank)
-    channel = Channel(None, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
-    input_pipeline = InputPipeline(FIXED_PIPELINE, source, config, image_format, ())
-    torch.set_num_threads(plan.threads_per_rank)
-    data = TrainingData(source, sampler, image_format, input_pipeline)
-    job, rank_info, store = Job(config, plan, None, False, source), RankInfo(0, 1, 0, 1), dist.HashStore()
-    return build_trainer(job, rank_info, store, channel, data, None).state

@@ -52,13 +52,6 @@ class DataDownload(Event, frozen=True, kw_only=True, tag="data_download"):
     """What is downloaded, and how much of it there is."""
 
 
-class BatchSizeFound(Event, frozen=True, kw_only=True, tag="batch_found"):
-    """`data.batch_size: auto` is resolved. Shown on the terminal; the run's config holds the number."""
-
-    message: str
-    """The batch size, and what limits it."""
-
-
 class TrainingProgress(Event, frozen=True, kw_only=True, tag="progress"):
     """All ranks have completed a step. Independent of `run.log_every`, whose steps may take minutes."""
 
@@ -150,7 +143,7 @@ def _format_event(event: Event) -> str | None:
         case GpusGranted():
             devices = f"GPUs granted: {', '.join(event.devices)}" if event.devices else "the run can start"
             return f"{devices}, after {event.seconds:.0f} s in the queue"
-        case BatchSizeFound() | DataDownload():
+        case DataDownload():
             return event.message
         case WarningEvent():
             return f"warning: {event.message}"

@@ -162,6 +162,9 @@ class Recorder:
                 # Not earlier, because a resume that fails during setup must leave the run unchanged.
                 self._config_is_due = self._config is not None
             if isinstance(event, RunStarted):
+                if self._config is not None and self._config.data.batch_size == "auto":
+                    per_device = event.batch_size // (len(event.devices) // event.world_size)
+                    self.set_config(self._config.with_values(data={"batch_size": per_device}))
                 with suppress(OSError):
                     self._tensorboard.restart(event.from_step if isinstance(event, RunResumed) else 0)
             if isinstance(event, StepEvent):

@@ -91,6 +91,12 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
 
     # 1. Open the data, and check that the run can train on it.
     source = job.source or open_source(config)
+    if config.data.batch_size == "auto":
+        # Its trials are built as this rank is.
+        from engine.training.batch_size import with_largest_batch_size
+
+        job = with_largest_batch_size(job, rank_info, store, channel, source)
+        config = job.config
     sampler = build_sampler(config, source, rank_info.world_size, rank_info.rank, job.plan.devices_per_rank)
     check_source(config, source, sampler)
     raise_if_any(schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from engine.launch.node import collect_rank_problems, share_problems
 from engine.utils.errors import Problem
 from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler
-from support.gputrain_command import GPUTRAIN, Gputrain, SharedGputrain, read_events, wait_for, without_timings
+from support.gputrain_command import GPUTRAIN, Gputrain, SharedGputrain, read_events, without_timings
 from support.messages import says
 from support.runs.factories import find_free_port
 
@@ -142,30 +141,6 @@ def test_torchrun_prints_error_once(gputrain: Gputrain) -> None:
     [error] = [line for line in messages.splitlines() if "error: " in line]
     assert says(error, "name-in-use", "error: run.name: a ")
     assert list((gputrain.runs / "a").iterdir()) == []
-
-
-@pytest.mark.nightly
-def test_torchrun_interrupted_in_batch_size_search_leaves_no_folder(gputrain: Gputrain) -> None:
-    options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
-    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a", "--batch-size", "auto"])
-
-    parents: list[int] = []
-
-    def find_rank_0() -> bool:
-        """Find rank 0, the parent process of the batch size search."""
-        for process in gputrain.processes():
-            with suppress(psutil.Error):
-                if "engine.launch.batch_size_process" in str(process.cmdline()):
-                    parents.append(process.ppid())
-        return bool(parents)
-
-    wait_for(find_rank_0, "the search")
-    os.kill(parents[0], signal.SIGINT)
-    _, messages = agent.communicate(timeout=60)
-    assert agent.returncode == 0, messages
-    assert sum(says(line, "stopped", "rank 0 ") for line in messages.splitlines()) == 1
-    assert "error" not in messages
-    assert not gputrain.runs.exists()
 
 
 def run_srun_tasks(gputrain: Gputrain, *arguments: str) -> list[tuple[int, str]]:

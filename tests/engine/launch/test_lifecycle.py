@@ -7,11 +7,11 @@ import os
 import socket
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
-from engine.config.loader import validate_config
+from engine.config.loader import resolve_config, validate_config
 from engine.config.schema import Config
 from engine.distributed.failures import describe_failure
 from engine.distributed.node_plan import NodePlan
@@ -20,8 +20,7 @@ from engine.gpus.allocation import GpuAllocation
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation_entry import ReservedRank
 from engine.gpus.reservation_reader import read_reservations
-from engine.launch import lifecycle, owned_run
-from engine.launch.batch_size import BatchSizeResult
+from engine.launch import owned_run
 from engine.launch.lifecycle import TrainingRun, record_restart, should_restart
 from engine.launch.owned_run import AlreadyFinishedError
 from engine.launch.preflight import Preflight, run_preflight
@@ -201,21 +200,12 @@ def test_owner_resumes_run_that_others_can_change_only_with_trust(tmp_path: Path
         assert trusted.run.prepare(PREFLIGHT) is not None
 
 
-@pytest.mark.parametrize(("world_size", "searched"), [(None, 1), (4, 4)])
-def test_owner_searches_batch_size_for_all_ranks_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int | None, searched: int
-) -> None:
-    world_sizes = []
-
-    def find_batch_size(*arguments: Any) -> BatchSizeResult:
-        world_sizes.append(arguments[2])
-        return BatchSizeResult(48, "memory")
-
-    monkeypatch.setattr(lifecycle, "find_batch_size", find_batch_size)
+def test_owner_stores_the_batch_size_that_the_ranks_found(tmp_path: Path) -> None:
     with owner(tmp_path, data={"batch_size": "auto"}) as owned:
-        job = owned.run.prepare(PREFLIGHT, world_size)
-        assert job is not None
-        assert (job.config.data.batch_size, world_sizes) == (48, [searched])
+        job = owned.run.prepare(PREFLIGHT)
+        assert job.config.data.batch_size == "auto" and job.folder is not None
+        owned.run.emit(replace(make_run_started(), batch_size=48))
+        assert resolve_config(str(job.folder.config)).config.data.batch_size == 48
 
 
 def test_owner_records_nothing_after_its_end(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,32 +17,26 @@ from torch.nn.parallel import DistributedDataParallel
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.sources.builtin import open_fake
-from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
+from engine.distributed.channel import Channel
 from engine.distributed.failures import describe_failure, find_cause, oom_location, rank_failure
 from engine.distributed.node_plan import plan_node
-from engine.launch.batch_size import (
-    MAX_MEMORY_SHARE,
-    BatchSizeResult,
-    ImageMetadata,
-    find_batch_size,
-    previous_batch_size,
-)
-from engine.launch.batch_size_process import (
-    BatchSizeTrials,
-    TrialOutcome,
-    peak_rss_bytes,
-    reset_peak_rss,
-    search_batch_size,
-    synthetic_source,
-)
+from engine.distributed.rank_env import RankInfo
+from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.launch.batch_size import with_previous_batch_size
+from engine.runs.control import RequestCounters
+from engine.runs.events import Event
 from engine.runs.folder import RunFolder
 from engine.runs.records import RankPeakMemory
+from engine.training import batch_size
+from engine.training.batch_size import BatchSizeTrials, largest_fitting
+from engine.training.job import Job
 from engine.training.memory import empty_cache, gather_peak_memory, peak_memory, reset_peak_memory
+from engine.training.rank_state import RankState
+from engine.utils.errors import UsageError
+from engine.utils.process import SignalHandler
 from support.gputrain_command import Gputrain, read_events
-from support.messages import has_problem, raises_problem
-from support.replace import replace
+from support.messages import has_problem
 
 # Message of torch 2.15.
 OOM_MESSAGE = (
@@ -147,135 +142,107 @@ def test_peak_memory_on_gpu_reports_maximum() -> None:
     assert peak_memory(gpu)["reserved"] < 64 << 20
 
 
-@pytest.mark.parametrize("max_fitting", [1, 2, 3, 7, 23, 31, 40, 100, 257, 1000, 1437, 5000])
-def test_batch_size_search_ends_near_limit_with_few_trials(max_fitting: int) -> None:
+@pytest.mark.parametrize(("limit", "max_fitting"), [(10**6, 1), (10**6, 7), (10**6, 40), (10**6, 1437), (719, 10**6)])
+def test_search_ends_near_the_largest_batch_that_fits(limit: int, max_fitting: int) -> None:
     sizes: list[int] = []
 
-    def trial(images: int) -> TrialOutcome:
-        sizes.append(images)
-        return "fits" if images <= max_fitting else "full"
+    def fits(size: int) -> bool:
+        sizes.append(size)
+        return size <= max_fitting
 
-    best = list(search_batch_size(trial, 10**6, "data"))[-1]
-    assert best.limited_by == "memory"
-    assert (
-        best.batch_size <= max_fitting < best.batch_size + max(best.batch_size // 8, 8 if best.batch_size >= 32 else 1)
-    )
-    assert best.batch_size < 32 or best.batch_size % 8 == 0
-    assert max(sizes) <= 2 * max_fitting
-    assert len(sizes) <= 20
+    best, largest = largest_fitting(fits, limit), min(limit, max_fitting)
+    assert best <= largest < best + max(best // 8, 8 if best >= 32 else 1)
+    assert best in (largest, best - best % 8) or best < 32
+    assert max(sizes) <= 2 * largest and len(sizes) <= 20
 
 
-def test_batch_size_search_stops_at_data_and_time_limits() -> None:
-    assert list(search_batch_size(lambda images: "fits", 719, "data"))[-1] == BatchSizeResult(719, "data")
-    assert list(search_batch_size(lambda images: "fits", 1, "data"))[-1] == BatchSizeResult(1, "data")
-    assert list(search_batch_size(lambda images: "slow" if images > 64 else "fits", 719, "data"))[
-        -1
-    ] == BatchSizeResult(64, "time")
-    assert list(search_batch_size(lambda images: "slow", 719, "data"))[-1] == BatchSizeResult(2, "time")
-    assert list(search_batch_size(lambda images: "full", 719, "data")) == []
+def test_search_returns_zero_if_not_one_image_fits() -> None:
+    assert largest_fitting(lambda size: False, 100) == 0
+
+
+def full_above(size: int) -> Callable[[RankState], None]:
+    """Return a stand-in for a training step that needs too much memory for larger batches."""
+
+    def step(state: RankState) -> None:
+        if len(next(state.batches).labels) > size:
+            raise torch.OutOfMemoryError(OOM_MESSAGE.format(others=""))
+
+    return step
 
 
 @pytest.fixture
-def batch_size_trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchSizeTrials]:
-    """Trials with a budget of 60 MiB above this process's peak after a training step, and without a time limit."""
-    monkeypatch.setattr("engine.launch.batch_size_process.MAX_CPU_STEP_SECONDS", float("inf"))
-    cfg = config("device.ranks=1", "data.dataset=fake", "data.image_size=32", "model.name=cnn", "optim.name=adam")
-    source = open_source(cfg)
-    metadata = ImageMetadata(format=model_input_format(cfg, source), bytes=0, classes=10, train=10_000)
-    plan, images = plan_node(cfg, []), synthetic_source(metadata)
-    assert BatchSizeTrials(cfg, plan, images, 1 << 60)(2) == "fits"
-    dist.destroy_process_group()
-    reset_peak_rss()
-    yield BatchSizeTrials(cfg, plan, images, int((peak_rss_bytes() + (60 << 20)) / MAX_MEMORY_SHARE))
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def trials() -> Iterator[BatchSizeTrials]:
+    cfg = config("data.dataset=fake", "model.name=linear", "optim.accumulate=2")
+    job = Job(cfg, plan_node(config("device.ranks=2"), []), None, False, None)
+    trials = BatchSizeTrials(job, RankInfo(1, 2, 1, 2), open_source(cfg))
+    yield trials
+    trials.end()
 
 
-@pytest.mark.nightly
-def test_batch_size_trials_train_until_memory_share_is_used(batch_size_trials: BatchSizeTrials) -> None:
-    best = list(search_batch_size(batch_size_trials, 4096, "time"))[-1]
-    assert best.limited_by == "memory"
-    # Two convolutions, their BatchNorms and activations keep about 0.8 MB per image for the backward pass.
-    assert 8 <= best.batch_size <= 256
-    assert batch_size_trials(best.batch_size // 2) == "fits"
-    assert batch_size_trials(4 * best.batch_size) == "full"
+def test_trials_of_several_ranks_use_ddp_and_leave_the_process_as_it_was(trials: BatchSizeTrials) -> None:
+    environ = dict(os.environ)
+    assert trials.fits(2)
+    assert trials._state is not None and isinstance(trials._state.parallel_model, DistributedDataParallel)
+    trials.end()
+    assert dict(os.environ) == environ and not dist.is_initialized()
 
 
-@pytest.mark.nightly
-def test_batch_size_trials_measure_batch_below_full_ones(
-    batch_size_trials: BatchSizeTrials, monkeypatch: pytest.MonkeyPatch
+def test_trials_continue_after_memory_was_full(trials: BatchSizeTrials, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_size, "train_step", full_above(20))
+    assert [trials.fits(size) for size in (16, 32, 20, 1)] == [True, False, True, True]
+
+
+def test_trials_on_the_cpu_try_no_batch_beyond_the_free_memory_and_none_that_takes_long(
+    trials: BatchSizeTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    too_much = 1 << 50
-    with monkeypatch.context() as full:
-        full.setattr("engine.launch.batch_size_process.peak_rss_bytes", lambda: too_much)
-        assert [batch_size_trials(2), batch_size_trials(4)] == ["full", "full"]
-    assert batch_size_trials(3) == "fits"
-    assert batch_size_trials(8) == "full"
+    used = iter((10, 50))
+    monkeypatch.setattr(batch_size, "_peak_rss_bytes", lambda: next(used))
+    trials._start_bytes, trials._budget_bytes = 0, 60
+    assert [trials.fits(size) for size in (2, 8, 16)] == [True, True, False]
+    monkeypatch.setattr(batch_size, "_peak_rss_bytes", lambda: 0)
+    monkeypatch.setattr(batch_size, "MAX_CPU_STEP_SECONDS", 0.0)
+    assert [trials.fits(size) for size in (4, 2)] == [False, True]
 
 
-@pytest.mark.nightly
-def test_batch_size_trials_continue_after_real_oom(batch_size_trials: BatchSizeTrials) -> None:
-    assert batch_size_trials(2) == "fits"
-    assert batch_size_trials._step_seconds(1 << 50) is None
-    assert batch_size_trials(4) == "fits"
+@pytest.mark.parametrize(("fitting", "found"), [((24, 9), 9), ((24, 0), None)])
+def test_smallest_batch_of_all_ranks_holds_for_all(
+    monkeypatch: pytest.MonkeyPatch, fitting: tuple[int, int], found: int | None
+) -> None:
+    cfg = config("data.dataset=fake", "data.batch_size=auto")
+    job, store, source = (
+        Job(cfg, plan_node(config("device.ranks=2"), []), None, False, None),
+        dist.HashStore(),
+        open_source(cfg),
+    )
+    results, events = dict[int, int | str](), list[Event]()
+
+    def run_rank(rank: int) -> None:
+        rank_info = RankInfo(rank, 2, rank, 2)
+        channel = Channel(events.append, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(2), rank))
+        try:
+            resolved = batch_size.with_largest_batch_size(job, rank_info, store, channel, source)
+            results[rank] = resolved.config.data.numeric_batch_size
+        except UsageError as error:
+            results[rank] = error.problems[0].code
+
+    monkeypatch.setattr(BatchSizeTrials, "fits", lambda trials, size: size <= fitting[trials._local_rank])
+    threads = [threading.Thread(target=run_rank, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == dict.fromkeys((0, 1), "out-of-memory" if found is None else found)
+    assert len(events) == (found is not None)
 
 
-def test_batch_size_search_starts_at_given_size() -> None:
-    for max_fitting, best in ((100, 100), (70, 64), (40, 40), (5, 5)):
-        sizes: list[int] = []
-
-        def trial(images: int, max_fitting: int = max_fitting, sizes: list[int] = sizes) -> TrialOutcome:
-            sizes.append(images)
-            return "fits" if images <= max_fitting else "full"
-
-        found = list(search_batch_size(trial, 1000, "data", 64))[-1]
-        assert (sizes[0], found.limited_by) == (64, "memory")
-        assert best - 8 < found.batch_size <= best
-
-
-def test_batch_size_trials_of_several_ranks_use_ddp() -> None:
-    cfg, plan = config("data.dataset=fake", "model.name=linear"), plan_node(config("device.ranks=2"), [])
-    trials = BatchSizeTrials(cfg, replace(plan, local_world_size=1), open_fake(cfg.data, 0), 1 << 60, world_size=2)
-    try:
-        assert trials(2) == "fits"
-        assert trials._state is not None
-        assert isinstance(trials._state.parallel_model, DistributedDataParallel)
-    finally:
-        dist.destroy_process_group()
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-def test_batch_size_trials_compile_each_batch_size() -> None:
-    cfg = config("data.dataset=fake", "data.image_size=4", "model.name=linear", "model.compile=true")
-    trials = BatchSizeTrials(cfg, plan_node(cfg, []), open_fake(cfg.data, 0), 1 << 60)
-    graphs = []
-    try:
-        for batch_size in (2, 3, 4):
-            if batch_size == 3:
-                trials.compile_model()
-            torch._dynamo.utils.counters.clear()
-            assert trials(batch_size) != "full"
-            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    finally:
-        dist.destroy_process_group()
-    assert graphs[0] == 0 < graphs[1] == graphs[2]
-
-
-@pytest.mark.nightly
-def test_find_batch_reports_when_no_image_fits() -> None:
-    cfg = config("device.ranks=2", "data.dataset=fake")
-    with raises_problem("out-of-memory", "data.batch_size", "64 MiB", "data.image_size", "device.ranks", "model.name"):
-        find_batch_size(cfg, plan_node(cfg, []), 2, open_source(cfg), memory_bytes=64 << 20)
-
-
-def test_batch_before_reads_batch_size_of_resumed_run(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    assert previous_batch_size(folder) is None
-    folder.config.write_text("data: {batch_size: auto}\n")
-    assert previous_batch_size(folder) is None
-    folder.config.write_text("data: {batch_size: 48}\n")
-    assert previous_batch_size(folder) == 48
+def test_resumed_job_has_the_batch_size_of_its_run(tmp_path: Path) -> None:
+    cfg = config("data.batch_size=auto")
+    job = Job(cfg, plan_node(cfg, []), RunFolder(tmp_path), True, None)
+    assert with_previous_batch_size(job) == job
+    job_folder = RunFolder(tmp_path)
+    for stored in ("auto", 48):
+        job_folder.config.write_text(f"data: {{batch_size: {stored}}}\n")
+        assert with_previous_batch_size(job).config.data.batch_size == stored
 
 
 @pytest.mark.nightly
@@ -285,7 +252,7 @@ def test_run_with_auto_batch_size_saves_found_size(gputrain: Gputrain) -> None:
     assert done.returncode == 0, done.stderr
     assert "data.batch_size auto: 45 images per rank, the whole training set in one step" in done.stderr
     assert yaml.safe_load((gputrain.runs / "a" / "config.yaml").read_text())["data"]["batch_size"] == 45
-    assert read_events(gputrain.runs / "a")[0]["global_batch"] == 90
+    assert [event["global_batch"] for event in read_events(gputrain.runs / "a") if "global_batch" in event] == [90]
 
 
 @pytest.mark.gpu

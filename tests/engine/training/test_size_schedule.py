@@ -13,15 +13,15 @@ from engine.data.limits import LoaderFootprint
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.distributed.node_plan import plan_node
+from engine.distributed.rank_env import RankInfo
 from engine.inference.evaluate import evaluate_checkpoint
 from engine.inference.trained_model import read_trained_checkpoint
-from engine.launch.batch_size import image_metadata
-from engine.launch.batch_size_process import BatchSizeTrials, synthetic_source
-from engine.launch.model_check import build_trial_state
 from engine.runs.bottleneck import fixed_cost_share, model_flops_utilization
 from engine.runs.events import Event, RunStarted
 from engine.runs.folder import RunFolder
+from engine.training.batch_size import BatchSizeTrials
 from engine.training.checkpoint import load_checkpoint
+from engine.training.job import Job
 from engine.training.train import run_training
 from engine.training.warmup import count_flops_per_image
 from engine.utils.errors import UsageError
@@ -115,11 +115,10 @@ def test_mfu_and_fixed_cost_use_size_of_epoch() -> None:
 def test_largest_size_decides_batch_size_and_shared_memory(recipe: tuple[str, ...]) -> None:
     config = resolve_config("digits", [*recipe, "device.gpus=cpu"]).config
     source = open_source(config)
-    metadata = image_metadata(config, source)
     image_format = model_input_format(config, source)
     assert LoaderFootprint.from_config(config, 1, 1, image_format).batch_bytes == 16 * (3 * 12**2 + 8)
     plan = plan_node(config, [])
-    trials = BatchSizeTrials(config, plan, synthetic_source(metadata), 1 << 40)
-    state = build_trial_state(trials._config, plan, trials._source)
-    assert (state.image_format.train_sizes, state.image_format.val_size) == ((12,), 11)
-    torch.distributed.destroy_process_group()
+    trials = BatchSizeTrials(Job(config, plan, None, False, None), RankInfo(0, 1, 0, 1), source)
+    assert trials.fits(2) and trials._state is not None
+    assert (trials._state.image_format.train_sizes, trials._state.image_format.val_size) == ((12,), 11)
+    trials.end()

@@ -1,0 +1,230 @@
+"""`data.batch_size: auto`: the largest batch per device with which a training step fits into the memory of all ranks.
+
+Each rank tries steps on generated images, alone, before the first collective of the run. The smallest batch size of all
+ranks holds for all. `train` calls `with_largest_batch_size`.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import cycle
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import Store
+
+from engine.config.data_sections import AugmentConfig
+from engine.config.schema import Config
+from engine.data.pipelines.in_memory_images import in_memory_bytes
+from engine.data.pipelines.input_pipeline import InputPipeline
+from engine.data.pipelines.memory import MAX_FREE_GPU_MEMORY_SHARE
+from engine.data.sampler import PARTS, BatchRequest
+from engine.data.sources.base import ImageSource
+from engine.data.sources.builtin import FakeSource
+from engine.data.sources.formats import model_input_format
+from engine.distributed.channel import Channel
+from engine.distributed.failures import oom_location
+from engine.distributed.messages import decide_on_rank_0, receive, send
+from engine.distributed.rank_env import RankInfo
+from engine.runs.events import WarningEvent
+from engine.training.job import Job
+from engine.training.loop import train_step
+from engine.training.rank_state import Position, RankState
+from engine.training.trial import FIXED_PIPELINE, MIN_TRIAL_BATCH_SIZE, build_trial_state, trial_config
+from engine.training.warmup import evaluate_random_batch
+from engine.utils.answers import Answer
+from engine.utils.codec import Count, Record
+from engine.utils.errors import UsageError
+from engine.utils.host import free_memory
+from engine.utils.text import pluralize
+
+TRIAL_STEPS = 2  # the first step allocates the optimizer's state, so the second has the peak memory
+MAX_MEMORY_SHARE = 0.9  # of the free memory; the rest is for fragmentation, which a trial does not see
+# NCCL's memory on each of several GPUs, not measured. Estimated from nccl#1685: up to 32 channels, two connections per
+# channel, 10 MiB per connection. A trial has one rank, which allocates none of it.
+NCCL_BYTES = 2 * 32 * (10 << 20)
+# Host memory allows batches whose steps take minutes.
+MAX_CPU_BATCH_SIZE = 4096
+MAX_CPU_STEP_SECONDS = 2.0
+
+
+class FittingBatch(Record, frozen=True, kw_only=True):
+    """The largest batch size of a rank, 0 if not one image fits."""
+
+    size: Count
+
+
+def with_largest_batch_size(job: Job, rank_info: RankInfo, store: Store, channel: Channel, source: ImageSource) -> Job:
+    """Return the job with the largest batch size that fits on all ranks. A collective on the store.
+
+    Raises UsageError, on all ranks, if not one image fits."""
+    step_devices = rank_info.world_size * job.plan.devices_per_rank * job.config.optim.accumulate
+    num_images = source.num_images("train")
+    limit = max(num_images // step_devices, 1)
+    trials = BatchSizeTrials(job, rank_info, source)
+    size = largest_fitting(trials.fits, limit if job.plan.on_gpu else min(limit, MAX_CPU_BATCH_SIZE))
+    trials.end()
+    send(store, f"batch_size/{rank_info.rank}", FittingBatch(size=size))
+
+    def smallest() -> int:
+        ranks = range(rank_info.world_size)
+        sizes = [receive(store, rank, f"batch_size/{rank}", FittingBatch).size for rank in ranks]
+        if 0 in sizes:
+            reason = f"auto: not even one image fits into the free memory of rank {sizes.index(0)}"
+            advice = "reduce data.image_size or device.ranks, or use another model.name"
+            raise UsageError.one("data.batch_size", reason, advice, code="out-of-memory")
+        return min(sizes)
+
+    size = decide_on_rank_0("batch size", smallest, Answer[Count], rank_info, store)
+    if rank_info.rank == 0:
+        reason = f"about the largest batch that fits into {MAX_MEMORY_SHARE:.0%} of the free memory"
+        if size == limit:
+            reason = "the whole training set in one step; a smaller batch size makes more steps and may learn faster"
+        elif not job.plan.on_gpu:
+            reason += f", with at most {MAX_CPU_BATCH_SIZE} images and {MAX_CPU_STEP_SECONDS:g} s per step"
+        unit = "GPU" if job.config.device.parallel == "dp" else "rank"
+        message = f"data.batch_size auto: {pluralize(size, 'image')} per {unit}, {reason}"
+        channel.send(WarningEvent(message=message, code="batch-size"))
+    return replace(job, config=job.config.with_values(data={"batch_size": size}))
+
+
+def largest_fitting(fits: Callable[[int], bool], limit: int) -> int:
+    """Return the largest number up to `limit` that fits, to a sixteenth and a multiple of 8; 0 if none does.
+
+    Doubles until one does not fit, then bisects."""
+    low, high = 0, limit + 1
+    while high - low > max(low // 16, 1):
+        middle = min(max(2 * low, MIN_TRIAL_BATCH_SIZE), limit) if high > limit else (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low if low == limit or low < 32 else low - low % 8
+
+
+class BatchSizeTrials:
+    """Trains a rank alone with one batch size after the other.
+
+    On a GPU the allocator reports that memory is full: it may use a share of what is free. Host memory has no such
+    limit: the system would start to swap, so the memory of a larger batch is extrapolated before it is tried.
+    """
+
+    def __init__(self, job: Job, rank_info: RankInfo, source: ImageSource) -> None:
+        self._plan, self._local_rank, self._world_size = job.plan, rank_info.local_rank, rank_info.world_size
+        self._config = _without_delays(job.config)
+        # At least those of a step of all ranks, and one of each class.
+        images = MIN_TRIAL_BATCH_SIZE * rank_info.world_size * job.plan.devices_per_rank * job.config.optim.accumulate
+        image_format = replace(model_input_format(job.config, source), epoch_sizes=())
+        num_train = max(images, len(source.classes))
+        self._source = FakeSource(image_format, source.classes, {"train": num_train, "val": 1}, seed=0)
+        self._state: RankState | None = None
+        self._environ = dict(os.environ)
+        self._start_bytes, self._bytes_per_image = _peak_rss_bytes(), 0.0
+        self._budget_bytes = MAX_MEMORY_SHARE * free_memory()[0] / job.plan.local_world_size
+        if job.plan.on_gpu:
+            self._limit_gpu_memory(job.config, source)
+
+    def _limit_gpu_memory(self, config: Config, source: ImageSource) -> None:
+        """Reserve the memory of NCCL, and of a dataset that may be kept on the GPU."""
+        counts = [source.num_images(part) for part in PARTS]
+        dataset = in_memory_bytes(counts, config, source.format, model_input_format(config, source))
+        may_reside = config.data.pipeline in ("auto", "memory") and config.device.parallel == "ddp"
+        # DataParallel copies the model with NCCL, without a process group.
+        uses_nccl = self._plan.devices_per_rank > 1 or (self._world_size > 1 and self._plan.uses_nccl)
+        for index in self._plan.device_indices(self._local_rank):
+            free, total = torch.cuda.mem_get_info(index)
+            resident = dataset if may_reside and dataset <= MAX_FREE_GPU_MEMORY_SHARE * free else 0
+            budget = MAX_MEMORY_SHARE * free - (NCCL_BYTES if uses_nccl else 0) - resident
+            torch.cuda.set_per_process_memory_fraction(max(budget, 0) / total, index)
+
+    def fits(self, size: int) -> bool:
+        """Whether training steps with this batch size fit into memory, and on the CPU do not take too long."""
+        if self._bytes_per_image * size > self._budget_bytes:
+            return False
+        try:
+            seconds = self._step_seconds(size)
+        except (RuntimeError, MemoryError, ValueError) as error:
+            # BatchNorm refuses a batch of one image, the last resort if two do not fit.
+            too_few = isinstance(error, ValueError) and size < MIN_TRIAL_BATCH_SIZE
+            if oom_location(error) is None and not too_few:
+                raise
+            seconds = math.inf
+        if seconds == math.inf:
+            # Outside of the except clause, because the traceback keeps the tensors of the failed step alive. DDP cannot
+            # continue after an interrupted backward pass, so everything is built again.
+            self._release()
+            return False
+        if self._plan.on_gpu:
+            return True
+        self._bytes_per_image = (_peak_rss_bytes() - self._start_bytes) / size
+        is_fast = seconds <= MAX_CPU_STEP_SECONDS or size <= MIN_TRIAL_BATCH_SIZE
+        return is_fast and self._bytes_per_image * size <= self._budget_bytes
+
+    def _step_seconds(self, size: int) -> float:
+        """Return the time of the fastest step in seconds. Raises torch's errors."""
+        state = self._state or build_trial_state(
+            self._config, self._plan, self._source, self._world_size, self._local_rank
+        )
+        self._state = state
+        last = BatchRequest("train", 1, np.arange(size * self._plan.devices_per_rank))
+        step = [replace(last, ends_step=False)] * (self._config.optim.accumulate - 1) + [last]
+        pipeline = InputPipeline(FIXED_PIPELINE, self._source, self._config, self._source.format, cycle(step))
+        state.batches, state.position = pipeline.device_loader(state.batch_device), Position()
+        seconds = []
+        for _ in range(TRIAL_STEPS):
+            began = time.perf_counter()
+            train_step(state)
+            if self._plan.on_gpu:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - began)
+        if state.image_format.val_size > state.image_format.size:
+            # Larger images in evaluation can need more memory than a training step, although without gradients.
+            evaluate_random_batch(state, size)
+        return min(seconds)
+
+    def _release(self) -> None:
+        """Release the memory of the last trial, and leave its process group."""
+        self._state = None
+        gc.collect()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if self._plan.on_gpu:
+            torch.cuda.empty_cache()
+
+    def end(self) -> None:
+        """Leave this process as it was before the trials."""
+        self._release()
+        # A process group of one chooses loopback.
+        for name in os.environ.keys() - self._environ.keys():
+            del os.environ[name]
+        for index in self._plan.device_indices(self._local_rank) if self._plan.on_gpu else ():
+            torch.cuda.set_per_process_memory_fraction(1.0, index)
+
+
+def _peak_rss_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def _without_delays(config: Config) -> Config:
+    """Return the config without features that need other ranks, or that take time but no device memory.
+
+    The learning rate is low enough to keep the weights finite."""
+    changes: Mapping[str, Mapping[str, object]] = {
+        "augment": AugmentConfig(mixup=config.augment.mixup, cutmix=config.augment.cutmix).model_dump(),
+        "model": {"weights": None},
+        "data": {
+            "batch_size": MIN_TRIAL_BATCH_SIZE,
+            # The largest size decides.
+            "image_size": config.data.max_train_size,
+            "size_schedule": (),
+            "val_crop": config.data.val_crop or config.data.image_size,
+        },
+        # The second micro-batch adds to the gradients of the first; a third needs no more memory.
+        "optim": {"lr": 1e-9, "accumulate": min(config.optim.accumulate, 2)},
+        "run": {"log_every": 1000},
+    }
+    return trial_config(config, **changes)
