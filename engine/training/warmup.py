@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from engine.config.user_code import is_user_code, locate_in_user_code
 from engine.config.user_errors import describe_exception
@@ -261,73 +260,27 @@ def _remaining_train_sizes(state: RankState) -> tuple[int, ...]:
 
 def _diagnose_failure(state: RankState, batch_size: int, error: Exception) -> Problem | None:
     """Return the config problem behind an error of the first warmup step; None for any other error."""
-    config = state.config
-    if "does not have a deterministic implementation" in str(error):
-        operator = str(error).partition(" ")[0]
-        layer = layer_of_operator(state, batch_size, operator) or "its forward pass"
-        return Problem(
-            "device.deterministic",
-            f"{config.model.name} cannot train deterministically: {layer} uses {operator}, which has no deterministic "
-            f"kernel on the {'GPU' if state.device.type == 'cuda' else 'CPU'}",
-            "set device.deterministic=false, or use another model.name",
-            code="not-supported",
-        )
-    if "view size is not compatible" in str(error) and state.memory_format is torch.channels_last:
-        return Problem(
-            "model.channels_last",
-            f"{config.model.name} does not support channels_last: {str(error).rstrip('.')}; set "
-            "model.channels_last=off",
-            code="not-supported",
-        )
-    if "more than 1 value per channel" in str(error):
-        return Problem(
-            "data.batch_size",
-            f"{config.model.name} cannot train on the smallest batch of an epoch, {pluralize(batch_size, 'image')} per "
-            f"rank: {str(error).strip().splitlines()[-1]}; change data.batch_size, or set data.drop_last=true",
-            code="too-small",
-        )
-    place = locate_in_user_code(error, config)
+    config, text = state.config, str(error)
+    name, images, place = config.model.name, pluralize(batch_size, "image"), locate_in_user_code(error, config)
+    fails = f"{name} fails on a batch of {images}"
+    if "does not have a deterministic implementation" in text:
+        operator = text.partition(" ")[0]
+        kind = "GPU" if state.device.type == "cuda" else "CPU"
+        reason = f"{name} cannot train deterministically: {operator} has no deterministic kernel on the {kind}"
+        advice = "set device.deterministic=false, or use another model.name"
+        return Problem("device.deterministic", reason, advice, code="not-supported")
+    if "view size is not compatible" in text and state.memory_format is torch.channels_last:
+        reason = f"{name} does not support channels_last: {text.rstrip('.')}"
+        return Problem("model.channels_last", reason, "set model.channels_last=off", code="not-supported")
+    if "more than 1 value per channel" in text:
+        reason = f"{name} cannot train on the smallest batch of an epoch, {images} per rank"
+        reason += f": {text.strip().splitlines()[-1]}"
+        return Problem("data.batch_size", reason, "change it, or set data.drop_last=true", code="too-small")
     if state.input_dtype == torch.float16 and isinstance(error, ValueError | RuntimeError):
-        reason = f"{config.model.name} cannot compute in pure float16 ({error}){place}; use fp16, bf16 or off"
-        return Problem("precision.amp", f"{config.precision.amp}: {reason}", code="not-supported")
-    images = pluralize(batch_size, "image")
+        reason = f"{config.precision.amp}: {name} cannot compute in pure float16 ({text}){place}"
+        return Problem("precision.amp", reason, "use fp16, bf16 or off", code="not-supported")
     if place:
         # User code can raise anything.
         reason = describe_exception(error, config.run.code, config.run.code_packages)
-        return Problem(
-            "model.name", f"{config.model.name} fails on a batch of {images}: {reason}", code="user-code-failed"
-        )
-    if isinstance(error, ValueError):
-        return Problem("model.name", f"{config.model.name} fails on a batch of {images}: {error}", code="not-supported")
-    return None
-
-
-def layer_of_operator(state: RankState, batch_size: int, operator: str) -> str | None:
-    """Return the layer that fails with an operator in its forward pass, or uses it in its backward pass.
-
-    `operator` is the name in torch's error, such as adaptive_avg_pool2d_backward_cuda. None if no layer is found.
-    """
-    running: list[nn.Module] = []
-    differentiated: list[nn.Module] = []
-
-    def enter(module: nn.Module, _: object) -> None:
-        running.append(module)
-
-    def leave(module: nn.Module, _: object, output: object) -> None:
-        running.pop()
-        if isinstance(output, Tensor) and output.grad_fn is not None:
-            # AdaptiveAvgPool2DBackward0 is the node of adaptive_avg_pool2d_backward_cuda.
-            node = output.grad_fn.name().rstrip("0123456789").lower()
-            if operator.replace("_", "").startswith(node):
-                differentiated.append(module)
-
-    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
-    try:
-        _forward(state, state.model.forward, batch_size, state.device)
-    except RuntimeError:
-        differentiated = running[-1:]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    names = {module: name for name, module in state.model.named_modules()}
-    return next((f"{names[module]} ({type(module).__name__})" for module in differentiated if module in names), None)
+        return Problem("model.name", f"{fails}: {reason}", code="user-code-failed")
+    return Problem("model.name", f"{fails}: {text}", code="not-supported") if isinstance(error, ValueError) else None

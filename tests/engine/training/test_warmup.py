@@ -19,7 +19,7 @@ from engine.models.summary import summarize_model
 from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.train import train
-from engine.training.warmup import count_flops_per_image, layer_of_operator, warm_up
+from engine.training.warmup import count_flops_per_image, warm_up
 from engine.utils.codec import UNSET
 from engine.utils.errors import UsageError
 from engine.utils.process import SignalHandler
@@ -120,24 +120,12 @@ def test_build_trainer_reports_weights_loss_and_optimizer_problems_together(tmp_
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_warmup_names_layer_without_deterministic_kernel(tmp_path: Path) -> None:
+def test_warmup_names_operator_without_deterministic_kernel(tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(NETS)
     options = ("model.name=nets:Unpooled", f"run.code={tmp_path}", "device.deterministic=true")
-    layer = ("nets:Unpooled", "unpool (MaxUnpool2d)", "max_unpooling2d_forward_out")
-    advised = ("device.deterministic=false", "model.name")
-    with (
-        raises_problem("not-supported", "device.deterministic", *layer, "CPU", *advised),
-        single_rank_trainer(*options),
-    ):
+    named = ("nets:Unpooled", "max_unpooling2d_forward_out", "CPU", "device.deterministic=false", "model.name")
+    with raises_problem("not-supported", "device.deterministic", *named), single_rank_trainer(*options):
         pass
-
-
-def test_layer_of_operator_is_found_by_its_backward_pass(tmp_path: Path) -> None:
-    (tmp_path / "nets.py").write_text(NETS)
-    with single_rank_trainer("model.name=nets:Unpooled", f"run.code={tmp_path}") as trainer:
-        layer = layer_of_operator(trainer.state, 2, "adaptive_avg_pool2d_backward_cuda")
-        assert layer == "resize (AdaptiveAvgPool2d)"
-        assert layer_of_operator(trainer.state, 2, "replication_pad2d_backward_cuda") is None
 
 
 def test_count_flops_is_three_forward_passes_minus_first_layer_gradient() -> None:
