@@ -1,18 +1,17 @@
 """Decide when checkpoints are due, copy the training state, and write it in a background thread.
 
-`trainer` calls it between two steps and after an epoch. `checkpoint` defines the file format, `state_dict` the content,
-`host_copy` the copy that the thread writes.
+`trainer` calls it between two steps and after an epoch. `checkpoint` defines the file format, `state_dict` the content.
+To write 1 GB (ViT-B with AdamW) takes 12 s on a disk of 100 MB/s, and the smallest file 25 ms, 6% of a short epoch.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
@@ -24,17 +23,17 @@ from engine.runs.events import CheckpointSaved, PhaseChanged, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.metrics import METRICS
 from engine.training.checkpoint import SaveProgress, save_checkpoint
-from engine.training.host_copy import HostCopy, NoHostMemoryError
 from engine.training.rank_state import RankState
-from engine.training.state_dict import LIVE_KEYS, gather_state, in_host_memory, live_state
+from engine.training.state_dict import LIVE_KEYS, gather_state, in_host_memory, map_tensors
 from engine.utils.codec import finite
-
-T = TypeVar("T")
+from engine.utils.host import free_memory
 
 # Minimum time between two warnings that a checkpoint could not be written.
 SAVE_WARNING_INTERVAL_SECONDS = 600.0
 # Time between two heartbeats of a rank that waits for the thread.
 WAIT_HEARTBEAT_SECONDS = 1.0
+# Host memory that stays free for loader processes and other programs.
+RESERVED_BYTES = 1 << 29
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,6 @@ class CheckpointWriter:
         self._served_requests, self._served_timer = 0, 0
         self._last_saved_step, self._last_save_time = 0, time.monotonic()
         self._last_save_warning: float | None = None
-        self._host_copy, self._warned_of_memory = HostCopy(state.device), False
         # Starts its thread at the first checkpoint, after the DataLoader workers are forked.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._in_flight: tuple[Save, Future[Path], SaveProgress] | None = None
@@ -156,33 +154,13 @@ class CheckpointWriter:
             return None
         content |= {"best_epoch": self._best_epoch, "best_accuracy": self._best_accuracy, "best_loss": self._best_loss}
         content |= {"fingerprints": self._fingerprints}
-        live = {key: content[key] for key in LIVE_KEYS}
-        copied = self._with_host_memory(lambda: self._host_copy.copy(live)) if background else None
-        content |= in_host_memory(live) if copied is None else copied
+        background = background and _has_memory_for(content)
+        content |= in_host_memory({key: content[key] for key in LIVE_KEYS}, copy=background)
         save, progress = Save(position.step, position.epoch, best, requested), SaveProgress()
         state.channel.set_saving(True)
         future = self._thread.submit(self._save, content, self._folder.checkpoints, save, progress)
         self._in_flight = save, future, progress
-        return self.wait() if copied is None else None
-
-    def reserve_memory(self) -> None:
-        """Reserve the pinned memory of the copies. Call after a step: before the first one, optimizers have no state.
-
-        To pin memory takes longer than to copy to it, so the step of the first checkpoint would stand out.
-        """
-        if self._writes and self._state.device.type == "cuda":
-            self._with_host_memory(lambda: self._host_copy.reserve(live_state(self._state)))
-
-    def _with_host_memory(self, use: Callable[[], T]) -> T | None:
-        """Return what `use` returns; None if the host lacks the memory, which is reported once."""
-        try:
-            return use()
-        except NoHostMemoryError as error:
-            if not self._warned_of_memory:
-                self._warned_of_memory = True
-                message = f"training waits while checkpoints are written: {error}"
-                self._state.channel.send(WarningEvent(message=message, code="out-of-memory"))
-            return None
+        return None if background else self.wait()
 
     def _save(self, content: dict[str, Any], folder: Path, save: Save, progress: SaveProgress) -> Path:
         """Write a checkpoint; runs in the thread."""
@@ -237,3 +215,10 @@ class CheckpointWriter:
                     message=f"the checkpoint of step {save.step} could not be written: {reason}", code="not-writable"
                 )
             )
+
+
+def _has_memory_for(content: dict[str, Any]) -> bool:
+    """Whether the host has the memory for a copy of the training state."""
+    sizes: list[int] = []
+    map_tensors({key: content[key] for key in LIVE_KEYS}, lambda tensor: sizes.append(tensor.nbytes))
+    return sum(sizes) + RESERVED_BYTES < free_memory()[0]

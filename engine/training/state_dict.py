@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from io import BytesIO
 from typing import Any
@@ -19,12 +19,13 @@ from engine.distributed.collectives import gather_bytes
 from engine.models.memory_format import contiguous_state_dict
 from engine.models.precision import full_precision_state_dict
 from engine.optim.optimizers import restore_optimizer
-from engine.training.host_copy import Memory, map_tensors, memory_of
 from engine.training.rank_state import RankState
 from engine.training.rng import rng_state, set_rng_state
 from engine.utils.errors import Problem
 
 LIVE_KEYS = ("model", "ema", "optimizer")
+# Identifies the memory of a tensor: tied weights are two tensors in one memory.
+Memory = tuple[int, torch.device, torch.dtype, torch.Size, tuple[int, ...]]
 
 
 def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.ProcessGroup) -> dict[str, Any] | None:
@@ -75,16 +76,34 @@ def live_state(state: RankState) -> dict[str, Any]:
     }
 
 
-def in_host_memory(live: Mapping[str, Any]) -> dict[str, Any]:
+def in_host_memory(live: Mapping[str, Any], *, copy: bool = False) -> dict[str, Any]:
     """Return the state dicts of `LIVE_KEYS` with all tensors on the CPU, so that `torch.load` reads them on any host.
 
-    Only tensors of a GPU, and weights that are not contiguous, are copied. Tensors that are the same memory, such as
-    tied weights, stay so.
+    Without `copy`, only tensors of a GPU, and weights that are not contiguous, are copied. Tensors that are the same
+    memory, such as tied weights, stay so.
     """
     copies: dict[Memory, Tensor] = {}
-    on_cpu = map_tensors(dict(live), lambda tensor: copies.setdefault(memory_of(tensor), tensor.cpu()))
+
+    def convert(tensor: Tensor) -> Tensor:
+        key = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        if key not in copies:
+            copies[key] = tensor.to("cpu", copy=copy)
+        return copies[key]
+
+    on_cpu = map_tensors(dict(live), convert)
     weights = {key: on_cpu[key] and contiguous_state_dict(on_cpu[key]) for key in ("model", "ema")}
     return {**on_cpu, **weights}
+
+
+def map_tensors(value: Any, convert: Callable[[Tensor], Any]) -> Any:
+    """Return nested containers as new dicts, lists and tuples, with each tensor converted."""
+    if isinstance(value, Tensor):
+        return convert(value)
+    if isinstance(value, Mapping):
+        return {key: map_tensors(item, convert) for key, item in value.items()}
+    if isinstance(value, list):
+        return [map_tensors(item, convert) for item in value]
+    return tuple(map_tensors(item, convert) for item in value) if type(value) is tuple else value
 
 
 def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> list[Problem]:

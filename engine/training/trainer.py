@@ -95,7 +95,7 @@ class Trainer:
         self._epoch_clock, self._first_step = EpochClock(self.state.restart_step_clock), 0
         self._train_seconds, self._timings = 0.0, list[RankEpochTiming]()
         self._profiler = StepProfiler(self.state, self.job.folder, self.state.cpu_group, self._epoch_clock.stopped)
-        self._is_training, self._start_step = False, self.state.position.step
+        self._is_training = False
         self.collect_garbage: Callable[[], object] = lambda: None
 
     def start_run(self, warnings: Sequence[Problem]) -> None:
@@ -152,9 +152,6 @@ class Trainer:
         if position.step_in_epoch and position.step % GC_INTERVAL_STEPS == 0:
             self.collect_garbage()
         self._checkpoint_writer.poll()
-        if self.state.device.type == "cuda" and position.step == self._start_step + 1:
-            with self._epoch_clock.stopped():
-                self._checkpoint_writer.reserve_memory()
         agreed = self.state.agreement(self._poll_requests)
         if self._checkpoint_writer.is_due(agreed):
             with self._epoch_clock.stopped():

@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.distributed.watchdog import Phase
 from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, Event, FlushJournal, PhaseChanged, WarningEvent
-from engine.training import checkpoint_writer, host_copy
+from engine.training import checkpoint_writer
 from engine.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
 from engine.training.loop import train_step
 from engine.training.train import run_training
@@ -205,21 +205,6 @@ def test_background_full_disk_is_a_warning_with_the_step_of_the_checkpoint(
     assert warning.message.endswith(": No space left on device")
 
 
-def test_stop_reports_that_its_checkpoint_failed_after_the_one_in_flight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[Event] = []
-    full = OSError(28, "No space left on device")
-    with held_trainer(monkeypatch, tmp_path, events, error=full) as (trainer, held):
-        held.released.set()
-        trainer._checkpoint_writer.write(background=True)
-        train_step(trainer.state)
-        trainer.end_run("stopped")
-    warnings = [event for event in events if isinstance(event, WarningEvent)]
-    assert [warning.code for warning in warnings] == ["not-writable"] * 2
-    assert [f"step {step} " in warning.message for step, warning in enumerate(warnings)] == [True, True]
-
-
 def test_unexpected_error_of_the_writing_thread_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with held_trainer(monkeypatch, tmp_path, [], error=ValueError("a fault of the test")) as (trainer, held):
         held.released.set()
@@ -264,19 +249,16 @@ def test_kill_while_the_thread_writes_leaves_an_intact_checkpoint(function: str,
     assert (state["step"], damaged) == (KILLED_AT[function], [])
 
 
-def test_checkpoint_is_written_synchronously_with_one_warning_if_memory_is_short(
+def test_checkpoint_is_written_between_two_steps_if_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[Event] = []
-    monkeypatch.setattr(host_copy, "free_memory", lambda: (1 << 20, 1 << 30))
+    monkeypatch.setattr(checkpoint_writer, "free_memory", lambda: (1 << 20, 1 << 30))
     with single_rank_trainer(*SMALL, folder=tmp_path, events=events) as trainer:
-        for step in (1, 2):
-            take_steps(trainer, 1)
-            trainer._checkpoint_writer.write(background=True)
-            assert saved_steps(events)[-1] == step
-    [warning] = [event for event in events if isinstance(event, WarningEvent)]
-    assert warning.code == "out-of-memory" and " 1 MiB " in warning.message
-    assert load_newest(tmp_path / "checkpoints")[1]["step"] == 2
+        take_steps(trainer, 1)
+        trainer._checkpoint_writer.write(background=True)
+        assert saved_steps(events) == [1]
+    assert load_newest(tmp_path / "checkpoints")[1]["step"] == 1
 
 
 def test_wait_continues_the_heartbeat_only_while_bytes_are_written(
@@ -323,17 +305,3 @@ def test_background_checkpoint_waits_for_the_journal_while_training_goes_on(tmp_
         released.set()
         trainer.finish_checkpoint()
         assert (tmp_path / "checkpoints" / "step-00000000.pt").exists()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_memory_of_first_checkpoint_on_gpu_is_reserved_after_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[Event] = []
-    with single_rank_trainer(*SMALL, folder=tmp_path, events=events, on_gpu=True) as trainer:
-        take_steps(trainer, 2)
-        monkeypatch.setattr(host_copy, "free_memory", lambda: (0, 0))
-        trainer._checkpoint_writer.write(background=True)
-        trainer.finish_checkpoint()
-    assert [event for event in events if isinstance(event, WarningEvent)] == []
