@@ -79,7 +79,7 @@ def _pad_to_longest(data: bytes, cpu_group: dist.ProcessGroup) -> tuple[Tensor, 
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(cpu_group))]
     dist.all_gather(sizes, torch.tensor([len(data)]), group=cpu_group)
     size_list = [int(size) for size in sizes]
-    return torch.frombuffer(bytearray(data.ljust(max(size_list), b"\0")), dtype=torch.uint8), size_list
+    return torch.frombuffer(bytearray(data.ljust(max(1, *size_list), b"\0")), dtype=torch.uint8), size_list
 
 
 def _trim(padded: Sequence[Tensor], sizes: Sequence[int]) -> list[bytes]:

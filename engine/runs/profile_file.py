@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,8 +25,9 @@ from engine.utils.codec import (
     UnixTime,
     field,
     read_record,
+    write_record,
 )
-from engine.utils.files import opened_folder, replace_file
+from engine.utils.files import opened_folder
 
 RECORD_NAME = "profile.json"
 # Profiles that a run keeps; the oldest is deleted.
@@ -107,53 +108,35 @@ class Profile(FileRecord, frozen=True, kw_only=True):
     ranks: Annotated[list[RankProfile], Meta(min_length=1, max_length=MAX_RANKS)]
 
 
-def folder_name(step: int) -> str:
-    """Return the name of the folder of a profile whose first step is `step`."""
-    return f"step-{step:08d}"
-
-
-@contextmanager
-def new_profile_folder(run: RunFolder, step: int) -> Iterator[Path]:
-    """Create the folder of a profile and yield a path that leads to it. Deletes old profiles. Raises OSError.
-
-    A profile of the same step, which a resumed run repeats, is replaced.
-    """
-    with suppress(FileExistsError):
-        run.profiles.mkdir(0o755)
-    with opened_folder(run.profiles) as profiles:
-        _delete_old_profiles(profiles, folder_name(step))
-        (profiles / folder_name(step)).mkdir(0o755)
-        with opened_folder(profiles / folder_name(step)) as folder:
-            yield folder
-
-
 def trace_name(rank: int) -> str:
     """Return the name of the file with the trace of a rank."""
     return f"rank-{rank}.json.gz"
 
 
-def write_trace(folder: Path, rank: int, trace: bytes) -> None:
-    """Write the trace of a rank to the folder of a profile. Raises OSError."""
-    replace_file(folder / trace_name(rank), lambda file: file.write(trace))
+def store_profile(run: RunFolder, profile: Profile, traces: Mapping[int, bytes]) -> str:
+    """Write a profile and the traces of its ranks. Return the name of its folder. Raises OSError.
 
-
-def _delete_old_profiles(profiles: Path, replaced: str) -> None:
-    """Make room for a profile: delete the oldest ones, and the one with the name `replaced`. Raises OSError."""
-    names = _names_by_age(profiles)
-    older = [name for name in names if name != replaced]
-    for name in {*older[: max(len(older) - MAX_PROFILES + 1, 0)], *({replaced} & set(names))}:
-        # rmtree follows no link.
-        shutil.rmtree(profiles / name)
+    The oldest profiles are deleted. One of the same step, which a resumed run repeats, is replaced.
+    """
+    name = f"step-{profile.step:08d}"
+    run.profiles.mkdir(0o755, exist_ok=True)
+    with opened_folder(run.profiles) as profiles:
+        names = _names_by_age(profiles)
+        older = [each for each in names if each != name]
+        for each in {*older[: max(len(older) - MAX_PROFILES + 1, 0)], *({name} & set(names))}:
+            # rmtree follows no link.
+            shutil.rmtree(profiles / each)
+        (profiles / name).mkdir(0o755)
+        for rank, trace in traces.items():
+            (profiles / name / trace_name(rank)).write_bytes(trace)
+        write_record(profiles / name / RECORD_NAME, profile)
+    return name
 
 
 def _names_by_age(profiles: Path) -> list[str]:
     """Return the names of the profiles in an open folder, the oldest first. Raises OSError."""
-    aged = []
-    for path in profiles.iterdir():
-        if _FOLDER_NAME.fullmatch(path.name):
-            with suppress(OSError):
-                aged.append((path.lstat().st_mtime_ns, path.name))
-    return [name for _, name in sorted(aged)]
+    paths = [path for path in profiles.iterdir() if _FOLDER_NAME.fullmatch(path.name)]
+    return [path.name for path in sorted(paths, key=lambda path: path.lstat().st_mtime_ns)]
 
 
 def list_profiles(run: RunFolder) -> list[str]:
@@ -167,8 +150,6 @@ def list_profiles(run: RunFolder) -> list[str]:
 
 def read_profile(run: RunFolder, name: str) -> Profile:
     """Return a profile by the name of its folder. Raises InvalidRecordError."""
-    if not _FOLDER_NAME.fullmatch(name):
-        raise InvalidRecordError("is not the name of a profile", code="invalid-name")
     try:
         with opened_folder(run.profiles) as profiles, opened_folder(profiles / name) as folder:
             return read_record(folder / RECORD_NAME, Profile, MAX_RECORD_BYTES)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from enum import Enum
 
 import torch
 import torch.distributed as dist
@@ -19,21 +18,14 @@ from engine.distributed.watchdog import Phase
 from engine.runs.control import MAX_PROFILE_STEPS
 from engine.runs.events import Profiled
 from engine.runs.folder import RunFolder
+from engine.runs.sinks import describe_error
 from engine.training.memory import release_free_memory
-from engine.training.profile_report import ProfileError, Recording, write_profile
+from engine.training.profile_report import ProfileError, write_profile
 from engine.training.rank_state import RankState
 from engine.training.step_marks import StepMarks
 
 # The first step with the profiler is slower. It is in the trace, but not in the figures.
 WARMUP_STEPS = 1
-
-
-class Interruption(Enum):
-    """What happens after a step instead of the next one. The values complete "fewer steps: ..."."""
-
-    PAUSE = "the run was paused"
-    EPOCH_END = "the epoch ended"
-    STOP = "the run ended"
 
 
 class StepProfiler:
@@ -51,7 +43,11 @@ class StepProfiler:
     ) -> None:
         self._state, self._folder, self._cpu_group = state, folder, cpu_group
         self._clocks_stopped = clocks_stopped
-        self._recording: Recording | None = None
+        self._profiler: profile | None = None
+        """What records the steps; None if no profile is being taken."""
+        self._marks = StepMarks(state.device)
+        self._problem = ""
+        """Why the profiler does not work. It is reported later, because all ranks must take part in what follows."""
         self._agreed_steps = 0
         self.served_steps = 0
         """Sum of the steps of all requests that have been answered, see `RequestCounters.profile_steps`."""
@@ -62,32 +58,28 @@ class StepProfiler:
 
     def advance(self, agreed_steps: int) -> None:
         """Begin or continue a profile between two training steps. Call while `served_steps` differs from these."""
-        if self._recording is None:
+        if self._profiler is None:
             self._agreed_steps = agreed_steps
             with self._clocks_stopped():
-                self._recording = self._start()
-        elif self._recording.marks.count >= WARMUP_STEPS + self._wanted:
-            self._finish(self._recording, "")
+                self._start()
+        elif self._marks.count >= WARMUP_STEPS + self._wanted:
+            self._finish("")
             # Requests that came in the meantime are answered by this profile.
             self.served_steps = agreed_steps
 
-    def interrupt(self, interruption: Interruption) -> None:
+    def interrupt(self, reason: str, *, is_last: bool = False) -> None:
         """End the profile in progress, if there is one, because of what follows the latest step.
 
-        One without a step begins again after a pause, and in the next epoch."""
-        recording = self._recording
-        if recording is None:
+        One without a step begins again after a pause, and in the next epoch, but not after the last step."""
+        if self._profiler is None:
             return
-        if recording.marks.count <= WARMUP_STEPS and interruption is not Interruption.STOP:
-            self._state.timer.marks = self._recording = None
-            recording.stop()
+        if self._marks.count <= WARMUP_STEPS and not is_last:
+            self._stop(self._profiler)
             return
-        is_whole = recording.marks.count >= WARMUP_STEPS + self._wanted
-        self._finish(recording, "" if is_whole else interruption.value)
+        self._finish("" if self._marks.count >= WARMUP_STEPS + self._wanted else reason)
         self.served_steps = self._agreed_steps
 
-    def _start(self) -> Recording:
-        """Start torch's profiler; a problem is reported later, because all ranks must take part in what follows."""
+    def _start(self) -> None:
         self._state.enter_phase(Phase.PROFILE)
         # Otherwise the profiler writes lines for its own developers to stderr.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -96,24 +88,35 @@ class StepProfiler:
         os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
         # Instead of torch.profiler.profile, which imports torch._inductor: that takes seconds and 100 MB.
         use_device = "cuda" if self._state.device.type == "cuda" else None
-        recording = Recording(profile(use_kineto=True, use_device=use_device), StepMarks(self._state.device))
-        recording.start()
-        self._state.timer.marks = recording.marks
-        return recording
+        self._profiler, self._problem = profile(use_kineto=True, use_device=use_device), ""
+        try:
+            self._profiler.__enter__()
+        except Exception as error:
+            self._problem = describe_error(error)
+        self._state.timer.marks = self._marks = StepMarks(self._state.device)
 
-    def _finish(self, recording: Recording, note: str) -> None:
-        """Stop the profiler, write the profile and report it."""
-        self._state.timer.marks = self._recording = None
-        steps, folder, position = max(recording.marks.count - WARMUP_STEPS, 0), "", self._state.position
+    def _stop(self, profiler: profile) -> None:
+        self._state.timer.marks = self._profiler = None
+        if not self._problem:
+            try:
+                profiler.__exit__(None, None, None)
+            except Exception as error:
+                self._problem = describe_error(error)
+
+    def _finish(self, note: str) -> None:
+        """Stop the profiler, write the profile and report it. `note` says why it has fewer steps than requested."""
+        profiler, position = self._profiler, self._state.position
+        steps, folder = max(self._marks.count - WARMUP_STEPS, 0), ""
         try:
             with self._clocks_stopped():
                 if self._state.device.type == "cuda":
                     torch.cuda.synchronize(self._state.device)
-                recording.stop()
+                assert profiler is not None  # noqa: S101 (for mypy)
+                self._stop(profiler)
                 if not steps:
                     raise ProfileError(note, code="too-small")
-                recording.warmup_steps = WARMUP_STEPS
-                folder = write_profile(self._state, self._folder, self._cpu_group, recording, self._wanted, note)
+                recorded = self._problem or (profiler, self._marks.parts(), WARMUP_STEPS)
+                folder = write_profile(self._state, self._folder, self._cpu_group, recorded, self._wanted, note)
                 release_free_memory()
         except ProfileError as error:
             steps, note = 0, str(error)

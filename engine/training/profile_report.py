@@ -11,7 +11,6 @@ import socket
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
@@ -26,83 +25,56 @@ from engine.runs.profile_file import (
     MAX_OPERATORS,
     MAX_TRACE_BYTES,
     PARTS,
-    RECORD_NAME,
     Operator,
+    Part,
     PartTime,
     Profile,
     RankProfile,
-    folder_name,
-    new_profile_folder,
+    store_profile,
     trace_name,
-    write_trace,
 )
 from engine.runs.sinks import describe_error
 from engine.training.rank_state import RankState
-from engine.training.step_marks import MARK_PREFIX, StepMarks
+from engine.training.step_marks import MARK_PREFIX
 from engine.utils.answers import Answer
-from engine.utils.codec import InvalidRecordError, decode, encode, replace, write_record
+from engine.utils.codec import decode, encode
 from engine.utils.errors import CodedError, Problem
 
 # Other ranks have no trace, so that the profile of hundreds of ranks stays small.
 MAX_TRACES = 16
+# The profiler, the seconds of each part of each step, and how many of the first steps are not part of the profile.
+Recorded = tuple[profile, list[dict[Part, float]], int]
 
 
 class ProfileError(CodedError):
     """No profile could be taken. The message says why in a clause."""
 
 
-@dataclass
-class Recording:
-    """What one rank records: the events of torch's profiler, and the marks of the steps.
-
-    `problem` says why the profiler does not work, "" if it does. The first `warmup_steps` are not part of the profile.
-    """
-
-    profiler: profile
-    marks: StepMarks
-    problem: str = ""
-    warmup_steps: int = 0
-
-    def start(self) -> None:
-        try:
-            self.profiler.__enter__()
-        except Exception as error:
-            self.problem = describe_error(error)
-
-    def stop(self) -> None:
-        if not self.problem:
-            try:
-                self.profiler.__exit__(None, None, None)
-            except Exception as error:
-                self.problem = describe_error(error)
-
-
 def write_profile(
     state: RankState,
     folder: RunFolder | None,
     cpu_group: dist.ProcessGroup,
-    recording: Recording,
+    recorded: Recorded | str,
     requested: int,
     note: str,
 ) -> str:
     """Write the profile of all ranks on rank 0; return its folder, relative to the run. A collective.
 
-    Raises ProfileError on rank 0 if it cannot be written.
+    `recorded` says why there is no profile of this rank if it is a text. Raises ProfileError on rank 0 if the profile
+    cannot be written.
     """
     state.enter_phase(Phase.PROFILE)
-    mine, trace = _profile_of_rank(recording, state)
-    gathered = gather_bytes(encode(mine), cpu_group)
-    traces = _gather_traces(trace, state, cpu_group)
+    mine, trace = _profile_of_rank(recorded, state)
+    answers = [decode(data, Answer[RankProfile]) for data in gather_bytes(encode(mine), cpu_group)]
+    traces = gather_bytes(trace, cpu_group)
     if dist.get_rank() != 0:
         return ""
-    ranks, problems = list[RankProfile](), list[str]()
-    for rank, data in enumerate(gathered):
-        try:
-            answer = decode(data, Answer[RankProfile])
-        except InvalidRecordError as error:
-            answer = _refuse(f"it {error}")
-        ranks += [] if answer.value is None else [answer.value]
-        problems += [f"rank {rank} has no profile: {problem.reason}" for problem in answer.problems]
+    ranks = [answer.value for answer in answers if answer.value is not None]
+    problems = [
+        f"rank {rank} has no profile: {problem.reason}"
+        for rank, answer in enumerate(answers)
+        for problem in answer.problems
+    ]
     if not ranks or folder is None:
         raise ProfileError("; ".join(problems[:1]) or "the run has no folder", code="library-failed")
     position, steps = state.position, len(ranks[0].steps)
@@ -118,92 +90,56 @@ def write_profile(
         ranks=ranks,
     )
     try:
-        with new_profile_folder(folder, result.step) as path:
-            for rank, data in traces.items():
-                write_trace(path, rank, data)
-            write_record(path / RECORD_NAME, result)
+        name = store_profile(folder, result, {rank: trace for rank, trace in enumerate(traces) if trace})
     except OSError as error:
         raise ProfileError(f"the profile cannot be written: {describe_error(error)}", code="not-writable") from error
-    return f"{folder.profiles.name}/{folder_name(result.step)}"
+    return f"{folder.profiles.name}/{name}"
 
 
-def _gather_traces(trace: bytes, state: RankState, cpu_group: dist.ProcessGroup) -> dict[int, bytes]:
-    """Return the traces of the first ranks on rank 0, nothing on other ranks. A collective of these ranks.
-
-    One rank after the other: a gather would pad all of them to the longest.
-    """
-    rank, traces = dist.get_rank(), {0: trace}
-    for sender in range(1, min(dist.get_world_size(), MAX_TRACES)):
-        state.enter_phase(Phase.PROFILE)
-        size = torch.tensor([len(trace)])
-        if rank == sender:
-            dist.send(size, 0, group=cpu_group)
-            if trace:
-                dist.send(torch.frombuffer(bytearray(trace), dtype=torch.uint8), 0, group=cpu_group)
-        elif rank == 0:
-            dist.recv(size, sender, group=cpu_group)
-            received = torch.empty(int(size), dtype=torch.uint8)
-            if len(received):
-                dist.recv(received, sender, group=cpu_group)
-            traces[sender] = received.numpy().tobytes()
-    return {sender: data for sender, data in traces.items() if data} if rank == 0 else {}
-
-
-def _profile_of_rank(recording: Recording, state: RankState) -> tuple[Answer[RankProfile], bytes]:
+def _profile_of_rank(recorded: Recorded | str, state: RankState) -> tuple[Answer[RankProfile], bytes]:
     """Return the profile of this rank, or why there is none, and its trace."""
-    rank = dist.get_rank()
-    try:
-        if recording.problem:
-            raise ProfileError(recording.problem, code="library-failed")
-        profiled = _analyze(recording, state)
-        trace, problem = b"", f"only the first {MAX_TRACES} ranks have a trace"
-        if rank < MAX_TRACES:
-            trace, problem = _export_trace(recording.profiler)
-        name = "" if problem else trace_name(rank)
-        return Answer(value=replace(profiled, trace=name, problem=problem)), trace
-    # A profile must not end the run, and the other ranks wait for this one.
-    except Exception as error:
-        return _refuse(str(error) if isinstance(error, ProfileError) else describe_error(error)), b""
+    rank, reason = dist.get_rank(), recorded
+    if not isinstance(recorded, str):
+        try:
+            trace, problem = b"", f"only the first {MAX_TRACES} ranks have a trace"
+            if rank < MAX_TRACES:
+                trace, problem = _export_trace(recorded[0])
+            return Answer(value=_analyze(recorded, state, "" if problem else trace_name(rank), problem)), trace
+        # A profile must not end the run, and the other ranks wait for this one.
+        except Exception as error:
+            reason = describe_error(error)
+    return Answer(problems=(Problem("", str(reason), code="library-failed"),)), b""
 
 
-def _refuse(reason: str) -> Answer[RankProfile]:
-    return Answer(problems=(Problem("", reason, code="library-failed"),))
-
-
-def _analyze(recording: Recording, state: RankState) -> RankProfile:
+def _analyze(recorded: Recorded, state: RankState, trace: str, problem: str) -> RankProfile:
     """Return where the time of this rank went."""
-    device, steps = state.device, recording.marks.parts()[recording.warmup_steps :]
+    profiler, all_steps, warmup_steps = recorded
+    steps, on_device = all_steps[warmup_steps:], state.device.type == "cuda"
     durations = [sum(step.values()) for step in steps]
-    parts = {part: [step[part] for step in steps] for part in PARTS}
+    times = {part: [step[part] for step in steps] for part in PARTS}
+    # Operators that took the most time of their own, over all steps of the profile.
+    share, total = len(steps) / len(all_steps), max(sum(durations), 1e-9)
+    averages = [
+        (each, (each.self_device_time_total if on_device else each.self_cpu_time_total) / 1e6 * share)
+        for each in profiler.key_averages()
+        if not each.key.startswith(MARK_PREFIX)
+    ]
+    operators = [
+        Operator(name=each.key[:1000], calls=round(each.count * share), seconds=seconds, share=seconds / total)
+        for each, seconds in sorted(averages, key=lambda row: -row[1])[:MAX_OPERATORS]
+    ]
     return RankProfile(
         rank=dist.get_rank(),
         host=socket.gethostname(),
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        device=torch.cuda.get_device_name(state.device) if on_device else "cpu",
         steps=durations,
         parts={
-            part: PartTime(mean=statistics.fmean(each), median=statistics.median(each)) for part, each in parts.items()
+            part: PartTime(mean=statistics.fmean(each), median=statistics.median(each)) for part, each in times.items()
         },
-        operators=_operators(recording, durations, on_device=device.type == "cuda"),
+        operators=operators,
+        trace=trace,
+        problem=problem,
     )
-
-
-def _operators(recording: Recording, durations: list[float], *, on_device: bool) -> list[Operator]:
-    """Return the operators that took the most time of their own, over all steps of the profile."""
-    share = len(durations) / recording.marks.count
-    averages = recording.profiler.key_averages()
-    times = [
-        (each, (each.self_device_time_total if on_device else each.self_cpu_time_total) / 1e6) for each in averages
-    ]
-    times = [(each, seconds) for each, seconds in times if not each.key.startswith(MARK_PREFIX)]
-    return [
-        Operator(
-            name=each.key[:1000],
-            calls=round(each.count * share),
-            seconds=seconds * share,
-            share=seconds * share / max(sum(durations), 1e-9),
-        )
-        for each, seconds in sorted(times, key=lambda row: -row[1])[:MAX_OPERATORS]
-    ]
 
 
 def _export_trace(profiler: profile) -> tuple[bytes, str]:

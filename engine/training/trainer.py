@@ -50,7 +50,7 @@ from engine.training.job import Job, Outcome
 from engine.training.losses import guessing_loss
 from engine.training.memory import empty_cache, gather_peak_memory, reset_peak_memory
 from engine.training.metrics import Evaluation, Metrics
-from engine.training.profile import Interruption, StepProfiler
+from engine.training.profile import StepProfiler
 from engine.training.rank_state import RankState
 from engine.training.state_dict import restore_state
 from engine.training.timing import EpochClock, data_wait_share, gather_timings
@@ -112,7 +112,7 @@ class Trainer:
     def end_run(self, outcome: Outcome) -> None:
         """Write the checkpoint of a stopped run, and wait for all ranks."""
         self.state.agreement.wait_pending()
-        self._profiler.interrupt(Interruption.STOP)
+        self._profiler.interrupt("the run ended", is_last=True)
         if outcome == "stopped":
             self._checkpoint_writer.write_before_stop()
         self.finish_checkpoint()
@@ -138,7 +138,7 @@ class Trainer:
     def record_train_time(self) -> None:
         """Record how long training took in this epoch. Call after reading its metrics, which waits for the device."""
         self._is_training = False
-        self._profiler.interrupt(Interruption.EPOCH_END)
+        self._profiler.interrupt("the epoch ended")
         self._train_seconds = self._epoch_clock.seconds()
         self._timings = gather_timings(self.state.timer, self._train_seconds, self.state.cpu_group)
 
@@ -157,7 +157,7 @@ class Trainer:
             with self._epoch_clock.stopped():
                 self._checkpoint_writer.serve(agreed)
         if agreed.paused and not agreed.stop:
-            self._profiler.interrupt(Interruption.PAUSE)
+            self._profiler.interrupt("the run was paused")
             with self._epoch_clock.stopped():
                 agreed = self._pause(agreed)
         if agreed.profile_steps != self._profiler.served_steps and self._is_training and not agreed.stop:

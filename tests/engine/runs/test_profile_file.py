@@ -11,7 +11,6 @@ import pytest
 from engine.runs.folder import RunFolder
 from engine.runs.profile_file import (
     MAX_PROFILES,
-    MAX_RECORD_BYTES,
     list_profiles,
     newest_profile,
     read_profile,
@@ -65,15 +64,7 @@ def test_folder_without_a_record_is_no_profile(run: RunFolder) -> None:
     assert found[0] == name
 
 
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        ({"steps": 0}, "damaged"),
-        ({"ranks": []}, "damaged"),
-        ({"format": 2}, "wrong-version"),
-        ({"time": 1e300}, "damaged"),
-    ],
-)
+@pytest.mark.parametrize(("change", "code"), [({"steps": 0}, "damaged"), ({"format": 2}, "wrong-version")])
 def test_record_with_an_invalid_value_is_refused(run: RunFolder, change: dict[str, object], code: str) -> None:
     name = store_profile(run, make_profile())
     path = run.profiles / name / "profile.json"
@@ -81,22 +72,6 @@ def test_record_with_an_invalid_value_is_refused(run: RunFolder, change: dict[st
     with raises_problem(code, kind=InvalidRecordError):
         read_profile(run, name)
     assert newest_profile(run) is None
-
-
-@pytest.mark.parametrize("text", ["", "{", "[" * 10_000, "\xff"])
-def test_record_that_is_no_profile_is_refused(run: RunFolder, text: str) -> None:
-    name = store_profile(run, make_profile())
-    (run.profiles / name / "profile.json").write_bytes(text.encode("latin-1"))
-    with raises_problem("damaged", kind=InvalidRecordError):
-        read_profile(run, name)
-
-
-def test_record_that_is_too_large_is_not_read(run: RunFolder) -> None:
-    name = store_profile(run, make_profile())
-    with (run.profiles / name / "profile.json").open("ab") as file:
-        file.truncate(MAX_RECORD_BYTES + 1)
-    with raises_problem("not-readable", None, MAX_RECORD_BYTES, kind=InvalidRecordError):
-        read_profile(run, name)
 
 
 @pytest.mark.parametrize("link", ["profile", "step", "record"])
@@ -111,12 +86,6 @@ def test_links_in_the_folder_of_profiles_are_not_followed(run: RunFolder, tmp_pa
     with raises_problem("not-readable", kind=InvalidRecordError):
         read_profile(run, name)
     assert run.link_problem() is not None
-
-
-@pytest.mark.parametrize("name", ["..", "../../b", "step-1", "step-00000001/../..", ""])
-def test_name_that_leads_elsewhere_is_refused(run: RunFolder, name: str) -> None:
-    with raises_problem("invalid-name", kind=InvalidRecordError):
-        read_profile(run, name)
 
 
 def test_profile_that_others_can_change_makes_the_run_foreign(run: RunFolder) -> None:

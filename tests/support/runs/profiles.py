@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.runs import profile_file
 from engine.runs.folder import RunFolder
 from engine.runs.profile_file import (
     PARTS,
-    RECORD_NAME,
     Operator,
     PartTime,
     Profile,
     RankProfile,
-    new_profile_folder,
     trace_name,
-    write_trace,
 )
-from engine.utils.codec import write_record
 
 STEPS = 4
 # Milliseconds of each part of a step, in the order of PARTS.
@@ -46,11 +43,7 @@ def make_profile(*ranks: RankProfile, **fields: Any) -> Profile:
 
 def store_profile(run: RunFolder, profile: Profile) -> str:
     """Write a profile with small traces; return the name of its folder."""
-    with new_profile_folder(run, profile.step) as folder:
-        for rank in profile.ranks:
-            write_trace(folder, rank.rank, b"trace")
-        write_record(folder / RECORD_NAME, profile)
-    return f"step-{profile.step:08d}"
+    return profile_file.store_profile(run, profile, {rank.rank: b"trace" for rank in profile.ranks})
 
 
 PROFILE = make_profile(make_rank_profile(0, FAST_RANK), make_rank_profile(1, SLOW_RANK))
