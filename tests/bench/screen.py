@@ -137,13 +137,15 @@ def measure_keys(server: BusyServer, screens: Sequence[Screen], presses: int, be
                 yield f"| {' | '.join(cells)} | {theirs:.1f} ({app.split()[0]}) | {mine / theirs:.2f} |"
 
 
-def measure_start(server: BusyServer, rounds: int, nvitop: str | None) -> Iterator[str]:
+def measure_start(server: BusyServer, rounds: int, nvitop: str | None, before: str | None) -> Iterator[str]:
     label = [sys.executable, BARE, "label"]
     programs: dict[str, tuple[list[str], str]] = {
         "one-widget Textual app: first picture": (label, "ready"),
         "gputrain-tui: first picture": ([TUI], "quit"),
         "gputrain-tui: first GPU": ([TUI], MEMORY_SHOWN),
     }
+    if before is not None:
+        programs["before: first picture"] = ([before], "quit")
     if nvitop is not None:
         programs["nvitop: first GPU"] = ([nvitop], MEMORY_SHOWN)
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
@@ -228,7 +230,7 @@ def main() -> None:
     screens = [screen for screen in SCREENS if options.screen is None or screen.name in options.screen]
     with make_server(options.runs) as server:
         parts = {
-            "start": lambda: measure_start(server, options.rounds, options.nvitop),
+            "start": lambda: measure_start(server, options.rounds, options.nvitop, options.before),
             "keys": lambda: measure_keys(server, screens, 3 * options.rounds, options.before),
             "idle": lambda: measure_idle(server, options.seconds, options.nvitop, options.before),
         }
