@@ -44,6 +44,8 @@ from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
 
 WAIT_POLL_SECONDS = 1.0
+# Most of the cost of a wait is the sampler, which only tells when processes without a reservation leave the GPUs.
+BRIEF_WAIT_SECONDS, LONG_WAIT_PERIOD_SECONDS = 60.0, 5.0
 CLOCK_STEP_SECONDS = 5.0  # a larger change of the system time is published
 MAX_PROBLEMS = 10
 NOT_REPORTED = Unavailable(Obstacle.LOST, "the driver does not report it")
@@ -245,6 +247,7 @@ class _Allocator:
     def allocate(self, snapshot: Snapshot | None, monitor: DriverMonitor) -> GpuAllocation:
         """Allocate from the GPUs of the driver. A run that waits also waits while the driver is away."""
         allocation, visible = GpuAllocation(reservation=self.reservation), list[CudaDevice]()
+        started_at, is_brief = time.monotonic(), True
         while True:
             if snapshot is None or snapshot.error is not None:
                 if not self.wait:
@@ -257,6 +260,9 @@ class _Allocator:
                     return allocation
                 reason = wait_reason
             self._report(reason)
+            if is_brief and time.monotonic() - started_at > BRIEF_WAIT_SECONDS:
+                is_brief = False
+                monitor.set_period(LONG_WAIT_PERIOD_SECONDS)
             snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
 
     def allocate_unmonitored(self, gpus: Sequence[CudaDevice]) -> GpuAllocation:

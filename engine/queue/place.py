@@ -6,6 +6,7 @@ per second.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -63,7 +64,8 @@ class QueuePlace:
     waited_s: float = 0.0
     """How long the run waited, once it has its devices; before, how long it had waited when this process began."""
     _entered_at: float = field(default_factory=time.monotonic, init=False)
-    _recorded_at: float | None = field(default=None, init=False)
+    _recorded_at: float = field(default=-math.inf, init=False)
+    _looked_at: float = field(default=-math.inf, init=False)
     _reason: str = field(default="", init=False)
     _block: Blocked = field(default="", init=False)
     _recorded: tuple[str, int | None] | None = field(default=None, init=False)
@@ -93,7 +95,7 @@ class QueuePlace:
         blocked, reason = self._blocked()
         if blocked != self._block:
             # A hold or its end is recorded at once.
-            self._block, self._recorded_at = blocked, None
+            self._block, self._recorded_at = blocked, -math.inf
         terms = replace(
             self.fixed,
             priority=self.state.priority,
@@ -187,7 +189,12 @@ class QueuePlace:
         """Record why the run waits and at which place, and show the reason if it has changed."""
         changed, self._reason = reason != self._reason, reason
         event, now = WaitingForGpus(message=reason), time.monotonic()
-        if self._recorded_at is None or now - self._recorded_at >= RECORD_INTERVAL_SECONDS:
+        if changed:
+            self._looked_at = -math.inf
+        last = max(self._recorded_at, self._looked_at)
+        if now - last >= RECORD_INTERVAL_SECONDS:
+            # It reads the entries of all runs that wait.
+            self._looked_at = now
             row = find_row(self.folder)
             place = None if row is None else row.place
             if (reason, place) != self._recorded:

@@ -46,6 +46,9 @@ class Sampler:
     def latest(self) -> Snapshot:
         return sample_gpus()
 
+    def set_period(self, period_s: float) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -47,6 +47,9 @@ class StillMonitor:
     def latest(self) -> Snapshot:
         return self._snapshot
 
+    def set_period(self, period_s: float) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
