@@ -307,11 +307,10 @@ _RULES = (
             "on GPUs, which have one rank each; select GPUs with device.gpus (--gpus)",
         ),
     ),
-    *(
-        _Rule(
-            key, ("device.wait", "queue.after"), _unless(lambda config: config.waits, "without device.wait (--queue)")
-        )
-        for key in ("queue.priority", "queue.backfill")
+    _Rule(
+        "queue.priority",
+        ("device.wait", "queue.after"),
+        _unless(lambda config: config.waits, "without device.wait (--queue)"),
     ),
     _Rule(
         "queue.min_free",

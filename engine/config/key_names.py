@@ -55,6 +55,7 @@ SYNONYMS = {
 # Keys of earlier versions, each with its default, which their config files hold, and with what holds now.
 REMOVED_KEYS: dict[str, tuple[Any, str]] = {
     "data.decoder": ("auto", "JPEG files are decoded on the CPU"),
+    "queue.backfill": (0.0, "a later run does not start before a run that waits for the same GPUs"),
 }
 _KEY_OF_SYNONYM = {synonym: key for key, synonyms in SYNONYMS.items() for synonym in synonyms}
 

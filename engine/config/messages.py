@@ -33,7 +33,6 @@ _KEY_MESSAGES = {
     "eval.metrics": "must be names of user code, such as [metrics:f1, metrics:auroc]",
     "model.freeze": "must be none, backbone, or parameter name prefixes such as [layer1, layer2]",
     "queue.time_limit": "must be a number of minutes from 0 to 1000000, such as 90",
-    "queue.backfill": "must be a number of minutes from 0 to 1000000, such as 90",
     "optim.clip_norm_type": "must be a number greater than 0, or inf",
     "notify.when": f"must be a list of {', '.join(OCCASIONS)}",
 }

@@ -83,17 +83,7 @@ class QueueConfig(Section):
         ge=0,
         le=1e6,
         title="time limit",
-        description="Stop the run this many minutes after its start; 0 disables. A training saves a checkpoint. Lets "
-        "the run use GPUs that a run with queue.backfill waits for.",
-    )
-    backfill: float = Field(
-        0.0,
-        ge=0,
-        le=1e6,
-        title="backfill",
-        description="Minutes by which shorter runs may delay this run; 0 disables. While it waits for more GPUs, "
-        "later runs may use those that are free, if their queue.time_limit ends within these minutes, "
-        "counted from when the first GPU became free.",
+        description="Stop the run this many minutes after its start; 0 disables. A training saves a checkpoint.",
     )
 
     @property

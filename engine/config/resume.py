@@ -27,7 +27,7 @@ NOTIFY_KEYS = {f"notify.{name}" for name in NotifyConfig.model_fields}
 # `engine.training.state_dict` reports another number of ranks.
 UNREPORTED_KEYS = {
     *("run.name", "run.resume", "run.snapshot", "device.ranks", "device.wait", *NOTIFY_KEYS, *UNSTORED_KEYS),
-    *("queue.priority", "queue.share", "queue.min_free", "queue.time_limit", "queue.backfill"),
+    *("queue.priority", "queue.share", "queue.min_free", "queue.time_limit"),
 }
 PATH_KEYS = {"run.code", "data.path", "data.val_path", "model.weights"}
 

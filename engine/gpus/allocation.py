@@ -20,7 +20,7 @@ from engine.gpus.free_memory import check_memory_is_known
 from engine.gpus.monitor import DriverMonitor, first_snapshot, recording_path
 from engine.gpus.own_limits import CPU_RUN, OwnRuns, over_limit
 from engine.gpus.private_mount import private_folder_problem
-from engine.gpus.queue_terms import Backfill, QueueTerms, queue_order
+from engine.gpus.queue_terms import QueueTerms, queue_order
 from engine.gpus.reservation import Reservation, ReservationError, user_lock
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.reservation_reader import PolledReservations, read_reservations
@@ -46,7 +46,6 @@ from engine.utils.errors import Problem, UsageError
 WAIT_POLL_SECONDS = 1.0
 # Most of the cost of a wait is the sampler, which only tells when processes without a reservation leave the GPUs.
 BRIEF_WAIT_SECONDS, LONG_WAIT_PERIOD_SECONDS = 60.0, 5.0
-CLOCK_STEP_SECONDS = 5.0  # a larger change of the system time is published
 MAX_PROBLEMS = 10
 NOT_REPORTED = Unavailable(Obstacle.LOST, "the driver does not report it")
 UNMONITORED_WARNING = Problem(
@@ -96,7 +95,6 @@ def allocate_devices(
     on_wait: Callable[[str], None],
     ranks: int | None = None,
     poll_terms: TermsPoller = lambda: (QueueTerms(), ""),
-    backfill: Backfill | None = None,
     limits: Limits = NO_LIMITS,
     make_bed: MakeBed | None = None,
 ) -> GpuAllocation:
@@ -113,7 +111,7 @@ def allocate_devices(
     waits. Raises UsageError if the selection is invalid or not available.
     """
     own = OwnRuns(limits, selection)
-    allocator = _Allocator(selection, run, wait, ranks, poll_terms, backfill or Backfill(), on_wait, own, make_bed)
+    allocator = _Allocator(selection, run, wait, ranks, poll_terms, on_wait, own, make_bed)
     while True:
         try:
             allocator.wait_while_blocked()
@@ -179,7 +177,6 @@ class _Allocator:
     wait: bool
     ranks: int | None
     poll_terms: TermsPoller
-    backfill: Backfill
     on_wait: Callable[[str], None]
     own: OwnRuns = field(default_factory=OwnRuns)
     make_bed: MakeBed | None = None
@@ -196,9 +193,7 @@ class _Allocator:
     """Each distinct `GpuAllocation.reservation_problems`, in the order in which they were found."""
 
     def __post_init__(self) -> None:
-        self._queue = RunQueue(wait=self.wait, time_limit_s=self.backfill.time_limit_s)
-        self._backfill_end: float | None = None
-        """Monotonic time in seconds until which later runs in the queue may use the devices that this run claims."""
+        self._queue = RunQueue(wait=self.wait)
         if self.make_bed is not None and (woken := take_woken()) is not None:
             blocked = self.reservation.adopt(woken)
             self._terms = codec.replace(self._terms, blocked=blocked)
@@ -307,7 +302,7 @@ class _Allocator:
         self.on_wait(reason)
         if self.make_bed is None or self.reservation.lock is None or self._leads():
             return
-        if time.monotonic() >= self._awake_until and not self.backfill.allowed_s:
+        if time.monotonic() >= self._awake_until:
             raise FallAsleep
 
     def _leader_path(self) -> str:
@@ -393,8 +388,6 @@ class _Allocator:
         except NotFreeError as error:
             if self.wait:
                 self.enqueue(visible_ids)
-                if not self.own.may_only_join:
-                    self._start_backfill(devices)
             elif not is_claimed_soon:
                 raise
             return error.problems[0].reason + passed_note
@@ -421,19 +414,6 @@ class _Allocator:
         allocation.reservation_problems = list(self._problems)
         allocation.warnings += allocation.reservation_problems
         return None
-
-    def _start_backfill(self, devices: Sequence[CudaDevice]) -> None:
-        """Let runs behind this one use the devices that it claims, from the first time that it claims any."""
-        if not self.backfill.allowed_s:
-            return
-        if self._backfill_end is None:
-            if not any(device.is_free for device in devices):
-                return
-            self._backfill_end = time.monotonic() + self.backfill.allowed_s
-        # The clock of the host may be set while the run waits.
-        until = time.time() + self._backfill_end - time.monotonic()
-        if abs(until - self.reservation.backfill_until) > CLOCK_STEP_SECONDS:
-            self.reservation.set_backfill_until(until)
 
     def _take_turn(self, list_devices: DeviceLister) -> tuple[Turn, str]:
         """Return the turn of this run, and a note for its reason if runs behind it may pass it."""

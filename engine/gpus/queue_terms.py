@@ -7,7 +7,6 @@ The supervisor of a run chooses its terms (`engine.queue`), `reservation` publis
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from engine.utils.codec import UNSET, Meta, Record, UnsetType
@@ -71,18 +70,6 @@ class QueueTerms(Record, frozen=True, kw_only=True):
 
 WHOLE_DEVICES = QueueTerms()
 """The terms of a run that has its devices for itself, and does not wait."""
-
-
-@dataclass(frozen=True)
-class Backfill:
-    """What a run declares so that later ones may pass it for a while, or so that it may pass others.
-
-    `allowed_s`: for how many seconds runs behind it may use the devices that it claims (`queue.backfill`).
-    `time_limit_s`: the most that it trains (`queue.time_limit`), 0 if it has no limit.
-    """
-
-    allowed_s: float = 0.0
-    time_limit_s: float = 0.0
 
 
 def own_order(reservation: ReservationInfo) -> tuple[int, float, float, tuple[int, str]]:

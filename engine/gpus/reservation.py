@@ -68,15 +68,6 @@ class Reservation:
             self._terms = values
             self._publish(**values)
 
-    def set_backfill_until(self, backfill_until: float) -> None:
-        """Publish until when (Unix time) runs behind this one may use the devices that it claims."""
-        self._terms["backfill_until"] = backfill_until
-        self._publish(backfill_until=backfill_until)
-
-    @property
-    def backfill_until(self) -> float:
-        return float(self._terms.get("backfill_until", 0.0))
-
     def adopt(self, woken: Woken) -> str:
         """Take the reservation that this process made before it slept. Return why that run was blocked.
 
@@ -91,7 +82,7 @@ class Reservation:
             self.release()
             return ""
         self._entry, values = entry, asdict(entry)
-        self._terms = {name: values[name] for name in (*self._terms, "reason", "backfill_until")}
+        self._terms = {name: values[name] for name in (*self._terms, "reason")}
         with suppress(OSError):
             # It was woken.
             os.utime(path.with_suffix(".folder"))

@@ -58,8 +58,8 @@ class ReservationEntry(FileRecord, QueueTerms, frozen=True, kw_only=True):
     `CudaDevice.reservation_id` of each of its devices, and is empty while it waits. `visible` contains that of each
     device that is visible to it. `write_lock` says whether it holds the write lock on its lock file.
 
-    `reason` is why it waits, `backfill_until` the Unix time until which runs behind it may use the devices that it
-    claims. The terms have no defaults here: without `blocked`, a run that claims no devices would claim some.
+    `reason` is why it waits. The terms have no defaults here: without `blocked`, a run that claims no devices would
+    claim some.
 
     `format` is 1 in each `revision`, so that earlier gputrains read the entry, too.
     """
@@ -74,7 +74,6 @@ class ReservationEntry(FileRecord, QueueTerms, frozen=True, kw_only=True):
     gpus: Devices
     ranks: Annotated[tuple[ReservedRank, ...], Meta(max_length=MAX_RANKS_PER_USER)]
     write_lock: bool
-    backfill_until: QueuePosition = 0.0
     reason: Text = ""
     revision: Count = 2
 

@@ -4,11 +4,10 @@ Called by `allocation`. The order is that of `queue_terms.queue_order`. `claim_o
 the devices as the run of that entry sees them. So each run computes the same claims, its own too, and publishes them as
 the reason why it waits.
 
-A run claims as many of the free devices as it waits for. If they are not enough for it, nobody behind it gets them,
-unless it allows it (`queue.backfill`) to a run that ends soon enough (`queue.time_limit`). It claims only what it can
-get from others: while runs of its own user keep it waiting, runs of other users pass, and while a broken GPU or a
-supervisor that does not answer does, all later runs pass. A run that shares its devices (`queue.share`,
-`queue.min_free`) joins no GPU that a run ahead claims.
+A run claims as many of the free devices as it waits for. If they are not enough for it, nobody behind it gets them. It
+claims only what it can get from others: while runs of its own user keep it waiting, runs of other users pass, and while
+a broken GPU or a supervisor that does not answer does, all later runs pass. A run that shares its devices
+(`queue.share`, `queue.min_free`) joins no GPU that a run ahead claims.
 """
 
 from __future__ import annotations
@@ -77,12 +76,10 @@ class Turn:
 class RunQueue:
     """The runs ahead of this one, observed by polling.
 
-    Without `wait`, the timeout applies to all users together, and only once. `time_limit_s` is the most that this run
-    trains, 0 if it has no limit.
+    Without `wait`, the timeout applies to all users together, and only once.
     """
 
     wait: bool
-    time_limit_s: float = 0.0
     uid: int = field(default_factory=os.geteuid)
     _since: dict[Hashable, float] = field(default_factory=dict, init=False)
     """Since when a run, a run of a user, or any run could start, in seconds of the clock of `_clocks`."""
@@ -113,8 +110,6 @@ class RunQueue:
                     because = "it does not take the GPUs that it waits for"
                 is_moving |= not because
                 startable += [waiter] if waiter.uid == self.uid else []
-            elif waiter.backfill_until and 0 < self.time_limit_s <= waiter.backfill_until - time.time():
-                because = "this run ends within its queue.backfill"
             if because:
                 passes.append(f"{waiter.run} (user {waiter.user}): {because}")
                 continue

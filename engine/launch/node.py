@@ -19,7 +19,7 @@ from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.handshake import wait_for_key, wait_for_message
 from engine.launch.request import RunRequest
-from engine.queue.place import backfill_of, fixed_terms
+from engine.queue.place import fixed_terms
 from engine.runs.events import GpuEvent, RunStarted
 from engine.runs.journal import from_line, to_line
 from engine.utils.codec import Count, Record
@@ -102,7 +102,6 @@ def allocate_node_gpus(
             on_wait=check_stop,
             ranks=rank_info.local_world_size,
             poll_terms=poll_terms,
-            backfill=backfill_of(request.config),
         )
     except UsageError as error:
         send(store, key, NodeGpus(problems=tuple(error.problems), not_free=isinstance(error, NotFreeError)))

@@ -25,7 +25,7 @@ from engine.launch.request import RunRequest, check_dependencies
 from engine.launch.run_code import RunCode, code_changed, record_code, stored_code
 from engine.notify.start import RunNotifier, send_held
 from engine.queue.dependencies import DependencyError, FollowedRun
-from engine.queue.place import CancelledError, QueuePlace, backfill_of, fixed_terms, initial_state
+from engine.queue.place import CancelledError, QueuePlace, fixed_terms, initial_state
 from engine.queue.state import Dependency, QueueStage, is_interrupted
 from engine.runs.claimed_run import ClaimedRun, claim_run
 from engine.runs.command_events import CommandStarted
@@ -146,7 +146,6 @@ class OwnedRun:
             wait=wait,
             on_wait=waiting_emitter(self.show_wait) if place is None else place.report,
             poll_terms=(lambda: (fixed_terms(config), "")) if place is None else place.poll_terms,
-            backfill=backfill_of(config),
             limits=read_limits(),
             make_bed=self._make_bed if place is not None and self.request.detached and self.request.program else None,
         )

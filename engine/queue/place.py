@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.config.begin_time import begin_time
-from engine.config.limits import read_limits
 from engine.config.schema import Config
-from engine.gpus.queue_terms import MAX_PRIORITY, MAX_TIME, Backfill, Blocked, QueueTerms
+from engine.gpus.queue_terms import MAX_PRIORITY, MAX_TIME, Blocked, QueueTerms
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.waiting import wake_sleepers
 from engine.queue.crash_guard import CrashGuard
@@ -240,12 +239,6 @@ def initial_state(
         cwd=cwd,
         code=code,
     )
-
-
-def backfill_of(config: Config) -> Backfill:
-    """Return what a config declares. Raises UsageError if the limits of the user are invalid."""
-    limit_min, _ = read_limits().minutes(config)
-    return Backfill(allowed_s=60 * config.queue.backfill, time_limit_s=60 * limit_min)
 
 
 def fixed_terms(config: Config) -> QueueTerms:

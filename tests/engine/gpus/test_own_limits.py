@@ -13,7 +13,7 @@ from engine.config.limits import Limit, Limits
 from engine.gpus import allocation
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.own_limits import OverLimitError, OwnRuns
-from engine.gpus.queue_terms import Backfill, QueueTerms
+from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_entry import ReservationEntry
 from engine.gpus.reservation_reader import read_reservations
@@ -132,7 +132,6 @@ def test_run_that_shares_claims_no_gpu_while_a_limit_keeps_it_from_all(written: 
         wait=True,
         on_wait=on_wait,
         poll_terms=lambda: (QueueTerms(share=2), ""),
-        backfill=Backfill(allowed_s=600),
         limits=limits(gpus=1),
     )
     assert third.devices[0].index == holders[1].devices[0].index
@@ -142,8 +141,6 @@ def test_run_that_shares_claims_no_gpu_while_a_limit_keeps_it_from_all(written: 
     assert {each.blocked for each in waiting} == {"limit"} and started[-1].blocked == ""
     # It joins the queue, then publishes its GPUs, then the reason. Polls that change nothing write nothing.
     assert len(waiting) <= 3
-    # While it claims nothing, its `queue.backfill` minutes do not pass.
-    assert {each.backfill_until for each in entries} == {0.0}
     assert {*place, third.reservation.since} == {place[0]}
     later.release()
     release(holders[1], third)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from engine.gpus import allocation, run_queue
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.own_limits import OwnRuns
-from engine.gpus.queue_terms import Backfill, QueueTerms, queue_order
+from engine.gpus.queue_terms import QueueTerms, queue_order
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.reservation_reader import SILENT_SECONDS
 from engine.gpus.run_queue import CLAIM_TIMEOUT_SECONDS, USER_CLAIM_TIMEOUTS
@@ -62,13 +62,11 @@ class Run:
         self.name = f"run-{len(host.runs)}"
         self.terms = QueueTerms(share=share, priority=priority, position=host.now)
         self.held = self.is_suspended = self.is_listed = False
-        self.key, self.lock, self.backfill_until = (uid, f"{self.name}.lock"), None, 0.0
+        self.key, self.lock = (uid, f"{self.name}.lock"), None
         self.since = self.renewed_at = host.now
         self.gpus: tuple[str, ...] = ()
         self.reason = ""
-        self.allocator = allocation._Allocator(
-            selection, self.name, True, None, self.poll_terms, Backfill(), print, OwnRuns()
-        )
+        self.allocator = allocation._Allocator(selection, self.name, True, None, self.poll_terms, print, OwnRuns())
         self.allocator.reservation, self.allocator._reservations = self, host  # type: ignore[assignment]
         self.allocator._queue.uid = uid
         self.allocator.enqueue(NAMES)

@@ -28,19 +28,15 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_reservation_publishes_what_was_set_before_and_after_it_was_made(base: Path) -> None:
     own = Reservation()
-    assert own.backfill_until == 0.0
-    own.set_backfill_until(5.0)
     own.set_terms(QueueTerms(priority=2), "held")
     own.set_run_name("early")
     own.enqueue("free:1", ["GPU-1"], "a")
     [found] = read_reservations()
-    assert (found.run, found.priority, found.reason, found.backfill_until) == ("a", 2, "held", 5.0)
-    own.set_backfill_until(7.0)
+    assert (found.run, found.priority, found.reason) == ("a", 2, "held")
     own.set_terms(QueueTerms(priority=3))
     own.set_run_name("late")
     [found] = read_reservations()
-    assert (found.run, found.priority, found.reason, found.backfill_until) == ("late", 3, "held", 7.0)
-    assert own.backfill_until == 7.0
+    assert (found.run, found.priority, found.reason) == ("late", 3, "held")
     own.release()
     assert list(base.iterdir()) == []
 

@@ -146,7 +146,7 @@ def test_entry_of_earlier_revision_is_read(folder: Path, name: str, revision: in
 
 
 def test_entry_with_terms_of_its_user_is_read(folder: Path) -> None:
-    terms = {"priority": -1000, "position": 2.5, "blocked": "held", "share": 4, "backfill_until": 9.0, "reason": "held"}
+    terms = {"priority": -1000, "position": 2.5, "blocked": "held", "share": 4, "reason": "held"}
     terms |= {"min_free": 20 << 30, "begin": 7.0}
     plant(folder, ENTRY | terms | {"folder": "/runs/a"})
     [found], ignored = read()

@@ -3,14 +3,13 @@ own user could give it to them."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from engine.gpus import allocation, run_queue
+from engine.gpus import run_queue
 from engine.gpus.current_use import Obstacle, Unavailable
-from engine.gpus.queue_terms import Backfill, QueueTerms
+from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.run_queue import CLAIM_TIMEOUT_SECONDS, USER_CLAIM_TIMEOUTS, RunQueue, Turn
 from engine.gpus.selection import CudaDevice
@@ -170,16 +169,3 @@ def test_run_that_cannot_start_claims_nothing(selection: str, values: dict[str, 
 def test_run_claims_devices_before_it_knows_which_it_sees() -> None:
     turn = take_turn(make_queue(), make_waiter(selection="free:1", visible=()))
     assert (claimed(turn), turn.is_moving) == (["GPU-0"], True)
-
-
-def test_end_of_backfill_follows_clock_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else runs behind could use the devices for an hour longer, or not at all."""
-    now = SimpleNamespace(passed_s=0.0, step_s=0.0)
-    times = SimpleNamespace(time=lambda: 1000.0 + now.passed_s + now.step_s, monotonic=lambda: 50.0 + now.passed_s)
-    monkeypatch.setattr(allocation, "time", times)
-    terms, backfill = (QueueTerms(), ""), Backfill(allowed_s=300.0)
-    waiter, ends = allocation._Allocator("free:2", "a", True, None, lambda: terms, backfill, lambda _: None), []
-    for now.passed_s, now.step_s in ((0.0, 0.0), (100.0, 0.0), (120.0, 3600.0), (150.0, -3600.0)):
-        waiter._start_backfill([CudaDevice(0, GPUS[0], "H100", 0)])
-        ends.append(waiter.reservation.backfill_until)
-    assert ends == [1300.0, 1300.0, 4900.0, -2300.0]

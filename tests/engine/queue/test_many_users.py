@@ -125,17 +125,6 @@ def test_run_does_not_join_gpu_that_a_run_ahead_waits_for(host: SharedHost) -> N
 
 
 @needs_root
-@pytest.mark.parametrize(("time_limit", "passes"), [(0.0, False), (1.0, True), (6.0, False)])
-def test_later_run_passes_only_if_it_ends_within_backfill(host: SharedHost, time_limit: float, passes: bool) -> None:
-    holder = QueuedUserRun("holder", 0, 3, 60.0)
-    head = QueuedUserRun("head", SOMEONE, 2, 60.0, backfill=5.0)
-    later = QueuedUserRun("later", 0, 1, 60.0, time_limit=time_limit)
-    for run in (holder, head, later):
-        host.start(run)
-    assert [event["event"] for event in host.events()] == ["starts", "waits", "starts" if passes else "waits"]
-
-
-@needs_root
 @pytest.mark.soak
 def test_thirty_runs_of_two_users_with_kills_and_reboot(host: SharedHost) -> None:
     rng = random.Random(20)  # noqa: S311 (reproducible)

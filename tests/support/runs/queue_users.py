@@ -22,7 +22,7 @@ from engine.gpus import allocation
 from engine.gpus.snapshot import Snapshot
 from engine.launch.lifecycle import TrainingRun
 from engine.launch.request import RunRequest
-from engine.queue.place import CancelledError, backfill_of
+from engine.queue.place import CancelledError
 from engine.queue.state import QueueStage
 from engine.runs.events import RunFinished
 
@@ -63,14 +63,12 @@ class QueuedUserRun:
     gpus: int
     seconds: float
     share: int = 1
-    time_limit: float = 0.0
-    backfill: float = 0.0
 
     def config(self) -> Config:
         values = {
             "run": {"name": self.name, "resume": True},
             "device": {"gpus": f"free:{self.gpus}", "wait": True},
-            "queue": {"share": self.share, "time_limit": self.time_limit, "backfill": self.backfill},
+            "queue": {"share": self.share},
         }
         return Config.model_validate(values)
 
@@ -132,7 +130,6 @@ class SharedHost:
                 wait=True,
                 on_wait=on_wait,
                 poll_terms=place.poll_terms,
-                backfill=backfill_of(run.config()),
             )
         except CancelledError as error:
             owned.end_before_start("stopped", str(error))
