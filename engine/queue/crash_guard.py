@@ -1,7 +1,7 @@
 """Hold the rest of a batch of jobs whose first ones fail at once, so that they do not all fail overnight.
 
 A batch is what one user queues within ten minutes from one folder with one program and the same code: what is queued
-after the code was mended is another batch. `engine.queue.place` polls a guard while its run waits.
+after the code was mended is another batch. `engine.queue.place` asks for its state while a run waits.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 from engine.queue.state import QueueStage, QueueState, read_queue_state
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.root import is_listed
-from engine.runs.run_record import RunRecord, read_run_record
+from engine.runs.run_record import read_run_record
 from engine.utils.files import shown_path
 from engine.utils.text import list_names, printable
 
@@ -69,9 +70,13 @@ def judge_start(folder: RunFolder, state: QueueState) -> JobStart | None:
     updated = max(record.updated_at or began, began)
     is_early = updated - began <= EARLY_SECONDS or not has_started
     if record.state is RunState.FAILED and is_early:
-        is_by_person = record.exit_code in _ENDED_BY_PERSON
-        return None if is_by_person else JobStart(folder.name, began, _cause(folder, record), updated)
-    is_early = is_early and _last_heartbeat(folder) - began <= EARLY_SECONDS
+        # The journal of a run that failed early is short; its record also says how to resume it.
+        failures = folder.history().failures
+        cause = failures[-1].cause if failures else record.message
+        return None if record.exit_code in _ENDED_BY_PERSON else JobStart(folder.name, began, cause, updated)
+    with suppress(OSError):
+        # When its supervisor last wrote that it lives: a command without metrics has no events.
+        is_early = is_early and folder.owner.stat().st_mtime - began <= EARLY_SECONDS
     if record.state.live and has_started and is_early and not folder.is_owned():
         return JobStart(folder.name, began, "its supervisor was killed", updated)
     if has_started and (record.state is RunState.FINISHED or not is_early):
@@ -79,119 +84,45 @@ def judge_start(folder: RunFolder, state: QueueState) -> JobStart | None:
     return None
 
 
-def _last_heartbeat(folder: RunFolder) -> float:
-    """When the supervisor last wrote that it lives, in Unix seconds: a command without metrics has no events."""
-    try:
-        return folder.owner.stat().st_mtime
-    except OSError:
-        return 0.0
+class Batch(NamedTuple):
+    """What the other jobs of a waiting run's batch mean for it: why it is held, None if it is not; when the user last
+    released a job, before which no failure counts; and whether no other job that waits was queued before it."""
+
+    held_because: str | None = None
+    released_at: float = 0.0
+    is_first: bool = True
 
 
-def _cause(folder: RunFolder, record: RunRecord) -> str:
-    # The journal of a run that failed early is short; its record also says how to resume it.
-    failures = folder.history().failures
-    return failures[-1].cause if failures else record.message
+def read_batch(folder: RunFolder, state: QueueState) -> Batch:
+    """Read the batch of a waiting run."""
+    if not state.program:
+        return Batch()
+    others = _other_jobs(folder, state)
+    released_at = max(state.released_at, *(other.released_at for other in others.values()), 0.0)
+    starts = [start for run, other in others.items() if (start := judge_start(run, other)) is not None]
+    held_because = hold_reason(each for each in starts if each.failure is None or each.ended_at > released_at)
+    own = state.submitted_at, folder.name
+    waiting = (run for run, other in others.items() if other.stage is QueueStage.WAITING and run.is_owned())
+    return Batch(held_because, released_at, all((others[run].submitted_at, run.name) > own for run in waiting))
 
 
-@dataclass
-class _Member:
-    """A run that may belong to the batch, as it was when its folder had this modification time. `is_recent`: it was
-    queued together with the run of the guard."""
-
-    stamp: int
-    state: QueueState | None
-    is_recent: bool = False
-    start: JobStart | None = None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether only a change of the folder can change what the guard knows of it. A kill changes no folder."""
-        is_running = self.state is not None and self.state.stage in (QueueStage.GRANTED, QueueStage.STARTED)
-        return self.start is not None or not (self.is_recent and is_running)
-
-
-class CrashGuard:
-    """Finds out whether the batch of a waiting run fails at once. `poll` costs a stat(2) for each run of the batch."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-        self._root_stamp = 0
-        self._members: dict[str, _Member] = {}
-        self._others: set[str] = set()
-        """Names of the runs in the runs folder that are not of the batch."""
-
-    def poll(self, state: QueueState) -> tuple[str | None, float]:
-        """Return why the batch of a run with this place is held, and when the user last released a run of it.
-
-        Failures before that release do not count."""
-        if not state.program:
-            return None, 0.0
-        self._read_members(state)
-        batch = [member for member in self._members.values() if member.is_recent and member.state is not None]
-        released_at = max([state.released_at, *(member.state.released_at for member in batch if member.state)])
-        starts = (member.start for member in batch if member.start is not None)
-        return hold_reason(each for each in starts if each.failure is None or each.ended_at > released_at), released_at
-
-    def is_first(self, state: QueueState) -> bool:
-        """Whether no other run of the batch that waits was queued before this one, so that one of them sends a
-        message."""
-        own = state.submitted_at, self._folder.name
-        root = shown_path(self._folder.root).parent
-        return not any(
-            member.is_recent
-            and member.state is not None
-            and member.state.stage is QueueStage.WAITING
-            and (member.state.submitted_at, name) < own
-            and RunFolder(root / name).is_owned()
-            for name, member in self._members.items()
-        )
-
-    def _read_members(self, state: QueueState) -> None:
-        path = shown_path(self._folder.root)
-        self._find_members(path.parent, path.name, state)
-        for name, member in list(self._members.items()):
-            try:
-                stamp = os.stat(f"{path.parent}/{name}").st_mtime_ns  # noqa: PTH116
-            except OSError:
-                # Deleted or renamed, and then it has another name.
-                del self._members[name]
+def _other_jobs(folder: RunFolder, state: QueueState) -> dict[RunFolder, QueueState]:
+    """Return the other jobs of a batch. One stat(2) for each run: of thousands, nearly all were queued long before."""
+    path, found = shown_path(folder.root), dict[RunFolder, QueueState]()
+    with suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            is_old = entry.stat(follow_symlinks=False).st_mtime < state.submitted_at - BATCH_SECONDS
+            if (
+                is_old
+                or entry.name == path.name
+                or not is_listed(entry.name)
+                or not entry.is_dir(follow_symlinks=False)
+            ):
                 continue
-            if stamp != member.stamp or not member.is_settled:
-                self._members[name] = self._read(RunFolder(path.parent / name), stamp, state)
-            read = self._members[name]
-            if read.state is not None and not read.is_recent:
-                del self._members[name]
-                self._others.add(name)
-
-    def _find_members(self, root: Path, own: str, state: QueueState) -> None:
-        """Add the runs that may belong to the batch, if there is a new run in the runs folder."""
-        try:
-            stamp = os.stat(root).st_mtime_ns  # noqa: PTH116
-            if stamp == self._root_stamp:
-                return
-            with os.scandir(root) as entries:
-                for entry in entries:
-                    name = entry.name
-                    if name in self._others or name in self._members or name == own or not is_listed(name):
-                        continue
-                    # Of thousands of runs, nearly all were queued long before.
-                    changed_at = entry.stat(follow_symlinks=False).st_mtime
-                    is_candidate = changed_at >= state.submitted_at - BATCH_SECONDS
-                    if is_candidate and entry.is_dir(follow_symlinks=False) and RunFolder(root / name).is_own:
-                        self._members[name] = _Member(0, None)
-                    else:
-                        self._others.add(name)
-        except OSError:
-            # A runs folder that cannot be read for a moment. The next poll tries again.
-            return
-        self._root_stamp = stamp
-
-    @staticmethod
-    def _read(folder: RunFolder, stamp: int, state: QueueState) -> _Member:
-        """Read a run. One without a place in the queue may still get one."""
-        read = read_queue_state(folder)
-        if read is None:
-            return _Member(stamp, None)
-        is_recent = (read.program, read.cwd, read.code) == (state.program, state.cwd, state.code)
-        is_recent = is_recent and abs(read.submitted_at - state.submitted_at) <= BATCH_SECONDS
-        return _Member(stamp, read, is_recent, judge_start(folder, read) if is_recent else None)
+            run = RunFolder(path.parent / entry.name)
+            other = read_queue_state(run) if run.is_own else None
+            if other is None or abs(other.submitted_at - state.submitted_at) > BATCH_SECONDS:
+                continue
+            if (other.program, other.cwd, other.code) == (state.program, state.cwd, state.code):
+                found[run] = other
+    return found

@@ -17,7 +17,7 @@ from engine.config.schema import Config
 from engine.gpus.queue_terms import MAX_PRIORITY, MAX_TIME, Blocked, QueueTerms
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.waiting import wake_sleepers
-from engine.queue.crash_guard import CrashGuard
+from engine.queue.crash_guard import read_batch
 from engine.queue.dependencies import FollowedRun
 from engine.queue.listing import find_row
 from engine.queue.state import (
@@ -71,7 +71,6 @@ class QueuePlace:
     """Reason and place in the journal."""
 
     def __post_init__(self) -> None:
-        self._crash_guard = CrashGuard(self.folder)
         self._entered_at -= self.waited_s
 
     @property
@@ -124,14 +123,14 @@ class QueuePlace:
 
     def _poll_crash_guard(self) -> None:
         """Hold this run because of its batch, or no longer, because the user has released a run of it."""
-        reason, released_at = self._crash_guard.poll(self.state)
+        reason, released_at, is_first = read_batch(self.folder, self.state)
         # A hold that was saved just after another run was released has no failure left.
         is_over = released_at >= self.state.crash_held_at or (reason is None and released_at > 0)
         if self.state.crash_hold and is_over:
             self.save(crash_hold="")
         elif reason is not None and not self.state.crash_hold:
             self.save(crash_hold=reason, crash_held_at=time.time())
-            if self._crash_guard.is_first(self.state):
+            if is_first:
                 self.on_crash_hold(reason)
 
     def _release(self) -> str:
