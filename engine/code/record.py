@@ -26,7 +26,7 @@ from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
 from engine.runs.records import CodeSummary
 from engine.utils.codec import ENTRIES, FileRecord, InvalidRecordError, decode, write_record
 from engine.utils.errors import UsageError
-from engine.utils.files import opened, read_file, shown_path
+from engine.utils.files import opened, read_file
 from engine.utils.text import list_names, pluralize, printable
 
 PATCH_FILE, UNTRACKED_FOLDER = "changes.patch", "untracked"
@@ -73,7 +73,7 @@ def capture_code(folder: RunFolder, cwd: Path, *, snapshot: bool = False) -> Cod
     Raises GitError if it cannot be read, UsageError if there can be no copy, and OSError."""
     if (repository := _find_repository(cwd, snapshot=snapshot)) is None:
         return None
-    runs_dir = shown_path(folder.root).parent
+    runs_dir = folder.path.parent
     state = read_code(repository, runs_dir)
     target = folder.code
     target.mkdir(mode=0o700)

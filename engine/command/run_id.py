@@ -9,14 +9,13 @@ from __future__ import annotations
 import secrets
 
 from engine.runs.folder import RunFolder
-from engine.utils.files import shown_path
 
 HALF_DIGITS = 16
 
 
 def make_run_id(folder: RunFolder) -> str:
     """Return a unique ID for a start of the command in a folder."""
-    return f"{shown_path(folder.root).name}-{secrets.token_hex(HALF_DIGITS // 2)}{_inode_digits(folder)}"
+    return f"{folder.name}-{secrets.token_hex(HALF_DIGITS // 2)}{_inode_digits(folder)}"
 
 
 def last_run_id(folder: RunFolder) -> str | None:

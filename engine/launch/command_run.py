@@ -47,6 +47,7 @@ from engine.runs.claimed_run import ClaimedRun
 from engine.runs.command_events import CommandResumed, CommandStarted
 from engine.runs.events import RankFailed, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.ownership import RunFolderGoneError
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.records import RankDevice
 from engine.runs.run_record import read_run_record
@@ -56,7 +57,6 @@ from engine.utils.codec import replace as replace_fields
 from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.exit_codes import CommandExit, ExitCode
 from engine.utils.exits import exit_status, oom_kill_count
-from engine.utils.files import shown_path
 from engine.utils.host import raise_open_files_limit
 from engine.utils.process import SignalHandler, ignore_sighup
 from engine.utils.redaction import redact, redact_argv, redact_values
@@ -213,7 +213,7 @@ class _Session:
         from engine.distributed.failures import describe_failure
 
         oom_killed = None if self._initial_oom_kills is None else oom_kill_count() != self._initial_oom_kills
-        logs = shown_path(self.folder.torchrun)
+        logs = self.folder.torchrun
         failure = find_failure(end.exit_code, end.last_lines, logs, oom_killed=oom_killed)
         hide = partial(redact_values, environment=self.owned.command.environment)
         failure = replace(failure, cause=hide(failure.cause), lines=tuple(map(hide, failure.lines)))
@@ -231,7 +231,7 @@ class _Session:
         run, recorder = self.owned, self.owned.recorder
         assert recorder is not None  # noqa: S101 - `announce` opened it
         run.check_code()
-        command, path = run.started_command, shown_path(self.folder.root)
+        command, path = run.started_command, self.folder.path
         names = name_devices(self.devices, self.usage.first(), command.gpu_ids, command.environment)
         words = expand(command.argv, names, path.name, path)
         is_resumed = recorder.history.command is not None
@@ -293,7 +293,7 @@ class _Session:
         values = expand(list(typed.values()), names, path.name, path)
         environment = command.environment | dict(zip(typed, values, strict=True))
         try:
-            environment |= torchrun_variables(argv, environment, cwd, shown_path(self.folder.torchrun))
+            environment |= torchrun_variables(argv, environment, cwd, self.folder.torchrun)
             environment |= make_metrics_folder(path)
             environment |= terminal.environment | device_environment(names, environment)
             return CommandProcess(
@@ -323,7 +323,7 @@ class _Session:
         ranks = [RankDevice(0, host, pid, device.uuid, device.name, device.index) for device in self.devices]
         return CommandStarted(
             format=FORMAT,
-            name=shown_path(self.folder.root).name,
+            name=self.folder.name,
             host=host,
             command=shlex.join(redact_argv(argv)),
             cwd=command.cwd,
@@ -346,7 +346,7 @@ class _Session:
         limit_min, limit = self.limit
         readings = Sink("the reading of the GPUs", run.warn)
         reserved, busy_at = {device.uuid for device in self.devices}, 0.0
-        check_use = misplaced_use_check(process, reserved, shown_path(self.folder.root).name, run.warn)
+        check_use = misplaced_use_check(process, reserved, self.folder.name, run.warn)
 
         def read_gpus() -> None:
             nonlocal busy_at
@@ -358,7 +358,13 @@ class _Session:
                 check_use(self.usage.snapshot)
 
         def on_tick() -> None:
-            run.keep_alive()
+            try:
+                run.keep_alive()
+            except RunFolderGoneError as error:
+                # The command may save what it has. The journal is open, and ends in the folder that was moved.
+                if self.signals.signal_name is None:
+                    run.emit(WarningEvent(message=str(error), code=error.code))
+                    self.signals.request_stop("gputrain, whose run folder is gone")
             readings.attempt(read_gpus)
             stall.poll(read_signs(), busy_at)
             if limit_min and time.monotonic() - self.began > 60 * limit_min:
@@ -376,7 +382,7 @@ def _parameters_of(words: Sequence[str]) -> Parameters:
 def _record_end(run: CommandRun, folder: RunFolder, session: _Session, end: CommandEnd, *, should_requeue: bool) -> int:
     """Requeue the Slurm job of the run if `should_requeue`, record how the command ended, and return the exit code of
     this process."""
-    name = shown_path(folder.root).name
+    name = folder.name
     status = exit_status(end.exit_code) if end.has_ended else "has not ended"
     status += f"; {end.unkillable}" if end.unkillable else ""
     again = f"`gputrain resume {shlex.quote(name)}` starts it again"
@@ -389,10 +395,6 @@ def _record_end(run: CommandRun, folder: RunFolder, session: _Session, end: Comm
         finished = RunFinished(state="finished", message=result_line(run.recorder.metrics), exit_code=0)
     else:
         finished = RunFinished(state="failed", message=session.describe_failure(end), exit_code=end.exit_code)
-    assert run.claimed is not None  # noqa: S101 - it has run in its folder
-    # A command whose folder was moved may have failed because of that, before the next heartbeat.
-    if (moved := run.claimed.ownership.check_location()) is not None:
-        run.warn(moved)
     run.emit(finished)
     if finished.state == "finished":
         with suppress(OSError):

@@ -55,7 +55,7 @@ from engine.launch.request import RunRequest, watch_other_claim
 from engine.runs.control import consume_requests
 from engine.runs.events import ControlEvent, Event, RunStarted, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.runs.ownership import OwnershipLostError, RunTakenOverError
+from engine.runs.ownership import OwnershipLostError
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.sinks import Sink
 from engine.training.job import Job, RunResult, StartMethod
@@ -269,7 +269,7 @@ def _receive_job(run: TrainingRun, this_rank: _ExternalRank, preflight: Prefligh
         folder = RunFolder(Path(message.folder))
         with suppress(OSError):
             # This host may not share the file system of rank 0.
-            folder = folder.hold()
+            folder = folder.identified()
         config = with_run_name(config, folder)
         run.allocation.reservation.set_run_name(folder.name)
     plan = with_lowest_capability(preflight.plan, this_rank.rank_info, this_rank.store)
@@ -354,11 +354,8 @@ def _monitoring_listener(
                 run.keep_alive()
             except OwnershipLostError as error:
                 print(f"error: {error}", file=sys.stderr)
-                if isinstance(error, RunTakenOverError):
-                    # A stop saves a checkpoint, into the folder of the process that owns the run now.
-                    exit_now(ExitCode.FAILED)
-                run.requests.stop = True
-                return
+                # A stop would save a checkpoint, into the folder of the process that owns the run now.
+                exit_now(ExitCode.FAILED)
             progress.poll(heartbeats)
             readings.attempt(read_gpus)
             for request in consume_requests(control):

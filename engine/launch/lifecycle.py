@@ -32,7 +32,6 @@ from engine.runs.run_record import read_run_record
 from engine.training.job import Job, RunResult
 from engine.utils.errors import Problem, UsageError
 from engine.utils.exit_codes import ExitCode
-from engine.utils.files import shown_path
 from engine.utils.text import pluralize
 from engine.utils.units import UNKNOWN
 
@@ -174,7 +173,7 @@ def record_restart(result: RunResult, recorder: Recorder, restart: int, max_rest
 
 def record_result(result: RunResult, recorder: Recorder, suffix: str = "") -> ExitCode:
     """Record how the run ended, and return the exit code."""
-    name, resumable = shown_path(recorder.folder.root).name, recorder.folder.resumable
+    name, resumable = recorder.folder.name, recorder.folder.resumable
     hint = f"resume with `gputrain resume {name}`" if resumable else "there is no checkpoint to resume from"
     if result.failure is not None:
         recorder.record(result.failure)

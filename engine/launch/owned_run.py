@@ -39,7 +39,7 @@ from engine.runs.recorder import Listener, Recorder
 from engine.utils import codec
 from engine.utils.errors import UsageError
 from engine.utils.exit_codes import ExitCode
-from engine.utils.files import shown_path
+from engine.utils.files import open_folder
 from engine.utils.process import redirect_output
 
 
@@ -159,17 +159,21 @@ class OwnedRun:
         assert self.place is not None and self.claimed is not None and self.recorder is not None  # noqa: S101 - it waits
         request, folder = self.request, self.claimed.folder
         lock_fds = self.claimed.ownership.lock_fds
+        if lock_fds is None or self.recorder.problem is not None:
+            return None
         followed = [run.folder for run in self.place.followed if run.folder is not None]
+        folder_fd, *fds = [open_folder(each.path) for each in (folder, *followed)]
         # Whether a run of an earlier gputrain or of another host lives is more than the small process finds out.
-        is_unclear = any(run.is_owned() and not sleeper.is_live(run.held_fd) for run in followed)
-        if lock_fds is None or is_unclear or self.recorder.problem is not None:
+        if any(run.is_owned() and not sleeper.is_live(fd) for run, fd in zip(followed, fds, strict=True)):
+            for fd in (folder_fd, *fds):
+                os.close(fd)
             return None
         flags = [
             *(["--trust-owner"] if request.trust_owner else []),
             *(["--trust-code"] if request.code_trust.granted else []),
         ]
-        command = [*request.program, "resume", "--headless", "--detached", *flags, str(shown_path(folder.root))]
-        return Bed(command, folder.held_fd, lock_fds, [run.held_fd for run in followed])
+        command = [*request.program, "resume", "--headless", "--detached", *flags, str(folder.path)]
+        return Bed(command, folder_fd, lock_fds, fds)
 
     def claim(self, config: Config) -> ClaimedRun:
         """Claim the folder of the run, unless it has waited there. `config` is what it stores.
@@ -317,7 +321,7 @@ class OwnedRun:
 
         A host that shuts down first sends SIGTERM to all processes."""
         assert self.place is not None and self.recorder is not None  # noqa: S101 - see `is_kept`
-        name = shown_path(self.recorder.folder.root).name
+        name = self.recorder.folder.name
         message = f"interrupted by a signal before it started; `gputrain queue resume {name}` starts it"
         self.recorder.record(WarningEvent(message=message, code="interrupted"))
         return ExitCode.FAILED
@@ -331,8 +335,6 @@ class OwnedRun:
 
     def release(self) -> None:
         """Close the journal, and release the folder and the GPUs."""
-        if self.place is not None:
-            self.place.close()
         if self.recorder is not None:
             self.recorder.close()
         self.allocation.reservation.release()

@@ -49,7 +49,6 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal import find_session_problem
 from engine.runs.recorder import Listener
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
-from engine.utils.files import shown_path
 from engine.utils.host import has_bfloat16_instructions, max_open_files
 from engine.utils.libraries import training_problem
 
@@ -251,7 +250,7 @@ def check_resumed_config(config: Config, folder: RunFolder) -> None:
     the ranks with the checkpoint that they load, whose checksum is verified."""
     if (problem := find_session_problem(folder.journal)) is not None:
         advice = "use the version of gputrain that wrote it, or use a new name with --name to start a new run"
-        raise UsageError.one(str(shown_path(folder.journal)), problem, advice, code="wrong-version")
+        raise UsageError.one(str(folder.journal), problem, advice, code="wrong-version")
     saved = saved_config(folder)
     if saved is None:
         return

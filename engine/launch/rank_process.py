@@ -51,12 +51,11 @@ class Inherited:
     """What each rank inherits from the rank starter.
 
     `connections` holds the ranks' ends of the pipes. `store` is the file of the store, which is used unless
-    `device.init_method` names another rendezvous. `folder` is the run folder, None in a dry run."""
+    `device.init_method` names another rendezvous."""
 
     connections: list[Connection]
     heartbeats: InheritedFd
     store: InheritedFd
-    folder: InheritedFd | None
     starter_connection: Connection
     starter_pid: int
 
@@ -68,7 +67,6 @@ def run_spawned_rank(rank: int, job_file: InheritedFd, inherited: Inherited) -> 
         with Path(f"/proc/self/fd/{job_file.number}").open("rb") as file:
             job = pickle.load(file)
         os.close(job_file.number)
-        job = job.with_folder_fd(None if inherited.folder is None else inherited.folder.number)
     run_rank(rank, job, inherited)
 
 

@@ -89,8 +89,7 @@ class RankStarter:
         self._num_ranks = job.plan.local_world_size
         with suppress(OSError):
             self._connection.send((job, dict(os.environ)))
-            folder = [] if job.folder is None else [job.folder.held_fd]
-            for handle in (heartbeats.fd, *(connection.fileno() for connection in connections), *folder):
+            for handle in (heartbeats.fd, *(connection.fileno() for connection in connections)):
                 send_handle(self._connection, handle, self._process.pid)
         for connection in connections:
             connection.close()
@@ -173,7 +172,6 @@ def main() -> None:
     try:
         job, environment = pipe.recv()
         handles = [recv_handle(pipe) for _ in range(1 + job.plan.local_world_size)]
-        folder_fd = None if job.folder is None else recv_handle(pipe)
     except EOFError:
         # The supervisor refused the run.
         os._exit(0)
@@ -181,7 +179,6 @@ def main() -> None:
         if problem is not None:
             raise problem
         os.environ.update(environment)
-        job = job.with_folder_fd(folder_fd)
         try:
             redirect_output(job.folder.log if job.folder else None)
         except OSError:
@@ -209,7 +206,6 @@ def _start_ranks(job: Job, fds: Sequence[int], supervisor_connection: Connection
         connections=connections,
         heartbeats=InheritedFd(fds[0]),
         store=InheritedFd(store_fd),
-        folder=None if job.folder is None else InheritedFd(job.folder.held_fd),
         starter_connection=supervisor_connection,
         starter_pid=os.getpid(),
     )

@@ -99,6 +99,4 @@ def check_dependencies(request: RunRequest) -> list[Dependency]:
             followed.waits_because()
         except DependencyError as error:
             raise UsageError.one("queue.after", str(error), code=error.code) from error
-        finally:
-            followed.close()
     return dependencies

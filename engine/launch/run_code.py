@@ -18,7 +18,7 @@ from engine.runs.code_events import CodeChanged, CodeRecorded
 from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
-from engine.utils.files import file_number, is_file, shown_path
+from engine.utils.files import file_number, is_file
 from engine.utils.text import printable
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class RunCode:
         """Return the working folder of the run in its copy of the code; None without a copy."""
         if self.record is None or not self.record.snapshot:
             return None
-        return shown_path(folder.root) / folder.code.name / CODE_COPY / self.record.folder
+        return folder.path / folder.code.name / CODE_COPY / self.record.folder
 
 
 def record_code(folder: RunFolder, cwd: Path, *, snapshot: bool) -> RunCode:
@@ -85,7 +85,7 @@ def code_changed(code: RunCode, folder: RunFolder, cwd: Path, known: str) -> Cod
     from engine.code.record import find_difference
 
     try:
-        difference = find_difference(code.record, cwd, shown_path(folder.root).parent)
+        difference = find_difference(code.record, cwd, folder.path.parent)
     except GitError as error:
         message = f"{printable(str(cwd))} {error}"
         return None if message == known else CodeChanged(message=message, files=[])
@@ -115,7 +115,7 @@ def copied_command(command: Command, code: RunCode, folder: RunFolder) -> Comman
     if place is None:
         return command
     assert code.record is not None  # noqa: S101 - there is a copy
-    copy = _Copy(Path(code.record.root), shown_path(folder.root) / folder.code.name / CODE_COPY)
+    copy = _Copy(Path(code.record.root), folder.path / folder.code.name / CODE_COPY)
     try:
         inode = file_number(place.stat().st_ino)
     except OSError as error:

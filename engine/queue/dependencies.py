@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState, list_runs
 from engine.runs.record_completion import open_run
 from engine.utils.errors import CodedError, UsageError
-from engine.utils.files import file_number, shown_path
+from engine.utils.files import file_number
 
 KEY = "queue.after"
 
@@ -36,8 +35,7 @@ def find_dependencies(root: Path, references: Sequence[str], *, trust_owner: boo
         except UsageError as error:
             reasons = [f"{problem.location}: {problem.message}" for problem in error.problems]
             raise UsageError.one(KEY, "; ".join(reasons), code=error.problems[0].code) from error
-        status = os.fstat(folder.held_fd)
-        os.close(folder.held_fd)
+        status = folder.status()
         device, inode = file_number(status.st_dev), file_number(status.st_ino)
         any_end = reference.endswith(ANY_END)
         found.append(Dependency(name=folder.name, any_end=any_end, device=device, inode=inode))
@@ -64,32 +62,40 @@ class FollowedRun:
     `is_stopped` is what the last `waits_because` found: the run was stopped, and finishes only if the user resumes it.
     """
 
+    root: Path
     dependency: Dependency
     folder: RunFolder | None
     is_stopped: bool = field(default=False, init=False)
 
     @classmethod
     def open(cls, root: Path, dependency: Dependency) -> FollowedRun:
-        """Hold the folder of the run, which may have been renamed since."""
-        folder = _hold_same(RunFolder(root / dependency.name), dependency)
-        if folder is None:
-            with suppress(UsageError):
-                renamed = (_hold_same(candidate, dependency) for candidate in list_runs(root))
-                folder = next(filter(None, renamed), None)
-        return cls(dependency, folder)
+        """Find the folder of the run, which may have been renamed since."""
+        found = cls(root, dependency, None)
+        found.find()
+        return found
+
+    def find(self) -> None:
+        """Find the folder again if it is not where it was."""
+        if self.folder is not None and not self.folder.is_gone:
+            return
+        candidates = [RunFolder(self.root / self.dependency.name)]
+        with suppress(UsageError):
+            candidates += list_runs(self.root)
+        self.folder = next(filter(None, (_same_folder(each, self.dependency) for each in candidates)), None)
 
     def waits_because(self) -> str:
         """Return why the run is still to be waited for, "" if it has ended as it should.
 
         Raises DependencyError if it will never end so."""
         self.is_stopped = False
-        if self.folder is None or self.folder.is_deleted:
+        self.find()
+        if self.folder is None:
             if self.dependency.any_end:
                 return ""
             raise DependencyError(
                 f"the run {self.dependency.name}, which this run waited for, was deleted", code="run-deleted"
             )
-        name, (record, state) = shown_path(self.folder.root).name, open_run(self.folder)
+        name, (record, state) = self.folder.name, open_run(self.folder)
         if state.live:
             return f"after run {name}, which is {state}"
         if state is RunState.INTERRUPTED or is_interrupted(self.folder):
@@ -106,22 +112,16 @@ class FollowedRun:
             code="wrong-state",
         )
 
-    def close(self) -> None:
-        if self.folder is not None:
-            os.close(self.folder.held_fd)
-
 
 _ENDS = {RunState.FAILED: "failed", RunState.CRASHED: "crashed"}
 
 
-def _hold_same(folder: RunFolder, dependency: Dependency) -> RunFolder | None:
-    """Return the folder, held, if it is that of the dependency."""
+def _same_folder(folder: RunFolder, dependency: Dependency) -> RunFolder | None:
+    """Return the folder, identified, if it is that of the dependency."""
     try:
-        held = folder.hold()
+        found = folder.identified()
+        status = found.status()
     except OSError:
         return None
-    status = os.fstat(held.held_fd)
-    if (file_number(status.st_dev), file_number(status.st_ino)) == (dependency.device, dependency.inode):
-        return held
-    os.close(held.held_fd)
-    return None
+    is_same = (file_number(status.st_dev), file_number(status.st_ino)) == (dependency.device, dependency.inode)
+    return found if is_same else None

@@ -141,7 +141,6 @@ class QueuePlace:
             return "not held"
         for run in stopped:
             self.followed.remove(run)
-            run.close()
         after = tuple(run.dependency for run in self.followed)
         was_crash_hold = bool(self.state.crash_hold)
         self.save(held=False, crash_hold="", released_at=time.time(), after=after)
@@ -208,12 +207,6 @@ class QueuePlace:
         if self.has_waited:
             self.waited_s = time.monotonic() - self._entered_at
             self.recorder.record(GpusGranted(devices=list(devices), seconds=round(self.waited_s, 3)))
-        self.close()
-
-    def close(self) -> None:
-        for run in self.followed:
-            run.close()
-        self.followed.clear()
 
 
 def initial_state(

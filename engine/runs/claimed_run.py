@@ -21,7 +21,6 @@ from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder
 from engine.runs.ownership import Ownership, check_not_owned
 from engine.runs.root import LAST_RUN, is_run_folder
 from engine.utils.errors import UsageError
-from engine.utils.files import shown_path
 from engine.utils.host import nearest_existing
 from engine.utils.trust import is_shared
 
@@ -37,15 +36,9 @@ class ClaimedRun:
 
     def discard(self) -> None:
         """Delete a new run folder and the parents created with it; keep the folder of a resumed run."""
-        if not self.is_new:
+        if not self.is_new or self.folder.is_gone:
             return
-        with suppress(OSError):
-            for path in self.folder.root.iterdir():
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
-            shown_path(self.folder.root).rmdir()
+        shutil.rmtree(self.folder.path, ignore_errors=True)
         with suppress(OSError):
             for parent in self.created_parents:
                 parent.rmdir()
@@ -95,19 +88,15 @@ def claim_run(
         new_parents = [parent for parent in (root, *root.parents) if not parent.exists()]
         root.mkdir(parents=True, exist_ok=True)
         path = _create_run_folder(root, name, stem) if is_new else root / str(name)
-        folder = RunFolder(path).hold()
         try:
+            folder = RunFolder(path).identified()
             require_own(folder, trust_owner=trust_owner)
-            if is_new and os.listdir(folder.held_fd):  # noqa: PTH208 (a descriptor)
-                # Another user put an existing run in the place of the new folder.
-                raise _name_in_use(root, folder.name)
             folder.restrict_umask()
             claimed = ClaimedRun(folder, Ownership(folder, agents, take_over=take_over), is_new, new_parents)
         except BaseException:
-            os.close(folder.held_fd)
             with suppress(OSError):
                 # Only an empty folder, which was created here.
-                folder.path.rmdir()
+                path.rmdir()
             raise
     except OSError as error:
         raise _not_writable(root, error) from error

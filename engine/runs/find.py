@@ -31,7 +31,7 @@ OpenedRun: TypeAlias = "RunFolder | ForeignRun"
 
 
 def find_run(root: Path, reference: str, *, trust_owner: bool = False, reads: bool = False) -> RunFolder:
-    """Return the run that a name, a path or `last` refers to, held for this process.
+    """Return the run that a name, a path or `last` refers to, identified.
 
     A caller that only `reads` the run also takes the unique beginning of a name. Whatever changes a run does not: once
     `exp1` is deleted, it would mean `exp10`.
@@ -60,7 +60,6 @@ def find_any_runs(root: Path, reference: str, *, trust_owner: bool = False) -> l
     if isinstance(found, RunFolder):
         if not foreign:
             return [found]
-        os.close(found.held_fd)
         reason = f"is the beginning of the run {found.name} and a path with runs of other programs"
         raise UsageError.one(reference, reason, f"type {found.name} or ./{reference}", code="ambiguous-name")
     if not foreign:
@@ -155,29 +154,29 @@ def _path_parts(run: OpenedRun) -> list[str]:
 
 
 def _find_own_run(root: Path, reference: str, *, trust_owner: bool, reads: bool) -> RunFolder | UsageError:
-    """Return a run of gputrain, held, or the error that no run is meant. Raises UsageError for any other problem."""
+    """Return a run of gputrain, identified, or the error that no run is meant. Raises UsageError for other problems."""
     if not reference:
         raise UsageError.one("RUN", "is empty; type the name of a run, its folder, or last", code="missing-value")
     is_name = reference != LAST_RUN and "/" not in reference and is_listed(reference)
     if is_name and is_run_folder(root / reference):
-        return _hold_own(RunFolder(root / reference), trust_owner=trust_owner)
+        return _checked(RunFolder(root / reference), trust_owner=trust_owner)
     # Resolve links, so that the run gets its own name in its own runs folder.
     path = Path(os.path.realpath(reference))
     if "/" in reference and is_run_folder(path):
-        return _hold_own(RunFolder(path), trust_owner=trust_owner)
+        return _checked(RunFolder(path), trust_owner=trust_owner)
     runs = list_runs(root)
     usable = [run for run in runs if trust_owner or run.is_own]
     if reference == LAST_RUN and usable:
         newest = newest_first(usable)[0]
         check_last(root, newest.name, [run.name for run in usable])
-        return _hold_own(newest, trust_owner=trust_owner)
+        return _checked(newest, trust_owner=trust_owner)
     prefix = normalize_name(reference)
     # A folder that another program made may have the decomposed form.
     same = [run for run in runs if normalize_name(run.name) == prefix]
     if same:
-        return _hold_own(same[0], trust_owner=trust_owner)
+        return _checked(same[0], trust_owner=trust_owner)
     if is_run_folder(path):
-        return _hold_own(RunFolder(path), trust_owner=trust_owner)
+        return _checked(RunFolder(path), trust_owner=trust_owner)
     if "/" in reference and not _exists(path):
         return UsageError.one(reference, "there is no such path", code="not-found")
     if is_name and os.path.lexists(root / reference):
@@ -185,7 +184,7 @@ def _find_own_run(root: Path, reference: str, *, trust_owner: bool, reads: bool)
         return UsageError.one(reference, f"is in {root}, but has no record of a run", code="unknown-run")
     matches = [run for run in usable if normalize_name(run.name).startswith(prefix)]
     if len(matches) == 1 and reads:
-        return _hold_own(matches[0], trust_owner=trust_owner)
+        return _checked(matches[0], trust_owner=trust_owner)
     listed = ", ".join(sorted(run.name for run in matches))
     if matches and not reads:
         reason = f"no run of this name in {root}, only {listed}"
@@ -229,14 +228,13 @@ def check_last(root: Path, newest: str, names: Collection[str]) -> None:
         raise UsageError.one(LAST_RUN, reason, advice, code="ambiguous-name")
 
 
-def _hold_own(run: RunFolder, *, trust_owner: bool) -> RunFolder:
-    """Return the folder, held. Raises UsageError as `require_own` does, and if it cannot be opened."""
+def _checked(run: RunFolder, *, trust_owner: bool) -> RunFolder:
+    """Return the folder, identified. Raises UsageError as `require_own` does, and if it cannot be examined."""
+    require_own(run, trust_owner=trust_owner)
     try:
-        held = run.hold()
+        return run.identified()
     except OSError as error:
         raise UsageError.one(str(run.path), f"cannot be opened: {error.strerror}", code="not-readable") from error
-    require_own(held, trust_owner=trust_owner)
-    return held
 
 
 def require_own(run: RunFolder, *, trust_owner: bool, can_trust: bool = True) -> None:

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from engine.runs.claim import LOCK_FILE, is_claimed
 from engine.runs.root import is_listed, is_run_folder
 from engine.utils.errors import UsageError
-from engine.utils.files import is_file, open_folder, path_of_descriptor
+from engine.utils.files import is_file
 from engine.utils.trust import foreign_reason
 
 if TYPE_CHECKING:
@@ -68,19 +68,19 @@ class _Entry:
         self._name = name
 
     def __get__(self, run: RunFolder, owner: type[RunFolder]) -> Path:
-        return run.root / self._name
+        return run.path / self._name
 
 
 @dataclass(frozen=True)
 class RunFolder:
     """Paths of the files in one run folder, and the state of the run.
 
-    `path` names the folder. A held folder has a file descriptor `fd`, through which its files are opened even if the
-    path leads to another folder by now.
+    `path` names the folder. `number` are device and inode of the folder that was there once, if that matters: it may be
+    moved or deleted meanwhile, and another one may take its place.
     """
 
     path: Path
-    fd: int | None = field(default=None, compare=False)
+    number: tuple[int, int] | None = field(default=None, compare=False)
 
     config = _Entry("config.yaml")
     """Resolved config, enough to repeat the run."""
@@ -135,43 +135,27 @@ class RunFolder:
     skipped_files = _Entry("skipped_files.txt")
     """List of the dataset files that are not used; written only if the warning cannot name them all."""
 
-    def __reduce__(self) -> tuple[type[RunFolder], tuple[Path]]:
-        # A descriptor is valid only in this process.
-        return RunFolder, (self.path,)
-
-    def hold(self) -> RunFolder:
-        """Return the folder with a descriptor, which the caller closes. Raises OSError unless the path is a folder."""
-        return replace(self, fd=open_folder(self.path))
-
-    @contextmanager
-    def held(self) -> Iterator[RunFolder]:
-        """Yield the folder with a descriptor. Raises OSError unless the path is a folder."""
-        held = self if self.fd is not None else self.hold()
-        try:
-            yield held
-        finally:
-            if self.fd is None:
-                os.close(held.held_fd)
+    def identified(self) -> RunFolder:
+        """Return the folder with its number. Raises OSError unless the path is a folder."""
+        status = self.status()
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path))
+        return replace(self, number=(status.st_dev, status.st_ino))
 
     @property
-    def held_fd(self) -> int:
-        """Descriptor of a held folder."""
-        assert self.fd is not None  # noqa: S101 - the caller held the folder
-        return self.fd
-
-    @property
-    def is_deleted(self) -> bool:
-        """Whether a held folder was deleted."""
+    def is_gone(self) -> bool:
+        """Whether the folder was moved or deleted since it was identified."""
         try:
-            return self.fd is not None and os.fstat(self.fd).st_nlink == 0
+            status = self.status()
         except OSError as error:
-            # NFS: another host deleted it. Other errors may pass.
-            return error.errno == errno.ESTALE
+            # ESTALE: another host of NFS deleted it. Other errors may pass.
+            return self.number is not None and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+        return self.number not in (None, (status.st_dev, status.st_ino))
 
     @property
     def root(self) -> Path:
-        """Path through which the files are opened."""
-        return self.path if self.fd is None else path_of_descriptor(self.fd)
+        """Path of the folder."""
+        return self.path
 
     @property
     def name(self) -> str:
@@ -230,7 +214,7 @@ class RunFolder:
 
     def status(self) -> os.stat_result:
         """Return the status of the folder itself. Raises OSError."""
-        return self.path.lstat() if self.fd is None else os.fstat(self.fd)
+        return self.path.lstat()
 
     def _opened_entries(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yield name and status of the existing files and folders of a run that gputrain opens by name."""
@@ -244,7 +228,7 @@ class RunFolder:
         profiles = (self.profiles, *self.profiles.glob("step-*"), *self.profiles.glob("step-*/*"))
         for path in (*folders, *files, *more_files, *of_command, *self.checkpoints.glob("*.pt"), *profiles):
             with suppress(OSError):
-                yield path.relative_to(self.root), path.lstat()
+                yield path.relative_to(self.path), path.lstat()
 
     def history(self) -> History:
         """Return the history of the run from its whole journal."""

@@ -20,7 +20,7 @@ from engine.utils.codec import (
     update_record,
 )
 from engine.utils.errors import UsageError
-from engine.utils.files import locked_folder, shown_path
+from engine.utils.files import locked_folder
 
 MAX_TAGS = 20
 MAX_NOTE_CHARACTERS = 2000
@@ -88,15 +88,15 @@ def change_labels(folder: RunFolder, change: Callable[[RunLabels], RunLabels]) -
     if (problem := folder.owner_problem()) is not None:
         raise UsageError.one(folder.name, f"this run {problem}, so its labels cannot be changed", code="foreign-owner")
     try:
-        with folder.held() as held, locked_folder(held.root):
-            is_new = not os.path.lexists(held.labels)
-            labels = change(NO_LABELS if is_new else read_record(held.labels, RunLabels, MAX_LABELS_BYTES))
+        with locked_folder(folder.path):
+            is_new = not os.path.lexists(folder.labels)
+            labels = change(NO_LABELS if is_new else read_record(folder.labels, RunLabels, MAX_LABELS_BYTES))
             check_labels(labels)
-            update_record(held.labels, labels, MAX_LABELS_BYTES)
+            update_record(folder.labels, labels, MAX_LABELS_BYTES)
             # No file of a run is more open than its folder.
-            held.labels.chmod(0o644 & os.fstat(held.held_fd).st_mode)
+            folder.labels.chmod(0o644 & folder.status().st_mode)
     except InvalidRecordError as error:
-        advice = f"use the gputrain that wrote it, or delete {shown_path(folder.labels)}"
+        advice = f"use the gputrain that wrote it, or delete {folder.labels}"
         raise UsageError.one(folder.name, f"its {folder.labels.name} {error}", advice, code=error.code) from error
     except OSError as error:
         raise UsageError.one(

@@ -33,9 +33,8 @@ def rename_run(folder: RunFolder, name: str, *, take_over: bool = False) -> RunF
     root = folder.path.parent
     try:
         command = f"gputrain runs rename {shlex.quote(folder.name)} {name}"
-        with locked_ended_run(folder, command, take_over=take_over) as held:
-            move_folder(folder.path, root, name)
-            _store_name(held, name)
+        with locked_ended_run(folder, command, take_over=take_over):
+            _store_name(RunFolder(move_folder(folder.path, root, name)), name)
     except FileExistsError as error:
         raise UsageError.one(name, f"already exists in {root}", "use another name", code="name-in-use") from error
     except OSError as error:
@@ -84,13 +83,11 @@ def _store_name(folder: RunFolder, name: str) -> None:
 
 
 def find_own_run(root: Path, reference: str) -> RunFolder:
-    """Return a run of this user by name, path or `last`, not held. Raises UsageError as `find_run` does.
+    """Return a run of this user by name, path or `last`. Raises UsageError as `find_run` does.
 
     Unlike `find_run`, it accepts a run that contains links: they are moved, and never followed.
     """
     for path in (root / reference, Path(os.path.realpath(reference))):
         if reference != LAST_RUN and is_run_folder(path) and path.parent != path:
             return RunFolder(path)
-    found = find_run(root, reference)
-    os.close(found.held_fd)
-    return RunFolder(found.path)
+    return find_run(root, reference)

@@ -1,7 +1,7 @@
 """Ownership of a run: the lock and the heartbeat in its folder, which prevent two processes from training the same run.
 
 `engine.runs.claimed_run` makes the folder of a new run and owns it; `RunFolder.is_owned` checks lock and heartbeat.
-The owner holds the folder by a descriptor, so it never writes to another folder that takes its place.
+An owner whose folder was moved or deleted ends with its next heartbeat, and so does its run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from engine.runs.claim import Claim, Origin, counts_flock, observe_claim, read_claim, watch_claims
@@ -23,7 +22,7 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import read_run_record
 from engine.utils.codec import overwrite_record, replace, write_record
 from engine.utils.errors import CodedError, Problem, UsageError
-from engine.utils.files import file_size, shown_path
+from engine.utils.files import file_size
 from engine.utils.locks import OwnerLock
 from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
 from engine.utils.units import format_duration
@@ -39,8 +38,8 @@ class OwnershipLostError(CodedError):
     """This process owns its run folder no longer, and must end. The message says why in a sentence."""
 
 
-class RunFolderDeletedError(OwnershipLostError):
-    """The folder of a run that trains was deleted."""
+class RunFolderGoneError(OwnershipLostError):
+    """The folder of a run was moved or deleted."""
 
     code = "run-deleted"
 
@@ -53,7 +52,7 @@ class RunTakenOverError(OwnershipLostError):
 
 class Ownership:
     """Exclusive ownership of a run folder: a lock, which the kernel releases when the process ends, and a
-    heartbeat in `owner.json` for other hosts. `folder` is held, and closed by `release`.
+    heartbeat in `owner.json` for other hosts. `folder` is identified.
     """
 
     def __init__(self, folder: RunFolder, agents: Sequence[str] = (), *, take_over: bool = False) -> None:
@@ -63,7 +62,7 @@ class Ownership:
         `take_over`, a run whose heartbeat does not move is acquired although its last one is not old."""
         self.folder = folder
         self._last_heartbeat, self._token = -math.inf, uuid.uuid4().hex
-        self._location, self._owner_problem = folder.path, folder.owner_problem()
+        self._owner_problem = folder.owner_problem()
         lock = _retry(partial(_try_lock, folder))
         if lock is None:
             raise _owned_by_another(folder)
@@ -71,7 +70,7 @@ class Ownership:
             # Not every network file system shares locks between hosts.
             watch_claims([folder.owner], take_over=take_over)
             _check_unclaimed(folder, take_over=take_over)
-            if not is_same_folder(folder, folder.path):
+            if folder.is_gone:
                 # It was renamed or moved to the trash while this process waited for its lock.
                 raise _moved(folder)
             if lock.is_taken():
@@ -109,13 +108,18 @@ class Ownership:
         return self._lock.fds if self._lock.has_write_lock else None
 
     def renew_heartbeat(self) -> Problem | None:
-        """Write the heartbeat if it is due, and return a warning if the folder was moved or opened to others since.
+        """Write the heartbeat if it is due, and return a warning if the folder was opened to others since.
 
-        Errors are ignored, because a full disk must not end a run. Raises RunFolderDeletedError and RunTakenOverError.
+        Errors are ignored, because a full disk must not end a run. Raises RunFolderGoneError and RunTakenOverError.
         """
         # Includes suspended time: after it, this process may own the run no longer.
         if seconds_since_boot() - self._last_heartbeat < HEARTBEAT_INTERVAL_SECONDS:
             return None
+        if self.folder.is_gone:
+            raise RunFolderGoneError(
+                f"the run folder {self.folder.path} was moved or deleted, so the run ends; if it was moved, "
+                "`gputrain resume FOLDER` continues it from its last checkpoint"
+            )
         self._check_token()
         return self._renew()
 
@@ -135,19 +139,9 @@ class Ownership:
 
     def _renew(self) -> Problem | None:
         self._last_heartbeat = seconds_since_boot()
-        if self.folder.is_deleted:
-            raise RunFolderDeletedError(f"the run folder {self._location} was deleted, so the run cannot save anything")
         self._lock.renew()
         self._write_owner(round(time.time(), 3))
-        return self.check_location() or self._check_owner()
-
-    def check_location(self) -> Problem | None:
-        """Return a warning if the path of the folder leads elsewhere since the last call."""
-        if is_same_folder(self.folder, self._location):
-            return None
-        previous, self._location = self._location, shown_path(self.folder.root)
-        reason = f"the run folder {previous} was moved to {self._location}"
-        return Problem("", reason, "the run continues there", code="run-changed")
+        return self._check_owner()
 
     def _check_owner(self) -> Problem | None:
         """Return a warning if other users can change the folder since the last call."""
@@ -155,7 +149,7 @@ class Ownership:
         if self._owner_problem in (None, previous):
             return None
         advice = "remove write permission for others with `chmod -R go-w`"
-        return Problem("", f"the run folder {self._location} {self._owner_problem}", advice, code="foreign-writable")
+        return Problem("", f"the run folder {self.folder.path} {self._owner_problem}", advice, code="foreign-writable")
 
     def _write_owner(self, heartbeat: float | None) -> None:
         self._claim = replace(self._claim, write_lock=self._lock.has_write_lock)
@@ -170,22 +164,21 @@ class Ownership:
     def release(self) -> None:
         """Release the lock; a heartbeat of null marks the run as unowned for other hosts."""
         # Two hosts may take over a run at the same time. The one that ends must leave the claim of the other.
-        with suppress(RunTakenOverError):
-            self._check_token()
-            self._write_owner(None)
+        if not self.folder.is_gone:
+            with suppress(RunTakenOverError):
+                self._check_token()
+                self._write_owner(None)
         with suppress(OSError):
             recorded_ns, earlier = self.folder.summary.stat().st_mtime_ns, self._earlier_lock
             if self._lock.fd is not None and earlier and recorded_ns < os.fstat(self._lock.fd).st_mtime_ns:
                 # This process has recorded nothing, so the run is as it was.
                 os.utime(self._lock.fd, ns=(earlier.st_atime_ns, earlier.st_mtime_ns))
         self._lock.close()
-        if self.folder.fd is not None:
-            os.close(self.folder.fd)
 
 
 @contextmanager
 def locked_ended_run(folder: RunFolder, command: str = "", *, take_over: bool = False) -> Iterator[RunFolder]:
-    """Hold a run that has ended under its lock, so that no process can resume it meanwhile. Yields the held folder.
+    """Hold a run that has ended under its lock, so that no process can resume it meanwhile. Yields the folder.
 
     `command` can take the run over, for a message; by default, it resumes the run. Watches a claim of another host, as
     `Ownership` does.
@@ -193,20 +186,20 @@ def locked_ended_run(folder: RunFolder, command: str = "", *, take_over: bool = 
     Raises UsageError if a process owns the run, or if its path leads elsewhere, and OSError.
     """
     advice = f"stop it first with `gputrain stop {shlex.quote(folder.name)}`"
-    with folder.held() as held:
-        watch_claims([held.owner], take_over=take_over)
-        _check_unclaimed(held, advice, command, take_over=take_over)
-        lock = None
-        if observe_claim(held.owner) is not None or not held.is_owned():
-            lock = _retry(partial(_try_lock, held))
-        if lock is None:
-            raise _owned_by_another(held, advice)
-        try:
-            if not is_same_folder(held, folder.path):
-                raise _moved(folder)
-            yield held
-        finally:
-            lock.close()
+    known = folder.identified()
+    watch_claims([known.owner], take_over=take_over)
+    _check_unclaimed(known, advice, command, take_over=take_over)
+    lock = None
+    if observe_claim(known.owner) is not None or not known.is_owned():
+        lock = _retry(partial(_try_lock, known))
+    if lock is None:
+        raise _owned_by_another(known, advice)
+    try:
+        if known.is_gone:
+            raise _moved(folder)
+        yield known
+    finally:
+        lock.close()
 
 
 def check_not_owned(folder: RunFolder, *, take_over: bool = False) -> None:
@@ -215,14 +208,6 @@ def check_not_owned(folder: RunFolder, *, take_over: bool = False) -> None:
         _check_unclaimed(folder, take_over=take_over)
     elif _retry(lambda: None if folder.is_owned() else folder) is None:
         raise _owned_by_another(folder)
-
-
-def is_same_folder(held: RunFolder, path: Path) -> bool:
-    """Whether a path leads to a held folder."""
-    try:
-        return held.fd is None or os.path.samestat(os.fstat(held.fd), path.lstat())
-    except OSError:
-        return False
 
 
 def _retry(attempt: Callable[[], T | None]) -> T | None:

@@ -39,7 +39,7 @@ from engine.runs.sinks import Sink, describe_error, disk_problem
 from engine.runs.tensorboard import TensorBoardWriter
 from engine.utils import codec
 from engine.utils.errors import Problem
-from engine.utils.files import replace_file, shown_path
+from engine.utils.files import replace_file
 from engine.utils.text import pluralize, printable
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class Recorder:
 
     def _report_problem(self, problem: str) -> None:
         self.problem = problem
-        place = printable(str(shown_path(self.folder.root)))
+        place = printable(str(self.folder.path))
         reason = f"{problem}: training continues, and its events wait in memory until {place} can be written again"
         self._warn(Problem("", reason, code="not-writable"))
 
@@ -318,8 +318,8 @@ class Recorder:
         self._config_is_due = False
 
     def _warn(self, problem: Problem) -> None:
-        # The owner ends the run of a deleted folder, with one sentence.
-        if not self.folder.is_deleted:
+        # The owner ends the run of a folder that is gone, with one sentence.
+        if not self.folder.is_gone:
             self._warnings.append(WarningEvent.of(problem))
 
     def _take_warnings(self) -> list[WarningEvent]:

@@ -124,7 +124,9 @@ class _EventFile:
 
     def __init__(self, folder: Path, number: int) -> None:
         """Create the file. Raises OSError."""
-        folder.mkdir(parents=True, exist_ok=True)
+        # Not the run folder, which may have been moved or deleted.
+        for each in (folder.parent, folder):
+            each.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{number}"
         self._fd = append_to_file(folder / name)
 

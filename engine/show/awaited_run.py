@@ -26,11 +26,9 @@ from engine.runs.metrics import (
 from engine.runs.query import Query, condition_keys, find_best_condition, parse_query
 from engine.runs.record_completion import open_run
 from engine.runs.run_row import RunRow, make_row
-from engine.runs.trash import TRASH_FOLDER
 from engine.show.outcome import Figures, RunFailure, RunOutcome, find_outcome, is_held
 from engine.utils.codec import Integer, Record, Seconds, asdict
 from engine.utils.errors import UsageError
-from engine.utils.files import shown_path
 from engine.utils.text import list_names
 
 # A run whose owner has gone may still be deleted, because it never began.
@@ -86,7 +84,7 @@ class RunWait:
     """The wait for one run. `result` is None as long as it goes on; `row` is the run as last seen."""
 
     def __init__(self, folder: RunFolder, clock: Callable[[], float] = time.monotonic) -> None:
-        """`folder` is held."""
+        """`folder` is identified."""
         self.folder, self._clock = folder, clock
         self.row = RunRow(folder.name, str(folder.path), RunState.STARTING)
         self._read()
@@ -100,7 +98,7 @@ class RunWait:
 
     def poll(self, condition: Query | None) -> None:
         """Find out whether the run has ended, or meets the condition."""
-        if self._is_deleted():
+        if self.folder.is_gone:
             self.result = Result.DELETED
             return
         self._read()
@@ -114,9 +112,6 @@ class RunWait:
         # A file server may not answer for a while, and a run may be deleted at any moment.
         with suppress(OSError):
             self.row = make_row(self.folder, *open_run(self.folder))
-
-    def _is_deleted(self) -> bool:
-        return self.folder.is_deleted or shown_path(self.folder.root).parent.name == TRASH_FOLDER
 
     def _has_ended(self) -> bool:
         """Whether the run has ended: one that has lost its owner may be restarted at once."""

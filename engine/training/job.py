@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from engine.config.schema import Config
@@ -37,10 +37,6 @@ class Job:
     lr_range: LrRange | None = None
     input_source: str = ""
     amp_reason: str = ""
-
-    def with_folder_fd(self, fd: int | None) -> Job:
-        """Return the job with its run folder held by `fd`, a descriptor of this process."""
-        return self if self.folder is None else replace(self, folder=replace(self.folder, fd=fd))
 
 
 @dataclass(frozen=True)

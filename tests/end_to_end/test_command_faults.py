@@ -171,6 +171,18 @@ def test_gigabyte_without_a_newline_needs_little_memory(gputrain: Gputrain) -> N
     assert b"ready" in log and len(log) < 1e6
 
 
+def test_command_whose_run_folder_is_moved_is_asked_to_stop_and_loses_nothing_written(gputrain: Gputrain) -> None:
+    run = start(
+        gputrain, "sh", "-c", "trap 'echo saved; exit 4' INT; echo step 1 loss=0.5; echo ready; sleep 61 & wait"
+    )
+    metrics = gputrain.runs / "a" / "metrics" / "output.jsonl"
+    wait_for(metrics.exists, "the metrics of the output")
+    (gputrain.runs / "a").rename(gputrain.runs / "moved")
+    assert run.wait(60) == 4 and not (gputrain.runs / "a").exists()
+    assert '"loss": 0.5' in (gputrain.runs / "moved" / "metrics" / "output.jsonl").read_text()
+    assert read_events(gputrain.runs / "moved")[-1]["state"] == "stopped"
+
+
 def test_metric_files_that_change_under_the_reader(gputrain: Gputrain) -> None:
     script = """
     exec 2>&1

@@ -48,21 +48,20 @@ def test_control_requests_pause_checkpoint_and_continue_without_changing_results
 
 
 @pytest.mark.nightly
-def test_run_whose_folder_is_moved_continues_in_it_and_leaves_the_next_run_alone(gputrain: Gputrain) -> None:
-    run = gputrain.start(*RUN, "--name", "a", "--epochs", "100000")
-    gputrain.wait_for_event("a", "epoch")
+def test_run_whose_folder_is_moved_ends_and_resumes_there_and_leaves_the_next_run_alone(gputrain: Gputrain) -> None:
+    run = gputrain.start(*RUN, "--name", "a", "--epochs", "100000", stderr=subprocess.PIPE)
+    gputrain.wait_for_event("a", "checkpoint")
     (gputrain.runs / "a").rename(gputrain.runs / "moved")
-    next_run = gputrain(*RUN, "--name", "a", "--epochs", "1")
-    assert next_run.returncode == 0, next_run.stderr
-    names = {path.relative_to(gputrain.runs) for path in (gputrain.runs / "a").rglob("*")}
-    summary = (gputrain.runs / "a" / "summary.json").read_bytes()
-    gputrain.wait_for_event("moved", "warning")
+    assert run.wait(60) == 1
+    assert run.stderr is not None
+    assert [says(line, "run-deleted", gputrain.runs / "a") for line in run.stderr if line.startswith("failed: ")] == [
+        True
+    ]
+    assert not (gputrain.runs / "a").exists()
+    resumed = gputrain.start("resume", "moved", "--headless")
+    gputrain.wait_for_event("moved", "run_resumed")
     assert gputrain("stop", "moved").returncode == 0
-    assert run.wait(60) == 3
-    assert {path.relative_to(gputrain.runs) for path in (gputrain.runs / "a").rglob("*")} == names
-    assert (gputrain.runs / "a" / "summary.json").read_bytes() == summary
-    assert read_events(gputrain.runs / "moved")[-1]["state"] == "stopped"
-    assert (gputrain.runs / "moved" / "checkpoints" / "last.pt").exists()
+    assert resumed.wait(60) == 3
 
 
 @pytest.mark.nightly

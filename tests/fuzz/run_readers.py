@@ -88,7 +88,7 @@ def read_owner(root: Path) -> None:
     run.is_owned()
     run.state(run.history().state)
     list_runs(root)
-    os.close(find_run(root, "a").held_fd)
+    find_run(root, "a")
     assert str(_owned_by_another(run))
     with contextlib.suppress(UsageError):
         check_claim(root, "a", resume=True)

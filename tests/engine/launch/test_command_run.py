@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import stat
@@ -18,7 +17,7 @@ from engine.config.code_trust import CodeTrust
 from engine.runs.command_events import CommandStarted
 from engine.runs.control import send_request
 from engine.runs.events import ControlEvent, RunFinished, WarningEvent
-from engine.runs.folder import RunFolder, RunState
+from engine.runs.folder import RunState
 from engine.runs.labels import read_labels
 from engine.utils.errors import UsageError
 from support.gputrain_command import wait_for
@@ -207,17 +206,6 @@ def test_stop_requests_that_arrive_together_are_one(runs: CommandRuns) -> None:
 
     runs.when("ready", stop_twice)
     assert runs.run("sh", "-c", "trap 'exit 4' INT; echo ready; while :; do sleep 0.1; done") == 4
-
-
-def test_run_folder_that_is_moved_keeps_the_metrics_of_its_command(runs: CommandRuns) -> None:
-    runs.when("loss: 0.5", lambda: runs.run_folder.path.rename(runs.folder / "b"))
-    script = f"echo loss: 0.5; until [ -e {runs.folder / 'b'} ]; do sleep 0.1; done; echo loss: 0.25"
-    assert runs.run("sh", "-c", script) == 0
-    moved = RunFolder(runs.folder / "b")
-    assert not runs.run_folder.path.exists()
-    lines = (moved.metrics / "output.jsonl").read_text().splitlines()
-    assert [json.loads(line)["loss"] for line in lines] == [0.5, 0.25]
-    assert any(isinstance(event, WarningEvent) and event.code == "run-changed" for event in runs.events)
 
 
 def test_working_folder_that_is_moved_is_named_once(runs: CommandRuns) -> None:

@@ -19,7 +19,7 @@ def test_spawned_rank_prints_error_of_job_that_cannot_be_loaded(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     job_file, pipe = os.memfd_create("job"), mp.Pipe()[0]
     os.write(job_file, b"cos\nno_such_name\n.")
-    inherited = Inherited([pipe], InheritedFd(job_file), InheritedFd(job_file), None, pipe, os.getpid())
+    inherited = Inherited([pipe], InheritedFd(job_file), InheritedFd(job_file), pipe, os.getpid())
     context = mp.start_processes(
         run_spawned_rank, args=(InheritedFd(job_file), inherited), nprocs=1, join=False, start_method="fork"
     )

@@ -28,7 +28,7 @@ from support.runs.supervised import Supervised, abort, cause_of, fail, finish, h
 def folder(tmp_path: Path) -> RunFolder:
     path = tmp_path / "a"
     path.mkdir()
-    return RunFolder(path).hold()
+    return RunFolder(path).identified()
 
 
 def test_supervisor_leaves_ranks_without_progress_alone_until_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:

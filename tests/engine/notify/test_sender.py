@@ -54,7 +54,7 @@ def test_redact_hides_user_password_token_and_topic() -> None:
 
 
 def test_message_about_held_batch_names_reason_and_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a-3").hold()
+    folder = make_run_folder(tmp_path, "a-3").identified()
     with notify_server() as answers:
         monkeypatch.setenv("ANSWERS", answers.url)
         for when in ([], ["held"]):

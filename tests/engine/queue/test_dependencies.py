@@ -25,7 +25,6 @@ def follow(root: Path, reference: str) -> Iterator[FollowedRun]:
     [dependency] = find_dependencies(root, [reference])
     followed = FollowedRun.open(root, dependency)
     yield followed
-    followed.close()
 
 
 def make_run(root: Path, state: str | None) -> RunFolder:
@@ -91,7 +90,6 @@ def test_dependency_is_followed_when_it_is_renamed(tmp_path: Path) -> None:
     make_run(tmp_path, "failed")
     reopened = FollowedRun.open(tmp_path, dependency)
     assert reopened.waits_because() == "after run b, which is running"
-    reopened.close()
     ownership.release()
 
 

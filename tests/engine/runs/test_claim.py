@@ -112,7 +112,7 @@ def test_owner_of_another_format_is_judged_by_the_time_of_its_file(folder: RunFo
     clock.on_sleep = renew
     assert folder.is_owned()
     with raises_problem("already-running", "a", "another version of gputrain"):
-        Ownership(folder.hold())
+        Ownership(folder.identified())
     clock.on_sleep = lambda: None
     clock.sleep(31.0)
     assert not folder.is_owned()
@@ -200,7 +200,7 @@ def test_file_time_of_server_shows_live_owner_whose_clock_is_behind(folder: RunF
 
 
 def test_live_run_whose_lock_was_deleted_is_neither_crashed_nor_resumed(folder: RunFolder, clock: FakeClock) -> None:
-    ownership = Ownership(folder.hold())
+    ownership = Ownership(folder.identified())
     for path in (folder.lock, folder.private_lock):
         path.unlink()
     assert folder.is_owned()
@@ -289,7 +289,7 @@ def test_claim_of_odd_values_is_described_in_printable_text(
 
 
 def test_owner_record_identifies_boot_and_process(folder: RunFolder) -> None:
-    ownership = Ownership(folder.hold())
+    ownership = Ownership(folder.identified())
     values, claim = json.loads(folder.owner.read_text()), read_claim(folder.owner)
     assert values["boot_id"] == boot_id() and abs(values["uptime_s"] - seconds_since_boot()) < 60
     assert claim is not None and claim.is_process_here and claim.origin is Origin.THIS_KERNEL
@@ -302,7 +302,7 @@ def test_owner_record_identifies_boot_and_process(folder: RunFolder) -> None:
 
 def test_owner_that_was_taken_over_ends_without_writing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a host that was suspended: its lock is not visible to the one that took the run over."""
-    ownership = Ownership(folder.hold())
+    ownership = Ownership(folder.identified())
     write_claim(folder, 1e9, claim="another")
     taken_over = folder.owner.read_bytes()
     ownership.check_late()
@@ -317,7 +317,7 @@ def test_owner_that_was_taken_over_ends_without_writing(folder: RunFolder, monke
 
 def test_owner_that_ends_before_its_next_heartbeat_leaves_claim_of_other_host(folder: RunFolder) -> None:
     """Two hosts take over a run within one heartbeat, and the first of them ends at once."""
-    first = Ownership(folder.hold())
+    first = Ownership(folder.identified())
     write_claim(folder, 1e9, claim="second")
     second = folder.owner.read_bytes()
     first.release()
@@ -333,7 +333,7 @@ def test_owner_that_cannot_write_its_claim_owns_the_run(folder: RunFolder, monke
 
     for write in ("write_record", "overwrite_record"):
         monkeypatch.setattr(f"engine.runs.ownership.{write}", full)
-    ownership = Ownership(folder.hold())
+    ownership = Ownership(folder.identified())
     monkeypatch.setattr("engine.runs.ownership.HEARTBEAT_INTERVAL_SECONDS", 0.0)
     assert ownership.renew_heartbeat() is None
     ownership.release()

@@ -17,7 +17,7 @@ from engine.runs.claim import Claim
 from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
-from engine.runs.ownership import Ownership, RunFolderDeletedError
+from engine.runs.ownership import Ownership, RunFolderGoneError
 from engine.runs.recorder import Recorder
 from engine.show.table import plain_lines
 from engine.training.checkpoint import save_checkpoint
@@ -142,26 +142,20 @@ def claimed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     ownership.release()
 
 
-def test_owner_of_moved_folder_warns_once_and_writes_only_to_it(tmp_path: Path, claimed_folder: Ownership) -> None:
-    (tmp_path / "a").rename(tmp_path / "moved")
-    other = claim_run(tmp_path, "a", "x", resume=False)
-    before = {path: path.read_bytes() for path in other.folder.path.iterdir() if path.is_file()}
-    warning, again = (claimed_folder.renew_heartbeat() for _ in range(2))
-    assert warning is not None and has_problem([warning], "run-changed", "", tmp_path / "a", tmp_path / "moved")
-    assert again is None
-    write_json(claimed_folder.folder.summary, {"state": "finished"})
-    assert (tmp_path / "moved" / "summary.json").exists()
-    assert {path: path.read_bytes() for path in other.folder.path.iterdir() if path.is_file()} == before
-    other.ownership.release()
-
-
-def test_owner_of_deleted_folder_raises_and_leaves_its_successor_alone(
-    tmp_path: Path, claimed_folder: Ownership
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_owner_of_folder_that_is_gone_raises_and_leaves_its_successor_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_moved: bool
 ) -> None:
-    shutil.rmtree(tmp_path / "a")
+    monkeypatch.setattr(ownership_module, "HEARTBEAT_INTERVAL_SECONDS", 0.0)
+    ownership = claim_run(tmp_path, "a", "x", resume=False).ownership
+    if is_moved:
+        (tmp_path / "a").rename(tmp_path / "moved")
+    else:
+        shutil.rmtree(tmp_path / "a")
     (tmp_path / "a").mkdir()
-    with raises_problem("run-deleted", None, tmp_path / "a", kind=RunFolderDeletedError):
-        claimed_folder.renew_heartbeat()
+    with raises_problem("run-deleted", None, tmp_path / "a", kind=RunFolderGoneError):
+        ownership.renew_heartbeat()
+    ownership.release()
     assert list((tmp_path / "a").iterdir()) == []
 
 
@@ -170,23 +164,6 @@ def test_owner_warns_once_when_folder_is_opened_to_others(tmp_path: Path, claime
     warning, again = (claimed_folder.renew_heartbeat() for _ in range(2))
     assert warning is not None and has_problem([warning], "foreign-writable", "", tmp_path / "a", "`chmod -R go-w`")
     assert again is None
-
-
-def test_claim_run_refuses_run_that_is_put_in_place_of_new_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = make_run_folder(tmp_path, "old", make_run_started())
-    hold = RunFolder.hold
-
-    def hold_after_exchange(folder: RunFolder) -> RunFolder:
-        folder.path.rmdir()
-        old.path.rename(folder.path)
-        return hold(folder)
-
-    monkeypatch.setattr(RunFolder, "hold", hold_after_exchange)
-    with raises_problem("name-in-use", "run.name", tmp_path, "--resume"):
-        claim_run(tmp_path, "a", "x", resume=False)
-    assert (tmp_path / "a" / "events.jsonl").exists()
 
 
 def test_discard_keeps_folder_that_took_the_place(tmp_path: Path) -> None:

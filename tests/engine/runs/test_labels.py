@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from pathlib import Path
 
@@ -30,9 +29,7 @@ def test_labels_change_keeps_other_labels_and_unknown_fields(tmp_path: Path) -> 
     folder = make_run_folder(tmp_path, "a")
     folder.labels.write_text('{"format": 1, "color": "red", "tags": ["old"]}')
     change_labels(folder, lambda labels: labels.with_tags(["night", "old"], ["gone"]))
-    held = folder.hold()
-    change_labels(held, lambda labels: RunLabels(tags=labels.tags, note="a note", archived=True))
-    os.close(held.held_fd)
+    change_labels(folder, lambda labels: RunLabels(tags=labels.tags, note="a note", archived=True))
     assert read_labels(folder) == RunLabels(tags=("old", "night"), note="a note", archived=True)
     assert json.loads(folder.labels.read_text())["color"] == "red"
     write_labels(folder, NO_LABELS)

@@ -31,14 +31,10 @@ def folder(tmp_path: Path) -> RunFolder:
     return run
 
 
-@pytest.mark.parametrize("is_held", [False, True])
-def test_record_of_crashed_run_is_completed_and_stored(folder: RunFolder, is_held: bool) -> None:
+def test_record_of_crashed_run_is_completed_and_stored(folder: RunFolder) -> None:
     before = read_run_record(folder)
     assert before is not None and before.epochs == 0
-    opened = folder.hold() if is_held else folder
-    record, state = open_run(opened)
-    if is_held:
-        os.close(opened.held_fd)
+    record, state = open_run(folder)
     assert (record.epochs, record.val_accuracy, state) == (1, 0.5, RunState.CRASHED)
     assert read_run_record(folder) == record == read_journal_record(folder).record
 

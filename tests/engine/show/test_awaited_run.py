@@ -40,7 +40,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    return make_run_folder(tmp_path, "a", make_run_started()).hold()
+    return make_run_folder(tmp_path, "a", make_run_started()).identified()
 
 
 def awaited(run: RunFolder, clock: Clock) -> RunWait:
@@ -128,13 +128,6 @@ def test_deleted_run_ends_the_wait(run: RunFolder, clock: Clock, remove: Callabl
     remove(RunFolder(run.path))
     assert polled(wait) is Result.DELETED
     assert wait.describe(None, {}).message == "the run was deleted"
-
-
-def test_renamed_run_is_the_same_run(run: RunFolder, clock: Clock) -> None:
-    wait = awaited(run, clock)
-    run.path.rename(run.path.with_name("b"))
-    append_events(run, RunFinished(state="finished"))
-    assert polled(wait) is Result.FINISHED
 
 
 def test_run_of_another_host_lives_as_long_as_its_heartbeat_moves(
