@@ -53,11 +53,6 @@ class InnerCommand:
         return [_name(word) for word in self.prefix]
 
     @property
-    def is_python_script(self) -> bool:
-        """Whether Python runs a file in a single process, as far as its arguments tell."""
-        return self.script.endswith(".py") and not self.module and (self.is_python or self.words[0] == self.script)
-
-    @property
     def is_python(self) -> bool:
         return bool(_PYTHON.fullmatch(self.program))
 

@@ -148,7 +148,7 @@ def _run(run: CommandRun) -> int:
     devices = run.allocate(wait=config.waits)
     folder = run.claim(config).folder
     command = run.command
-    found = command_warnings(command.argv, len(devices), Path(command.cwd), command.stop_signal)
+    found = command_warnings(command.argv, len(devices), command.stop_signal)
     for warning in (*run.request.warnings, *requeue_warnings(config), *found):
         run.show_early_warning(WarningEvent.of(warning))
     run.announce(folder, with_run_name(config, folder))
