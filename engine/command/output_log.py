@@ -18,8 +18,9 @@ import re
 import time
 from collections.abc import Callable
 
-from engine.command.output_row import MAX_COLUMNS, OutputRow, has_odd_width, render_line, split_cells
+from engine.command.output_row import MAX_COLUMNS, OutputRow, Styles
 from engine.utils.colors import MAX_PARAMETERS, change_style
+from engine.utils.text import printable
 
 ROWS, COLUMNS = 48, 132
 """Size of the terminal."""
@@ -36,7 +37,7 @@ _TOKEN = re.compile(
     r"|([\x00-\x1a\x1c-\x1f\x7f-\x9f])"  # 2: control character
     rf"|{_CSI}([@-~]?)"  # 3, 4, 5: control sequence
     rf"|(\x1b[\]PX^_]{_STRING_REST.pattern})"  # 6: string
-    r"|\x1b([ -/]{0,8}[0-~]?)"  # 7: other escape sequence
+    r"|\x1b([ -/]{0,8}[0-~]?)"  # 7: other escape sequence, which does nothing
 )
 _PLAIN = re.compile(r"[^\x00-\x09\x0b-\x1f\x7f-\x9f]*")
 _INCOMPLETE = re.compile(rf"{_CSI}|\x1b[ -/]{{0,8}}")
@@ -56,6 +57,7 @@ class OutputLog:
         """Beginning of an escape sequence whose end has not been read."""
         self._in_string = False
         self._style = ""
+        self._styles, self._mark = Styles(), Styles.DEFAULT
         self._is_alternate = False
         """Whether a full-screen program draws on the alternate screen."""
         self._final: list[str] = []
@@ -73,10 +75,7 @@ class OutputLog:
 
     def pending(self) -> list[str]:
         """Return the lines that may still change, such as a progress bar."""
-        lines = [row.render() for row in self._rows]
-        while lines and not lines[-1]:
-            lines.pop()
-        return lines
+        return self._rendered(0)
 
     def close(self) -> list[str]:
         """Return the remaining lines, without blank ones that an erased display left behind."""
@@ -85,17 +84,20 @@ class OutputLog:
         final, self._final = self._final, []
         return final
 
-    def _finish_screen(self) -> None:
-        lines = [row.render() for row in self._rows]
-        while lines and len(lines) > self._row and not lines[-1]:
+    def _rendered(self, min_count: int) -> list[str]:
+        """Return the rows without blank ones at the end, but at least `min_count`."""
+        lines = [row.render(self._styles) for row in self._rows]
+        while len(lines) > min_count and not lines[-1]:
             lines.pop()
-        self._final += lines
+        return lines
+
+    def _finish_screen(self) -> None:
+        self._final += self._rendered(self._row)
         self._clear_screen()
 
     def _clear_screen(self) -> None:
         self._rows = [OutputRow(self._now)]
         self._row = self._column = 0
-        self._saved = (0, 0, "")
         self._reach = 0
         """How many rows above the last one a live display has moved up."""
 
@@ -109,7 +111,7 @@ class OutputLog:
         escape = text.rfind("\x1b", start)
         if escape >= 0 and _INCOMPLETE.fullmatch(text, escape):
             text, self._rest = text[:escape], text[escape:]
-        if self._row == len(self._rows) - 1 and _PLAIN.fullmatch(text, start) and not has_odd_width(text):
+        if self._row == len(self._rows) - 1 and _PLAIN.fullmatch(text, start):
             self._write_lines(text[start:].split("\n"))
             return
         for token in _TOKEN.finditer(text, start):
@@ -118,46 +120,46 @@ class OutputLog:
                 self._write(token[0])
             elif kind == 2:
                 self._control(token[0])
-            elif kind == 5:
-                if token[5] == "m":
-                    if not token[4] and not token[3].strip("0123456789;:"):
-                        self._style = change_style(self._style, token[3])
-                elif token[5] and not token[4]:
-                    self._sequence(token[5], token[3])
+            elif kind == 5 and token[5] and not token[4]:
+                self._sequence(token[5], token[3])
             elif kind == 6:
                 self._in_string = token.end() == len(text)
-            else:
-                self._escape(token[7])
 
     def _write_lines(self, lines: list[str]) -> None:
         """Write plain lines below the last row, as `_write` and `_line_feed` do, but several times as fast."""
         self._write(lines[0])
-        for line in lines[-ROWS:] if len(lines) > ROWS else lines[1:]:
-            row = OutputRow(self._now)
-            row.write(0, line, self._style)
-            self._rows.append(row)
-        if len(lines) > ROWS:
-            self._finish_top(len(self._rows) - ROWS)
-            self._final += [render_line(line, self._style) for line in lines[1:-ROWS]]
-        self._finish_top(len(self._rows) - ROWS)
-        if len(lines) > 1:
+        passed, shown = lines[1:-ROWS], lines[1:][-ROWS:]
+        if passed:
+            self._finish_top(len(self._rows))
+            self._final += [self._render(line) for line in passed]
+        for line in shown:
+            self._rows.append(OutputRow(self._now))
+            self._rows[-1].write(0, line, self._mark)
+        if shown:
             self._row, self._column = len(self._rows) - 1, len(lines[-1])
+            self._finish_top(len(self._rows) - ROWS)
+
+    def _render(self, line: str) -> str:
+        if self._mark == Styles.DEFAULT and len(line) <= MAX_COLUMNS:
+            return printable(line.rstrip(" "))
+        row = OutputRow(self._now)
+        row.write(0, line, self._mark)
+        return row.render(self._styles)
 
     def _write(self, text: str) -> None:
         row = self._rows[self._row]
         row.changed_at = self._now
-        if has_odd_width(text):
-            combined, cells = split_cells(text)
-            row.combine(self._column, combined)
-            row.write_cells(self._column, cells, self._style)
-            self._column += len(cells)
-        else:
-            row.write(self._column, text, self._style)
-            self._column += len(text)
+        row.write(self._column, text, self._mark)
+        self._column += len(text)
 
     def _control(self, character: str) -> None:
-        if character == "\n" or character in "\v\f":
-            self._line_feed()
+        if character in "\n\v\f":
+            # To the beginning of the next row, as a terminal does that translates newlines.
+            self._column = 0
+            self._row += 1
+            if self._row == len(self._rows):
+                self._rows.append(OutputRow(self._now))
+                self._finish_top(len(self._rows) - ROWS)
         elif character == "\r":
             self._column = 0
         elif character == "\b":
@@ -165,22 +167,12 @@ class OutputLog:
         elif character == "\t":
             self._column += TAB_COLUMNS - self._column % TAB_COLUMNS
 
-    def _line_feed(self) -> None:
-        """Move to the beginning of the next row, as a terminal does that translates newlines."""
-        self._column = 0
-        self._row += 1
-        if self._row == len(self._rows):
-            self._rows.append(OutputRow(self._now))
-            self._finish_top(len(self._rows) - ROWS)
-
     def _finish_top(self, count: int) -> None:
         """Finish the first rows. Nothing happens if the count is not positive."""
         if count > 0:
-            self._final += [row.render() for row in self._rows[:count]]
+            self._final += [row.render(self._styles) for row in self._rows[:count]]
             del self._rows[:count]
             self._row -= count
-            row, column, style = self._saved
-            self._saved = (max(row - count, 0), column, style)
 
     def _settle(self) -> None:
         """Finish the rows above the cursor that are not part of a live display and were left unchanged."""
@@ -203,28 +195,25 @@ class OutputLog:
         self._row, self._column = row, max(column, 0)
 
     def _sequence(self, final: str, parameters: str) -> None:
-        if parameters[:1] == "?":
-            if final in "hl":
-                for mode in parameters[1:].split(";"):
-                    self._set_mode(f"?{mode}", on=final == "h")
+        if final == "m":
+            if not parameters.strip("0123456789;:"):
+                self._style = change_style(self._style, parameters)
+                self._mark = self._styles.mark(self._style)
             return
+        if final in "hl" and parameters[:1] == "?":
+            for mode in parameters[1:].split(";"):
+                self._set_mode(f"?{mode}", on=final == "h")
         first, _, second = parameters.partition(";")
         number = int(first) if first.isdecimal() else 0
         count = min(max(number, 1), MAX_COLUMNS)
         # A program that moves to the right edge asks for column 999. Text may be beyond the edge.
         edge = max(self._column, COLUMNS - 1)
-        if final in "AB":
-            self._move(self._row + (count if final == "B" else -count), self._column)
-        elif final in "EF":
-            self._move(self._row + (count if final == "E" else -count), 0)
-        elif final in "Ca":
-            self._column = min(self._column + count, edge)
-        elif final == "D":
-            self._column = max(self._column - count, 0)
-        elif final in "G`":
+        if final in "ABEF":
+            self._move(self._row + (count if final in "BE" else -count), self._column if final in "AB" else 0)
+        elif final in "CD":
+            self._column = max(min(self._column + (count if final == "C" else -count), edge), 0)
+        elif final == "G":
             self._column = min(count - 1, edge)
-        elif final == "d":
-            self._move(count - 1, self._column)
         elif final in "Hf":
             column = int(second) if second.isdecimal() else 1
             self._move(count - 1, min(column, COLUMNS) - 1)
@@ -232,24 +221,6 @@ class OutputLog:
             self._erase_display(number)
         elif final == "K":
             self._erase_line(number)
-        elif final == "X":
-            self._rows[self._row].erase(self._column, self._column + count)
-        elif final in "su":
-            self._escape("7" if final == "s" else "8")
-
-    def _escape(self, sequence: str) -> None:
-        if sequence == "7":
-            self._saved = (self._row, self._column, self._style)
-        elif sequence == "8":
-            row, column, self._style = self._saved
-            self._move(row, column)
-        elif sequence == "M":
-            self._move(self._row - 1, self._column)
-        elif sequence == "c":
-            self._style, self._cursor_hidden = "", False
-            self._set_mode("?1049", on=False)
-            self._move(0, 0)
-            self._erase_display(2)
 
     def _set_mode(self, mode: str, *, on: bool) -> None:
         if mode == "?25":
@@ -273,6 +244,6 @@ class OutputLog:
             del self._rows[self._row + 1 :]
         if part in (1, 2):
             for row in self._rows[: self._row]:
-                row.erase(0, None)
+                row.erase(0)
         if part < 3:
             self._erase_line(part)

@@ -42,17 +42,12 @@ def lines_of(*chunks: bytes) -> list[str]:
         (b"one\ntwo\nthree\x1b[2A\x1b[J\rlast\n", ["last"]),
         (b"one\ntwo\x1b[1A\r\x1b[2Kdone\x1b[1B\r\x1b[2K", ["done"]),
         (b"ab\x1b[5Gc\x1b[2Dd\n", ["ab dc"]),
-        (b"abcd\x1b[3D\x1b[2X\n", ["a  d"]),
-        (b"\x1b7first\x1b8second\n", ["second"]),
         (b"old\nscreen\x1b[H\x1b[2Jnew\n", ["new"]),
         (b"menu\n\x1b[?1049hcurses\n\x1b[?1049lnext\n", ["menu", "next"]),
         (b"\x1b]0;title\x07a\x1b]8;;http://x\x1b\\b\x1bPdevice\x1b\\c\x1b_app\x1b\\d\n", ["abcd"]),
         (b"\x1b]broken title\nnext\n", ["", "next"]),
         (b"a\x00\x07\x0eb\x7f\xc2\x9bc\x1b[5;3r\x1b[?25l\x1b>\x1b(Bd\n", ["abcd"]),
         (b"caf\xc3\xa9 \xff\xc3\n", ["caf\xe9 \ufffd\ufffd"]),
-        ("\u202eevil\u200b\n".encode(), ["evil"]),
-        ("\u4f60\u597d\rab\n".encode(), ["ab\u597d"]),
-        ("\u4f60\u597d\rx\n".encode(), ["x \u597d"]),
     ],
     ids=str,
 )
@@ -96,7 +91,6 @@ class Screen:
     def __init__(self) -> None:
         self.cells: list[dict[int, str]] = [{}]
         self.row = self.column = self.top = 0
-        self.saved = (0, 0)
 
     def write(self, text: str) -> None:
         for character in text:
@@ -130,10 +124,6 @@ class Screen:
     def tab(self) -> None:
         self.column = (self.column // 8 + 1) * 8
 
-    def save(self) -> None:
-        self.saved = (self.row - self.top, self.column)
-        self.saved_top = self.top
-
     def lines(self) -> list[str]:
         lines = ["".join(row.get(c, " ") for c in range(max(row, default=-1) + 1)).rstrip(" ") for row in self.cells]
         while lines and len(lines) > self.row and not lines[-1]:
@@ -151,7 +141,6 @@ def moves(count: int) -> list[Operation]:
         Operation(f"\x1b[{count}D", lambda s: s.move(s.row, max(s.column - count, 0))),
         Operation(f"\x1b[{count}G", lambda s: s.move(s.row, count - 1)),
         Operation(f"\x1b[{count};3H", lambda s: s.move(s.top + count - 1, 2)),
-        Operation(f"\x1b[{count}X", lambda s: s.erase(s.row, s.column, s.column + count)),
         Operation("\n" * count, lambda s: s.newline(count)),
     ]
 
