@@ -7,9 +7,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, TypeVar
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING
 
 from engine.distributed.failures import describe_failure, find_cause
 from engine.distributed.interfaces import loopback_variables
@@ -19,14 +19,12 @@ from engine.distributed.rendezvous import create_store_file, open_local_store
 from engine.doctor.software import AllReduceRequest, AllReduceResult, CudaGpu, CudaInfo, TorchInfo
 from engine.runs.events import RankFailed
 from engine.utils.codec import replace
-from engine.utils.exits import describe_exit
 from engine.utils.helper_process import ParentPipe
-from engine.utils.process import die_with_parent, exit_now
+from engine.utils.process import die_with_parent
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-T = TypeVar("T")
 FORK_CONTEXT = multiprocessing.get_context("fork")
 
 TIMEOUT_SECONDS = 300.0  # of rendezvous and collectives
@@ -40,7 +38,7 @@ PATTERN_PERIOD = 1024
 def main(parent: ParentPipe) -> None:
     """Send the versions of torch and its GPUs, then answer requests to run an all-reduce."""
     parent.send(torch_info())
-    parent.send(run_in_child(cuda_info, lambda error: CudaInfo(error=error)))
+    parent.send(_cuda_info_of_child())
     for request in parent.requests(AllReduceRequest):
         parent.send(all_reduce(request.devices))
 
@@ -80,81 +78,43 @@ def cuda_info() -> CudaInfo:
     return CudaInfo(gpus=tuple(gpus), kernels=tuple(torch.cuda.get_arch_list()))
 
 
-def run_in_child(function: Callable[[], T], fail: Callable[[str], T]) -> T:
-    """Return the answer of a forked child; if it died, that of `fail`, which receives the reason."""
-    ours, theirs = FORK_CONTEXT.Pipe(duplex=False)
-    process = FORK_CONTEXT.Process(target=_child_main, args=(theirs, function, os.getpid()))
-    process.start()
-    theirs.close()
-    try:
-        answer: T = ours.recv()
-    except EOFError:
-        process.join()
-        return fail(str(describe_exit(process.exitcode or 0)))
-    process.join()
-    return answer
-
-
-def _child_main(pipe: Connection, function: Callable[[], object], parent: int) -> None:
-    die_with_parent(parent)
-    pipe.send(function())
-    exit_now(0)
+def _cuda_info_of_child() -> CudaInfo:
+    with ProcessPoolExecutor(1, FORK_CONTEXT, die_with_parent, (os.getpid(),)) as pool:
+        try:
+            return pool.submit(cuda_info).result()
+        except BrokenProcessPool:
+            return CudaInfo(error="the process that initialized CUDA was killed")
 
 
 def all_reduce(devices: list[str]) -> AllReduceResult:
-    """Time an all-reduce of 64 MiB between processes, one per device: UUIDs, or "cpu" once per process."""
+    """Time an all-reduce of 64 MiB between processes, one per device: UUIDs, or "cpu" once per process.
+
+    Returns the answer of a rank once all have answered, or the first error. Ranks that still wait for the others end
+    with this process.
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(device for device in devices if device != "cpu")
-    pipes, store_fd = [FORK_CONTEXT.Pipe() for _ in devices], create_store_file()
-    ranks = [
-        FORK_CONTEXT.Process(target=_rank_main, args=(pipes, store_fd, rank, devices[rank], os.getpid()))
-        for rank in range(len(devices))
-    ]
-    for rank in ranks:
-        rank.start()
-    for _, theirs in pipes:
-        theirs.close()
-    os.close(store_fd)
+    store_fd, count = create_store_file(), len(devices)
+    pool = ProcessPoolExecutor(count, FORK_CONTEXT, die_with_parent, (os.getpid(),))
+    ranks = [pool.submit(_run_rank, store_fd, rank, count, device) for rank, device in enumerate(devices)]
+    answers = []
     try:
-        return _collect_answers(devices, [mine for mine, _ in pipes], ranks)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.join()
+        for future in as_completed(ranks):
+            answers.append(future.result())
+            if answers[-1].error is not None:
+                return answers[-1]
+    except BrokenProcessPool:
+        return AllReduceResult(error="a rank was killed")
+    return replace(answers[0], right=all(answer.right for answer in answers))
 
 
-def _collect_answers(devices: list[str], pipes: list[Connection], ranks: list[Any]) -> AllReduceResult:
-    """Return the answer of rank 0 once all ranks have answered, or the first error."""
-    answers: dict[int, AllReduceResult] = {}
-    while len(answers) < len(pipes):
-        ready = wait([pipe for rank, pipe in enumerate(pipes) if rank not in answers])
-        for rank in [rank for rank, pipe in enumerate(pipes) if pipe in ready]:
-            try:
-                answer: AllReduceResult | RankFailed = pipes[rank].recv()
-            except EOFError:
-                ranks[rank].join()
-                problem = describe_exit(ranks[rank].exitcode or 0)
-                answer = RankFailed(rank=rank, device=devices[rank], cause=str(problem), code=problem.code)
-            if isinstance(answer, RankFailed):
-                return AllReduceResult(error=describe_failure(answer))
-            answers[rank] = answer
-    return replace(answers[0], right=all(answer.right for answer in answers.values()))
-
-
-def _rank_main(pipes: list[tuple[Connection, Connection]], store_fd: int, rank: int, device: str, parent: int) -> None:
-    die_with_parent(parent)
-    pipe = pipes[rank][1]
-    # The parent reads EOF only when every copy of the rank's end is closed.
-    for end in (end for both in pipes for end in both if end is not pipe):
-        end.close()
+def _run_rank(store_fd: int, rank: int, count: int, device: str) -> AllReduceResult:
     try:
         store = open_local_store(store_fd, TIMEOUT_SECONDS)
-        pipe.send(_time_all_reduce(store, RankInfo(rank, len(pipes), rank, len(pipes)), on_gpu=device != "cpu"))
+        return _time_all_reduce(store, RankInfo(rank, count, rank, count), on_gpu=device != "cpu")
     except Exception as error:
         cause = find_cause(error)
-        pipe.send(RankFailed(rank=rank, device=device, cause=cause.reason, code=cause.code))
-    # Wait for the parent to close the pipe: exiting early could break a connection that another rank still sets up.
-    pipe.poll(None)
-    exit_now(0)
+        failed = RankFailed(rank=rank, device=device, cause=cause.reason, code=cause.code)
+        return AllReduceResult(error=describe_failure(failed))
 
 
 def _time_all_reduce(store: Store, rank_info: RankInfo, *, on_gpu: bool) -> AllReduceResult:

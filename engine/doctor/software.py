@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
@@ -87,13 +88,12 @@ def no_answer_check(name: str, reason: str) -> Check:
 
 def torch_checks(torch_info: TorchInfo) -> Iterator[Check]:
     """Check that torch and torchvision import; `torch_info` is the answer of `engine.doctor.probe`."""
-    failed = {name: torch_info.errors[name] for name in ("torch", "torchvision") if name in torch_info.errors}
-    for name, error in failed.items():
+    for name, error in torch_info.errors.items():
         found = f"{name} cannot be imported ({installed_versions()}): {error}"
         yield Check("torch", name, "problem", found, TORCHVISION_ADVICE, code="library-failed")
-    if "torch" in failed:
+    if "torch" in torch_info.errors:
         return
-    if not failed:
+    if not torch_info.errors:
         yield Check(
             "torch",
             "torch",
@@ -190,14 +190,9 @@ def supports_capability(capability: tuple[int, int], arch_list: Sequence[str]) -
     Binary code runs on its own major version with the same or a higher minor version (`sm_80` on 8.6), PTX
     (`compute_90`) on all later GPUs, architecture-specific code (`sm_90a`) on that one only."""
     for kernel in arch_list:
-        kind, _, number = kernel.partition("_")
-        exact = number.endswith("a")
-        digits = number.rstrip("af")
-        if not digits.isdigit():
-            continue
-        target = int(digits[:-1] or 0), int(digits[-1])
-        if capability == target or (not exact and kind == "compute" and capability >= target):
-            return True
-        if not exact and kind == "sm" and capability[0] == target[0] and capability >= target:
-            return True
+        if match := re.fullmatch(r"(sm|compute)_(\d+)(\d)(a?)f?", kernel):
+            target, is_newer = (int(match[2]), int(match[3])), match[1] == "compute" and not match[4]
+            is_same_major = target[0] == capability[0] and not match[4]
+            if target == capability or (target < capability and (is_newer or is_same_major)):
+                return True
     return False
