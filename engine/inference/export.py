@@ -6,8 +6,7 @@ Called by `gputrain export`. `engine.models.transfer` loads an exported safetens
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -68,7 +67,9 @@ def export_model(
         files = _kept_files(folder, description, file_name, force=options.force)
         # Building the model checks that the weights match it before anything is written.
         trained = build_trained_model(checkpoint, "cpu")
-        with _staging_folder(folder) as staging:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".export.", dir=folder, ignore_cleanup_errors=True) as created:
+            staging = Path(created)
             proof, files[file_name] = _write_files(trained, staging, description, options)
             description = replace(description, files=files)
             card = model_card(checkpoint, run, history, description, proof, file_name)
@@ -119,21 +120,6 @@ def _kept_files(folder: Path, description: ModelDescription, file_name: str, *, 
     if previous is None or previous.weights_sha256 != description.weights_sha256:
         return {}
     return {name: file for name, file in previous.files.items() if name in existing and name != file_name}
-
-
-@contextmanager
-def _staging_folder(folder: Path) -> Iterator[Path]:
-    """Create `folder`, and yield a new folder in it, which is deleted afterwards."""
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with TemporaryDirectory(prefix=".export.", dir=folder, ignore_cleanup_errors=True) as staging:
-            yield Path(staging)
-    finally:
-        if is_new:
-            with suppress(OSError):
-                # Only an empty folder, after an error.
-                folder.rmdir()
 
 
 def hash_file(path: Path) -> str:

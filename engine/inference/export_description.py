@@ -1,4 +1,4 @@
-"""Describe an export for its model.json: origin, architecture, classes, preprocessing and files.
+"""Describe an export for its model.json: origin, architecture, classes and files.
 
 `engine.inference.export` calls it.
 """
@@ -22,14 +22,10 @@ from engine.inference.model_json import (
     StoredProof,
     TensorDescription,
 )
-from engine.inference.preprocess_script import describe_transforms
 from engine.inference.trained_model import TrainedCheckpoint
 from engine.runs.events import EpochEvent
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
-
-# The steps of `transforms` that a program contains.
-PROGRAM_STEPS = ("divide", "normalize")
 
 
 def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: History) -> ModelDescription:
@@ -49,7 +45,6 @@ def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: Histo
         model=Architecture(source=model.source, name=model.name, options=model.options),
         classes=tuple(checkpoint.classes),
         image=InputImage(size=images.val_size, channels=images.channels, mean=images.mean, std=images.std),
-        transforms=tuple(describe_transforms(images)),
         tta=checkpoint.config.eval.tta,
         output="sigmoid" if checkpoint.config.loss.name == "bce" else "softmax",
     )
@@ -58,26 +53,17 @@ def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: Histo
 def describe_file(
     file_format: ExportFormat, description: ModelDescription, sha256: str, proof: StoredProof
 ) -> ExportedFile:
-    """Return what model.json says about a file of the model: its input, its output and the steps that it contains."""
-    image, tta = description.image, [] if description.tta == "none" else [f"tta_{description.tta}"]
-    is_program = file_format != "safetensors"
-    average = "Average the logits of each image and its mirror image. " if tta else ""
+    """Return what model.json says about a file of the model."""
+    image, is_program = description.image, file_format != "safetensors"
     return ExportedFile(
         format=file_format,
-        contains=(*PROGRAM_STEPS, "network", *tta, description.output) if is_program else ("weights",),
         input=TensorDescription(
             name=INPUT_NAME,
             dtype="uint8" if is_program else "float32",
             shape=("batch", image.channels, image.size, image.size),
-            text="The images as preprocess.py returns them, without the steps divide and normalize."
-            if is_program
-            else "The images after all steps of transforms.",
         ),
         output=TensorDescription(
-            name=OUTPUT_NAME if is_program else "logits",
-            dtype="float32",
-            shape=("batch", len(description.classes)),
-            text="The probability of each class." if is_program else f"{average}Apply {description.output} to it.",
+            name=OUTPUT_NAME if is_program else "logits", dtype="float32", shape=("batch", len(description.classes))
         ),
         sha256=sha256,
         proof=proof,

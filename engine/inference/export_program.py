@@ -46,7 +46,7 @@ ONNX_LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 MAX_ONNX_WEIGHT_BYTES = (1 << 31) - (1 << 26)
 INPUT_NAME, OUTPUT_NAME, BATCH_NAME = "images", "probabilities", "batch"
 # What a program says about itself, each as JSON: the keys of model.json.
-METADATA = ("classes", "transforms", "run")
+METADATA = ("classes", "run")
 FORMAT_KEY = "--format"
 SAFETENSORS_ADVICE = "use --format safetensors"
 # A batch of one could be specialized: torch.export treats sizes 0 and 1 as constants.

@@ -17,7 +17,7 @@ from engine.config.differences import PATH_KEYS, SESSION_KEYS, flat_values, is_n
 from engine.config.schema import as_dict
 from engine.inference.export_proof import Proof
 from engine.inference.loading_code import loading_code
-from engine.inference.model_json import ExportedFile, ExportFormat, ModelDescription, TensorDescription
+from engine.inference.model_json import ExportedFile, ExportFormat, ModelDescription
 from engine.inference.trained_model import TrainedCheckpoint
 from engine.runs.event_lines import describe_devices
 from engine.runs.folder import RunFolder
@@ -46,7 +46,7 @@ def model_card(
         "Data": _data(checkpoint, history),
         "Figures": _figures(description, history),
         "Agreement": code(proof.describe(file_name)),
-        "Preprocessing": _preprocessing(description, entry),
+        "Preprocessing": _preprocessing(entry),
         "Recipe": _recipe(checkpoint),
         "Hardware": _hardware(history),
         "Command": _command(checkpoint, file_format),
@@ -103,18 +103,16 @@ def _figures(description: ModelDescription, history: History) -> str:
     return _table(("", ""), rows)
 
 
-def _preprocessing(description: ModelDescription, entry: ExportedFile) -> str:
-    steps = [step for step in description.transforms if step["name"] not in entry.contains]
-    numbered = "\n".join(f"{number}. {step['text']}" for number, step in enumerate(steps, 1))
-    network = f"Input: {entry.input.dtype}, {_shape(entry.input)}. {entry.input.text}\n\n"
-    output = f"Output: {entry.output.dtype}, {_shape(entry.output)}. {entry.output.text}"
+def _preprocessing(entry: ExportedFile) -> str:
+    shapes = [" x ".join(map(str, tensor.shape)) for tensor in (entry.input, entry.output)]
+    if entry.format == "safetensors":
+        steps, result = " divided by 255, and normalized with `mean` and `std` of `model.json`", "logits of each class"
+    else:
+        steps, result = "", "probability of each class"
     return (
-        f"From image file to input; `preprocess.py` and `model.json` say the same:\n\n{numbered}\n\n{network}{output}"
+        f"`preprocess.py` reads an image file.\n\nInput: {entry.input.dtype}, {shapes[0]}: its images{steps}.\n\n"
+        f"Output: {entry.output.dtype}, {shapes[1]}: the {result}."
     )
-
-
-def _shape(tensor: TensorDescription) -> str:
-    return " x ".join(map(str, tensor.shape))
 
 
 def _recipe(checkpoint: TrainedCheckpoint) -> str:

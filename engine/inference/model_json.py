@@ -37,7 +37,6 @@ class TensorDescription(Record, frozen=True, kw_only=True):
     name: str
     dtype: str
     shape: tuple[str | Count, ...]
-    text: str
 
 
 class StoredProof(Record, frozen=True, kw_only=True):
@@ -50,10 +49,9 @@ class StoredProof(Record, frozen=True, kw_only=True):
 
 
 class ExportedFile(Record, frozen=True, kw_only=True):
-    """One file of the model: its input, its output, the steps that it contains, its SHA-256 and its proof."""
+    """One file of the model: its input, its output, its SHA-256 and its proof."""
 
     format: ExportFormat
-    contains: tuple[str, ...]
     input: TensorDescription
     output: TensorDescription
     sha256: str
@@ -63,8 +61,7 @@ class ExportedFile(Record, frozen=True, kw_only=True):
 class ModelDescription(FileRecord, frozen=True, kw_only=True):
     """Content of model.json.
 
-    `epoch` is null for a checkpoint within an epoch, `val_accuracy` if it is not known. `transforms` are the steps from
-    image file to the input of the network, each with its name, its parameters and a text.
+    `epoch` is null for a checkpoint within an epoch, `val_accuracy` if it is not known.
     """
 
     gputrain: str
@@ -78,7 +75,6 @@ class ModelDescription(FileRecord, frozen=True, kw_only=True):
     model: Architecture
     classes: Annotated[tuple[str, ...], ENTRIES]
     image: InputImage
-    transforms: Annotated[tuple[Annotated[dict[str, Any], ENTRIES], ...], ENTRIES]
     tta: Literal["none", "flip"]
     output: Literal["softmax", "sigmoid"]
     files: Annotated[dict[str, ExportedFile], ENTRIES] = field(default_factory=dict)

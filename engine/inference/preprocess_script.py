@@ -1,7 +1,7 @@
-"""The preprocessing of an exported model: the steps of model.json, and preprocess.py, on Pillow and NumPy alone.
+"""The preprocessing of an exported model: preprocess.py, on Pillow and NumPy alone.
 
-Both describe `engine.data.sources.image.read_image` for one image format. `engine.inference.export_proof` compares the
-script with it. `engine.inference.export` writes both.
+It does what `engine.data.sources.image.read_image` does for one image format. `engine.inference.export_proof` compares
+the two, `engine.inference.export` writes it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.data.sources.base import ImageFormat, Preprocessing
+from engine.data.sources.base import ImageFormat
 from engine.data.sources.image import ALPHA_MODES, SIXTEEN_BIT_DIVISOR, pil_mode
 
 _SCRIPT = '''"""Read an image file as the input of an exported model: uint8, {channels} x {size} x {size}.
@@ -47,7 +47,6 @@ if __name__ == "__main__":
 _LUMA = """\
     image.draft("L", None)  # only the luma of a color JPEG
 """
-_LUMA_STEP = {"name": "jpeg_luma", "text": "Decode a color JPEG to its luma (Pillow: image.draft('L', None))."}
 _CENTRAL_SQUARE = """\
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
@@ -93,89 +92,3 @@ def load_function(script: str) -> Callable[[Any], Any]:
     exec(compile(script, "preprocess.py", "exec"), names)  # noqa: S102 - the text is our own
     load: Callable[[Any], Any] = names["load"]
     return load
-
-
-def describe_transforms(image_format: ImageFormat) -> list[dict[str, Any]]:
-    """Return the steps from image file to the input of the network, in order, each with a sentence for the reader."""
-    steps, mode = image_format.preprocessing(training=False), pil_mode(image_format)
-    size = steps.size
-    return [
-        *([_LUMA_STEP] if mode == "L" else []),
-        {
-            "name": "exif_transpose",
-            "text": "Rotate and mirror the image as its EXIF orientation says (Pillow: ImageOps.exif_transpose).",
-        },
-        {
-            "name": "scale_16_bit",
-            "divide_by": SIXTEEN_BIT_DIVISOR,
-            "clip": [0, 255],
-            "text": "Divide the integers of a 16-bit grayscale image (Pillow: a mode that begins with I) by "
-            f"{SIXTEEN_BIT_DIVISOR}, round down, and clip them to 0 to 255. Images of mode F are not supported.",
-        },
-        {
-            "name": "composite",
-            "background": [255, 255, 255],
-            "modes": list(ALPHA_MODES),
-            "text": f"Convert an image with transparency (mode {', '.join(ALPHA_MODES)}, or 'transparency' in "
-            "image.info, as for a transparent color of a palette) to RGBA, and composite it on opaque white (Pillow: "
-            "Image.alpha_composite).",
-        },
-        {
-            "name": "convert",
-            "mode": mode,
-            "text": f"Convert any other mode, palettes included, to {mode} (Pillow: image.convert('{mode}')).",
-        },
-        *_describe_resize(steps),
-        {
-            "name": "to_array",
-            "dtype": "uint8",
-            "layout": "channels, height, width",
-            "shape": [image_format.channels, size, size],
-            "text": f"Arrange the pixels as uint8 of shape ({image_format.channels}, {size}, {size}). preprocess.py "
-            "ends here.",
-        },
-        {"name": "divide", "by": 255, "text": "Divide by 255, in float32."},
-        {
-            "name": "normalize",
-            "mean": list(image_format.mean),
-            "std": list(image_format.std),
-            "text": "Subtract the mean of each channel, and divide by its standard deviation.",
-        },
-    ]
-
-
-def _describe_resize(steps: Preprocessing) -> list[dict[str, Any]]:
-    """Return the steps from an upright image of any size to the square input."""
-    size, resize, name = steps.size, steps.resize, steps.interpolation
-    filter_text = (
-        f"with the filter {name}{' and antialiasing' if name != 'nearest' else ''}, to integers of 0 to 255 (Pillow: "
-        f"Image.Resampling.{name.upper()})"
-    )
-    step: dict[str, Any] = {"name": "resize", "interpolation": name, "antialias": name != "nearest"}
-    if resize is None:
-        is_crop = steps.fit == "crop"
-        square = (
-            "Crop the largest central square: side = min(width, height), left = (width - side) // 2, top = (height - "
-            "side) // 2. Resize it"
-            if is_crop
-            else "Resize the whole image, without its aspect ratio,"
-        )
-        step |= {"box": "central_square" if is_crop else "whole_image", "size": [size, size]}
-        return [step | {"text": f"{square} to {size} x {size} {filter_text}."}]
-    if steps.fit == "crop":
-        step |= {
-            "box": "whole_image",
-            "shorter_edge": resize,
-            "text": f"Resize the whole image so that its shorter edge becomes {resize} pixels long and the longer edge "
-            f"int({resize} * longer / shorter), {filter_text}.",
-        }
-    else:
-        text = f"Resize the whole image, without its aspect ratio, to {resize} x {resize} {filter_text}."
-        step |= {"box": "whole_image", "size": [resize, resize], "text": text}
-    crop = {
-        "name": "center_crop",
-        "size": [size, size],
-        "text": f"Crop the central {size} x {size} pixels: left = round((width - {size}) / 2), top = round((height - "
-        f"{size}) / 2), where round() rounds halves to the even number.",
-    }
-    return [step, crop]

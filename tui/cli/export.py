@@ -53,8 +53,8 @@ def export(
     """Export a trained model for other programs, and check it.
 
     Writes the weights (safetensors) or a program with normalization, softmax and class names (torch-export, onnx);
-    preprocess.py, which reads images for it without gputrain; model.json with every step; and a model card. The written
-    file is run on validation images and compared with `gputrain predict`.
+    preprocess.py, which reads images for it without gputrain; model.json with classes and origin; and a model card. The
+    written file is run on validation images and compared with `gputrain predict`.
     """
     from engine.inference.export import ExportOptions, export_model
     from engine.inference.export_program import require_libraries
