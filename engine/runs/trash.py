@@ -13,10 +13,8 @@ import re
 import shlex
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 from engine.config.run_name import normalize_name
@@ -26,7 +24,6 @@ from engine.runs.manage import check_new_name, move_folder
 from engine.runs.ownership import locked_ended_run
 from engine.runs.root import LAST_RUN
 from engine.utils.errors import UsageError, did_you_mean
-from engine.utils.files import opened_folder
 from engine.utils.text import pluralize
 from engine.utils.trust import foreign_reason
 from engine.utils.units import format_bytes
@@ -65,22 +62,15 @@ class TrashedRun:
 
 def run_contents(path: Path) -> RunContents:
     """Count the files of a run. Links count as files and are not followed; unreadable folders are skipped."""
-    files, size, seen = 0, 0, set[tuple[int, int]]()
-    for status in _walk(path):
-        files += 1
-        if (status.st_dev, status.st_ino) not in seen:
-            seen.add((status.st_dev, status.st_ino))
-            size += status.st_size
-        if files >= MAX_COUNTED_FILES:
-            break
-    return RunContents(files, size, len(list_checkpoints(path / "checkpoints")))
-
-
-def _walk(path: Path) -> Iterator[os.stat_result]:
+    files, sizes = 0, dict[tuple[int, int], int]()
     for folder, _, names in os.walk(path):
         for name in names:
             with suppress(OSError):
-                yield os.lstat(f"{folder}/{name}")
+                status = os.lstat(f"{folder}/{name}")
+                files, sizes[status.st_dev, status.st_ino] = files + 1, status.st_size
+        if files >= MAX_COUNTED_FILES:
+            break
+    return RunContents(files, sum(sizes.values()), len(list_checkpoints(path / "checkpoints")))
 
 
 def move_to_trash(folder: RunFolder, *, take_over: bool = False) -> TrashedRun:
@@ -88,37 +78,25 @@ def move_to_trash(folder: RunFolder, *, take_over: bool = False) -> TrashedRun:
 
     Raises UsageError if a process owns the run, if it belongs to another user, or if it cannot be moved.
     """
-    with _locked_deletable(folder, take_over=take_over):
-        moved = _move_numbered(folder, _make_trash(folder.path.parent))
-    return _entry(moved)
-
-
-def check_deletable(folder: RunFolder, *, take_over: bool = False) -> None:
-    """Raise UsageError unless `move_to_trash` can move the run, as far as that is known before."""
-    with _locked_deletable(folder, take_over=take_over):
-        pass
-
-
-@contextmanager
-def _locked_deletable(folder: RunFolder, *, take_over: bool) -> Iterator[None]:
-    """Lock a run of this user that is not in the trash. Raises UsageError, also for an OSError in the block."""
-    _check_folder(folder)
     try:
+        if not folder.is_of_this_user:
+            reason = f"this run {folder.owner_problem()}, so you cannot delete it"
+            raise UsageError.one(folder.name, reason, code="foreign-owner")
+        if folder.path.parent.name.startswith(TRASH_FOLDER):
+            advice = "empty it with `gputrain runs trash --empty`"
+            raise UsageError.one(folder.name, "is in the trash already", advice, code="wrong-state")
         with locked_ended_run(folder, f"gputrain runs delete {shlex.quote(folder.name)}", take_over=take_over):
-            yield
+            trash, name, number = _make_trash(folder.path.parent), folder.name, 1
+            while os.path.lexists(trash / name):
+                number += 1
+                name = f"{folder.name}~{number}"
+            return _entry(move_folder(folder.path, trash, name))
     except OSError as error:
         reason = f"cannot be moved to the trash: {error.strerror}"
         advice = ""
         if error.errno in (errno.EXDEV, errno.EBUSY):
             advice = f"it is on a file system of its own; delete it with `rm -r {folder.path}`"
         raise UsageError.one(folder.name, reason, advice, code="not-writable") from error
-
-
-def _move_numbered(folder: RunFolder, trash: Path) -> Path:
-    for number in count(1):
-        with suppress(FileExistsError):
-            return move_folder(folder.path, trash, folder.name if number == 1 else f"{folder.name}~{number}")
-    raise AssertionError
 
 
 def list_trash(root: Path) -> list[TrashedRun]:
@@ -137,22 +115,17 @@ def find_in_trash(root: Path, reference: str) -> TrashedRun:
 
     Raises UsageError if there is none.
     """
-    runs, name = list_trash(root), normalize_name(reference)
-    # A folder that another program made may have the decomposed form.
-    matches = (
-        *(run for run in runs if run.entry == reference),
-        *(run for run in runs if normalize_name(run.entry) == name),
-        *(run for run in runs if normalize_name(run.name) == name),
-    )
-    if matches:
-        return matches[0]
-    if not runs:
-        raise UsageError.one(reference, f"the trash of {root} is empty", code="unknown-run")
+    runs = list_trash(root)
+    for key in (lambda run: run.entry, lambda run: normalize_name(run.entry), lambda run: normalize_name(run.name)):
+        for run in runs:
+            if key(run) in (reference, normalize_name(reference)):
+                return run
     names = [run.entry for run in runs]
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-    raise UsageError.one(
-        reference, f"is not in the trash of {root}, only {shown}{did_you_mean(reference, names)}", code="unknown-run"
+    reason = (
+        f"is not in the trash of {root}, only {shown}" if runs else f"is not in the trash of {root}, which is empty"
     )
+    raise UsageError.one(reference, f"{reason}{did_you_mean(reference, names)}", code="unknown-run")
 
 
 def restore_run(root: Path, run: TrashedRun, name: str | None = None) -> RunFolder:
@@ -178,15 +151,12 @@ def delete_for_good(run: TrashedRun) -> None:
     Raises UsageError if a process owns it, which resumed it there, or if a file cannot be deleted.
     """
     try:
-        with opened_folder(run.path.parent) as trash:
-            if not _is_own(trash.stat()):
-                raise UsageError.one(
-                    str(run.path.parent), "is no folder that only you can change", code="foreign-writable"
-                )
-            # The deletion has already checked that no process owns the run.
-            with locked_ended_run(RunFolder(trash / run.entry), "gputrain runs trash --empty", take_over=True):
-                # rmtree opens each folder without following links, so nobody can lead it elsewhere.
-                shutil.rmtree(trash / run.entry)
+        if not _is_own_folder(run.path.parent):
+            raise UsageError.one(str(run.path.parent), "is no folder that only you can change", code="foreign-writable")
+        # The deletion has already checked that no process owns the run.
+        with locked_ended_run(RunFolder(run.path), "gputrain runs trash --empty", take_over=True):
+            # rmtree opens each folder without following links, so nobody can lead it elsewhere.
+            shutil.rmtree(run.path)
     except OSError as error:
         raise UsageError.one(run.entry, f"cannot be deleted: {error.strerror}", code="not-writable") from error
 
@@ -196,22 +166,6 @@ def _entry(path: Path) -> TrashedRun:
     return TrashedRun(_NUMBER.sub("", path.name), path.name, path, path.lstat().st_ctime)
 
 
-def _check_folder(folder: RunFolder) -> None:
-    """Raise UsageError for a run of another user, and for one in the trash."""
-    try:
-        is_of_this_user = folder.is_of_this_user
-    except OSError as error:
-        raise UsageError.one(folder.name, f"cannot be examined: {error.strerror}", code="not-readable") from error
-    if not is_of_this_user:
-        raise UsageError.one(
-            folder.name, f"this run {folder.owner_problem()}, so you cannot delete it", code="foreign-owner"
-        )
-    if folder.path.parent.name.startswith(TRASH_FOLDER):
-        raise UsageError.one(
-            folder.name, "is in the trash already", "empty it with `gputrain runs trash --empty`", code="wrong-state"
-        )
-
-
 def _trash_candidates(root: Path) -> tuple[Path, Path]:
     return root / TRASH_FOLDER, root / f"{TRASH_FOLDER}-{os.geteuid()}"
 
@@ -219,12 +173,9 @@ def _trash_candidates(root: Path) -> tuple[Path, Path]:
 def _is_own_folder(path: Path) -> bool:
     """Whether a path is a folder, no link, that only this user can change."""
     with suppress(OSError):
-        return _is_own(path.lstat())
+        status = path.lstat()
+        return stat.S_ISDIR(status.st_mode) and foreign_reason(status, trust_root=False) is None
     return False
-
-
-def _is_own(status: os.stat_result) -> bool:
-    return stat.S_ISDIR(status.st_mode) and foreign_reason(status, trust_root=False) is None
 
 
 def _make_trash(root: Path) -> Path:

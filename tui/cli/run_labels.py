@@ -119,7 +119,7 @@ def unarchive(*, folders: list[RunFolder]) -> None:
 @takes_own_runs
 def delete(*, folders: list[RunFolder], yes: YesOption = False, take_over: TakeOverOption = False) -> None:
     """Move runs that have ended to the trash."""
-    from engine.runs.trash import check_deletable, move_to_trash, run_contents
+    from engine.runs.trash import move_to_trash, run_contents
 
     def move(folder: RunFolder) -> None:
         run = move_to_trash(folder, take_over=take_over)
@@ -127,7 +127,6 @@ def delete(*, folders: list[RunFolder], yes: YesOption = False, take_over: TakeO
         typer.echo(f"{printable(run.name)} is in the trash; {restore}.", err=True)
 
     watch_other_hosts(folders, take_over=take_over)
-    for_each(folders, lambda folder: check_deletable(folder, take_over=take_over))
     ask(
         f"Move {pluralize(len(folders), 'run')} to the trash",
         [f"{printable(folder.name)}: {run_contents(folder.path)}" for folder in folders],
@@ -161,13 +160,10 @@ def trash(
     as_json: JsonOption = False,
 ) -> None:
     """List the trash, or empty it."""
-    import time
-
     from engine.runs.folder import RunFolder
-    from engine.runs.trash import TrashedRun, delete_for_good, list_trash, run_contents
-    from engine.show.table import Column
-    from engine.utils.units import format_age
+    from engine.runs.trash import delete_for_good, list_trash, run_contents
     from tui.cli.console import print_table
+    from tui.tables.trash import trash_columns
 
     root = runs_root(runs_dir)
     runs = list_trash(root)
@@ -190,12 +186,7 @@ def trash(
         ]
         print_json({"runs": values})
     elif runs:
-        columns: list[Column[TrashedRun]] = [
-            Column("name", "name", lambda run: run.entry),
-            Column("contents", "contents", lambda run: str(contents[run.entry])),
-            Column("deleted", "deleted", lambda run: f"{format_age(max(time.time() - run.deleted_at, 0))} ago"),
-        ]
-        print_table(columns, runs)
+        print_table(trash_columns(contents), runs)
 
 
 @command(["gputrain runs better val/gap low", "gputrain runs better val/gap auto"])

@@ -14,7 +14,7 @@ from tui.palette import STRONG
 def trash_columns(contents: Mapping[str, RunContents]) -> list[Column[TrashedRun]]:
     """Return the columns for runs whose contents are known by the name of their entry."""
     return [
-        Column("name", "name", lambda run: run.name, width=12, max_width=48, priority=1, flex=True, style=STRONG,
+        Column("name", "name", lambda run: run.entry, width=12, max_width=48, priority=1, flex=True, style=STRONG,
                shorten=Shorten.MIDDLE),
         Column("deleted", "deleted", lambda run: f"{format_age(max(time.time() - run.deleted_at, 0))} ago"),
         Column("size", "size", lambda run: format_bytes(contents[run.entry].size_bytes), Align.RIGHT),
