@@ -6,9 +6,7 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import inspect
 import os
 import re
 import sys
@@ -17,7 +15,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from engine.config.run_sections import RunConfig
@@ -25,7 +22,6 @@ from engine.config.schema import Config
 from engine.config.section import USER_CODE_PATTERN
 from engine.config.training_sections import TIMM_PREFIX
 from engine.config.user_errors import (
-    INSTALLED_PACKAGES,
     code_root,
     describe_exception,
     shadowed_package_hint,
@@ -48,7 +44,6 @@ T = TypeVar("T")
 _IMPORT_TIMEOUT_SECONDS = 120.0
 RUN_USER_CODE_ADVICE = "run the code on its own to see why"
 TRUST_ADVICE = "read the code, then repeat the command with --trust-code"
-_STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 
 
 @dataclass(frozen=True)
@@ -96,24 +91,13 @@ def find_user_module(key: str, name: str, folder: str | None, packages: Collecti
     """
     root, module = code_root(folder), name.partition(":")[0]
     package = module.partition(".")[0]
-    if package in sys.stdlib_module_names:
-        raise UsageError.one(
-            key,
-            f"{name} names a module of Python's standard library; user code is a .py file of your own",
-            "rename the file if it is yours",
-            code="standard-library",
-        )
+    # `sys.stdlib_module_names` lacks the package `test`.
+    if package in sys.stdlib_module_names or package == "test":
+        reason = f"{name} names a module of Python's standard library; user code is a .py file of your own"
+        raise UsageError.one(key, reason, "rename the file if it is yours", code="standard-library")
     if (files := _find_files(key, name, root)) is not None:
         return UserModule(module, root, files)
     if package in packages:
-        spec = PathFinder.find_spec(package)
-        if spec is not None and spec.origin is not None and _is_standard_library(Path(os.path.realpath(spec.origin))):
-            # `sys.stdlib_module_names` lacks the package `test`.
-            raise UsageError.one(
-                key,
-                f"{name}: {package} belongs to Python's standard library, which is not user code",
-                code="standard-library",
-            )
         return UserModule(module, None)
     if not root.is_dir():
         raise UsageError.one(key, f"{name}: the folder {root} does not exist (run.code)", code="not-found")
@@ -136,48 +120,30 @@ def _find_files(key: str, name: str, root: Path) -> tuple[Path, ...] | None:
             return None
         folder = folder / part
         # A folder without `__init__.py` runs nothing.
-        is_namespace = spec.origin is None and spec.submodule_search_locations is not None
-        if is_namespace and count < len(parts):
+        if spec.origin is None and spec.submodule_search_locations is not None and count < len(parts):
             continue
         file = Path(os.path.realpath(spec.origin or folder))
         if file.suffix != ".py":
-            raise UsageError.one(
-                key, f"{name}: {file} is not a .py file; user code is Python source", code="wrong-format"
-            )
+            reason = f"{name}: {file} is not a .py file; user code is Python source"
+            raise UsageError.one(key, reason, code="wrong-format")
         if not file.is_relative_to(real_root):
-            raise UsageError.one(
-                key,
-                f"{name}: {folder} links to {file}, outside of {real_root}; set run.code to that file's folder",
-                code="is-link",
-            )
-        if _is_standard_library(file):
-            raise UsageError.one(
-                key,
-                f"{name}: {file} belongs to Python's standard library, which is not user code",
-                code="standard-library",
-            )
+            reason = f"{name}: {folder} links to {file}, outside of {real_root}; set run.code to that file's folder"
+            raise UsageError.one(key, reason, code="is-link")
         files.append(file)
     return tuple(files)
 
 
-def _is_standard_library(file: Path) -> bool:
-    return file.is_relative_to(_STANDARD_LIBRARY) and not set(INSTALLED_PACKAGES) & set(file.parts)
-
-
 def _describe_missing(module: str, root: Path) -> str:
     """Describe which part of a module the folder lacks, with the names that it contains."""
-    parent_folder, parts = root, module.split(".")
-    while len(parts) > 1 and (parent_folder / parts[0]).is_dir():
-        parent_folder /= parts.pop(0)
-    if len(parts) > 1 and (file := parent_folder / f"{parts[0]}.py").is_file():
-        return f"{file} is a module, not a package, so it contains no module {'.'.join(parts[1:])}"
-    missing = ".".join([*parent_folder.relative_to(root).parts, parts[0]])
-    names = sorted(
-        path.stem for path in parent_folder.glob("*") if path.suffix == ".py" or (path / "__init__.py").is_file()
-    )
+    folder, parts = root, module.split(".")
+    while len(parts) > 1 and (folder / parts[0]).is_dir():
+        folder /= parts.pop(0)
+    is_module = (folder / f"{parts[0]}.py").is_file()
+    missing = ".".join([*folder.relative_to(root).parts, *(parts if is_module else parts[:1])])
+    names = sorted(path.stem for path in folder.glob("*") if path.suffix == ".py" or (path / "__init__.py").is_file())
     hint = did_you_mean(parts[0], names) or (f"; it contains {', '.join(names[:10])}" if names else "")
     package = module.partition(".")[0]
-    if parent_folder == root and PathFinder.find_spec(package) is not None:
+    if folder == root and PathFinder.find_spec(package) is not None:
         # Only commands that train take config keys.
         hint = (
             f"; allow the installed package {package} in all commands with the line "
@@ -197,62 +163,26 @@ def load_user_code(key: str, name: str, folder: str | None, packages: Collection
     module, _, attribute = name.partition(":")
     if location.root is not None and str(location.root) not in sys.path:
         sys.path.insert(0, str(location.root))
-    # Before the import: a loaded module of the same name, such as `engine`, would serve its own submodules.
-    _check_loaded(key, name, location)
     try:
         target: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         # Importing user code runs it: any exception is possible, and sys.exit().
         reason = f"{name}: {module} cannot be imported: {describe_exception(error, folder, packages)}"
         raise UsageError.one(key, reason, code="user-code-failed") from error
-    if location.files and not getattr(target, "__file__", None):
-        raise UsageError.one(
-            key, f"{name}: {module} is not the module in {location.files[-1]}; rename that file", code="ambiguous-name"
-        )
-    _check_loaded(key, name, location)
+    loaded_from = getattr(target, "__file__", None) or "another place"
+    if location.files and Path(os.path.realpath(loaded_from)) not in location.files:
+        reason = f"{name}: a module of this name is already loaded from {loaded_from}; rename {location.files[-1]}"
+        raise UsageError.one(key, reason, code="ambiguous-name")
     for attribute_name in attribute.split("."):
         if not hasattr(target, attribute_name):
             public = [candidate for candidate in dir(target) if not candidate.startswith("_")]
-            raise UsageError.one(
-                key, f"{name}: {module} has no {attribute}{did_you_mean(attribute_name, public)}", code="not-found"
-            )
+            reason = f"{name}: {module} has no {attribute}{did_you_mean(attribute_name, public)}"
+            raise UsageError.one(key, reason, code="not-found")
         target = getattr(target, attribute_name)
-        if isinstance(target, ModuleType):
-            reason = f"{name}: {attribute_name} is the module {target.__name__}, not a function or a class of {module}"
-            raise UsageError.one(key, reason, code="invalid-value")
     if not callable(target):
-        raise UsageError.one(
-            key, f"{name} must be a function or a class, not {type(target).__name__}", code="invalid-value"
-        )
-    if (library := _standard_library_module(target)) is not None:
-        reason = f"{name} is defined in Python's module {library}; name a function or class of your own"
-        raise UsageError.one(key, reason, code="standard-library")
+        reason = f"{name} must be a function or a class, not {describe_value(target)}"
+        raise UsageError.one(key, reason, code="invalid-value")
     return target
-
-
-def _check_loaded(key: str, name: str, location: UserModule) -> None:
-    """Raise UsageError if a module that the import runs is loaded from another file."""
-    parts = location.name.split(".")
-    loaded = [sys.modules.get(".".join(parts[:count])) for count in range(1, len(parts) + 1)]
-    for file in (getattr(module, "__file__", None) for module in loaded):
-        if file is not None and location.files and Path(os.path.realpath(file)) not in location.files:
-            raise UsageError.one(
-                key,
-                f"{name}: a module of this name is already loaded from {file}; rename {location.files[-1]}",
-                code="ambiguous-name",
-            )
-
-
-def _standard_library_module(target: Any) -> str | None:
-    """Return the module of the standard library that defines a function, method or class; None if another does.
-
-    Instances are the user's own, such as a `functools.partial`.
-    """
-    if isinstance(target, functools.partial) or not (isinstance(target, type) or inspect.isroutine(target)):
-        return None
-    # Methods of built-in types have no module.
-    module = str(getattr(target, "__module__", None) or "builtins")
-    return module if module.partition(".")[0] in sys.stdlib_module_names else None
 
 
 def load_user_function(key: str, name: str, run: RunConfig) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import py_compile
 import signal
 import sys
@@ -131,13 +130,11 @@ def test_user_model_must_return_module(user_code_folder: Path) -> None:
         ("owncod.nets:build", "not-found", ("owncod ", "owncode?", "run.code")),
         ("owncode.net:build", "not-found", ("owncode.net ", "nets?")),
         ("owncode.nets:biuld", "not-found", ("owncode.nets ", "biuld", "build?")),
-        ("owncode.nets:BUILD", "not-found", ("owncode.nets ", "BUILD", "build?")),
-        ("owncode.nets.py:build", "not-found", ("/owncode/nets.py ", " py")),
+        ("owncode.nets.py:build", "not-found", ("owncode.nets.py ", "nets?")),
         ("owncode.light:table", "invalid-value", ("dict",)),
         ("owncode.divides:build", "user-code-failed", ("ZeroDivisionError: division by zero (", "divides.py, line 2)")),
         ("owncode.lacks:build", "user-code-failed", ("'surely_not_installed' (", "/owncode/lacks.py, line 1)")),
         ("owncode.unfinished:build", "user-code-failed", ("SyntaxError: ", "/owncode/unfinished.py, line 1)")),
-        ("owncode.exits:build", "user-code-failed", ("owncode.exits", "SystemExit: 4 (", "/owncode/exits.py, line 2)")),
     ],
 )
 def test_load_user_code_reports_import_failure_in_one_line(
@@ -234,10 +231,6 @@ def test_load_user_code_refuses_standard_library(tmp_path: Path, name: str) -> N
     assert is_refused("standard-library", tmp_path, name, name)
 
 
-def test_load_user_code_refuses_folder_of_standard_library() -> None:
-    assert is_refused("standard-library", Path(json.__file__).parent, "decoder:JSONDecoder", "json/decoder.py")
-
-
 @pytest.mark.parametrize("name", ["engine.utils.host:available_cores", "typer:Typer", "__main__:main"])
 def test_load_user_code_ignores_modules_outside_of_folder(tmp_path: Path, name: str) -> None:
     package = name.partition(".")[0].partition(":")[0]
@@ -280,11 +273,8 @@ def test_load_user_code_refuses_module_without_source(tmp_path: Path) -> None:
 
 
 def test_load_user_code_refuses_name_of_loaded_module(tmp_path: Path) -> None:
-    package = tmp_path / "engine"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "nets.py").write_text("def build(): ...\n")
-    assert is_refused("ambiguous-name", tmp_path, "engine.nets:build", "engine/__init__.py", package / "nets.py")
+    (tmp_path / "typer.py").write_text("def build(): ...\n")
+    assert is_refused("ambiguous-name", tmp_path, "typer:build", "typer/__init__.py", tmp_path / "typer.py")
 
 
 def test_load_user_code_runs_no_package_of_missing_module(tmp_path: Path) -> None:
@@ -295,23 +285,9 @@ def test_load_user_code_runs_no_package_of_missing_module(tmp_path: Path) -> Non
     assert "never_imported" not in sys.modules
 
 
-@pytest.mark.parametrize(
-    ("attribute", "code", "module"),
-    [
-        ("os.system", "invalid-value", "os"),
-        ("subprocess", "invalid-value", "subprocess"),
-        ("system", "standard-library", "posix"),
-        ("getoutput", "standard-library", "subprocess"),
-        ("run_code", "standard-library", "builtins"),
-        ("Popen", "standard-library", "subprocess"),
-        ("own.__globals__.get", "standard-library", "builtins"),
-    ],
-)
-def test_load_user_code_refuses_standard_library_through_user_module(
-    user_code_folder: Path, attribute: str, code: str, module: str
-) -> None:
+def test_load_user_code_refuses_what_cannot_be_called(user_code_folder: Path) -> None:
     (user_code_folder / "owncode" / "borrows.py").write_text(BORROWS)
-    assert is_refused(code, user_code_folder, f"owncode.borrows:{attribute}", f" {module}")
+    assert is_refused("invalid-value", user_code_folder, "owncode.borrows:subprocess", "owncode.borrows:subprocess")
 
 
 @pytest.mark.parametrize("attribute", ["own", "Own.method", "cached", "bound", "instance", "Linear"])
