@@ -93,8 +93,12 @@ def find_user_module(key: str, name: str, folder: str | None, packages: Collecti
     package = module.partition(".")[0]
     # `sys.stdlib_module_names` lacks the package `test`.
     if package in sys.stdlib_module_names or package == "test":
-        reason = f"{name} names a module of Python's standard library; user code is a .py file of your own"
-        raise UsageError.one(key, reason, "rename the file if it is yours", code="standard-library")
+        raise UsageError.one(
+            key,
+            f"{name} names a module of Python's standard library; user code is a .py file of your own",
+            "rename the file if it is yours",
+            code="standard-library",
+        )
     if (files := _find_files(key, name, root)) is not None:
         return UserModule(module, root, files)
     if package in packages:
@@ -124,11 +128,15 @@ def _find_files(key: str, name: str, root: Path) -> tuple[Path, ...] | None:
             continue
         file = Path(os.path.realpath(spec.origin or folder))
         if file.suffix != ".py":
-            reason = f"{name}: {file} is not a .py file; user code is Python source"
-            raise UsageError.one(key, reason, code="wrong-format")
+            raise UsageError.one(
+                key, f"{name}: {file} is not a .py file; user code is Python source", code="wrong-format"
+            )
         if not file.is_relative_to(real_root):
-            reason = f"{name}: {folder} links to {file}, outside of {real_root}; set run.code to that file's folder"
-            raise UsageError.one(key, reason, code="is-link")
+            raise UsageError.one(
+                key,
+                f"{name}: {folder} links to {file}, outside of {real_root}; set run.code to that file's folder",
+                code="is-link",
+            )
         files.append(file)
     return tuple(files)
 
@@ -167,21 +175,29 @@ def load_user_code(key: str, name: str, folder: str | None, packages: Collection
         target: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         # Importing user code runs it: any exception is possible, and sys.exit().
-        reason = f"{name}: {module} cannot be imported: {describe_exception(error, folder, packages)}"
-        raise UsageError.one(key, reason, code="user-code-failed") from error
+        raise UsageError.one(
+            key,
+            f"{name}: {module} cannot be imported: {describe_exception(error, folder, packages)}",
+            code="user-code-failed",
+        ) from error
     loaded_from = getattr(target, "__file__", None) or "another place"
     if location.files and Path(os.path.realpath(loaded_from)) not in location.files:
-        reason = f"{name}: a module of this name is already loaded from {loaded_from}; rename {location.files[-1]}"
-        raise UsageError.one(key, reason, code="ambiguous-name")
+        raise UsageError.one(
+            key,
+            f"{name}: a module of this name is already loaded from {loaded_from}; rename {location.files[-1]}",
+            code="ambiguous-name",
+        )
     for attribute_name in attribute.split("."):
         if not hasattr(target, attribute_name):
             public = [candidate for candidate in dir(target) if not candidate.startswith("_")]
-            reason = f"{name}: {module} has no {attribute}{did_you_mean(attribute_name, public)}"
-            raise UsageError.one(key, reason, code="not-found")
+            raise UsageError.one(
+                key, f"{name}: {module} has no {attribute}{did_you_mean(attribute_name, public)}", code="not-found"
+            )
         target = getattr(target, attribute_name)
     if not callable(target):
-        reason = f"{name} must be a function or a class, not {describe_value(target)}"
-        raise UsageError.one(key, reason, code="invalid-value")
+        raise UsageError.one(
+            key, f"{name} must be a function or a class, not {describe_value(target)}", code="invalid-value"
+        )
     return target
 
 
@@ -269,11 +285,16 @@ def ask_user_code(
             process.send(request)
             answer = process.receive(kind, timeout_s)
     except HelperTimeoutError as error:
-        reason = f"{name} has not {result} after {timeout_s:.0f} s"
-        raise UsageError.one(key, reason, RUN_USER_CODE_ADVICE, code="timed-out") from error
+        raise UsageError.one(
+            key, f"{name} has not {result} after {timeout_s:.0f} s", RUN_USER_CODE_ADVICE, code="timed-out"
+        ) from error
     except HelperExitedError as error:
-        reason = f"the process that {verb} {name} {exit_status(error.exit_code or 0)}"
-        raise UsageError.one(key, reason, RUN_USER_CODE_ADVICE, code="user-code-failed") from error
+        raise UsageError.one(
+            key,
+            f"the process that {verb} {name} {exit_status(error.exit_code or 0)}",
+            RUN_USER_CODE_ADVICE,
+            code="user-code-failed",
+        ) from error
     return answer.get()
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -148,12 +149,7 @@ class UserDatasetSource:
 
 def first_item_format(data: DataConfig, run: RunConfig) -> ItemFormat:
     """Return the format of the first training item. Raises UsageError if the code fails or the item is unsupported."""
-    dataset = UserDataset(data.dataset, run.code, run.code_packages, data.path, run.seed)
-    try:
-        with fork_all_rngs():
-            first, _ = dataset.item("train", 0)
-    except UnreadableImageError as error:
-        raise UsageError.one(DATASET_KEY, str(error), code=error.code) from error
+    first = _first_item(UserDataset(data.dataset, run.code, run.code_packages, data.path, run.seed), "train")
     if not isinstance(first, Image.Image):
         channels, height, width = first.shape
         return ItemFormat(width if width == height else None, channels, is_float=True)
@@ -164,35 +160,50 @@ def open_user_dataset(data: DataConfig, run: RunConfig) -> UserDatasetSource:
     """Open a user dataset and check its first items. Raises UsageError if the code fails or the data is unsupported."""
     dataset = UserDataset(data.dataset, run.code, run.code_packages, data.path, run.seed)
     counts: dict[Part, int] = {part: _length(dataset, part) for part in PARTS}
-    try:
-        with fork_all_rngs():
-            first, _ = dataset.item("train", 0)
-            dataset.item("val", 0)
-    except UnreadableImageError as error:
-        raise UsageError.one(DATASET_KEY, str(error), code=error.code) from error
+    first, _ = [_first_item(dataset, part) for part in PARTS]
     image_format = _item_format(data, dataset, first)
     classes = _class_names(dataset, data.num_classes)
     for part in counts:
-        if _labels_attribute(dataset, part) is None:
-            continue
-        max_label = int(_all_labels(dataset, part).max())
-        if max_label >= len(classes):
-            raise UsageError.one(
-                DATASET_KEY,
-                f"{dataset.describe(part)} has {_label_out_of_range(max_label, len(classes))}",
-                code="bad-label",
-            )
+        if _labels_attribute(dataset, part) is not None:
+            max_label = int(_all_labels(dataset, part).max())
+            if max_label >= len(classes):
+                raise UsageError.one(
+                    DATASET_KEY,
+                    f"{dataset.describe(part)} has {_label_out_of_range(max_label, len(classes))}",
+                    code="bad-label",
+                )
     return UserDatasetSource(dataset, image_format, classes, counts)
+
+
+@contextmanager
+def _reported(dataset: UserDataset, what: str) -> Iterator[None]:
+    """Raise what the user's code raises as a UsageError, which begins with `what`."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except UnreadableImageError as error:
+        raise UsageError.one(DATASET_KEY, str(error), code=error.code) from error
+    except Exception as error:
+        raise UsageError.one(
+            DATASET_KEY, f"{what}: {dataset.describe_error(error)}", code="user-code-failed"
+        ) from error
+
+
+def _first_item(dataset: UserDataset, part: Part) -> Image.Image | FloatImage:
+    with _reported(dataset, f"{dataset.describe(part)} failed"), fork_all_rngs():
+        return dataset.item(part, 0)[0]
 
 
 def _item_format(data: DataConfig, dataset: UserDataset, first: Image.Image | FloatImage) -> ImageFormat:
     """Return the format of a dataset from its first item. Raises UsageError."""
+    train = dataset.describe("train")
     if not isinstance(first, Image.Image):
         channels, height, width = first.shape
         if height != width:
             raise UsageError.one(
                 DATASET_KEY,
-                f"the first tensor of {dataset.describe('train')} is {_format_shape(first.shape)}, not square",
+                f"the first tensor of {train} is {_format_shape(first.shape)}, not square",
                 "pad or resize the tensors in the dataset",
                 code="bad-image",
             )
@@ -200,7 +211,7 @@ def _item_format(data: DataConfig, dataset: UserDataset, first: Image.Image | Fl
     if data.max_train_size is None and first.width != first.height:
         raise UsageError.one(
             "data.image_size",
-            f"the first image of {dataset.describe('train')} is {first.width} x {first.height}, not square",
+            f"the first image of {train} is {first.width} x {first.height}, not square",
             "set data.image_size, such as 224",
             code="missing-value",
         )
@@ -217,20 +228,11 @@ def _format_shape(shape: Sequence[int]) -> str:
 def build_dataset(dataset: UserDataset, part: Part) -> Any:
     """Return the dataset of a part, created on the first call. Raises UsageError."""
     build = load_user_code(DATASET_KEY, dataset.name, dataset.code, dataset.packages)
-    if not callable(build):
-        raise UsageError.one(
-            DATASET_KEY,
-            (
-                f'{dataset.name} is {describe_value(build)}; it must be a function or a class that takes "train" or '
-                '"val"'
-            ),
-            code="invalid-value",
-        )
     kwargs: dict[str, str] = {}
-    try:
+    path = None
+    # Built-in callables may have no signature.
+    with suppress(TypeError, ValueError):
         path = inspect.signature(build).parameters.get("path")
-    except (TypeError, ValueError):
-        path = None
     if path is not None and dataset.path is not None:
         kwargs = {"path": dataset.path}
     elif path is not None and path.default is inspect.Parameter.empty:
@@ -240,35 +242,23 @@ def build_dataset(dataset: UserDataset, part: Part) -> Any:
             "set data.path (--data-path)",
             code="missing-value",
         )
-    try:
-        with fork_all_rngs() as seed_rng:
-            seed_rng(dataset.seed)
-            return build(part, **kwargs)
-    except Exception as error:
-        raise UsageError.one(
-            DATASET_KEY, f"{dataset.describe(part)} failed: {dataset.describe_error(error)}", code="user-code-failed"
-        ) from error
+    with _reported(dataset, f"{dataset.describe(part)} failed"), fork_all_rngs() as seed_rng:
+        seed_rng(dataset.seed)
+        return build(part, **kwargs)
 
 
 def _length(dataset: UserDataset, part: Part) -> int:
-    built = build_dataset(dataset, part)
+    built, name = build_dataset(dataset, part), dataset.describe(part)
     if not hasattr(type(built), "__getitem__") or not hasattr(type(built), "__len__"):
         raise UsageError.one(
             DATASET_KEY,
-            f"{dataset.describe(part)} returned {describe_value(built)}; it must return a dataset with __getitem__ and "
-            "__len__",
+            f"{name} returned {describe_value(built)}; it must return a dataset with __getitem__ and __len__",
             code="invalid-value",
         )
-    try:
+    with _reported(dataset, f"len() of {name} failed"):
         length = len(built)
-    except Exception as error:
-        raise UsageError.one(
-            DATASET_KEY,
-            f"len() of {dataset.describe(part)} failed: {dataset.describe_error(error)}",
-            code="user-code-failed",
-        ) from error
     if length == 0:
-        raise UsageError.one(DATASET_KEY, f"{dataset.describe(part)} is empty", code="no-images")
+        raise UsageError.one(DATASET_KEY, f"{name} is empty", code="no-images")
     return length
 
 
@@ -278,16 +268,15 @@ def _class_names(dataset: UserDataset, num_classes: int | None) -> tuple[str, ..
     if names is None:
         num_classes = num_classes or int(_all_labels(dataset, "train").max()) + 1
         names = range(num_classes)
+    train = dataset.describe("train")
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise UsageError.one(
             DATASET_KEY,
-            f"the classes of {dataset.describe('train')} are {describe_value(names)}; they must be a list of names",
+            f"the classes of {train} are {describe_value(names)}; they must be a list of names",
             code="invalid-value",
         )
     if len(names) < 2:
-        raise UsageError.one(
-            DATASET_KEY, f"{dataset.describe('train')} has fewer than two classes", code="too-few-classes"
-        )
+        raise UsageError.one(DATASET_KEY, f"{train} has fewer than two classes", code="too-few-classes")
     return tuple(str(name) for name in names)
 
 
@@ -301,24 +290,15 @@ def _labels_attribute(dataset: UserDataset, part: Part) -> Any:
 def _all_labels(dataset: UserDataset, part: Part) -> Labels:
     """Return the labels that the dataset lists, or read them from all its items; N int64. Raises UsageError."""
     raw_labels, count = _labels_attribute(dataset, part), len(build_dataset(dataset, part))
-    try:
+    labels_of = f"the labels of {dataset.describe(part)}"
+    with _reported(dataset, f"{labels_of} cannot be read"):
         if raw_labels is None:
             with fork_all_rngs():
                 raw_labels = [dataset.item(part, index)[1] for index in range(count)]
         labels = np.asarray(raw_labels)
-    except UnreadableImageError as error:
-        raise UsageError.one(DATASET_KEY, str(error), code=error.code) from error
-    except Exception as error:
-        raise UsageError.one(
-            DATASET_KEY,
-            f"the labels of {dataset.describe(part)} cannot be read: {dataset.describe_error(error)}",
-            code="user-code-failed",
-        ) from error
     if labels.dtype.kind not in "iu" or labels.shape != (count,) or labels.min() < 0:
         raise UsageError.one(
-            DATASET_KEY,
-            f"the labels of {dataset.describe(part)} must be {count} non-negative integers, one per item",
-            code="bad-label",
+            DATASET_KEY, f"{labels_of} must be {count} non-negative integers, one per item", code="bad-label"
         )
     return labels.astype(np.int64)
 
