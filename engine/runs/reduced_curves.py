@@ -125,8 +125,8 @@ class RunCurves:
         return max(round(self.last_step / max(len(block.means.x), 1)), 1) if block.is_reduced else 1
 
 
-def reduce_curves(data: CurveData, max_blocks: int | None = MAX_BLOCKS) -> RunCurves:
-    """Return the curves of a run in at most `max_blocks` blocks each; None keeps every point."""
+def reduce_curves(data: CurveData, max_blocks: int = MAX_BLOCKS) -> RunCurves:
+    """Return the curves of a run in at most `max_blocks` blocks each."""
     metrics = data.epoch_metrics("step") | {
         "train_loss": data.train_loss("step"),
         "lr": data.step_metric("lr", "step"),
@@ -142,8 +142,8 @@ def reduce_curves(data: CurveData, max_blocks: int | None = MAX_BLOCKS) -> RunCu
     )
 
 
-def _reduce(series: Series, max_blocks: int | None) -> BlockSeries:
-    if max_blocks is None or len(series.x) <= 2 * max_blocks:
+def _reduce(series: Series, max_blocks: int) -> BlockSeries:
+    if len(series.x) <= 2 * max_blocks:
         # The arrays of the data change with the next event.
         kept = Series(series.x.copy(), series.y.copy())
         return BlockSeries(kept, kept)

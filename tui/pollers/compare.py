@@ -41,8 +41,6 @@ from tui.pollers.watched import Poller
 T = TypeVar("T")
 # Of earlier comparisons.
 MAX_KEPT_RUNS = 64
-# All steps of a run take 10 bytes each, and the screen draws them in time that grows with their number.
-MAX_DETAILED_STEPS = 2_000_000
 # A run that takes longer to read is shown in parts.
 PART_SECONDS = 1.0
 
@@ -121,7 +119,6 @@ class _RunFollower:
         self._described_stamps: _Stamps | None = None
         self._read_stamp: FileStamp | None = None
         self._stored: tuple[FileStamp | None, tuple[dict[str, Any] | None, str | None]] | None = None
-        self._is_detailed = False
         self.has_more = False
 
     def describe(self) -> bool:
@@ -146,13 +143,13 @@ class _RunFollower:
             self._cache.keep_described(self._folder, stamps, described)
         return described
 
-    def read_curves(self, detailed: bool, stopped: Callable[[], bool]) -> bool:
-        """Read the steps that are new; return whether there are any. `detailed` keeps every step in the curves."""
+    def read_curves(self, stopped: Callable[[], bool]) -> bool:
+        """Read the steps that are new; return whether there are any."""
         before, journal = self.state, self._folder.journal
         stamp = find_file_stamp(journal)
-        if stamp is None or (stamp == self._read_stamp and self._is_detailed >= detailed):
+        if stamp is None or stamp == self._read_stamp:
             return False
-        known = None if detailed or self._read_stamp else self._cache.curves(journal, may_have_grown=False)
+        known = None if self._read_stamp else self._cache.curves(journal, may_have_grown=False)
         if known is not None:
             self.state, self._read_stamp = replace(before, curves=known), stamp
             return known is not before.curves
@@ -166,9 +163,7 @@ class _RunFollower:
             return False
         reduced = reduce_curves(self._data)
         self._cache.keep_curves(journal, stamp, reduced)
-        if detailed and self._data.last_step <= MAX_DETAILED_STEPS:
-            reduced = reduce_curves(self._data, None)
-        self.state, self._read_stamp, self._is_detailed = replace(before, curves=reduced), stamp, detailed
+        self.state, self._read_stamp = replace(before, curves=reduced), stamp
         if not before.is_live:
             self._forget()
         return True
@@ -202,7 +197,7 @@ class _ForeignFollower:
             self.state = replace(before, described=data.describe(), is_missing=False)
         return self.state != before
 
-    def read_curves(self, detailed: bool, stopped: Callable[[], bool]) -> bool:
+    def read_curves(self, stopped: Callable[[], bool]) -> bool:
         """Read what is new; return whether there is anything."""
         end = time.monotonic() + PART_SECONDS
         has_news = self._data.read(lambda: stopped() or time.monotonic() > end)
@@ -236,26 +231,19 @@ class ComparePoller(Poller):
         """Increases with every change of `runs` and `comparison`."""
         self.caught_up = False
         """Whether all runs have been read."""
-        self.detailed = False
-        """Whether the curves have every step, unless there are too many."""
         self._publish(all(follower.state.described is not None for follower in self._followers))
-
-    def request_detail(self) -> None:
-        """Read every step of the runs, for a view of a part of them."""
-        self.detailed = True
 
     def poll(self) -> None:
         changed = [follower.describe() for follower in self._followers]
         if any(changed) or self.comparison is None:
             self._publish(True)
-        detailed = self.detailed
         # The pause leaves the interpreter to the thread that draws.
         stopped = partial(self._stop_event.wait, SLICE_PAUSE_SECONDS)
         for follower in self._followers:
             has_more = True
             while has_more:
                 described = follower.state.described
-                if follower.read_curves(detailed, stopped):
+                if follower.read_curves(stopped):
                     self._publish(follower.state.described is not described)
                 if self._stop_event.is_set():
                     return

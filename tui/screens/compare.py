@@ -57,8 +57,6 @@ READING_DRAW_SECONDS = 1.0
 INITIAL_SMOOTHING = 0.02
 # With more runs, the pale curves of all points hide the smoothed ones.
 MAX_RAW_CURVES = 2
-# A view of less than this share of the axis has fewer blocks than the columns of a terminal.
-DETAIL_SHARE = 0.25
 
 
 def own_charts() -> dict[str, ChartRow]:
@@ -175,19 +173,14 @@ class CompareScreen(ChartScreen):
     def chart_note(self, chart_id: str) -> str:
         words = self.view.settings(chart_id)
         steps = self.data.block_steps
-        if self.view.charts[chart_id].id == "train_loss" and steps > 1 and self._needs_detail():
+        if self.view.charts[chart_id].id == "train_loss" and steps > 1 and self.view.span is not None:
             words.append(f"reduced to blocks of {steps:,} steps")
         if self.data.baseline is not None:
             words.append(f"differences from {self.data.entries[self.data.baseline].letter}")
         return "  ".join(words)
 
-    def _needs_detail(self) -> bool:
-        return self.view.span is not None and self.view.span < DETAIL_SHARE * self.data.last_x(self.view.axis)
-
     def _set_view(self, view: ChartView) -> None:
         super()._set_view(view)
-        if self._needs_detail() and self.data.block_steps > 1:
-            self.compare_poller.request_detail()
         self._show_runs()
 
     def action_cursor(self, columns: int) -> None:

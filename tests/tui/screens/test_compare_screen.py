@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -142,25 +141,5 @@ def test_compare_of_runs_without_steps_damaged_journals_and_nan_losses(root: Pat
         await pilot.press("L", "m", "x", "x", "x", "plus", "left", "tab", "tab", "tab", "tab", "f", "f")
         await wait_until_idle(pilot)
         assert "D slow" in visible_text(pilot, f"#{RUNS_PANEL}")
-
-    drive(real_app(root), act, SIZE)
-
-
-def test_compare_reads_every_step_when_zoomed_in(root: Path) -> None:
-    steps = 20_000
-    event = StepEvent(time=1.0, step=steps, epoch=1, losses=[1.0] * steps, lr=0.1, images_per_second=1.0, data_wait=0.0)
-    folder = make_run_folder(root, "long", replace(make_run_started(), steps_per_epoch=steps), event)
-    assert json.loads(folder.journal.read_text().splitlines()[1])["step"] == steps
-
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await compare(pilot, root, ["long"])
-        assert screen.data.block_steps > 1
-        await press(pilot, "plus", "plus", "plus")
-        await wait_until(
-            pilot, lambda: len(screen.compare_poller.runs[0].curves.metrics["train_loss"].points.x) == steps
-        )  # type: ignore[union-attr]
-        await until_shown(pilot, screen)
-        assert screen.data.block_steps == 1
-        assert "reduced" not in visible_text(pilot, "#train_loss")
 
     drive(real_app(root), act, SIZE)
