@@ -38,7 +38,7 @@ class ForeignRunPoller(Poller):
         is_busy: Callable[[], bool] = lambda: False,
         find: Callable[[], ForeignRun] | None = None,
     ) -> None:
-        """`is_busy` tells whether the screen draws or handles a key. `find` returns the run with the logs that it has
+        """`is_busy` tells whether the screen handles a key. `find` returns the run with the logs that it has
         by now."""
         super().__init__("foreign run", POLL_INTERVAL_SECONDS)
         self._is_busy, self._find = is_busy, find

@@ -5,7 +5,6 @@ The base of `tui.screens.run` and `tui.screens.compare`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +20,6 @@ from tui.screens.chart_panels import ChartPanels
 from tui.widgets.chart import Chart
 
 MAX_FILE_NAME_CHARACTERS = 60
-# After this time, keys are handled before the next chart is drawn. Each slice costs 8 ms for a refresh of the screen.
-DRAW_BUDGET_SECONDS = 0.04
 
 
 def file_name_of(title: str) -> str:
@@ -31,7 +28,7 @@ def file_name_of(title: str) -> str:
 
 
 class ChartScreen(GputrainScreen):
-    """Draws its charts in slices, so that keys are handled in between.
+    """Draws its charts.
 
     A subclass yields `ChartPanels` and implements `chart_data`, `draw_chart` and `chart_note`.
     """
@@ -45,7 +42,6 @@ class ChartScreen(GputrainScreen):
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
         self.view = ChartView()
-        self._charts_to_draw: list[Chart] = []
 
     @property
     def chart_data(self) -> Extent:
@@ -61,28 +57,14 @@ class ChartScreen(GputrainScreen):
         raise NotImplementedError
 
     def draw_charts(self) -> None:
-        """Draw all visible charts, the focused one first."""
+        """Draw all visible charts."""
         self._draw(self.panels.chart_widgets)
 
-    def draw_active_chart(self) -> None:
-        """Draw the focused chart alone, while there is not the time for all."""
-        self._draw([self.active_chart])
-
     def _draw(self, charts: Sequence[Chart]) -> None:
-        """Draw some charts, the focused one first."""
-        active = self.active_chart
-        self._charts_to_draw = sorted(charts, key=lambda chart: chart is not active)
-        self._draw_next()
-
-    def _draw_next(self) -> None:
-        end = time.perf_counter() + DRAW_BUDGET_SECONDS
-        while self._charts_to_draw:
-            chart = self._charts_to_draw.pop(0)
+        """Draw those of some charts that are visible."""
+        for chart in charts:
             if chart.display and chart.id is not None:
                 self.draw_chart(chart)
-                if self._charts_to_draw and time.perf_counter() >= end:
-                    self.call_after_refresh(self._draw_next)
-                    return
 
     @property
     def panels(self) -> ChartPanels[Any]:
@@ -103,9 +85,9 @@ class ChartScreen(GputrainScreen):
     def _set_view(self, view: ChartView) -> None:
         """Change the view, and draw the charts that it changes."""
         before, self.view = self.view, view
-        data, charts, waiting = self.chart_data, self.panels.chart_widgets, self._charts_to_draw
+        data, charts = self.chart_data, self.panels.chart_widgets
         changed = [chart for chart in charts if before.window(data, str(chart.id)) != view.window(data, str(chart.id))]
-        self._draw([chart for chart in charts if chart in changed or chart in waiting])
+        self._draw(changed)
         self._show_cursor([chart for chart in charts if chart not in changed])
         self.update_keys()
 

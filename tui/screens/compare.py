@@ -51,8 +51,8 @@ from tui.widgets.lines import Lines, Row, escape_markup
 from tui.widgets.text_line import TextLine
 
 DRAIN_INTERVAL_SECONDS = 0.05
-# While runs are read, seconds from one drawing of all charts to the next. That of eight runs takes as long as a read.
-READING_DRAW_SECONDS = 1.0
+# While runs are read, seconds from one drawing of all charts to the next.
+READING_DRAW_SECONDS = 0.5
 # Losses of single steps of several runs cover each other.
 INITIAL_SMOOTHING = 0.02
 # With more runs, the pale curves of all points hide the smoothed ones.
@@ -87,9 +87,9 @@ class CompareScreen(ChartScreen):
         self._grouped_names: list[tuple[str, ...]] = []
         self._further_keys: list[str] = []
         self._grouped = True
-        self._shown_version = -1
+        self._shown = (-1, False)
+        """Version of what is shown, and whether all had been read."""
         self._next_draw_time = 0.0
-        self._all_drawn = False
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="message")
@@ -101,25 +101,18 @@ class CompareScreen(ChartScreen):
         self._rebuild()
 
     def _show_news(self) -> None:
-        """Show what has been read. While runs are read, each curve appears in the focused chart at once, in the others
-        once in a while; then the charts follow live runs at the rate of the screen of a run."""
-        poller, now = self.compare_poller, time.monotonic()
-        if not self.is_on_top or self._charts_to_draw:
-            return
-        if not poller.caught_up or not self._all_drawn:
-            if poller.caught_up or poller.version != self._shown_version:
-                self._rebuild(all_charts=poller.caught_up or now >= self._next_draw_time)
-        elif poller.version != self._shown_version and now >= self._next_draw_time:
+        """Show what has been read, once in a while: all of it as soon as it has been read, then what is new of live
+        runs at the rate of the screen of a run."""
+        poller = self.compare_poller
+        state, is_due = (poller.version, poller.caught_up), time.monotonic() >= self._next_draw_time
+        if self.is_on_top and state != self._shown and (is_due or state[1] != self._shown[1]):
             self._rebuild()
 
-    def _rebuild(self, *, all_charts: bool = True) -> None:
-        """Make entries of the runs and groups, and show them, in all charts or in the focused one."""
+    def _rebuild(self) -> None:
+        """Make entries of the runs and groups, and show them."""
         poller = self.compare_poller
-        self._all_drawn = all_charts and poller.caught_up
-        if all_charts:
-            interval = self.gputrain_app.intervals.charts_s if poller.caught_up else READING_DRAW_SECONDS
-            self._next_draw_time = time.monotonic() + interval
-        self._shown_version = poller.version
+        interval = self.gputrain_app.intervals.charts_s if poller.caught_up else READING_DRAW_SECONDS
+        self._next_draw_time, self._shown = time.monotonic() + interval, (poller.version, poller.caught_up)
         self._comparison, self._runs = comparison, runs = poller.comparison, poller.runs
         if comparison is None:
             self._columns = [Column((index,)) for index in range(len(runs))]
@@ -137,10 +130,7 @@ class CompareScreen(ChartScreen):
         self.data = CompareData(entries, self._baseline_index)
         self._choose_charts()
         self.update_content()
-        if all_charts:
-            self.draw_charts()
-        else:
-            self.draw_active_chart()
+        self.draw_charts()
         self.update_keys()
 
     @property

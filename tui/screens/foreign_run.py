@@ -87,14 +87,9 @@ class ForeignRunScreen(ChartScreen):
         self.set_interval(TICK_SECONDS, self._show_news)
         self.active_chart.focus()
 
-    @property
-    def _has_key(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a key is likely to be handled now."""
         return time.monotonic() - self.gputrain_app.last_key_time < KEY_SECONDS
-
-    def is_busy(self) -> bool:
-        """Whether the screen draws or handles a key."""
-        return self._has_key or bool(self._charts_to_draw)
 
     @property
     def foreign_panels(self) -> ForeignPanels:
@@ -111,7 +106,7 @@ class ForeignRunScreen(ChartScreen):
             return
         # Drawing takes time from reading, and from a key while the run is read.
         interval = intervals.poll_s if poller.caught_up else intervals.charts_s
-        has_time = poller.caught_up or (curves.num_points > 0 and not self._has_key)
+        has_time = poller.caught_up or (curves.num_points > 0 and not self.is_busy())
         if not has_time or time.monotonic() < self._draw_time + interval:
             return
         self.draw_charts()

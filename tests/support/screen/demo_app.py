@@ -210,8 +210,6 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
             update()
     await app.workers.wait_for_complete()
     await pilot.pause()
-    # The screen of a run draws its charts in slices.
-    await wait_until(pilot, lambda: not getattr(app.screen, "_charts_to_draw", None))
     await pilot.pause()
 
 

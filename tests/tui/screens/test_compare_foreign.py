@@ -37,8 +37,7 @@ async def open_compare(pilot: Pilot[None], root: Path, own: tuple[Path, ...] = (
     await pilot.pause()
     screen = app.screen
     assert isinstance(screen, CompareScreen)
-    await wait_until(pilot, lambda: screen.compare_poller.caught_up and screen._all_drawn)
-    await wait_until(pilot, lambda: not screen._charts_to_draw)
+    await wait_until(pilot, lambda: screen._shown == (screen.compare_poller.version, True))
     return screen
 
 

@@ -54,7 +54,7 @@ async def until_shown(pilot: Pilot[None], screen: CompareScreen) -> None:
     poller = screen.compare_poller
     await wait_until(pilot, lambda: poller.caught_up)
     screen._rebuild()
-    await wait_until(pilot, lambda: not screen._charts_to_draw)
+    await wait_until(pilot, lambda: screen._shown == (screen.compare_poller.version, True))
     await pilot.pause()
 
 
