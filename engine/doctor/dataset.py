@@ -28,6 +28,7 @@ from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.models.pretrained_input import fill_input_keys
+from engine.show.table import shorten
 from engine.utils.errors import UsageError
 from engine.utils.text import printable
 
@@ -36,9 +37,9 @@ MAX_HEADERS = 1000
 MAX_SHEET_CLASSES = 30
 # Side of a tile in pixels: smaller images are enlarged by a whole factor, larger ones reduced.
 MIN_TILE, MAX_TILE = 64, 160
-GAP, LABEL_COLUMN, LABEL_SIZE = 4, 150, 14
-# A wider sheet breaks the rows of its classes until it is at most this much wider than high.
-MAX_SHEET_WIDTH, MAX_SHEET_ASPECT = 1600, 1.5
+GAP, LABEL_COLUMN, LABEL_CHARACTERS, LABEL_SIZE = 4, 150, 16, 14
+# Images of a class in one row.
+SHEET_COLUMNS = 8
 # The epoch whose random augmentation is shown; epochs of training begin with 1.
 SHOWN_EPOCH = 1
 
@@ -124,18 +125,17 @@ def _load(dataset: Dataset, config: Config, request: BatchRequest, row: int) -> 
 
 
 def _draw_sheet(names: Sequence[str], classes: Sequence[Tensor]) -> Image.Image:
-    """Draw the images of each class in one row, or in several where the sheet would be a narrow strip."""
+    """Draw the images of each class behind its name, at most `SHEET_COLUMNS` in a row."""
     side = classes[0].shape[-1]
-    factor = max(-(-MIN_TILE // side), 1)
-    tile = min(side * factor, MAX_TILE)
+    tile = min(side * max(-(-MIN_TILE // side), 1), MAX_TILE)
     resampling = Image.Resampling.NEAREST if tile > side else Image.Resampling.LANCZOS
-    counts = [len(images) for images in classes]
-    columns = _sheet_columns(counts, tile)
-    width, height = _sheet_size(counts, columns, tile)
-    sheet, font = Image.new("RGB", (width, height), "white"), ImageFont.load_default(LABEL_SIZE)
+    columns = min(max(map(len, classes)), SHEET_COLUMNS)
+    rows = sum(-(-len(images) // columns) for images in classes)
+    sheet = Image.new("RGB", (LABEL_COLUMN + columns * (tile + GAP), rows * (tile + GAP) + GAP), "white")
     draw, top = ImageDraw.Draw(sheet), GAP
     for name, images in zip(names, classes, strict=True):
-        draw.text((GAP, top + tile // 2), _fit(printable(name), font), "black", font, anchor="lm")
+        label, font = shorten(printable(name), LABEL_CHARACTERS), ImageFont.load_default(LABEL_SIZE)
+        draw.text((GAP, top + tile // 2), label, "black", font, anchor="lm")
         for number, image in enumerate(images):
             pixels = image.permute(1, 2, 0).numpy()
             picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
@@ -144,27 +144,3 @@ def _draw_sheet(names: Sequence[str], classes: Sequence[Tensor]) -> Image.Image:
             sheet.paste(picture.resize((tile, tile), resampling), corner)
         top += -(-len(images) // columns) * (tile + GAP)
     return sheet
-
-
-def _sheet_columns(counts: Sequence[int], tile: int) -> int:
-    """Return the number of images in a row, for classes with these numbers of images."""
-    most = max(counts)
-    for rows in range(1, most):
-        columns = -(-most // rows)
-        width, height = _sheet_size(counts, columns, tile)
-        if width <= max(MAX_SHEET_WIDTH, MAX_SHEET_ASPECT * height):
-            return columns
-    return 1
-
-
-def _sheet_size(counts: Sequence[int], columns: int, tile: int) -> tuple[int, int]:
-    rows = sum(-(-count // columns) for count in counts)
-    return LABEL_COLUMN + columns * (tile + GAP), rows * (tile + GAP) + GAP
-
-
-def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """Shorten a text to the column of the labels."""
-    shown = text
-    while shown and font.getlength(shown + ("" if shown == text else "…")) > LABEL_COLUMN - 2 * GAP:
-        shown = shown[:-1]
-    return shown if shown == text else f"{shown}…"
