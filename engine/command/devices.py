@@ -5,11 +5,9 @@ The devices come from `engine.gpus.allocation`, the processes on them from a sna
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from engine.command.spec import GpuIds
@@ -17,15 +15,11 @@ from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.gpus.visible_devices import query_cuda_uuids, show_devices
 from engine.utils.errors import Problem, UsageError
-from engine.utils.process_table import read_stat
 
 # `${run}` is a variable of a shell, and `{{run}}` belongs to a template.
 _PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_][\w.-]*)\}")
 PLACEHOLDERS = ("gpus", "ids", "uuids", "run", "folder")
 """The names that `expand` replaces."""
-# The inode of the first PID namespace of a host (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h).
-_HOST_PID_NAMESPACE = "pid:[4026531836]"
-CUDA_DEVICE = "/dev/nvidia-uvm"
 
 
 @dataclass(frozen=True)
@@ -112,39 +106,8 @@ def find_placeholders(words: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(match[1] for word in words for match in _PLACEHOLDER.finditer(word)))
 
 
-def listed_pids(snapshot: Snapshot, *, in_host_namespace: bool | None = None) -> set[int]:
-    """Return the IDs of the processes on GPUs, as far as they are those of processes in this PID namespace.
-
-    Current drivers list PIDs of the reader's namespace (`os_find_ns_pid` in open-gpu-kernel-modules). Earlier ones list
-    PIDs of the host, which in a container are missing or those of other processes. So all of them must exist, and only
-    processes that use CUDA count.
-    """
-    pids = {process.pid for gpu in snapshot.gpus for process in gpu.processes.value or ()}
-    if is_host_namespace() if in_host_namespace is None else in_host_namespace:
-        return pids
-    return {pid for pid in pids if uses_cuda(pid)} if all(read_stat(pid) is not None for pid in pids) else set()
-
-
-@cache
-def is_host_namespace() -> bool:
-    """Whether this process is in the first PID namespace, whose IDs the driver lists."""
-    try:
-        return str(Path("/proc/self/ns/pid").readlink()) == _HOST_PID_NAMESPACE
-    except OSError:
-        return False
-
-
-def uses_cuda(pid: int) -> bool:
-    """Whether a process has the device file of CUDA's memory open. A reader of NVML does not."""
-    try:
-        with os.scandir(f"/proc/{pid}/fd") as entries:
-            return any(os.readlink(entry.path) == CUDA_DEVICE for entry in entries)  # noqa: PTH115
-    except OSError:
-        return False
-
-
 def misplaced_use(snapshot: Snapshot, members: Collection[int], reserved: Collection[str], run: str) -> Problem | None:
-    """Return that processes of a run (`members`, of `listed_pids`) compute on GPUs that it has not reserved; None if
+    """Return that processes of a run (`members`) compute on GPUs that it has not reserved; None if
     they do not. `reserved` are the UUIDs of its GPUs and MIG instances."""
     used = [gpu for gpu in snapshot.gpus if _uses_other_device(gpu, members, reserved)]
     if not used:

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from engine.command.inner_commands import InnerCommand, inner_commands
 from engine.command.spec import Command
@@ -34,9 +32,6 @@ BOTH_STREAMS = "3"
 _NODE_OPTIONS = ("--nnodes", "--node-rank", "--rdzv-", "--master-", "--standalone")
 _NODE_VARIABLES = ("PET_NNODES", "PET_NODE_RANK", "PET_RDZV_", "PET_MASTER_", "PET_STANDALONE")
 _ONE_NODE = ("1", "1:1")
-# torch 2.12 takes a free port for a single node (pytorch#175699); earlier ones take 29500.
-FIRST_TORCH_WITH_FREE_PORT = (2, 12)
-MAX_SHEBANG_BYTES = 1024
 
 
 def capture_environment(own: Mapping[str, str], settings: Sequence[str] = (), *, slurm: bool = True) -> dict[str, str]:
@@ -105,7 +100,7 @@ def _read_settings(settings: Sequence[str], own: Mapping[str, str]) -> dict[str,
     return found
 
 
-def torchrun_variables(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, folder: Path) -> dict[str, str]:
+def torchrun_variables(argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return the variables from which torchrun takes its options, if the command is torchrun or starts it.
 
     `argv` has no placeholders any more. Each rank of several gets a log and an error file below `folder`, and its lines
@@ -116,7 +111,7 @@ def torchrun_variables(argv: Sequence[str], environ: Mapping[str, str], cwd: Pat
     found = {LOG_DIR: str(folder)}
     if all(_may_be_echoed(command, environ) for command in torchruns):
         found[TEE] = BOTH_STREAMS
-    if len(torchruns) == 1 and _takes_fixed_port(torchruns[0], environ, cwd):
+    if len(torchruns) == 1 and _takes_fixed_port(torchruns[0], environ):
         found[MASTER_PORT] = str(_free_port())
     return {name: value for name, value in found.items() if name not in environ}
 
@@ -142,15 +137,13 @@ def _torchrun_options(command: InnerCommand) -> dict[str, str]:
     return options
 
 
-def _takes_fixed_port(command: InnerCommand, environ: Mapping[str, str], cwd: Path) -> bool:
-    """Whether torchrun listens on port 29500: it is old, and the command names neither nodes nor a rendezvous."""
+def _takes_fixed_port(command: InnerCommand, environ: Mapping[str, str]) -> bool:
+    """Whether torchrun before torch 2.12 (pytorch#175699) would listen on port 29500: the command names neither nodes
+    nor a rendezvous."""
     if any(name.startswith(_NODE_VARIABLES) for name in environ):
         return False
-    for name, value in _torchrun_options(command).items():
-        if name.startswith(_NODE_OPTIONS) and (name != "--nnodes" or value not in _ONE_NODE):
-            return False
-    version = torch_version(command.words[0], environ, cwd)
-    return version is not None and version < FIRST_TORCH_WITH_FREE_PORT
+    options = _torchrun_options(command).items()
+    return all(name == "--nnodes" and value in _ONE_NODE for name, value in options if name.startswith(_NODE_OPTIONS))
 
 
 def _free_port() -> int:
@@ -158,38 +151,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def torch_version(program: str, environ: Mapping[str, str], cwd: Path) -> tuple[int, int] | None:
-    """Return major and minor version of the torch that `program`, python or torchrun, imports; None if it is unknown.
-
-    It is read from the names of the metadata beside the interpreter: to start that would take a second.
-    """
-    path = str(cwd / program) if "/" in program else shutil.which(program, path=environ.get("PATH"))
-    for packages in _package_folders(Path(path)) if path is not None else ():
-        for metadata in packages.glob("torch-*.dist-info"):
-            if match := re.match(r"torch-(\d+)\.(\d+)", metadata.name):
-                return int(match[1]), int(match[2])
-    return None
-
-
-def _package_folders(program: Path) -> Iterator[Path]:
-    """Yield the folders of packages beside a program and beside the interpreter in its first line.
-
-    Links are not followed: the `python` of a virtual environment is a link to that of the system.
-    """
-    for place in (program, _interpreter(program)):
-        if place is not None:
-            for library in ("lib", "lib64"):
-                yield from (place.parent.parent / library).glob("python3*/*-packages")
-
-
-def _interpreter(program: Path) -> Path | None:
-    try:
-        with program.open("rb") as file:
-            first_line = file.read(MAX_SHEBANG_BYTES).partition(b"\n")[0]
-    except OSError:
-        return None
-    words = first_line.removeprefix(b"#!").split() if first_line.startswith(b"#!") else []
-    interpreter = Path(words[0].decode(errors="surrogateescape")) if words else None
-    return interpreter if interpreter is not None and PurePath(interpreter).name.startswith("python") else None

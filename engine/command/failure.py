@@ -6,7 +6,6 @@ All of it comes from the exit code, the last lines of output and the files of to
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from collections.abc import Sequence
@@ -20,8 +19,6 @@ from engine.utils.redaction import redact_text
 from engine.utils.text import printable
 
 MAX_LINES = 20
-# torchrun makes a folder of log files for each start, and a command may start it any number of times.
-MAX_ENTRIES = 10_000
 # What a shell reports of a child that SIGKILL has ended.
 SHELL_SIGKILL = 128 + signal.SIGKILL
 
@@ -159,12 +156,8 @@ def _read_lines(folder: Path, local_rank: int | None) -> list[str]:
 
 
 def _newest_folder(parent: Path | None) -> Path | None:
-    found: list[tuple[float, str]] = []
     try:
-        with os.scandir(parent or "") as entries:
-            for entry, _ in zip(entries, range(MAX_ENTRIES), strict=False):
-                if entry.is_dir(follow_symlinks=False):
-                    found.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+        folders = [path for path in parent.iterdir() if path.is_dir()] if parent is not None else []
+        return max(folders, key=lambda path: path.stat().st_mtime, default=None)
     except OSError:
         return None
-    return Path(max(found)[1]) if found else None

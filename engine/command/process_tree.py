@@ -22,7 +22,6 @@ from typing import Self
 import engine
 from engine.command.keeper import KILL_SECONDS
 from engine.command.membership import MARKER, find_members, kill_all, signal_all
-from engine.utils.files import is_folder
 from engine.utils.process_table import ProcessId, read_stat
 
 _KEEPER = "import sys; sys.path.append({path!r}); from engine.command.keeper import main; main({control}, {report})"
@@ -182,16 +181,11 @@ def _send(
 
 
 def _start_error(code: int, program: str, cwd: Path, env: Mapping[str, str]) -> CommandError:
-    reason = os.strerror(code)
-    if not code:
-        return CommandError(code, "the process that holds it could not be started", program)
-    path = str(cwd / program) if "/" in program else program
-    if code not in (errno.ENOENT, errno.ENOTDIR):
-        if code == errno.ENOEXEC:
-            reason = "it is neither a program for this machine nor a script with a first line like #!/bin/sh"
-        elif is_folder(Path(path)):
-            reason = "it is a folder"
-        return NotExecutableError(code, reason, program)
-    if shutil.which(path, path=env.get("PATH")):
-        return NotExecutableError(code, "the interpreter in its first line does not exist", program)
-    return CommandNotFoundError(code, reason, program)
+    reason = os.strerror(code) if code else "the process that holds it could not be started"
+    if code in (errno.ENOENT, errno.ENOTDIR):
+        if shutil.which(cwd / program if "/" in program else program, path=env.get("PATH")) is None:
+            return CommandNotFoundError(code, reason, program)
+        reason = "the interpreter in its first line does not exist"
+    elif code == errno.ENOEXEC:
+        reason = "it is neither a program for this machine nor a script with a first line like #!/bin/sh"
+    return (NotExecutableError if code else CommandError)(code, reason, program)

@@ -293,7 +293,7 @@ class _Session:
         values = expand(list(typed.values()), names, path.name, path)
         environment = command.environment | dict(zip(typed, values, strict=True))
         try:
-            environment |= torchrun_variables(argv, environment, cwd, self.folder.torchrun)
+            environment |= torchrun_variables(argv, environment, self.folder.torchrun)
             environment |= make_metrics_folder(path)
             environment |= terminal.environment | device_environment(names, environment)
             return CommandProcess(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
-from engine.command.devices import listed_pids, misplaced_use
+from engine.command.devices import misplaced_use
 from engine.command.process_tree import CommandProcess
 from engine.gpus.monitor import DriverMonitor, first_snapshot
 from engine.gpus.reservation_entry import ReservedRank
@@ -110,8 +110,7 @@ def misplaced_use_check(
     warned: set[Problem] = set()
 
     def check(snapshot: Snapshot) -> None:
-        members = listed_pids(snapshot) and listed_pids(snapshot) & {member.pid for member in process.members()}
-        problem = misplaced_use(snapshot, members, reserved, run)
+        problem = misplaced_use(snapshot, {member.pid for member in process.members()}, reserved, run)
         if problem is not None and problem not in warned:
             warned.add(problem)
             warn(problem)

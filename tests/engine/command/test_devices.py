@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from engine.command.devices import (
     DeviceNames,
     device_environment,
     expand,
-    listed_pids,
     misplaced_use,
     name_devices,
 )
@@ -155,36 +153,6 @@ def test_misplaced_use_ignores_reserved_gpu_other_processes_and_graphics(
 ) -> None:
     snapshot = four_gpus(loaded_gpu_host, f"process {process}")
     assert misplaced_use(snapshot, {77}, {gpu_uuid(3)}, "q") is None
-
-
-@pytest.fixture
-def cuda_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A process that has a file open as CUDA has its device."""
-    (tmp_path / "nvidia-uvm").touch()
-    monkeypatch.setattr("engine.command.devices.CUDA_DEVICE", str(tmp_path / "nvidia-uvm"))
-    with (tmp_path / "nvidia-uvm").open() as file, subprocess.Popen(["sleep", "60"], stdin=file) as process:
-        yield process.pid
-        process.kill()
-
-
-def test_process_ids_of_the_driver_are_those_of_the_host(loaded_gpu_host: FakeGpuHost) -> None:
-    snapshot = four_gpus(loaded_gpu_host, "process 0 77 900 compute", f"process 1 {UNKNOWN_PID} 900 compute")
-    assert listed_pids(snapshot, in_host_namespace=True) == {77, UNKNOWN_PID}
-
-
-def test_container_knows_its_processes_of_a_driver_that_lists_its_ids(
-    loaded_gpu_host: FakeGpuHost, cuda_process: int
-) -> None:
-    # The other one is no process of CUDA.
-    lines = f"process 0 {cuda_process} 900 compute", f"process 1 {os.getppid()} 900 compute"
-    assert listed_pids(four_gpus(loaded_gpu_host, *lines), in_host_namespace=False) == {cuda_process}
-
-
-def test_container_knows_no_process_of_a_driver_that_lists_ids_of_the_host(
-    loaded_gpu_host: FakeGpuHost, cuda_process: int
-) -> None:
-    lines = f"process 0 {cuda_process} 900 compute", f"process 1 {UNKNOWN_PID} 900 compute"
-    assert listed_pids(four_gpus(loaded_gpu_host, *lines), in_host_namespace=False) == set()
 
 
 @pytest.mark.parametrize(("reserved", "is_misplaced"), [(MIG_UUIDS[0], True), (MIG_UUIDS[1], False)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.command.environment import capture_environment, torch_version, torchrun_variables
+from engine.command.environment import capture_environment, torchrun_variables
 from engine.command.spec import Command
 from engine.utils.codec import decode, encode
 from engine.utils.errors import UsageError
@@ -62,15 +62,15 @@ def test_captured_environment_with_other_bytes_than_utf8_is_stored() -> None:
 
 
 def test_torchrun_variables_give_each_rank_a_log(tmp_path: Path) -> None:
-    assert torchrun_variables(["./train.sh"], {}, tmp_path, tmp_path / "torchrun") == {
+    assert torchrun_variables(["./train.sh"], {}, tmp_path / "torchrun") == {
         "PET_LOG_DIR": str(tmp_path / "torchrun"),
         "PET_TEE": "3",
     }
 
 
 def test_torchrun_variables_of_user_win(tmp_path: Path) -> None:
-    environ = {"PET_LOG_DIR": "/mine", "PET_TEE": "0"}
-    assert torchrun_variables(TORCHRUN, environ, tmp_path, tmp_path) == {}
+    environ = {"PET_LOG_DIR": "/mine", "PET_TEE": "0", "PET_MASTER_PORT": "7"}
+    assert torchrun_variables(TORCHRUN, environ, tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -85,20 +85,7 @@ def test_torchrun_variables_of_user_win(tmp_path: Path) -> None:
 def test_torchrun_output_is_not_echoed_from_files_of_single_or_redirected_rank(
     command: list[str], tmp_path: Path
 ) -> None:
-    assert list(torchrun_variables(command, {}, tmp_path, tmp_path)) == ["PET_LOG_DIR"]
-
-
-@pytest.fixture
-def old_torch(tmp_path: Path) -> dict[str, str]:
-    """Return the PATH of a virtual environment with torch 2.11, whose python is a link."""
-    programs, packages = tmp_path / "venv/bin", tmp_path / "venv/lib/python3.12/site-packages"
-    programs.mkdir(parents=True)
-    (packages / "torch-2.11.0+cu128.dist-info").mkdir(parents=True)
-    (packages / "torch_geometric-2.6.1.dist-info").mkdir()
-    (programs / "python").symlink_to(sys.executable)
-    (programs / "torchrun").write_text("#!/usr/bin/env python3\n")
-    (programs / "torchrun").chmod(0o755)
-    return {"PATH": str(programs)}
+    assert "PET_TEE" not in torchrun_variables(command, {}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +98,8 @@ def old_torch(tmp_path: Path) -> dict[str, str]:
         ["sh", "-c", "cd . && exec torchrun train.py"],
     ],
 )
-def test_torchrun_gets_free_port_from_old_torch(command: list[str], old_torch: dict[str, str], tmp_path: Path) -> None:
-    found = torchrun_variables(command, old_torch, tmp_path, tmp_path)
+def test_torchrun_on_one_node_gets_a_free_port(command: list[str], tmp_path: Path) -> None:
+    found = torchrun_variables(command, {}, tmp_path)
     assert 1024 < int(found["PET_MASTER_PORT"]) < 1 << 16
 
 
@@ -120,29 +107,14 @@ def test_torchrun_gets_free_port_from_old_torch(command: list[str], old_torch: d
     "option",
     ["--nnodes=2", "--nnodes 1:2", "--rdzv_endpoint=h:1", "--rdzv-backend c10d", "--standalone", "--master_port 1"],
 )
-def test_torchrun_keeps_port_of_command_with_nodes_or_rendezvous(
-    option: str, old_torch: dict[str, str], tmp_path: Path
-) -> None:
+def test_torchrun_keeps_port_of_command_with_nodes_or_rendezvous(option: str, tmp_path: Path) -> None:
     command = ["torchrun", *option.split(), "train.py"]
-    assert "PET_MASTER_PORT" not in torchrun_variables(command, old_torch, tmp_path, tmp_path)
+    assert "PET_MASTER_PORT" not in torchrun_variables(command, {}, tmp_path)
 
 
-def test_torchrun_keeps_port_of_variables(old_torch: dict[str, str], tmp_path: Path) -> None:
-    environ = old_torch | {"PET_RDZV_BACKEND": "c10d"}
-    assert "PET_MASTER_PORT" not in torchrun_variables(TORCHRUN, environ, tmp_path, tmp_path)
-
-
-def test_torchrun_of_new_or_unknown_torch_chooses_port_itself(tmp_path: Path) -> None:
-    environ = {"PATH": str(tmp_path)}
-    assert torch_version("torchrun", environ, tmp_path) is None
-    assert "PET_MASTER_PORT" not in torchrun_variables(TORCHRUN, environ, tmp_path, tmp_path)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/torchrun").write_text(f"#!{tmp_path}/venv/bin/python\n")
-    (tmp_path / "bin/torchrun").chmod(0o755)
-    (tmp_path / "venv/lib/python3.11/site-packages/torch-2.12.0.dist-info").mkdir(parents=True)
-    environ = {"PATH": str(tmp_path / "bin")}
-    assert torch_version("torchrun", environ, tmp_path) == (2, 12)
-    assert "PET_MASTER_PORT" not in torchrun_variables(TORCHRUN, environ, tmp_path, tmp_path)
+def test_torchrun_keeps_port_of_variables(tmp_path: Path) -> None:
+    environ = {"PET_RDZV_BACKEND": "c10d"}
+    assert "PET_MASTER_PORT" not in torchrun_variables(TORCHRUN, environ, tmp_path)
 
 
 RANK = """
@@ -156,7 +128,7 @@ def run_torchrun(folder: Path, *options: str, **variables: str) -> tuple[subproc
     """Start two ranks with the variables of a command, and return the logs that torchrun has written."""
     (folder / "train.py").write_text(RANK)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *options, "train.py"]
-    environ = os.environ | torchrun_variables(command, variables, folder, folder / "torchrun") | variables
+    environ = os.environ | torchrun_variables(command, variables, folder / "torchrun") | variables
     done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True)
     return done, sorted(folder.rglob("torchrun/*/attempt_0/*/*.log"))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.command import devices
 from engine.runs.events import WarningEvent
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid
 from support.runs.command_owner import CommandRuns
@@ -39,7 +38,6 @@ def test_run_warns_of_use_of_gpu_that_is_not_reserved(
     runs: CommandRuns, loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The tests may run in a container, where the PIDs of a driver are not those of the container.
-    monkeypatch.setattr(devices, "is_host_namespace", lambda: True)
     use_gpu = f"echo process 0 $$ 900 compute >> {loaded_gpu_host.scene}"
     # The journal has the command, too, which must not match itself.
     wait = "for i in $(seq 150); do grep -q 'reserved [3]' {folder}/events.jsonl && exit; sleep 0.2; done"
