@@ -294,8 +294,8 @@ class OwnedRun:
     def keep_alive(self) -> None:
         """Renew the heartbeats of the run and of its GPU reservation. Raises OwnershipLostError."""
         self.allocation.reservation.renew()
-        if self.claimed is not None and (warning := self.claimed.ownership.renew_heartbeat()) is not None:
-            self.emit(WarningEvent.of(warning))
+        if self.claimed is not None:
+            self.claimed.ownership.renew_heartbeat()
         if self.recorder is not None:
             self.recorder.catch_up()
 

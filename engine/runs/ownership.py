@@ -21,7 +21,7 @@ from engine.runs.claim import Claim, Origin, counts_flock, observe_claim, read_c
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import read_run_record
 from engine.utils.codec import overwrite_record, replace, write_record
-from engine.utils.errors import CodedError, Problem, UsageError
+from engine.utils.errors import CodedError, UsageError
 from engine.utils.files import file_size
 from engine.utils.locks import OwnerLock
 from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
@@ -62,7 +62,6 @@ class Ownership:
         `take_over`, a run whose heartbeat does not move is acquired although its last one is not old."""
         self.folder = folder
         self._last_heartbeat, self._token = -math.inf, uuid.uuid4().hex
-        self._owner_problem = folder.owner_problem()
         lock = _retry(partial(_try_lock, folder))
         if lock is None:
             raise _owned_by_another(folder)
@@ -107,21 +106,21 @@ class Ownership:
         """Descriptors of the lock, for `engine.utils.locks.inherit`; None if others do not see a write lock."""
         return self._lock.fds if self._lock.has_write_lock else None
 
-    def renew_heartbeat(self) -> Problem | None:
-        """Write the heartbeat if it is due, and return a warning if the folder was opened to others since.
+    def renew_heartbeat(self) -> None:
+        """Write the heartbeat if it is due.
 
         Errors are ignored, because a full disk must not end a run. Raises RunFolderGoneError and RunTakenOverError.
         """
         # Includes suspended time: after it, this process may own the run no longer.
         if seconds_since_boot() - self._last_heartbeat < HEARTBEAT_INTERVAL_SECONDS:
-            return None
+            return
         if self.folder.is_gone:
             raise RunFolderGoneError(
                 f"the run folder {self.folder.path} was moved or deleted, so the run ends; if it was moved, "
                 "`gputrain resume FOLDER` continues it from its last checkpoint"
             )
         self._check_token()
-        return self._renew()
+        self._renew()
 
     def check_late(self) -> None:
         """Raise RunTakenOverError if another process took over the run while this one was suspended."""
@@ -137,19 +136,10 @@ class Ownership:
                 "ends without a checkpoint",
             )
 
-    def _renew(self) -> Problem | None:
+    def _renew(self) -> None:
         self._last_heartbeat = seconds_since_boot()
         self._lock.renew()
         self._write_owner(round(time.time(), 3))
-        return self._check_owner()
-
-    def _check_owner(self) -> Problem | None:
-        """Return a warning if other users can change the folder since the last call."""
-        previous, self._owner_problem = self._owner_problem, self.folder.owner_problem()
-        if self._owner_problem in (None, previous):
-            return None
-        advice = "remove write permission for others with `chmod -R go-w`"
-        return Problem("", f"the run folder {self.folder.path} {self._owner_problem}", advice, code="foreign-writable")
 
     def _write_owner(self, heartbeat: float | None) -> None:
         self._claim = replace(self._claim, write_lock=self._lock.has_write_lock)

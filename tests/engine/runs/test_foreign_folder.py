@@ -23,7 +23,7 @@ from engine.show.table import plain_lines
 from engine.training.checkpoint import save_checkpoint
 from engine.utils.codec import write_record
 from support.json_files import write_json
-from support.messages import has_problem, raises_problem
+from support.messages import raises_problem
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import default_fields, make_run_folder, row_of
 from tui.tables import styled
@@ -157,13 +157,6 @@ def test_owner_of_folder_that_is_gone_raises_and_leaves_its_successor_alone(
         ownership.renew_heartbeat()
     ownership.release()
     assert list((tmp_path / "a").iterdir()) == []
-
-
-def test_owner_warns_once_when_folder_is_opened_to_others(tmp_path: Path, claimed_folder: Ownership) -> None:
-    (tmp_path / "a").chmod(0o777)
-    warning, again = (claimed_folder.renew_heartbeat() for _ in range(2))
-    assert warning is not None and has_problem([warning], "foreign-writable", "", tmp_path / "a", "`chmod -R go-w`")
-    assert again is None
 
 
 def test_discard_keeps_folder_that_took_the_place(tmp_path: Path) -> None:
