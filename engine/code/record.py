@@ -13,13 +13,12 @@ Only its user can read the folder. Nothing in it is sent to another service.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from engine.code.copy import copy_code, plan_copy
-from engine.code.git import Repository, find_repository
+from engine.code.copy import copy_code
+from engine.code.git import find_repository
 from engine.code.kinds import is_imported
 from engine.code.state import CodeDigests, read_code
 from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
@@ -31,7 +30,6 @@ from engine.utils.text import list_names, pluralize, printable
 
 PATCH_FILE, UNTRACKED_FOLDER = "changes.patch", "untracked"
 MAX_RECORD_BYTES = 1 << 24
-MAX_PLAN_NAMES = 40
 SNAPSHOT_KEY = "run.snapshot"
 
 
@@ -71,7 +69,10 @@ def capture_code(folder: RunFolder, cwd: Path, *, snapshot: bool = False) -> Cod
     """Record the code around the working folder of a run in the folder of the run; None outside of git.
 
     Raises GitError if it cannot be read, UsageError if there can be no copy, and OSError."""
-    if (repository := _find_repository(cwd, snapshot=snapshot)) is None:
+    if (repository := find_repository(cwd)) is None:
+        if snapshot:
+            reason = f"{printable(str(cwd))} is in no git repository, so which files are code is unknown"
+            raise UsageError.one(SNAPSHOT_KEY, reason, "`git init && git add .` there", code="no-repository")
         return None
     runs_dir = folder.path.parent
     state = read_code(repository, runs_dir)
@@ -91,37 +92,6 @@ def capture_code(folder: RunFolder, cwd: Path, *, snapshot: bool = False) -> Cod
     # Last: the files of the copy that are newer are those that the run has made.
     write_record(target / CODE_RECORD, record, private=True)
     return record
-
-
-def plan_lines(cwd: Path, runs_dir: Path, *, snapshot: bool) -> Iterator[str]:
-    """Yield what a run records of the code around a folder and what it copies, as printable lines.
-
-    Raises UsageError as `capture_code` does, and GitError."""
-    repository = _find_repository(cwd, snapshot=snapshot)
-    if repository is None:
-        yield f"code: not recorded, {printable(str(cwd))} is in no git repository"
-        return
-    state = read_code(repository, runs_dir)
-    digests = state.digests
-    files = [printable(path) for path in (*digests.changed, *digests.untracked)]
-    yield f"code: commit {digests.commit or 'none'} of {printable(str(repository.root))}"
-    yield f"changed: {list_names(files, MAX_PLAN_NAMES) or 'nothing'}"
-    if digests.skipped:
-        reasons = [f"{printable(path)} {reason}" for path, reason in digests.skipped.items()]
-        yield f"not recorded: {list_names(reasons, MAX_PLAN_NAMES)}"
-    if snapshot:
-        plan = plan_copy(repository, runs_dir)
-        yield f"copied: {plan}"
-        yield f"linked: {list_names([printable(path) for path in plan.linked], MAX_PLAN_NAMES) or 'nothing'}"
-
-
-def _find_repository(cwd: Path, *, snapshot: bool) -> Repository | None:
-    """Raises UsageError for a copy of what is in no repository."""
-    repository = find_repository(cwd)
-    if repository is None and snapshot:
-        reason = f"{printable(str(cwd))} is in no git repository, so which files are code is unknown"
-        raise UsageError.one(SNAPSHOT_KEY, reason, "`git init && git add .` there", code="no-repository")
-    return repository
 
 
 def read_code_record(folder: RunFolder) -> CodeRecord | None:

@@ -45,6 +45,7 @@ from tui.cli.run_options import announce_watch
 from tui.cli.terminal import is_on_terminal, moves_cursor
 
 if TYPE_CHECKING:
+    from engine.command.spec import Command
     from engine.config.loader import ResolvedConfig
     from engine.launch.request import RunRequest
     from engine.utils.errors import Problem
@@ -132,10 +133,9 @@ def start_run(request: RunRequest, start: StartOptions) -> None:
     if start.detach and (start.as_json or request.dry_run):
         other = "--json" if start.as_json else "--dry-run"
         raise UsageError.one("--detach", f"cannot be combined with {other}", code="conflict")
-    if request.dry_run:
-        print_code_plan(request)
-        if request.command is not None:
-            return
+    if request.dry_run and request.command is not None:
+        print_command(request, request.command)
+        return
     request = with_unread_input(request, start)
     if start.detach:
         start_in_background(request, typed_words(), start.runs_dir)
@@ -164,28 +164,12 @@ def typed_words() -> list[str]:
     return before if words is None else [*before, "--", *words]
 
 
-def print_code_plan(request: RunRequest) -> None:
-    """Print what a run records of its code and what it copies, before the plan of a training. Raises UsageError."""
-    from engine.code.git import GitError
-    from engine.code.record import plan_lines
-    from engine.config.user_code import user_code_names
-    from engine.config.user_errors import code_root
-    from engine.utils.errors import UsageError
+def print_command(request: RunRequest, command: Command) -> None:
+    """Print what a command is and where it runs. Raises UsageError if it is refused."""
     from tui.cli.resume_command import describe_command
 
-    command, config = request.command, request.config
-    if command is None and not (config.run.snapshot and user_code_names(config)):
-        return
     raise_problems(request)
-    cwd = code_root(config.run.code) if command is None else Path(command.cwd)
-    try:
-        lines = [*plan_lines(cwd, request.runs_dir, snapshot=config.run.snapshot)]
-    except GitError as error:
-        if config.run.snapshot:
-            raise UsageError.one("run.snapshot", f"{cwd} {error}", code=error.code) from error
-        lines = [f"code: not recorded, {cwd} {error}"]
-    lines = lines if command is None else [*describe_command(command, os.environ), *lines]
-    for line in lines:
+    for line in describe_command(command, os.environ):
         typer.echo(line)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -38,11 +37,6 @@ def test_copy_has_changed_and_untracked_files_as_they_are_on_the_disk(root: Path
     assert (made / "train.py").stat().st_mtime_ns == (root / "train.py").stat().st_mtime_ns
     write_files(root, train__py="a = 3\n")
     assert (made / "train.py").read_text() == "a = 2\n"
-
-
-def test_deleted_file_is_not_in_the_copy(root: Path) -> None:
-    (root / "train.py").unlink()
-    assert not (copy(root) / "train.py").exists()
 
 
 def test_ignored_paths_and_secrets_are_linked_and_caches_are_not(root: Path) -> None:
@@ -107,13 +101,6 @@ def test_submodule_without_its_repository_is_refused(root: Path, tmp_path: Path)
     (root / "inner" / ".git").unlink()
     with pytest.raises(GitError):
         copy(root)
-
-
-def test_deleting_a_copy_keeps_what_it_links_to(root: Path) -> None:
-    (root / "data").mkdir()
-    write_files(root / "data", x__txt="kept")
-    shutil.rmtree(copy(root))
-    assert (root / "data" / "x.txt").read_text() == "kept"
 
 
 def test_too_many_files_and_runs_above_the_repository_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from engine.code.difference import CodeText, code_differences, code_texts
 from engine.code.record import capture_code, read_code_record
-from engine.code.state import MAX_FILE_BYTES
 from engine.runs.folder import RunFolder
 from engine.utils.codec import replace, write_record
 from support.repositories import file_contents, git, make_repository, write_files
@@ -50,14 +49,6 @@ def test_difference_is_that_of_the_two_states(root: Path) -> None:
     assert not any("notes.txt" in line for line in text.lines)
 
 
-def test_difference_between_two_commits_names_files_and_lines(root: Path) -> None:
-    first = make_run(root, "a")
-    write_files(root, train__py="lr = 2\n")
-    git(root, "commit", "--quiet", "--all", "--message", "second")
-    text = difference(first, make_run(root, "b"))
-    assert text is not None and {"--- a/train.py", "-lr = 1", "+lr = 2"} <= {*text.lines}
-
-
 def test_comparison_writes_nothing_to_the_repository_and_leaves_nothing(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,19 +81,6 @@ def test_repository_is_not_read_for_runs_of_other_users(root: Path, monkeypatch:
     monkeypatch.setattr(RunFolder, "is_own", False)
     text = difference(first, second)
     assert text is not None and "other users" in text.lines[0] and "+lr = 2" in "".join(text.lines)
-
-
-def test_repository_around_the_runs_is_found_after_a_move(root: Path) -> None:
-    folder = RunFolder(root / "runs" / "a")
-    folder.path.mkdir(parents=True)
-    assert capture_code(folder, root) is not None
-    write_files(root, train__py="lr = 2\n")
-    other = RunFolder(root / "runs" / "b")
-    other.path.mkdir()
-    assert capture_code(other, root) is not None
-    moved = root.rename(root.parent / "moved")
-    text = difference(RunFolder(moved / "runs" / "a"), RunFolder(moved / "runs" / "b"))
-    assert text is not None and "+lr = 2" in text.lines
 
 
 def test_diff_of_an_unknown_form_or_with_paths_that_lead_out_is_compared_as_it_is_recorded(root: Path) -> None:
@@ -146,13 +124,6 @@ def test_link_in_a_recorded_diff_is_not_followed(root: Path) -> None:
     assert "HIDDEN" not in str(code_texts([second]))
 
 
-def test_large_file_is_named(root: Path) -> None:
-    first = make_run(root, "a")
-    write_files(root, train__py="#" * (MAX_FILE_BYTES + 1))
-    text = difference(first, make_run(root, "b"))
-    assert text is not None and [line.partition(":")[0] for line in text.lines] == ["train.py"]
-
-
 def test_unusual_names_and_contents_are_compared(root: Path) -> None:
     first = make_run(root, "a")
     for name in ("größe ä.py", 'q"uo\te.py', "tab\t.py", "empty.py", "crlf.py"):
@@ -168,14 +139,6 @@ def test_difference_is_bounded_and_escaped(root: Path) -> None:
     text = difference(first, make_run(root, "b"), 10)
     assert text is not None and (len(text.lines), text.more > 0) == (10, True)
     assert all(line.isprintable() for line in text.lines)
-
-
-def test_binary_change_is_named(root: Path) -> None:
-    first = make_run(root, "a")
-    (root / "w.bin").write_bytes(b"\0\1")
-    git(root, "add", "w.bin")
-    text = difference(first, make_run(root, "b"))
-    assert text is not None and any("w.bin" in line for line in text.lines)
 
 
 def test_page_hides_what_looks_like_a_secret(root: Path) -> None:

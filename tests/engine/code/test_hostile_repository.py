@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -85,22 +83,6 @@ def test_programs_in_the_config_of_a_repository_do_not_run(root: Path, marker: P
     assert state.patch.count(b"diff --git ") == 1 and {*state.digests.skipped} >= {"a.py", "b.c"}
 
 
-def test_filters_are_disabled_whatever_file_git_config_is_told_to_list(
-    root: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GIT_CONFIG", "/dev/null")
-    repository = find_repository(root)
-    assert repository is not None
-    read_code(repository)
-    assert not marker.exists()
-
-
-def test_control_plain_git_runs_the_programs(root: Path, marker: Path) -> None:
-    with suppress(subprocess.CalledProcessError):
-        git(root, "status")
-    assert "program" in marker.read_text()
-
-
 def test_reading_writes_nothing_into_the_repository(root: Path) -> None:
     (root / "d.txt").touch()
     before = file_contents(root / ".git")
@@ -108,16 +90,6 @@ def test_reading_writes_nothing_into_the_repository(root: Path) -> None:
     assert repository is not None
     read_code(repository)
     assert file_contents(root / ".git") == before
-
-
-def test_missing_objects_are_not_fetched(root: Path, marker: Path) -> None:
-    blob = git(root, "rev-parse", "HEAD:d.txt").strip()
-    (root / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
-    repository = find_repository(root)
-    assert repository is not None
-    with pytest.raises(GitError):
-        read_code(repository)
-    assert not marker.exists()
 
 
 def test_filter_that_cannot_be_disabled_is_refused(root: Path, marker: Path) -> None:
@@ -138,20 +110,6 @@ def test_working_tree_elsewhere_is_not_read(root: Path, tmp_path: Path) -> None:
     assert "diary.txt" not in read_code(repository).digests.untracked
 
 
-def test_submodule_with_programs_in_its_config_runs_none(root: Path, marker: Path, tmp_path: Path) -> None:
-    inner = make_repository(tmp_path / "inner", lib__py="x\n")
-    for name in PROGRAMS:
-        git(root, "config", "--unset-all", name)
-    git(root, "-c", "protocol.file.allow=always", "submodule", "add", "--quiet", str(inner), "inner")
-    git(root / "inner", "config", "core.fsmonitor", str(tmp_path / "program"))
-    write_files(root / "inner", lib__py="y\n")
-    marker.unlink(missing_ok=True)
-    repository = find_repository(root)
-    assert repository is not None
-    read_code(repository)
-    assert not marker.exists()
-
-
 def test_index_with_paths_that_lead_out_is_neither_read_nor_copied(tmp_path: Path) -> None:
     root, outside = make_repository(tmp_path / "work", ab__c="1\n"), tmp_path / "p"
     outside.write_text("PRIVATE")
@@ -162,22 +120,6 @@ def test_index_with_paths_that_lead_out_is_neither_read_nor_copied(tmp_path: Pat
     copy_code(repository, tmp_path / "target" / "copy", tmp_path / "runs")
     assert not (tmp_path / "target" / "p").exists()
     assert "../p" not in read_code(repository).digests.changed
-
-
-def test_copy_is_not_written_through_a_folder_that_became_a_link(tmp_path: Path) -> None:
-    root = tmp_path / "work"
-    (root / "sub").mkdir(parents=True)
-    write_files(root / "sub", a__py="1\n")
-    make_repository(root)
-    (root / "sub").rename(tmp_path / "outside")
-    (root / "sub").symlink_to(tmp_path / "outside")
-    write_files(tmp_path / "outside", a__py="2\n")
-    repository = find_repository(root)
-    assert repository is not None
-    copy_code(repository, tmp_path / "copy", tmp_path / "runs")
-    assert (tmp_path / "copy" / "sub").is_symlink() and [*(tmp_path / "outside").iterdir()] == [
-        tmp_path / "outside" / "a.py"
-    ]
 
 
 def _rename_in_index(index: Path, name: bytes, other: bytes) -> None:

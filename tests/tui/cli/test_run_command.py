@@ -13,7 +13,6 @@ from engine.launch.request import RunRequest
 from engine.runs.folder import RunFolder
 from engine.utils.codec import replace
 from support.messages import has_problem, says
-from support.repositories import make_repository
 from support.runs.command_owner import stdin_with
 from support.runs.factories import make_run_folder
 from tui.cli.main import app
@@ -83,15 +82,10 @@ def test_command_needs_no_torch(requests: list[RunRequest], monkeypatch: pytest.
     assert len(requests) == 1
 
 
-def test_dry_run_of_a_command_prints_its_code_and_starts_nothing(
-    requests: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(make_repository(tmp_path / "work", train__py="x\n", __gitignore="data/\n"))
-    Path("data").mkdir()
-    Path("data/x").touch()
-    result = invoke("--dry-run", "--snapshot", "--", "true")
+def test_dry_run_of_a_command_prints_it_and_starts_nothing(requests: list[RunRequest]) -> None:
+    result = invoke("--dry-run", "--", "true")
     assert (result.exit_code, requests) == (0, [])
-    assert {"changed: nothing", "linked: data"} <= {*result.stdout.splitlines()}
+    assert "true" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -100,11 +94,9 @@ def test_dry_run_of_a_command_prints_its_code_and_starts_nothing(
         (["--lr", "0.1", "--", "true"], "--lr 0.1: sets a training of gputrain, but"),
         (["model.name=mlp", "--", "true"], "model.name: sets a training of gputrain"),
         (["digits", "--", "true"], "digits: is a config beside the command"),
-        (["--stop-signal", "KILL", "--", "true"], "--stop-signal: KILL cannot ask to stop"),
         (["--cwd", "missing", "--", "true"], "--cwd: "),
         (["--gpsu", "2", "--", "true"], "--gpsu: there is no such option"),
         (["--"], "--: no command follows"),
-        (["--", ""], "--: the command is empty"),
         (["--on-resume", "'a", "--", "true"], "--on-resume: cannot be split into arguments: no closing quotation"),
         (["--on-resume", "--resume", "--", "sh", "-c", "true"], "--on-resume: the line of a shell behind -c"),
     ],
