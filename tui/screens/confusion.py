@@ -21,8 +21,9 @@ from tui.keymap import CONFUSION_COMMANDS, Command
 from tui.palette import BAD, MUTED, STRONG
 from tui.pollers.files import watch_evaluations
 from tui.screens.base import AppServices, GputrainScreen
-from tui.tables.confusion import ClassRow, class_line, class_table, mistake_lines
-from tui.widgets.lines import LazyRows, Lines, Row
+from tui.tables import styled
+from tui.tables.confusion import ClassRow, class_line, class_table, mistake_table
+from tui.widgets.lines import LazyRows, Lines
 from tui.widgets.matrix import Matrix
 from tui.widgets.text_line import TextLine
 
@@ -70,12 +71,8 @@ class ConfusionScreen(GputrainScreen):
             self.call_after_refresh(self.query_one(Matrix).focus)
         panels.display = evaluations is not None
         # The poller returns a new object only when the file has changed, so its id is part of the key.
-        drawn_key = (
-            id(evaluations),
-            self._show_best,
-            self._sort_worst_first,
-            *(lines.size for lines in self.query(Lines)),
-        )
+        sizes = [lines.size for lines in self.query(Lines)]
+        drawn_key = (id(evaluations), self._show_best, self._sort_worst_first, *sizes)
         if evaluations is not None and drawn_key != self._drawn_key:
             self._drawn_key = drawn_key
             self._draw_evaluation(evaluations)
@@ -114,9 +111,9 @@ class ConfusionScreen(GputrainScreen):
             matrix.set_data(names, evaluation.counts, worst if by_worst else range(len(names)))
             if is_first_draw and worst_mistakes and not by_worst:
                 matrix.select_pair(worst_mistakes[0].true_class, worst_mistakes[0].predicted_class)
-            lines = mistake_lines(worst_mistakes, names, pairs.text_width)
+            pair_table = mistake_table(worst_mistakes, names, pairs.text_width)
             keys = [f"{mistake.true_class} {mistake.predicted_class}" for mistake in worst_mistakes]
-            pairs.set_rows([Row(key, line) for key, line in zip(keys, lines, strict=True)])
+            pairs.set_rows(LazyRows(keys, lambda index: styled(pair_table.line(worst_mistakes[index]))))
         classes = self.query_one("#classes", Lines)
         images = evaluation.counts.sum(1).tolist() if has_matrix else [None] * len(names)
         rows = [ClassRow(names[number], float(evaluation.per_class[number]), images[number]) for number in worst]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from engine.runs.evaluations import Mistake
-from engine.show.table import Align, Column, FittedTable, Line, cell_width, fit, plain_lines, shorten
+from engine.show.table import Align, Column, FittedTable, Line, Shorten, cell_width, fit, plain_lines, shorten
 from engine.utils.text import pluralize
 from engine.utils.units import UNKNOWN, format_count, format_score, format_share
 from tui.charts.meter import meter
@@ -70,34 +70,17 @@ def class_line(table: FittedTable[ClassRow], row: ClassRow) -> Text:
     return styled(table.line(row, rest=rest))
 
 
-def mistake_lines(worst_mistakes: Sequence[Mistake], names: Sequence[str], width: int) -> list[Text]:
-    """Format mistakes as `4 → 9: 7 images, 12%`. If one of them exceeds `width`, all omit the word "images"."""
-    tails = [f": {pluralize(mistake.images, 'image')}, {format_share(mistake.share)}" for mistake in worst_mistakes]
-    lines = [
-        names[mistake.true_class] + ARROW + names[mistake.predicted_class] + tail
-        for mistake, tail in zip(worst_mistakes, tails, strict=True)
-    ]
-    if max(map(cell_width, lines), default=0) > width:
-        tails = [f": {format_count(mistake.images)}, {format_share(mistake.share)}" for mistake in worst_mistakes]
-    return [
-        mistake_line(names[mistake.true_class], names[mistake.predicted_class], tail, width)
-        for mistake, tail in zip(worst_mistakes, tails, strict=True)
-    ]
-
-
-def mistake_line(true_name: str, predicted_name: str, tail: str, width: int) -> Text:
-    """Format one mistake; the class names are shortened to fit `width` columns."""
-    true_name, predicted_name = shorten_pair(true_name, predicted_name, width - len(tail))
-    return Text.assemble((true_name, STRONG), ARROW, (predicted_name, STRONG), (tail, MUTED), no_wrap=True, end="")
-
-
-def shorten_pair(true_name: str, predicted_name: str, width: int) -> tuple[str, str]:
-    """Shorten two class names, so that they and the arrow between them take at most `width` cells."""
-    room = max(width - len(ARROW), 2)
-    if cell_width(true_name) + cell_width(predicted_name) > room:
-        true_name = shorten(true_name, max(room // 2, room - cell_width(predicted_name)))
-        predicted_name = shorten(predicted_name, room - cell_width(true_name))
-    return true_name, predicted_name
+def mistake_table(worst_mistakes: Sequence[Mistake], names: Sequence[str], width: int) -> FittedTable[Mistake]:
+    """Return the table of the screen, which has no header: true and predicted class, images, share of the class."""
+    columns: list[Column[Mistake]] = [
+        Column(
+            "pair", "", lambda mistake: ARROW.join((names[mistake.true_class], names[mistake.predicted_class])),
+            width=2 * MIN_BAR_COLUMNS, priority=1, flex=True, style=STRONG, shorten=Shorten.MIDDLE,
+        ),
+        Column("images", "", lambda mistake: pluralize(mistake.images, "image"), Align.RIGHT),
+        Column("share", "", lambda mistake: format_share(mistake.share), Align.RIGHT, style=MUTED),
+    ]  # fmt: skip
+    return fit(columns, worst_mistakes, width)
 
 
 def shorten_names(names: Sequence[str], width: int) -> list[str]:
