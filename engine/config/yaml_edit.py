@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,8 +14,6 @@ from engine.config.loader import find_config, presets, user_presets_folder
 from engine.config.yaml_io import MAX_CONFIG_BYTES, compose_yaml, parse_yaml
 from engine.utils.errors import UsageError
 from engine.utils.files import read_bytes, replace_file
-
-NULL_TAG = "tag:yaml.org,2002:null"
 
 
 def editable_config(name: str | None) -> Path:
@@ -86,27 +85,16 @@ def with_number(text: str, key: str, value: float) -> str:
 def _edit(text: str, section: str, name: str, number: str) -> str:
     newline = "\r\n" if "\r\n" in text else "\n"
     root = compose_yaml(text)
-    if root is None:
-        return _append_line(text, f"{section}:{newline}  {name}: {number}", newline)
-    if not isinstance(root, yaml.MappingNode):
-        raise ValueError("the file is not a mapping")
-    values = _find(root, section)
+    values = _find(root, section) if isinstance(root, yaml.MappingNode) else None
     if values is None:
-        if root.flow_style:
-            return _insert_into_flow(text, root, f"{section}: {{{name}: {number}}}")
         return _append_line(text, f"{section}:{newline}  {name}: {number}", newline)
-    if isinstance(values, yaml.MappingNode):
-        current = _find(values, name)
-        if current is not None:
-            return _replace(text, current, number)
-        if values.flow_style:
-            return _insert_into_flow(text, values, f"{name}: {number}")
-        return _insert_line(text, values, f"{name}: {number}", newline)
-    if values.tag == NULL_TAG and values.start_mark.index == values.end_mark.index:
-        end = _end_of_line(text, values.end_mark.index)
-        indent = " " * (root.start_mark.column + 2)
-        return f"{text[:end]}{newline}{indent}{name}: {number}{text[end:]}"
-    return _replace(text, values, f"{{{name}: {number}}}")
+    if not isinstance(values, yaml.MappingNode):
+        raise ValueError("the section has no keys")
+    current = _find(values, name)
+    if current is not None:
+        return _replace(text, current, number)
+    insert = _insert_into_flow if values.flow_style else partial(_insert_line, newline=newline)
+    return insert(text, values, f"{name}: {number}")
 
 
 def _find(mapping: yaml.MappingNode, name: str) -> yaml.Node | None:

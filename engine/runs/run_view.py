@@ -89,25 +89,15 @@ class OwnMetricsFinder:
 
     def __init__(self) -> None:
         self.directions = NO_METRICS
-        self._found: tuple[object, object] = (None, None)
-        self._own: OwnMetrics = ()
-        self._arguments: tuple[str, ...] = ()
+        self._seen: tuple[object, object] = (None, None)
+        self._found: tuple[OwnMetrics, tuple[str, ...]] = ((), ())
 
-    def find(self, rows: Sequence[RunRow]) -> OwnMetrics:
-        """Return the own metrics of the rows."""
-        self._look(rows)
-        return self._own
-
-    def find_arguments(self, rows: Sequence[RunRow]) -> tuple[str, ...]:
-        """Return the names of the parameters of commands in the rows."""
-        self._look(rows)
-        return self._arguments
-
-    def _look(self, rows: Sequence[RunRow]) -> None:
-        if self._found[0] is not rows or self._found[1] is not self.directions:
-            self._own = tuple(metric_names((row.record for row in rows), self.directions).items())
-            self._arguments = command_arguments(rows)
-            self._found = rows, self.directions
+    def find(self, rows: Sequence[RunRow]) -> tuple[OwnMetrics, tuple[str, ...]]:
+        """Return the own metrics of the rows, and the names of the parameters of commands in them."""
+        if self._seen[0] is not rows or self._seen[1] is not self.directions:
+            own = tuple(metric_names((row.record for row in rows), self.directions).items())
+            self._seen, self._found = (rows, self.directions), (own, command_arguments(rows))
+        return self._found
 
 
 @lru_cache(maxsize=32)

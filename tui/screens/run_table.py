@@ -169,15 +169,14 @@ class RunTableScreen(GputrainScreen):
         self._order = SortOrder(known[0], self._settings.reverse) if known else None
 
     def _known(self, names: Sequence[str], directions: Mapping[str, Better]) -> list[Field]:
-        own = dict(self._own_metrics.find(self.row_poller.rows or ())) if self.parameters is not None else directions
+        own = dict(self._own_metrics.find(self.row_poller.rows or ())[0]) if self.parameters is not None else directions
         return known_columns(names, own, self.parameters)
 
     def _request_view(self) -> None:
         """Filter and sort the rows if anything has changed. What is shown stays while the filter has a mistake."""
         text = self.query_one(Filter).value.strip()
         rows = self.row_poller.rows or []
-        own, parameters = self._own_metrics.find(rows), self.parameters
-        arguments = self._own_metrics.find_arguments(rows)
+        (own, arguments), parameters = self._own_metrics.find(rows), self.parameters
         query = query_of(text, own, parameters, arguments)
         self._problem = query if isinstance(query, str) else ""
         if isinstance(query, Query):

@@ -32,10 +32,7 @@ def test_with_number_replaces_value(text: str, edited: str) -> None:
         ("", "optim:\n  lr: 0.05\n"),
         ("# only\n", "# only\noptim:\n  lr: 0.05\n"),
         ("run:\n  epochs: 3", "run:\n  epochs: 3\noptim:\n  lr: 0.05\n"),
-        ("{run: {epochs: 1}}", "{optim: {lr: 0.05}, run: {epochs: 1}}"),
         ("optim: {}\n", "optim: {lr: 0.05}\n"),
-        ("optim: ~ # x\n", "optim: {lr: 0.05} # x\n"),
-        ("optim: # c\n\nrun: {epochs: 2}\n", "optim: # c\n  lr: 0.05\n\nrun: {epochs: 2}\n"),
         ("optim: {name: sgd}\n", "optim: {lr: 0.05, name: sgd}\n"),
         (
             "optim:\r\n    # the best\r\n    name: sgd # c\r\n    momentum: 0.8\r\n",
