@@ -21,6 +21,7 @@ from rich.text import Text
 from engine.runs.series import FloatArray, Series, downsample_min_max, line_values, mask_nonpositive, smooth
 from engine.utils.ticks import log_ticks, tick_labels, ticks
 from tui.charts.axis import pad_limits
+from tui.charts.plotext_internals import skip_color_search
 from tui.palette import MUTED, pale_style
 
 # A Braille character is two dots wide.
@@ -292,8 +293,7 @@ def draw_curve(
         x, y = np.frombuffer(x_bytes), np.frombuffer(y_bytes)
         is_line = marker is None and len(x) > 1
         signal = figure.signal(x.tolist(), y.tolist(), marker=_marker("braille" if is_line else marker or POINT))
-        # plotext 6.1 asks each point for its color, to give the next curve another one: half of the time of a curve.
-        signal._get_unique_pixels = list
+        skip_color_search(signal)
         figure.draw(signal.lines(is_line))
     text = figure.build().string(colorless=True).replace("\n", "")
     return np.frombuffer(text.encode("utf-32-le"), "<U1").reshape(rows, columns)
