@@ -100,20 +100,14 @@ class Controller:
                 self._queued.append(trial)
 
     def _poll_requests(self) -> None:
-        for request in consume_requests(self.folder.control):
-            if request.request == "stop":
-                self._stop(request.by)
-        if self.signals.signal_name is not None:
-            self._stop(self.signals.signal_name)
-        if self.signals.kill_requested:
-            for trial in self._active.values():
-                trial.kill()
-
-    def _stop(self, by: str) -> None:
-        if not self._stopping:
+        stops = [request.by for request in consume_requests(self.folder.control) if request.request == "stop"]
+        by = next(iter(stops), self.signals.signal_name)
+        if by is not None and not self._stopping:
+            self._stopping = True
             how = "will be ended" if self.settings.command else "will save a checkpoint"
             self.emit(f"stopping on request of {by}: {pluralize(len(self._active), 'trial')} {how}")
-        self._stopping = True
+        for trial in self._active.values() if self.signals.kill_requested else ():
+            trial.kill()
 
     def _start_trials(self) -> None:
         """Start queued and new trials until `parallel` run."""
@@ -209,15 +203,16 @@ class Controller:
         if isinstance(result, Problem):
             self._fail(trial, result)
             return
+        value, val_loss = result
         divergence = printable((read_run_record(trial.folder) or NO_RECORD).divergence)
-        self.study.end(trial.number, "COMPLETE", result.value, val_loss=result.val_loss, reason=divergence)
+        self.study.end(trial.number, "COMPLETE", value, val_loss=val_loss, reason=divergence)
         best = self.study.best()
         note = ""
         if best is not None:
             note = f" (best so far {shown(best.value)}, trial {best.number})"
             if previous is None or previous.number != best.number:
                 write_best(self.folder, self.settings, best)
-        self.emit(f"trial {trial.number} finished: {self.settings.metric_name} {shown(result.value)}{note}")
+        self.emit(f"trial {trial.number} finished: {self.settings.metric_name} {shown(value)}{note}")
         if divergence:
             self.emit(f"trial {trial.number}: {divergence}")
 

@@ -103,22 +103,26 @@ class SweepFolder:
     def make(self) -> None:
         """Create the folder of a new sweep. Raises UsageError."""
         root = self.path.parent
-        try:
+        with self.writing():
             root.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(0o700 if is_shared(root.stat()) else 0o755)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Raise UsageError if the folder cannot be written to."""
+        try:
+            yield
         except OSError as error:
-            reason = f"{self.path} cannot be created: {error.strerror}"
-            raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-writable") from error
+            reason = f"cannot be written to: {error.strerror}"
+            raise UsageError.one(str(self.path), reason, OTHER_RUNS_FOLDER_ADVICE, code="not-writable") from error
 
     @contextmanager
     def controller_lock(self) -> Iterator[None]:
         """Hold the lock of the sweep's controller. Raises UsageError if another process holds it."""
-        try:
+        with self.writing():
             lock = OwnerLock.take(self.lock, self.private_lock, counts_flock=self._counts_flock)
             if lock is not None:
                 lock.publish()
-        except OSError as error:
-            raise UsageError.one(str(self.lock), f"cannot be opened: {error.strerror}", code="not-writable") from error
         if lock is None:
             advice = f"watch it with `gputrain sweep show {self.name}`, stop it with `gputrain sweep stop {self.name}`"
             raise UsageError.one(self.name, "this sweep is already running", advice, code="already-running")

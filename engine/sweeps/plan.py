@@ -62,11 +62,7 @@ class SweepPlan:
 
 def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust) -> SweepPlan:
     """Validate the settings of trainings and choose their devices. Raises UsageError with every problem."""
-    problems, warnings = settings.number_problems(), list[Problem]()
-    spaces: dict[str, Space] = {}
-    with collect_problems(problems):
-        spaces = settings.spaces()
-        problems += settings.space_problems(spaces)
+    (spaces, problems), warnings = settings.check(), list[Problem]()
     try:
         resolved = resolve_config(settings.config, overrides_of(settings.fixed), trust_code=trust.granted)
         config = without_name(resolved.config)
@@ -195,10 +191,7 @@ def _host_has_gpus() -> bool:
 def plan_script(settings: SweepSettings, command: Command, runs_dir: Path, *, trust: CodeTrust) -> SweepPlan:
     """Validate the settings and the command, and choose the devices of the trials. Raises UsageError with every
     problem."""
-    problems, spaces = settings.number_problems(), dict[str, Space]()
-    with collect_problems(problems):
-        spaces = settings.spaces()
-        problems += settings.space_problems(spaces)
+    spaces, problems = settings.check()
     problems += _placeholder_problems(command, list(settings.space))
     try:
         config = without_name(resolve_config(None, overrides_of(settings.fixed)).config)

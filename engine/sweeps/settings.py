@@ -92,8 +92,8 @@ class SweepSettings(FileRecord, frozen=True, kw_only=True):
         names = [name for name in self.__struct_fields__ if name not in CHANGEABLE]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
-    def number_problems(self) -> list[Problem]:
-        """Return which numbers are out of range."""
+    def check(self) -> tuple[dict[str, Space], list[Problem]]:
+        """Return the spaces, and the problems that do not depend on the config."""
         bounds = (
             ("--trials", self.trials, 1, MAX_TRIALS),
             ("--parallel", self.parallel, 1, MAX_PARALLEL),
@@ -104,22 +104,23 @@ class SweepSettings(FileRecord, frozen=True, kw_only=True):
             for option, value, low, high in bounds
             if not low <= value <= high
         ]
+        spaces = dict[str, Space]()
         with collect_problems(problems):
             runs = read_limits().runs
             if runs is not None and self.parallel > runs.value:
                 reason = f"{self.parallel} trials at the same time are too many: {runs}"
-                problems.append(Problem("--parallel", reason, "raise the limit there", code="over-limit"))
-        return problems
-
-    def space_problems(self, spaces: Mapping[str, Space]) -> list[Problem]:
-        """Return that nothing is searched, or that only a grid has points."""
-        if not self.space.keys() & spaces.keys():
-            names = ("lr", "opt") if self.command else ("optim.lr", "optim.name")
-            example = f"give at least one KEY=SPACE, such as {names[0]}=log:1e-3..0.3 or {names[1]}=sgd,adamw"
-            return [Problem("", f"there is nothing to search; {example}", code="missing-value")]
-        reason = "a number of grid points (/N) needs --sampler grid; remove it"
-        pointed = [key for key, space in spaces.items() if isinstance(space, Range) and space.points is not None]
-        return [Problem(key, reason, code="conflict") for key in pointed if self.sampler != "grid"]
+                raise UsageError.one("--parallel", reason, "raise the limit there", code="over-limit")
+        with collect_problems(problems):
+            spaces = self.spaces()
+            if not spaces:
+                names = ("lr", "opt") if self.command else ("optim.lr", "optim.name")
+                example = f"give at least one KEY=SPACE, such as {names[0]}=log:1e-3..0.3 or {names[1]}=sgd,adamw"
+                raise UsageError.one("", f"there is nothing to search; {example}", code="missing-value")
+        for key, space in spaces.items():
+            if isinstance(space, Range) and space.points is not None and self.sampler != "grid":
+                reason = "a number of grid points (/N) needs --sampler grid; remove it"
+                problems.append(Problem(key, reason, code="conflict"))
+        return spaces, problems
 
 
 def read_settings(path: Path) -> SweepSettings:

@@ -86,17 +86,11 @@ def create_sweep(folder: SweepFolder, plan: SweepPlan) -> None:
     """Write the files of a new sweep; `sweep.yaml`, which makes it one, last. Raises UsageError."""
     folder.make()
     text = to_yaml(as_stored(plan.config))
-    try:
+    with folder.writing():
         replace_file(folder.config, lambda file: file.write(text.encode()), durable=True)
         if plan.command is not None:
             write_command(folder, plan.command)
         write_settings(folder.settings, plan.settings)
-    except OSError as error:
-        raise _not_writable(folder, error) from error
-
-
-def _not_writable(folder: SweepFolder, error: OSError) -> UsageError:
-    return UsageError.one(str(folder.path), f"cannot be written to: {error.strerror}", code="not-writable")
 
 
 def load_sweep(
@@ -106,7 +100,7 @@ def load_sweep(
     of a script, which the caller trusts. Raises UsageError."""
     stored = read_settings(folder.settings)
     settings = codec.replace(stored, **numbers)
-    raise_if_any(settings.number_problems())
+    raise_if_any(settings.check()[1])
     divide_gpus(settings.device.get("device.gpus", ""), settings.parallel)
     if not trust_code and (reason := folder.foreign_reason()) is not None:
         # Its values count as typed arguments, and may name code.
@@ -114,10 +108,8 @@ def load_sweep(
     config = without_name(resolve_config(str(folder.config), trust_code=trust_code).config)
     preset = preset_values(config, settings.spaces()) if command is None else {}
     if settings != stored:
-        try:
+        with folder.writing():
             write_settings(folder.settings, settings)
-        except OSError as error:
-            raise _not_writable(folder, error) from error
     return SweepPlan(settings, config, preset, command=command)
 
 

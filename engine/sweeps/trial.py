@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.command.run_options import environment_options, run_options
 from engine.launch.detached import LaunchedRun, start_detached
@@ -55,13 +55,6 @@ class Ended(StrEnum):
     """Without a result, or before it began."""
     REFUSED = "refused"
     """The command refused the config."""
-
-
-class TrialResult(NamedTuple):
-    """The best value of a trial, and the validation loss of that epoch; None if it is unknown."""
-
-    value: float
-    val_loss: float | None = None
 
 
 class Trial:
@@ -109,14 +102,15 @@ class Trial:
         """Return the last epoch or step of a whole trial, 0 if it is unknown."""
         return self.history.started.epochs if self.history.started else 0
 
-    def result(self) -> TrialResult | Problem:
-        """Return the result of the finished trial, or why it has none."""
+    def result(self) -> tuple[float, float | None] | Problem:
+        """Return the best value of the finished trial and the validation loss of that epoch, None if it is unknown; or
+        why it has no result."""
         metric = self.plan.settings.objective
         best = metric.best_of(self.history.epochs)
         value = None if best is None else metric.of_epoch(best)
         if best is None or value is None:
             return Problem("", f"no epoch has a finite {metric.key}", code="non-finite")
-        return TrialResult(value, best.selection_loss)
+        return value, best.selection_loss
 
     def start(
         self, command: Sequence[str], flags: Sequence[str], params: Mapping[str, Value], device: Mapping[str, str]
@@ -237,10 +231,10 @@ class ScriptTrial(Trial):
         ]
         return min(ends)[1] if ends else 0
 
-    def result(self) -> TrialResult | Problem:
+    def result(self) -> tuple[float, float | None] | Problem:
         name, values = self.plan.settings.metric_name, self._metric.poll(to_end=True)
         if values.best is not None:
-            return TrialResult(values.best)
+            return values.best, None
         if values.by_step:
             return Problem("", f"no value of {name} is finite", code="non-finite")
         found = f"found: {self._metric.found_names}" if self._metric.found_names else "found no metric"

@@ -55,8 +55,8 @@ def test_plan_reports_every_problem_of_every_end_and_choice_at_once(tmp_path: Pa
 def test_trials_at_the_same_time_are_refused_beyond_the_limit_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUTRAIN_LIMITS", "runs=2")
     settings = SweepSettings(space={"optim.lr": "0.1,0.2"})
-    assert codec.replace(settings, parallel=2).number_problems() == []
-    found = codec.replace(settings, parallel=3).number_problems()
+    assert codec.replace(settings, parallel=2).check()[1] == []
+    found = codec.replace(settings, parallel=3).check()[1]
     assert has_problem(found, "over-limit", "--parallel", "3", "GPUTRAIN_LIMITS")
 
 
