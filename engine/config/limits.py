@@ -17,6 +17,7 @@ from engine.config.schema import Config
 from engine.config.settings import LimitValues, read_settings
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.files import settings_file
+from engine.utils.text import printable
 from engine.utils.units import format_number
 
 VARIABLE = "GPUTRAIN_LIMITS"
@@ -102,27 +103,19 @@ def read_limits() -> Limits:
 
 def _of_variable() -> LimitValues:
     """Return the limits that GPUTRAIN_LIMITS sets. Raises UsageError."""
-    values, parts = dict[str, object](), dict[object, str]()
-    for part in filter(None, (part.strip() for part in os.environ.get(VARIABLE, "").split(","))):
-        if len(part) > MAX_PART_CHARS:
-            raise _invalid(f"{part[:MAX_PART_CHARS]!r}… is too long", "invalid-value")
-        key, _, text = (word.strip() for word in part.partition("="))
-        if key not in LimitValues.model_fields:
-            hint = did_you_mean(key, LimitValues.model_fields)
-            raise _invalid(f"{part!r} sets no limit{hint}", "unknown-key")
-        if key in values:
-            raise _invalid(f"{key} is set twice", "duplicate-key")
-        parts[key] = part
-        try:
-            values[key] = int(text) if text.removeprefix("-").isdecimal() else float(text)
-        except ValueError:
-            raise _invalid(f"{part!r} has no number", "invalid-value") from None
+    pairs = (part.partition("=") for part in os.environ.get(VARIABLE, "").split(",") if part.strip())
+    values = {key.strip(): value.strip() for key, _, value in pairs}
     try:
-        return LimitValues.model_validate(values)
+        return LimitValues.model_validate_strings(values, strict=False)
     except ValidationError as error:
         [detail, *_] = error.errors()
-        reason = f"{parts[detail['loc'][0]]!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-        raise _invalid(reason, "out-of-range") from error
+        key, message = str(detail["loc"][0]), f"{detail['msg'][0].lower()}{detail['msg'][1:]}"
+        shown = printable(f"{key}={values[key]}"[:MAX_PART_CHARS])
+        if key not in LimitValues.model_fields:
+            hint = did_you_mean(key, LimitValues.model_fields)
+            raise _invalid(f"{shown!r} sets no limit{hint}", "unknown-key") from error
+        code = "out-of-range" if detail["type"].startswith(("greater", "less")) else "invalid-value"
+        raise _invalid(f"{shown!r}: {message}", code) from error
 
 
 def _invalid(reason: str, code: str) -> UsageError:
