@@ -118,10 +118,7 @@ def move(row: QueueRow, rows: Sequence[QueueRow], before: QueueRow | Destination
     """Move a run before another run of this user, or to the beginning or the end of them.
 
     It takes the priority of its new neighbor. Return what became of it, as a sentence. Raises UsageError."""
-    others = sorted(
-        (each for each in rows if each.is_own and each.is_live and each.key != row.key),
-        key=_rank,
-    )
+    others = _other_runs(row, rows)
     if not others:
         return f"{row.name} is the only one of your runs that waits."
     is_first, is_last = _rank(row) < _rank(others[0]), _rank(row) > _rank(others[-1])
@@ -141,17 +138,15 @@ def move(row: QueueRow, rows: Sequence[QueueRow], before: QueueRow | Destination
 
 def shift(row: QueueRow, rows: Sequence[QueueRow], step: Literal[-1, 1]) -> str:
     """Move a run by one place among those of this user. Return what became of it, as a sentence. Raises UsageError."""
-    own = sorted((each for each in rows if each.is_own and each.is_live), key=_rank)
-    index = next((index for index, each in enumerate(own) if each.key == row.key), None)
-    if index is None:
-        if not row.is_own:
-            raise UsageError.one(row.name, f"belongs to {row.user}", code="foreign-owner")
-        raise UsageError.one(row.name, row.reason, code="wrong-state")
-    if not 0 <= index + step < len(own):
-        return f"{row.name} is already the {'first' if step < 0 else 'last'} of your runs."
+    others = _other_runs(row, rows)
     # To be behind the next run is to be before the one after it.
-    before = index - 1 if step < 0 else index + 2
-    return move(row, rows, own[before] if before < len(own) else "last")
+    place = sum(_rank(each) < _rank(row) for each in others) + step
+    return move(row, rows, others[place] if 0 <= place < len(others) else "first" if step < 0 else "last")
+
+
+def _other_runs(row: QueueRow, rows: Sequence[QueueRow]) -> list[QueueRow]:
+    """Return the other waiting runs of this user in their order."""
+    return sorted((each for each in rows if each.is_own and each.is_live and each.key != row.key), key=_rank)
 
 
 def _rank(row: QueueRow) -> tuple[int, float, float]:
