@@ -12,7 +12,7 @@ from engine.config.schema import Config
 from engine.distributed.node_plan import plan_node
 from engine.doctor import software
 from engine.doctor.check import Check
-from engine.doctor.run import all_reduce_check, all_reduce_devices, bus_bandwidth, device_check, preflight_checks
+from engine.doctor.run import all_reduce_check, all_reduce_devices, device_check, preflight_checks
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import CudaDevice, select
@@ -80,11 +80,6 @@ def test_all_reduce_devices_are_chosen_gpus_or_at_least_two_cpu_ranks() -> None:
     assert all_reduce_devices(config(), TWO) == [gpu_uuid(0), gpu_uuid(1)]
     assert all_reduce_devices(config(), []) == ["cpu", "cpu"]
     assert all_reduce_devices(config("device.ranks=3"), []) == ["cpu"] * 3
-
-
-def test_bus_bandwidth_matches_nccl_tests_formula() -> None:
-    assert bus_bandwidth(2, 1000, 1.0) == 1000
-    assert bus_bandwidth(4, 1000, 0.5) == 3000
 
 
 def test_all_reduce_check_rates_speed_correctness_and_errors() -> None:

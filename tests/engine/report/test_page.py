@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import re
 import shlex
@@ -13,13 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
 from engine.report.page import make_page
-from engine.report.pictures import matrix_picture
 from engine.runs.comparison import read_flat_config
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
@@ -199,12 +196,3 @@ def test_repeat_command_resolves_to_the_config_of_the_run(kept_run: RunFolder) -
     assert {key: again[key] for key in again if key not in ignored} == {
         key: stored[key] for key in stored if key not in ignored
     }
-
-
-def test_matrix_picture_colors_right_blue_and_wrong_vermilion() -> None:
-    picture = matrix_picture(np.array([[5, 0], [5, 5]]))
-    image = Image.open(io.BytesIO(base64.b64decode(picture.uri.partition(",")[2]))).convert("RGB")
-    assert image.getpixel((1, 1)) == (0, 114, 178)
-    assert image.getpixel((899, 1)) == (255, 255, 255)
-    red, _, blue = image.getpixel((1, 899))  # type: ignore[misc]
-    assert red > blue

@@ -108,15 +108,6 @@ def test_profile_has_requested_steps_in_record_and_trace(tmp_path: Path) -> None
     assert marks.count("gputrain: backward") == marks.count("gputrain: forward") == 5
 
 
-def test_step_without_a_request_marks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_module, "profile", None)
-    events: list[Event] = []
-    with live_trainer(tmp_path, events) as trainer:
-        train(trainer, 3)
-        assert trainer.state.timer.marks is None
-    assert not (tmp_path / "profile").exists()
-
-
 def test_requests_during_a_profile_are_answered_by_it(tmp_path: Path) -> None:
     events: list[Event] = []
     with live_trainer(tmp_path, events) as trainer:

@@ -195,7 +195,6 @@ def test_user_source_random_draws_depend_on_seed_epoch_and_item(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("body", "name", "code", "values"),
     [
-        ("", "Dataa", "not-found", ["Data?"]),
         ("three = 3", "three", "invalid-value", [":three ", " int"]),
         (
             "def build(part): return part.nothing",
@@ -203,7 +202,6 @@ def test_user_source_random_draws_depend_on_seed_epoch_and_item(tmp_path: Path) 
             "user-code-failed",
             ["build('train') ", "AttributeError: ", ".py, line 14)"],
         ),
-        ("def build(part): return iter([1])", "build", "invalid-value", ["build('train') ", " list_iterator"]),
         ("def build(part): return []", "build", "no-images", ["build('train') "]),
         ("def build(part): return [7]", "build", "bad-image", ["item 0 ", ":build('train') ", " int"]),
         (
@@ -212,17 +210,7 @@ def test_user_source_random_draws_depend_on_seed_epoch_and_item(tmp_path: Path) 
             "bad-image",
             ["item 0 ", " ndarray of float64, 8 x 8 x 3 "],
         ),
-        ("def build(part): return [(torch.zeros(8, 8), 0)]", "build", "bad-image", [" Tensor of float32, 8 x 8 "]),
-        ("def build(part): return [(np.zeros((8, 8, 2), np.uint8), 0)]", "build", "bad-image", ["uint8", " 2 "]),
         ("def build(part): return [(np.zeros((8, 8), np.uint8), 'cat')]", "build", "bad-image", [" str "]),
-        ("def build(part): return [(np.zeros((8, 8), np.uint8), 0)]", "build", "too-few-classes", []),
-        (
-            method("return 1 / 0"),
-            "Data",
-            "bad-image",
-            ["item 0 ", "Data('train') ", "ZeroDivisionError: division by zero"],
-        ),
-        (method("return Image.new('L', (8, 8))") + "Data.targets = [0, 1]", "Data", "bad-label", [" 12 "]),
         (method("return Image.new('L', (8, 8))") + "Data.classes = 'ab'", "Data", "invalid-value", [" str"]),
         (
             method("return Image.new('L', (8, 8))")
