@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import shlex
-import sys
-import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tui.cli.command import command
-from tui.cli.console import print_json, print_warning
+from tui.cli.console import print_json, print_warning, show_progress
 from tui.cli.options import ForceOption, JsonOption, dry_run_option, output_option
 
 if TYPE_CHECKING:
     from engine.data.pack.writer import PackSummary
-    from engine.data.sources.folder import ScanProgress
 
 MAX_LISTED_FILES = 10
-# Lines of progress where stderr is no terminal.
-PLAIN_SECONDS = 10.0
+# Images or class folders between two updates of the progress.
+SHOWN_EVERY = 20
 
 
 @command(
@@ -77,8 +76,8 @@ def pack(
         encoding = Encoding(max_side=max_side, quality=DEFAULT_QUALITY if quality is None else quality)
     request = PackRequest(expand_user(folder), expand_user(output), encoding, threads, allow_empty, force)
     typer.echo("Checking the image files", err=True)
-    with _Progress() as progress:
-        scan = scan_for_pack(request, progress.show_scan)
+    with _progress_line("class folders") as show:
+        scan = scan_for_pack(request, lambda done: show(done.folders, done.total_folders))
     for warning in scan.warnings:
         print_warning(warning)
     if dry_run:
@@ -88,8 +87,8 @@ def pack(
         else:
             typer.echo(f"{printable(output)} would take about {format_bytes(size)}, {count:,} images")
         return
-    with _Progress() as progress:
-        summary = write_shards(request, scan, lambda done, total: progress.show(done, total, "images"))
+    with _progress_line("images") as show:
+        summary = write_shards(request, scan, show)
     if as_json:
         print_json(asdict(summary))
     else:
@@ -112,36 +111,15 @@ def _print_summary(summary: PackSummary) -> None:
     typer.echo(f"train on it: gputrain run --data-path {printable(shlex.quote(summary.output))}", err=True)
 
 
-class _Progress:
-    """A progress bar on stderr; where it is no terminal, a line every `PLAIN_SECONDS`."""
+@contextmanager
+def _progress_line(unit: str) -> Iterator[Callable[[float, int], None]]:
+    """Yield what shows on a terminal how many of all are done."""
 
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._shown = time.monotonic()
+    def show(done: float, total: int) -> None:
+        if done % SHOWN_EVERY < 1:
+            show_progress(f"{int(done):,}/{total:,} {unit}")
 
-    def __enter__(self) -> _Progress:
-        if sys.stderr is not None and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-            columns = (BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-            self._bar = Progress(*columns, console=Console(file=sys.stderr, highlight=False), transient=True)
-            self._bar.start()
-            self._bar.add_task("", total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def show_scan(self, progress: ScanProgress) -> None:
-        """Show the progress of the scan of the folder."""
-        self.show(progress.folders, progress.total_folders, "class folders")
-
-    def show(self, done: float, total: int, unit: str) -> None:
-        """Show that `done` of `total` are done."""
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, total=total)
-        elif time.monotonic() - self._shown >= PLAIN_SECONDS:
-            self._shown = time.monotonic()
-            typer.echo(f"{int(done):,}/{total:,} {unit}", err=True)
+    try:
+        yield show
+    finally:
+        show_progress("")
