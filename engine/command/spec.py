@@ -27,7 +27,7 @@ from engine.utils.codec import (
     write_record,
 )
 from engine.utils.errors import UsageError
-from engine.utils.files import is_file, read_file, shown_path
+from engine.utils.files import is_file, read_file
 from engine.utils.trust import foreign_reason
 
 # The kernel accepts arguments and an environment of 2 MiB together (execve(2)); JSON escapes some characters.
@@ -128,6 +128,4 @@ def forget_environment(folder: RunFolder, command: Command) -> None:
 
 
 def _unusable(folder: CommandFolder, reason: str, code: str) -> UsageError:
-    return UsageError.one(
-        str(shown_path(Path(folder.command))), reason, "start the command again as a new run", code=code
-    )
+    return UsageError.one(str(folder.command), reason, "start the command again as a new run", code=code)

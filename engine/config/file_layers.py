@@ -12,7 +12,7 @@ from engine.config.key_names import REMOVED_KEYS, key_hint
 from engine.config.schema import UNSTORED_KEYS, sections
 from engine.config.yaml_io import read_yaml
 from engine.utils.errors import Problem, UsageError, did_you_mean, raise_if_any
-from engine.utils.files import expand_user, is_file, settings_file, shown_path
+from engine.utils.files import expand_user, is_file, settings_file
 from engine.utils.trust import foreign_reason
 
 ConfigLayer = dict[str, dict[str, Any]]
@@ -30,7 +30,7 @@ class Layer(NamedTuple):
 
 def _read_config_file(path: Path) -> tuple[dict[str, Any], str | None]:
     """Return the content of a config file, and why other users can change it."""
-    shown = str(shown_path(path))
+    shown = str(path)
     # A config may be a link, unless it is that of a held run folder.
     content, status = read_yaml(path.resolve() if shown == str(path) else path, shown)
     foreign = foreign_reason(status)
@@ -81,7 +81,7 @@ def _read_layers(
         Problem(
             section,
             f"must be a section with keys, not {type(keys).__name__}{key_hint(section)}",
-            source=str(shown_path(path)),
+            source=str(path),
             code="invalid-value",
         )
         for section, keys in content.items()
@@ -97,6 +97,6 @@ def _read_layers(
         # `gputrain config --json` prints the empty default, too.
         if isinstance(keys := values.get(section), dict) and keys.pop(name, None):
             reason = f"cannot be set in a config file; set it on the command line or in {settings_file()}"
-            problems.append(Problem(key, reason, source=str(shown_path(path)), code="not-supported"))
+            problems.append(Problem(key, reason, source=str(path), code="not-supported"))
     raise_if_any(problems)
-    return [*layers, Layer(str(shown_path(path)), values, foreign)]
+    return [*layers, Layer(str(path), values, foreign)]

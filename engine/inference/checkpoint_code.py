@@ -14,7 +14,6 @@ from engine.config.settings import read_code_packages
 from engine.config.user_code import user_code_names
 from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
-from engine.utils.files import shown_path
 from engine.utils.trust import describe_user, foreign_reason
 
 # Keys of data that a checkpoint could set to fill the memory or to start any number of processes.
@@ -33,8 +32,8 @@ def limit_to_run(config: Config, checkpoint: Path, folder: RunFolder) -> tuple[C
     run_names, foreign = user_code_names(run_config), dict[str, str]()
     for key, names in user_code_names(config).items():
         if run_names.get(key) != names:
-            owner, config_file = _owner(checkpoint), shown_path(folder.config)
-            foreign[key] = f"{shown_path(checkpoint)}, which {owner}, names it, but {config_file} does not"
+            owner, config_file = _owner(checkpoint), folder.config
+            foreign[key] = f"{checkpoint}, which {owner}, names it, but {config_file} does not"
         elif (reason := foreign_folder or foreign_in_run.get(key) or foreign_in_run.get("run.code")) is not None:
             foreign[key] = reason
     run = config.run.model_copy(update={"code": run_config.run.code, "code_packages": read_code_packages()})

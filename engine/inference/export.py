@@ -21,7 +21,7 @@ from engine.inference.trained_model import TrainedCheckpoint, TrainedModel, buil
 from engine.runs.folder import RunFolder
 from engine.utils.codec import InvalidRecordError, read_record, replace, write_record
 from engine.utils.errors import UsageError
-from engine.utils.files import fsync_folder, replace_file, shown_path
+from engine.utils.files import fsync_folder, replace_file
 
 DESCRIPTION_FILE, SCRIPT_FILE, CARD_FILE = "model.json", "preprocess.py", "README.md"
 
@@ -83,9 +83,9 @@ def export_model(
             fsync_folder(folder)
     except OSError as error:
         raise UsageError.one(
-            str(shown_path(folder)), f"cannot be written to: {error.strerror or error}", code="not-writable"
+            str(folder), f"cannot be written to: {error.strerror or error}", code="not-writable"
         ) from error
-    return Export([shown_path(folder / name) for name in names], proof)
+    return Export([folder / name for name in names], proof)
 
 
 def _write_files(
@@ -116,7 +116,7 @@ def _kept_files(folder: Path, description: ModelDescription, file_name: str, *, 
     if existing and not force and (previous is None or previous.run != description.run):
         reason = f"was not exported from {description.run}"
         advice = "set another --output, or overwrite with --force"
-        raise UsageError.one(str(shown_path(folder / existing[0])), reason, advice, code="name-in-use")
+        raise UsageError.one(str(folder / existing[0]), reason, advice, code="name-in-use")
     if previous is None or previous.weights_sha256 != description.weights_sha256:
         return {}
     return {name: file for name, file in previous.files.items() if name in existing and name != file_name}

@@ -18,7 +18,6 @@ from engine.runs.inspection import Inspection, InspectionInfo, PartName
 from engine.runs.inspection_file import read_inspection, write_inspection
 from engine.utils.codec import InvalidRecordError
 from engine.utils.errors import Problem, UsageError
-from engine.utils.files import shown_path
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def checkpoint_digest(path: Path) -> str:
     except (DamagedCheckpointError, OSError) as error:
         reason, code = (error.strerror, "not-readable") if isinstance(error, OSError) else (error, "damaged")
         raise UsageError.one(
-            str(shown_path(path)), f"{reason}; select another with --checkpoint last, or --checkpoint FILE", code=code
+            str(path), f"{reason}; select another with --checkpoint last, or --checkpoint FILE", code=code
         ) from error
 
 

@@ -29,7 +29,6 @@ from engine.runs.checkpoint_files import DamagedCheckpointError, find_checkpoint
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import check_content, load_checkpoint
 from engine.utils.errors import UsageError
-from engine.utils.files import shown_path
 
 # A difference can list the names of all parameters.
 MAX_DIFFERENCE_CHARS = 200
@@ -125,14 +124,14 @@ def read_trained_checkpoint(
         check_content(state)
     except DamagedCheckpointError as error:
         raise UsageError.one(
-            str(shown_path(path)),
+            str(path),
             f"{error}; select another with --checkpoint last, or --checkpoint FILE",
             code="damaged",
         ) from error
     config, foreign = limit_to_run(config_from_checkpoint(state["config"]), path, folder)
     ema = state["ema"] is not None and not raw
     return TrainedCheckpoint(
-        path=shown_path(path),
+        path=path,
         config=config,
         classes=tuple(state["classes"]),
         image_format=ImageFormat.from_checkpoint(state["image_format"]),

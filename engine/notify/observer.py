@@ -17,7 +17,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal import JournalReader
 from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
-from engine.utils.files import file_size, shown_path
+from engine.utils.files import file_size
 
 if TYPE_CHECKING:
     from engine.config.notify_section import Occasion
@@ -129,5 +129,5 @@ class SessionObserver:
 
     def _message(self, occasion: Occasion, sentence: str, record: RunRecord | None = None) -> Message:
         # The folder may have been moved since.
-        path, host = shown_path(self.folder.root), socket.gethostname()
+        path, host = self.folder.path, socket.gethostname()
         return make_message(occasion, sentence, host, path, record or self._record(), resumable=self.folder.resumable)

@@ -19,7 +19,7 @@ from engine.notify.destinations import has_destinations, read_destinations
 from engine.notify.message import Message, make_end_message
 from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem, not_installed
-from engine.utils.files import append_to_file, shown_path
+from engine.utils.files import append_to_file
 from engine.utils.text import printable
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def send_held(folder: RunFolder, config: Config, reason: str) -> None:
     """Send why a run and the rest of its batch are held, unless the user wants no such message. Does not block."""
     if "held" not in config.notify.when or not is_notified(config):
         return
-    path = shown_path(folder.root)
+    path = folder.path
     command = f"gputrain queue release {shlex.quote(path.name)} --runs-dir {shlex.quote(str(path.parent))}"
     lines = [reason, f"start the rest with: {command}"]
     message = make_end_message("held", f"the batch of {path.name}", socket.gethostname(), lines)

@@ -17,7 +17,6 @@ from engine.queue.state import QueueStage, QueueState, read_queue_state
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.root import is_listed
 from engine.runs.run_record import read_run_record
-from engine.utils.files import shown_path
 from engine.utils.text import list_names, printable
 
 EARLY_SECONDS = 30.0
@@ -108,7 +107,7 @@ def read_batch(folder: RunFolder, state: QueueState) -> Batch:
 
 def _other_jobs(folder: RunFolder, state: QueueState) -> dict[RunFolder, QueueState]:
     """Return the other jobs of a batch. One stat(2) for each run: of thousands, nearly all were queued long before."""
-    path, found = shown_path(folder.root), dict[RunFolder, QueueState]()
+    path, found = folder.path, dict[RunFolder, QueueState]()
     with suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:
             is_old = entry.stat(follow_symlinks=False).st_mtime < state.submitted_at - BATCH_SECONDS

@@ -19,7 +19,6 @@ from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.run_queue import SILENT
 from engine.queue.state import PENDING_STAGES, QueueState, read_queue_state
 from engine.runs.folder import RunFolder, list_runs
-from engine.utils.files import shown_path
 from engine.utils.text import pluralize
 from engine.utils.trust import name_of_user
 
@@ -95,7 +94,7 @@ def list_queue(root: Path | None = None) -> list[QueueRow]:
 
 def find_row(folder: RunFolder) -> QueueRow | None:
     """Return the row of a waiting run of this user; None if it does not wait."""
-    path = str(shown_path(folder.root))
+    path = str(folder.path)
     return next((row for row in list_queue() if row.is_own and row.folder == path), None)
 
 

@@ -33,7 +33,6 @@ from engine.runs.folder import RunFolder
 from engine.runs.recorder import Recorder
 from engine.utils.codec import UNSET, replace
 from engine.utils.errors import CodedError
-from engine.utils.files import shown_path
 from engine.utils.units import format_date
 
 # A reason may change every second, for as long as a run waits.
@@ -100,7 +99,7 @@ class QueuePlace:
             position=self.state.position,
             blocked=blocked,
             begin=self.state.begin,
-            folder=str(shown_path(self.folder.root)),
+            folder=str(self.folder.path),
         )
         return terms, reason
 
@@ -108,7 +107,7 @@ class QueuePlace:
         """Return why the run may not take GPUs yet, and the reason as text; both are empty if it may."""
         # Also while the run is held: a failed dependency ends it.
         reasons = [reason for run in self.followed if (reason := run.waits_because())]
-        name = shown_path(self.folder.root).name
+        name = self.folder.name
         self._poll_crash_guard()
         if self.state.crash_hold:
             return "held", f"held: {self.state.crash_hold}; `gputrain queue release {name}` starts the rest"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.utils import output_file
 from engine.utils.errors import UsageError
-from engine.utils.files import read_bytes, replace_file, shown_path
+from engine.utils.files import read_bytes, replace_file
 
 MARK = "gputrain report"
 """What a page and the metadata of a figure in any format say of their origin."""
@@ -28,4 +28,4 @@ def write_output(path: Path, data: bytes, *, force: bool) -> Path:
         replace_file(path, lambda file: file.write(data))
     except OSError as error:
         raise UsageError.one(str(path), f"cannot be written: {error.strerror or error}", code="not-writable") from error
-    return shown_path(path)
+    return path

@@ -18,7 +18,7 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile
 from engine.runs.folder import RunFolder
 from engine.utils.codec import format_problem
 from engine.utils.errors import CodedError, UsageError
-from engine.utils.files import expand_user, is_file, open_regular_file, shown_path
+from engine.utils.files import expand_user, is_file, open_regular_file
 
 CHECKPOINT_FORMAT = 1
 CHECKPOINT_KEYS = {
@@ -165,7 +165,7 @@ def check_format(path: Path, found: object) -> None:
     """Raise UsageError unless `found` is the format of a checkpoint that this gputrain reads."""
     if (problem := format_problem(found, CHECKPOINT_FORMAT)) is not None:
         advice = "use the version of gputrain that wrote it"
-        raise UsageError.one(str(shown_path(path)), problem, advice, code="wrong-version")
+        raise UsageError.one(str(path), problem, advice, code="wrong-version")
 
 
 class _Skipped(dict[Any, Any]):

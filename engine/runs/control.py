@@ -39,7 +39,7 @@ from engine.utils.codec import (
     write_record,
 )
 from engine.utils.errors import UsageError
-from engine.utils.files import open_regular_file, opened_folder, shown_path
+from engine.utils.files import open_regular_file, opened_folder
 from engine.utils.process import user_name
 
 RequestName = Literal["stop", "checkpoint", "pause", "continue", "profile"]
@@ -144,7 +144,7 @@ def send_request(
     """Write a control request for the owner of the run. Raises UsageError if this user may not control the run."""
     by = f"{user_name()}@{socket.gethostname()} (process {os.getpid()})"
     name = f"{time.time_ns()}-{os.getpid()}"
-    location = str(shown_path(control_folder))
+    location = str(control_folder)
     now = round(time.time(), 3)
     record = ControlRequest(
         request=request, by=by, time=now, steps=steps, priority=priority, position=position, begin=begin

@@ -153,11 +153,6 @@ class RunFolder:
         return self.number not in (None, (status.st_dev, status.st_ino))
 
     @property
-    def root(self) -> Path:
-        """Path of the folder."""
-        return self.path
-
-    @property
     def name(self) -> str:
         return self.path.name
 

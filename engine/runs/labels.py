@@ -50,7 +50,7 @@ NO_LABELS = RunLabels()
 def read_labels(folder: RunFolder) -> RunLabels:
     """Return the labels of a run. A file that cannot be read has none."""
     try:
-        return read_record(f"{folder.root}/labels.json", RunLabels, MAX_LABELS_BYTES)
+        return read_record(f"{folder.path}/labels.json", RunLabels, MAX_LABELS_BYTES)
     except (OSError, InvalidRecordError):
         return NO_LABELS
 

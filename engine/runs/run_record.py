@@ -215,7 +215,7 @@ class StoredRecord(NamedTuple):
 def find_stored_record(folder: RunFolder) -> StoredRecord | None:
     """Return the stored record of a run; None if there is none."""
     try:
-        data, status = read_file(f"{folder.root}/summary.json", MAX_RECORD_BYTES)
+        data, status = read_file(f"{folder.path}/summary.json", MAX_RECORD_BYTES)
         return StoredRecord(decode(data, RunRecord), status.st_mtime_ns)
     except (OSError, InvalidRecordError):
         return None

@@ -129,7 +129,7 @@ def read_row(folder: RunFolder, status: os.stat_result | None = None) -> RunRow 
     `status` is that of the folder, if it is known.
     """
     try:
-        lock = os.stat(f"{folder.root}/lock", follow_symlinks=False)  # noqa: PTH116 - a Path takes longer
+        lock = os.stat(f"{folder.path}/lock", follow_symlinks=False)  # noqa: PTH116 - a Path takes longer
         has_lock, claimed_ns = stat.S_ISREG(lock.st_mode), lock.st_mtime_ns
     except (OSError, ValueError):
         has_lock, claimed_ns = False, 0
@@ -226,7 +226,7 @@ def recording_problem(folder: RunFolder, record: RunRecord) -> str:
     problem = printable(record.problem[:MAX_TEXT_CHARS])
     if not problem and age_s >= NO_NEWS_SECONDS:
         # On some file systems, an owner can write nothing at all to a full disk.
-        problem = file_system_problem(folder.root) or ""
+        problem = file_system_problem(folder.path) or ""
     if not problem:
         return ""
     news = f"no news for {format_duration(age_s)}: " if age_s >= NO_NEWS_SECONDS else ""

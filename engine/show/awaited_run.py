@@ -1,6 +1,6 @@
 """Follow a run until it has ended or meets a condition: `gputrain wait` polls it.
 
-The folder is held by a descriptor, so that a run that is renamed is still the same one. As for every reader, the lock
+A run whose folder was moved counts as deleted, also if another one has taken its place. As for every reader, the lock
 of the run says whether its owner lives, and a heartbeat of its owner on another host.
 """
 

@@ -16,7 +16,6 @@ from engine.runs.root import runs_root
 from engine.runs.run_record import RunRecord
 from engine.runs.run_row import RunRow, RunValues
 from engine.utils.codec import ENTRIES, FORMAT, Finite, Integer, Record, asdict
-from engine.utils.files import shown_path
 
 MAX_FIGURES = 40
 MAX_LINES = 20
@@ -127,7 +126,7 @@ def _remedy(folder: RunFolder, row: RunRow) -> str:
             command = ""
     if not command:
         return ""
-    path = shown_path(folder.root)
+    path = folder.path
     where = "" if path.parent == runs_root() else f" --runs-dir {shlex.quote(str(path.parent))}"
     return f"gputrain {command} {shlex.quote(path.name)}{where}"
 

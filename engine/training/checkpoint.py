@@ -62,7 +62,6 @@ from engine.utils.files import (
     opened_folder,
     path_of_descriptor,
     replace_file,
-    shown_path,
 )
 
 MAX_CHANNELS = 1 << 14
@@ -166,7 +165,7 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
     damaged += [f"{path.name} is damaged" for path in folder.glob("*.damaged") if not damaged]
     if damaged:
         raise UsageError.one(
-            str(shown_path(folder)),
+            str(folder),
             f"no checkpoint is intact: {'; '.join(damaged)}; use a new name with --name to start a new run",
             code="damaged",
         )
@@ -262,7 +261,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except (OSError, MemoryError) as error:
         # A fault of the host, not of the file, which may be readable later.
         raise UsageError.one(
-            str(shown_path(path)), f"cannot be read now: {error or 'out of memory'}", code="not-readable"
+            str(path), f"cannot be read now: {error or 'out of memory'}", code="not-readable"
         ) from error
     except Exception as error:
         # A file with a valid checksum need not be a checkpoint. For other content, the unpickler raises exceptions of

@@ -199,7 +199,7 @@ class CheckpointWriter:
             return reason
         self._last_save_warning = None
         assert self._folder is not None  # noqa: S101 - else nothing is in flight
-        relative = str(path.relative_to(self._folder.root))
+        relative = str(path.relative_to(self._folder.path))
         self._state.channel.send(
             CheckpointSaved(path=relative, step=save.step, epoch=save.epoch, best=save.best, requested=save.requested)
         )

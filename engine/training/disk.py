@@ -10,7 +10,6 @@ from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
 from engine.utils.errors import Problem
-from engine.utils.files import shown_path
 from engine.utils.host import free_bytes
 from engine.utils.text import pluralize
 from engine.utils.units import format_bytes
@@ -26,7 +25,7 @@ def disk_shortage(folder: Path, available_bytes: int, file_bytes: int, file_coun
         return None
     return Problem(
         "",
-        f"{shown_path(folder)} has {format_bytes(available_bytes)} free, and the checkpoints can take "
+        f"{folder} has {format_bytes(available_bytes)} free, and the checkpoints can take "
         f"{format_bytes(needed_bytes)} ({pluralize(file_count, 'file')} of {format_bytes(file_bytes)})",
         f"free disk space, reduce checkpoint.keep, or {OTHER_RUNS_FOLDER_ADVICE}",
         code="disk-full",

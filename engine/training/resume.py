@@ -26,7 +26,6 @@ from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint, load_newest
 from engine.utils.answers import Answer
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
-from engine.utils.files import shown_path
 from engine.utils.text import list_names
 from engine.utils.units import format_lr
 
@@ -72,7 +71,7 @@ def _load_chosen(folder: RunFolder, name: str) -> dict[str, Any]:
     try:
         return load_checkpoint(path)
     except DamagedCheckpointError as error:
-        raise UsageError.one(str(shown_path(path)), f"{error}, but not on rank 0's host", code=error.code) from error
+        raise UsageError.one(str(path), f"{error}, but not on rank 0's host", code=error.code) from error
 
 
 def _raise_problems_of_all_ranks(problems: Sequence[Problem], rank_info: RankInfo, store: Store) -> None:

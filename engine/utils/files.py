@@ -19,7 +19,6 @@ from typing import BinaryIO
 from engine.utils.errors import UsageError
 from engine.utils.trust import foreign_path_reason
 
-_DESCRIPTORS = "/proc/self/fd/"
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 # Another process changes a small file within milliseconds. One that holds the lock for longer is not waited for.
 LOCK_WAIT_SECONDS = 1.0
@@ -224,12 +223,7 @@ def opened_folder(path: Path) -> Iterator[Path]:
 
 def path_of_descriptor(fd: int) -> Path:
     """Return a path that leads to an open folder or file of this process, wherever it was moved (proc_pid_fd(5))."""
-    return Path(f"{_DESCRIPTORS}{fd}")
-
-
-def shown_path(path: Path) -> Path:
-    """Return where a path of `path_of_descriptor`, or a file below it, is in the file system; other paths unchanged."""
-    return Path(os.path.realpath(path)) if str(path).startswith(_DESCRIPTORS) else path
+    return Path(f"/proc/self/fd/{fd}")
 
 
 def link_file(source: Path, target: Path) -> None:

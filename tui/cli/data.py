@@ -48,7 +48,7 @@ def show(
     with -o, also shows images of each class as the network sees them.
     """
     from engine.utils.errors import UsageError
-    from engine.utils.files import expand_user, shown_path
+    from engine.utils.files import expand_user
     from engine.utils.output_file import check_output
 
     if augmented and split == "val":
@@ -80,7 +80,7 @@ def show(
     sheet = contact_sheet(opened, split, max(per_class, 1), augmented=augmented)
     if path is not None:
         _write_png(sheet, path)
-        typer.echo(f"wrote {shown_path(path)}", err=True)
+        typer.echo(f"wrote {path}", err=True)
     if shows:
         show_picture(sheet)
 

@@ -138,9 +138,8 @@ def fail_without_answer(folder: RunFolder, state: str, phase: str, timeout_s: fl
 def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> None:
     """Print a profile to stdout."""
     from engine.runs.profile_diagnosis import diagnose_profile
-    from engine.utils.files import shown_path
 
-    path = str(shown_path(folder.profiles / name))
+    path = str(folder.profiles / name)
     if as_json:
         from engine.utils.codec import asdict
 

@@ -81,7 +81,6 @@ def logs(
 
     from engine.runs.log import open_log
     from engine.runs.record_completion import open_run
-    from engine.utils.files import shown_path
 
     colors = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     try:
@@ -90,9 +89,7 @@ def logs(
         typer.echo(f"{printable(folder.name)} has no log yet.", err=True)
         return
     except OSError as error:
-        raise UsageError.one(
-            str(shown_path(folder.log)), f"cannot be read: {error.strerror}", code="not-readable"
-        ) from error
+        raise UsageError.one(str(folder.log), f"cannot be read: {error.strerror}", code="not-readable") from error
     for reader in full:
         sys.stdout.writelines(reader.read())
     while True:

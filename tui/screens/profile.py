@@ -16,7 +16,6 @@ from textual.app import ComposeResult
 from engine.runs.control import DEFAULT_PROFILE_STEPS, send_request
 from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem
-from engine.utils.files import shown_path
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_duration
 from tui.keymap import PROFILE_COMMANDS, Command
@@ -74,7 +73,7 @@ class ProfileScreen(GputrainScreen):
     def _content(self, stored: StoredProfile | None, width: int) -> list[Text]:
         if stored is None:
             return []
-        path = str(shown_path(self.folder.profiles / stored.name))
+        path = str(self.folder.profiles / stored.name)
         return [*profile_lines(stored.profile, width), *trace_lines(stored.profile, path)]
 
     def _status_line(self, stored: StoredProfile | None) -> Text:
@@ -131,5 +130,5 @@ class ProfileScreen(GputrainScreen):
         if stored is None:
             self.gputrain_app.show_toast(Problem("", "No profile is shown", code="not-selected"))
             return
-        path = str(shown_path(self.folder.profiles / stored.name))
+        path = str(self.folder.profiles / stored.name)
         self.gputrain_app.copy_to_clipboard(path, f"Copied {path}")

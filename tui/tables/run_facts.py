@@ -69,7 +69,7 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
         record.host,
     )
     facts["owner"] = claim.process if is_live and claim is not None else ""
-    facts["user"] = name_of_user(folder.root.stat().st_uid)
+    facts["user"] = name_of_user(folder.path.stat().st_uid)
     facts["versions"] = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     facts["folder"] = str(folder.path)
     facts["sweep"] = row.sweep

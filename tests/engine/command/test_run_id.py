@@ -22,8 +22,8 @@ def test_run_id_is_unique_and_that_of_its_folder(tmp_path: Path) -> None:
 
 def test_renamed_run_has_its_run_id_and_a_copy_none(tmp_path: Path) -> None:
     folder, run_id = make_command_run(tmp_path, "a")
-    shutil.copytree(folder.root, tmp_path / "copy")
-    folder.root.rename(tmp_path / "b")
+    shutil.copytree(folder.path, tmp_path / "copy")
+    folder.path.rename(tmp_path / "b")
     assert last_run_id(RunFolder(tmp_path / "b")) == run_id
     assert last_run_id(RunFolder(tmp_path / "copy")) is None
 
