@@ -19,6 +19,7 @@ from engine.utils.text import pluralize, printable
 from engine.utils.units import format_bytes
 from tui.keymap import TRASH_COMMANDS, Command
 from tui.palette import MUTED
+from tui.pollers.watched import Watched
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.dialogs import TextInputDialog, confirm_dialog
 from tui.screens.run_changes import check_free_name
@@ -37,52 +38,36 @@ class TrashScreen(GputrainScreen):
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
         self._root = app.runs_dir
-        self._runs: list[TrashedRun] | None = None
         self._contents: dict[str, RunContents] = {}
-        self._busy = False
+        self.poller = self.follow(Watched("trash", self._read))
 
     def compose_body(self) -> ComposeResult:
         lines = Lines(selectable=True, id="trash", empty_text=Text("Loading …", MUTED))
         lines.set_titles("Trash")
         yield lines
 
-    def update_content(self) -> None:
-        self.show_title(f"trash of {self._root}")
-        self._draw()
-        if not self._busy:
-            self._read()
+    def _read(self) -> list[TrashedRun]:
+        """Return the runs in the trash, in the thread of the poller. Each is counted once."""
+        runs = list_trash(self._root)
+        self._contents |= {run.entry: run_contents(run.path) for run in runs if run.entry not in self._contents}
+        return runs
 
     def _change(self, work: Callable[[], object], done: str) -> None:
         """Change the trash in a thread, then read it."""
 
         def read() -> None:
             self.gputrain_app.run_list_poller.request_poll()
-            self._read()
+            self.poller.request_poll()
 
         def succeed(_: object) -> None:
             self.gputrain_app.show_toast(done)
             read()
 
-        self._busy = True
         self.act(work, succeed, read, in_thread=True)
 
-    def _read(self) -> None:
-        def read() -> list[TrashedRun]:
-            runs = list_trash(self._root)
-            self._contents |= {run.entry: run_contents(run.path) for run in runs if run.entry not in self._contents}
-            return runs
-
-        self._busy = True
-        self.act(read, self._show, in_thread=True)
-
-    def _show(self, runs: list[TrashedRun]) -> None:
-        self._busy, self._runs = False, runs
-        if self.is_attached:
-            self._draw()
-            self.update_keys()
-
-    def _draw(self) -> None:
-        lines, runs = self.query_one("#trash", Lines), self._runs
+    def update_content(self) -> None:
+        self.show_title(f"trash of {self._root}")
+        lines, runs = self.query_one("#trash", Lines), self.poller.value
         if runs is None:
             return
         table = fit(trash_columns(self._contents), runs, lines.text_width)
@@ -97,10 +82,10 @@ class TrashScreen(GputrainScreen):
 
     def _selected(self) -> TrashedRun | None:
         key = self.query_one("#trash", Lines).selected_key
-        return next((run for run in self._runs or () if run.entry == key), None)
+        return next((run for run in self.poller.value or () if run.entry == key), None)
 
     def is_available(self, action: str) -> bool:
-        return action not in ("restore", "delete", "empty") or bool(self._runs)
+        return action not in ("restore", "delete", "empty") or bool(self.poller.value)
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         self.action_restore()
@@ -130,7 +115,7 @@ class TrashScreen(GputrainScreen):
 
     def action_empty(self) -> None:
         """Delete all runs in the trash for good, after a question."""
-        if runs := self._runs:
+        if runs := self.poller.value:
             checkpoints = sum(self._contents[run.entry].checkpoints for run in runs)
             about = f"{format_bytes(self._total_bytes(runs))}, {pluralize(checkpoints, 'checkpoint')}. {FOREVER}"
             self._ask_to_delete(runs, f"Delete {pluralize(len(runs), 'run')} in the trash for good?", about)
