@@ -41,26 +41,15 @@ def area_lines(checks: Sequence[Check], width: int) -> Iterator[Text]:
 
 
 def merge_gpus(checks: Sequence[Check]) -> list[Check]:
-    """Merge equal checks of several GPUs into one."""
+    """Merge equal checks of several GPUs into one: `GPU 0,1,3`."""
     indices: dict[Check, list[int]] = {}
     for check in checks:
-        if check.gpu is None:
-            indices.setdefault(check, [])
-        else:
-            indices.setdefault(replace(check, name="GPU", gpu=None), []).append(check.gpu)
-    return [replace(check, name=_name_with_indices(check.name, gpus)) for check, gpus in indices.items()]
-
-
-def _name_with_indices(name: str, indices: Sequence[int]) -> str:
-    """Return the name with index ranges: `GPU 0-3,7`."""
-    ranges: list[list[int]] = []
-    for index in sorted(indices):
-        if ranges and ranges[-1][-1] == index - 1:
-            ranges[-1].append(index)
-        else:
-            ranges.append([index])
-    parts = [str(pair[0]) if len(pair) == 1 else f"{pair[0]}-{pair[-1]}" for pair in ranges]
-    return f"{name} {','.join(parts)}" if parts else name
+        key = check if check.gpu is None else replace(check, name="GPU", gpu=None)
+        indices.setdefault(key, []).extend([] if check.gpu is None else [check.gpu])
+    return [
+        replace(check, name=f"{check.name} {','.join(map(str, gpus))}" if gpus else check.name)
+        for check, gpus in indices.items()
+    ]
 
 
 def summary_line(checks: Sequence[Check]) -> str:

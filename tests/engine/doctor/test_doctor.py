@@ -104,7 +104,7 @@ def test_doctor_command_reports_gpu_and_torch_problems_in_80_columns(gputrain: G
     assert process.returncode == 1
     assert max(map(cell_len, output.splitlines())) <= 80
     assert "\x1b" not in output
-    assert says(shown_check(output, "warning GPU 0-2"), "gpu-throttled", "thermal → ")
+    assert says(shown_check(output, "warning GPU 0,1,2"), "gpu-throttled", "thermal → ")
     user = psutil.Process(pid).username()
     assert says(shown_check(output, "warning GPU 3"), "gpu-in-use", f" {pid} ", f" {user})", "--queue")
     assert says(shown_check(output, "problem GPU 4"), "gpu-memory-errors", "2 uncorrected ECC errors")
@@ -294,7 +294,7 @@ def test_arch_check_requires_code_for_gpu_architecture(
 def test_merge_gpus_merges_identical_gpu_checks() -> None:
     checks = [Check("GPUs", f"GPU {index}", "ok", "free", gpu=index) for index in (0, 1, 2, 5)]
     other = Check("GPUs", "GPU 3", "warning", "hot", gpu=3, code="gpu-throttled")
-    assert [check.name for check in merge_gpus([*checks, other])] == ["GPU 0-2,5", "GPU 3"]
+    assert [check.name for check in merge_gpus([*checks, other])] == ["GPU 0,1,2,5", "GPU 3"]
     assert list(other.to_dict().values()) == ["GPUs", "GPU 3", "warning", "hot", "", "gpu-throttled"]
 
 
