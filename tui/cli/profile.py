@@ -61,8 +61,7 @@ def profile(
     from engine.utils.codec import InvalidRecordError
 
     others = {"--steps": steps, "--no-wait": no_wait or None, "--timeout": timeout}
-    given = [name for name, value in others.items() if value is not None]
-    if stored and given:
+    if stored and (given := [name for name, value in others.items() if value is not None]):
         reason = f"shows a profile that was taken before; omit {', '.join(given)}"
         raise UsageError.one("--stored", reason, code="conflict")
     if stored:
@@ -73,20 +72,20 @@ def profile(
         show(folder, *found, as_json=as_json)
         return
     steps = DEFAULT_PROFILE_STEPS if steps is None else steps
-    timeout_s = parse_duration("--timeout", DEFAULT_TIMEOUT if timeout is None else timeout)
-    event = request_profile(folder, steps, 0.0 if no_wait else timeout_s)
+    timeout_s = 0.0 if no_wait else parse_duration("--timeout", DEFAULT_TIMEOUT if timeout is None else timeout)
+    event = request_profile(folder, steps, timeout_s)
     if event is None:
         if as_json:
             print_json({"run": folder.name, "request": "profile", "steps": steps})
         typer.echo(f"Sent the profile request to {folder.name}; see the profile with --stored.", err=True)
-        return
-    name = event.folder.rpartition("/")[2]
-    if not name:
+    elif not event.folder:
         fail(f"no profile of {folder.name}: {event.message}", code="not-recorded")
-    try:
-        show(folder, name, read_profile(folder, name), as_json=as_json)
-    except InvalidRecordError as error:
-        fail(f"{event.folder} {error}", code=error.code)
+    else:
+        name = event.folder.rpartition("/")[2]
+        try:
+            show(folder, name, read_profile(folder, name), as_json=as_json)
+        except InvalidRecordError as error:
+            fail(f"{event.folder} {error}", code=error.code)
 
 
 def request_profile(folder: RunFolder, steps: int, timeout_s: float) -> Profiled | None:
@@ -99,40 +98,27 @@ def request_profile(folder: RunFolder, steps: int, timeout_s: float) -> Profiled
     from engine.runs.record_completion import open_run
     from engine.runs.sent_request import SentRequest
 
-    was_paused = False
-
     def answer(sent: SentRequest) -> Profiled | None:
-        nonlocal was_paused
         found = next((event for event in sent.events if isinstance(event, Profiled)), None)
         if found is None and not sent.state.live:
             fail(f"no profile of {folder.name}: it is {sent.state}", code="not-running")
-        if found is None and sent.state is RunState.PAUSED and not was_paused:
-            typer.echo(f"{folder.name} is paused; the profile begins when it continues.", err=True)
-        was_paused = sent.state is RunState.PAUSED
         return found
 
     watch_other_hosts([folder])
     state = open_run(folder).state
-    if state is RunState.WAITING:
-        fail(f"{folder.name} waits for GPUs; take a profile when it trains", code="not-running")
-    if not state.live:
-        reason = f"{folder.name} is not running: it is {state}; profiles that were taken before are shown with --stored"
-        fail(reason, code="not-running")
+    if state is RunState.WAITING or not state.live:
+        advice = "take a profile when it trains; those that were taken before are shown with --stored"
+        fail(f"{folder.name} is not running: it is {state}; {advice}", code="not-running")
+    if state is RunState.PAUSED:
+        typer.echo(f"{folder.name} is paused; the profile begins when it continues.", err=True)
     sent = SentRequest(folder, "profile", steps=steps)
     for _, event in answers([sent], answer, timeout_s):
         return event
     if timeout_s > 0:
-        fail_without_answer(folder, sent.state, sent.record.phase, timeout_s)
+        reason = f"it is {sent.state if sent.state is RunState.PAUSED else sent.record.phase or sent.state}"
+        advice = "the request stays, see it later with --stored"
+        fail(f"no profile of {folder.name} within {timeout_s:g} s: {reason}; {advice}", code="timed-out")
     return None
-
-
-def fail_without_answer(folder: RunFolder, state: str, phase: str, timeout_s: float) -> NoReturn:
-    """Say why a run has not answered in time, and exit with code 1."""
-    from engine.runs.folder import RunState
-
-    reason = "it is paused" if state is RunState.PAUSED else f"it is {phase or state}"
-    advice = "the request stays, see it later with --stored"
-    fail(f"no profile of {folder.name} within {timeout_s:g} s: {reason}; {advice}", code="timed-out")
 
 
 def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> None:
