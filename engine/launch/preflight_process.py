@@ -54,17 +54,17 @@ class PreflightResult(Record, frozen=True, kw_only=True):
 
     `devices` is 0 and `on_gpu` None while the devices are unknown, `batch_size` and `images` are None if they are."""
 
-    problems: list[Problem]
-    warnings: list[Problem]
-    devices: Count
-    on_gpu: bool | None
-    cpu_fallback: str
-    batch_size: Count | None
-    images: ImageCounts | None
-    classes: Count | None
-    schedule: SampledSchedule | None
-    input: str
-    precision: str
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+    devices: Count = 0
+    on_gpu: bool | None = None
+    cpu_fallback: str = ""
+    batch_size: Count | None = None
+    images: ImageCounts | None = None
+    classes: Count | None = None
+    schedule: SampledSchedule | None = None
+    input: str = ""
+    precision: str = ""
 
 
 class ModelRequest(Record, frozen=True, kw_only=True, tag_field="task", tag="model"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -16,7 +16,6 @@ from engine.data.batching import build_sampler_from_counts
 from engine.data.sampler import DistributedBatchSampler
 from engine.gpus.snapshot import Snapshot
 from engine.launch.preflight_process import ModelCheck, ModelRequest, PreflightRequest, PreflightResult, scan_key
-from engine.optim.user_schedule import SampledSchedule
 from engine.utils.codec import Record
 from engine.utils.errors import Problem
 from engine.utils.helper_process import HelperError, HelperProcess, start_helper
@@ -24,6 +23,7 @@ from engine.utils.helper_process import HelperError, HelperProcess, start_helper
 # Building the model imports torch, so it waits until nothing is typed.
 MODEL_CHECK_DELAY_SECONDS = 1.0
 CANCEL_POLL_SECONDS = 0.1
+NOT_BUILT = ModelCheck()
 
 Task = Literal["preflight", "model"]
 ResultT = TypeVar("ResultT", bound=Record)
@@ -31,31 +31,19 @@ ResultT = TypeVar("ResultT", bound=Record)
 
 @dataclass(frozen=True)
 class FormCheckResult:
-    """The result for one config: its devices, its batches if the images could be counted, and its problems."""
+    """The result for one config: that of the preflight, its batches if the images could be counted, the model once it
+    is built, and the name that the run gets if none is typed."""
 
+    preflight: PreflightResult
     total_ranks: int = 1
-    on_gpus: bool | None = False
-    """None if the run waits for GPUs, or the driver has not answered yet."""
     sampler: DistributedBatchSampler | None = None
-    problems: list[Problem] = field(default_factory=list)
-    cpu_fallback: str = ""
-    """Why the run would train on the CPU although this host has GPUs."""
-    warnings: tuple[Problem, ...] = ()
-    """What does not prevent the start, such as GPUs that others use."""
-    num_classes: int | None = None
-    """Number of classes of the dataset; None if it was not opened."""
-    parameters: int | None = None
-    """Number of parameters of the model; None until it is built."""
-    weight_decay: tuple[tuple[float, int], ...] = ()
-    """Each weight decay and its number of parameter tensors; empty until the model is built."""
-    schedule: SampledSchedule | None = None
-    """Factors of the user's own schedule; None for other schedules, and until it is evaluated."""
-    input: str = ""
-    """Input of the model, if its pretrained weights determine it."""
-    precision: str = ""
-    """Precision and NUMA nodes of a run on GPUs."""
+    model: ModelCheck = NOT_BUILT
     run_name: str = ""
-    """Name that the run gets if none is typed."""
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What prevents the start."""
+        return [*self.preflight.problems, *self.model.problems]
 
 
 class FormChecker:
@@ -109,18 +97,7 @@ class FormChecker:
                 config if result.batch_size is None else config.with_values(data={"batch_size": result.batch_size})
             )
             sampler = build_sampler_from_counts(checked, images.train, images.val, total_ranks)
-        return FormCheckResult(
-            total_ranks,
-            result.on_gpu,
-            sampler,
-            result.problems,
-            result.cpu_fallback,
-            tuple(result.warnings),
-            num_classes=result.classes,
-            schedule=result.schedule,
-            input=result.input,
-            precision=result.precision,
-        )
+        return FormCheckResult(result, total_ranks, sampler)
 
     def check_model(
         self, canceled: threading.Event, config: Config, *, on_gpu: bool, check_gpus: bool = False

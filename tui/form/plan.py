@@ -61,7 +61,8 @@ def plan_text(config: Config | None, problems: Sequence[Problem], result: FormCh
     """Return the problems, the warnings and the plan of a run, one per line, the most urgent first."""
     lines = [Text(f"✗ {printable(str(problem))}", BAD) for problem in problems]
     if result is not None:
-        warnings = [*([result.cpu_fallback] if result.cpu_fallback else []), *map(str, result.warnings)]
+        found = result.preflight
+        warnings = [*([found.cpu_fallback] if found.cpu_fallback else []), *map(str, found.warnings)]
         lines += [Text(f"! {printable(warning)}", WARNING) for warning in warnings]
     if problems:
         lines.append(Text("The plan follows when all errors are fixed.", MUTED))
@@ -73,15 +74,15 @@ def plan_text(config: Config | None, problems: Sequence[Problem], result: FormCh
 
 
 def _plan_lines(config: Config, result: FormCheckResult) -> list[str]:
-    devices = pluralize(result.total_ranks, {True: "GPU", False: "CPU rank", None: "rank"}[result.on_gpus])
+    found, sampler = result.preflight, result.sampler
+    devices = pluralize(result.total_ranks, {True: "GPU", False: "CPU rank", None: "rank"}[found.on_gpu])
     global_batch = "auto"
     if config.data.batch_size != "auto":
         images = result.total_ranks * config.data.numeric_batch_size * config.optim.accumulate
-        global_batch = str(images if result.sampler is None else result.sampler.global_batch)
+        global_batch = str(images if sampler is None else sampler.global_batch)
     lines = [f"{devices}, global batch size {global_batch}"]
-    lines += [f"Precision: {result.precision}"] if result.precision else []
-    lines += [f"Input: {printable(result.input)}"] if result.input else []
-    sampler = result.sampler
+    lines += [f"Precision: {found.precision}"] if found.precision else []
+    lines += [f"Input: {printable(found.input)}"] if found.input else []
     if sampler is None:
         return [*lines, "Images are counted at the start", *_weight_decay_lines(result)]
     if steps := sampler.steps_per_epoch:
@@ -92,24 +93,25 @@ def _plan_lines(config: Config, result: FormCheckResult) -> list[str]:
 
 def _weight_decay_lines(result: FormCheckResult) -> list[str]:
     """Return the line of a weight decay that differs between parameters; none if it is the same for all."""
-    if len(result.weight_decay) < 2:
+    if len(result.model.weight_decay) < 2:
         return []
-    parts = [f"{decay:g} on {pluralize(tensors, 'tensor')}" for decay, tensors in result.weight_decay]
+    parts = [f"{decay:g} on {pluralize(tensors, 'tensor')}" for decay, tensors in result.model.weight_decay]
     return [f"weight decay {', '.join(parts)}"]
 
 
 def field_facts(config: Config, result: FormCheckResult) -> dict[str, str]:
     """Return by key what the check found out about the value of a field."""
     facts = {"run.name": "" if config.run.name else "next free name"}
-    if result.on_gpus is not None:
-        facts["device.gpus"] = pluralize(result.total_ranks, "GPU") if result.on_gpus else "trains on the CPU"
-    facts["data.batch_size"] = "per rank" if result.on_gpus is False else "per GPU"
+    on_gpu = result.preflight.on_gpu
+    if on_gpu is not None:
+        facts["device.gpus"] = pluralize(result.total_ranks, "GPU") if on_gpu else "trains on the CPU"
+    facts["data.batch_size"] = "per rank" if on_gpu is False else "per GPU"
     if result.sampler is not None:
         images = f"{result.sampler.train_images + result.sampler.val_images:,} images"
-        classes = "" if result.num_classes is None else f"{result.num_classes} classes, "
+        classes = "" if result.preflight.classes is None else f"{result.preflight.classes} classes, "
         facts["data.path" if config.data.path else "data.dataset"] = classes + images
-    if result.parameters is not None:
-        facts["model.name"] = f"{format_large(result.parameters)} parameters"
+    if result.model.parameters is not None:
+        facts["model.name"] = f"{format_large(result.model.parameters)} parameters"
     if config.optim.lr_scaling != "none":
         facts["optim.lr"] = f"{format_number(scaled_lr(config.optim, result.total_ranks))} after scaling"
     return facts

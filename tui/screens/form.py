@@ -21,6 +21,7 @@ from textual.containers import Container
 from textual.timer import Timer
 
 from engine.config.schema import Config, as_dict
+from engine.launch.preflight_process import PreflightResult
 from engine.runs.run_config import changed_values
 from engine.utils.errors import Problem
 from tui.flags import run_arguments
@@ -272,16 +273,15 @@ class FormScreen(GputrainScreen):
             self._show_check_result(canceled, checked)
             if not checked.problems:
                 real_gpus = snapshot is not None and self.gputrain_app.source_notice() is None
-                on_gpu, check_gpus = checked.on_gpus is not False, checked.on_gpus is True and real_gpus
+                found = checked.preflight.on_gpu
+                on_gpu, check_gpus = found is not False, found is True and real_gpus
                 model = self._checker.check_model(canceled, config, on_gpu=on_gpu, check_gpus=check_gpus)
-                result = replace(
-                    checked, problems=model.problems, parameters=model.parameters, weight_decay=model.weight_decay
-                )
+                result = replace(checked, model=model)
                 self._show_check_result(canceled, result)
         except Exception as error:
             # A fault of the host, such as a broken mount, must not crash the screen.
             all_problems = [*problems, Problem("", f"checking this host failed: {error}", code="internal-error")]
-            self._show_check_result(canceled, FormCheckResult(problems=all_problems))
+            self._show_check_result(canceled, FormCheckResult(PreflightResult(problems=all_problems)))
 
     def _show_check_result(self, canceled: threading.Event, result: FormCheckResult) -> None:
         if self.is_attached:

@@ -116,7 +116,7 @@ class FormSidebar(Container):
         """Draw the learning rate over the epochs, unless a value that it depends on is wrong, or the user's own
         schedule is not evaluated yet."""
         chart = self.query_one(LearningRateChart)
-        schedule = result.schedule if result is not None else None
+        schedule = result.preflight.schedule if result is not None else None
         unknown = (
             config is not None
             and is_user_code(config.schedule.name)

@@ -16,6 +16,7 @@ from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
+from engine.launch.preflight_process import PreflightResult
 from engine.runs.events import WarningEvent
 from engine.runs.history import history_from_events
 from engine.runs.run_record import RunRecord
@@ -167,7 +168,7 @@ def test_summary_contains_reason_until_run_resumes_on_gpus() -> None:
 
 
 def test_form_shows_reason_in_plan() -> None:
-    result = FormCheckResult(on_gpus=False, cpu_fallback="no GPU is free \x1b")
+    result = FormCheckResult(PreflightResult(on_gpu=False, cpu_fallback="no GPU is free \x1b"))
     lines = plan_text(Config(), [], result).plain.splitlines()
     assert lines[0] == "! no GPU is free \\x1b"
     assert lines[1].startswith("1 CPU rank, ")

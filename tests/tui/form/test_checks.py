@@ -47,8 +47,8 @@ def test_checker_counts_ranks_steps_and_images(checker: FormChecker) -> None:
     assert check(checker, demo_snapshot(FROZEN_NOW), device__gpus="2,3") == (2, [])
     config = Form("digits", {"device.gpus": "cpu", "precision.amp": "O2"}).config()
     warned = checker.check(checker.begin(config), config, None)
-    assert warned is not None and has_problem([*warned.warnings], "slow-precision", "precision.amp", "O2")
-    assert f"! {warned.warnings[0]}" in plan_text(config, [], warned).plain.splitlines()
+    assert warned is not None and has_problem([*warned.preflight.warnings], "slow-precision", "precision.amp", "O2")
+    assert f"! {warned.preflight.warnings[0]}" in plan_text(config, [], warned).plain.splitlines()
     config = Form(None, {"data.dataset": "fake", "data.fake_train": "20"}).config()
     assert "global batch size 20" in plan_text(config, [], checker.check(checker.begin(config), config, None)).plain
 
@@ -58,7 +58,7 @@ def test_checker_warns_of_keys_without_effect(checker: FormChecker) -> None:
     config = form.config()
     checked = checker.check(checker.begin(config), config, None, typed=form.overrides, warnings=form.warnings())
     assert checked is not None
-    power, empty_cache = checked.warnings
+    power, empty_cache = checked.preflight.warnings
     assert has_problem([power], "no-effect", "", "schedule.power=2.0", "schedule.name=cosine", "polynomial")
     assert has_problem([empty_cache], "no-effect", "", "device.empty_cache=true")
     assert {f"! {power}", f"! {empty_cache}"} <= {*plan_text(config, [], checked).plain.splitlines()}
