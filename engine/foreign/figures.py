@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from engine.foreign.reading import Reading
 
 
-class Figures(NamedTuple):
+@dataclass(frozen=True)
+class Figures:
     """What is known of a metric: its last step and value, and its lowest and highest value.
 
-    `last` is None if it is not finite, and `low` and `high` if no value was.
+    `step` is None without a value, `last` if it is not finite, and `low` and `high` if no value was.
     """
 
-    step: int
+    step: int | None
     last: float | None
     low: float | None
     high: float | None

@@ -14,9 +14,10 @@ from engine.command.metric_writer import MetricWriter, find_last_step
 from engine.command.output_metrics import OutputMetrics
 from engine.command.spec import Command
 from engine.command.terminal import OutputLine
+from engine.foreign.figures import Figures
 from engine.foreign.parameters import Parameters
-from engine.foreign.run_list import Figures, FollowedRun
-from engine.runs.foreign_record import MetricValues, by_importance, metric_keys
+from engine.foreign.run_list import FollowedRun
+from engine.runs.foreign_record import by_importance, metric_keys
 from engine.runs.recorder import Recorder
 from engine.runs.sinks import Sink
 from engine.utils.colors import without_colors
@@ -141,7 +142,7 @@ class RunningMetrics:
                 self._warn(Problem("", reason, code="non-finite"))
 
 
-def result_line(values: Mapping[str, MetricValues]) -> str:
+def result_line(values: Mapping[str, Figures]) -> str:
     """Return the last value of the most important metric, by the name that the command has for it."""
     known = {key: name for name, key in metric_keys(values).items() if values[name].last is not None}
     first = next((known[key] for key in by_importance(known)), None)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from engine.foreign.figures import Figures
 from engine.foreign.reading import EPOCH_NAMES
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, registry_keys
 from engine.runs.run_record import NO_RECORD, RunRecord
@@ -23,28 +24,14 @@ _FIRST_KEYS = ("val_loss", "val_accuracy", "train_loss", "train_accuracy")
 _FIRST_WORDS = ("loss", "acc", "top1", "map", "f1", "ppl")
 
 
-class MetricValues(Protocol):
-    """What is known of a metric: the step and value that were written last, and the extreme finite values. None for
-    unknown ones."""
-
-    @property
-    def step(self) -> int | None: ...
-    @property
-    def last(self) -> float | None: ...
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
-
-
-def metric_keys(values: Mapping[str, MetricValues]) -> dict[str, str]:
+def metric_keys(values: Mapping[str, Figures]) -> dict[str, str]:
     """Return the key of each metric by its name in the run, sorted by name. The number of the epoch is no metric."""
     names = sorted(name for name in values if name.lower() not in EPOCH_NAMES)
     keys = {name: key for name, key in registry_keys(names).items() if _can_be(key, values[name])}
     return {name: keys.get(name, METRIC_PREFIX + name) for name in names}
 
 
-def _can_be(key: str, values: MetricValues) -> bool:
+def _can_be(key: str, values: Figures) -> bool:
     """Whether the values can be those of a metric of the registry, whose accuracies are shares and not percent."""
     if METRICS[key].better is not Better.HIGH or values.low is None or values.high is None:
         return True
@@ -64,12 +51,12 @@ def _rank(key: str) -> int:
     return len(_FIRST_KEYS) + rank
 
 
-def foreign_record(values: Mapping[str, MetricValues], keys: Mapping[str, str], updated_at: float | None) -> RunRecord:
+def foreign_record(values: Mapping[str, Figures], keys: Mapping[str, str], updated_at: float | None) -> RunRecord:
     """Return the values of a run as a record. `values` and `keys` (see `metric_keys`) are by the names in the run."""
     return codec.replace(with_metrics(NO_RECORD, values, keys), updated_at=updated_at)
 
 
-def with_metrics(record: RunRecord, values: Mapping[str, MetricValues], keys: Mapping[str, str]) -> RunRecord:
+def with_metrics(record: RunRecord, values: Mapping[str, Figures], keys: Mapping[str, str]) -> RunRecord:
     """Return a record with the values of a run as its metrics, all of `METRIC_FIELDS`."""
     keyed = {key: values[name] for name, key in keys.items()}
     own = {key.removeprefix(METRIC_PREFIX): part for key, part in keyed.items() if key.startswith(METRIC_PREFIX)}
@@ -97,12 +84,12 @@ def known_keys(rows: Iterable[RunRow]) -> list[str]:
     return [key for key, _ in counts.most_common()]
 
 
-def last_step(values: Mapping[str, MetricValues]) -> int | None:
+def last_step(values: Mapping[str, Figures]) -> int | None:
     """Return the highest last step of a metric; None without one."""
     return max((part.step for part in values.values() if part.step is not None), default=None)
 
 
-def low_and_high(values: Mapping[str, MetricValues]) -> dict[str, dict[str, float]]:
+def low_and_high(values: Mapping[str, Figures]) -> dict[str, dict[str, float]]:
     """Return the fields of a record with the lowest and the highest value of each metric by its name."""
     return {
         "lowest_metrics": {name: part.low for name, part in values.items() if part.low is not None},

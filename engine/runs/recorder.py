@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
+from engine.foreign.figures import Figures
 from engine.runs.command_events import CommandStarted
 from engine.runs.event_lines import event_lines
 from engine.runs.events import (
@@ -29,7 +30,7 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.foreign_record import MetricValues, metric_keys, with_metrics
+from engine.runs.foreign_record import metric_keys, with_metrics
 from engine.runs.journal import Journal
 from engine.runs.log import MAX_COMMAND_LOG_BYTES, LogWriter, PendingLines
 from engine.runs.record_completion import with_stored_metrics
@@ -89,7 +90,7 @@ class Recorder:
         self._config_values = (
             read_changed_config(folder.config) if config is None else changed_values(self._stored(config))
         )
-        self.metrics: Mapping[str, MetricValues] = {}
+        self.metrics: Mapping[str, Figures] = {}
         """The metrics of a run of another program, by its names for them."""
         if config is not None and not folder.config.exists():
             self._write_config()
@@ -290,7 +291,7 @@ class Recorder:
         """Set the config that is written when training starts: the ranks may use other values than were requested."""
         self._config, self._config_values = config, changed_values(self._stored(config))
 
-    def set_metrics(self, metrics: Mapping[str, MetricValues]) -> None:
+    def set_metrics(self, metrics: Mapping[str, Figures]) -> None:
         """Set the metrics of a run of another program, by its names for them. Its record has them, not its journal."""
         with self._lock:
             self.metrics, self._record_is_due = metrics, True

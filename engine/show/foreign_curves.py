@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.foreign.figures import Figures
 from engine.foreign.folders import ForeignRun, RunFollower
 from engine.foreign.parameters import merge_parameters
 from engine.foreign.points import PointColumns, Points
@@ -37,20 +38,12 @@ FOREIGN_AXES: tuple[XAxis, ...] = ("step", "epoch", "hours")
 
 
 @dataclass(frozen=True)
-class Extremes:
-    """Number of points of a metric, its smallest and largest finite value, and the one that was read last, with its
-    step.
-
-    A value is None without a finite one, `last` also if the last one is not finite. `step` is the highest one of a
-    block if the points after it were dropped.
-    """
+class Extremes(Figures):
+    """Also the number of points of a metric, and of those that are not finite. `step` is the highest one of a block if
+    the points after it were dropped."""
 
     count: int
-    low: float | None
-    high: float | None
-    last: float | None
     not_finite: int
-    step: int | None
 
 
 class _Metric:
@@ -128,12 +121,12 @@ class _Metric:
         columns = self.columns
         num_points = int(columns[_SIZE].sum())
         if not num_points:
-            return Extremes(0, None, None, None, 0, None)
+            return Extremes(None, None, None, None, 0, 0)
         low, high = float(np.fmin.reduce(columns[_LOW])), float(np.fmax.reduce(columns[_HIGH]))
         latest = np.argmax(columns[_NUMBER])
         last, step = float(columns[_LAST, latest]), int(columns[_STEP_HIGH, latest])
         not_finite = num_points - int(columns[_FINITE].sum())
-        return Extremes(num_points, finite(low), finite(high), finite(last), not_finite, step)
+        return Extremes(step, finite(last), finite(low), finite(high), num_points, not_finite)
 
 
 class ForeignCurves:

@@ -39,7 +39,7 @@ def extremes_of(values: list[float]) -> Extremes:
     known = [value for value in values if math.isfinite(value)]
     last = values[-1] if values and math.isfinite(values[-1]) else None
     num_gaps = len(values) - len(known)
-    return Extremes(len(values), min(known, default=None), max(known, default=None), last, num_gaps, None)
+    return Extremes(None, last, min(known, default=None), max(known, default=None), len(values), num_gaps)
 
 
 def points(*values: float, name: str = "loss", start: int = 0) -> Points:
@@ -135,7 +135,7 @@ def test_many_metrics_share_a_bounded_number_of_columns(monkeypatch: pytest.Monk
         found = [Point(name, step, float(step)) for step in range(start, start + 30) for name in names]
         curves.add([Reading(Points(found))])
     assert sum(len(curves.over(name, "step").means.x) for name in names) <= 100 * 32
-    assert curves.extremes(names[-1]) == Extremes(300, 0, 299, 299, 0, 299)
+    assert curves.extremes(names[-1]) == Extremes(299, 299, 0, 299, 300, 0)
 
 
 def test_metrics_that_appear_later_take_columns_from_the_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_reader_skips_images_and_has_exact_extremes(tmp_path: Path) -> None:
     assert reader.share == 1
     for name, metric in known.items():
         found = replace(reader.curves.extremes(name), step=None)
-        assert found == Extremes(metric.count, metric.low, metric.high, metric.last, 0, None)
+        assert found == Extremes(None, metric.last, metric.low, metric.high, metric.count, 0)
 
 
 def test_metric_that_moves_to_another_log_has_the_points_of_that_log_only() -> None:
