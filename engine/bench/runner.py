@@ -37,8 +37,6 @@ from engine.utils.files import replace_file
 from engine.utils.host import MAX_RANKS_PER_CORE, available_cores
 from engine.utils.process import die_with_parent
 
-# To end a run, it gets SIGINT, a second SIGINT, and SIGKILL.
-FIRST_SIGINT_WAIT_SECONDS, SECOND_SIGINT_WAIT_SECONDS = 1.0, 10.0
 NO_CHECKPOINT_EPOCHS = 10**9  # checkpoint.every_epochs beyond any benchmark
 LR_FACTOR = 0.01  # of optim.lr, see `bench_run_config`
 TEMP_FOLDER_PREFIX = "gputrain-bench-"
@@ -239,7 +237,9 @@ def _run_once(
         try:
             exit_code = process.wait()
         finally:
-            _terminate(process)
+            # Its ranks die with it.
+            process.kill()
+            process.wait()
         output.seek(0)
         output_lines = output.read().decode(errors="replace").splitlines()
     history = run_folder.history()
@@ -263,25 +263,10 @@ def _signals_as_keyboard_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _terminate(process: subprocess.Popen[bytes]) -> None:
-    """End a run that is still alive. Its second SIGINT kills the ranks, and they also die with their parent."""
-    for seconds in (FIRST_SIGINT_WAIT_SECONDS, SECOND_SIGINT_WAIT_SECONDS):
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                continue
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-
-
 def failure_message(history: History, output_lines: Sequence[str], exit_code: int) -> str:
     """Return why a run failed, in one line: from the journal, else from its output, else the exit code."""
     if history.finished is not None and history.finished.message:
         return history.finished.message
-    lines = [line for line in output_lines if line.strip()]
+    errors = [line.removeprefix("error: ") for line in output_lines if line.startswith("error: ")]
     silent_exit = f"it {exit_status(exit_code)} and printed nothing; run this config with `gputrain run` to see why"
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return "; ".join(errors) or (lines[-1] if lines else silent_exit)
+    return "; ".join(errors) or next((line for line in reversed(output_lines) if line.strip()), silent_exit)
