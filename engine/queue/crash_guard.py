@@ -101,8 +101,9 @@ def read_batch(folder: RunFolder, state: QueueState) -> Batch:
     starts = [start for run, other in others.items() if (start := judge_start(run, other)) is not None]
     held_because = hold_reason(each for each in starts if each.failure is None or each.ended_at > released_at)
     own = state.submitted_at, folder.name
-    waiting = (run for run, other in others.items() if other.stage is QueueStage.WAITING and run.is_owned())
-    return Batch(held_because, released_at, all((others[run].submitted_at, run.name) > own for run in waiting))
+    before = (run for run, other in others.items() if (other.submitted_at, run.name) < own)
+    is_first = not any(others[run].stage is QueueStage.WAITING and run.is_owned() for run in before)
+    return Batch(held_because, released_at, is_first)
 
 
 def _other_jobs(folder: RunFolder, state: QueueState) -> dict[RunFolder, QueueState]:

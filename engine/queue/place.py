@@ -37,6 +37,7 @@ from engine.utils.units import format_date
 
 # A reason may change every second, for as long as a run waits.
 RECORD_INTERVAL_SECONDS = 30.0
+MAX_BATCH_SHARE = 0.01  # of a core, to read the other jobs of the batch of a run
 
 
 class CancelledError(CodedError):
@@ -64,6 +65,7 @@ class QueuePlace:
     _entered_at: float = field(default_factory=time.monotonic, init=False)
     _recorded_at: float = field(default=-math.inf, init=False)
     _looked_at: float = field(default=-math.inf, init=False)
+    _read_batch_at: float = field(default=-math.inf, init=False)
     _reason: str = field(default="", init=False)
     _block: Blocked = field(default="", init=False)
     _recorded: tuple[str, int | None] | None = field(default=None, init=False)
@@ -122,7 +124,13 @@ class QueuePlace:
 
     def _poll_crash_guard(self) -> None:
         """Hold this run because of its batch, or no longer, because the user has released a run of it."""
+        if time.monotonic() < self._read_batch_at:
+            return
+        started_at = time.thread_time()
         reason, released_at, is_first = read_batch(self.folder, self.state)
+        # Hundreds of jobs are read less often than once per second. A job that wakes up reads them at once.
+        interval_s = (time.thread_time() - started_at) / MAX_BATCH_SHARE
+        self._read_batch_at = time.monotonic() + interval_s if interval_s > 1.0 else -math.inf
         # A hold that was saved just after another run was released has no failure left.
         is_over = released_at >= self.state.crash_held_at or (reason is None and released_at > 0)
         if self.state.crash_hold and is_over:
