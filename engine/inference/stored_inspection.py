@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,14 +36,10 @@ class InspectionRequest:
 
 
 def checkpoint_digest(path: Path) -> str:
-    """Return the SHA-256 of a checkpoint. Raises UsageError."""
-    try:
+    """Return the SHA-256 of a checkpoint; "" for one that cannot be read, which the evaluation then refuses."""
+    with suppress(DamagedCheckpointError, OSError):
         return read_digest(path)
-    except (DamagedCheckpointError, OSError) as error:
-        reason, code = (error.strerror, "not-readable") if isinstance(error, OSError) else (error, "damaged")
-        raise UsageError.one(
-            str(path), f"{reason}; select another with --checkpoint last, or --checkpoint FILE", code=code
-        ) from error
+    return ""
 
 
 def find_stored(run: RunFolder, request: InspectionRequest) -> Inspection | None:
@@ -68,12 +65,10 @@ def _has_same_files(info: InspectionInfo) -> bool:
     try:
         config = validate_config({"data": dict(info.data), "run": {"seed": info.seed}})
         # Another user may have written the inspection: it must not name code or a download.
-        if config.data.dataset not in ENCODED_DATASETS:
-            return False
-        source = open_source(config)
+        source = open_source(config) if config.data.dataset in ENCODED_DATASETS else None
     except UsageError:
         return False
-    return all(
+    return source is not None and all(
         asdict(source.fingerprint(part)) == info.fingerprints[part] for part in PARTS if part in info.fingerprints
     )
 
