@@ -33,7 +33,7 @@ def main() -> None:
     from engine.utils.entry_point import begin_process, reported_faults
 
     begin_process()
-    if sys.argv[1:2] in (["run"], ["resume"]):
+    if sys.argv[1:2] in (["run"], ["resume"], ["sweep"]):
         from engine.command.membership import leave_outer_run
 
         leave_outer_run()
