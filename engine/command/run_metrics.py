@@ -23,7 +23,6 @@ class MetricsFinder:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._is_own = folder.foreign_reason() is None
         self._known: tuple[object, CommandMetrics] | None = None
 
     def find(self) -> CommandMetrics:
@@ -43,8 +42,10 @@ class MetricsFinder:
 
     def _find(self) -> CommandMetrics:
         record, cwd = read_run_record(self._folder), self._folder.path
-        if self._is_own:
+        # That of a trial does not exist before its command has started.
+        is_own = self._folder.foreign_reason() is None
+        if is_own:
             with suppress(UsageError):
                 cwd = Path(read_command(self._folder).cwd)
         arguments = {} if record is None else dict(record.command_parameters)
-        return command_metrics(self._folder.path, cwd=cwd, arguments=arguments, is_own=self._is_own)
+        return command_metrics(self._folder.path, cwd=cwd, arguments=arguments, is_own=is_own)

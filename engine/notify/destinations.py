@@ -60,8 +60,9 @@ def read_destinations(
             for destination in destinations:
                 if _URL.fullmatch(destination.url) is None:
                     reason = f"{destination.label} is not an apprise URL such as ntfy://TOPIC"
-                    raise UsageError.one("", reason, code="invalid-value")
-                found.setdefault(destination.url, destination)
+                    problems.append(Problem("", reason, code="invalid-value"))
+                else:
+                    found.setdefault(destination.url, destination)
     return [*found.values()], problems
 
 

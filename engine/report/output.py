@@ -9,7 +9,7 @@ from engine.utils import output_file
 from engine.utils.errors import UsageError
 from engine.utils.files import read_bytes, replace_file
 
-MARK = "gputrain report"
+MARK = "made by gputrain report, which may replace it"
 """What a page and the metadata of a figure in any format say of their origin."""
 MAX_REPORT_BYTES = 1 << 28
 

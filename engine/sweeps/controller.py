@@ -120,9 +120,11 @@ class Controller:
     def _add_trial(self) -> Trial | None:
         """Record the next trial; None if there is none."""
         number = len(self.study.trials())
+        if number >= self.settings.trials:
+            return None
         is_preset = number == 0 and not self.settings.command
         params = self.plan.preset if is_preset else self.study.propose()
-        if number >= self.settings.trials or params is None:
+        if params is None:
             return None
         self.study.add(params, {PRESET: is_preset})
         return make_trial(self.folder, self.plan, number)

@@ -21,7 +21,7 @@ from engine.launch.detached import LaunchedRun, start_detached
 from engine.launch.survivors import stop_survivors
 from engine.runs.claim import read_claim
 from engine.runs.control import send_request
-from engine.runs.events import RunFinished
+from engine.runs.events import ControlEvent, RunFinished
 from engine.runs.folder import RunState
 from engine.runs.history import History
 from engine.runs.journal import JournalReader
@@ -76,7 +76,7 @@ class Trial:
     def _begin(self) -> None:
         """Begin to read the journal. A refused start deletes the folder with its journal again."""
         self.history, self._reader = History(), JournalReader(self.folder.journal)
-        self._stop_requested, self._requested_at = False, -math.inf
+        self._stop_requested, self._stopped_by_signal, self._requested_at = False, False, -math.inf
 
     def line(self, params: Mapping[str, Value], device: Mapping[str, str]) -> tuple[list[str], list[str]]:
         """Return what `gputrain run` gets for these values and overrides of section `device`: its arguments, and the
@@ -138,6 +138,9 @@ class Trial:
         is_live = (self._process is not None and code is None) or self.folder.is_owned()
         for event in self._reader.poll():
             self.history.add(event)
+            if isinstance(event, ControlEvent) and event.request == "stop":
+                # An administrator or a memory guard means the process, not the trial.
+                self._stopped_by_signal = event.by in signal.Signals.__members__
         return None if is_live else self._ended(code)
 
     def _ended(self, code: int | None) -> Ended:
@@ -150,7 +153,8 @@ class Trial:
         if finished is None:
             return Ended.CRASHED
         if finished.state == RunState.STOPPED:
-            return Ended.STOPPED if self._stop_requested or self._process is None else Ended.STOPPED_BY_USER
+            is_ours = self._stop_requested or self._stopped_by_signal or self._process is None
+            return Ended.STOPPED if is_ours else Ended.STOPPED_BY_USER
         return Ended.FINISHED if finished.state == RunState.FINISHED else Ended.FAILED
 
     def request_stop(self) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import resource
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,6 +39,7 @@ from engine.distributed.rank_env import RankInfo
 from engine.runs.events import WarningEvent
 from engine.training.job import Job
 from engine.training.loop import train_step
+from engine.training.memory import release_free_memory
 from engine.training.rank_state import Position, RankState
 from engine.training.trial import FIXED_PIPELINE, MIN_TRIAL_BATCH_SIZE, build_trial_state, trial_config
 from engine.training.warmup import evaluate_random_batch
@@ -194,6 +198,8 @@ class BatchSizeTrials:
             dist.destroy_process_group()
         if self._plan.on_gpu:
             torch.cuda.empty_cache()
+        else:
+            _reset_peak_rss()
 
     def end(self) -> None:
         """Leave this process as it was before the trials."""
@@ -205,8 +211,18 @@ class BatchSizeTrials:
             torch.cuda.set_per_process_memory_fraction(1.0, index)
 
 
+def _reset_peak_rss() -> None:
+    """Return freed memory to the system and reset the peak of `_peak_rss_bytes` (proc_pid_clear_refs(5)).
+
+    Where that is not possible, the peak includes earlier trials, and the batch size becomes smaller than needed."""
+    release_free_memory()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def _peak_rss_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    match = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
+    return int(match[1]) << 10 if match else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def _without_delays(config: Config) -> Config:

@@ -216,7 +216,12 @@ class MistakesScreen(GputrainScreen):
             self._command.cancel()
             self._command = None
         else:
-            self._command = InspectCommand(self.folder, self._epoch[0])
+            try:
+                self._command = InspectCommand(self.folder, self._epoch[0])
+            except OSError as error:
+                reason = f"the evaluation cannot be started: {error.strerror or error}"
+                self.gputrain_app.show_toast(Problem("", reason, code="not-started"))
+                return
             self._follow(self._command)
         self.update_if_on_top()
 

@@ -54,6 +54,12 @@ def test_lines_that_are_no_url_are_named_by_number_only(tmp_path: Path, text: st
     assert "hunter2" not in str(problems)
 
 
+def test_line_that_is_no_url_leaves_the_others(tmp_path: Path) -> None:
+    found, problems = read_destinations([f"file:{make_url_file(tmp_path / 'urls', 'ntfy://a\nno url\nntfy://b')}"])
+    assert [each.url for each in found] == ["ntfy://a", "ntfy://b"]
+    assert len(problems) == 1
+
+
 def test_unusable_references_are_reported(tmp_path: Path) -> None:
     empty = make_url_file(tmp_path / "empty", "# nothing\n")
     found, problems = read_destinations(["env:BLANK", "file:/nowhere", f"file:{empty}"], {"BLANK": " "})

@@ -11,7 +11,7 @@ from support.messages import raises_problem
 def test_output_replaces_earlier_reports_only(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     write_output(path, MARK.encode(), force=False)
-    write_output(path, b"own notes", force=False)
+    write_output(path, b"own notes on gputrain report", force=False)
     with raises_problem("name-in-use", "--output", str(path), "--force"):
         write_output(path, b"", force=False)
     write_output(path, b"forced", force=True)

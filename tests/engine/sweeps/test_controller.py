@@ -207,7 +207,7 @@ def test_stopped_sweep_continues_its_trials_and_a_trial_stopped_by_hand_is_prune
     def stop_by_hand(line: str) -> None:
         if line.startswith("trial 0 finished"):
             # The trial may not have created its folder before the sweep was stopped.
-            wait_for(folder.trial(1).root.is_dir, "the folder of trial 1")
+            wait_for(folder.trial(1).path.is_dir, "the folder of trial 1")
             send_request(folder.trial(1).control, "stop")
 
     with folder.controller_lock():
@@ -216,6 +216,16 @@ def test_stopped_sweep_continues_its_trials_and_a_trial_stopped_by_hand_is_prune
     shown = status(folder)
     assert [row.state for row in shown.trials] == ["complete", "pruned"]
     assert shown.trials[1].code == "stopped" and "user" in shown.trials[1].reason
+
+
+def test_trial_that_a_signal_stops_goes_on(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, trials=2, pruner="none")
+    behave(tmp_path, s_001="sigterm")
+    plan = load_sweep(folder, {})
+    with folder.controller_lock():
+        study = open_study(folder, plan.settings, create=True)
+        assert Controller(folder, plan, study, COMMAND, [], lambda _: None).run() is ExitCode.FINISHED
+    assert [row.state for row in status(folder).trials] == ["complete", "complete"]
 
 
 def test_pruned_trial_is_reported_with_its_value_at_that_epoch_and_most_with_a_warning(tmp_path: Path) -> None:

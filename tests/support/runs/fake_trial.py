@@ -57,6 +57,10 @@ def main(arguments: list[str]) -> int:
         reached = accuracy * epoch / EPOCHS
         scores = {"val_loss": 1 - reached, "metrics": {"val/distance": 1 - reached}}
         journal.append(replace(make_epoch(epoch, reached, time=time.time()), **scores))
+    if behavior == "sigterm" and is_new:
+        journal.append(ControlEvent(request="stop", by="SIGTERM", outcome=""))
+        journal.append(RunFinished(state="stopped"))
+        return 3
     while behavior == "wait":
         for request in consume_requests(claimed.folder.control):
             journal.append(ControlEvent(request=request.request, by=request.by, outcome=""))
