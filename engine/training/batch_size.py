@@ -1,6 +1,6 @@
 """`data.batch_size: auto`: the largest batch per device with which a training step fits into the memory of all ranks.
 
-Each rank tries steps on generated images, alone, before the first collective of the run. The smallest batch size of all
+Each rank tries steps on random images, alone, before the first collective of the run. The smallest batch size of all
 ranks holds for all. `train` calls `with_largest_batch_size`.
 """
 
@@ -17,20 +17,19 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
+from typing import cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
 from engine.config.data_sections import AugmentConfig
 from engine.config.schema import Config
+from engine.data.pipelines.device import DeviceBatch, DeviceLoader
 from engine.data.pipelines.in_memory_images import in_memory_bytes
-from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.pipelines.memory import MAX_FREE_GPU_MEMORY_SHARE
-from engine.data.sampler import PARTS, BatchRequest
+from engine.data.sampler import PARTS
 from engine.data.sources.base import ImageSource
-from engine.data.sources.builtin import FakeSource
 from engine.data.sources.formats import model_input_format
 from engine.distributed.channel import Channel
 from engine.distributed.failures import oom_location
@@ -41,7 +40,7 @@ from engine.training.job import Job
 from engine.training.loop import train_step
 from engine.training.memory import release_free_memory
 from engine.training.rank_state import Position, RankState
-from engine.training.trial import FIXED_PIPELINE, MIN_TRIAL_BATCH_SIZE, build_trial_state, trial_config
+from engine.training.trial import MIN_TRIAL_BATCH_SIZE, build_trial_state, trial_config
 from engine.training.warmup import evaluate_random_batch
 from engine.utils.answers import Answer
 from engine.utils.codec import Count, Record
@@ -69,11 +68,9 @@ def with_largest_batch_size(job: Job, rank_info: RankInfo, store: Store, channel
     """Return the job with the largest batch size that fits on all ranks. A collective on the store.
 
     Raises UsageError, on all ranks, if not one image fits."""
-    step_devices = rank_info.world_size * job.plan.devices_per_rank * job.config.optim.accumulate
-    num_images = source.num_images("train")
-    limit = max(num_images // step_devices, 1)
     trials = BatchSizeTrials(job, rank_info, source)
-    size = largest_fitting(trials.fits, limit if job.plan.on_gpu else min(limit, MAX_CPU_BATCH_SIZE))
+    limit = trials.limit if job.plan.on_gpu else min(trials.limit, MAX_CPU_BATCH_SIZE)
+    size = largest_fitting(trials.fits, limit)
     trials.end()
     send(store, f"batch_size/{rank_info.rank}", FittingBatch(size=size))
 
@@ -89,7 +86,7 @@ def with_largest_batch_size(job: Job, rank_info: RankInfo, store: Store, channel
     size = decide_on_rank_0("batch size", smallest, Answer[Count], rank_info, store)
     if rank_info.rank == 0:
         reason = f"about the largest batch that fits into {MAX_MEMORY_SHARE:.0%} of the free memory"
-        if size == limit:
+        if size == trials.limit:
             reason = "the whole training set in one step; a smaller batch size makes more steps and may learn faster"
         elif not job.plan.on_gpu:
             reason += f", with at most {MAX_CPU_BATCH_SIZE} images and {MAX_CPU_STEP_SECONDS:g} s per step"
@@ -119,12 +116,10 @@ class BatchSizeTrials:
 
     def __init__(self, job: Job, rank_info: RankInfo, source: ImageSource) -> None:
         self._plan, self._local_rank, self._world_size = job.plan, rank_info.local_rank, rank_info.world_size
-        self._config = _without_delays(job.config)
-        # At least those of a step of all ranks, and one of each class.
-        images = MIN_TRIAL_BATCH_SIZE * rank_info.world_size * job.plan.devices_per_rank * job.config.optim.accumulate
-        image_format = replace(model_input_format(job.config, source), epoch_sizes=())
-        num_train = max(images, len(source.classes))
-        self._source = FakeSource(image_format, source.classes, {"train": num_train, "val": 1}, seed=0)
+        step_devices = rank_info.world_size * job.plan.devices_per_rank * job.config.optim.accumulate
+        self.limit = max(source.num_images("train") // step_devices, 1)
+        """The batch size with which the whole training set is one step."""
+        self._config, self._source = _without_delays(job.config, min(MIN_TRIAL_BATCH_SIZE, self.limit)), source
         self._state: RankState | None = None
         self._environ = dict(os.environ)
         self._start_bytes, self._bytes_per_image = _peak_rss_bytes(), 0.0
@@ -174,10 +169,11 @@ class BatchSizeTrials:
             self._config, self._plan, self._source, self._world_size, self._local_rank
         )
         self._state = state
-        last = BatchRequest("train", 1, np.arange(size * self._plan.devices_per_rank))
+        shape = (size * self._plan.devices_per_rank, state.image_format.channels, *2 * (state.image_format.size,))
+        images = torch.rand(shape, device=state.batch_device).contiguous(memory_format=state.memory_format)
+        last = DeviceBatch(images, torch.zeros(len(images), dtype=torch.int64, device=state.batch_device), 1.0)
         step = [replace(last, ends_step=False)] * (self._config.optim.accumulate - 1) + [last]
-        pipeline = InputPipeline(FIXED_PIPELINE, self._source, self._config, self._source.format, cycle(step))
-        state.batches, state.position = pipeline.device_loader(state.batch_device), Position()
+        state.batches, state.position = cast(DeviceLoader, cycle(step)), Position()
         seconds = []
         for _ in range(TRIAL_STEPS):
             began = time.perf_counter()
@@ -225,7 +221,7 @@ def _peak_rss_bytes() -> int:
     return int(match[1]) << 10 if match else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def _without_delays(config: Config) -> Config:
+def _without_delays(config: Config, batch_size: int) -> Config:
     """Return the config without features that need other ranks, or that take time but no device memory.
 
     The learning rate is low enough to keep the weights finite."""
@@ -233,7 +229,7 @@ def _without_delays(config: Config) -> Config:
         "augment": AugmentConfig(mixup=config.augment.mixup, cutmix=config.augment.cutmix).model_dump(),
         "model": {"weights": None},
         "data": {
-            "batch_size": MIN_TRIAL_BATCH_SIZE,
+            "batch_size": batch_size,
             # The largest size decides.
             "image_size": config.data.max_train_size,
             "size_schedule": (),
