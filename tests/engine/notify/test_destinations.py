@@ -55,7 +55,8 @@ def test_lines_that_are_no_url_are_named_by_number_only(tmp_path: Path, text: st
 
 
 def test_line_that_is_no_url_leaves_the_others(tmp_path: Path) -> None:
-    found, problems = read_destinations([f"file:{make_url_file(tmp_path / 'urls', 'ntfy://a\nno url\nntfy://b')}"])
+    file = make_url_file(tmp_path / "urls", "ntfy://a\nno url\nntfy://b")
+    found, problems = read_destinations([f"file:{file}"])
     assert [each.url for each in found] == ["ntfy://a", "ntfy://b"]
     assert len(problems) == 1
 
