@@ -81,7 +81,7 @@ def replace_by_folder(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "damage", "reason"),
-    [("tensorboard", replace_by_file, "Not a directory"), ("summary.json", replace_by_folder, "Is a directory")],
+    [("tensorboard", replace_by_file, "File exists"), ("summary.json", replace_by_folder, "Is a directory")],
 )
 def test_recorder_switches_failing_file_off_with_one_warning_and_tries_again(
     recording: Recording, name: str, damage: Callable[[Path], None], reason: str
