@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from engine.runs.claim import LOCK_FILE, is_claimed
 from engine.runs.root import is_listed, is_run_folder
 from engine.utils.errors import UsageError
-from engine.utils.files import is_file
+from engine.utils.files import is_file, opened_folder
 from engine.utils.trust import foreign_reason
 
 if TYPE_CHECKING:
@@ -141,6 +141,15 @@ class RunFolder:
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path))
         return replace(self, number=(status.st_dev, status.st_ino))
+
+    @contextmanager
+    def opened(self) -> Iterator[RunFolder]:
+        """Yield the folder under a path that leads to it wherever it is moved. Raises OSError if it is gone."""
+        with opened_folder(self.path) as path:
+            status = path.stat()
+            if self.number not in (None, (status.st_dev, status.st_ino)):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+            yield RunFolder(path)
 
     @property
     def is_gone(self) -> bool:

@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +81,9 @@ class Recorder:
         self._command = command or known.command
         self._parameters = known.command_parameters if parameters is None else parameters
         self.folder = folder
+        self._open_files = ExitStack()
+        self.opened = folder = self._open_files.enter_context(folder.opened())
+        """The folder to which is written: the run may be moved, and another one may take its place."""
         self.history = folder.history()
         self.listener = listener
         folder.control.mkdir(exist_ok=True)
@@ -274,10 +277,10 @@ class Recorder:
             record = with_stored_metrics(record, self._earlier_record)
         self._run_record = record = codec.replace(record, problem=problem)
         try:
-            codec.write_record(self.folder.summary, record, durable=durable)
+            codec.write_record(self.opened.summary, record, durable=durable)
         except OSError:
             # It needs no space on a full disk.
-            codec.overwrite_record(self.folder.summary, record)
+            codec.overwrite_record(self.opened.summary, record)
         self._record_is_due = self._journal.is_behind
 
     def _history_record(self) -> RunRecord:
@@ -315,7 +318,7 @@ class Recorder:
     def _write_config(self) -> None:
         assert self._config is not None  # noqa: S101 - `_config_is_due` says so
         text = to_yaml(self._stored(self._config))
-        replace_file(self.folder.config, lambda file: file.write(text.encode()), durable=True)
+        replace_file(self.opened.config, lambda file: file.write(text.encode()), durable=True)
         self._config_is_due = False
 
     def _warn(self, problem: Problem) -> None:
@@ -341,3 +344,4 @@ class Recorder:
             self._tensorboard.close()
         self._journal.close()
         self._log.close()
+        self._open_files.close()

@@ -15,10 +15,12 @@ from engine.launch.handshake import find_run_of_agents
 from engine.runs import ownership as ownership_module
 from engine.runs.claim import Claim
 from engine.runs.claimed_run import check_claim, claim_run
+from engine.runs.events import RunFinished
 from engine.runs.find import find_run
-from engine.runs.folder import RunFolder
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.ownership import Ownership, RunFolderGoneError
 from engine.runs.recorder import Recorder
+from engine.runs.run_record import read_run_record
 from engine.show.table import plain_lines
 from engine.training.checkpoint import save_checkpoint
 from engine.utils.codec import write_record
@@ -156,6 +158,31 @@ def test_owner_of_folder_that_is_gone_raises_and_leaves_its_successor_alone(
     with raises_problem("run-deleted", None, tmp_path / "a", kind=RunFolderGoneError):
         ownership.renew_heartbeat()
     ownership.release()
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_recorder_writes_to_the_folder_that_it_opened_and_not_to_its_successor(tmp_path: Path) -> None:
+    claimed = claim_run(tmp_path, "a", "x", resume=False)
+    recorder = Recorder(claimed.folder, Config(), lambda _: None)
+    recorder.record(make_run_started())
+    (tmp_path / "a").rename(tmp_path / "moved")
+    (tmp_path / "a").mkdir()
+    recorder.record(make_epoch(1))
+    recorder.record(RunFinished(state="stopped"))
+    recorder.close()
+    claimed.ownership.release()
+    moved = read_run_record(RunFolder(tmp_path / "moved"))
+    assert moved is not None and moved.state is RunState.STOPPED
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_recorder_refuses_folder_that_took_the_place(tmp_path: Path) -> None:
+    claimed = claim_run(tmp_path, "a", "x", resume=False)
+    (tmp_path / "a").rename(tmp_path / "moved")
+    (tmp_path / "a").mkdir()
+    with pytest.raises(FileNotFoundError):
+        Recorder(claimed.folder, Config(), lambda _: None)
+    claimed.ownership.release()
     assert list((tmp_path / "a").iterdir()) == []
 
 
