@@ -158,16 +158,20 @@ class CheckpointWriter:
         content |= in_host_memory({key: content[key] for key in LIVE_KEYS}, copy=background)
         save, progress = Save(position.step, position.epoch, best, requested), SaveProgress()
         state.channel.set_saving(True)
-        future = self._thread.submit(self._save, content, self._folder.checkpoints, save, progress)
+        future = self._thread.submit(self._save, content, self._folder, save, progress)
         self._in_flight = save, future, progress
         return None if background else self.wait()
 
-    def _save(self, content: dict[str, Any], folder: Path, save: Save, progress: SaveProgress) -> Path:
-        """Write a checkpoint; runs in the thread."""
+    def _save(self, content: dict[str, Any], folder: RunFolder, save: Save, progress: SaveProgress) -> Path:
+        """Write a checkpoint, and return its path in the run folder; runs in the thread. Raises OSError."""
         try:
             # Otherwise a crash could leave a checkpoint whose earlier events are missing from the journal.
             self._state.channel.flush()
-            return save_checkpoint(content, folder, best=save.best, keep=self._config.keep, progress=progress)
+            with folder.opened() as opened:
+                path = save_checkpoint(
+                    content, opened.checkpoints, best=save.best, keep=self._config.keep, progress=progress
+                )
+                return path.relative_to(opened.path)
         finally:
             self._state.channel.set_saving(False)
 
@@ -198,10 +202,8 @@ class CheckpointWriter:
             self._warn_unsaved(save, reason)
             return reason
         self._last_save_warning = None
-        assert self._folder is not None  # noqa: S101 - else nothing is in flight
-        relative = str(path.relative_to(self._folder.path))
         self._state.channel.send(
-            CheckpointSaved(path=relative, step=save.step, epoch=save.epoch, best=save.best, requested=save.requested)
+            CheckpointSaved(path=str(path), step=save.step, epoch=save.epoch, best=save.best, requested=save.requested)
         )
         return None
 

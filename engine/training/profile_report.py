@@ -90,7 +90,8 @@ def write_profile(
         ranks=ranks,
     )
     try:
-        name = store_profile(folder, result, {rank: trace for rank, trace in enumerate(traces) if trace})
+        with folder.opened() as opened:
+            name = store_profile(opened, result, {rank: trace for rank, trace in enumerate(traces) if trace})
     except OSError as error:
         raise ProfileError(f"the profile cannot be written: {describe_error(error)}", code="not-writable") from error
     return f"{folder.profiles.name}/{name}"

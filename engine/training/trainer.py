@@ -237,10 +237,11 @@ class Trainer:
             folder, last = self.job.folder, evaluation.to_stored(epoch)
 
             def write() -> None:
-                previous = find_record(folder.evaluation, EvaluationFile, MAX_EVALUATION_BYTES)
-                best_so_far = last if best or previous is None else previous.best
-                content = EvaluationFile(classes=tuple(self.source.classes), last=last, best=best_so_far)
-                write_record(folder.evaluation, content)
+                with folder.opened() as opened:
+                    previous = find_record(opened.evaluation, EvaluationFile, MAX_EVALUATION_BYTES)
+                    best_so_far = last if best or previous is None else previous.best
+                    content = EvaluationFile(classes=tuple(self.source.classes), last=last, best=best_so_far)
+                    write_record(opened.evaluation, content)
 
             self._evaluation_sink.attempt(write, force=best)
         return best
@@ -332,10 +333,10 @@ class Trainer:
             more = f", and {len(skipped) - MAX_LISTED_FILES} more"
             if self.job.folder is not None:
                 names = "\n".join(skipped) + "\n"
-                with suppress(OSError):
+                with suppress(OSError), self.job.folder.opened() as opened:
                     content = names.encode(errors="backslashreplace")
-                    replace_file(self.job.folder.skipped_files, lambda file: file.write(content))
-                    more += f", all listed in {self.job.folder.skipped_files.name}"
+                    replace_file(opened.skipped_files, lambda file: file.write(content))
+                    more += f", all listed in {opened.skipped_files.name}"
         self.emit(
             WarningEvent(
                 message=f"{pluralize(len(skipped), 'item')} skipped: {', '.join(skipped[:MAX_LISTED_FILES])}{more}",
@@ -354,5 +355,5 @@ class Trainer:
     def _write_classes(self) -> None:
         if self.rank_info.rank == 0 and self.job.folder is not None:
             names = {str(index): name for index, name in enumerate(self.source.classes)}
-            with suppress(OSError):
-                replace_file(self.job.folder.class_indices, lambda file: file.write(encode_indented(names) + b"\n"))
+            with suppress(OSError), self.job.folder.opened() as opened:
+                replace_file(opened.class_indices, lambda file: file.write(encode_indented(names) + b"\n"))

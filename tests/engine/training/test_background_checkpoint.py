@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,9 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.distributed.failures import FinalCheckpointError
 from engine.distributed.watchdog import Phase
 from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, Event, FlushJournal, WarningEvent
+from engine.runs.folder import RunFolder
 from engine.training import checkpoint_writer
 from engine.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
 from engine.training.loop import train_step
@@ -275,3 +278,17 @@ def test_background_checkpoint_waits_for_the_journal_while_training_goes_on(tmp_
         released.set()
         trainer.finish_checkpoint()
         assert (tmp_path / "checkpoints" / "step-00000000.pt").exists()
+
+
+def test_nothing_is_written_to_the_folder_that_took_the_place(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    events: list[Event] = []
+    with single_rank_trainer(*SMALL, folder=tmp_path / "a", events=events) as trainer:
+        trainer.job = replace(trainer.job, folder=RunFolder(tmp_path / "a").identified())
+        trainer._checkpoint_writer._folder = trainer.job.folder
+        (tmp_path / "a").rename(tmp_path / "moved")
+        (tmp_path / "a").mkdir()
+        with pytest.raises(FinalCheckpointError):
+            run_training(trainer, [])
+    assert list((tmp_path / "a").iterdir()) == []
+    assert saved_steps(events) == []
