@@ -5,6 +5,8 @@ Called by the screen and by reports. `engine.inference.inspect` writes the inspe
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from engine.data.sources.image_file import (
 )
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import InspectedImage, Inspection
+from engine.utils.files import path_of_descriptor
 
 # The longer edge of a preview.
 MAX_PREVIEW_SIDE = 1024
@@ -29,7 +32,8 @@ MAX_PREVIEW_SIDE = 1024
 def load_preview(run: RunFolder, inspection: Inspection, image: InspectedImage) -> Image.Image:
     """Return the picture of an inspected image: upright, RGB or grayscale, at most MAX_PREVIEW_SIDE pixels a side.
 
-    No link is followed if other users can change the run. Raises UnreadableImageError with one sentence.
+    If other users can change the run, no link is followed, and everybody or the owner of the run must be able to read
+    the image: a report would pass on a private photo. Raises UnreadableImageError with one sentence.
     """
     if (pixels := inspection.thumbnail(image.row)) is not None:
         return Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
@@ -38,18 +42,37 @@ def load_preview(run: RunFolder, inspection: Inspection, image: InspectedImage) 
         raise UnreadableImageError(f"there is no picture of {image.name}: {reason}", code="not-recorded")
     path = Path(inspection.info.root, image.path)
     try:
-        if run.foreign_reason() is not None and path.resolve() != path:
-            raise UnusableImageError("behind a link", code="foreign-owner")
-        return _decode(path)
+        is_foreign = run.foreign_reason() is not None
+        return _decode(_read_foreign_file(path, run.status().st_uid) if is_foreign else read_image_file(path))
     except Exception as error:
         # Decoders raise arbitrary exceptions for a damaged file.
         reason = f"it is {error}" if isinstance(error, UnusableImageError) else decode_error_reason(error)
         raise UnreadableImageError(f"the image {path} cannot be shown: {reason}", code="bad-image") from error
 
 
-def _decode(path: Path) -> Image.Image:
+def _read_foreign_file(path: Path, owner: int) -> bytes:
+    """Return the content of a file that is behind no link, and public or of the user `owner`.
+
+    Raises UnusableImageError and OSError.
+    """
+    # Opening a device for reading could have an effect.
+    handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        opened, status = path_of_descriptor(handle), os.fstat(handle)
+        # A check before the file is opened would miss a folder that is replaced by a link in between.
+        if stat.S_ISLNK(status.st_mode) or opened.readlink() != path:
+            raise UnusableImageError("behind a link", code="foreign-owner")
+        is_public = status.st_mode & stat.S_IROTH and all(each.stat().st_mode & stat.S_IXOTH for each in path.parents)
+        if status.st_uid != owner and not is_public:
+            raise UnusableImageError("a private file of another user than the owner of the run", code="foreign-owner")
+        return read_image_file(opened)
+    finally:
+        os.close(handle)
+
+
+def _decode(data: bytes) -> Image.Image:
     """Return the picture of a file. Raises UnusableImageError, OSError, and the errors of Pillow's decoders."""
-    with open_image(read_image_file(path)) as image:
+    with open_image(data) as image:
         # Decodes a large JPEG at 1/2, 1/4 or 1/8 scale.
         image.draft("RGB", (MAX_PREVIEW_SIDE, MAX_PREVIEW_SIDE))
         with decoding(image):

@@ -70,12 +70,28 @@ def test_preview_follows_links_only_in_own_run(tmp_path: Path, run: RunFolder) -
     Image.new("L", (4, 4)).save(tmp_path / "secret.png")
     Image.new("L", (4, 4)).save(photos / "plain.png")
     (photos / "link.png").symlink_to(tmp_path / "secret.png")
+    (photos / "up").symlink_to(tmp_path)
     os.mkfifo(photos / "pipe.png")
-    images = inspection_of(photos, "plain.png", "link.png", "../secret.png", "pipe.png")
-    for row in range(3):
+    images = inspection_of(photos, "plain.png", "link.png", "../secret.png", "up/secret.png", "pipe.png")
+    for row in range(4):
         assert load_preview(run, images, images.image(row)).size == (4, 4)
     run.path.chmod(0o777)
     assert load_preview(run, images, images.image(0)).size == (4, 4)
-    for row in (1, 2, 3):
+    for row in (1, 2, 3, 4):
         with raises_problem("bad-image", "", images.image(row).path, kind=UnreadableImageError):
             load_preview(run, images, images.image(row))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file to another user")
+def test_preview_of_foreign_run_shows_no_private_file_of_others(tmp_path: Path, run: RunFolder) -> None:
+    photo = tmp_path / "photo.png"
+    Image.new("L", (4, 4)).save(photo)
+    images = inspection_of(tmp_path, "photo.png")
+    os.chown(run.path, 12345, 12345)
+    for folder_mode, mode in ((0o755, 0o600), (0o700, 0o644)):
+        tmp_path.chmod(folder_mode)
+        photo.chmod(mode)
+        with raises_problem("bad-image", "", photo, "private", kind=UnreadableImageError):
+            load_preview(run, images, images.image(0))
+    os.chown(photo, 12345, 12345)
+    assert load_preview(run, images, images.image(0)).size == (4, 4)
