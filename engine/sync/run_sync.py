@@ -72,6 +72,8 @@ class RunSync(ABC):
         self._is_open = False
         self._sent = ""
         """Digest of what was sent."""
+        self._described = ""
+        """The config and the labels that were sent when the remote run was opened."""
 
     @abstractmethod
     def open(self, config: Mapping[str, Any], labels: RunLabels, started_at: float | None) -> None:
@@ -98,9 +100,14 @@ class RunSync(ABC):
         ended, size = not self.run_state.live, file_size(self.folder.journal)
         if size == 0 or (record.ranks is None and not ended):
             return ended
-        found = repr((size, read_flat_config(self.folder.config), read_labels(self.folder), self.run_state, ended))
+        described = repr((read_flat_config(self.folder.config), read_labels(self.folder)))
+        found = repr((size, described, self.run_state, ended))
         digest = hashlib.sha256(found.encode(errors="replace")).hexdigest()[:16]
         if digest not in (self._sent, self.state.synced):
+            if described != self._described:
+                # The description is sent when the remote run is opened.
+                self.close()
+            self._described = described
             self._use(lambda: self._send(record, ended=ended))
             self._sent = digest
             if ended:
