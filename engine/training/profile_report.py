@@ -37,7 +37,7 @@ from engine.runs.sinks import describe_error
 from engine.training.rank_state import RankState
 from engine.training.step_marks import MARK_PREFIX
 from engine.utils.answers import Answer
-from engine.utils.codec import decode, encode
+from engine.utils.codec import InvalidRecordError, decode, encode
 from engine.utils.errors import CodedError, Problem
 
 # Other ranks have no trace, so that the profile of hundreds of ranks stays small.
@@ -65,8 +65,8 @@ def write_profile(
     """
     state.enter_phase(Phase.PROFILE)
     mine, trace = _profile_of_rank(recorded, state)
-    answers = [decode(data, Answer[RankProfile]) for data in gather_bytes(encode(mine), cpu_group)]
-    traces = gather_bytes(trace, cpu_group)
+    answers = [_read_answer(data) for data in gather_bytes(encode(mine), cpu_group)]
+    traces = _gather_traces(trace, state, cpu_group)
     if dist.get_rank() != 0:
         return ""
     ranks = [answer.value for answer in answers if answer.value is not None]
@@ -91,10 +91,39 @@ def write_profile(
     )
     try:
         with folder.opened() as opened:
-            name = store_profile(opened, result, {rank: trace for rank, trace in enumerate(traces) if trace})
+            name = store_profile(opened, result, traces)
     except OSError as error:
         raise ProfileError(f"the profile cannot be written: {describe_error(error)}", code="not-writable") from error
     return f"{folder.profiles.name}/{name}"
+
+
+def _read_answer(data: bytes) -> Answer[RankProfile]:
+    try:
+        return decode(data, Answer[RankProfile])
+    except InvalidRecordError as error:
+        return Answer(problems=(Problem("", f"it {error}", code="library-failed"),))
+
+
+def _gather_traces(trace: bytes, state: RankState, cpu_group: dist.ProcessGroup) -> dict[int, bytes]:
+    """Return the traces of the first ranks on rank 0, nothing on other ranks. A collective of these ranks.
+
+    One rank after the other: a gather would pad those of all ranks to the longest.
+    """
+    rank, traces = dist.get_rank(), {0: trace}
+    for sender in range(1, min(dist.get_world_size(), MAX_TRACES)):
+        state.enter_phase(Phase.PROFILE)
+        size = torch.tensor([len(trace)])
+        if rank == sender:
+            dist.send(size, 0, group=cpu_group)
+            if trace:
+                dist.send(torch.frombuffer(bytearray(trace), dtype=torch.uint8), 0, group=cpu_group)
+        elif rank == 0:
+            dist.recv(size, sender, group=cpu_group)
+            received = torch.empty(int(size), dtype=torch.uint8)
+            if len(received):
+                dist.recv(received, sender, group=cpu_group)
+            traces[sender] = received.numpy().tobytes()
+    return {sender: data for sender, data in traces.items() if data}
 
 
 def _profile_of_rank(recorded: Recorded | str, state: RankState) -> tuple[Answer[RankProfile], bytes]:
