@@ -46,7 +46,8 @@ class RunningMetrics:
     ) -> None:
         """`members` returns the processes of the command. Raises UsageError for a pattern that cannot be used."""
         self._recorder, self._warn = recorder, warn
-        run, cwd = recorder.folder.path, Path(command.cwd)
+        # Wherever the folder is moved.
+        run, cwd = recorder.opened.path, Path(command.cwd)
         output = run / METRICS_FOLDER / OUTPUT_FILE
         last_step = find_last_step(output)
         self._output = OutputMetrics(command.parse, 0 if last_step is None else last_step + 1)

@@ -5,6 +5,7 @@ The command line calls `launch_command`. It imports no torch, and little else, b
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import signal
@@ -260,7 +261,7 @@ class _Session:
             metrics = RunningMetrics(recorder, named, parameters, started_at, run.warn, process.members)
             number = signal.Signals[command.stop_signal]
             stall_s = 60 * run.request.config.notify.stall_minutes
-            stall = StallReporter(stall_s, process.members, self.folder.stacks, run.warn)
+            stall = StallReporter(stall_s, process.members, recorder.opened.stacks, run.warn)
             supervisor = CommandSupervisor(
                 process,
                 terminal,
@@ -382,21 +383,22 @@ def _parameters_of(words: Sequence[str]) -> Parameters:
 def _record_end(run: CommandRun, folder: RunFolder, session: _Session, end: CommandEnd, *, should_requeue: bool) -> int:
     """Requeue the Slurm job of the run if `should_requeue`, record how the command ended, and return the exit code of
     this process."""
-    name = folder.name
+    assert run.recorder is not None  # noqa: S101 - `announce` opened it
+    opened = run.recorder.opened
     status = exit_status(end.exit_code) if end.has_ended else "has not ended"
     status += f"; {end.unkillable}" if end.unkillable else ""
-    again = f"`gputrain resume {shlex.quote(name)}` starts it again"
+    place = os.path.realpath(opened.path) if folder.is_gone else folder.name
+    again = f"; `gputrain resume {shlex.quote(place)}` starts it again" if opened.resumable else ""
     if end.stopped_by:
-        message = f"stop requested by {end.stopped_by}; it {status}; {again}"
+        message = f"stop requested by {end.stopped_by}; it {status}{again}"
         message += f"; {requeue_job()}" if should_requeue and slurm_job_id() is not None else ""
         finished = RunFinished(state="stopped", message=message, exit_code=end.exit_code)
     elif end.exit_code == 0:
-        assert run.recorder is not None  # noqa: S101 - `announce` opened it
         finished = RunFinished(state="finished", message=result_line(run.recorder.metrics), exit_code=0)
     else:
         finished = RunFinished(state="failed", message=session.describe_failure(end), exit_code=end.exit_code)
     run.emit(finished)
     if finished.state == "finished":
         with suppress(OSError):
-            forget_environment(folder, run.command)
+            forget_environment(opened, run.command)
     return end.exit_code if end.exit_code >= 0 else 128 - end.exit_code

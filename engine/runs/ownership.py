@@ -117,7 +117,7 @@ class Ownership:
         if self.folder.is_gone:
             raise RunFolderGoneError(
                 f"the run folder {self.folder.path} was moved or deleted, so the run ends; if it was moved, "
-                "`gputrain resume FOLDER` continues it from its last checkpoint"
+                "`gputrain resume FOLDER` goes on there"
             )
         self._check_token()
         self._renew()

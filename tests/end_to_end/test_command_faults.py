@@ -173,14 +173,20 @@ def test_gigabyte_without_a_newline_needs_little_memory(gputrain: Gputrain) -> N
 
 def test_command_whose_run_folder_is_moved_is_asked_to_stop_and_loses_nothing_written(gputrain: Gputrain) -> None:
     run = start(
-        gputrain, "sh", "-c", "trap 'echo saved; exit 4' INT; echo step 1 loss=0.5; echo ready; sleep 61 & wait"
+        gputrain,
+        "sh",
+        "-c",
+        "trap 'echo step 2 loss=0.25; exit 4' INT; echo step 1 loss=0.5; echo ready; sleep 61 & wait",
     )
     metrics = gputrain.runs / "a" / "metrics" / "output.jsonl"
     wait_for(metrics.exists, "the metrics of the output")
-    (gputrain.runs / "a").rename(gputrain.runs / "moved")
-    assert run.wait(60) == 4 and not (gputrain.runs / "a").exists()
-    assert '"loss": 0.5' in (gputrain.runs / "moved" / "metrics" / "output.jsonl").read_text()
-    assert read_events(gputrain.runs / "moved")[-1]["state"] == "stopped"
+    moved = (gputrain.runs / "a").rename(gputrain.runs / "moved")
+    (gputrain.runs / "a").mkdir()
+    assert run.wait(60) == 4 and list((gputrain.runs / "a").iterdir()) == []
+    assert '"loss": 0.25' in (moved / "metrics" / "output.jsonl").read_text()
+    end, record = read_events(moved)[-1], json.loads((moved / "summary.json").read_text())
+    assert (end["state"], record["state"], record["metrics"]["loss"]) == ("stopped", "stopped", 0.25)
+    assert f"`gputrain resume {moved}`" in end["message"]
 
 
 def test_metric_files_that_change_under_the_reader(gputrain: Gputrain) -> None:
