@@ -57,6 +57,10 @@ def _send(destination: Destination, message: Message) -> Delivery:
         import apprise
     except ImportError:
         return Delivery(label, sent=False, reason=not_installed("apprise"), code="not-installed")
+    # Decoded, because apprise decodes the names of options, too.
+    if "template=" in unquote(url).partition("?")[2].lower():
+        reason = "the URL must not name a template, which is a local file"
+        return Delivery(label, sent=False, reason=reason, code="not-supported")
     service = ""
     with _warnings_of_apprise() as warnings:
         try:

@@ -28,7 +28,8 @@ def test_sender_delivers_to_each_destination_that_answers(monkeypatch: pytest.Mo
         monkeypatch.setenv("HANGS", f"{hangs.url}?rto=1")
         monkeypatch.setenv("GONE", gone_server().url)
         monkeypatch.setenv("UNKNOWN", "nosuchservice://hunter2secret")
-        names = ["ANSWERS", "REFUSES", "HANGS", "GONE", "UNKNOWN"]
+        monkeypatch.setenv("TEMPLATE", f"slack://TAAAAAAAA/BAAAAAAAA/{'c' * 24}?Temp%6Cate=/etc/hostname")
+        names = ["ANSWERS", "REFUSES", "HANGS", "GONE", "UNKNOWN", "TEMPLATE"]
         deliveries = send_message(make_test_message("host"), [f"env:{name}" for name in names])
     by_name = {delivery.label.removeprefix("env:"): delivery for delivery in deliveries}
     assert sorted(by_name) == sorted(names)
@@ -36,7 +37,8 @@ def test_sender_delivers_to_each_destination_that_answers(monkeypatch: pytest.Mo
     assert answers.titles == ["gputrain on host"]
     assert by_name["ANSWERS"].line == "env:ANSWERS (JSON): sent"
     assert by_name["HANGS"].reason and "403" in by_name["REFUSES"].reason
-    assert [by_name[name].code for name in ("UNKNOWN", "GONE")] == ["invalid-value", "connection-failed"]
+    codes = [by_name[name].code for name in ("UNKNOWN", "GONE", "TEMPLATE")]
+    assert codes == ["invalid-value", "connection-failed", "not-supported"]
     assert PASSWORD not in str(deliveries)
 
 
