@@ -40,7 +40,6 @@ Argument = Annotated[str, Meta(pattern=r"^[^\0]*\Z")]
 VariableName = Annotated[str, Meta(pattern=r"^[^=\0]+\Z")]
 AbsolutePath = Annotated[str, Meta(pattern=r"^/[^\0]*\Z")]
 StopSignal = Annotated[str, Meta(pattern=rf"^(?:{'|'.join(STOP_SIGNALS)})\Z")]
-GPU_IDS: tuple[GpuIds, ...] = ("index", "uuid")
 
 
 class Command(FileRecord, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.foreign.folders import OWN_FILES, ForeignRun, FoundRuns, Limits, RunFinder, merge_runs
-from engine.utils.process_table import ProcessId, ProcessStat, children_by_parent, live_processes, read_stat
+from engine.utils.process_table import ProcessId, ProcessStat, children_by_parent, live_processes
 from engine.utils.text import printable
 
 PROC = Path("/proc")
@@ -92,13 +92,6 @@ def read_tree(root: ProcessId) -> ProcessTree:
             break
         pid = parent.parent
     return tree
-
-
-def read_processes(wanted: Iterable[ProcessId]) -> tuple[HostProcess, ...]:
-    """Return those of the processes that have not ended, each below its parent if that is one of them."""
-    found = {each.pid: status for each in wanted if (status := read_stat(each.pid)) and each.is_running()}
-    roots = [pid for pid, status in found.items() if status.parent not in found]
-    return tuple(_describe_trees(roots, found))
 
 
 def _describe_trees(roots: Iterable[int], found: dict[int, ProcessStat]) -> list[HostProcess]:
