@@ -65,14 +65,20 @@ class CodeDifference:
     files: tuple[str, ...] = ()
 
 
+def require_repository(cwd: Path) -> None:
+    """Raise UsageError if there can be no copy of the code around a working folder, because it is outside of git."""
+    if find_repository(cwd) is None:
+        reason = f"{printable(str(cwd))} is in no git repository, so which files are code is unknown"
+        raise UsageError.one(SNAPSHOT_KEY, reason, "`git init && git add .` there", code="no-repository")
+
+
 def capture_code(folder: RunFolder, cwd: Path, *, snapshot: bool = False) -> CodeRecord | None:
     """Record the code around the working folder of a run in the folder of the run; None outside of git.
 
     Raises GitError if it cannot be read, UsageError if there can be no copy, and OSError."""
+    if snapshot:
+        require_repository(cwd)
     if (repository := find_repository(cwd)) is None:
-        if snapshot:
-            reason = f"{printable(str(cwd))} is in no git repository, so which files are code is unknown"
-            raise UsageError.one(SNAPSHOT_KEY, reason, "`git init && git add .` there", code="no-repository")
         return None
     runs_dir = folder.path.parent
     state = read_code(repository, runs_dir)

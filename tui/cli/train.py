@@ -133,9 +133,11 @@ def start_run(request: RunRequest, start: StartOptions) -> None:
     if start.detach and (start.as_json or request.dry_run):
         other = "--json" if start.as_json else "--dry-run"
         raise UsageError.one("--detach", f"cannot be combined with {other}", code="conflict")
-    if request.dry_run and request.command is not None:
-        print_command(request, request.command)
-        return
+    if request.dry_run:
+        check_snapshot(request)
+        if request.command is not None:
+            print_command(request, request.command)
+            return
     request = with_unread_input(request, start)
     if start.detach:
         start_in_background(request, typed_words(), start.runs_dir)
@@ -162,6 +164,21 @@ def typed_words() -> list[str]:
     before, words = split_command(sys.argv[1:])
     before = [regular_config(word) for word in before]
     return before if words is None else [*before, "--", *words]
+
+
+def check_snapshot(request: RunRequest) -> None:
+    """Raise UsageError if a new run is to keep a copy of code that is outside of git."""
+    run = request.config.run
+    if not run.snapshot or run.resume:
+        return
+    from engine.code.record import require_repository
+    from engine.config.user_code import user_code_names
+    from engine.config.user_errors import code_root
+
+    if request.command is not None:
+        require_repository(Path(request.command.cwd))
+    elif user_code_names(request.config):
+        require_repository(code_root(run.code))
 
 
 def print_command(request: RunRequest, command: Command) -> None:

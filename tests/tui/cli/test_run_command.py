@@ -86,6 +86,9 @@ def test_dry_run_of_a_command_prints_it_and_starts_nothing(requests: list[RunReq
     result = invoke("--dry-run", "--", "true")
     assert (result.exit_code, requests) == (0, [])
     assert "true" in result.stdout
+    refused = invoke("--dry-run", "--snapshot", "--", "true")
+    assert says(refused.stderr, "no-repository", "run.snapshot")
+    assert refused.exit_code != 0
 
 
 @pytest.mark.parametrize(
