@@ -19,6 +19,8 @@ from engine.distributed.rendezvous import create_store_file, open_local_store
 from engine.doctor.software import AllReduceRequest, AllReduceResult, CudaGpu, CudaInfo, TorchInfo
 from engine.runs.events import RankFailed
 from engine.utils.codec import replace
+from engine.utils.errors import Problem
+from engine.utils.exits import describe_exit
 from engine.utils.helper_process import ParentPipe
 from engine.utils.process import die_with_parent
 
@@ -94,17 +96,29 @@ def all_reduce(devices: list[str]) -> AllReduceResult:
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(device for device in devices if device != "cpu")
     store_fd, count = create_store_file(), len(devices)
-    pool = ProcessPoolExecutor(count, FORK_CONTEXT, die_with_parent, (os.getpid(),))
-    ranks = [pool.submit(_run_rank, store_fd, rank, count, device) for rank, device in enumerate(devices)]
+    # A pool per rank: that of several does not tell which rank was killed.
+    pools = [ProcessPoolExecutor(1, FORK_CONTEXT, die_with_parent, (os.getpid(),)) for _ in devices]
+    ranks = {pools[rank].submit(_run_rank, store_fd, rank, count, device): rank for rank, device in enumerate(devices)}
     answers = []
-    try:
-        for future in as_completed(ranks):
+    for future in as_completed(ranks):
+        rank = ranks[future]
+        try:
             answers.append(future.result())
-            if answers[-1].error is not None:
-                return answers[-1]
-    except BrokenProcessPool:
-        return AllReduceResult(error="a rank was killed")
+        except BrokenProcessPool:
+            cause = _describe_broken(pools[rank])
+            failed = RankFailed(rank=rank, device=devices[rank], cause=str(cause), code=cause.code)
+            return AllReduceResult(error=describe_failure(failed))
+        if answers[-1].error is not None:
+            return answers[-1]
     return replace(answers[0], right=all(answer.right for answer in answers))
+
+
+def _describe_broken(pool: ProcessPoolExecutor) -> Problem:
+    """Return how the only process of a pool ended."""
+    [process] = pool._processes.values()
+    # Waits until the process is reaped.
+    pool.shutdown()
+    return describe_exit(process.exitcode or 0)
 
 
 def _run_rank(store_fd: int, rank: int, count: int, device: str) -> AllReduceResult:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.distributed.node_plan import plan_node
-from engine.doctor import software
+from engine.distributed.rank_env import RankInfo
+from engine.doctor import probe, software
 from engine.doctor.check import Check
 from engine.doctor.run import all_reduce_check, all_reduce_devices, device_check, preflight_checks
 from engine.gpus.allocation import GpuAllocation
@@ -94,3 +97,16 @@ def test_all_reduce_check_rates_speed_correctness_and_errors() -> None:
     failed = all_reduce_check(gpus, software.AllReduceResult(error="no answer within 60 s"))
     assert (failed.state, failed.code, "NCCL_P2P_DISABLE=1" in failed.advice) == ("problem", "library-failed", True)
     assert "GB/s" not in all_reduce_check(gpus[:1], OUTCOME).found
+
+
+def test_all_reduce_names_rank_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_or_die(store: object, rank_info: RankInfo, **_: object) -> software.AllReduceResult:
+        if rank_info.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return OUTCOME
+
+    monkeypatch.setattr(probe, "_time_all_reduce", run_or_die)
+    monkeypatch.setattr(probe, "open_local_store", lambda *_: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    error = probe.all_reduce(["cpu", "cpu"]).error
+    assert error is not None and error.startswith("rank 1 (cpu) failed: it was killed by SIGKILL")
