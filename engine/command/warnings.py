@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 
 from engine.command.inner_commands import InnerCommand, inner_commands
 from engine.utils.errors import Problem
@@ -30,6 +30,7 @@ CHOICE_NAMES = frozenset({
 })  # fmt: skip
 COUNT_NAMES = frozenset({"devices", "gpus", "num_gpus", "n_gpus", "num_devices", "gpus_per_node", "nproc_per_node"})
 GPU_PLACEHOLDERS = ("{gpus}", "{ids}", "{uuids}")
+_WAIT_OPTION = re.compile(r"--wait|-[cf]*w[cfw]*")
 _INDICES = re.compile(r"[\[(]?\d+(,\s*\d+)*,?[\])]?")
 
 
@@ -66,6 +67,8 @@ def _warnings_of(command: InnerCommand, gpus: int) -> Iterator[Problem]:
     if command.is_background:
         yield Problem("&", reason, "leave it out, or end the shell command with `; wait`", code="leaves-run")
     for name in DEPARTURES.intersection((*command.wrappers, program)):
+        if name == "setsid" and _waits(command):
+            continue
         yield Problem(name, reason, DETACH_ADVICE, code="leaves-run")
     if program in SUBMITTERS:
         yield Problem(program, reason, "put `gputrain run` into the batch script", code="leaves-run")
@@ -80,6 +83,12 @@ def _warnings_of(command: InnerCommand, gpus: int) -> Iterator[Problem]:
         elif name in CHOICE_NAMES and _INDICES.fullmatch(value):
             reason = "the program may choose GPUs that the run has not reserved"
             yield Problem(typed, reason, "leave it out, or type {ids} in place of the numbers", code="gpu-override")
+
+
+def _waits(command: InnerCommand) -> bool:
+    """Whether setsid, one of the wrappers, waits for its command."""
+    following = command.prefix[command.wrappers.index("setsid") + 1 :] if "setsid" in command.wrappers else ()
+    return any(_WAIT_OPTION.fullmatch(word) for word in takewhile(lambda word: word.startswith("-"), following))
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str, str]]:

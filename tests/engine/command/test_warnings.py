@@ -36,7 +36,7 @@ def test_arguments_that_choose_gpus_again_are_reported(typed: str, code: str, lo
         "yolo classify train device={ids}",
         "python train.py --devices 2 --device cuda:1 --gpus all",
         "env CUDA_VISIBLE_DEVICES= python plot.py",
-        "sh -c 'python a.py & python b.py & wait'",
+        "sh -c 'setsid -w python a.py & setsid --ctty --wait python b.py & wait'",
         "python train.py --env screen --mode docker run",
         "docker build .",
         "sh -c 'echo \"unbalanced'",
