@@ -337,15 +337,16 @@ class _Allocator:
     def fall_asleep(self) -> None:
         """Become a smaller process. Returns if that is not possible now."""
         self._awake_until = time.monotonic() + AWAKE_SECONDS
-        bed = None if self.make_bed is None else self.make_bed()
-        if bed is None or self.reservation.lock is None:
+        lock = self.reservation.lock
+        bed = None if self.make_bed is None or lock is None else self.make_bed()
+        if bed is None or lock is None:
             return
         if not self._terms.blocked:
             # Others see its place, which changes while it sleeps.
             self.reservation.set_terms(self._terms, "")
         begin = self._terms.begin if self._terms.begin > time.time() else 0.0
-        with suppress(OSError):
-            fall_asleep(bed, *self.reservation.lock, self._leader_path(), begin)
+        with closing(bed), suppress(OSError):
+            fall_asleep(bed, *lock, self._leader_path(), begin)
 
     def _attempt(
         self,

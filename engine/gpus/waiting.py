@@ -35,6 +35,11 @@ class Bed:
     lock_fds: tuple[int, int]
     followed: Sequence[int] = ()
 
+    def close(self) -> None:
+        """Close the descriptors of the folders."""
+        for fd in (self.folder_fd, *self.followed):
+            os.close(fd)
+
 
 # Returns what the run sleeps with, None if it stays awake now.
 MakeBed = Callable[[], Bed | None]

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -162,18 +162,25 @@ class OwnedRun:
         if lock_fds is None or self.recorder.problem is not None:
             return None
         followed = [run.folder for run in self.place.followed if run.folder is not None]
-        folder_fd, *fds = [open_folder(each.path) for each in (folder, *followed)]
-        # Whether a run of an earlier gputrain or of another host lives is more than the small process finds out.
-        if any(run.is_owned() and not sleeper.is_live(fd) for run, fd in zip(followed, fds, strict=True)):
-            for fd in (folder_fd, *fds):
-                os.close(fd)
-            return None
+        fds: list[int] = []
+        with ExitStack() as opened:
+            try:
+                for each in (folder, *followed):
+                    fds.append(open_folder(each.path))
+                    opened.callback(os.close, fds[-1])
+            except OSError:
+                # It was moved or deleted just now.
+                return None
+            # Whether a run of an earlier gputrain or of another host lives is more than the small process finds out.
+            if any(run.is_owned() and not sleeper.is_live(fd) for run, fd in zip(followed, fds[1:], strict=True)):
+                return None
+            opened.pop_all()
         flags = [
             *(["--trust-owner"] if request.trust_owner else []),
             *(["--trust-code"] if request.code_trust.granted else []),
         ]
         command = [*request.program, "resume", "--headless", "--detached", *flags, str(folder.path)]
-        return Bed(command, folder_fd, lock_fds, fds)
+        return Bed(command, fds[0], lock_fds, fds[1:])
 
     def claim(self, config: Config) -> ClaimedRun:
         """Claim the folder of the run, unless it has waited there. `config` is what it stores.
