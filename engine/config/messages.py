@@ -108,4 +108,6 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
         allowed = allowed.replace(pydantic_phrase, our_phrase)
     shown = "an empty value (null)" if value is None else _value_repr.repr(value)
     reason = f"{shown} is not allowed: {allowed}"
-    return Problem(key, reason, source=source, code=_CODES.get(detail["type"], "invalid-value"))
+    if (code := _CODES.get(detail["type"])) is not None:
+        return Problem(key, reason, source=source, code=code)
+    return Problem(key, reason, source=source, code="invalid-value")

@@ -20,11 +20,10 @@ from engine.utils.helper_process import HelperExitedError, HelperProcess, Helper
 
 REPLAY_PREFIX = "replay:"
 # The restart delay of a sampler that exited doubles from the first to the second while the driver fails. Without one, a
-# sampler starts when the device of a driver (WSL has its own) appears: a start takes 0.3 s of CPU time.
+# sampler starts when the library of a driver appears: a start takes 0.3 s of CPU time.
 RESTART_DELAY_SECONDS = 1.0
 MAX_RESTART_DELAY_SECONDS = 60.0
 NO_DRIVER_DELAY_SECONDS = 600.0
-DRIVER_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 UNRESPONSIVE_SECONDS = 15.0  # silence after which the sampler is killed and restarted
 KILL_WAIT_SECONDS = 0.2
 FIRST_SNAPSHOT_TIMEOUT_SECONDS = 30.0  # without persistence mode, the driver initializes the GPUs first
@@ -118,7 +117,10 @@ class DriverMonitor:
         if self._closed:
             return
         if self._process is None:
-            delay_s = self._restart_delay_s if any(map(os.path.exists, DRIVER_DEVICES)) else NO_DRIVER_DELAY_SECONDS
+            # Not needed for the first snapshot.
+            from engine.gpus.unmonitored import has_driver_library
+
+            delay_s = self._restart_delay_s if has_driver_library() else NO_DRIVER_DELAY_SECONDS
             if now - self._started_at >= delay_s:
                 self._restart_delay_s = min(2 * self._restart_delay_s, MAX_RESTART_DELAY_SECONDS)
                 self._start()

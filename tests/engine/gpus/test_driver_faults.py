@@ -281,7 +281,8 @@ class Watch:
         self._environment = pytest.MonkeyPatch()
         for name, value in environment.items():
             self._environment.setenv(name, value)
-        self._environment.setattr("engine.gpus.monitor.DRIVER_DEVICES", (os.devnull,))
+        # The loader of this process does not look where the fake driver is.
+        self._environment.setattr("engine.gpus.unmonitored.has_driver_library", lambda: True)
         self._monitor = DriverMonitor(SamplerOptions(period=0.25))
         self.snapshot: dict[str, Any] = {}
 
@@ -319,14 +320,14 @@ def test_monitor_takes_another_period_at_once(
         monitor.close()
 
 
-def test_monitor_looks_for_a_driver_when_its_device_appears(
+def test_monitor_looks_for_a_driver_when_its_library_appears(
     gputrain: Gputrain, gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (gputrain.folder / NVML_LIBRARY).write_text("")
     for name, value in (gputrain.environment | {"LD_LIBRARY_PATH": str(gputrain.folder)}).items():
         monkeypatch.setenv(name, value)
-    device = gputrain.folder / "nvidiactl"
-    monkeypatch.setattr("engine.gpus.monitor.DRIVER_DEVICES", (str(device),))
+    library = gputrain.folder / "installed"
+    monkeypatch.setattr("engine.gpus.unmonitored.has_driver_library", library.exists)
     monitor = DriverMonitor(SamplerOptions())
     try:
         while (snapshot := monitor.read(60.0)) is None:
@@ -336,7 +337,7 @@ def test_monitor_looks_for_a_driver_when_its_device_appears(
         for name, value in gpu_host.environment.items():
             monkeypatch.setenv(name, value)
         gpu_host.set_scene(gpu_line(0, util=40))
-        device.touch()
+        library.touch()
         while (snapshot := monitor.read(1.0)) is None or snapshot.error is not None:
             pass
         assert len(snapshot.gpus) == 1

@@ -146,7 +146,7 @@ def test_metrics_that_appear_later_take_columns_from_the_earlier_ones(monkeypatc
     for name in names:
         curves.add([Reading(points(*map(float, range(300)), name=name))])
     assert sum(len(curves.over(name, "step").means.x) for name in names) <= 100 * 32
-    assert curves.extremes("first") == Extremes(300, 0, 299, 299, 0, 299)
+    assert curves.extremes("first") == Extremes(count=300, not_finite=0, step=299, last=299, low=0, high=299)
 
 
 def test_number_of_metrics_of_a_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
