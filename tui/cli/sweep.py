@@ -17,7 +17,6 @@ from engine.runs.root import runs_root
 from engine.sweeps import Pruner, Sampler
 from engine.sweeps import folder as sweep_folders
 from engine.sweeps.folder import SweepFolder, find_sweep, is_sweep_folder
-from engine.sweeps.settings import read_settings, typed_metric, typed_settings
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.text import printable
 from tui.cli.command import command
@@ -157,6 +156,8 @@ def run(
     with collect_problems(problems):
         given |= metric_setting(maximize, minimize, is_script=words is not None)
     file, overrides = split_arguments(arguments)
+    from engine.sweeps.settings import typed_settings
+
     settings = typed_settings(file, overrides, {key: str(value) for key, (_, value) in flags.items()}, given, words)
     require_optuna()
     trust = trust_option(granted=trust_code)
@@ -191,6 +192,8 @@ def metric_setting(maximize: str | None, minimize: str | None, *, is_script: boo
         raise UsageError.one("--maximize", "cannot be combined with --minimize; keep one", code="conflict")
     for option, metric, better in (("--maximize", maximize, Better.HIGH), ("--minimize", minimize, Better.LOW)):
         if metric is not None:
+            from engine.sweeps.settings import typed_metric
+
             return {"metric": typed_metric(option, metric, better, is_script=is_script)}
     if is_script:
         advice = "add --maximize METRIC or --minimize METRIC, such as --maximize val/acc"
@@ -289,6 +292,8 @@ def _control(folder: SweepFolder, given: dict[str, Any], *, detach: bool, trust_
     from tui.launcher import gputrain_command
 
     command = None
+    from engine.sweeps.settings import read_settings
+
     if read_settings(folder.settings).command:
         command = stored_command(folder, trust_code=trust_code)
     else:
