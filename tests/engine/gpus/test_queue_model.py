@@ -219,6 +219,7 @@ def test_queue_serves_every_run_in_order_and_no_gpu_twice(actions: list[tuple[st
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 @settings(max_examples=3000, deadline=None)
 @given(st.lists(ACTIONS, min_size=10, max_size=60))
 def test_queue_of_many_actions(actions: list[tuple[str, Any]]) -> None:
