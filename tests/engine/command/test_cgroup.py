@@ -50,10 +50,14 @@ needs_root = pytest.mark.skipif(
 def test_processes_are_in_the_cgroup_of_their_run_which_is_removed(tmp_path: Path) -> None:
     run_id = uuid.uuid4().hex
     with started(["sh", "-c", f"{DAEMON} sleep 61; :"], tmp_path, marker=run_id) as process:
-        wait_for(lambda: len(process.members()) == 3, "the processes")
         folder = Path(f"{own_cgroup()}/{PREFIX}{run_id}")
-        pids = {int(line) for line in (folder / "cgroup.procs").read_text().split()}
-        assert pids == {member.pid for member in process.members()}
+
+        def are_in_cgroup() -> bool:
+            # The daemon forks and exits on its way.
+            pids = {int(line) for line in (folder / "cgroup.procs").read_text().split()}
+            return len(pids) == 3 and pids == {member.pid for member in process.members()}
+
+        wait_for(are_in_cgroup, "the processes")
     assert not folder.exists()
 
 
