@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 
 import pytest
 
@@ -27,5 +28,6 @@ def test_profile_without_kernels_in_the_trace_measures_with_cuda_events(
     assert profile["device_type"] == "cuda"
     assert [rank["rank"] for rank in profile["ranks"]] == [0, 1]
     for rank in profile["ranks"]:
-        assert sum(part["mean"] for part in rank["parts"].values()) == pytest.approx(sum(rank["steps"]) / 4)
+        # Fewer than four if the epoch ends before.
+        assert sum(part["mean"] for part in rank["parts"].values()) == pytest.approx(statistics.mean(rank["steps"]))
         assert rank["trace"] == f"rank-{rank['rank']}.json.gz"
