@@ -244,8 +244,10 @@ class Watcher:
 
 
 class InputEnd(threading.Event):
-    """The event that ends Textual's input thread, which asks for it ten times a second. Its question waits for input
-    instead, but not while the parser may hold the beginning of a sequence."""
+    """The event that ends Textual's input thread.
+
+    The thread checks it ten times a second. Here, the check blocks until there is input or the end, so that an idle
+    screen does not wake up. It does not block while the parser may hold the beginning of an escape sequence."""
 
     def __init__(self, keys: int) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ import time
 
 VARIABLE = "GPUTRAIN_WAITING"
 TICK_SECONDS = 10.0  # less than MOVE_TIMEOUT_SECONDS of `engine.runs.claim`
-SHORT_TICK_SECONDS = 5.0  # without inotify, of which Linux gives a user 128 instances
+SHORT_TICK_SECONDS = 5.0  # without inotify: Linux gives each user 128 instances
 CHECK_SECONDS = 25.0  # less than half of SILENT_SECONDS of `reservation_reader`
 # A leader that has not renewed its file for so long hangs or is suspended: another run takes its place.
 LEADER_TIMEOUT_SECONDS = 60.0

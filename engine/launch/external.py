@@ -354,7 +354,7 @@ def _monitoring_listener(
                 run.keep_alive()
             except OwnershipLostError as error:
                 print(f"error: {error}", file=sys.stderr)
-                # A stop would save a checkpoint, into the folder of the process that owns the run now.
+                # No stop: it would save a checkpoint, but another process owns the folder now.
                 exit_now(ExitCode.FAILED)
             progress.poll(heartbeats)
             readings.attempt(read_gpus)

@@ -57,7 +57,7 @@ def _send(destination: Destination, message: Message) -> Delivery:
         import apprise
     except ImportError:
         return Delivery(label, sent=False, reason=not_installed("apprise"), code="not-installed")
-    # Decoded, because apprise decodes the names of options, too.
+    # apprise decodes the names of options before it reads them, so `Temp%6Cate=` names a template.
     if "template=" in unquote(url).partition("?")[2].lower():
         reason = "the URL must not name a template, which is a local file"
         return Delivery(label, sent=False, reason=reason, code="not-supported")

@@ -109,15 +109,14 @@ def read_batch(folder: RunFolder, state: QueueState) -> Batch:
 def _other_jobs(folder: RunFolder, state: QueueState) -> dict[RunFolder, QueueState]:
     """Return the other jobs of a batch. One stat(2) for each run: of thousands, nearly all were queued long before."""
     path, found = folder.path, dict[RunFolder, QueueState]()
-    with suppress(OSError), os.scandir(path.parent) as entries:
-        for entry in entries:
+    entries = list[os.DirEntry[str]]()
+    with suppress(OSError), os.scandir(path.parent) as listing:
+        entries = [entry for entry in listing if entry.name != path.name and is_listed(entry.name)]
+    for entry in entries:
+        # A run that is deleted at this moment hides no other.
+        with suppress(OSError):
             is_old = entry.stat(follow_symlinks=False).st_mtime < state.submitted_at - BATCH_SECONDS
-            if (
-                is_old
-                or entry.name == path.name
-                or not is_listed(entry.name)
-                or not entry.is_dir(follow_symlinks=False)
-            ):
+            if is_old or not entry.is_dir(follow_symlinks=False):
                 continue
             run = RunFolder(path.parent / entry.name)
             other = read_queue_state(run) if run.is_own else None

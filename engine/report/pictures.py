@@ -72,5 +72,5 @@ def _encode(image: Image.Image, kind: str, **options: int) -> Picture:
 
 
 def data_uri(kind: str, data: bytes) -> str:
-    """Return the data URI of an image of this subtype, such as `png`."""
+    """Return an image as a data URI. `kind` is the subtype of its MIME type, such as `png`."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

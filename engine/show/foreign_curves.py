@@ -294,7 +294,7 @@ class CurveReader:
     def __init__(self, run: ForeignRun) -> None:
         self.run = run
         self.curves = ForeignCurves(len(run.logs))
-        """What has been read."""
+        """The curves as far as they have been read."""
         self.share = 0.0
         """Part of the bytes that has been read, from 0 to 1."""
         self.problems: tuple[str, ...] = ()

@@ -33,8 +33,9 @@ LONGER_FACTOR = 5
 
 
 def write_best(folder: SweepFolder, settings: SweepSettings, best: FrozenTrial) -> None:
-    """Write the name of the best trial, and of a training what its config changes, without the devices that only the
-    sweep has chosen. Raises OSError."""
+    """Write the run name of the best trial. For a training, also write the config keys that it changes.
+
+    The devices of the trials are left out, because only the sweep needs them. Raises OSError."""
     write_record(folder.best_trial, BestTrial(run=folder.trial(best.number).name))
     if settings.command:
         return

@@ -63,7 +63,7 @@ class Controller:
     _active: dict[int, Trial] = field(default_factory=dict)
     _queued: list[Trial] = field(default_factory=list)
     _crashes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """The number of crashes of each trial with so many values."""
+    """Crashes by trial number and by the number of values that the trial had reported."""
     _failures: list[Problem] = field(default_factory=list)
     _stopping: bool = False
 

@@ -147,7 +147,7 @@ class Trial:
         finished = self.history.finished
         if self._process is not None and finished == self._earlier_end:
             if code == ExitCode.FINISHED and finished is not None and finished.state == RunState.FINISHED:
-                # The run had finished before, and its command had nothing to do.
+                # The run was finished already, so its command had nothing to do.
                 return Ended.FINISHED
             return Ended.REFUSED if code in self.refusals else Ended.CRASHED
         if finished is None:
@@ -250,6 +250,6 @@ class ScriptTrial(Trial):
 
 
 def make_trial(sweep: SweepFolder, plan: SweepPlan, number: int, *, is_recovered: bool = False) -> Trial:
-    """Return a trial of the kind that the sweep has."""
+    """Return a trial of a script if the sweep has a command, else of a training."""
     kind = Trial if plan.command is None else ScriptTrial
     return kind(sweep, plan, number, is_recovered=is_recovered)

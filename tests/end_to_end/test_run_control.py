@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -49,19 +50,31 @@ def test_control_requests_pause_checkpoint_and_continue_without_changing_results
 
 @pytest.mark.nightly
 def test_run_whose_folder_is_moved_ends_and_resumes_there_and_leaves_the_next_run_alone(gputrain: Gputrain) -> None:
+    next_run = gputrain(*RUN, "--name", "next", "--epochs", "1")
+    assert next_run.returncode == 0, next_run.stderr
     run = gputrain.start(*RUN, "--name", "a", "--epochs", "100000", stderr=subprocess.PIPE)
     gputrain.wait_for_event("a", "checkpoint")
     (gputrain.runs / "a").rename(gputrain.runs / "moved")
+    (gputrain.runs / "next").rename(gputrain.runs / "a")
+    files = contents(gputrain.runs / "a")
     assert run.wait(60) == 1
     assert run.stderr is not None
     assert [says(line, "run-deleted", gputrain.runs / "a") for line in run.stderr if line.startswith("failed: ")] == [
         True
     ]
-    assert not (gputrain.runs / "a").exists()
+    assert contents(gputrain.runs / "a") == files
     resumed = gputrain.start("resume", "moved", "--headless")
     gputrain.wait_for_event("moved", "run_resumed")
     assert gputrain("stop", "moved").returncode == 0
     assert resumed.wait(60) == 3
+    assert contents(gputrain.runs / "a") == files
+    assert read_events(gputrain.runs / "moved")[-1]["state"] == "stopped"
+    assert (gputrain.runs / "moved" / "checkpoints" / "last.pt").exists()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.nightly

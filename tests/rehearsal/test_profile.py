@@ -28,6 +28,7 @@ def test_profile_without_kernels_in_the_trace_measures_with_cuda_events(
     assert profile["device_type"] == "cuda"
     assert [rank["rank"] for rank in profile["ranks"]] == [0, 1]
     for rank in profile["ranks"]:
-        # Fewer than four if the epoch ends before.
+        # Fewer than four only if the epoch ends before.
+        assert len(rank["steps"]) == 4 or profile["note"]
         assert sum(part["mean"] for part in rank["parts"].values()) == pytest.approx(statistics.mean(rank["steps"]))
         assert rank["trace"] == f"rank-{rank['rank']}.json.gz"
