@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.command.metric_files import START_SLACK_SECONDS
 from engine.command.spec import read_command
 from engine.config.code_trust import CodeTrust
 from engine.runs.command_events import CommandStarted
@@ -114,8 +115,9 @@ def test_metrics_of_output_and_of_own_file_are_in_the_record(runs: CommandRuns) 
 
 
 def test_metric_file_below_the_working_folder_is_found(runs: CommandRuns) -> None:
-    (runs.cwd / "old.jsonl").write_text('{"step": 1, "before": 1.0}\n')
-    os.utime(runs.cwd / "old.jsonl", (1, 1))
+    old = runs.cwd / "old.jsonl"
+    old.write_text('{"step": 1, "before": 1.0}\n')
+    wait_for(lambda: time.time() > old.stat().st_ctime + START_SLACK_SECONDS, "an old file")
     runs.run("sh", "-c", 'mkdir logs; echo \'{"step": 3, "score": 0.125}\' > logs/new.jsonl')
     assert runs.record.metrics == {"score": 0.125}
 
