@@ -1,15 +1,13 @@
 """The messages of gputrain, read from its source: every call with `code="…"` and the text beside it.
 
-Tests find a message by its code (`says`), so that its words can change. The words themselves are in messages.txt, which
-test_messages.py alone compares with the source; `python tests/support/messages.py` writes that file anew.
+Tests find a message by its code (`says`), so that its words can change.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -19,8 +17,7 @@ import pytest
 
 from engine.utils.errors import CodedError, Problem, UsageError
 
-TESTS = Path(__file__).parents[1]
-CATALOG = TESTS / "messages.txt"
+ROOT = Path(__file__).parents[2]
 PLACEHOLDER = "{}"
 ADVICE_MARK = "; "
 MAX_VARIANTS = 16  # of one text that contains conditions
@@ -30,7 +27,6 @@ LOCATION_ARGUMENT = {"Problem": 0, "one": 0}
 ADVICE_ARGUMENT = {"Problem": 2, "one": 2, "Check": 4}
 
 Blocks = tuple[tuple[ast.AST, str], ...]
-Functions = Mapping[str, list[ast.FunctionDef]]
 
 
 def says(text: str, code: str, *values: object) -> bool:
@@ -63,7 +59,7 @@ def has_problem(problems: Sequence[Problem], code: str, location: str | None = N
 
 @cache
 def _patterns(code: str) -> list[re.Pattern[str]]:
-    texts = [text for text in read_catalog()[code] if not text.startswith(ADVICE_MARK) and _literal_length(text)]
+    texts = [text for text in read_messages(code) if not text.startswith(ADVICE_MARK) and _literal_length(text)]
     assert texts, f"no message with code={code!r} has enough words of its own in the source"
     return [re.compile(".*?".join(re.escape(part.strip()) for part in text.split(PLACEHOLDER))) for text in texts]
 
@@ -75,52 +71,49 @@ def _literal_length(text: str) -> int:
 
 
 @cache
-def read_catalog() -> dict[str, list[str]]:
-    """Return the texts of each code in messages.txt, which takes 3 s less than to read the source."""
-    texts: dict[str, list[str]] = defaultdict(list)
-    code = ""
-    for line in CATALOG.read_text().splitlines():
-        if line.startswith("  "):
-            texts[code].append(line.removeprefix("  "))
-        elif line:
-            code = line
-    return texts
+def read_messages(code: str) -> list[str]:
+    """Return the texts of a code. `{}` stands for each value. Advice has a text of its own."""
+    classes = _classes_with(code)
+    found: set[str] = set()
+    for tree in _trees_with(f'"{code}"', *(f"{name}(" for name in classes)):
+        for place in _calls(tree):
+            given = next((keyword.value for keyword in place.call.keywords if keyword.arg == "code"), None)
+            if _string(given) == code if given is not None else ast.unparse(place.call.func) in classes:
+                found.update(_message_texts(place))
+    return sorted(found)
 
 
-def read_messages() -> dict[str, list[str]]:
-    """Return the texts of each code, sorted. `{}` stands for each value. Advice has a text of its own."""
-    trees = [
-        ast.parse(path.read_text()) for package in ("engine", "tui") for path in (TESTS.parent / package).rglob("*.py")
-    ]
-    functions = defaultdict(list)
-    for tree in trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef):
-                functions[node.name].append(node)
-    class_codes = _class_codes(trees)
-    found: dict[str, set[str]] = defaultdict(set)
-    for place in (place for tree in trees for place in _calls(tree)):
-        given = next((keyword.value for keyword in place.call.keywords if keyword.arg == "code"), None)
-        code = class_codes.get(ast.unparse(place.call.func)) if given is None else _string(given)
-        if code is not None:
-            found[code].update(_message_texts(place, functions))
-    return defaultdict(list, {code: sorted(texts) for code, texts in sorted(found.items())})
+@cache
+def _sources() -> dict[Path, str]:
+    return {path: path.read_text() for package in ("engine", "tui") for path in (ROOT / package).rglob("*.py")}
 
 
-def format_catalog() -> str:
-    """Return the text of messages.txt."""
-    return "\n".join(f"{code}\n" + "".join(f"  {text}\n" for text in texts) for code, texts in read_messages().items())
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(_sources()[path])
 
 
-def _class_codes(trees: list[ast.Module]) -> dict[str, str]:
-    """Return the code that each exception class sets for calls without one."""
+def _trees_with(*words: str) -> list[ast.Module]:
+    """Return the modules whose source has one of these words: to parse all of them takes seconds."""
+    return [_tree(path) for path, text in _sources().items() if any(word in text for word in words)]
+
+
+def _classes_with(code: str) -> set[str]:
+    """Return the exception classes that set this code for calls without one."""
     return {
-        node.name: code
-        for node in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+        node.name
+        for tree in _trees_with(f'    code = "{code}"')
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
         for line in node.body
-        if isinstance(line, ast.Assign) and [ast.unparse(target) for target in line.targets] == ["code"]
-        if (code := _string(line.value)) is not None
+        if isinstance(line, ast.Assign) and ast.unparse(line) == f"code = {code!r}"
     }
+
+
+@cache
+def _functions(name: str) -> list[ast.FunctionDef]:
+    nodes = (node for tree in _trees_with(f"def {name}(") for node in ast.walk(tree))
+    return [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name]
 
 
 @dataclass(frozen=True)
@@ -154,7 +147,7 @@ def _calls(tree: ast.Module) -> Iterator[Place]:
             yield Place(node, function, blocks[start:])
 
 
-def _message_texts(place: Place, functions: Functions) -> list[str]:
+def _message_texts(place: Place) -> list[str]:
     """Return the texts that a call may build. A location is no text of its own."""
     name = ast.unparse(place.call.func).rpartition(".")[2]
     location, advice = LOCATION_ARGUMENT.get(name), ADVICE_ARGUMENT.get(name)
@@ -164,7 +157,7 @@ def _message_texts(place: Place, functions: Functions) -> list[str]:
     texts = []
     for value, is_advice in values:
         for source in _definitions(value, place) if isinstance(value, ast.Name) else [value]:
-            for variant in _returned_texts(source, functions) or _variants(source):
+            for variant in _returned_texts(source) or _variants(source):
                 text = " ".join(variant.split())
                 if " " in text.replace(PLACEHOLDER, "").strip():
                     texts.append(ADVICE_MARK + text if is_advice else text)
@@ -199,11 +192,11 @@ def _targets(node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> list[ast.expr]
     return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
-def _returned_texts(value: ast.expr, functions: Functions) -> list[str]:
+def _returned_texts(value: ast.expr) -> list[str]:
     """Return the texts that a function of the project returns, if the value is its call."""
     if not isinstance(value, ast.Call):
         return []
-    found = functions[ast.unparse(value.func).rpartition(".")[2]]
+    found = _functions(ast.unparse(value.func).rpartition(".")[2])
     returns = [node.value for function in found[:1] for node in ast.walk(function) if isinstance(node, ast.Return)]
     texts = [text for item in returns if item is not None for text in _variants(item)]
     return [text for text in texts if text != PLACEHOLDER] if len(found) == 1 else []
@@ -233,7 +226,3 @@ def _join(parts: list[ast.expr]) -> list[str]:
 
 def _string(node: ast.expr) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
-
-
-if __name__ == "__main__":
-    CATALOG.write_text(format_catalog())
