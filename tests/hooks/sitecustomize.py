@@ -2,9 +2,8 @@
 
 Each part is active if the environment asks for it, alone or with the others:
 
-    GPUTRAIN_FAULT       faults in the ranks of a run (faults.py)
-    FAKE_NVML_IN_PYTHON  the fake NVML without a C compiler (../support/gpu/fake_nvml.py)
-    LD_PRELOAD           with the fake CUDA runtime, the CPU kernels that it needs (../rehearsal/cpu_kernels.py)
+    GPUTRAIN_FAULT  faults in the ranks of a run (faults.py)
+    LD_PRELOAD      with the fake CUDA runtime, the CPU kernels that it needs (../rehearsal/cpu_kernels.py)
 """
 
 from __future__ import annotations
@@ -29,11 +28,6 @@ if os.environ.get("GPUTRAIN_FAULT"):
     import faults
 
     faults.install()
-if os.environ.get("FAKE_NVML_IN_PYTHON"):
-    sys.path.append(str(TESTS))
-    from support.gpu import fake_nvml
-
-    fake_nvml.install()
 if CUDA_LIBRARY in os.environ.get("LD_PRELOAD", ""):
     from after_import import call_after_import
 

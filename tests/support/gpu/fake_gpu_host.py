@@ -1,6 +1,6 @@
 """Fake GPU host for tests: NVIDIA's Python binding over a fake NVML library that answers from a text file.
 
-The library is `fake_nvml.c` with `fake_nvml_scene.h`, or `fake_nvml.py` if there is no C compiler.
+The library is `fake_nvml.c` with `fake_nvml_scene.h`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pynvml
+import pytest
 
 from engine.gpus import nvml
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.sampler import GpuThread, SamplerState
 from engine.gpus.snapshot import DRIVER, SamplerOptions, Snapshot
 
-TESTS = Path(__file__).parents[2]
 NVML_LIBRARY = "libnvidia-ml.so.1"
 COMPILER = shutil.which("cc")
-NO_COMPILER = "no C compiler; the Python replacement of the driver is tested instead"
+NO_COMPILER = "needs a C compiler"
 
 # Above the highest PID that Linux assigns (2**22).
 UNKNOWN_PID = 2**22 + 77
@@ -46,8 +46,7 @@ def eight_gpu_lines(**values: object) -> list[str]:
 def build_fake_driver(folder: Path, *flags: str) -> dict[str, str]:
     """Build the fake driver; return the environment variables that make the binding load it."""
     if COMPILER is None:
-        old_driver = {"FAKE_NVML_OLD": "1"} if flags else {}
-        return {"PYTHONPATH": str(TESTS / "hooks"), "FAKE_NVML_IN_PYTHON": "1", **old_driver}
+        pytest.skip(NO_COMPILER)
     library = folder / NVML_LIBRARY
     source = str(Path(__file__).with_name("fake_nvml.c"))
     subprocess.run(
@@ -87,12 +86,7 @@ class FakeGpuHost:
 
 def load_fake_driver(driver: dict[str, str]) -> None:
     """Load the fake driver into this process, whose environment was set before the driver existed."""
-    if COMPILER is None:
-        from support.gpu import fake_nvml
-
-        fake_nvml.install()
-    else:
-        ctypes.CDLL(str(Path(driver["LD_LIBRARY_PATH"]) / NVML_LIBRARY))
+    ctypes.CDLL(str(Path(driver["LD_LIBRARY_PATH"]) / NVML_LIBRARY))
 
 
 def sample_gpus() -> Snapshot:
