@@ -107,19 +107,6 @@ def test_digits_run_best_checkpoint_is_best_epoch(digits_run: FinishedRun) -> No
     assert best["best_accuracy"] == summary["best_val_accuracy"]
 
 
-def test_runs_command_lists_digits_run(digits_run: FinishedRun, shared_gputrain: SharedGputrain) -> None:
-    runs = json.loads(shared_gputrain("runs", "--json").stdout)["runs"]
-    row = next(row for row in runs if row["name"] == "digits")
-    assert (row["state"], row["epochs"], row["total_epochs"]) == ("finished", 15, 15)
-    assert ["digits", "finished", "15/15"] in [line.split()[:3] for line in shared_gputrain("runs").stdout.splitlines()]
-
-
-def test_logs_command_prints_run_log(digits_run: FinishedRun) -> None:
-    log = call("logs", digits_run.path).stdout
-    assert log == (digits_run.path / "log.txt").read_text()
-    assert "epoch  15 " in log
-
-
 def test_resume_of_finished_run_does_nothing(digits_run: FinishedRun, shared_gputrain: SharedGputrain) -> None:
     before = (digits_run.path / "events.jsonl").read_text()
     done = shared_gputrain("resume", "digits")

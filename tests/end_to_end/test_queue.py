@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +44,6 @@ def run_state(gputrain: Gputrain, name: str) -> str:
     return next(str(row["state"]) for row in rows if row["name"] == name)
 
 
-def is_failed(gputrain: Gputrain, name: str) -> bool:
-    return run_state(gputrain, name) == "failed"
-
-
 def owner_pid(run: Path) -> int:
     return int(json.loads((run / "owner.json").read_text())["pid"])
 
@@ -80,19 +75,6 @@ def test_detached_runs_wait_in_order_and_obey_requests(busy_host: Gputrain) -> N
     assert queue_rows(busy_host) == []
     refused = busy_host("queue", "hold", "a").stderr
     assert says(refused, "wrong-state", "error: a: ", "it is stopped") and refused.count("\n") == 1
-
-
-@pytest.mark.nightly
-def test_detached_run_that_is_held_says_so_with_the_command_that_goes_on(gputrain: Gputrain) -> None:
-    line = ["run", "--gpus", "cpu", "--queue", "--detach", "--", "sh", "-c", "echo no such file; exit 1"]
-    for name in (gputrain(*line).stdout.strip(), gputrain(*line).stdout.strip()):
-        wait_for(partial(is_failed, gputrain, name), "the failure of the command")
-    held = gputrain(*line)
-    name = held.stdout.strip()
-    assert held.returncode == 0
-    assert held.stderr.startswith(f"{name} waits: held: ") and f"`gputrain queue release {name}`" in held.stderr
-    assert "no such file" in held.stderr and held.stderr.count("\n") == 1
-    assert gputrain("stop", name).returncode == 0
 
 
 def test_refused_detached_run_leaves_nothing(busy_host: Gputrain) -> None:

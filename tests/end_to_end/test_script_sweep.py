@@ -4,7 +4,6 @@ leave nothing behind."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,9 +16,7 @@ from engine.sweeps.folder import SweepFolder
 from engine.sweeps.status import SweepReader, SweepStatus
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 from support.gputrain_command import Gputrain, read_events, wait_for
-from support.trainer_commands import COMMANDS
 
-TRAINERS = os.environ.get("GPUTRAIN_TRAINERS")
 SCRIPT = """\
 import sys, time
 lr, steps, pause = float(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
@@ -129,16 +126,6 @@ def test_sweep_of_a_torch_script_killed_twice_runs_each_trial_once(gputrain: Gpu
     script = tmp_path / "fit.py"
     script.write_text(TORCH_SCRIPT)
     check_killed_sweep(gputrain, tmp_path, [sys.executable, str(script)], "val/loss")
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif(TRAINERS is None, reason="needs the environments of tests/trainers/build.py")
-def test_sweep_of_a_lightning_script_killed_twice_runs_each_trial_once(gputrain: Gputrain, tmp_path: Path) -> None:
-    python = f"{TRAINERS}/lightning/bin/python"
-    check_killed_sweep(
-        gputrain, tmp_path, [python, str(COMMANDS / "fit_lightning.py"), "--max-epochs", "6"], "val_loss"
-    )
 
 
 def check_killed_sweep(gputrain: Gputrain, cwd: Path, words: list[str], metric: str) -> None:
