@@ -198,8 +198,10 @@ def test_open_store_connects_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_PORT", str(find_free_port()))
     training_config = config("device.timeout=20")
 
+    stores = {}  # The store of rank 0 is the server until both have their answer.
+
     def exchange_keys(rank: int) -> str:
-        store = open_store(training_config, RankInfo(rank, 2, rank, 2))
+        stores[rank] = store = open_store(training_config, RankInfo(rank, 2, rank, 2))
         assert store.timeout.total_seconds() == 20
         store.set(f"rank {rank}", "here")
         return store.get(f"rank {1 - rank}").decode()
