@@ -313,33 +313,21 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
 
     def resume_run(self, folder: RunFolder, state: RunState | None) -> None:
         """Resume a run that has ended, or start its command again. For a finished training, ask for its epochs."""
-        from engine.runs.claim import observe_claim
         from engine.runs.run_config import read_changed_config
         from engine.runs.run_record import read_run_record
-        from tui.screens.dialogs import ask_to_share_gpus, epochs_dialog, take_over_dialog
+        from tui.screens.dialogs import ask_to_share_gpus, epochs_dialog
 
         if (problem := resume_problem(folder, state)) is not None:
             self.show_toast(problem)
             return
 
-        observed, flags = observe_claim(folder.owner), list[str]()
-
         def resume(epochs: str | None) -> None:
             if epochs is not None:
                 changes = [f"run.epochs={epochs}"] if epochs else []
-                arguments = ["resume", "--headless", *flags, str(folder.path), *changes]
+                arguments = ["resume", "--headless", str(folder.path), *changes]
                 launch = partial(self.launch, arguments, folder.path.parent, f"resume {folder.name}")
                 ask_to_share_gpus(self, self, read_changed_config(folder.config) or {}, launch)
 
-        def take_over(key: str | None) -> None:
-            if key == "yes":
-                flags.append("--take-over")
-                resume("")
-
-        if observed is not None and observed.claim.is_recent:
-            # No new heartbeat was seen, but the last one is too recent to resume without asking.
-            self.push_screen(take_over_dialog(folder.name, observed), take_over)
-            return
         # A finished run has nothing left to do unless it gets more epochs.
         record = read_run_record(folder)
         if state == "finished" and record is not None and record.epochs:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from engine.runs.claim import Claim, Origin, read_claim
+from engine.runs.claim import Claim, read_claim
 from engine.runs.folder import RunFolder, list_runs
 from engine.utils.errors import Problem, UsageError
 from engine.utils.process import process_start_ticks
@@ -114,7 +114,7 @@ class LaunchedRun:
         claim = read_claim(run.owner)
         # PIDs are reused, but not with the same start in the same boot.
         process = self.process.pid, self.start_ticks
-        if claim is not None and (claim.pid, claim.start_ticks) == process and claim.origin is Origin.THIS_KERNEL:
+        if claim is not None and (claim.pid, claim.start_ticks) == process and claim.is_of_this_kernel:
             return claim
         self._other_owners[run.path] = stamp
         return None

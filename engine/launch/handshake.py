@@ -239,10 +239,7 @@ def continue_run_of_agents(
     interrupted = find_run_of_agents(request.runs_dir, list(request.agents), listener, check_stop)
     if interrupted is None or run.name not in (None, interrupted.name):
         return request
-    # torchrun has ended the ranks before; their host may be gone, and its clock ahead.
-    return replace(
-        request, config=request.config.with_values(run={"resume": True, "name": interrupted.name}), take_over=True
-    )
+    return replace(request, config=request.config.with_values(run={"resume": True, "name": interrupted.name}))
 
 
 def find_run_of_agents(

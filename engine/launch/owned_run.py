@@ -361,7 +361,6 @@ def claim_requested(request: RunRequest) -> ClaimedRun:
         resume=run.resume or run.requeue,
         agents=request.agents,
         trust_owner=request.trust_owner,
-        take_over=request.take_over,
     )
 
 

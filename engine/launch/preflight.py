@@ -235,9 +235,7 @@ def _check_run_folder(request: RunRequest) -> None:
     """Raises UsageError if the run folder cannot be created, or the run in it cannot be resumed with this config."""
     run = request.config.run
     resume = run.resume or run.requeue
-    folder = check_claim(
-        request.runs_dir, run.name, resume=resume, trust_owner=request.trust_owner, take_over=request.take_over
-    )
+    folder = check_claim(request.runs_dir, run.name, resume=resume, trust_owner=request.trust_owner)
     if folder is not None:
         check_resumed_config(request.config, folder)
 

@@ -33,8 +33,7 @@ class RunRequest:
     `default_name` names it if `run.name` does not. `problems` are those of an invalid config, whose valid part is
     `config`: such a request is refused, together with what the preflight finds. `agents` are the torchrun agents that
     started the ranks, see `engine.launch.handshake.agent_id`. A dry run leaves no folder. `trust_owner` resumes a run
-    that other users can change, `take_over` one that another host claims and whose heartbeat does not move;
-    `code_trust` says whose code the config may name. With `lr_range`, a learning rate
+    that other users can change; `code_trust` says whose code the config may name. With `lr_range`, a learning rate
     range test replaces the training; such a request is a dry run. A `detached` run has no terminal: once its folder
     exists, it stays, also if the run is refused later. `typed` are the keys that the user typed, and `warnings` what
     the config alone gives reason to warn of. `input_source` says what of the model's input is that of its pretrained
@@ -49,7 +48,6 @@ class RunRequest:
     agents: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     trust_owner: bool = False
-    take_over: bool = False
     code_trust: CodeTrust = field(default_factory=CodeTrust)
     lr_range: LrRange | None = None
     detached: bool = False
@@ -77,14 +75,14 @@ def watch_other_claim(request: RunRequest, listener: Listener, check_stop: Calla
     if run.name is None or not (run.resume or run.requeue) or request.dry_run or request.problems:
         return
     owner = RunFolder(request.runs_dir / run.name).owner
-    observed, waits = observe_claim(owner), uncertain_claims([owner], take_over=request.take_over)
+    observed, waits = observe_claim(owner), uncertain_claims([owner])
     if observed is None or not waits:
         return
     message = (
         f"{run.name} is claimed by {observed.claim.process}; watching its heartbeat for up to {max(waits.values()):g} s"
     )
     listener(WarningEvent(message=message, code="already-running"))
-    watch_claims([owner], take_over=request.take_over, check_stop=check_stop)
+    watch_claims([owner], check_stop)
 
 
 def check_dependencies(request: RunRequest) -> list[Dependency]:

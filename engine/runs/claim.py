@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +36,6 @@ from engine.utils.files import is_file, read_bytes
 from engine.utils.locks import is_held
 from engine.utils.process import boot_id, process_start_ticks
 from engine.utils.text import printable
-from engine.utils.units import format_duration
 
 # An owner on another host counts as dead after this time without a new heartbeat.
 HEARTBEAT_TIMEOUT_SECONDS = 30.0
@@ -52,16 +50,6 @@ MAX_TEXT_CHARS = 100
 MAX_FILE_TIME = 1e11  # in Unix seconds, so that every calendar function takes it
 MAX_SIGHTINGS = 4096
 LOCK_FILE = "lock"
-
-
-class Origin(Enum):
-    """Where the process of a claim runs, as seen from this process."""
-
-    THIS_KERNEL = auto()
-    """Locks are visible between its processes, also between containers."""
-    NAMESAKE = auto()
-    """A host of the same name, before it booted again or another one."""
-    ELSEWHERE = auto()
 
 
 class Claim(FileRecord, frozen=True, kw_only=True):
@@ -93,36 +81,29 @@ class Claim(FileRecord, frozen=True, kw_only=True):
         return f"process {'?' if self.pid is None else self.pid} on {host or 'another host'}"
 
     @property
-    def origin(self) -> Origin:
-        same_name = self.host in ("", socket.gethostname())
+    def is_of_this_kernel(self) -> bool:
+        """Whether its process runs on this kernel, also in another container, so that its locks are visible here."""
         if self.boot_id and boot_id():
-            same_boot = self.boot_id == boot_id()
-            return Origin.THIS_KERNEL if same_boot else Origin.NAMESAKE if same_name else Origin.ELSEWHERE
-        return Origin.THIS_KERNEL if same_name else Origin.ELSEWHERE
+            return self.boot_id == boot_id()
+        return self.host in ("", socket.gethostname())
 
     @property
     def is_recent(self) -> bool:
-        """Whether the last heartbeat is not old by the clock of this host. One in the future is not recent."""
+        """Whether the last heartbeat is not old by the clock of this host. The clock of the owner may be ahead."""
         return self.heartbeat is not None and time.time() - self.heartbeat < HEARTBEAT_TIMEOUT_SECONDS
-
-    @property
-    def is_in_future(self) -> bool:
-        """Whether the last heartbeat is in the future by the clock of this host, by more than clocks usually differ."""
-        return self.heartbeat is not None and self.heartbeat - time.time() > HEARTBEAT_TIMEOUT_SECONDS
 
     @property
     def is_process_here(self) -> bool:
         """Whether `pid` is that process in this PID namespace."""
-        if self.origin is not Origin.THIS_KERNEL or self.pid is None or self.pid <= 1:
+        if not self.is_of_this_kernel or self.pid is None or self.pid <= 1:
             return False
         return self.start_ticks is not None and self.start_ticks == process_start_ticks(self.pid)
 
     def last_heartbeat(self) -> str:
-        """Return when the last heartbeat was, by the clock of its host, and how far that is in the future."""
+        """Return when the last heartbeat was, by the clock of its host."""
         if self.heartbeat is None:
             return "unknown"
-        date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.heartbeat))
-        return f"{date}, {format_duration(self.heartbeat - time.time())} in the future" if self.is_in_future else date
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.heartbeat))
 
 
 @dataclass(frozen=True)
@@ -134,6 +115,27 @@ class ObservedClaim:
     written_at: float
     moves: bool
     still_s: float
+
+    @property
+    def lives(self) -> bool:
+        """Whether its process lives, as far as is known without waiting: by the date of a heartbeat that was not
+        watched for long."""
+        # A file server may have set the time of the file.
+        is_recent = self.claim.is_recent or abs(time.time() - self.written_at) < HEARTBEAT_TIMEOUT_SECONDS
+        return self.moves or (is_recent and self.still_s < HEARTBEAT_TIMEOUT_SECONDS)
+
+    @property
+    def patience_s(self) -> float:
+        """For how long its heartbeat must not change before its process counts as dead, in seconds."""
+        if self.claim.is_recent:
+            return HEARTBEAT_TIMEOUT_SECONDS
+        # This host before it booted again, in nearly all cases.
+        return 0.0 if self.claim.host == socket.gethostname() else MOVE_TIMEOUT_SECONDS
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether its heartbeat has to be watched."""
+        return not self.moves and self.still_s < self.patience_s
 
 
 @dataclass
@@ -179,7 +181,7 @@ def observe_claim(owner: Path) -> ObservedClaim | None:
 def _observe(owner: Path, claim: Claim | None) -> ObservedClaim | None:
     if claim is None or claim.heartbeat is None:
         return None
-    if claim.origin is Origin.THIS_KERNEL and is_file(owner.with_name(LOCK_FILE)):
+    if claim.is_of_this_kernel and is_file(owner.with_name(LOCK_FILE)):
         return None
     try:
         folder, status = owner.parent.stat(), owner.stat()
@@ -200,11 +202,6 @@ def _observe(owner: Path, claim: Claim | None) -> ObservedClaim | None:
     return ObservedClaim(claim, status.st_mtime, sighting.moved and still_s < HEARTBEAT_TIMEOUT_SECONDS, still_s)
 
 
-def is_lock_held(owner: Path, claim: Claim | None) -> bool:
-    """Whether a process of this kernel holds the lock of a run with this claim. Raises OSError if there is no lock."""
-    return is_held(owner.with_name(LOCK_FILE), counts_flock=counts_flock(claim))
-
-
 def counts_flock(claim: Claim | None) -> bool:
     """Whether the owner of a run with this claim may hold only an `flock`, which any reader of the file can hold, too:
     that of an earlier gputrain, or a file system without write locks."""
@@ -214,51 +211,28 @@ def counts_flock(claim: Claim | None) -> bool:
 def is_claimed(owner: Path) -> bool:
     """Whether a live process owns the run, as far as this process can know without waiting."""
     claim = read_claim(owner)
-    origin = Origin.THIS_KERNEL if claim is None else claim.origin
-    observed = _observe(owner, claim)
-    if observed is not None and observed.moves:
-        return True
-    if origin is Origin.ELSEWHERE or (origin is Origin.THIS_KERNEL and observed is not None):
-        if observed is None or observed.still_s >= HEARTBEAT_TIMEOUT_SECONDS:
-            return False
-        # A file server may have set the time of the file.
-        seen_s = abs(time.time() - observed.written_at)
-        return observed.claim.is_recent or seen_s < HEARTBEAT_TIMEOUT_SECONDS
+    if (observed := _observe(owner, claim)) is not None:
+        return observed.lives
     try:
-        return is_lock_held(owner, claim)
+        return is_held(owner.with_name(LOCK_FILE), counts_flock=counts_flock(claim))
     except OSError:
         return False
 
 
-def uncertain_claims(owners: Sequence[Path], *, take_over: bool = False) -> dict[Path, float]:
-    """Return the claims of other hosts that are undecided, by the path of their `owner.json`.
-
-    The value is how long the heartbeat must not change before its process counts as dead, in seconds. It is longer to
-    take over a run whose last heartbeat is recent."""
-    waits = {}
-    for owner in owners:
-        observed = observe_claim(owner)
-        if observed is None or observed.moves:
-            continue
-        if observed.claim.origin is Origin.NAMESAKE and not observed.claim.is_recent:
-            # This host before it booted again, in nearly all cases.
-            continue
-        long = take_over and observed.claim.is_recent
-        patience_s = HEARTBEAT_TIMEOUT_SECONDS if long else MOVE_TIMEOUT_SECONDS
-        if observed.still_s < patience_s:
-            waits[owner] = patience_s
-    return waits
+def uncertain_claims(owners: Sequence[Path]) -> dict[Path, float]:
+    """Return the claims of other hosts that are undecided, by the path of their `owner.json`, with their
+    `patience_s`."""
+    observed = {owner: observe_claim(owner) for owner in owners}
+    return {owner: each.patience_s for owner, each in observed.items() if each is not None and each.is_uncertain}
 
 
-def watch_claims(
-    owners: Sequence[Path], *, take_over: bool = False, check_stop: Callable[[], None] = lambda: None
-) -> None:
+def watch_claims(owners: Sequence[Path], check_stop: Callable[[], None] = lambda: None) -> None:
     """Wait until each claim of another host is known to live or to be dead: its heartbeat was seen to change, or seen
-    unchanged for `MOVE_TIMEOUT_SECONDS`, or with `take_over` for `HEARTBEAT_TIMEOUT_SECONDS`.
+    unchanged for its `patience_s`.
 
     All are watched at the same time. Time in which nothing could be read does not count. `check_stop` is called
     repeatedly, and may raise."""
-    waits = uncertain_claims(owners, take_over=take_over)
+    waits = uncertain_claims(owners)
     while waits:
         check_stop()
         began = time.monotonic()

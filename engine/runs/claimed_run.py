@@ -44,16 +44,14 @@ class ClaimedRun:
                 parent.rmdir()
 
 
-def check_claim(
-    root: Path, name: str | None, *, resume: bool, trust_owner: bool = False, take_over: bool = False
-) -> RunFolder | None:
+def check_claim(root: Path, name: str | None, *, resume: bool, trust_owner: bool = False) -> RunFolder | None:
     """Check that `claim_run` can succeed, without leaving anything behind. Return the folder of the run to resume.
 
     Does not watch claims of other hosts. Raises UsageError as `claim_run` does."""
     if name is not None and resume and is_run_folder(root / name):
         folder = RunFolder(root / name)
         require_own(folder, trust_owner=trust_owner)
-        check_not_owned(folder, take_over=take_over)
+        check_not_owned(folder)
         return folder
     if name is not None and os.path.lexists(root / name):
         raise _name_in_use(root, name)
@@ -73,13 +71,11 @@ def claim_run(
     resume: bool,
     agents: Sequence[str] = (),
     trust_owner: bool = False,
-    take_over: bool = False,
 ) -> ClaimedRun:
     """Create and own the folder of a new run, or own the existing one if `resume` is set.
 
     Without a name the run is called `stem-N`. `agents` identify the run's torchrun agents. `trust_owner` accepts a
-    folder that other users can change, `take_over` is that of `Ownership`. Raises UsageError if the name is in use or
-    the folder cannot be written to.
+    folder that other users can change. Raises UsageError if the name is in use or the folder cannot be written to.
     """
     is_new = name is None or not resume or not is_run_folder(root / name)
     if is_new:
@@ -92,7 +88,7 @@ def claim_run(
             folder = RunFolder(path).identified()
             require_own(folder, trust_owner=trust_owner)
             folder.restrict_umask()
-            claimed = ClaimedRun(folder, Ownership(folder, agents, take_over=take_over), is_new, new_parents)
+            claimed = ClaimedRun(folder, Ownership(folder, agents), is_new, new_parents)
         except BaseException:
             with suppress(OSError):
                 # Only an empty folder, which was created here.

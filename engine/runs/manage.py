@@ -6,7 +6,6 @@ A run is renamed under its lock, so that no process resumes it meanwhile.
 from __future__ import annotations
 
 import os
-import shlex
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,11 +19,11 @@ from engine.utils.errors import UsageError
 from engine.utils.files import replace_file
 
 
-def rename_run(folder: RunFolder, name: str, *, take_over: bool = False) -> RunFolder:
+def rename_run(folder: RunFolder, name: str) -> RunFolder:
     """Rename a run that has ended: its folder, and `run.name` in its config. Return the new folder.
 
-    The journal keeps the name that each session had. `take_over` is that of `locked_ended_run`. Raises UsageError if
-    the name is invalid or in use, if the run is live, or if other users can change it.
+    The journal keeps the name that each session had. Raises UsageError if the name is invalid or in use, if the run is
+    live, or if other users can change it.
     """
     name = check_new_name(name)
     require_own(folder, trust_owner=False, can_trust=False)
@@ -32,8 +31,7 @@ def rename_run(folder: RunFolder, name: str, *, take_over: bool = False) -> RunF
         raise UsageError.one(name, "is the name that the run has", code="name-in-use")
     root = folder.path.parent
     try:
-        command = f"gputrain runs rename {shlex.quote(folder.name)} {name}"
-        with locked_ended_run(folder, command, take_over=take_over):
+        with locked_ended_run(folder):
             _store_name(RunFolder(move_folder(folder.path, root, name)), name)
     except FileExistsError as error:
         raise UsageError.one(name, f"already exists in {root}", "use another name", code="name-in-use") from error

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
-from engine.runs.claim import Claim, Origin, counts_flock, observe_claim, read_claim, watch_claims
+from engine.runs.claim import Claim, counts_flock, observe_claim, read_claim, watch_claims
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import read_run_record
 from engine.utils.codec import overwrite_record, replace, write_record
@@ -25,7 +25,6 @@ from engine.utils.errors import CodedError, UsageError
 from engine.utils.files import file_size
 from engine.utils.locks import OwnerLock
 from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
-from engine.utils.units import format_duration
 
 T = TypeVar("T")
 
@@ -55,11 +54,10 @@ class Ownership:
     heartbeat in `owner.json` for other hosts. `folder` is identified.
     """
 
-    def __init__(self, folder: RunFolder, agents: Sequence[str] = (), *, take_over: bool = False) -> None:
+    def __init__(self, folder: RunFolder, agents: Sequence[str] = ()) -> None:
         """Acquire the folder. Raises UsageError if another process owns it.
 
-        Watches a claim of another host for seconds, unless this process has done that before, see `watch_claims`. With
-        `take_over`, a run whose heartbeat does not move is acquired although its last one is not old."""
+        Watches a claim of another host for seconds, unless this process has done that before, see `watch_claims`."""
         self.folder = folder
         self._last_heartbeat, self._token = -math.inf, uuid.uuid4().hex
         lock = _retry(partial(_try_lock, folder))
@@ -67,8 +65,8 @@ class Ownership:
             raise _owned_by_another(folder)
         try:
             # Not every network file system shares locks between hosts.
-            watch_claims([folder.owner], take_over=take_over)
-            _check_unclaimed(folder, take_over=take_over)
+            watch_claims([folder.owner])
+            _check_unclaimed(folder)
             if folder.is_gone:
                 # It was renamed or moved to the trash while this process waited for its lock.
                 raise _moved(folder)
@@ -167,18 +165,17 @@ class Ownership:
 
 
 @contextmanager
-def locked_ended_run(folder: RunFolder, command: str = "", *, take_over: bool = False) -> Iterator[RunFolder]:
+def locked_ended_run(folder: RunFolder) -> Iterator[RunFolder]:
     """Hold a run that has ended under its lock, so that no process can resume it meanwhile. Yields the folder.
 
-    `command` can take the run over, for a message; by default, it resumes the run. Watches a claim of another host, as
-    `Ownership` does.
+    Watches a claim of another host, as `Ownership` does.
 
     Raises UsageError if a process owns the run, or if its path leads elsewhere, and OSError.
     """
     advice = f"stop it first with `gputrain stop {shlex.quote(folder.name)}`"
     known = folder.identified()
-    watch_claims([known.owner], take_over=take_over)
-    _check_unclaimed(known, advice, command, take_over=take_over)
+    watch_claims([known.owner])
+    _check_unclaimed(known, advice)
     lock = None
     if observe_claim(known.owner) is not None or not known.is_owned():
         lock = _retry(partial(_try_lock, known))
@@ -192,10 +189,10 @@ def locked_ended_run(folder: RunFolder, command: str = "", *, take_over: bool = 
         lock.close()
 
 
-def check_not_owned(folder: RunFolder, *, take_over: bool = False) -> None:
+def check_not_owned(folder: RunFolder) -> None:
     """Raise UsageError if a process owns the run. Does not watch claims of other hosts."""
     if observe_claim(folder.owner) is not None:
-        _check_unclaimed(folder, take_over=take_over)
+        _check_unclaimed(folder)
     elif _retry(lambda: None if folder.is_owned() else folder) is None:
         raise _owned_by_another(folder)
 
@@ -224,25 +221,14 @@ def try_lock_unclaimed(folder: RunFolder) -> OwnerLock | None:
     return None if observe_claim(folder.owner) is not None else _try_lock(folder)
 
 
-def _check_unclaimed(folder: RunFolder, advice: str | None = None, command: str = "", *, take_over: bool) -> None:
-    """Raise UsageError if a process on another host owns the run, or may own it, as far as this process has seen.
+def _check_unclaimed(folder: RunFolder, advice: str | None = None) -> None:
+    """Raise UsageError if a process on another host owns the run, as far as this process has seen.
 
-    Call `watch_claims` before. `command` can take the run over."""
+    Call `watch_claims` before."""
     observed = observe_claim(folder.owner)
-    if observed is None:
-        return
-    claim = observed.claim
-    if observed.moves:
-        reason = f"is already running as {claim.process}"
+    if observed is not None and observed.moves:
+        reason = f"is already running as {observed.claim.process}"
         raise UsageError.one(folder.name, reason, advice or _stop_advice(folder), code="already-running")
-    if claim.is_recent and claim.origin is Origin.ELSEWHERE and not take_over:
-        reason = (
-            f"is claimed by {claim.process}, whose heartbeat has not moved for {format_duration(observed.still_s)} "
-            f"(the last one: {claim.last_heartbeat()})"
-        )
-        command = command or f"gputrain resume {shlex.quote(folder.name)}"
-        advice = f"if that process has ended, go on with `{command} --take-over`"
-        raise UsageError.one(folder.name, reason, advice, code="already-running")
 
 
 def _owned_by_another(folder: RunFolder, advice: str | None = None) -> UsageError:

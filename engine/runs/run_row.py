@@ -195,18 +195,15 @@ def unreadable_row(folder: RunFolder, message: str) -> RunRow:
 
 
 def claim_message(folder: RunFolder, state: RunState) -> str:
-    """Return what is known of the process on another host that claims the run; empty if none does."""
-    if not (state.live or state is RunState.CRASHED):
+    """Return what is known of the process on another host that claimed a crashed run; empty if none did."""
+    if state is not RunState.CRASHED:
         return ""
     observed = observe_claim(folder.owner)
     if observed is None:
         return ""
     claim = observed.claim
-    if state is RunState.CRASHED:
-        flag = " --take-over" if claim.is_recent else ""
-        last = f"no more heartbeats from {claim.process} (the last one: {claim.last_heartbeat()})"
-        return f"{last}; `gputrain resume{flag}` resumes from the last checkpoint"
-    return f"the clocks differ: heartbeat of {claim.process}: {claim.last_heartbeat()}" if claim.is_in_future else ""
+    last = f"no more heartbeats from {claim.process} (the last one: {claim.last_heartbeat()})"
+    return f"{last}; `gputrain resume` resumes from the last checkpoint"
 
 
 def state_message(record: RunRecord, state: RunState) -> str:

@@ -73,8 +73,8 @@ def run_contents(path: Path) -> RunContents:
     return RunContents(files, sum(sizes.values()), len(list_checkpoints(path / "checkpoints")))
 
 
-def move_to_trash(folder: RunFolder, *, take_over: bool = False) -> TrashedRun:
-    """Move a run that has ended to the trash of its runs folder. `take_over` is that of `locked_ended_run`.
+def move_to_trash(folder: RunFolder) -> TrashedRun:
+    """Move a run that has ended to the trash of its runs folder.
 
     Raises UsageError if a process owns the run, if it belongs to another user, or if it cannot be moved.
     """
@@ -85,7 +85,7 @@ def move_to_trash(folder: RunFolder, *, take_over: bool = False) -> TrashedRun:
         if folder.path.parent.name.startswith(TRASH_FOLDER):
             advice = "empty it with `gputrain runs trash --empty`"
             raise UsageError.one(folder.name, "is in the trash already", advice, code="wrong-state")
-        with locked_ended_run(folder, f"gputrain runs delete {shlex.quote(folder.name)}", take_over=take_over):
+        with locked_ended_run(folder):
             trash, name, number = _make_trash(folder.path.parent), folder.name, 1
             while os.path.lexists(trash / name):
                 number += 1
@@ -153,8 +153,7 @@ def delete_for_good(run: TrashedRun) -> None:
     try:
         if not _is_own_folder(run.path.parent):
             raise UsageError.one(str(run.path.parent), "is no folder that only you can change", code="foreign-writable")
-        # The deletion has already checked that no process owns the run.
-        with locked_ended_run(RunFolder(run.path), "gputrain runs trash --empty", take_over=True):
+        with locked_ended_run(RunFolder(run.path)):
             # rmtree opens each folder without following links, so nobody can lead it elsewhere.
             shutil.rmtree(run.path)
     except OSError as error:

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Mapping
 from typing import Annotated
 
-from engine.runs.claim import observe_claim
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import Better, own_metrics, recorded_metrics
 from engine.runs.root import runs_root
@@ -118,8 +117,6 @@ def _remedy(folder: RunFolder, row: RunRow) -> str:
             command = "queue release" if is_held(folder) else ""
         case RunState.INTERRUPTED:
             command = "queue resume"
-        case RunState.CRASHED if (observed := observe_claim(folder.owner)) is not None and observed.claim.is_recent:
-            command = "resume --take-over"
         case RunState.STOPPED | RunState.CRASHED | RunState.FAILED if folder.resumable:
             command = "resume"
         case _:

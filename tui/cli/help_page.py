@@ -16,7 +16,7 @@ from tui.flags import FLAG_TO_KEY
 CONFIG_OPTIONS, COMMAND_OPTIONS = "Config options", "Options with -- COMMAND"
 PANELS = ("Arguments", "Options")
 # Last among the options of a page, in this order.
-RARELY_USED = ("runs_dir", "take_over", "trust_owner", "trust_code", "help")
+RARELY_USED = ("runs_dir", "trust_owner", "trust_code", "help")
 # Each command may end with them.
 ALWAYS = (ExitCode.FINISHED, ExitCode.FAILED, ExitCode.USAGE_ERROR)
 # A wider option has its help below it.

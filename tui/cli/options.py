@@ -26,10 +26,6 @@ TrustCodeOption = Annotated[
 TrustOwnerOption = Annotated[
     bool, typer.Option("--trust-owner", help="Use a run that another user owns or can change.")
 ]
-TakeOverOption = Annotated[
-    bool,
-    typer.Option("--take-over", help="Take over a run of another host whose heartbeat stopped."),
-]
 HeadlessOption = Annotated[bool, typer.Option("--headless", help="Run without a screen; print progress to stderr.")]
 DetachOption = Annotated[bool, typer.Option("--detach", help="Start in the background and print the name.")]
 # Set by --detach for the command that it starts.

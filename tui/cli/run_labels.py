@@ -18,7 +18,7 @@ from tui.cli.command import command
 from tui.cli.completions import complete_runs
 from tui.cli.console import ask, print_json, print_warning
 from tui.cli.help import MinusWordsCommand
-from tui.cli.options import RUN_HELP, JsonOption, RunsDirOption, TakeOverOption, YesOption, run_argument
+from tui.cli.options import RUN_HELP, JsonOption, RunsDirOption, YesOption, run_argument
 from tui.cli.run_options import find_own_runs, for_each, takes_own_runs, watch_other_hosts
 
 if TYPE_CHECKING:
@@ -86,14 +86,13 @@ def rename(
     run: Annotated[str, run_argument()],
     name: Annotated[str, typer.Argument(metavar="NAME", help="The new name.")],
     runs_dir: RunsDirOption = None,
-    take_over: TakeOverOption = False,
 ) -> None:
     """Rename a run that has ended."""
     from engine.runs.manage import rename_run
 
     folder = find_own_runs([run], runs_dir)[0]
-    watch_other_hosts([folder], take_over=take_over)
-    renamed = rename_run(folder, name, take_over=take_over)
+    watch_other_hosts([folder])
+    renamed = rename_run(folder, name)
     typer.echo(f"{printable(folder.name)} is now {renamed.name}.", err=True)
 
 
@@ -117,16 +116,16 @@ def unarchive(*, folders: list[RunFolder]) -> None:
 
 @command(["gputrain runs delete fashion-3", "gputrain runs delete last --yes"])
 @takes_own_runs
-def delete(*, folders: list[RunFolder], yes: YesOption = False, take_over: TakeOverOption = False) -> None:
+def delete(*, folders: list[RunFolder], yes: YesOption = False) -> None:
     """Move runs that have ended to the trash."""
     from engine.runs.trash import move_to_trash, run_contents
 
     def move(folder: RunFolder) -> None:
-        run = move_to_trash(folder, take_over=take_over)
+        run = move_to_trash(folder)
         restore = f"`gputrain runs restore {shlex.quote(printable(run.entry))}` restores it"
         typer.echo(f"{printable(run.name)} is in the trash; {restore}.", err=True)
 
-    watch_other_hosts(folders, take_over=take_over)
+    watch_other_hosts(folders)
     ask(
         f"Move {pluralize(len(folders), 'run')} to the trash",
         [f"{printable(folder.name)}: {run_contents(folder.path)}" for folder in folders],
@@ -173,7 +172,7 @@ def trash(
     elif empty:
         questions = [f"{printable(run.entry)}: {contents[run.entry]}" for run in runs]
         ask(f"Delete {pluralize(len(runs), 'run')} for good", questions, "gputrain runs trash --empty", yes=yes)
-        watch_other_hosts([RunFolder(run.path) for run in runs], take_over=True)
+        watch_other_hosts([RunFolder(run.path) for run in runs])
         for_each(runs, delete_for_good)
         typer.echo(f"Deleted {pluralize(len(runs), 'run')}.", err=True)
         return

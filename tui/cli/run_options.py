@@ -196,21 +196,21 @@ def for_each(items: Sequence[T], act: Callable[[T], R]) -> list[R]:
     return results
 
 
-def watch_other_hosts(folders: Sequence[RunFolder], *, take_over: bool = False) -> None:
+def watch_other_hosts(folders: Sequence[RunFolder]) -> None:
     """Watch the heartbeats of runs that other hosts claim, until it is known whether those live. Says so on stderr."""
     from engine.runs.claim import watch_claims
 
-    if announce_watch(folders, take_over=take_over):
-        watch_claims([folder.owner for folder in folders], take_over=take_over)
+    if announce_watch(folders):
+        watch_claims([folder.owner for folder in folders])
 
 
-def announce_watch(folders: Sequence[RunFolder], *, take_over: bool = False) -> bool:
+def announce_watch(folders: Sequence[RunFolder]) -> bool:
     """Say on stderr that heartbeats of other hosts are to be watched. Return whether there are any."""
     from engine.runs.claim import uncertain_claims
     from engine.utils.text import pluralize, printable
 
     owners = {folder.owner: folder for folder in folders}
-    waits = uncertain_claims([*owners], take_over=take_over)
+    waits = uncertain_claims([*owners])
     if not waits:
         return False
     of_runs = printable(owners[next(iter(waits))].name) if len(waits) == 1 else pluralize(len(waits), "run")

@@ -29,7 +29,6 @@ from tui.cli.options import (
     EventsJsonOption,
     HeadlessOption,
     RunsDirOption,
-    TakeOverOption,
     TrustCodeOption,
     TrustOwnerOption,
     dry_run_option,
@@ -65,7 +64,6 @@ class StartOptions:
     detached: bool = False
     runs_dir: str | None = None
     as_json: bool = False
-    take_over: bool = False
     trust_owner: bool = False
     trust_code: bool = False
 
@@ -74,7 +72,7 @@ def takes_start(function: Callback) -> Callback:
     """Replace the parameter `start: StartOptions` by its options."""
     options: dict[str, Any] = {
         "headless": HeadlessOption, "detach": DetachOption, "detached": DetachedOption, "runs_dir": RunsDirOption,
-        "as_json": EventsJsonOption, "take_over": TakeOverOption, "trust_owner": TrustOwnerOption,
+        "as_json": EventsJsonOption, "trust_owner": TrustOwnerOption,
         "trust_code": TrustCodeOption,
     }  # fmt: skip
     parameters = {name: (option, getattr(StartOptions, name)) for name, option in options.items()}
@@ -229,7 +227,7 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
         print_warning(warning)
     if request.config.run.resume:
         # That command does it, but its output is shown only if it refuses the request.
-        announce_watch([RunFolder(request.runs_dir / str(request.config.run.name))], take_over=request.take_over)
+        announce_watch([RunFolder(request.runs_dir / str(request.config.run.name))])
     try:
         folder = wait_until_queued(launched)
     except KeyboardInterrupt:
@@ -303,7 +301,6 @@ def build_request(
         dry_run,
         problems=problems,
         trust_owner=start.trust_owner,
-        take_over=start.take_over,
         code_trust=trust,
         detached=start.detached,
         typed=typed,

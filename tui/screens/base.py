@@ -200,10 +200,10 @@ def watch_other_hosts(app: AppServices, screen: Screen[None], folders: Sequence[
     from engine.runs.claim import uncertain_claims, watch_claims
 
     owners = [folder.owner for folder in folders]
-    if waits := uncertain_claims(owners, take_over=True):
+    if waits := uncertain_claims(owners):
         watching = f"Watching heartbeats for up to {max(waits.values()):g} s"
         screen.app.call_from_thread(app.show_toast, watching)
-        watch_claims(owners, take_over=True)
+        watch_claims(owners)
 
 
 class GputrainScreen(ResizableScreen[None]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual.app import App, ComposeResult
@@ -17,7 +17,6 @@ from engine.show.readings import GpuReading
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
 from engine.utils.text import pluralize, printable
-from engine.utils.units import format_duration
 from tui.flags import WAITING_KEYS
 from tui.keymap import Command
 from tui.palette import BAD, MUTED, STRONG
@@ -26,9 +25,6 @@ from tui.tables import wrap_text
 from tui.tables.keys import help_lines, meaning_lines
 from tui.widgets.entry import Entry
 from tui.widgets.lines import Lines, Row, escape_markup
-
-if TYPE_CHECKING:
-    from engine.runs.claim import ObservedClaim
 
 # Of a dialog with a text: frame, empty line and hint.
 FRAME_ROWS = 4
@@ -68,17 +64,6 @@ class ChoiceDialog(Dialog[str | None]):
 def stop_dialog(question: str) -> ChoiceDialog:
     """Ask whether to stop a run. Returns "yes" or "no"; "no" is first, so a stray enter stops nothing."""
     return ChoiceDialog(question, [Row("no", Text("Keep it running")), Row("yes", Text("Stop"))])
-
-
-def take_over_dialog(name: str, observed: ObservedClaim) -> ChoiceDialog:
-    """Ask whether to take over a run that another host claims. Returns "yes" or "no"; "no" is first."""
-    claim = observed.claim
-    about = (
-        f"It is claimed by {claim.process}, whose heartbeat has not moved for {format_duration(observed.still_s)} "
-        f"(the last one: {claim.last_heartbeat()}). Take it over only if that process has ended."
-    )
-    rows = [Row("no", Text("Leave it")), Row("yes", Text("Take it over and resume"))]
-    return ChoiceDialog(f"Take over {printable(name)}?", rows, about)
 
 
 def confirm_dialog(question: str, about: str, no: str, yes: str) -> ChoiceDialog:

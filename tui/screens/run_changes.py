@@ -35,14 +35,14 @@ class RunChanges:
         self._app, self._screen = app, screen
 
     def _in_thread(
-        self, rows: Sequence[RunRow], change: Callable[[RunRow], object], done: str, *, take_over: bool = False
+        self, rows: Sequence[RunRow], change: Callable[[RunRow], object], done: str, *, moves: bool = False
     ) -> None:
         """Change each of the runs in a thread, then report `done`, or how many could not be changed and why.
 
-        `take_over`: the change needs runs that no process of another host owns, so their heartbeats are watched."""
+        `moves`: the change needs runs that no process of another host owns, so their heartbeats are watched."""
 
         def change_all() -> str:
-            if take_over:
+            if moves:
                 watch_other_hosts(self._app, self._screen, [RunFolder(Path(row.folder)) for row in rows])
             problems: dict[str, list[Problem]] = {row.folder: [] for row in rows}
             for row in rows:
@@ -114,14 +114,14 @@ class RunChanges:
         folder, marked = RunFolder(Path(row.folder)), self._app.marked_runs
 
         def rename(name: str) -> None:
-            renamed = rename_run(folder, name, take_over=True)
+            renamed = rename_run(folder, name)
             if row.folder in marked:
                 del marked[row.folder]
                 marked[str(renamed.path)] = None
 
         def answer(name: str | None) -> None:
             if name is not None and name != row.name:
-                self._in_thread([row], lambda _: rename(name), f"Renamed {row.name} to {name}", take_over=True)
+                self._in_thread([row], lambda _: rename(name), f"Renamed {row.name} to {name}", moves=True)
 
         root = folder.path.parent
 
@@ -149,12 +149,12 @@ class RunChanges:
         marked = self._app.marked_runs
 
         def move(row: RunRow) -> None:
-            move_to_trash(RunFolder(Path(row.folder)), take_over=True)
+            move_to_trash(RunFolder(Path(row.folder)))
             marked.pop(row.folder, None)
 
         def answer(key: str | None) -> None:
             if key == "yes":
-                self._in_thread(rows, move, f"Moved {names(rows)} to the trash; z shows it", take_over=True)
+                self._in_thread(rows, move, f"Moved {names(rows)} to the trash; z shows it", moves=True)
 
         lines = [
             f"{printable(row.name)}  {row.state}  {item}"

@@ -134,8 +134,9 @@ def test_restart_by_torchrun_takes_over_run_of_its_own_agents(tmp_path: Path) ->
     claim = {"format": 1, "host": "node7", "pid": 7, "agents": ["node7/5/1.00"], "heartbeat": None}
     folder.owner.write_text(json.dumps(claim))
     request = continue_run_of_agents(RunRequest(Config(), tmp_path, "x", agents=("node7/5/1.00", "node8/6/2.00")))
-    assert (request.take_over, request.config.run.resume, request.config.run.name) == (True, True, "a")
-    assert not continue_run_of_agents(RunRequest(Config(), tmp_path, "x", agents=("node8/6/2.00",))).take_over
+    assert (request.config.run.resume, request.config.run.name) == (True, "a")
+    other = continue_run_of_agents(RunRequest(Config(), tmp_path, "x", agents=("node8/6/2.00",)))
+    assert not other.config.run.resume
 
 
 def test_wait_for_owner_of_restarted_ranks_is_announced_and_can_be_stopped(tmp_path: Path) -> None:

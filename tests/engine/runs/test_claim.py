@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from engine.runs import claim as claims
-from engine.runs.claim import Origin, is_claimed, read_claim, watch_claims
-from engine.runs.claimed_run import check_claim, claim_run
+from engine.runs.claim import is_claimed, read_claim, watch_claims
+from engine.runs.claimed_run import claim_run
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.ownership import Ownership, RunTakenOverError
 from engine.runs.record_completion import open_run
@@ -126,11 +126,10 @@ def test_owner_of_another_format_is_judged_by_the_time_of_its_file(folder: RunFo
 @pytest.mark.parametrize("skew_s", [-HOUR, 0.0, HOUR], ids=["behind", "right", "ahead"])
 def test_live_owner_on_other_host_is_never_taken_over(folder: RunFolder, clock: FakeClock, skew_s: float) -> None:
     OtherHost(folder, clock, skew_s)
-    for take_over in (False, True):
-        with raises_problem("already-running", "a", "process 7 on node7", "`gputrain stop a`", "--name"):
-            claim_run(folder.path.parent, "a", "x", resume=True, take_over=take_over)
-        with raises_problem("already-running", "a", "process 7 on node7", "`gputrain stop a`"):
-            move_to_trash(folder, take_over=take_over)
+    with raises_problem("already-running", "a", "process 7 on node7", "`gputrain stop a`", "--name"):
+        claim_run(folder.path.parent, "a", "x", resume=True)
+    with raises_problem("already-running", "a", "process 7 on node7", "`gputrain stop a`"):
+        move_to_trash(folder)
     # It renews its heartbeat every 5 s, so nobody waited longer.
     assert clock.passed_s <= INTERVAL
     clock.sleep(INTERVAL)
@@ -147,18 +146,9 @@ def test_clock_of_reader_that_is_set_does_not_change_state_of_seen_owner(folder:
     assert states == [True] * 4
 
 
-def test_future_heartbeat_is_taken_over_only_on_request_and_unmoved(folder: RunFolder, clock: FakeClock) -> None:
-    root = folder.path.parent
+def test_future_heartbeat_that_does_not_move_is_watched_for_longer(folder: RunFolder, clock: FakeClock) -> None:
     write_claim(folder, clock.time() + HOUR)
-    command = "`gputrain resume a --take-over`"
-    with raises_problem("already-running", "a", "process 7 on node7", " 12s ", " 59m48s ", command):
-        claim_run(root, "a", "x", resume=True)
-    assert clock.passed_s == claims.MOVE_TIMEOUT_SECONDS
-    with raises_problem("already-running", "a", "`gputrain runs delete a --take-over`"):
-        move_to_trash(folder)
-    with raises_problem("already-running", "a", "--take-over"):
-        check_claim(root, "a", resume=True)
-    claim_run(root, "a", "x", resume=True, take_over=True).ownership.release()
+    claim_run(folder.path.parent, "a", "x", resume=True).ownership.release()
     assert clock.passed_s == claims.HEARTBEAT_TIMEOUT_SECONDS
     written = read_claim(folder.owner)
     assert written is not None and (written.host, written.pid) == (socket.gethostname(), os.getpid())
@@ -190,7 +180,7 @@ def test_time_in_which_the_file_server_did_not_answer_does_not_count(folder: Run
         clock.on_sleep = lambda: None
 
     clock.on_sleep = hang
-    watch_claims([folder.owner], take_over=True)
+    watch_claims([folder.owner])
     assert clock.passed_s >= 60 + claims.HEARTBEAT_TIMEOUT_SECONDS
 
 
@@ -219,7 +209,7 @@ def test_dead_run_whose_lock_was_deleted_is_resumed_after_its_heartbeat_was_watc
     folder.lock.unlink()
     write_claim(folder, clock.time(), host=socket.gethostname(), boot_id=boot_id())
     claim_run(folder.path.parent, "a", "x", resume=True).ownership.release()
-    assert clock.passed_s == claims.MOVE_TIMEOUT_SECONDS
+    assert clock.passed_s == claims.HEARTBEAT_TIMEOUT_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -263,8 +253,9 @@ def test_owner_of_same_host_name_is_judged_by_lock(folder: RunFolder, clock: Fak
 
 def test_namesake_whose_heartbeat_moves_owns_run(folder: RunFolder, clock: FakeClock) -> None:
     fields = {"host": socket.gethostname(), "boot_id": "another-machine"}
-    write_claim(folder, clock.time(), **fields)
+    write_claim(folder, clock.time() - HOUR, **fields)
     assert not folder.is_owned()
+    write_claim(folder, clock.time(), **fields)
     clock.on_sleep = lambda: write_claim(folder, clock.time(), **fields)
     with raises_problem("already-running", "a", "process 7"):
         claim_run(folder.path.parent, "a", "x", resume=True)
@@ -272,18 +263,18 @@ def test_namesake_whose_heartbeat_moves_owns_run(folder: RunFolder, clock: FakeC
 
 
 @pytest.mark.parametrize(
-    ("text", "origin"),
+    ("text", "is_here"),
     [
-        ('{"format": 1, "host": "\\u001b[2J", "heartbeat": 5}', Origin.ELSEWHERE),
-        ('{"format": 1, "pid": 7, "heartbeat": 4e9}', Origin.THIS_KERNEL),
+        ('{"format": 1, "host": "\\u001b[2J", "heartbeat": 5}', False),
+        ('{"format": 1, "pid": 7, "heartbeat": 4e9}', True),
     ],
 )
 def test_claim_of_odd_values_is_described_in_printable_text(
-    folder: RunFolder, clock: FakeClock, text: str, origin: Origin
+    folder: RunFolder, clock: FakeClock, text: str, is_here: bool
 ) -> None:
     folder.owner.write_text(text)
     claim = read_claim(folder.owner)
-    assert claim is not None and claim.origin is origin
+    assert claim is not None and claim.is_of_this_kernel is is_here
     assert f"{claim.process} {claim.last_heartbeat()}".isprintable()
     is_claimed(folder.owner)
 
@@ -292,7 +283,7 @@ def test_owner_record_identifies_boot_and_process(folder: RunFolder) -> None:
     ownership = Ownership(folder.identified())
     values, claim = json.loads(folder.owner.read_text()), read_claim(folder.owner)
     assert values["boot_id"] == boot_id() and abs(values["uptime_s"] - seconds_since_boot()) < 60
-    assert claim is not None and claim.is_process_here and claim.origin is Origin.THIS_KERNEL
+    assert claim is not None and claim.is_process_here and claim.is_of_this_kernel
     ownership.release()
     reused = {"host": socket.gethostname(), "pid": os.getpid(), "boot_id": boot_id(), "start_ticks": 1}
     write_claim(folder, 1.0, **reused)
@@ -341,9 +332,8 @@ def test_owner_that_cannot_write_its_claim_owns_the_run(folder: RunFolder, monke
 
 def test_row_of_dead_claim_names_process_and_command(folder: RunFolder, clock: FakeClock) -> None:
     write_claim(folder, clock.time() + HOUR)
-    live = row_of(folder)
-    assert live.state == "running" and " process 7 on node7: " in live.message
+    assert row_of(folder).state == "running"
     clock.sleep(31)
     row = row_of(folder)
     assert row.state == "crashed" and " process 7 on node7 " in row.message
-    assert "`gputrain resume --take-over`" in row.message
+    assert "`gputrain resume`" in row.message

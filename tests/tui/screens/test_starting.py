@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -211,25 +209,5 @@ def test_resume_of_finished_run_asks_for_epochs(demo_runs_folder: Path, launches
         await wait_until_idle(pilot)
         assert launches == [(["resume", "--headless", str(run.path), "run.epochs=12"], f"resume {FINISHED_RUN}")]
         assert isinstance(pilot.app.screen, RunsScreen)
-
-    drive(real_app(demo_runs_folder), act)
-
-
-def test_resume_of_run_that_another_host_claims_asks_whether_to_take_it_over(
-    demo_runs_folder: Path, launches: list[tuple[list[str], str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The screen has seen the heartbeat long enough at its first poll.
-    monkeypatch.setattr("engine.runs.claim.HEARTBEAT_TIMEOUT_SECONDS", 0.0)
-    run = RunFolder(demo_runs_folder / "cifar-4")
-    add_checkpoint(run)
-    run.owner.write_text(json.dumps({"format": 1, "host": "node7", "pid": 7, "heartbeat": time.time() + 3600}))
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r", "j", "j", "u")
-        assert "It is claimed by process 7 on node7" in visible_text(pilot)
-        await press(pilot, "enter")
-        assert launches == []
-        await press(pilot, "u", "j", "enter")
-        assert launches == [(["resume", "--headless", "--take-over", str(run.path)], "resume cifar-4")]
 
     drive(real_app(demo_runs_folder), act)
