@@ -1,4 +1,4 @@
-"""Diagnose how a run learns: diverged, stuck, one class only, overfitting, or a learning rate that does not fit.
+"""Diagnose how a run learns: diverged, stuck, one class only, overfitting, or a learning rate that is at its end.
 
 `engine.runs.history` calls `diagnose_learning` with all epochs; log, record and screen show the result beside that of
 `engine.runs.bottleneck`. It decides on the journal alone. If an input is missing, or there are too few epochs or steps,
@@ -7,10 +7,8 @@ there is no diagnosis. Of several faults, the one that is most certain is return
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from engine.runs.events import EpochEvent, RunStarted
 from engine.runs.records import Learning, LearningFault
@@ -26,7 +24,6 @@ MIN_STEPS = 30
 DIVERGED_SKIPPED_SHARE = 0.5
 # Loss vs. that of guessing, in two epochs in a row. Networks start at up to 1.3, and learn to guess in one epoch.
 DIVERGED_RATIO = 2.0
-ABOVE_GUESSING_RATIO = 1.05
 # A run that has learned and returned to the loss of guessing has diverged, too.
 LOST_RATIO = 0.9  # loss vs. that of guessing
 LOST_GROWTH = 1.3  # loss vs. the lowest of earlier epochs
@@ -39,15 +36,6 @@ ONE_CLASS_MAX_GAP = 0.1
 # A loss without progress. A smaller range is noise, because each epoch drops other images.
 FLAT_RANGE = 0.02  # highest minus lowest loss, vs. the loss of guessing
 FLAT_RATIO = 0.95  # all losses vs. that of guessing; a constant loss below has converged
-# A loss that falls slowly, at a steady pace: a run that has found its learning rate slows down as it converges.
-SLOW_MIN_EPOCHS = 4
-SLOW_MAX_FALL = 0.10  # per epoch
-SLOW_MIN_FALL = 0.005  # in all epochs together
-SLOW_STEADINESS = 0.5  # last fall vs. first fall
-SLOW_START_RATIO = 1.5  # first loss vs. that of guessing; above, it is not the loss of new weights
-SLOW_END_RATIO = 0.6  # loss at the end of the run at that pace, vs. that of guessing
-SLOW_VAL_SHARE = 0.5  # fall of the validation loss vs. that of the training loss
-SLOW_LR_SHARE = 0.5  # epochs at a lower share of the peak learning rate do not count
 # Overfitting: training is ahead of validation in the last fifth of the run so far, and validation does not improve.
 OVERFIT_MIN_EPOCHS = 5
 OVERFIT_MIN_WINDOW = 3
@@ -97,7 +85,7 @@ def diagnose_learning(curve: LearningCurve) -> Learning | None:
     epochs = curve.at_full_lr
     if len(epochs) * curve.started.steps_per_epoch >= MIN_STEPS:
         checks += [_diverged] if len(epochs) >= 2 else []
-        checks += [_one_class, _slow, _flat, _above_guessing, _overfitting] if len(epochs) >= MIN_EPOCHS else []
+        checks += [_one_class, _flat, _overfitting] if len(epochs) >= MIN_EPOCHS else []
     for check in checks:
         if (found := check(curve)) is not None:
             return found
@@ -161,33 +149,6 @@ def _one_class(curve: LearningCurve) -> Learning | None:
     return Learning(LearningFault.ONE_CLASS, message)
 
 
-def _slow(curve: LearningCurve) -> Learning | None:
-    guess, peak_lr = curve.guessing_loss, curve.peak_lr
-    if guess is None or peak_lr is None:
-        return None
-    epochs = [epoch for epoch in curve.at_full_lr if epoch.lr is not None and epoch.lr >= SLOW_LR_SHARE * peak_lr]
-    losses = _losses(epochs)
-    # A loss of exactly 0 in float32 belongs to a memorized training set.
-    if len(losses) < SLOW_MIN_EPOCHS or min(losses) <= 0 or losses[0] > SLOW_START_RATIO * guess:
-        return None
-    falls = [(before - after) / before for before, after in pairwise(losses)]
-    total = 1 - losses[-1] / losses[0]
-    if min(falls) <= 0 or max(falls) > SLOW_MAX_FALL or falls[-1] < SLOW_STEADINESS * falls[0]:
-        return None
-    # A training set that is memorized has a validation loss that does not fall along.
-    val_losses = [epoch.val_loss or 0.0 for epoch in epochs]
-    if val_losses[-1] > (1 - SLOW_VAL_SHARE * total) * val_losses[0]:
-        return None
-    remaining = max(curve.started.epochs - curve.epochs[-1].epoch, 0)
-    # The validation loss is cross-entropy, whatever the training loss is.
-    last, val_guess = curve.epochs[-1], math.log(max(curve.started.classes, 2))
-    level = min((last.train_loss or 0.0) / guess, (last.val_loss or 0.0) / val_guess)
-    if total < SLOW_MIN_FALL or level * (losses[-1] / losses[0]) ** (remaining / len(falls)) < SLOW_END_RATIO:
-        return None
-    message = f"loss falls slowly, {_loss(losses[0])} to {_loss(losses[-1])}; raise optim.lr (gputrain lr-find CONFIG)"
-    return Learning(LearningFault.SLOW, message)
-
-
 def _flat(curve: LearningCurve) -> Learning | None:
     guess, losses = curve.guessing_loss, _losses(curve.at_full_lr)
     if guess is None or min(losses) < FLAT_RATIO * guess or max(losses) - min(losses) > FLAT_RANGE * guess:
@@ -196,14 +157,6 @@ def _flat(curve: LearningCurve) -> Learning | None:
         f"loss stays at {_loss(losses[-1])}, random guess {_loss(guess)}; change optim.lr (gputrain lr-find CONFIG)"
     )
     return Learning(LearningFault.FLAT, message)
-
-
-def _above_guessing(curve: LearningCurve) -> Learning | None:
-    guess, losses = curve.guessing_loss, _losses(curve.at_full_lr[-2:])
-    if guess is None or min(losses) <= ABOVE_GUESSING_RATIO * guess:
-        return None
-    message = f"loss {_loss(losses[-1])}, random guess {_loss(guess)}; {LOWER_LR}"
-    return Learning(LearningFault.ABOVE_GUESSING, message)
 
 
 def _overfitting(curve: LearningCurve) -> Learning | None:

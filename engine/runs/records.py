@@ -141,10 +141,11 @@ class LearningFault(StrEnum):
     DIVERGED = "diverged"
     LR_AT_END = "learning rate at its end"
     ONE_CLASS = "one class only"
-    SLOW = "learning rate too low"
     FLAT = "no progress"
-    ABOVE_GUESSING = "worse than guessing"
     OVERFITTING = "overfitting"
+    # Records of earlier versions have these.
+    SLOW = "learning rate too low"
+    ABOVE_GUESSING = "worse than guessing"
 
 
 class Learning(Record, frozen=True):

@@ -51,31 +51,17 @@ def fault(*events: Event) -> LearningFault | None:
     ("losses", "expected"),
     [
         ([6.0, 5.9, 4.7], LearningFault.DIVERGED),
-        ([6.0, 5.9, 4.5], LearningFault.ABOVE_GUESSING),
+        ([6.0, 5.9, 4.5], None),
         ([1.5, 1.0, 2.2], LearningFault.DIVERGED),
         ([1.5, 1.0, 2.0], None),
-        ([4.0, 2.5, 2.5], LearningFault.ABOVE_GUESSING),
-        ([4.0, 2.5, 2.4], None),
         ([2.31, 2.30, 2.29], LearningFault.FLAT),
         ([2.31, 2.28, 2.25], None),
         ([2.55, 2.55, 2.551], LearningFault.FLAT),
         ([0.5, 0.5, 0.5], None),
-        ([2.5, 2.4, 2.3, 2.2], LearningFault.SLOW),
-        ([2.5, 2.4, 2.36, 2.34], None),
-        ([2.5, 2.1, 1.8, 1.5], None),
-        ([2.5, 2.4], None),
-        ([0.0] * 5, None),
-        ([2.5, 2.4, 2.3, 0.0], None),
     ],
 )
 def test_learning_diagnosis_follows_training_loss(losses: list[float], expected: LearningFault | None) -> None:
     assert fault(started(epochs=len(losses)), *curve(losses)) is expected
-
-
-def test_slow_fall_of_training_loss_alone_is_no_low_learning_rate() -> None:
-    losses = [2.5, 2.4, 2.3, 2.2]
-    assert fault(started(epochs=4), *curve(losses, [2.5, 2.45, 2.4, 2.35])) is LearningFault.SLOW
-    assert fault(started(epochs=4), *curve(losses, [2.5, 2.5, 2.48, 2.46])) is None
 
 
 ANY_LOSS = st.floats(0, 1e300) | st.just(0.0)
@@ -88,17 +74,6 @@ def test_learning_diagnosis_accepts_every_curve(values: list[tuple[float, float,
         replace(make_epoch(index), **dict(zip(names, row, strict=True))) for index, row in enumerate(values, start=1)
     ]
     history_from_events([started(epochs=10**9), *epochs]).learning  # noqa: B018 - it raises nothing
-
-
-def test_slow_loss_is_healthy_if_the_run_is_long_enough() -> None:
-    epochs = curve([2.5, 2.4, 2.3, 2.2])
-    assert fault(started(epochs=8), *epochs) is LearningFault.SLOW
-    assert fault(started(epochs=100), *epochs) is None
-
-
-def test_slow_loss_at_the_end_of_a_schedule_is_healthy() -> None:
-    rates = [0.1, 0.04, 0.02, 0.01]
-    assert fault(started(epochs=4), *curve([2.5, 2.4, 2.3, 2.2], lr=rates)) is None
 
 
 def test_warmup_and_few_steps_are_not_judged() -> None:
@@ -201,7 +176,6 @@ def fault_of_run(*overrides: str, dataset: str = "digits", epochs: int = 4) -> L
     [
         (("optim.lr=300",), LearningFault.DIVERGED),
         (("optim.lr=1e-9",), LearningFault.FLAT),
-        (("optim.lr=2e-4", "optim.momentum=0"), LearningFault.SLOW),
         (
             ("schedule.name=step", "schedule.by=step", "schedule.step_size=3"),
             LearningFault.LR_AT_END,
