@@ -26,7 +26,7 @@ from engine.config.run_name import normalize_name
 from engine.runs.fields import Field, Kind, as_text, find_field
 from engine.runs.folder import RunState
 from engine.runs.keys import KEY_PATTERN, parse_key, quote_key, split_unquoted, unquote
-from engine.runs.metrics import METRICS, NO_METRICS, Aggregate, Better
+from engine.runs.metrics import NO_METRICS, Better
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean
@@ -137,33 +137,6 @@ def _parts_of(word: str) -> tuple[str, str, str, str]:
         right = f"{sign}{quote_key(match['key'])}{match['operator']}{shown}"
         raise UsageError.one(word, "needs quotes around the key alone", f"write {right}", code="invalid-value")
     return sign, "", "", body
-
-
-@dataclass(frozen=True)
-class BestCondition:
-    """A condition on the best value of a metric. `count` runs meet it, and none meets that on the last value, `key`."""
-
-    key: str
-    text: str
-    count: int
-
-
-def find_best_condition(query: Query, rows: Sequence[RunRow], own: Own, arguments: Names = ()) -> BestCondition | None:
-    """Return a condition with which the query finds runs, where one on the last value of a metric finds none. The names
-    are those of `parse_query`."""
-    for index, word in enumerate(query.words):
-        sign, key, comparison, value = _parts_of(word)
-        field = find_field(key, own, None, arguments) if key else None
-        if field is None or field.metric is None or field.metric.aggregate is not Aggregate.LAST:
-            continue
-        best = f"best_{field.name}"
-        if field.name in METRICS and best not in METRICS:
-            continue
-        text = f"{sign}{quote_key(best)}{comparison}{value}"
-        words = [*query.words[:index], text, *query.words[index + 1 :]]
-        if count := len(parse_query(words, own, None, arguments).filter(rows)):
-            return BestCondition(field.name, text, count)
-    return None
 
 
 def _parse_plain(word: str) -> Predicate:

@@ -23,7 +23,7 @@ from engine.runs.metrics import (
     fold_name,
     metric_names,
 )
-from engine.runs.query import Query, condition_keys, find_best_condition, parse_query
+from engine.runs.query import Query, condition_keys, parse_query
 from engine.runs.record_completion import open_run
 from engine.runs.run_row import RunRow, make_row
 from engine.show.outcome import Figures, RunFailure, RunOutcome, find_outcome, is_held
@@ -180,10 +180,8 @@ def unmet_reason(condition: Query, row: RunRow, directions: Mapping[str, Better]
     ended = f"finished without {condition.text}"
     try:
         values = {key: find_field(key, own, None, arguments).value(row) for key in condition_keys(condition.text)}
-        best = find_best_condition(condition, [row], own, arguments)
     except UsageError as error:
         known = f", only {list_names(list(own), 10)}" if own else ""
         return f"{ended}: it never had {error.problems[0].location}{known}"
     found = [f"{key} is {'unknown' if value is None else as_text(value)}" for key, value in values.items()]
-    found += [f"{best.text} holds"] if best is not None else []
     return f"{ended}: {', '.join(found)}" if found else ended

@@ -99,10 +99,9 @@ def list_runs(
     Lists the runs that meet all conditions. A condition after a minus must not hold.
     """
     from engine.runs.fields import command_arguments
-    from engine.runs.keys import quote_key
     from engine.runs.metric_directions import read_directions
     from engine.runs.metrics import metric_names
-    from engine.runs.query import find_best_condition, parse_columns, parse_query
+    from engine.runs.query import parse_columns, parse_query
     from engine.runs.root import runs_root
     from engine.runs.run_list import RunList
     from engine.runs.sort_order import SortOrder
@@ -152,10 +151,6 @@ def list_runs(
     _name_survivors(rows)
     if not rows and words and (name := nearest(words[0], subcommands("runs"))) is not None:
         typer.echo(f"`gputrain runs {name}` is a command.", err=True)
-    best = None if rows else find_best_condition(query, options.listed(run_list.rows), own, arguments)
-    if best is not None:
-        found = f"{printable(shlex.quote(best.text))} finds {pluralize(best.count, 'run')}"
-        typer.echo(f"{printable(quote_key(best.key))} means the last epoch; {found}.", err=True)
     if (sweep := next((row.name for row in rows if row.trials), "")) and not quiet:
         condition = printable(shlex.quote(f"sweep={sweep}"))
         typer.echo(f"A sweep is one row; `gputrain runs {condition}` lists its trials.", err=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.runs.fields import field_names, find_field
 from engine.runs.keys import quote_key
 from engine.runs.metrics import METRIC_PREFIX, Better, better_of_name, own_metrics
-from engine.runs.query import find_best_condition, parse_columns, parse_query
+from engine.runs.query import parse_columns, parse_query
 from engine.runs.run_row import RunRow
 from engine.runs.sort_order import SortOrder
 from engine.utils.errors import UsageError
@@ -291,18 +291,3 @@ def test_bare_name_of_metric_means_config_key_and_metric_of_registry_first() -> 
 )
 def test_better_of_name_follows_its_words(name: str, better: str) -> None:
     assert better_of_name(name) == better
-
-
-def test_find_best_condition_names_best_value_that_meets_query() -> None:
-    found = find_best_condition(parse_query("resnet val_accuracy>0.935", OWN), ROWS, OWN)
-    assert found is not None
-    assert (found.key, found.text, found.count) == ("val_accuracy", "best_val_accuracy>0.935", 1)
-    found = find_best_condition(parse_query('"gap>b">2.5', OWN), ROWS, OWN)
-    assert found is not None and (found.key, found.text) == ("metrics.gap>b", '"best_metrics.gap>b">2.5')
-    assert find_best_condition(parse_query("cnn val_accuracy>0.935", OWN), ROWS, OWN) is None
-    assert find_best_condition(parse_query("train_loss<0.1", OWN), ROWS, OWN) is None
-
-
-def test_find_best_condition_knows_parameters_of_commands() -> None:
-    query = parse_query("width=8 val_accuracy>0.935", OWN, None, ["width"])
-    assert find_best_condition(query, ROWS, OWN, ["width"]) is None
