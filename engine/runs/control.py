@@ -5,15 +5,13 @@ A request is one JSON file in `RUN/control/`, created by rename and removed when
 torchrun and srun) receives it. A shared runs folder can be writable for a group, so write permission is not enough: a
 request must come from a file that belongs to the run's user or to root.
 
-A full disk still takes an empty file, whose name holds the request: `TIME-PID-stop.json`. If it does not even take
-that, a stop request is a SIGTERM to the owner on this host.
+A full disk still takes an empty file, whose name holds the request: `TIME-PID-stop.json`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import stat
 import time
@@ -23,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from engine.runs.claim import read_claim
 from engine.runs.sinks import disk_problem
 from engine.utils.codec import (
     FORMAT,
@@ -165,37 +162,14 @@ def send_request(
             except OSError as error:
                 if disk_problem(error) is None or request in ("profile", "order", "begin"):
                     raise
-                _send_without_content(control_folder, folder / f"{name}-{request}.json", request)
+                # A full disk still takes a file without content.
+                path = folder / f"{name}-{request}.json"
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
     except OSError as error:
         problem = disk_problem(error)
         reason = f"no permission to {request} this run: {error.strerror}"
         reason = reason if problem is None else f"cannot {request} this run: {problem}; free space there"
         raise UsageError.one(location, reason, code="not-writable") from error
-
-
-def _send_without_content(control_folder: Path, path: Path, request: str) -> None:
-    """Send a request through a full disk. Raises OSError if that is impossible."""
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-    except OSError:
-        if request != "stop" or not _terminate_owner(control_folder.parent):
-            raise
-
-
-def _terminate_owner(run: Path) -> bool:
-    """Send SIGTERM, a stop request, to the owner of a run; return whether it is on this host and holds the lock."""
-    claim = read_claim(run / "owner.json")
-    if claim is None or claim.pid is None or not claim.is_process_here:
-        return False
-    with suppress(OSError):
-        lock = (run / "lock").stat()
-        # Another container of this kernel may have a process with the same PID and start.
-        for opened in Path(f"/proc/{claim.pid}/fd").iterdir():
-            with suppress(OSError):
-                if os.path.samestat(opened.stat(), lock):
-                    os.kill(claim.pid, signal.SIGTERM)
-                    return True
-    return False
 
 
 def consume_requests(control_folder: Path) -> Iterator[ControlRequest]:
