@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import (
@@ -23,9 +23,6 @@ from engine.runs.run_record import (
 )
 from engine.utils.codec import FORMAT, Header, InvalidRecordError, decode, replace, write_record
 from engine.utils.files import config_folder, file_size, is_file, read_bytes
-
-if TYPE_CHECKING:
-    from engine.runs.history import History
 
 # Reading as much takes a fifth of a second. Longer journals may come from another user.
 MAX_LISTED_JOURNAL_BYTES = 8 << 20
@@ -88,17 +85,6 @@ def open_run(folder: RunFolder) -> OpenedRun:
         # It may have ended since.
         is_owned = folder.is_owned()
     return OpenedRun(record, folder.state(record.state, is_owned=is_owned))
-
-
-def store_completed_record(folder: RunFolder, history: History, journal_bytes: int) -> None:
-    """Store the record of a run whose owner left it behind, as `open_run` does. `history` is that of the first
-    `journal_bytes` of the journal, which the caller has read."""
-    from engine.runs.run_config import read_changed_config
-
-    is_owned, stored = folder.is_owned(), find_stored_record(folder)
-    if not is_owned and folder.is_own and not (stored is not None and _is_current(folder, *stored)):
-        record = with_stored_metrics(history.record(read_changed_config(folder.config)), stored and stored.record)
-        _store(folder, record, journal_bytes, stored)
 
 
 def with_stored_metrics(record: RunRecord, stored: RunRecord | None) -> RunRecord:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from engine.queue.listing import QueueRow, list_queue
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.log import log_files, pending_file, read_pending
-from engine.runs.record_completion import store_completed_record, with_stored_metrics
+from engine.runs.record_completion import open_run, with_stored_metrics
 from engine.runs.run_list import RunList
 from engine.runs.run_record import read_run_record
 from engine.runs.run_row import RunRow, make_row, read_row
@@ -175,8 +175,8 @@ class RunPoller(Poller):
         for events in self._journal.chunks(self._stop_event.is_set):
             self._add(events)
         if not self.caught_up and self._journal.problem is None:
-            # The record of a run that crashed, or that has none.
-            store_completed_record(self.folder, self._history, self._journal.offset)
+            # It completes the record of a run that crashed, or that has none.
+            open_run(self.folder)
         self.caught_up = True
 
     def _add(self, events: list[Event]) -> None:
