@@ -149,11 +149,9 @@ RUNS_COMMANDS = (
     Command("Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2),
     Command("T", "tags", "Change the tags of the marked runs, else of this one.", "tags", 3),
     Command("N", "note", "Write a note about this run.", "note", 3),
-    Command("R", "rename", "Rename this run, which has ended.", "rename", 2),
     Command("A", "archive", "Archive the marked runs, else this one, or restore them from the archive.", "archive", 3),
     Command("H", "archived", "Show or hide archived runs.", "archived", 2),
     Command("D,delete", "delete", "Move the marked runs, else this one, to the trash.", "delete", 3),
-    Command("z", "trash", "Show the trash: restore runs, or delete them for good.", "trash", 2),
     Command("f", "full", "Show the list on the whole screen, or with the preview.", "full", 3),
     BACK_COMMAND,
 )
@@ -163,7 +161,7 @@ FOREIGN_RUNS_COMMANDS = (
     *(command for command in RUNS_COMMANDS if command.action in _FOREIGN_ACTIONS),
     BACK_COMMAND,
 )
-_CHANGES = ("stop", "resume", "again", "tags", "note", "rename", "archive", "delete")
+_CHANGES = ("stop", "resume", "again", "tags", "note", "archive", "delete")
 # Their keys are refused for runs of other programs.
 CHANGE_COMMANDS = tuple(command for command in RUNS_COMMANDS if command.action in _CHANGES)
 PROCESS_COMMANDS = (
@@ -179,12 +177,6 @@ SWEEP_COMMANDS = (
     Command("a", "again", "Configure a new run with the config of this trial.", "again", 5),
     Command("left,left_square_bracket", "previous", "Show the previous sweep of this runs folder.", "sweep(-1)", 3),
     Command("right,right_square_bracket", "next", "Show the next sweep of this runs folder.", "sweep(1)", 3),
-    BACK_COMMAND,
-)
-TRASH_COMMANDS = (
-    Command("enter", "restore", "Restore this run to the runs folder.", "restore", 9),
-    Command("D,delete", "delete", "Delete this run for good.", "delete", 8),
-    Command("E", "empty", "Delete all runs in the trash for good.", "empty", 7),
     BACK_COMMAND,
 )
 QUEUE_COMMANDS = (

@@ -70,7 +70,6 @@ SCREENS = (
         },
     ),
     Screen("queue", ("Q",), MOVES | {"move down": ("J", LIST), "move up": ("K", LIST)}),
-    Screen("trash", ("r", "z"), MOVES),
     Screen("run", LIVE_KEYS, CHART_KEYS),
     Screen("log", (*SHOWN_KEYS, "l"), MOVES | {"page down": (PAGE_DOWN, LIST)}),
     Screen("config", (*LIVE_KEYS, "d"), MOVES | {"page down": (PAGE_DOWN, LIST)}),

@@ -1,19 +1,17 @@
-"""Changes of runs that the list asks for: tags, note, archive, name, and deletion. Files are changed in a thread.
+"""Changes of runs that the list asks for: tags, note, archive, and deletion. Files are changed in a thread.
 
-`engine.runs.labels`, `engine.runs.manage` and `engine.runs.trash` change them. The list shows the change when its
+`engine.runs.labels` and `engine.runs.trash` change them. The list shows the change when its
 poller has read the runs again.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from engine.runs.folder import RunFolder
 from engine.runs.labels import MAX_NOTE_CHARACTERS, RunLabels, change_labels, check_labels
-from engine.runs.manage import check_new_name, rename_run
 from engine.runs.run_row import RunRow
 from engine.runs.trash import RunContents, move_to_trash, run_contents
 from engine.utils.codec import replace
@@ -107,36 +105,11 @@ class RunChanges:
         done = f"Archived {names(rows)}; press H to show archived runs" if archived else f"Unarchived {names(rows)}"
         self._change_labels(rows, lambda labels: replace(labels, archived=archived), done)
 
-    def rename(self, row: RunRow | None) -> None:
-        """Ask for the new name of a run that has ended."""
-        if row is None or self._is_live(row, "renamed") or self._is_demo():
-            return
-        folder, marked = RunFolder(Path(row.folder)), self._app.marked_runs
-
-        def rename(name: str) -> None:
-            renamed = rename_run(folder, name)
-            if row.folder in marked:
-                del marked[row.folder]
-                marked[str(renamed.path)] = None
-
-        def answer(name: str | None) -> None:
-            if name is not None and name != row.name:
-                self._in_thread([row], lambda _: rename(name), f"Renamed {row.name} to {name}", moves=True)
-
-        root = folder.path.parent
-
-        def check(name: str) -> None:
-            if name != row.name:
-                check_free_name(root, name)
-
-        about = "Letters, digits and . _ - are allowed. The journal keeps the name of each session."
-        self._ask(TextInputDialog(f"Rename {printable(row.name)}", row.name, about, check), answer)
-
     def delete(self, rows: Sequence[RunRow]) -> None:
         """Move runs that have ended to the trash, after a question that names what goes."""
         if self._is_demo():
             return
-        ended = [row for row in rows if not self._is_live(row, "deleted")]
+        ended = [row for row in rows if not self._is_live(row)]
         if not ended:
             return
 
@@ -154,7 +127,8 @@ class RunChanges:
 
         def answer(key: str | None) -> None:
             if key == "yes":
-                self._in_thread(rows, move, f"Moved {names(rows)} to the trash; z shows it", moves=True)
+                done = f"Moved {names(rows)} to the trash; `gputrain runs restore NAME` restores a run"
+                self._in_thread(rows, move, done, moves=True)
 
         lines = [
             f"{printable(row.name)}  {row.state}  {item}"
@@ -169,12 +143,11 @@ class RunChanges:
         question = f"Move {names(rows)} to the trash?"
         self._screen.app.push_screen(confirm_dialog(question, "\n".join(lines), "Keep", "Move to the trash"), answer)
 
-    def _is_live(self, row: RunRow, done: str) -> bool:
-        """Whether a process owns the run; a toast says that it cannot be `done`."""
+    def _is_live(self, row: RunRow) -> bool:
+        """Whether a process owns the run; a toast says that it cannot be deleted."""
         if row.live:
-            self._app.show_toast(
-                Problem("", f"{row.name} is {row.state} and cannot be {done}; stop it first", code="wrong-state")
-            )
+            reason = f"{row.name} is {row.state} and cannot be deleted; stop it first"
+            self._app.show_toast(Problem("", reason, code="wrong-state"))
         return row.live
 
     def _is_demo(self) -> bool:
@@ -185,13 +158,6 @@ class RunChanges:
 
     def _ask(self, dialog: TextInputDialog, answer: Callable[[str | None], None]) -> None:
         self._screen.app.push_screen(dialog, answer)
-
-
-def check_free_name(root: Path, name: str) -> None:
-    """Raise UsageError if a run in `root` cannot get a name."""
-    check_new_name(name)
-    if os.path.lexists(root / name):
-        raise UsageError.one("", f"{name} already exists in {root}", code="name-in-use")
 
 
 def names(rows: Sequence[RunRow]) -> str:

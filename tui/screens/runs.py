@@ -1,4 +1,4 @@
-"""The list of all runs in the runs folder: labels, archive, trash, and what starts, stops and resumes runs.
+"""The list of all runs in the runs folder: labels, archive, deletion, and what starts, stops and resumes runs.
 
 `tui.screens.run_table` shows the rows, and `tui.screens.run_changes` changes runs.
 """
@@ -29,8 +29,8 @@ from tui.screens.run_table import RunTableScreen
 from tui.tables.runs import DEFAULT_COLUMNS, NUM_FIRST_COLUMNS
 from tui.widgets.preview import Preview
 
-NOT_OF_SWEEP = ("again", "note", "rename")
-ONE_RUN_ACTIONS = ("open", "again", "compare", "mark", "tags", "note", "rename", "archive", "delete")
+NOT_OF_SWEEP = ("again", "note")
+ONE_RUN_ACTIONS = ("open", "again", "compare", "mark", "tags", "note", "archive", "delete")
 
 
 class RunsScreen(RunTableScreen):
@@ -161,16 +161,8 @@ class RunsScreen(RunTableScreen):
     def action_note(self) -> None:
         self._changes.note(self._selected_row())
 
-    def action_rename(self) -> None:
-        self._changes.rename(self._selected_row())
-
     def action_delete(self) -> None:
         self._changes.delete(self._target_rows())
-
-    def action_trash(self) -> None:
-        from tui.screens.trash import TrashScreen
-
-        self.app.push_screen(TrashScreen(self.gputrain_app))
 
     def action_archive(self) -> None:
         self._changes.archive(self._target_rows())

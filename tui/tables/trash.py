@@ -1,4 +1,4 @@
-"""The runs in the trash, for the trash screen."""
+"""The runs in the trash, for `gputrain runs trash`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ from engine.runs.inspection_file import write_inspection
 from engine.runs.journal import Journal
 from engine.runs.ownership import Ownership
 from engine.runs.records import GpuSample, RankDevice
-from engine.runs.trash import move_to_trash
 from support.gpu.fake_gpu_host import FakeGpuHost, build_fake_driver, gpu_line, gpu_uuid
 from support.json_files import write_json
 from support.replace import replace
@@ -37,7 +36,7 @@ GPUS, RANKS = 8, 4
 LIVE_RUN, SHOWN_RUN, COMPARED_RUNS, SWEEP = "live", "inspected", "compared", "search"
 MEMORY_MIB, MEMORY_SHOWN = 61000, r"59\.[56]|61000MiB"
 EPOCHS, STEPS_PER_EPOCH, LOG_EVERY, STEP_SECONDS = 30, 400, 10, 0.05
-COMPARED, COMPARED_EPOCHS, TRASHED, INTERRUPTED, LOG_LINES, IMAGES, PROFILES = 4, 40, 20, 20, 500, 60, 3
+COMPARED, COMPARED_EPOCHS, INTERRUPTED, LOG_LINES, IMAGES, PROFILES = 4, 40, 20, 500, 60, 3
 
 
 class BusyServer:
@@ -81,8 +80,6 @@ class BusyServer:
         make_finished_trials(self.root, name=SWEEP)
         for seed in range(COMPARED):
             make_compared_run(self.root, f"{COMPARED_RUNS}-{seed}", seed=seed, lr=0.1 + seed, epochs=COMPARED_EPOCHS)
-        for number in range(TRASHED):
-            move_to_trash(self._make_ended_run(f"deleted-{number}"))
         for number in range(INTERRUPTED):
             folder = make_run_folder(self.root, f"waiting-{number}")
             folder.config.write_text(self._config)

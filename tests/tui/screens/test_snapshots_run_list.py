@@ -12,7 +12,6 @@ from textual.pilot import Pilot
 
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
-from engine.runs.trash import move_to_trash
 from support.runs.factories import write_labels
 from support.screen.demo_app import FROZEN_NOW, demo_app, demo_runs, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import real_app
@@ -40,17 +39,6 @@ def test_marks_and_order(snap_compare: Compare, runs: Path) -> None:
 
 def test_columns_dialog(snap_compare: Compare, runs: Path) -> None:
     assert matches_snapshot(snap_compare, demo_app(runs), "r w l r")
-
-
-def test_trash(snap_compare: Compare, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    move_to_trash(RunFolder(runs / "cifar-4"))
-    move_to_trash(RunFolder(runs / FINISHED_RUN))
-    monkeypatch.setattr("tui.tables.trash.format_age", lambda _: "2 h")
-
-    async def wait_for_runs(pilot: Pilot[None]) -> None:
-        await wait_until(pilot, lambda: "Trash: 2 runs" in visible_text(pilot))
-
-    assert matches_snapshot(snap_compare, real_app(runs), "r z", wait_for_runs)
 
 
 def make_foreign_runs(root: Path) -> Path:
