@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from engine.foreign.process import ProcessId
     from engine.launch.detached import LaunchedRun
     from engine.runs.folder import RunFolder, RunState
-    from tui.pollers.compare import CompareCache
     from tui.pollers.foreign_runs import Search
     from tui.pollers.process import ProcessPoller
 
@@ -107,7 +106,6 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         """Folders of the runs that are marked in the list, in the order in which they were marked."""
         self.watched_screen: Screen[Any] | None = None
         """The screen of what `gputrain watch` watches, which a key of the monitor shows again."""
-        self._compare_cache: CompareCache | None = None
         self.last_key_time = -math.inf
         self.refresh_s = self.intervals.poll_s
         self._used_at = time.monotonic()
@@ -250,7 +248,6 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         from engine.runs.comparison import require_comparable
         from engine.runs.folder import RunFolder
         from engine.show.foreign_run import as_foreign
-        from tui.pollers.compare import CompareCache
         from tui.screens.compare import CompareScreen
 
         try:
@@ -258,10 +255,8 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         except UsageError as error:
             self.show_toast(error)
             return
-        if self._compare_cache is None:
-            self._compare_cache = CompareCache()
         opened = [as_foreign(RunFolder(run) if isinstance(run, Path) else run) for run in runs]
-        self.push_screen(CompareScreen(self, opened, self._compare_cache, baseline))
+        self.push_screen(CompareScreen(self, opened, baseline))
 
     def open_sweep(self, run_name: str = "") -> None:
         """Open the sweep that a run is a trial of by its name, else the latest sweep of the runs folder."""

@@ -19,7 +19,7 @@ from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
 from support.runs.sweeps import SETTINGS, make_sweep
-from tui.pollers.compare import CompareCache, ComparePoller
+from tui.pollers.compare import ComparePoller
 from tui.pollers.files import watch_evaluations, watch_sweep
 from tui.pollers.runs import RunPoller
 from tui.pollers.watched import Poller, Watched
@@ -95,7 +95,7 @@ def log_source(folder: RunFolder) -> Source:
 
 
 def compare_source(folder: RunFolder) -> Source:
-    poller = ComparePoller([folder, make_run_folder(folder.path.parent, "b", make_run_started())], CompareCache())
+    poller = ComparePoller([folder, make_run_folder(folder.path.parent, "b", make_run_started())])
 
     def version() -> int | None:
         curves = poller.runs[0].curves

@@ -31,7 +31,7 @@ from tui.charts.compare_view import CompareData, ComparedCurves
 from tui.charts.view import ChartView
 from tui.keymap import COMPARE_COMMANDS, Command
 from tui.palette import BAD, WARNING
-from tui.pollers.compare import CompareCache, ComparePoller, ReadRun
+from tui.pollers.compare import ComparePoller, ReadRun
 from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen, file_name_of
 from tui.screens.compare_panels import FURTHER_PANELS, MIN_CHARTS, RUNS_PANEL, TABLE_PANEL, ComparePanels, CompareRoom
@@ -70,13 +70,11 @@ class CompareScreen(ChartScreen):
     CSS_PATH = "compare.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = COMPARE_COMMANDS
 
-    def __init__(
-        self, app: AppServices, runs: Sequence[OpenedRun], cache: CompareCache, baseline: int | None = None
-    ) -> None:
+    def __init__(self, app: AppServices, runs: Sequence[OpenedRun], baseline: int | None = None) -> None:
         """Compare runs; `baseline` is the index of the run that the others are compared with."""
         super().__init__(app)
         self.view = ChartView(smoothing=INITIAL_SMOOTHING, charts=own_charts())
-        self.compare_poller = self.follow(ComparePoller(runs, cache))
+        self.compare_poller = self.follow(ComparePoller(runs))
         self.data = CompareData()
         self._runs: tuple[ReadRun, ...] = ()
         self._comparison: Comparison | None = None
