@@ -224,8 +224,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         self.push_screen(make_run_screen(self, opened))
 
     def open_foreign_run(self, run: ForeignRun, process: ProcessPoller | None = None) -> None:
-        """Open the screen of a run that another program recorded. `process` watches its process, which is looked for
-        without it."""
+        """Open the screen of a run that another program recorded. `process` watches its process, if one is known."""
         from tui.screens.foreign_run import ForeignRunScreen
 
         self.push_screen(ForeignRunScreen(self, run, process))

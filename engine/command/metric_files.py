@@ -289,7 +289,6 @@ class MetricFiles:
             return True
         if self._members is None:
             return False
-        self._writers.look(frozenset(log.files))
         writer, members = self._writers.writer_of(log.files), self._members()
         if writer is not None:
             return writer.pid not in members

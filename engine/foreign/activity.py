@@ -1,6 +1,6 @@
-"""Whether a run of another program goes on, judged by what moves: its files, their writers, and its logs.
+"""Whether a run of another program goes on, judged by what moves: its files, its logs, and a process that is watched.
 
-`run_list` judges each run with it, for lists and screens. `writers` watches the processes.
+`run_list` judges each run with it, for lists and screens.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Activity(StrEnum):
     QUIET = "quiet"
     """Nothing was written for longer. It may have ended, or crashed, or be in a long epoch."""
     ENDED = "ended"
-    """Its log says so, or the process that had its files open has ended."""
+    """Its log says so, or the process that is watched has ended."""
 
 
 def judge(changed_at: float, now: float, *, has_ended: bool = False, writer_ended_at: float | None = None) -> Activity:
     """Return the activity of a run.
 
     `changed_at` is when its files were last written. `has_ended` is what its log says, and `writer_ended_at` when the
-    process was missed that had its files open, None if none was seen: what is written later has another writer.
+    watched process of the run was missed, None if none is watched: what is written later has another writer.
     """
     if has_ended or (writer_ended_at is not None and changed_at <= writer_ended_at):
         return Activity.ENDED

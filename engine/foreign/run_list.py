@@ -16,7 +16,6 @@ from engine.foreign.activity import Activity, judge
 from engine.foreign.figures import Figures, LogFigures
 from engine.foreign.folders import ForeignRun, FoundRuns, RunFollower
 from engine.foreign.parameters import Parameters, merge_parameters
-from engine.foreign.writers import Writers
 from engine.utils.units import format_bytes
 
 # A search of 2,000 runs in known folders takes 50 ms.
@@ -61,7 +60,6 @@ class ForeignRunList:
         self._is_limited = False
         self._searching: Iterator[FoundRuns] | None = None
         self._search_seconds = self._next_search = 0.0
-        self._writers = Writers()
         self._position, self._next_check = 0, 0.0
         self.runs: list[ListedRun] = []
         self.own: frozenset[Path] = frozenset()
@@ -109,7 +107,6 @@ class ForeignRunList:
         self._next_search = time.monotonic() + max(SEARCH_SECONDS, self._search_seconds / SEARCH_SHARE)
         for key in self._followed.keys() - self._found:
             del self._followed[key]
-        self._writers.keep({path for run in self._followed.values() for path in run.paths})
 
     def _add(self, run: ForeignRun) -> None:
         key = run.key
@@ -129,12 +126,10 @@ class ForeignRunList:
         others = [run for key, run in self._followed.items() if not run.is_growing and key not in names]
         start = self._position % max(len(others), 1)
         others = others[start:] + others[:start]
-        if self._writers.is_due:
-            self._writers.look({path for run in (*wanted, *growing) for path in run.paths})
         deadline = time.monotonic() + CHECK_SECONDS
         order = [*wanted, *growing, *others]
         for index, run in enumerate(order):
-            run.check(now, self._writers)
+            run.check(now)
             if time.monotonic() > deadline:
                 self._position = start + max(index + 1 - len(wanted) - len(growing), 0)
                 break
@@ -169,7 +164,7 @@ class FollowedRun:
         self._read_bytes = [0 for _ in run.logs]
         self.has_unread = True
         self.listed = ListedRun(run, Activity.QUIET, 0.0)
-        self.check(time.time(), None)
+        self.check(time.time())
 
     def update(self, run: ForeignRun) -> None:
         """Follow the logs that a search has found, from the beginning if there are others than before."""
@@ -192,7 +187,7 @@ class FollowedRun:
         """Whether all that is to be known of it is known, or can never be."""
         return self.listed.is_read or bool(self.listed.note)
 
-    def check(self, now: float, writers: Writers | None) -> None:
+    def check(self, now: float) -> None:
         """Look when its files were written, and judge it."""
         stamp = self._find_stamp()
         if stamp != self._stamp:
@@ -202,8 +197,7 @@ class FollowedRun:
         run = self.listed.run
         # The file of several runs tells when any of them was written.
         changed_at = run.changed_at() if run.shares_file else stamp[0] / 1e9
-        ended_at = None if writers is None else writers.ended_at(self.paths)
-        activity = judge(changed_at, now, has_ended=self._has_ended, writer_ended_at=ended_at)
+        activity = judge(changed_at, now, has_ended=self._has_ended)
         note = f"{format_bytes(stamp[1])} of logs; enter reads them" if is_large else ""
         self._publish(activity=activity, changed_at=changed_at, note=note)
 

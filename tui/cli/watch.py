@@ -46,8 +46,8 @@ def watch(
 
     On a terminal, opens the screen. Without one, with --json and with -n, prints the runs, the newest first.
 
-    A run is growing if one of its files was written in the last 3 minutes, and ended if its log or the end of its
-    process says so. Any other run is quiet.
+    A run is growing if one of its files was written in the last 3 minutes, and ended if its log says so, or if the
+    process that is watched has ended. Any other run is quiet.
 
     Reads TensorBoard event files, CSV and JSON lines, Hugging Face's trainer_state.json, W&B's .wandb files, MLflow's
     database and file store, and trackio's databases. Writes nothing there, runs nothing, and follows no link inside.

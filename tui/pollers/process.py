@@ -1,6 +1,6 @@
 """The pollers of a process that is watched: its tree, what it uses of the host, its log, and the runs that it writes.
 
-`ProcessPoller` watches a known process, `WriterPoller` the one that writes a run, `OwnerPoller` the one that owns it.
+`ProcessPoller` watches a known process, `OwnerPoller` the one that owns a run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from rich.text import Text
 
 from engine.foreign.folders import ForeignRun, FoundRuns
 from engine.foreign.process import ProcessId, ProcessTree, find_process_runs, read_tree, started_at
-from engine.foreign.writers import Writers
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.runs.claim import read_claim
 from engine.runs.folder import RunFolder
@@ -125,14 +124,16 @@ class ProcessPoller(Poller):
         return self.latest is not None and self.latest.has_searched
 
 
-class SoughtPoller(Poller):
-    """Publishes the latest reading of a process that is looked for; None before one is seen.
+class OwnerPoller(Poller):
+    """Publishes the latest reading of the process that owns a run of gputrain, if it is on this host; None before one
+    is seen.
 
     A process that has ended stays until another one takes its place.
     """
 
-    def __init__(self, name: str, interval_s: float) -> None:
-        super().__init__(name, interval_s)
+    def __init__(self, folder: RunFolder, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
+        super().__init__("owner", interval_s)
+        self._owner = folder.owner
         self.latest: ProcessReading | None = None
         self.process: ProcessId | None = None
         """The process of the latest reading."""
@@ -140,7 +141,10 @@ class SoughtPoller(Poller):
 
     def _look(self) -> ProcessId | None:
         """Return the process if it is found now."""
-        raise NotImplementedError
+        claim = read_claim(self._owner)
+        if claim is None or claim.pid is None or claim.start_ticks is None or not claim.is_process_here:
+            return None
+        return ProcessId(claim.pid, claim.start_ticks)
 
     def poll(self) -> None:
         if (self.latest is None or self.latest.ended_at is not None) and (process := self._look()) is not None:
@@ -150,35 +154,6 @@ class SoughtPoller(Poller):
 
     def has_result(self) -> bool:
         return self.latest is not None
-
-
-class WriterPoller(SoughtPoller):
-    """Watches the process that writes a run of another program."""
-
-    def __init__(self, run: ForeignRun, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
-        super().__init__("writer", interval_s)
-        self._paths = frozenset(path for log in run.logs for path in log.files)
-        self._writers = Writers()
-
-    def _look(self) -> ProcessId | None:
-        if not self._writers.is_due:
-            return None
-        self._writers.look(self._paths)
-        return self._writers.writer_of(self._paths)
-
-
-class OwnerPoller(SoughtPoller):
-    """Watches the process that owns a run of gputrain, if it is on this host."""
-
-    def __init__(self, folder: RunFolder, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
-        super().__init__("owner", interval_s)
-        self._owner = folder.owner
-
-    def _look(self) -> ProcessId | None:
-        claim = read_claim(self._owner)
-        if claim is None or claim.pid is None or claim.start_ticks is None or not claim.is_process_here:
-            return None
-        return ProcessId(claim.pid, claim.start_ticks)
 
 
 def _read_log(tree: ProcessTree) -> tuple[Path | None, tuple[str, ...]]:

@@ -31,7 +31,7 @@ from tui.keymap import CHANGE_COMMANDS, FOREIGN_RUN_COMMANDS, Command
 from tui.palette import BAD, MUTED, WARNING
 from tui.phrases import foreign_refusal
 from tui.pollers.foreign_run import ForeignRunPoller
-from tui.pollers.process import ProcessPoller, SoughtPoller, WriterPoller
+from tui.pollers.process import OwnerPoller, ProcessPoller, ProcessReading
 from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen, file_name_of
 from tui.screens.dialogs import MultiChoiceDialog, TextDialog
@@ -57,11 +57,10 @@ class ForeignRunScreen(ChartScreen):
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = FOREIGN_RUN_COMMANDS
     REFUSED_COMMANDS: ClassVar[Sequence[Command]] = CHANGE_COMMANDS
 
-    def __init__(self, app: AppServices, run: ForeignRun, process: ProcessPoller | SoughtPoller | None = None) -> None:
-        """`process` watches the process of the run. Without it, the one that writes the run is looked for."""
+    def __init__(self, app: AppServices, run: ForeignRun, process: ProcessPoller | OwnerPoller | None = None) -> None:
+        """`process` watches the process of the run, if one is known."""
         super().__init__(app)
-        self.watched_run = run
-        self._process: ProcessPoller | SoughtPoller = process or self.follow(WriterPoller(run, app.intervals.poll_s))
+        self.watched_run, self._process = run, process
         self.view = ChartView(axis="step", axes=("step",), charts=NO_CHARTS)
         self.run_poller = self.follow(self.make_poller(run))
         self._choice = read_chart_choice(run.choice_folder)
@@ -224,14 +223,17 @@ class ForeignRunScreen(ChartScreen):
         return line
 
     @property
+    def _reading(self) -> ProcessReading | None:
+        """What is known of the process of the run."""
+        return None if self._process is None else self._process.latest
+
+    @property
     def _activity(self) -> Activity:
-        reading = self._process.latest
-        return self.run_poller.activity(None if reading is None else reading.ended_at)
+        return self.run_poller.activity(None if self._reading is None else self._reading.ended_at)
 
     def _process_lines(self) -> list[Text]:
         """Return what the process of the run uses; nothing while none is known."""
-        reading = self._process.latest
-        return [] if reading is None else [reading.status_line(self.gputrain_app.gpu_poller.snapshot)]
+        return [] if self._reading is None else [self._reading.status_line(self.gputrain_app.gpu_poller.snapshot)]
 
     def message(self) -> list[Text]:
         """Return what of the run cannot be read, in one line."""

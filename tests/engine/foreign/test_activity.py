@@ -49,61 +49,19 @@ def test_quiet_run_tells_for_how_long() -> None:
     assert activity_text(Activity.GROWING, time.time()) == "growing"
 
 
-def test_end_of_the_process_that_had_a_file_open_is_noticed(tmp_path: Path, writer: subprocess.Popen[bytes]) -> None:
-    log, writers = tmp_path / "log", Writers()
-    writers.look({log})
-    assert writers.ended_at([log]) is None
-    writer.communicate()
-    writers.look({log})
-    ended = writers.ended_at([log])
-    assert ended is not None and judge(log.stat().st_mtime, time.time(), writer_ended_at=ended) is Activity.ENDED
-
-
-def test_file_that_nobody_has_open_has_no_end(tmp_path: Path) -> None:
-    log, writers = tmp_path / "log", Writers()
-    log.touch()
-    for _ in range(2):
-        writers.look({log})
-    assert writers.ended_at([log]) is None
-
-
-def test_file_with_another_writer_has_not_ended(tmp_path: Path, writer: subprocess.Popen[bytes]) -> None:
-    log, writers = tmp_path / "log", Writers()
-    writers.look({log})
-    descriptor = os.open(log, os.O_WRONLY)
-    writer.communicate()
-    writers.look({log})
-    assert writers.ended_at([log]) is None
-    os.close(descriptor)
-
-
-def test_trainer_whose_worker_ends_has_not_ended(tmp_path: Path, writer: subprocess.Popen[bytes]) -> None:
-    log, writers = tmp_path / "log", Writers()
-    with log.open("a") as trainer:  # this process
-        writers.look({log})
-        writer.communicate()
-        writers.look(set())
-        assert writers.ended_at([log]) is None
-    assert trainer.closed
-
-
-def test_forgotten_file_has_no_end(tmp_path: Path, writer: subprocess.Popen[bytes]) -> None:
-    log, writers = tmp_path / "log", Writers()
-    writers.look({log})
-    writer.communicate()
-    writers.look({log})
-    writers.keep({log})
-    assert writers.ended_at([log]) is not None
-    writers.keep(set())
-    assert writers.ended_at([log]) is None
-
-
 def test_writer_of_a_file_is_the_first_process_that_has_it_open(tmp_path: Path) -> None:
     log, writers = tmp_path / "log", Writers()
     assert writers.writer_of([log]) is None
-    with log.open("a") as file:
-        # A worker of a data loader has the files of the process that started it.
-        with subprocess.Popen(["sleep", "60"], stdout=file) as worker:
-            writers.look({log})
-            worker.kill()
+    # A worker of a data loader has the files of the process that started it.
+    with log.open("a") as file, subprocess.Popen(["sleep", "60"], stdout=file) as worker:
         assert writers.writer_of([log]) == ProcessId.find(os.getpid())
+        worker.kill()
+    assert writers.writer_of([log]) == ProcessId.find(os.getpid()), "it opens the file again"
+    assert Writers().writer_of([log]) is None
+
+
+def test_process_that_has_ended_writes_no_file(tmp_path: Path, writer: subprocess.Popen[bytes]) -> None:
+    log, writers = tmp_path / "log", Writers()
+    assert writers.writer_of([log]) == ProcessId.find(writer.pid)
+    writer.communicate()
+    assert writers.writer_of([log]) is None

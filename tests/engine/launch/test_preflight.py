@@ -278,7 +278,7 @@ def test_claim_of_another_host_is_watched_before_a_resume(
     folder = make_run_folder(tmp_path, "a", make_run_started())
     folder.owner.write_text(json.dumps({"format": 1, "host": host, "pid": 7, "heartbeat": time.time()}))
     watched: list[Path] = []
-    monkeypatch.setattr(run_request, "watch_claims", lambda owners, **_: watched.extend(owners))
+    monkeypatch.setattr(run_request, "watch_claims", lambda owners, _: watched.extend(owners))
     shown: list[Event] = []
     config = Config.model_validate({"run": {"name": "a"} | run})
     watch_other_claim(RunRequest(config, tmp_path, "a", dry_run, problems=problems), shown.append)

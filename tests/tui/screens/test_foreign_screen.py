@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -108,24 +106,6 @@ def test_chart_choice_ignores_a_damaged_file(tmp_path: Path) -> None:
     save_chart_choice(FolderCharts(folder=str(tmp_path), charts=("loss",)))
     (state_folder() / "foreign-charts.json").write_bytes(b"\xff{")
     assert read_chart_choice(tmp_path).charts == ()
-
-
-def test_foreign_screen_shows_the_process_that_writes_the_run_with_its_gpus_until_it_ends(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "logs", "keras")
-    command = [sys.executable, "-S", "-c", APPEND, str(run.logs[0].files[0])]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-
-        async def act(pilot: Pilot[None]) -> None:
-            await wait_until(pilot, lambda: "memory" in visible_text(pilot, "#bottleneck"))
-            line = visible_text(pilot, "#bottleneck")
-            assert f"running   pid {process.pid}   GPU 0 42%   GPU memory 3 GiB   CPU" in line
-            process.communicate()
-            await wait_until(pilot, lambda: "ended" in visible_text(pilot, "#bottleneck"), seconds=10)
-            assert "ended" in visible_text(pilot, "#progress")
-
-        open_run(tmp_path, run, act, gpus=gpus_of(process.pid))
 
 
 def test_foreign_screen_says_what_is_damaged(tmp_path: Path) -> None:
