@@ -11,7 +11,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal_follower import JournalFollower
 from engine.runs.reduced_curves import MAX_BLOCKS, Curves, reduce_curves
-from engine.show.foreign_run import KeyedCurves, OnRead, read_whole
+from engine.show.foreign_run import KeyedCurves, OnRead, describe, read_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +47,8 @@ def read_reported_run(run: OpenedRun, max_blocks: int = MAX_BLOCKS, on_read: OnR
     A million `step` events take about 5 s. What cannot be read is a `problem` of `compared`.
     """
     if not isinstance(run, RunFolder):
-        foreign = read_whole(run, on_read)
-        return ForeignReport(foreign.describe(), foreign.curves(max_blocks))
+        reader = read_whole(run, on_read)
+        return ForeignReport(describe(reader), KeyedCurves(reader.curves, max_blocks))
     journal, history, data = JournalFollower(run.journal), History(), CurveData()
     for event in journal.events():
         history.add(event)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from engine.foreign.figures import Figures
 from engine.foreign.folders import ForeignRun, RunFollower
-from engine.foreign.parameters import merge_parameters
+from engine.foreign.parameters import Parameters, merge_parameters
 from engine.foreign.points import PointColumns, Points
-from engine.foreign.reading import EPOCH_NAMES, POLL_BYTES, Reading, Scalar
+from engine.foreign.reading import EPOCH_NAMES, POLL_BYTES, Reading
 from engine.runs.curves import XAxis
 from engine.runs.reduced_curves import NO_BLOCKS, BlockSeries
 from engine.runs.series import FloatArray, Series
@@ -299,11 +299,27 @@ class CurveReader:
         """Part of the bytes that has been read, from 0 to 1."""
         self.problems: tuple[str, ...] = ()
         """What of the logs cannot be read."""
-        self.logged_parameters: dict[str, Scalar] = {}
+        self.logged_parameters: Parameters = {}
         self.has_ended = False
         """Whether a log says that the run has ended."""
+        self.has_more = True
+        """Whether there may be more to read now."""
         self._follower = RunFollower(run)
         self._read_bytes: list[int] = []
+        self._parameters: Parameters | None = None
+
+    def read(self, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Read all that is new, unless `stopped`; return whether there was any point."""
+        version = self.curves.version
+        while self.read_slice() and not stopped():
+            pass
+        return self.curves.version != version
+
+    def parameters(self) -> Parameters:
+        """Return the parameters in the logs and in the files beside them."""
+        if self._parameters is None:
+            self._parameters = self.run.read_parameters() | self.logged_parameters
+        return self._parameters
 
     def read_slice(self, max_bytes: int = POLL_BYTES) -> bool:
         """Read at most about `max_bytes` of all logs. Return whether there may be more to read now."""
@@ -319,7 +335,9 @@ class CurveReader:
         before, self._read_bytes = self._read_bytes, [reading.read_bytes for reading in readings]
         total = sum(reading.total_bytes for reading in readings)
         self.share = min(sum(self._read_bytes) / total, 1.0) if total else 1.0
-        return self._read_bytes != before or any(reading.points for reading in readings)
+        self.has_more = self._read_bytes != before or any(reading.points for reading in readings)
+        self._parameters = None if self.has_more else self._parameters
+        return self.has_more
 
 
 def _num_epochs(columns: FloatArray) -> int:

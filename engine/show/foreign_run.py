@@ -148,73 +148,28 @@ class RunSummary:
         return metric_keys(self.metrics)
 
 
-class ForeignData:
-    """The points and parameters of a foreign run, as far as they have been read."""
+def describe(reader: CurveReader) -> ComparedRun:
+    """Return what a comparison needs of a run, as far as it has been read: of a command, with all else that is recorded
+    of its run."""
+    run, curves = reader.run, KeyedCurves(reader.curves)
+    if isinstance(run, CommandMetrics):
+        record = with_metrics(_stored_record(run), curves.values, curves.keys)
+    else:
+        record = foreign_record(curves.values, curves.keys, run.changed_at())
+    problem = "; ".join(reader.problems) or None
+    return describe_foreign_run(run, record, reader.parameters(), find_state(reader), problem)
 
-    def __init__(self, run: ForeignRun) -> None:
-        self.run = run
-        self._reader = CurveReader(run)
-        self._parameters: Parameters | None = None
-        self._read_state: tuple[ForeignCurves | None, int] = (None, 0)
-        self.has_more = False
-        """Whether the last reading was stopped before the end."""
 
-    def read(self, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Read all that is new, unless `stopped`; return whether there was any point."""
-        self.has_more = self._reader.read_slice()
-        while self.has_more and not stopped():
-            self.has_more = self._reader.read_slice()
-        before, self._read_state = self._read_state, (self._reader.curves, self._reader.curves.version)
-        if has_news := self._read_state != before:
-            self._parameters = None
-        return has_news
+def find_state(reader: CurveReader) -> Activity | RunState:
+    """Return whether a run goes on; of a command, the state of its run."""
+    run = reader.run
+    if isinstance(run, CommandMetrics):
+        return RunFolder(run.folder).state(_stored_record(run).state)
+    return judge(run.changed_at(), time.time(), has_ended=reader.has_ended)
 
-    @property
-    def share(self) -> float:
-        """Part of the run that has been read, from 0 to 1."""
-        return self._reader.share
 
-    def parameters(self) -> Parameters:
-        """Return the parameters in the logs and in the files beside them."""
-        if self._parameters is None:
-            self._parameters = self.run.read_parameters() | self._reader.logged_parameters
-        return self._parameters
-
-    def describe(self) -> ComparedRun:
-        """Return what a comparison needs of the run."""
-        problem = "; ".join(self._reader.problems) or None
-        return describe_foreign_run(self.run, self.record(), self.parameters(), self.state(), problem)
-
-    def summary(self) -> RunSummary:
-        """Return what is known of the run without its curves."""
-        curves = self._reader.curves
-        metrics = {name: curves.extremes(name) for name in sorted(curves.names)}
-        return RunSummary(self.run, metrics, self.parameters(), self.activity(), self._reader.problems)
-
-    def state(self) -> Activity | RunState:
-        """Return whether the run goes on; of a command, the state of its run."""
-        if isinstance(self.run, CommandMetrics):
-            return RunFolder(self.run.folder).state(self._stored_record().state)
-        return self.activity()
-
-    def activity(self) -> Activity:
-        """Return whether the logs of the run go on."""
-        return judge(self.run.changed_at(), time.time(), has_ended=self._reader.has_ended)
-
-    def record(self) -> RunRecord:
-        """Return the last, lowest and highest value of each metric as a record of a run; of a command, with all else
-        that is recorded of its run."""
-        curves = self.curves()
-        if isinstance(self.run, CommandMetrics):
-            return with_metrics(self._stored_record(), curves.values, curves.keys)
-        return foreign_record(curves.values, curves.keys, self.run.changed_at())
-
-    def _stored_record(self) -> RunRecord:
-        return read_run_record(RunFolder(self.run.folder)) or NO_RECORD
-
-    def curves(self, max_blocks: int = MAX_BLOCKS) -> KeyedCurves:
-        """Return the curves in at most `max_blocks` blocks each."""
-        return KeyedCurves(self._reader.curves, max_blocks)
+def _stored_record(run: CommandMetrics) -> RunRecord:
+    return read_run_record(RunFolder(run.folder)) or NO_RECORD
 
 
 def as_foreign(run: OpenedRun) -> OpenedRun:
@@ -226,22 +181,25 @@ def read_run(run: OpenedRun, on_read: OnRead | None = None) -> ComparedRun:
     """Read one run for a comparison: its config and its record, or all of a foreign run."""
     if isinstance(run, RunFolder):
         return read_own_run(run)
-    return read_whole(run, on_read).describe()
+    return describe(read_whole(run, on_read))
 
 
 def summarize(run: ForeignRun, on_read: OnRead | None = None) -> RunSummary:
     """Read all logs of a run."""
-    return read_whole(run, on_read).summary()
+    reader = read_whole(run, on_read)
+    metrics = {name: reader.curves.extremes(name) for name in sorted(reader.curves.names)}
+    activity = judge(run.changed_at(), time.time(), has_ended=reader.has_ended)
+    return RunSummary(run, metrics, reader.parameters(), activity, reader.problems)
 
 
-def read_whole(run: ForeignRun, on_read: OnRead | None = None) -> ForeignData:
+def read_whole(run: ForeignRun, on_read: OnRead | None = None) -> CurveReader:
     """Read all points and parameters of a run."""
-    data = ForeignData(run)
+    reader = CurveReader(run)
 
     def report() -> bool:
         if on_read is not None:
-            on_read(run, data.share)
+            on_read(run, reader.share)
         return False
 
-    data.read(stopped=report)
-    return data
+    reader.read(stopped=report)
+    return reader

@@ -30,7 +30,8 @@ from engine.runs.metric_directions import read_directions
 from engine.runs.metrics import NO_METRICS
 from engine.runs.record_completion import open_run
 from engine.runs.reduced_curves import Curves, reduce_curves
-from engine.show.foreign_run import ForeignData
+from engine.show.foreign_curves import CurveReader
+from engine.show.foreign_run import KeyedCurves, describe, find_state
 from engine.utils.files import FileStamp, find_file_stamp
 from tui.pollers.foreign_run import SLICE_PAUSE_SECONDS
 from tui.pollers.runs import RUN_POLL_INTERVAL_SECONDS
@@ -122,7 +123,7 @@ class _ForeignFollower:
 
     def __init__(self, run: ForeignRun) -> None:
         self._finder = MetricsFinder(RunFolder(run.folder)) if isinstance(run, CommandMetrics) else None
-        self._data = ForeignData(run)
+        self._data = CurveReader(run)
         self.state = ReadRun(run)
 
     @property
@@ -133,12 +134,12 @@ class _ForeignFollower:
     def describe(self) -> bool:
         """Describe the run as far as it has been read; return whether that has changed."""
         if self._finder is not None and (found := self._finder.find()).log_ids() != self._data.run.log_ids():
-            self._data = ForeignData(found)
+            self._data = CurveReader(found)
         before, data = self.state, self._data
         if not data.run.changed_at() and before.described is not None:
             self.state = replace(before, is_missing=True)
-        elif before.described is None or before.is_missing or before.described.state != data.state():
-            self.state = replace(before, described=data.describe(), is_missing=False)
+        elif before.described is None or before.is_missing or before.described.state != find_state(data):
+            self.state = replace(before, described=describe(data), is_missing=False)
         return self.state != before
 
     def read_curves(self, stopped: Callable[[], bool]) -> bool:
@@ -146,11 +147,11 @@ class _ForeignFollower:
         end = time.monotonic() + PART_SECONDS
         has_news = self._data.read(lambda: stopped() or time.monotonic() > end)
         if has_news or self.state.curves is None:
-            curves = self._data.curves()
+            curves = KeyedCurves(self._data.curves)
             if not self._data.has_more:
                 # For the choice of the x axis, which is made in the event loop.
                 _ = curves.has_whole_epochs_only
-            self.state = replace(self.state, curves=curves, described=self._data.describe())
+            self.state = replace(self.state, curves=curves, described=describe(self._data))
             return True
         return False
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from engine.foreign.activity import Activity, judge
 from engine.foreign.folders import ForeignRun
 from engine.foreign.log_file import find_log_file
-from engine.foreign.parameters import Parameters
 from engine.show.foreign_curves import CurveReader
 from engine.utils.files import file_stamp
 from tui.pollers.runs import read_log_tail
@@ -62,10 +61,6 @@ class ForeignRunPoller(Poller):
         """Whether the run goes on, by its logs and the end of the process that wrote them."""
         has_ended = self.reader.has_ended
         return judge(self.changed_at, time.time(), has_ended=has_ended, writer_ended_at=writer_ended_at)
-
-    def read_parameters(self) -> Parameters:
-        """Read the files with parameters. Those in the logs come first."""
-        return self.run.read_parameters() | self.reader.logged_parameters
 
     def poll(self) -> None:
         # Else the first drawing imports it in the event loop.

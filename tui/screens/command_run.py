@@ -206,7 +206,7 @@ class CommandRunScreen(RunRequests, ForeignRunScreen):
             row = read_row(self.folder)
             facts = {} if row is None else run_facts(row, self.folder, NO_METRICS)
             facts.pop("parameters", None)
-            parameters = fact_lines(self.run_poller.read_parameters())
+            parameters = fact_lines(self.run_poller.reader.parameters())
             lines = [Text(line) for line in fact_lines(facts)]
             return [*lines, Text(""), Text("Parameters", STRONG), *map(Text, parameters or ["none found"])]
 

@@ -296,7 +296,7 @@ class ForeignRunScreen(ChartScreen):
             dialog.show([Text(line) for line in lines] or [Text("The run has no parameters in a known file", MUTED)])
 
         def read() -> list[str]:
-            parameters = self.run_poller.read_parameters()
+            parameters = self.run_poller.reader.parameters()
             return fact_lines({key: parameter_text(value) for key, value in parameters.items()})
 
         self.app.push_screen(dialog)

@@ -9,14 +9,15 @@ import numpy as np
 
 from engine.foreign.folders import find_runs
 from engine.runs.metrics import Better, foreign_metric, registry_keys
-from engine.show.foreign_run import ForeignData, default_axis, summarize
+from engine.show.foreign_curves import CurveReader
+from engine.show.foreign_run import KeyedCurves, default_axis, describe, summarize
 from support.foreign import event, event_file, scalar
 
 
-def make_data(folder: Path, rows: list[dict[str, float]]) -> ForeignData:
+def make_data(folder: Path, rows: list[dict[str, float]]) -> CurveReader:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     [run] = find_runs(folder).runs
-    data = ForeignData(run)
+    data = CurveReader(run)
     data.read()
     return data
 
@@ -42,46 +43,49 @@ def test_metric_of_unknown_meaning_has_no_direction() -> None:
 
 def test_accuracy_in_percent_is_another_metric(tmp_path: Path) -> None:
     data = make_data(tmp_path, [{"step": 1, "val_acc": 51.0}, {"step": 2, "val_acc": 62.0}])
-    assert data.record().val_accuracy is None and data.record().metrics == {"val_acc": 62.0}
+    record = describe(data).record
+    assert record.val_accuracy is None and record.metrics == {"val_acc": 62.0}
 
 
 def test_values_that_are_not_finite_are_counted_and_leave_gaps(tmp_path: Path) -> None:
     data = make_data(tmp_path, [{"step": 1, "a": 1.0}, {"step": 2, "a": float("nan")}, {"step": 3, "a": float("inf")}])
-    curves = data.curves()
+    curves = KeyedCurves(data.curves)
     assert curves.nonfinite_count == 2
     np.testing.assert_array_equal(curves.over("metrics.a", "step").points.y, [1, np.nan, np.nan])
-    assert (data.record().metrics, data.record().highest_metrics) == ({"a": None}, {"a": 1.0})
+    record = describe(data).record
+    assert (record.metrics, record.highest_metrics) == ({"a": None}, {"a": 1.0})
 
 
 def test_curve_of_the_validation_is_that_of_the_best_epoch_too(tmp_path: Path) -> None:
-    curves = make_data(tmp_path, [{"step": 1, "val/loss": 0.5}, {"step": 2, "val/loss": 0.25}]).curves()
+    data = make_data(tmp_path, [{"step": 1, "val/loss": 0.5}, {"step": 2, "val/loss": 0.25}])
+    curves = KeyedCurves(data.curves)
     np.testing.assert_array_equal(curves.over("best_val_loss", "step").points.y, [0.5, 0.25])
     assert curves.has("best_val_loss") and not curves.has("best_val_accuracy")
 
 
 def test_epochs_are_the_axis_unless_many_steps_have_the_same(tmp_path: Path) -> None:
     rows = [{"step": step, "epoch": step, "a": 1.0} for step in range(4)]
-    assert default_axis([make_data(tmp_path, rows).curves()]) == "epoch"
+    assert default_axis([KeyedCurves(make_data(tmp_path, rows).curves)]) == "epoch"
     rows = [{"step": step, "epoch": step // 2, "a": 1.0} for step in range(4)]
-    assert default_axis([make_data(tmp_path, rows).curves()]) == "step"
+    assert default_axis([KeyedCurves(make_data(tmp_path, rows).curves)]) == "step"
 
 
 def test_long_curve_has_few_points_and_exact_extremes(tmp_path: Path) -> None:
     values = np.sin(np.arange(5000) / 100)
     values[1234] = 7.0
     data = make_data(tmp_path, [{"step": step, "a": float(value)} for step, value in enumerate(values)])
-    blocks = data.curves(max_blocks=100).over("metrics.a", "step")
+    blocks = KeyedCurves(data.curves, max_blocks=100).over("metrics.a", "step")
     assert len(blocks.points.x) <= 200 and np.nanmax(blocks.points.y) == 7.0
-    assert data.record().highest_metrics == {"a": 7.0}
+    assert describe(data).record.highest_metrics == {"a": 7.0}
 
 
 def test_event_file_beside_a_csv_has_a_curve_over_epochs(tmp_path: Path) -> None:
     (tmp_path / "results.csv").write_text("epoch,time,train/loss\n1,2,0.5\n2,4,0.25\n")
     events = [event(step, scalar("train/loss", 1 / step)) for step in (1, 2)]
     (tmp_path / "events.out.tfevents.1.host").write_bytes(event_file(*events))
-    data = ForeignData(find_runs(tmp_path).runs[0])
+    data = CurveReader(find_runs(tmp_path).runs[0])
     data.read()
-    curves = data.curves()
+    curves = KeyedCurves(data.curves)
     assert default_axis([curves]) == "epoch"
     np.testing.assert_array_equal(curves.over("train_loss", "epoch").points.x, [1, 2])
 
@@ -91,7 +95,7 @@ def test_data_follows_a_log_that_grows(tmp_path: Path) -> None:
     assert not data.read()
     with (tmp_path / "metrics.jsonl").open("a") as log:
         log.write('{"step": 2, "a": 3.0}\n')
-    assert data.read() and data.record().metrics == {"a": 3.0}
+    assert data.read() and describe(data).record.metrics == {"a": 3.0}
 
 
 def test_summary_reads_log_of_many_polls_whole(tmp_path: Path) -> None:
@@ -105,9 +109,8 @@ def test_summary_reads_log_of_many_polls_whole(tmp_path: Path) -> None:
 
 
 def test_summary_has_the_step_and_value_that_were_written_last(tmp_path: Path) -> None:
-    summary = make_data(
-        tmp_path, [{"step": 5, "a": 1.0}, {"step": 7, "a": 2.0, "b": 0.5}, {"step": 9, "b": 3.0}]
-    ).summary()
+    data = make_data(tmp_path, [{"step": 5, "a": 1.0}, {"step": 7, "a": 2.0, "b": 0.5}, {"step": 9, "b": 3.0}])
+    summary = summarize(data.run)
     assert {name: (part.count, part.step, part.last) for name, part in summary.metrics.items()} == {
         "a": (2, 7, 2.0), "b": (2, 9, 3.0),
     }  # fmt: skip
