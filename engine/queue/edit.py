@@ -21,7 +21,7 @@ from engine.queue.listing import QueueRow, RowState, list_queue
 from engine.queue.state import PENDING_STAGES, QueueStage, read_queue_state, write_queue_state
 from engine.runs.control import QueueRequestName, send_request
 from engine.runs.events import RunFinished
-from engine.runs.find import check_last, find_run
+from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.ownership import Ownership
 from engine.runs.record_completion import open_run
@@ -48,10 +48,7 @@ def find_own_row(reference: str, root: Path, rows: Sequence[QueueRow] | None = N
     for candidates in (here, own):
         matches = [row for row in candidates if reference in (row.name, row.folder)]
         if reference == LAST_RUN and candidates:
-            newest = max(candidates, key=lambda row: row.since)
-            if candidates is here:
-                check_last(root, newest.name, [row.name for row in here])
-            return newest
+            return max(candidates, key=lambda row: row.since)
         if len(matches) == 1:
             return matches[0]
         if matches:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -36,8 +36,8 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False, reads: bo
     A caller that only `reads` the run also takes the unique beginning of a name. Whatever changes a run does not: once
     `exp1` is deleted, it would mean `exp10`.
 
-    Only `trust_owner` lets it be a run that other users can change. Raises UsageError if there is none or several, if
-    `last` could also mean an older run of that name, and if it is a run of another program.
+    Only `trust_owner` lets it be a run that other users can change. Raises UsageError if there is none or several, and
+    if it is a run of another program.
     """
     found = _find_own_run(root, reference, trust_owner=trust_owner, reads=reads)
     if isinstance(found, RunFolder):
@@ -167,9 +167,7 @@ def _find_own_run(root: Path, reference: str, *, trust_owner: bool, reads: bool)
     runs = list_runs(root)
     usable = [run for run in runs if trust_owner or run.is_own]
     if reference == LAST_RUN and usable:
-        newest = newest_first(usable)[0]
-        check_last(root, newest.name, [run.name for run in usable])
-        return _checked(newest, trust_owner=trust_owner)
+        return _checked(newest_first(usable)[0], trust_owner=trust_owner)
     prefix = normalize_name(reference)
     # A folder that another program made may have the decomposed form.
     same = [run for run in runs if normalize_name(run.name) == prefix]
@@ -215,17 +213,6 @@ def newest_first(runs: Sequence[RunFolder]) -> list[RunFolder]:
         return record.started_at or 0.0
 
     return sorted(runs, key=lambda run: (-started_at(run), run.name))
-
-
-def check_last(root: Path, newest: str, names: Collection[str]) -> None:
-    """Raise UsageError if `last` means the newest run, but one of these runs, which is older, has that name.
-
-    No run can get that name now, but a folder can be renamed by hand."""
-    if newest != LAST_RUN and LAST_RUN in names:
-        path = root / LAST_RUN
-        reason = f"means the newest run, {newest}, but an older run has this name"
-        advice = f"type {newest} or {path}, and rename the other with `gputrain runs rename {path} NAME`"
-        raise UsageError.one(LAST_RUN, reason, advice, code="ambiguous-name")
 
 
 def _checked(run: RunFolder, *, trust_owner: bool) -> RunFolder:

@@ -24,7 +24,7 @@ from engine.runs.record_completion import open_run
 from engine.runs.run_row import state_message
 from engine.runs.trash import move_to_trash
 from support.messages import raises_problem
-from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
+from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import append_events, make_run_folder, row_of
 
 
@@ -259,17 +259,6 @@ def test_find_run_accepts_both_forms_of_a_name(tmp_path: Path) -> None:
     assert find_run(tmp_path, "e\u0301te\u0301").name == "\u00e9t\u00e9"
     assert find_run(tmp_path, "e\u0301", reads=True).name == "\u00e9t\u00e9"
     assert find_run(tmp_path, "caf\u00e9").name == "cafe\u0301"
-
-
-def test_find_run_refuses_last_if_an_older_run_has_this_name(tmp_path: Path) -> None:
-    for age, name in enumerate(("last", "digits-1")):
-        make_run_folder(tmp_path, name, make_run_started(1000.0 + age))
-    path = tmp_path / "last"
-    with raises_problem("ambiguous-name", "last", "digits-1", path, f"`gputrain runs rename {path} NAME`"):
-        find_run(tmp_path, "last")
-    assert find_run(tmp_path, str(tmp_path / "last")).name == "last"
-    append_events(RunFolder(path), make_run_resumed(1, 2000.0))
-    assert find_run(tmp_path, "last").name == "last"
 
 
 def test_find_run_rejects_ambiguous_prefix_and_unknown_name(tmp_path: Path) -> None:
