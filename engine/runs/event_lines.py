@@ -225,13 +225,8 @@ def describe_run_setup(event: RunStarted) -> str:
         f"{describe_devices(event)}{start_method}, global batch size {event.global_batch}, "
         f"{pluralize(event.steps_per_epoch, 'step')} per epoch, {pluralize(event.epochs, 'epoch')}, "
         f"{event.train_images} images for training{held_out} in {event.classes} classes, {describe_parameters(event)}"
-        f"{image_format}{describe_pipeline(event)}{precision}"
+        f"{image_format}, {event.pipeline} pipeline ({event.pipeline_reason}){precision}"
     )
-
-
-def describe_pipeline(event: RunStarted) -> str:
-    """Return `, memory pipeline (reason)`."""
-    return f", {event.pipeline} pipeline ({event.pipeline_reason})"
 
 
 def describe_parameters(event: RunStarted) -> str:

@@ -70,10 +70,6 @@ class RunList:
         self._live: set[str] = set()
         self._fresh: set[str] = set()
         """Names of the folders with a fresh entry."""
-        self._replaced: list[RunRow] = []
-        """Rows that changed in their place, since `rows` was made."""
-        self._positions: dict[str, int] | None = None
-        """Index of each row in `rows`, by its folder; None until it is needed."""
         self._slow_reads = 0
         self._check_position = 0
         self._root_stamp: int | None = None
@@ -101,15 +97,8 @@ class RunList:
         done = self._read_all(self._waiting, math.inf if max_seconds is None else max_seconds)
         self._waiting = self._waiting[done:]
         if self._has_changed:
-            rows = [entry.row for entry in self._entries.values() if entry.row is not None]
-            self.rows, self._positions = sorted(rows, key=_order), None
-        elif self._replaced:
-            if self._positions is None:
-                self._positions = {row.folder: position for position, row in enumerate(self.rows)}
-            self.rows = list(self.rows)
-            for row in self._replaced:
-                self.rows[self._positions[row.folder]] = row
-        self._has_changed, self._replaced = False, []
+            self.rows = sorted((entry.row for entry in self._entries.values() if entry.row is not None), key=_order)
+        self._has_changed = False
         self.complete = not self._waiting
 
     def _list(self) -> None:
@@ -190,8 +179,6 @@ class RunList:
         if row == known:
             # The same row object tells that nothing has changed.
             row = known
-        elif row is not None and known is not None and _order(row) == _order(known):
-            self._replaced.append(row)
         else:
             self._has_changed = True
         is_fresh = stamp is not None and _is_fresh(stamp[0]) and not (row is not None and row.live)

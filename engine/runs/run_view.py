@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import is_
 
-from engine.runs.fields import command_arguments, known_names
+from engine.runs.fields import command_arguments
 from engine.runs.metrics import NO_METRICS, Better, metric_names
 from engine.runs.query import Query, parse_query
 from engine.runs.run_row import RunRow
@@ -21,8 +21,6 @@ from engine.utils.text import pluralize, printable
 OwnMetrics = tuple[tuple[str, Better], ...]
 """The user's own metrics, with their directions."""
 Parameters = tuple[str, ...] | None
-# Fewer letters begin some key by chance.
-MIN_KEY_LENGTH = 3
 
 
 @dataclass(frozen=True)
@@ -60,14 +58,10 @@ class RunView:
     total: int = 0
     hidden: int = 0
     """Number of archived runs that are hidden."""
-    typed_key: str = ""
-    """Beginning of a key at the end of the query, which no run matches as a word. It is not applied."""
 
     @property
     def count_text(self) -> str:
         """How many runs are shown: `3 of 12 match 'failed'`."""
-        if self.typed_key:
-            return f"{self.typed_key}… is a key: go on with = != > < or ~ and a value"
         if self.request.query:
             return f"{len(self.matching)} of {self.total} match '{printable(self.request.query)}'"
         hidden = f", {self.hidden} archived" if self.hidden else ""
@@ -115,25 +109,12 @@ def make_view(request: ViewRequest, query: Query) -> RunView:
     """Filter and sort the rows."""
     keep_archived = request.archived or "archived" in query.fields
     known = [row for row in request.rows if keep_archived or not row.archived]
-    matching, typed_key = query.filter(known), ""
-    if not matching and (earlier := _without_key(query.text, request)) is not None:
-        # The list does not vanish while `optim.name` is typed, before `=adamw` follows.
-        matching, typed_key = earlier.filter(known), query.text.split()[-1]
+    matching = query.filter(known)
     if request.order is not None:
         matching = request.order.sort(matching)
     shown = matching if "sweep" in query.fields else fold_trials(matching, request.opened)
     keys, hidden = [row.folder for row in shown], len(request.rows) - len(known)
-    return RunView(request, matching, shown, keys, len(known), hidden, typed_key)
-
-
-def _without_key(text: str, request: ViewRequest) -> Query | None:
-    """Return the query without its last word if that is the beginning of a key."""
-    rest, _, word = text.rpartition(" ")
-    names = known_names([*(name for name, _ in request.own), *request.arguments], request.parameters)
-    if len(word) < MIN_KEY_LENGTH or not any(name.casefold().startswith(word.casefold()) for name in names):
-        return None
-    query = query_of(rest, request.own, request.parameters, request.arguments)
-    return query if isinstance(query, Query) else None
+    return RunView(request, matching, shown, keys, len(known), hidden)
 
 
 def same_rows(before: Sequence[RunRow], rows: Sequence[RunRow]) -> bool:

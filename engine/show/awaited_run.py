@@ -29,7 +29,6 @@ from engine.runs.run_row import RunRow, make_row
 from engine.show.outcome import Figures, RunFailure, RunOutcome, find_outcome, is_held
 from engine.utils.codec import Integer, Record, Seconds, asdict
 from engine.utils.errors import UsageError
-from engine.utils.text import list_names
 
 # A run whose owner has gone may still be deleted, because it never began.
 CRASH_GRACE_SECONDS = 2.0
@@ -176,12 +175,10 @@ def parse_condition(text: str, rows: Sequence[RunRow], directions: Mapping[str, 
 
 def unmet_reason(condition: Query, row: RunRow, directions: Mapping[str, Better]) -> str:
     """Return why a run that has finished does not meet a condition."""
-    own, arguments = metric_names([row.record], directions), command_arguments([row])
-    ended = f"finished without {condition.text}"
-    try:
-        values = {key: find_field(key, own, None, arguments).value(row) for key in condition_keys(condition.text)}
-    except UsageError as error:
-        known = f", only {list_names(list(own), 10)}" if own else ""
-        return f"{ended}: it never had {error.problems[0].location}{known}"
-    found = [f"{key} is {'unknown' if value is None else as_text(value)}" for key, value in values.items()]
-    return f"{ended}: {', '.join(found)}" if found else ended
+    own, arguments, found = metric_names([row.record], directions), command_arguments([row]), list[str]()
+    for key in condition_keys(condition.text):
+        value = None
+        with suppress(UsageError):
+            value = find_field(key, own, None, arguments).value(row)
+        found.append(f"{key} is {'unknown' if value is None else as_text(value)}")
+    return f"finished without {condition.text}{': ' if found else ''}{', '.join(found)}"

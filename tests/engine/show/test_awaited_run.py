@@ -161,7 +161,7 @@ def test_condition_is_met_by_a_metric_that_appears_later(run: RunFolder, clock: 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("reward>1", "finished without reward>1: it never had reward, only f1"),
+        ("reward>1", "finished without reward>1: reward is unknown"),
         ("f1>0.9", "finished without f1>0.9: f1 is 0.5"),
         ("val_accuracy>90%", "finished without val_accuracy>90%: val_accuracy is 0.5"),
     ],

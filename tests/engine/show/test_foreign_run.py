@@ -117,4 +117,4 @@ def test_summary_has_the_step_and_value_that_were_written_last(tmp_path: Path) -
 
 
 def test_run_of_step_0_has_no_later_step(tmp_path: Path) -> None:
-    assert make_data(tmp_path, [{"step": 0, "a": 1.0}]).record().step == 0
+    assert describe(make_data(tmp_path, [{"step": 0, "a": 1.0}])).record.step == 0
