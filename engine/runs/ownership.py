@@ -73,7 +73,6 @@ class Ownership:
             if lock.is_taken():
                 # Somebody had deleted the lock of a live process, which has written it again.
                 raise _owned_by_another(folder)
-            self._earlier_lock = None if lock.fd is None else os.fstat(lock.fd)
             # A record that is older than its lock may be that of an earlier session.
             lock.publish()
         except BaseException:
@@ -156,11 +155,6 @@ class Ownership:
             with suppress(RunTakenOverError):
                 self._check_token()
                 self._write_owner(None)
-        with suppress(OSError):
-            recorded_ns, earlier = self.folder.summary.stat().st_mtime_ns, self._earlier_lock
-            if self._lock.fd is not None and earlier and recorded_ns < os.fstat(self._lock.fd).st_mtime_ns:
-                # This process has recorded nothing, so the run is as it was.
-                os.utime(self._lock.fd, ns=(earlier.st_atime_ns, earlier.st_mtime_ns))
         self._lock.close()
 
 

@@ -31,16 +31,6 @@ epoch,train_loss,eval_loss,eval_top1,eval_top5,lr
 """
 
 
-def test_csv_file_reads_sparse_columns_of_lightning() -> None:
-    points = points_of(CsvFile(RECORDINGS / "lightning/csv/metrics.csv"))
-    assert points[0] == Point("train/loss", 1, 0.04708543419837952, 0.0)
-    assert values_of(points, "val/loss") == [
-        (7, 0.06937157362699509),
-        (15, 0.06949464976787567),
-        (23, 0.06940485537052155),
-    ]
-
-
 def test_csv_file_reads_keras_logger_with_semicolons() -> None:
     points = points_of(CsvFile(RECORDINGS / "keras/history.csv"))
     assert [step for step, _ in values_of(points, "val_loss")] == [0, 1, 2, 3, 4]
@@ -53,13 +43,6 @@ def test_csv_file_reads_padded_columns_of_older_ultralytics(tmp_path: Path) -> N
     points = points_of(CsvFile(path))
     assert values_of(points, "train/loss") == [(1, 2.30112), (2, 2.1)]
     assert values_of(points, "time") == [(1, 2.57034), (2, 4.90217)]
-
-
-def test_csv_file_reads_results_of_ultralytics() -> None:
-    points = points_of(CsvFile(RECORDINGS / "ultralytics/results.csv"))
-    assert [step for step, _ in values_of(points, "metrics/accuracy_top1")] == [1, 2, 3, 4, 5]
-    assert values_of(points, "train/loss")[0] == (1, 0.73022)
-    assert values_of(points, "lr/pg0")[-1] == (5, 0.000346736)
 
 
 def test_csv_file_reads_summary_of_timm() -> None:
@@ -162,15 +145,6 @@ def test_csv_file_skips_endless_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text("step,loss\n1,0.5\n" + "9" * (5 * MAX_LINE_BYTES) + "\n2,0.25\n")
     assert values_of(points_of(CsvFile(path), 1000), "loss") == [(1, 0.5), (2, 0.25)]
-
-
-def test_csv_file_reads_large_file_in_parts(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
-    path.write_text("step,loss\n" + "".join(f"{step},{step}\n" for step in range(100_000)))
-    source = CsvFile(path)
-    first = source.poll(1)
-    assert 0.1 < first.share < 0.5
-    assert len(first.points) + len(points_of(source, 1)) == 100_000
 
 
 def test_csv_file_reports_pipe_and_link(tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 import tempfile
 from pathlib import Path
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,17 +56,6 @@ def test_changed_byte_of_a_scalar_is_parsed_within_the_buffer(
     records = find_records(bytes(content))
     scalars = parse_scalars(bytes(content), records, lambda tag: tag.decode(errors="replace"))
     assert len(scalars.columns) + len(scalars.other_records) == len(records.starts) <= len(events)
-
-
-def test_points_have_the_columns_of_rows_and_parts_in_order() -> None:
-    points = Points([Point("a", 1, 0.5)])
-    points.add_columns(Points([Point("b", 2, 1.5, epoch=1.0), Point("a", 3, 2.5, time=1.8e9)]).columns())
-    points.append(Point("c", 4, struct.unpack("<f", struct.pack("<f", 3.5))[0]))
-    columns = points.columns()
-    assert (columns.names, columns.name_index.tolist()) == (("a", "b", "c"), [0, 1, 0, 2])
-    assert (columns.steps.tolist(), columns.values.tolist()) == ([1, 2, 3, 4], [0.5, 1.5, 2.5, 3.5])
-    assert np.isfinite(columns.epochs).tolist() == [False, True, False, False]
-    assert list(columns) == list(points)
 
 
 def test_points_of_some_metrics_and_of_lower_steps_keep_their_order() -> None:

@@ -8,7 +8,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -124,19 +123,6 @@ def test_finder_imports_no_large_library() -> None:
         assert f'"{name}"' not in done.stdout
 
 
-def test_find_runs_finds_2000_runs_within_2_s(tmp_path: Path) -> None:
-    for number in range(2000):
-        folder = tmp_path / f"sweep-{number % 10}" / f"run-{number}" / "logs"
-        if number % 2:
-            write_events(folder, 1.0)
-        else:
-            folder.mkdir(parents=True)
-            (folder / "history.csv").write_text("epoch,loss\n1,0.5\n")
-    started = time.process_time()
-    assert len(names_below(tmp_path)) == 2000
-    assert time.process_time() - started < 6  # three times the target
-
-
 def test_find_runs_bounds_runs_entries_and_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         write_events(tmp_path / f"run-{number}", 1.0)
@@ -213,21 +199,6 @@ def test_run_finder_finds_new_files_of_folders_that_it_knows(tmp_path: Path) -> 
     assert found.keys() == {tmp_path.name, "first", "empty", "state"}
 
 
-def test_path_that_is_too_long_or_inaccessible_has_no_run(tmp_path: Path) -> None:
-    assert names_below(tmp_path / ("a" * 300)) == []
-    write_events(tmp_path / "closed/run", 1.0)
-    (tmp_path / "closed").chmod(0)
-    program = (
-        "import os, sys; from pathlib import Path; from engine.foreign.folders import find_runs\n"
-        "if os.geteuid() == 0: os.setuid(65534)\n"
-        "print(find_runs(Path(sys.argv[1])).runs)"
-    )
-    path = str(tmp_path / "closed/run")
-    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False, cwd=ROOT)
-    (tmp_path / "closed").chmod(0o700)
-    assert (done.stdout, done.stderr) == ("()\n", "")
-
-
 def test_run_is_found_while_a_checkpoint_is_saved(tmp_path: Path) -> None:
     state = tmp_path / "out" / "checkpoint-10" / "trainer_state.json"
     state.parent.mkdir(parents=True)
@@ -249,15 +220,6 @@ def test_run_finder_finds_first_rows_beside_a_log(tmp_path: Path) -> None:
     (tmp_path / "history.csv").write_text("epoch,loss\n1,0.5\n")
     (tmp_path / "log.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
     assert [run.formats for run in merge_runs(finder.search()).runs] == [("tensorboard", "json", "csv")]
-
-
-def test_run_finder_keeps_no_names_of_other_files(tmp_path: Path) -> None:
-    for number in range(1000):
-        (tmp_path / f"image-{number}.png").touch()
-    os.utime(tmp_path, (1e9, 1e9))
-    finder = RunFinder(tmp_path)
-    merge_runs(finder.search())
-    assert len(pickle.dumps(finder)) < 2000
 
 
 def test_run_follower_reads_a_bounded_part_of_many_logs(tmp_path: Path) -> None:

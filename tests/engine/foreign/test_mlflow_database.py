@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import os
 import sqlite3
@@ -12,16 +11,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import pytest
-
 from engine.foreign import database as database_module
 from engine.foreign.activity import Activity
 from engine.foreign.folders import find_runs
 from engine.foreign.mlflow_database import MlflowDatabaseRun
-from engine.foreign.points import Point
 from engine.foreign.process import ProcessId, find_process_runs, read_tree
 from engine.foreign.run_list import ForeignRunList
-from support.foreign import points_of, values_of
+from support.foreign import values_of
 
 # The columns of MLflow 3.17 that are read, and its indices of `metrics`.
 SCHEMA = """
@@ -37,7 +33,6 @@ CREATE INDEX index_metrics_run_uuid ON metrics (run_uuid);
 CREATE INDEX index_metrics_run_uuid_key_step ON metrics (run_uuid, "key", step);
 INSERT INTO experiments VALUES (1, 'flowers');
 """
-RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
 TIME_MS = 1_800_000_000_500
 
 
@@ -74,19 +69,6 @@ def listed(listing: ForeignRunList) -> dict[str, Activity]:
     return {run.run.name[-1]: run.activity for run in listing.runs}
 
 
-def test_find_reads_recording_of_mlflow(tmp_path: Path) -> None:
-    (tmp_path / "mlflow.db").write_bytes(gzip.decompress((RECORDINGS / "mlflow/mlflow.db.gz").read_bytes()))
-    runs = find_runs(tmp_path).runs
-    assert [run.name for run in runs] == [f"{tmp_path.name}/mlflow/tiny/{name}" for name in ("first", "second")]
-    assert {run.formats for run in runs} == {("mlflow",)}
-    reading = runs[1].logs[0].open().poll()
-    assert reading.parameters == {"lr": 0.05, "model/name": "tiny", "epochs": 6}
-    assert values_of(reading.points, "train/loss") == [(step, 1 / (step + 2)) for step in range(6)]
-    assert all(point.time is not None for point in reading.points)
-    assert (reading.has_ended, reading.share, reading.problem) == (True, 1.0, None)
-    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
-
-
 def test_find_tells_runs_of_one_name_apart_and_leaves_out_deleted_ones(tmp_path: Path) -> None:
     with opened(make_database(tmp_path / "m.db")) as database:
         for run, name, stage in [
@@ -96,22 +78,6 @@ def test_find_tells_runs_of_one_name_apart_and_leaves_out_deleted_ones(tmp_path:
         database.execute("INSERT INTO runs VALUES ('b', 'without values', 'RUNNING', 'active', 1)")
     names = [run.name.removeprefix(f"{tmp_path.name}/m/flowers/") for run in find_runs(tmp_path).runs]
     assert names == ["2123456789", "tiny-11234567"]
-
-
-def test_mlflow_database_run_follows_growth_and_creates_no_file(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "m.db", "a", "b")
-    source = MlflowDatabaseRun(path, "a")
-    assert source.poll().points == [Point("loss", 0, 1.0, None, TIME_MS / 1000)]
-    for step in range(1, 4):
-        with opened(path) as database:
-            log(database, "a", step, step / 4)
-            log(database, "b", step, 9.0)
-            database.execute("INSERT INTO params VALUES (?, ?, 'a')", (f"p{step}", "1e-3"))
-        reading = source.poll()
-        assert values_of(reading.points, "loss") == [(step, step / 4)]
-        assert reading.parameters == {f"p{step}": 0.001}
-        assert [entry.name for entry in tmp_path.iterdir()] == ["m.db"]
-    assert (source.poll().points, source.poll().parameters) == ([], {})
 
 
 def test_mlflow_database_run_has_ended_until_it_is_resumed(tmp_path: Path) -> None:
@@ -149,18 +115,6 @@ def test_mlflow_database_run_passes_over_what_is_no_value(tmp_path: Path) -> Non
     assert (reading.parameters, reading.share, reading.problem) == ({"\\x1b[31m": "red"}, 1.0, None)
 
 
-def test_mlflow_database_run_reads_many_rows_in_parts(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "m.db", "a", "b")
-    with opened(path) as database:
-        for step in range(1, 5000):
-            log(database, "a", step, 1.0)
-            log(database, "b", step, 2.0)
-    source = MlflowDatabaseRun(path, "a")
-    first = source.poll(100_000)
-    assert 0.1 < first.share < 0.3
-    assert [point.step for point in [*first.points, *points_of(source, 100_000)]] == list(range(5000))
-
-
 def test_mlflow_database_run_starts_over_when_database_is_replaced(tmp_path: Path) -> None:
     path = make_database(tmp_path / "m.db", "a")
     source = MlflowDatabaseRun(path, "a")
@@ -171,20 +125,6 @@ def test_mlflow_database_run_starts_over_when_database_is_replaced(tmp_path: Pat
     reading = source.poll()
     assert (reading.drop_from, reading.parameters) == (-math.inf, {"lr": 0.1})
     assert values_of(reading.points, "loss") == [(0, 1.0)]
-
-
-def count_opens(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    opens: list[Path] = []
-    open_database = database_module.opened_database
-
-    @contextmanager
-    def counted(path: Path) -> Iterator[sqlite3.Connection]:
-        opens.append(path)
-        with open_database(path) as database:
-            yield database
-
-    monkeypatch.setattr(database_module, "opened_database", counted)
-    return opens
 
 
 def test_list_shows_which_run_of_database_has_ended(tmp_path: Path) -> None:

@@ -76,14 +76,6 @@ def test_mlflow_run_starts_over_when_file_is_replaced(tmp_path: Path) -> None:
     assert [(point.name, point.value) for point in readings[1].points] == [("a", 5.0), ("a", 6.0), ("b", 2.0)]
 
 
-def test_mlflow_run_reads_many_metrics_in_parts(tmp_path: Path) -> None:
-    lines = "".join(f"1800000000000 {step} {step}\n" for step in range(20_000))
-    source = MlflowRun(make_run(tmp_path, a=lines, b=lines))
-    first = source.poll(1)
-    assert 0 < first.share < 0.6
-    assert len(first.points) + len(points_of(source, 1)) == 40_000
-
-
 def test_mlflow_run_opens_no_pipe_and_follows_no_link(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("1 1 1\n")

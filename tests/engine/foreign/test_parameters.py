@@ -31,10 +31,6 @@ args: !!python/object:argparse.Namespace
 """
 
 
-def test_read_parameters_reads_hparams_of_lightning() -> None:
-    assert read_parameters(RECORDINGS / "lightning/csv") == {"layers": "[2, 1]", "lr": 0.1, "name": "tiny"}
-
-
 def test_read_parameters_reads_args_of_ultralytics() -> None:
     found = read_parameters(RECORDINGS / "ultralytics")
     expected = {"task": "classify", "epochs": 5, "imgsz": 32, "time": None, "lr0": 0.01, "amp": False, "device": "cpu"}
@@ -56,12 +52,6 @@ def test_read_parameters_unwraps_config_of_wandb(tmp_path: Path) -> None:
         "model: {desc: null, value: {name: tiny}}\n"
     )
     assert read_parameters(tmp_path) == {"lr": 0.1, "model.name": "tiny"}
-
-
-def test_read_parameters_takes_scalars_of_trainer_state(tmp_path: Path) -> None:
-    state = {"max_steps": 100, "log_history": [{"step": 1}], "is_world_process_zero": True, "trial_name": None}
-    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
-    assert read_parameters(tmp_path) == {"max_steps": 100, "is_world_process_zero": True}
 
 
 @pytest.mark.parametrize("history", [[], [{"step": 1, "sizes": [1, 2], "x": '], "y'}], [{"step": 1}] * 200_000])

@@ -63,10 +63,3 @@ def test_file_that_is_replaced_is_read_again_with_those_before(tmp_path: Path) -
     (tmp_path / "1.csv").unlink()
     (tmp_path / "1.csv").write_text("step,loss\n3,5\n4,4\n5,3\n")
     assert values_of(read(source), "loss") == [(1, 9), (2, 8), (3, 5), (4, 4), (5, 3)]
-
-
-def test_share_counts_all_starts(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "step,loss\n1,9\n", "step,loss\n2,8\n")
-    read(source)
-    reading = source.poll()
-    assert reading.share == 1 and reading.total_bytes == 2 * len("step,loss\n1,9\n")

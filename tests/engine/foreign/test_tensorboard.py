@@ -122,16 +122,6 @@ def test_event_folder_follows_growth_in_any_pieces(tmp_path: Path) -> None:
     assert values_of(points, "loss") == [(step, float(step)) for step in range(20)]
 
 
-def test_event_folder_reads_large_file_in_parts(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(event_file(*(event(step, scalar("loss", step)) for step in range(20_000))))
-    source = EventFolder(tmp_path)
-    first = source.poll(100_000)
-    assert 0 < len(first.points) < 20_000
-    assert 0.05 < first.share < 0.5
-    points = [*first.points, *points_of(source, 100_000)]
-    assert values_of(points, "loss") == [(step, float(step)) for step in range(20_000)]
-
-
 def test_event_folder_skips_large_record_unread(tmp_path: Path) -> None:
     image_bytes = 1 << 32
     image = struct.pack("<QI", image_bytes, length_checksum(image_bytes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
@@ -28,7 +27,6 @@ METRICS = """CREATE TABLE metrics (id INTEGER PRIMARY KEY AUTOINCREMENT, run_id 
 run_name TEXT NOT NULL, step INTEGER NOT NULL, metrics TEXT NOT NULL, log_id TEXT, space_id TEXT)"""
 CONFIGS = """CREATE TABLE configs (id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, run_name TEXT NOT NULL,
 config TEXT NOT NULL, created_at TEXT NOT NULL, UNIQUE(run_id))"""
-RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
 TIME = "2027-01-15T08:00:00+00:00"
 UNIX_TIME = 1800000000.0
 
@@ -71,15 +69,6 @@ def test_find_returns_each_run_of_project(tmp_path: Path) -> None:
     assert reading.parameters == {"lr": 0.1, "model.width": 8}
     assert reading.points[:2] == [Point("loss", 3, 0.5, None, UNIX_TIME), Point("val.acc", 3, 0.25, None, UNIX_TIME)]
     assert [point.name for point in reading.points[2:]] == ["bad"]
-
-
-def test_find_reads_recording_of_trackio(tmp_path: Path) -> None:
-    (tmp_path / "proj.db").write_bytes(gzip.decompress((RECORDINGS / "trackio/proj.db.gz").read_bytes()))
-    (run,) = find_runs(tmp_path).runs
-    reading = run.logs[0].open().poll()
-    assert run.name.endswith("/proj/one")
-    assert reading.parameters == {"lr": 0.1, "m.a": 1}
-    assert values_of(reading.points, "loss") == [(0, 1.0), (1, 0.5), (2, 1 / 3), (3, 0.25)]
 
 
 def test_trackio_run_follows_growth_and_creates_no_file(tmp_path: Path) -> None:
@@ -127,22 +116,6 @@ def test_trackio_run_passes_over_huge_row(tmp_path: Path) -> None:
             log(database, "a", step, {"loss": step, "note": note})
     reading = TrackioRun(path, "a").poll()
     assert (reading.problem, reading.share, values_of(reading.points, "loss")) == (None, 1.0, [(0, 0.0), (2, 2.0)])
-
-
-def test_trackio_run_reads_new_rows_without_scan_of_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make_database(tmp_path / "p.db")
-    with opened(path) as database:
-        for step in range(20_000):
-            log(database, "b" if step % 2 else "a", step, {"loss": step})
-    source = TrackioRun(path, "a")
-    points_of(source)
-    with opened(path) as database:
-        log(database, "a", 20_000, {"loss": 1})
-    # A scan takes 10 instructions per row.
-    monkeypatch.setattr(database_module, "MAX_INSTRUCTIONS", 10_000)
-    monkeypatch.setattr(database_module, "INSTRUCTIONS_PER_CALL", 1000)
-    reading = source.poll()
-    assert (reading.problem, values_of(reading.points, "loss")) == (None, [(20_000, 1.0)])
 
 
 def test_trackio_run_starts_over_when_run_is_repeated(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from engine.runs.events import EpochEvent, Event, GpuEvent, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.history import History, history_from_events
 from engine.runs.journal import from_line, to_line
-from engine.runs.records import GpuSample, RankDevice
+from engine.runs.records import GpuSample
 from engine.training.train import run_training
 from engine.utils.codec import UNSET, encode
 from support.data.photo_folder import write_photo_folder
 from support.gputrain_command import Gputrain
 from support.replace import replace
-from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
+from support.runs.event_factories import make_epoch, make_run_resumed
 from support.runs.factories import make_gpu_run_started, make_rank_timings, make_timed_epoch
 from support.runs.in_process import single_rank_trainer
 
@@ -66,14 +66,6 @@ def test_bottleneck_is_data_for_slow_transform(tmp_path: Path) -> None:
     assert history.started is not None
     message = bottleneck_message(history.started, history.epochs[-1])
     assert summary["bottleneck"] == {"kind": "waiting for data", "message": message}
-
-
-def test_run_started_contains_inputs_of_fixed_cost_share() -> None:
-    history = train_history("model.name=linear", "data.batch_size=16", "data.val_split=0.7")
-    assert history.started is not None
-    assert (history.started.small_step_images, history.started.batch_size) == (2, 16)
-    assert history.started.small_step_seconds > 0
-    assert history.epochs[-1].images_per_second > 0
 
 
 def test_run_started_contains_size_of_enlarged_images(tmp_path: Path) -> None:
@@ -267,28 +259,6 @@ def test_fixed_cost_share_is_step_time_without_images() -> None:
     )
 
 
-def test_bottleneck_is_small_steps_for_many_small_layers() -> None:
-    # 16 images take 10 ms and 2 images 9.5 ms, so the fixed cost is 9.43 ms.
-    one_rank_on_cpu = {"world_size": 1, "devices": ["cpu"], "ranks": [RankDevice(0, "h", 1, "cpu")]}
-    run = make_gpu_run_started(**one_rank_on_cpu, batch_size=16, small_step_seconds=0.0095, small_step_images=2)
-    history = history_from_events(
-        [run, make_timed_epoch(images_per_second=1600.0, rank_timings=make_rank_timings((0.1, 3.0)))]
-    )
-    assert kind(history) is BottleneckKind.SMALL_STEPS, history.bottleneck
-    bottleneck = history.record().bottleneck
-    assert bottleneck is not None
-    assert bottleneck.message == "too little work per step: 94% is fixed cost; increase data.batch_size"
-
-
-def test_bottleneck_ignores_fixed_cost_of_batch_not_larger_than_tried() -> None:
-    assert (
-        bottleneck_message(
-            make_gpu_run_started(batch_size=2, small_step_images=2, small_step_seconds=10.0), make_timed_epoch()
-        )
-        == ""
-    )
-
-
 def test_bottleneck_treats_fixed_cost_of_compiled_model_as_upper_bound() -> None:
     assert bottleneck_message(
         make_gpu_run_started(small_step_seconds=0.001, compiled=True), make_timed_epoch()
@@ -323,11 +293,6 @@ NOTHING: Any = None
 )
 def test_bottleneck_is_none_for_unknown_values(epoch: EpochEvent) -> None:
     assert bottleneck_message(make_gpu_run_started(), epoch) == ""
-
-
-def test_bottleneck_is_unknown_without_timings() -> None:
-    assert bottleneck_message(make_run_started(), make_timed_epoch()) == "", "a journal from before steps were timed"
-    assert bottleneck_message(make_gpu_run_started()) == bottleneck_message(make_timed_epoch()) == ""
 
 
 def test_bottleneck_uses_epochs_of_current_session() -> None:

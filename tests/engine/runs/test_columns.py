@@ -26,9 +26,3 @@ def test_column_choices_name_own_metrics_and_labels_of_metrics() -> None:
 def test_known_columns_omit_names_of_other_versions() -> None:
     known = known_columns(["lr", "no.such.key", "optim.lr", "state"])
     assert [field.name for field in known] == ["optim.lr", "state"]
-
-
-def test_column_choices_leave_out_keys_of_another_version() -> None:
-    rows = [make_row("a", "finished", config={"optim.renamed": value, "optim.lr": value}) for value in (0.1, 0.2)]
-    names = {choice.name for choice in column_choices(rows, [])}
-    assert "optim.lr" in names and "optim.renamed" not in names

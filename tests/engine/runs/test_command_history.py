@@ -11,7 +11,6 @@ from engine.runs.events import ControlEvent, GpusGranted, RunFinished, WaitingFo
 from engine.runs.fields import find_field
 from engine.runs.folder import RunState
 from engine.runs.history import history_from_events
-from engine.runs.journal import from_line, to_line
 from engine.runs.records import RankDevice
 from support.runs.event_factories import make_command_started
 from support.runs.factories import make_run_folder, row_of
@@ -43,12 +42,6 @@ def test_record_tells_command_devices_duration_and_exit_code() -> None:
     record = history_from_events([started, RunFinished(time=9.0, state="failed", exit_code=3)]).record()
     assert (record.command, record.devices, record.gpus) == (started.command, "H200 (GPU 3)", 1)
     assert (record.seconds, record.exit_code, record.command_parameters) == (7.0, 3, {"lr": 0.1})
-
-
-def test_start_survives_the_journal_unless_its_format_is_another() -> None:
-    started = make_command_started(1.0)
-    assert from_line(to_line(started)) == started
-    assert from_line(to_line(make_command_started(1.0, format=9))) is None
 
 
 def test_log_line_of_the_start_names_process_devices_and_command() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +10,10 @@ import pytest
 
 from engine.config.yaml_io import to_yaml
 from engine.runs.comparison import MAX_RUNS, ComparedRun, Comparison, compare_runs, read_run, spread
-from engine.runs.events import Event, GpuEvent, RunFinished
+from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.metrics import METRICS, Better, format_metric
 from engine.runs.run_record import NO_RECORD
-from engine.utils.codec import write_record
 from support.messages import has_problem, raises_problem
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
@@ -57,46 +53,6 @@ def test_read_run_returns_figures_of_all_sessions(tmp_path: Path) -> None:
         "train_loss": pytest.approx(1 / 3), "epochs": 3, "seconds": 39.0, "images_per_second": 200.0, "gpus": 0,
         "ranks": 2, "global_batch": 64, "val_top5": 0.8,
     }  # fmt: skip
-
-
-def test_read_run_of_crashed_run_has_the_figures_of_the_whole_journal(tmp_path: Path) -> None:
-    # The first session crashed after a step, and the second one, too.
-    events = [
-        make_run_started(100.0),
-        make_epoch(1, 0.5, 110.0),
-        make_step(15, time=117.0),
-        GpuEvent(time=118.5, gpus=[]),
-    ]
-    events += [make_run_resumed(10, 200.0), make_step(12, time=205.0), make_step(14, time=211.0)]
-    folder, whole = make_run_folder(tmp_path, "a", *events), make_run_folder(tmp_path, "b", *events)
-    # Its owner was killed before it wrote the last record.
-    write_record(folder.summary, make_run_folder(tmp_path, "c", *events[:2]).history().record())
-    os.utime(folder.summary, (1, 1))
-    run = read_run(folder)
-    assert (run.state, run.record.seconds) == ("crashed", 29.5)
-    assert run.record == read_run(whole).record
-
-
-def test_read_run_opens_no_journal_of_run_that_ended(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, "a")
-    folder.journal.unlink()
-    assert read_run(folder).record.best_val_accuracy == 0.5
-
-
-def test_read_run_without_steps_has_no_figures(tmp_path: Path) -> None:
-    assert read_run(make_run(tmp_path, "a", make_run_started(1.0))).record.best_val_accuracy is None
-    empty = make_run_folder(tmp_path, "empty")
-    run = read_run(empty)
-    assert figures_of(run) == {"epochs": 0}
-    assert run.problem is not None and run.problem.startswith("config.yaml ")
-    assert os.strerror(errno.ENOENT) in run.problem
-
-
-def test_read_run_ignores_non_finite_losses(tmp_path: Path) -> None:
-    bad = replace(make_epoch(2, math.nan), train_loss=math.nan, val_loss=math.inf)
-    run = read_run(make_run(tmp_path, "a", make_run_started(), make_epoch(1, 0.5), bad, END))
-    record = run.record
-    assert (record.best_val_accuracy, record.best_val_loss, record.train_loss) == (0.5, 1.1, None)
 
 
 def test_read_run_skips_damaged_lines(tmp_path: Path) -> None:
@@ -213,14 +169,6 @@ def test_compare_runs_limits_their_number(count: int, code: str) -> None:
     run = ComparedRun("a", "/a", "finished", None, NO_RECORD)
     with raises_problem(code, "compare"):
         compare_runs([run] * count)
-
-
-def test_comparison_reads_a_real_run() -> None:
-    folder = RunFolder(Path(__file__).parents[2] / "recordings/format-1/kept")
-    run = read_run(folder)
-    assert run.problem is None
-    assert run.record.best_val_accuracy is not None
-    assert compare_runs([run, run]).differences == ()
 
 
 def test_comparison_shows_own_metrics_with_the_best_in_their_direction(tmp_path: Path) -> None:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from threading import Timer
 
 import pytest
 
 from engine.config.run_name import name_from_stem
-from engine.runs import claim, find
+from engine.runs import find
 from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.control import send_request
-from engine.runs.events import ControlEvent, RunFinished, WaitingForGpus
+from engine.runs.events import RunFinished
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState, list_runs
 from engine.runs.ownership import Ownership
 from engine.runs.record_completion import open_run
-from engine.runs.run_row import state_message
-from engine.runs.trash import move_to_trash
 from support.messages import raises_problem
 from support.runs.event_factories import make_epoch, make_run_started
-from support.runs.factories import append_events, make_run_folder, row_of
+from support.runs.factories import make_run_folder
 
 
 def state_of(folder: RunFolder) -> RunState:
@@ -39,60 +34,6 @@ def test_run_state_without_owner_follows_journal_or_is_crashed(tmp_path: Path) -
     )
     assert state_of(make_run_folder(tmp_path, "c", make_run_started(), RunFinished(state="failed"))) == RunState.FAILED
     assert state_of(make_run_folder(tmp_path, "d")) == RunState.CRASHED
-
-
-def test_run_state_with_owner_is_live(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a")
-    ownership = Ownership(folder)
-    assert state_of(folder) == RunState.STARTING
-    for event, state in (
-        (make_run_started(), RunState.RUNNING),
-        (ControlEvent(request="stop", by="me", outcome="soon"), RunState.STOPPING),
-    ):
-        append_events(folder, event)
-        assert state_of(folder) == state
-    ownership.release()
-    assert state_of(folder) == RunState.CRASHED
-
-
-def test_run_whose_wait_was_killed_is_interrupted(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a", RunFinished(state="stopped"), WaitingForGpus(message="2 runs ahead"))
-    assert state_of(folder) == RunState.INTERRUPTED and not RunState.INTERRUPTED.live
-    row = row_of(folder)
-    assert (row.state, row.message) == ("interrupted", state_message(row.record, RunState.INTERRUPTED))
-    assert "gputrain queue resume" in row.message
-    ownership = Ownership(folder)
-    assert state_of(folder) == RunState.WAITING
-    with raises_problem("already-running", "a", "waiting for GPUs", f"process {os.getpid()} "):
-        move_to_trash(folder)
-    ownership.release()
-
-
-def test_run_state_on_other_host_follows_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_run_folder(tmp_path, "a", make_run_started())
-    owner_record = {"format": 1, "host": "elsewhere", "pid": 1, "heartbeat": time.time() - 10}
-    folder.owner.write_text(json.dumps(owner_record))
-    assert state_of(folder) == RunState.RUNNING
-    folder.owner.write_text(json.dumps(owner_record | {"heartbeat": time.time() - 31}))
-    os.utime(folder.owner, (1, 1))
-    monkeypatch.setattr(claim, "_sightings", {})
-    assert state_of(folder) == RunState.CRASHED
-
-
-@pytest.mark.parametrize("heartbeat", [10**400, -(10**400), "1", [1]], ids=lambda value: str(value)[:4])
-def test_run_state_on_other_host_ignores_invalid_heartbeat(tmp_path: Path, heartbeat: object) -> None:
-    folder = make_run_folder(tmp_path, "a", make_run_started())
-    folder.owner.write_text(json.dumps({"format": 1, "host": "elsewhere", "pid": 1, "heartbeat": heartbeat}))
-    assert state_of(folder) == RunState.CRASHED
-
-
-def test_run_state_on_other_host_without_heartbeat_follows_journal(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a", make_run_started(), RunFinished(state="finished"))
-    Ownership(folder).release()
-    owner = json.loads(folder.owner.read_text())
-    assert owner["heartbeat"] is None
-    folder.owner.write_text(json.dumps(owner | {"host": "elsewhere"}))
-    assert state_of(folder) == RunState.FINISHED
 
 
 def test_claim_for_resume_removes_stale_requests_and_temporary_checkpoints(tmp_path: Path) -> None:
@@ -242,14 +183,6 @@ def test_find_run_lists_no_runs_for_a_name_or_path_and_reads_none_for_a_prefix(
     monkeypatch.delattr(find, "list_runs")
     found = [find_run(tmp_path, reference).name for reference in ("run-1", str(tmp_path / "run-2"))]
     assert found == ["run-1", "run-2"]
-
-
-def test_last_run_is_found_by_its_journal_if_it_has_no_record(tmp_path: Path) -> None:
-    for name, started in (("a", 1.0), ("b", 3.0), ("c", 2.0)):
-        make_run_folder(tmp_path, name, make_run_started(started))
-    (tmp_path / "b" / "summary.json").unlink()
-    assert [run.name for run in find.newest_first(list_runs(tmp_path))] == ["b", "c", "a"]
-    assert find_run(tmp_path, "last").name == "b"
 
 
 def test_find_run_accepts_both_forms_of_a_name(tmp_path: Path) -> None:

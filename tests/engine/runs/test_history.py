@@ -17,18 +17,12 @@ from engine.runs.events import (
 )
 from engine.runs.history import history_from_events
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
-from support.runs.factories import make_gpu_run_started, make_timed_epoch
 
 STARTED = make_run_started()  # 10 steps per epoch
 
 
 def phase(name: str, step: int, epoch: int) -> PhaseChanged:
     return PhaseChanged(phase=name, step=step, epoch=epoch)
-
-
-def test_history_takes_step_of_pause_between_step_events() -> None:
-    history = history_from_events([STARTED, make_step(10), make_epoch(1), RunPaused(step=17, epoch=2)])
-    assert (history.steps_done, history.current_epoch) == (17, 2)
 
 
 def test_history_ignores_step_event_that_is_reported_late() -> None:
@@ -39,17 +33,6 @@ def test_history_ignores_step_event_that_is_reported_late() -> None:
 def test_history_goes_back_to_step_of_resumed_checkpoint() -> None:
     history = history_from_events([STARTED, make_step(19, epoch=2), make_run_resumed(12, 9.0)])
     assert (history.steps_done, history.current_epoch, history.phase) == (12, 2, "")
-
-
-def test_history_judges_speed_by_epochs_of_the_latest_session_in_the_journal() -> None:
-    first = [make_gpu_run_started(time=1000.0), make_timed_epoch(epoch=1, step=10, time=1010.0)]
-    resumed = make_run_resumed(10, time=500.0)
-    assert history_from_events(first).bottleneck is not None
-    assert history_from_events([*first, resumed]).latest_session_epoch is None
-    # The clock was set back before the resume, or during the session.
-    for time in (510.0, 5.0):
-        history = history_from_events([*first, resumed, make_timed_epoch(epoch=2, step=20, time=time)])
-        assert history.latest_session_epoch is not None and history.data_wait == 0.01
 
 
 def test_history_duration_leaves_out_clock_that_was_set_back() -> None:

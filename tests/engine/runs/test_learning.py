@@ -144,13 +144,6 @@ def test_training_far_ahead_of_validation_is_overfitting(
     assert fault(started(), *epochs) is expected
 
 
-def test_message_has_the_numbers_of_the_run() -> None:
-    learning = history_from_events([started(), *curve([6.0, 5.9, 5.8])]).learning
-    assert learning is not None
-    assert all(text in learning.message for text in ("5.8", "random guess 2.3"))
-    assert len(learning.message) <= 78
-
-
 def test_log_and_record_of_a_run_have_the_diagnosis() -> None:
     end = RunFinished(state="finished")
     history = history_from_events([started(), *curve([6.0, 5.9, 5.8]), end])

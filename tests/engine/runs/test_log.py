@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -84,20 +83,6 @@ def test_log_reader_skips_to_last_lines(tmp_path: Path, text: str, count: int, l
     assert "".join(reader.read()) == "more\n"
 
 
-def test_log_reader_skips_long_log_in_little_memory(tmp_path: Path) -> None:
-    with (tmp_path / "log.txt").open("w") as file:
-        for _ in range(64):
-            file.write("x" * (1 << 20))
-        file.write("\nend")
-    reader = LogReader(tmp_path / "log.txt")
-    tracemalloc.start()
-    reader.skip_to_last(2)
-    assert sum(map(len, reader.read())) == (64 << 20) + 4
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 2 << 20
-
-
 def test_log_reader_keeps_or_drops_colors(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("\x1b[1;31mred\tand\x1b[K\nplain\n")
     assert "".join(LogReader(tmp_path / "log.txt").read()) == "red\tand\\x1b[K\nplain\n"
@@ -141,13 +126,6 @@ def test_log_of_a_command_is_private_until_its_user_shares_it(tmp_path: Path) ->
     }  # fmt: skip
 
 
-def test_log_without_limit_stays_one_file(tmp_path: Path) -> None:
-    writer = LogWriter(tmp_path / "log.txt")
-    writer.add("x" * 1000)
-    writer.flush()
-    assert list(tmp_path.iterdir()) == [tmp_path / "log.txt"]
-
-
 def test_log_reader_follows_log_with_limit_without_losing_a_line(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     writer = LogWriter(log, 200)
@@ -183,16 +161,6 @@ def test_pending_lines_are_replaced_and_end_with_the_run(tmp_path: Path) -> None
     assert read_pending(log) == []
     pending.close()
     assert (read_pending(log), list(tmp_path.iterdir())) == ([], [])
-
-
-def test_pending_lines_are_written_anew_after_their_file_was_deleted(tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
-    pending = PendingLines(log)
-    pending.write(["10%"])
-    (tmp_path / "log.pending.txt").unlink()
-    for text in ("20%", "30%"):
-        pending.write([text])
-    assert read_pending(log) == ["30%"]
 
 
 def test_pending_lines_of_an_earlier_start_are_removed(tmp_path: Path) -> None:

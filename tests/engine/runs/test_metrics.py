@@ -69,10 +69,6 @@ def test_metric_row_has_curve(loss_gap: Metric) -> None:
     assert reduce_curves(data).over(loss_gap.key, "epoch").points.y.tolist() == [0.125, 0.125]
 
 
-def test_metric_row_ranks_trials_of_a_sweep(loss_gap: Metric) -> None:
-    assert loss_gap.merit(0.25) > loss_gap.merit(0.5) > loss_gap.merit(None)
-
-
 def test_label_of_registry_appears_in_report_list_and_message(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("val_top5", "best_val_accuracy"):
         monkeypatch.setitem(METRICS, key, dataclasses.replace(METRICS[key], label=f"label of {key}"))

@@ -168,15 +168,6 @@ def test_query_selects_matching_rows_in_their_order(text: str, expected: list[Ru
     assert parse_query(text, OWN).filter(ROWS) == expected
 
 
-def test_query_names_age_and_archive_flag() -> None:
-    queries = [parse_query(text) for text in ("age<2d failed", "-archived=no", "failed")]
-    assert [("age" in query.fields, "archived" in query.fields) for query in queries] == [
-        (True, False),
-        (False, True),
-        (False, False),
-    ]
-
-
 @pytest.mark.parametrize(("text", "expected"), ERRORS.items(), ids=ERRORS)
 def test_query_refuses_invalid_condition_with_one_problem(text: str, expected: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as error:

@@ -18,7 +18,7 @@ from engine.runs.record_completion import open_run, read_journal_record
 from engine.runs.run_record import RunRecord, read_run_record
 from engine.utils.codec import replace, write_record
 from support.runs.event_factories import make_command_started, make_epoch, make_run_resumed, make_run_started
-from support.runs.factories import append_events, append_to_journal, make_run_folder, row_of
+from support.runs.factories import append_events, append_to_journal, make_run_folder
 
 EPOCH = to_line(make_epoch(1, 0.5)) + "\n"
 
@@ -105,14 +105,6 @@ def test_record_of_another_version_is_kept_and_a_damaged_one_replaced(folder: Ru
     assert (folder.summary.read_text() == text) == ("format" in text)
 
 
-def test_record_of_journal_of_another_version_is_not_stored(folder: RunFolder) -> None:
-    started = json.loads(to_line(make_run_started())) | {"format": 2}
-    folder.journal.write_text(json.dumps(started) + "\n" + EPOCH)
-    folder.summary.unlink()
-    assert open_run(folder).record.epochs == 1
-    assert not folder.summary.exists()
-
-
 def test_folder_that_is_no_run_gets_no_file(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.journal.write_text(EPOCH)
@@ -138,31 +130,6 @@ def test_record_is_completed_once_although_the_clock_was_set_back(folder: RunFol
     written = folder.summary.stat()
     assert open_run(folder).record == record
     assert (folder.summary.stat().st_ino, folder.summary.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
-
-
-@pytest.mark.parametrize("state", [None, "bogus", 3])
-def test_record_without_valid_state_is_replaced_by_that_of_the_journal(folder: RunFolder, state: object) -> None:
-    append_events(folder, RunFinished(state="finished"))
-    stored = json.loads(folder.summary.read_bytes())
-    folder.summary.write_text(json.dumps(stored | {"state": state}))
-    assert open_run(folder).state == "finished"
-    assert read_run_record(folder) == read_journal_record(folder).record
-
-
-def test_record_of_earlier_version_is_listed_as_it_is_and_completed_when_opened(folder: RunFolder) -> None:
-    append_events(folder, RunFinished(state="finished"))
-    folder.summary.write_text('{"format": 1, "state": "finished", "epochs": 1, "best_val_accuracy": 0.25}')
-    row = row_of(folder)
-    assert (row.state, row.record.best_val_accuracy) == ("finished", 0.25)
-    assert open_run(folder).record.best_val_accuracy == 0.5
-    assert read_run_record(folder) == read_journal_record(folder).record
-
-
-def test_record_of_run_without_events_is_not_written_at_each_opening(tmp_path: Path) -> None:
-    empty = make_run_folder(tmp_path, "empty")
-    empty.summary.unlink()
-    assert [open_run(empty).state for _ in range(3)] == ["crashed"] * 3
-    assert not empty.summary.exists()
 
 
 def test_record_of_crashed_command_keeps_its_metrics(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from engine.config.schema import Config
 from engine.foreign.tensorboard import EventFolder
-from engine.runs.events import EpochEvent, Event, FlushJournal, RunFinished, WarningEvent
+from engine.runs.events import Event, FlushJournal, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import JournalReader
 from engine.runs.recorder import RECORD_INTERVAL_SECONDS, Recorder
@@ -125,25 +125,6 @@ def test_recorder_writes_deleted_files_anew(recording: Recording) -> None:
     assert [event.type for event in recording.events()[:3]] == ["run_started", "epoch", "epoch"]
     assert "epoch   2" in folder.log.read_text()
     assert json.loads(folder.summary.read_text())["epochs"] == 3
-
-
-def with_ema(epoch: EpochEvent) -> EpochEvent:
-    accuracy = epoch.val_accuracy
-    return replace(epoch, ema_val_loss=0.5, ema_val_accuracy=accuracy + 0.1, ema_val_top5=accuracy + 0.2)
-
-
-def test_recorder_writes_ema_curves_of_each_session(recording: Recording) -> None:
-    folder = recording.folder
-    recording.record(make_run_started(), *(with_ema(make_epoch(number, 0.1)) for number in (1, 2, 3)))
-    assert accuracies(folder, "ema") == {1: 0.2, 2: 0.2, 3: 0.2}
-    recording.record(make_run_resumed(10, 1.0), *(with_ema(make_epoch(number, 0.3)) for number in (2, 3, 4)))
-    assert accuracies(folder, "ema") == {1: 0.2, 2: 0.4, 3: 0.4, 4: 0.4}
-    assert accuracies(folder, "ema", "top5") == {1: 0.3, 2: 0.5, 3: 0.5, 4: 0.5}
-    assert accuracies(folder, "ema", "loss") == dict.fromkeys(range(1, 5), 0.5)
-    # A session without EMA.
-    recording.record(make_run_resumed(20, 1.0), make_epoch(3), make_epoch(4))
-    assert accuracies(folder, "ema") == {1: 0.2, 2: 0.4}
-    assert accuracies(folder) == {1: 0.1, 2: 0.3, 3: 0.5, 4: 0.5}
 
 
 def test_recorder_writes_loss_and_learning_rate_of_each_step_before_the_epoch_ends(recording: Recording) -> None:

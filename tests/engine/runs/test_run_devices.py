@@ -62,9 +62,3 @@ def test_mean_epoch_time_is_that_of_full_epochs_since_the_resume() -> None:
     lines, summary = last_lines(make_run_started(), epochs[0], resumed, epochs[1], FINISHED)
     assert lines[-1] == "finished: best accuracy 0.9"
     assert summary.seconds_per_epoch is None
-
-
-def test_stopped_run_ends_with_how_to_continue() -> None:
-    stopped = RunFinished(time=9.0, state="stopped", message="resume with `gputrain resume a`")
-    lines, _ = last_lines(make_run_started(), make_epoch(1), stopped)
-    assert lines[-2:] == ["1 epoch on the CPU (2 ranks), 1.0 s per epoch", "stopped: resume with `gputrain resume a`"]

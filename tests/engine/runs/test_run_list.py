@@ -14,23 +14,19 @@ import pytest
 from engine.runs import run_list
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder, list_runs
-from engine.runs.journal import to_line
 from engine.runs.labels import RunLabels
 from engine.runs.ownership import Ownership
 from engine.runs.run_list import RunList
 from engine.runs.run_record import read_run_record
 from engine.runs.run_row import RunRow, read_row, unreadable_row
-from engine.runs.sort_order import SortOrder
 from engine.utils.codec import write_record
 from support.messages import raises_problem
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import (
     append_events,
-    append_to_journal,
     make_ended_runs,
     make_run_folder,
-    step_lines,
     write_labels,
 )
 
@@ -145,16 +141,6 @@ def test_list_of_many_runs_finds_changes_of_the_newest_at_once_and_of_the_others
     assert polls_until_tagged(f"run-{COUNT - 1}", "newest") == 1
     assert polls_until_tagged("run-3", "old") <= COUNT // 8 + 1
     assert polls_until_tagged("run-5", "requested", check_all=True) == 1
-
-
-def test_list_replaces_rows_in_their_place(root: Path) -> None:
-    runs = read_list(root)
-    before = list(runs.rows)
-    for number in (3, 20):
-        append_events(RunFolder(root / f"run-{number}"), make_epoch(6, accuracy=0.99))
-    runs.poll()
-    changed = [row.name for row, old in zip(runs.rows, before, strict=True) if row is not old]
-    assert changed == ["run-20", "run-3"] and [row.name for row in runs.rows] == [row.name for row in before]
 
 
 def test_list_keeps_row_of_run_with_a_path_that_is_not_utf8(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,34 +259,6 @@ def test_list_of_missing_folder_is_empty_and_of_unreadable_one_an_error(
         RunList(tmp_path / "closed").poll()
 
 
-def test_list_shows_owner_and_age_of_today(root: Path) -> None:
-    runs = read_list(root)
-    (root / "run-2").chmod(0o777)
-    runs.poll()
-    row = row_of(runs.rows, "run-2")
-    assert row.foreign == "is writable by all users"
-    assert abs(row.age_seconds - (time.time() - (root / "run-2" / "config.yaml").stat().st_mtime)) < 5
-
-
-def test_list_orders_rows_by_the_start_that_ages_count_from(root: Path) -> None:
-    """The oldest run trained until just now."""
-    append_events(RunFolder(root / "run-0"), make_epoch(4))
-    rows = read_list(root).rows
-    ages = [row.age_seconds for row in rows]
-    assert rows[-1].name == "run-0" and ages == sorted(ages)
-    assert SortOrder.parse("started").sort(rows) == SortOrder.parse("age").sort(rows) == rows
-
-
-def test_row_of_ended_run_with_long_journal_is_that_of_its_record(root: Path) -> None:
-    folder = make_run_folder(root, "long", make_run_started(), make_epoch(1, accuracy=0.95))
-    append_to_journal(folder, step_lines(2000))
-    append_events(folder, make_epoch(2, accuracy=0.5), RunFinished(state="stopped"))
-    row = row_of(read_list(root).rows, "long")
-    record = row.record
-    assert (row.state, record.epochs, record.total_epochs, record.best_val_accuracy) == ("stopped", 2, 3, 0.95)
-    assert (record.best_epoch, record) == (1, folder.history().record())
-
-
 DAMAGE = {
     "empty": lambda path: path.write_bytes(b""),
     "no text": lambda path: path.write_bytes(os.urandom(4096)),
@@ -386,12 +344,3 @@ blocked.wait()
 
 def test_program_ends_while_a_file_server_blocks_the_list(root: Path) -> None:
     subprocess.run([sys.executable, "-c", BLOCKED, str(root)], check=True, timeout=30)
-
-
-def test_journal_of_ended_run_is_not_followed(root: Path) -> None:
-    """The journal is for curves and logs. Who writes to it replaces the record, too."""
-    runs = read_list(root)
-    append_to_journal(RunFolder(root / "run-3"), to_line(make_epoch(6, accuracy=0.99)) + "\n")
-    rows = runs.rows
-    runs.poll()
-    assert runs.rows is rows

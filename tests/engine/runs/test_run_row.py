@@ -14,7 +14,7 @@ from engine.runs.ownership import Ownership
 from engine.runs.run_record import NO_RECORD, RunRecord
 from engine.runs.run_row import read_row
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
-from support.runs.factories import append_events, make_run_folder, row_of, write_run_record
+from support.runs.factories import append_events, make_run_folder, row_of
 
 PAUSE = RunPaused(step=5, epoch=1)
 
@@ -90,20 +90,3 @@ def test_row_of_run_that_ends_while_it_is_read_is_no_crash(tmp_path: Path, monke
     monkeypatch.setattr(run_row, "find_stored_record", read_and_end)
     row = read_row(folder)
     assert row is not None and (row.state, row.record.state) == ("finished", "finished")
-
-
-def test_resume_that_fails_before_it_records_leaves_lock_of_ended_run_as_it_was(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a", make_run_started(), RunFinished(state="finished"))
-    os.utime(folder.lock, (1e9, 1e9))
-    os.utime(folder.summary, (1e9 + 1, 1e9 + 1))
-    before = folder.lock.stat().st_mtime_ns
-    owner = Ownership(folder)
-    row = read_row(folder)
-    assert folder.lock.stat().st_mtime_ns > before and row is not None and row.state == "starting"
-    owner.release()
-    assert folder.lock.stat().st_mtime_ns == before
-    # A session that recorded something has a newer record.
-    owner = Ownership(folder)
-    write_run_record(folder)
-    owner.release()
-    assert before < folder.lock.stat().st_mtime_ns <= folder.summary.stat().st_mtime_ns

@@ -41,12 +41,6 @@ def test_metric_of_unknown_meaning_has_no_direction() -> None:
     assert directions == {"val_ppl": low, "mAP50": high, "top1": high, "epoch_time": neither, "norm": neither}
 
 
-def test_accuracy_in_percent_is_another_metric(tmp_path: Path) -> None:
-    data = make_data(tmp_path, [{"step": 1, "val_acc": 51.0}, {"step": 2, "val_acc": 62.0}])
-    record = describe(data).record
-    assert record.val_accuracy is None and record.metrics == {"val_acc": 62.0}
-
-
 def test_values_that_are_not_finite_are_counted_and_leave_gaps(tmp_path: Path) -> None:
     data = make_data(tmp_path, [{"step": 1, "a": 1.0}, {"step": 2, "a": float("nan")}, {"step": 3, "a": float("inf")}])
     curves = KeyedCurves(data.curves)
@@ -114,7 +108,3 @@ def test_summary_has_the_step_and_value_that_were_written_last(tmp_path: Path) -
     assert {name: (part.count, part.step, part.last) for name, part in summary.metrics.items()} == {
         "a": (2, 7, 2.0), "b": (2, 9, 3.0),
     }  # fmt: skip
-
-
-def test_run_of_step_0_has_no_later_step(tmp_path: Path) -> None:
-    assert describe(make_data(tmp_path, [{"step": 0, "a": 1.0}])).record.step == 0
