@@ -13,7 +13,7 @@ from engine.foreign import csv_file
 from engine.foreign.csv_file import CsvFile, is_log
 from engine.foreign.growing_file import MAX_LINE_BYTES
 from engine.foreign.points import Point
-from engine.foreign.reading import Reading, list_folder
+from engine.foreign.reading import list_folder
 from support.foreign import points_of, values_of
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
@@ -43,12 +43,6 @@ def test_csv_file_reads_padded_columns_of_older_ultralytics(tmp_path: Path) -> N
     points = points_of(CsvFile(path))
     assert values_of(points, "train/loss") == [(1, 2.30112), (2, 2.1)]
     assert values_of(points, "time") == [(1, 2.57034), (2, 4.90217)]
-
-
-def test_csv_file_reads_summary_of_timm() -> None:
-    points = points_of(CsvFile(RECORDINGS / "timm/summary.csv"))
-    assert values_of(points, "train_loss") == [(0, 1.0), (1, 0.5), (2, 1 / 3)]
-    assert values_of(points, "eval_top1") == [(0, 0.0), (1, 10.0), (2, 20.0)]
 
 
 def test_csv_file_takes_heading_that_resumed_timm_run_repeats(tmp_path: Path) -> None:
@@ -154,14 +148,6 @@ def test_csv_file_reports_pipe_and_link(tmp_path: Path) -> None:
     for path in (pipe, link, tmp_path / "missing.csv"):
         reading = CsvFile(path).poll()
         assert (reading.points, reading.problem is None) == ([], False)
-
-
-def test_missing_file_that_appears_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
-    source = CsvFile(path)
-    assert source.poll().problem
-    path.write_text("step,loss\n1,0.5\n")
-    assert source.poll() == Reading([Point("loss", 1, 0.5)], read_bytes=16, total_bytes=16)
 
 
 @pytest.mark.parametrize(

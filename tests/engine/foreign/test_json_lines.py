@@ -83,14 +83,6 @@ def test_is_log_decides_by_first_lines(tmp_path: Path, rows: list[object], expec
     assert is_log(write_lines(tmp_path / "log.jsonl", *rows)) == expected
 
 
-def test_trainer_states_reads_log_history(tmp_path: Path) -> None:
-    path = write_state(tmp_path, [*make_history(3), {"epoch": 0.03, "eval_loss": 0.25, "step": 3}])
-    reading = TrainerStates(tmp_path).poll()
-    assert reading.points[0] == Point("loss", 1, 1.0, 0.01)
-    assert reading.points[-1] == Point("eval_loss", 3, 0.25, 0.03)
-    assert (reading.share, reading.problem, reading.total_bytes) == (1.0, None, path.stat().st_size)
-
-
 def test_trainer_states_reads_recording() -> None:
     (run,) = find_runs(RECORDINGS / "trainer").runs
     (reading,) = RunFollower(run).poll()

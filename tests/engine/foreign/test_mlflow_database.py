@@ -127,14 +127,6 @@ def test_mlflow_database_run_starts_over_when_database_is_replaced(tmp_path: Pat
     assert values_of(reading.points, "loss") == [(0, 1.0)]
 
 
-def test_list_shows_which_run_of_database_has_ended(tmp_path: Path) -> None:
-    with opened(make_database(tmp_path / "m.db", "a", "b")) as database:
-        database.execute("UPDATE runs SET status = 'FINISHED' WHERE run_uuid = 'a'")
-    listing = ForeignRunList(lambda: iter([find_runs(tmp_path)]))
-    listing.poll(1.0)
-    assert {run.run.name[-1]: run.activity for run in listing.runs} == {"a": Activity.ENDED, "b": Activity.GROWING}
-
-
 def test_list_tells_which_run_of_database_grows(tmp_path: Path) -> None:
     path = make_database(tmp_path / "m.db", "a", "b", "c")
     with opened(path) as database:

@@ -61,12 +61,6 @@ def test_read_parameters_takes_scalars_around_history_of_any_length(tmp_path: Pa
     assert read_parameters(tmp_path) == {"epoch": 2.0, "max_steps": 100}
 
 
-def test_read_parameters_prefers_first_file(tmp_path: Path) -> None:
-    (tmp_path / "hparams.yaml").write_text("lr: 1\n")
-    (tmp_path / "config.yaml").write_text("lr: 2\nseed: 3\n")
-    assert read_parameters(tmp_path) == {"lr": 1, "seed": 3}
-
-
 def test_read_parameters_runs_no_python_tag(tmp_path: Path) -> None:
     planted = tmp_path / "planted"
     (tmp_path / "hparams.yaml").write_text(PYTHON_TAGS.format(planted=planted))

@@ -95,16 +95,6 @@ def test_list_does_not_read_large_logs_and_says_so(tmp_path: Path, monkeypatch: 
     assert "enter reads" in listed.note and not listed.metrics and found.complete
 
 
-def test_list_voids_values_of_a_file_that_was_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = make_run(tmp_path, 1.0, 9.0)
-    found = follow(tmp_path, monkeypatch)
-    found.poll(5.0)
-    log.unlink()
-    log.write_text("step,accuracy\n0,0.5\n1,0.75\n")
-    found.poll(5.0)
-    assert list(only(found).metrics) == ["accuracy"]
-
-
 def test_list_keeps_the_last_value_of_a_resumed_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [event(step, scalar("loss", 1.0)) for step in range(5)]
     records += [session_start(2), event(2, scalar("loss", 0.5))]
@@ -121,19 +111,6 @@ def test_run_whose_log_records_its_end_has_ended(tmp_path: Path, monkeypatch: py
     found.poll(5.0)
     found.poll(5.0)
     assert only(found).activity is Activity.ENDED and time.time() - only(found).changed_at < 60
-
-
-def test_runs_of_one_file_have_keys_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sqlite3 = pytest.importorskip("sqlite3")
-    database = sqlite3.connect(tmp_path / "proj.db")
-    database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, timestamp, run_name, step, metrics)")
-    for run in ("one", "two"):
-        database.execute("INSERT INTO metrics VALUES (NULL, '2026-01-01', ?, 1, '{\"loss\": 0.5}')", (run,))
-    database.commit()
-    database.close()
-    found = follow(tmp_path, monkeypatch)
-    found.poll(5.0)
-    assert len({listed.key for listed in found.runs}) == 2
 
 
 def test_list_follows_a_database_that_grows_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

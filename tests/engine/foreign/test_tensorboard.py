@@ -105,11 +105,6 @@ def test_event_folder_reads_hyperparameters_of_keras(tmp_path: Path) -> None:
     assert poll(tmp_path).parameters == {"units": 16, "dropout": 0.5, "relu": False}
 
 
-def test_event_folder_returns_all_scalars_of_one_event(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(event_file(event(3, scalar("a", 1.0), field(1, "image"), scalar("b", 2.0))))
-    assert poll(tmp_path).points == [Point("a", 3, 1.0, None, 1.8e9), Point("b", 3, 2.0, None, 1.8e9)]
-
-
 def test_event_folder_follows_growth_in_any_pieces(tmp_path: Path) -> None:
     content = event_file(*(event(step, scalar("loss", step)) for step in range(20)))
     source, points = EventFolder(tmp_path), []

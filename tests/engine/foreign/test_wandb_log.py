@@ -47,12 +47,6 @@ def test_wandb_log_reads_what_wandb_writes(offline_run: Path) -> None:
     assert reading.has_ended
 
 
-def test_wandb_log_has_not_ended_before_the_exit_record(tmp_path: Path) -> None:
-    path = tmp_path / "run-a.wandb"
-    path.write_bytes(wandb_file(ROWS[:2]))
-    assert not WandbLog(path).poll().has_ended
-
-
 def test_wandb_log_joins_records_across_blocks(tmp_path: Path) -> None:
     path = tmp_path / "run-a.wandb"
     path.write_bytes(wandb_file([{"_step": 1, "note": "x" * 3 * BLOCK_BYTES, "loss": 0.5}, *ROWS]))

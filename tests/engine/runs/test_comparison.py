@@ -16,7 +16,7 @@ from engine.runs.metrics import METRICS, Better, format_metric
 from engine.runs.run_record import NO_RECORD
 from support.messages import has_problem, raises_problem
 from support.replace import replace
-from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
+from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
 
 END = RunFinished(time=30.0, state="finished")
@@ -30,29 +30,6 @@ def make_run(root: Path, name: str, *events: Event, **config: dict[str, Any]) ->
 
 def compare(*folders: RunFolder) -> Comparison:
     return compare_runs([read_run(folder) for folder in folders])
-
-
-def figures_of(run: ComparedRun) -> dict[str, float | None]:
-    """Return the figures of a run that tables show."""
-    shown = compare_runs([run]).shown_metrics
-    return {metric.key: metric.of_run(run.record) for metric in shown}
-
-
-def test_read_run_returns_figures_of_all_sessions(tmp_path: Path) -> None:
-    events = [
-        make_run_started(100.0), make_step(5, time=103.0), make_epoch(1, 0.7, 110.0), make_epoch(2, 0.9, 120.0),
-        make_step(25, time=124.0), make_run_resumed(20, 500.0), make_epoch(3, 0.8, 510.0),
-        replace(END, time=515.0),
-    ]  # fmt: skip
-    run = read_run(make_run(tmp_path, "a", *events))
-    assert run.state == "finished"
-    assert run.problem is None
-    assert figures_of(run) == {
-        "best_val_accuracy": 0.9, "best_epoch": 2, "best_epoch_val_loss": 0.55,
-        "best_val_loss": pytest.approx(1.1 / 3),
-        "train_loss": pytest.approx(1 / 3), "epochs": 3, "seconds": 39.0, "images_per_second": 200.0, "gpus": 0,
-        "ranks": 2, "global_batch": 64, "val_top5": 0.8,
-    }  # fmt: skip
 
 
 def test_read_run_skips_damaged_lines(tmp_path: Path) -> None:
@@ -78,10 +55,6 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path: Path) -> Non
     assert comparison.seed_groups == ((0, 2, 3),)
     assert [column.runs for column in comparison.columns(grouped=True)] == [(0, 2, 3), (1,)]
     assert [column.runs for column in comparison.columns(grouped=False)] == [(0,), (1,), (2,), (3,)]
-
-
-def test_equal_runs_of_one_seed_are_no_group(tmp_path: Path) -> None:
-    assert compare(make_run(tmp_path, "a"), make_run(tmp_path, "b")).seed_groups == ()
 
 
 def test_seeds_with_another_global_batch_are_no_group(tmp_path: Path) -> None:

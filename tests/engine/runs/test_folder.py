@@ -10,7 +10,6 @@ from threading import Timer
 import pytest
 
 from engine.config.run_name import name_from_stem
-from engine.runs import find
 from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.control import send_request
 from engine.runs.events import RunFinished
@@ -170,19 +169,6 @@ def test_run_without_its_lock_is_found_by_its_record(tmp_path: Path) -> None:
     assert find_run(tmp_path, "a").name == "a"
     with raises_problem("name-in-use", "run.name", "the run a already exists"):
         claim_run(tmp_path, "a", "x", resume=False)
-
-
-def test_find_run_lists_no_runs_for_a_name_or_path_and_reads_none_for_a_prefix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(3):
-        make_run_folder(tmp_path, f"run-{number}")
-    monkeypatch.delattr(find, "newest_first")
-    with raises_problem("ambiguous-name", "run"):
-        find_run(tmp_path, "run", reads=True)
-    monkeypatch.delattr(find, "list_runs")
-    found = [find_run(tmp_path, reference).name for reference in ("run-1", str(tmp_path / "run-2"))]
-    assert found == ["run-1", "run-2"]
 
 
 def test_find_run_accepts_both_forms_of_a_name(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.events import RunFinished
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.ownership import Ownership, RunFolderGoneError
+from engine.runs.ownership import RunFolderGoneError
 from engine.runs.recorder import Recorder
 from engine.runs.run_record import read_run_record
 from engine.show.table import plain_lines
@@ -92,13 +92,6 @@ def test_save_checkpoint_does_not_write_through_link(tmp_path: Path) -> None:
     assert list((tmp_path / "victim").iterdir()) == []
 
 
-def test_earlier_run_folder_with_readable_modes_is_own(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a", make_run_started())
-    folder.path.chmod(0o755)
-    folder.journal.chmod(0o644)
-    assert folder.foreign_reason() is None
-
-
 def test_claim_run_refuses_to_resume_foreign_folder(tmp_path: Path) -> None:
     folder = make_foreign(make_run_folder(tmp_path, "a", make_run_started()))
     before = sorted(folder.path.iterdir())
@@ -134,14 +127,6 @@ def test_umask_never_makes_files_writable_by_group(tmp_path: Path) -> None:
     claimed.ownership.release()
     folder = RunFolder(tmp_path / "runs" / "a")
     assert [path.stat().st_mode & 0o777 for path in (folder.path, folder.summary)] == [0o755, 0o644]
-
-
-@pytest.fixture
-def claimed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ownership]:
-    monkeypatch.setattr(ownership_module, "HEARTBEAT_INTERVAL_SECONDS", 0.0)
-    ownership = claim_run(tmp_path, "a", "x", resume=False).ownership
-    yield ownership
-    ownership.release()
 
 
 @pytest.mark.parametrize("is_moved", [False, True])
@@ -184,15 +169,6 @@ def test_recorder_refuses_folder_that_took_the_place(tmp_path: Path) -> None:
         Recorder(claimed.folder, Config(), lambda _: None)
     claimed.ownership.release()
     assert list((tmp_path / "a").iterdir()) == []
-
-
-def test_discard_keeps_folder_that_took_the_place(tmp_path: Path) -> None:
-    claimed = claim_run(tmp_path, "a", "x", resume=False)
-    (tmp_path / "a").rename(tmp_path / "moved")
-    (tmp_path / "a").mkdir()
-    claimed.discard()
-    claimed.ownership.release()
-    assert (tmp_path / "a").is_dir()
 
 
 def test_torchrun_restart_ignores_agents_that_foreign_folder_claims(tmp_path: Path) -> None:

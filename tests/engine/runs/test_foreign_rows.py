@@ -18,7 +18,6 @@ from engine.runs.foreign_rows import default_columns, make_foreign_row, paramete
 from engine.runs.metrics import own_metrics
 from engine.runs.query import parse_query
 from engine.runs.run_row import RunRow
-from engine.runs.sort_order import SortOrder
 from engine.show.foreign_run import read_run
 from engine.utils.errors import UsageError
 
@@ -88,14 +87,6 @@ def test_last_part_of_several_names_is_ambiguous() -> None:
         find_field("lr", {}, ("optimizer.lr", "scheduler.lr"))
     assert caught.value.problems[0].code == "ambiguous-name"
     assert find_field("depth", {}, ("model.depth",)).name == "model.depth"
-
-
-def test_order_by_a_parameter_and_by_a_metric(rows: list[RunRow]) -> None:
-    own, names = own_metrics(row.record for row in rows), parameter_names(rows)
-    by_lr = SortOrder(find_field("lr", own, names))
-    by_loss = SortOrder(find_field("train/loss", own, names))
-    assert [row.name for row in by_lr.sort(rows)] == ["b", "a"]
-    assert [row.name for row in by_loss.sort(rows)] == ["b", "a"]
 
 
 def test_default_columns_are_losses_and_parameters_that_differ(rows: list[RunRow]) -> None:

@@ -13,7 +13,6 @@ from engine.runs.events import (
     RunContinued,
     RunFinished,
     RunPaused,
-    WarningEvent,
 )
 from engine.runs.history import history_from_events
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
@@ -49,27 +48,6 @@ def test_history_duration_leaves_out_clock_that_was_set_back() -> None:
     for event in (make_run_resumed(30, time=200.0), make_epoch(4, time=207.0)):
         history.add(event)
     assert history.total_seconds == 25.0 + 7.0
-
-
-@pytest.mark.parametrize(
-    ("events", "expected"),
-    [
-        ([make_step(4)], ""),
-        ([phase("training", 0, 1), make_step(4)], "training"),
-        ([phase("validating", 10, 1)], "validating"),
-        ([phase("training", 0, 1), phase("saving", 4, 1)], "saving"),
-        (
-            [phase("validating", 10, 1), phase("saving", 10, 1), CheckpointSaved(path="", step=10, epoch=1)],
-            "validating",
-        ),
-        (
-            [phase("training", 0, 1), phase("saving", 4, 1), WarningEvent(message="disk full", code="disk-full")],
-            "training",
-        ),
-    ],
-)
-def test_history_phase_follows_events(events: list[Event], expected: str) -> None:
-    assert history_from_events([STARTED, *events]).phase == expected
 
 
 def test_history_has_test_of_the_latest_session() -> None:

@@ -30,13 +30,6 @@ def journal(tmp_path: Path) -> Path:
     return path
 
 
-def test_follower_reads_appended_events_once(journal: Path) -> None:
-    follower = JournalFollower(journal)
-    assert [len(events) for _, events in (read(follower), read(follower))] == [2, 0]
-    append(journal, make_step(2))
-    assert read(follower) == (False, [make_step(2)])
-
-
 @pytest.mark.parametrize("is_shorter", [True, False])
 def test_follower_starts_over_when_journal_is_replaced(journal: Path, is_shorter: bool) -> None:
     follower = JournalFollower(journal)
@@ -97,12 +90,3 @@ def test_follower_with_kinds_reads_other_events_from_the_end_only(
     assert found == [events[0], events[51], *events[-5:]]
     append(journal, make_step(60))
     assert read(follower)[1] == [make_step(60)]
-
-
-def test_follower_with_kinds_skips_the_beginning_of_a_very_long_journal(
-    journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    append(journal, make_epoch(1, 0.5), make_epoch(2, 0.5))
-    monkeypatch.setattr(journal_follower, "TAIL_BYTES", 1)
-    monkeypatch.setattr(journal_follower, "MAX_SCANNED_BYTES", len(to_line(make_epoch(2, 0.5))) + 20)
-    assert read(JournalFollower(journal, (RunStarted, EpochEvent)))[1] == [make_epoch(2, 0.5)]

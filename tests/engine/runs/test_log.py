@@ -35,13 +35,6 @@ def test_log_reader_refuses_link_and_pipe(tmp_path: Path) -> None:
             LogReader(tmp_path / name)
 
 
-def test_log_reader_yields_long_line_in_parts(tmp_path: Path) -> None:
-    (tmp_path / "log.txt").write_text("x" * 3 * MAX_PART_BYTES + "\n")
-    parts = list(LogReader(tmp_path / "log.txt").read())
-    assert max(map(len, parts)) == MAX_PART_BYTES
-    assert "".join(parts) == "x" * 3 * MAX_PART_BYTES + "\n"
-
-
 def test_log_reader_follows_growth_truncation_and_replacement(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("first\nsec")
@@ -161,13 +154,6 @@ def test_pending_lines_are_replaced_and_end_with_the_run(tmp_path: Path) -> None
     assert read_pending(log) == []
     pending.close()
     assert (read_pending(log), list(tmp_path.iterdir())) == ([], [])
-
-
-def test_pending_lines_of_an_earlier_start_are_removed(tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
-    PendingLines(log).write(["10%"])
-    PendingLines(log).write([])
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_pending_lines_that_cannot_be_written_are_written_later(tmp_path: Path) -> None:

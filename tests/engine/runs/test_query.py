@@ -181,11 +181,6 @@ def test_query_reports_every_invalid_condition() -> None:
     assert [problem.location for problem in error.value.problems] == ["acuracy", "age"]
 
 
-def test_query_of_words_splits_each_at_blanks() -> None:
-    assert parse_query(["accuracy>0.4 failed", "cnn"]).filter(ROWS) == [FAILED]
-    assert "archived" in parse_query("archived=yes").fields and "archived" not in parse_query("yes").fields
-
-
 def test_unknown_config_matches_no_condition() -> None:
     unread = with_record(BEST, config=None)
     assert parse_query("model=cnn").filter([unread]) == parse_query("model!=cnn").filter([unread]) == []

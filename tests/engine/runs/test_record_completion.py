@@ -39,19 +39,6 @@ def test_record_of_crashed_run_is_completed_and_stored(folder: RunFolder) -> Non
     assert read_run_record(folder) == record == read_journal_record(folder).record
 
 
-def test_completed_record_is_read_without_the_journal(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = open_run(folder).record
-    os.utime(folder.journal, (1, 1))
-    monkeypatch.delattr(record_completion, "read_journal_record")
-    assert open_run(folder).record == record
-
-
-def test_end_that_only_the_journal_has_is_found(folder: RunFolder) -> None:
-    append_to_journal(folder, to_line(RunFinished(state="finished", message="done")) + "\n")
-    record, state = open_run(folder)
-    assert (record.state, record.message, state) == ("finished", "done", "finished")
-
-
 def test_session_that_only_the_journal_has_is_found(folder: RunFolder) -> None:
     append_events(folder, RunFinished(state="stopped"))
     Ownership(folder).release()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import resource
@@ -23,8 +22,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal import JournalReader
 from engine.runs.recorder import RECORD_INTERVAL_SECONDS, Recorder
 from engine.runs.run_row import read_row
-from engine.runs.sinks import DISK_PROBLEMS, RETRY_SECONDS, WARNING_INTERVAL_SECONDS, Sink
-from engine.utils.errors import Problem
+from engine.runs.sinks import RETRY_SECONDS
 from support.foreign import points_of, values_of
 from support.gputrain_command import ROOT
 from support.replace import replace
@@ -214,25 +212,6 @@ def test_recorder_begins_new_tensorboard_file_after_incomplete_record(recording:
     assert accuracies(recording.folder, "train") == {1: 0.4, 2: 0.4, 3: 0.4}
 
 
-def test_recorder_reports_disk_that_only_the_journal_fits_on_once(
-    recording: Recording, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        for name in ("write_record", "overwrite_record"):
-            patch.setattr(f"engine.runs.recorder.codec.{name}", fail)
-        recording.record(make_run_started(), *map(make_epoch, (1, 2, 3)))
-        assert recording.recorder.problem == DISK_PROBLEMS[errno.ENOSPC]
-    recording.now += RETRY_SECONDS
-    recording.record(make_epoch(4))
-    assert recording.recorder.problem is None
-    full, free = recording.warnings()
-    assert full.code == "not-writable" and full.message.startswith(DISK_PROBLEMS[errno.ENOSPC])
-    assert free.code == "recovered"
-
-
 def test_full_disk_keeps_heartbeat_and_stop_and_says_that_the_end_is_not_recorded(tmp_path: Path) -> None:
     unshare = shutil.which("unshare")
     if unshare is None or subprocess.run([unshare, "-Urm", "true"], capture_output=True, check=False).returncode != 0:
@@ -242,27 +221,3 @@ def test_full_disk_keeps_heartbeat_and_stop_and_says_that_the_end_is_not_recorde
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "all seen\n"), done.stderr
-
-
-def test_sink_warns_once_per_interval_and_not_about_handled_errors() -> None:
-    warnings, now, is_handled = list[Problem](), [0.0], [False]
-    sink = Sink("x", warnings.append, on_error=lambda _: is_handled[0], clock=lambda: now[0])
-
-    def fail() -> None:
-        raise ValueError("no")
-
-    sink.attempt(fail)
-    sink.attempt(lambda: pytest.fail("is switched off"))
-    now[0] += RETRY_SECONDS
-    sink.attempt(fail)
-    now[0] += RETRY_SECONDS
-    sink.attempt(lambda: None)
-    sink.attempt(fail)
-    assert [warning.code for warning in warnings] == ["switched-off", "recovered"]
-    assert all(warning.reason.startswith("x ") for warning in warnings)
-    now[0] += WARNING_INTERVAL_SECONDS
-    sink.attempt(lambda: None)
-    is_handled[0] = True
-    sink.attempt(fail)
-    assert sink.handled
-    assert len(warnings) == 2

@@ -10,7 +10,6 @@ from engine.runs.history import history_from_events
 from engine.runs.records import RankDevice
 from engine.runs.run_devices import describe_run_devices
 from engine.runs.run_record import RunRecord
-from engine.utils.codec import decode, encode
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
 
@@ -43,14 +42,6 @@ def test_describe_run_devices_names_gpus(ranks: list[RankDevice], text: str) -> 
 def last_lines(*events: Event) -> tuple[list[str], RunRecord]:
     history = history_from_events(events)
     return event_lines(events[-1], history), history.record()
-
-
-def test_last_line_and_summary_have_mean_epoch_time() -> None:
-    epochs = [replace(make_epoch(number), seconds=float(number)) for number in (1, 2, 3)]
-    lines, summary = last_lines(make_run_started(), *epochs, FINISHED)
-    assert lines[-1] == "3 epochs on the CPU (2 ranks), 2.0 s per epoch"
-    assert (summary.seconds_per_epoch, summary.devices) == (2.0, "the CPU (2 ranks)")
-    assert decode(encode(summary), RunRecord).seconds_per_epoch == 2.0
 
 
 def test_mean_epoch_time_is_that_of_full_epochs_since_the_resume() -> None:

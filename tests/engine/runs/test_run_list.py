@@ -143,14 +143,6 @@ def test_list_of_many_runs_finds_changes_of_the_newest_at_once_and_of_the_others
     assert polls_until_tagged("run-5", "requested", check_all=True) == 1
 
 
-def test_list_keeps_row_of_run_with_a_path_that_is_not_utf8(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (root / "run-3").rename(root / os.fsdecode(b"run-\xff"))
-    runs = read_list(root)
-    rows, read = runs.rows, read_names(monkeypatch)
-    runs.poll()
-    assert runs.rows is rows and read == [] and len(rows) == COUNT
-
-
 def test_list_keeps_rows_that_have_not_changed(root: Path) -> None:
     runs = read_list(root)
     before = runs.rows
@@ -214,16 +206,6 @@ def test_list_reads_live_run_at_each_poll(root: Path) -> None:
     for _ in range(2):
         runs.poll()
         assert row_of(runs.rows, "live").state == row_of(read_list(root).rows, "live").state == "crashed"
-
-
-def test_list_finds_resumed_run(root: Path) -> None:
-    runs = read_list(root)
-    ownership = Ownership(RunFolder(root / "run-0"))
-    runs.poll()
-    assert row_of(runs.rows, "run-0").state == "starting"
-    ownership.release()
-    runs.poll()
-    assert row_of(runs.rows, "run-0").state == "failed"
 
 
 def test_list_has_neither_hidden_folders_nor_links_nor_other_folders(root: Path) -> None:

@@ -167,15 +167,6 @@ def test_record_has_what_was_started(recorded: RunFolder) -> None:
     recorder.close()
 
 
-def test_record_exists_while_the_ranks_start(recorded: RunFolder) -> None:
-    recorded.summary.unlink()
-    recorder = Recorder(recorded, Config(), lambda _: None)
-    record = written_record(recorded)
-    assert record.state is RunState.STARTING and record.config == {}
-    assert record.started_at is not None and abs(record.started_at - time.time()) < 60
-    recorder.close()
-
-
 def test_record_of_ended_run_stays_until_its_resume_trains(recorded: RunFolder) -> None:
     first = Recorder(recorded, Config(), lambda _: None)
     first.record(make_run_started())

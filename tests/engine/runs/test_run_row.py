@@ -13,7 +13,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from engine.runs.run_record import NO_RECORD, RunRecord
 from engine.runs.run_row import read_row
-from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
+from support.runs.event_factories import make_run_resumed, make_run_started, make_step
 from support.runs.factories import append_events, make_run_folder, row_of
 
 PAUSE = RunPaused(step=5, epoch=1)
@@ -42,17 +42,6 @@ def test_state_of_row_follows_record_and_owner(
     assert row_of(folder).state == with_owner
     owner.release()
     assert row_of(folder).state == without
-
-
-def test_row_of_run_without_record_has_all_of_a_short_journal(tmp_path: Path) -> None:
-    events = (make_run_started(), make_epoch(1, 0.9), make_epoch(2, 0.8), RunFinished(state="finished"))
-    folder = make_run_folder(tmp_path, "short", *events)
-    expected = row_of(folder)
-    folder.summary.unlink()
-    row = row_of(folder)
-    assert row == expected
-    assert (row.record.epochs, row.record.best_epoch) == (2, 1)
-    assert not folder.summary.exists()
 
 
 def test_row_of_run_without_record_does_not_read_a_long_journal(tmp_path: Path) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from engine.runs.claim import HEARTBEAT_TIMEOUT_SECONDS, Claim
 from engine.runs.events import RankFailed, RunFinished, RunPaused, WaitingForGpus
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.ownership import Ownership
@@ -19,7 +16,6 @@ from engine.runs.run_record import RunRecord
 from engine.runs.run_row import RunRow
 from engine.runs.trash import move_to_trash
 from engine.show.awaited_run import CRASH_GRACE_SECONDS, RESTART_GRACE_SECONDS, Result, RunWait, parse_condition
-from engine.utils.codec import write_record
 from support.messages import raises_problem
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
@@ -128,23 +124,6 @@ def test_deleted_run_ends_the_wait(run: RunFolder, clock: Clock, remove: Callabl
     remove(RunFolder(run.path))
     assert polled(wait) is Result.DELETED
     assert wait.describe(None, {}).message == "the run was deleted"
-
-
-def test_run_of_another_host_lives_as_long_as_its_heartbeat_moves(
-    run: RunFolder, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claim = Claim(host="elsewhere", pid=7, heartbeat=time.time(), boot_id="other", uptime_s=1.0, token="t")  # noqa: S106
-    write_record(run.owner, claim)
-    wait = awaited(run, clock)
-    write_record(run.owner, replace(claim, uptime_s=6.0))
-    os.utime(run.owner, (0, 0))
-    assert polled(wait) is None
-    began = time.monotonic()
-    monkeypatch.setattr("engine.runs.claim.time.monotonic", lambda: began + HEARTBEAT_TIMEOUT_SECONDS + 1)
-    clock.now += CRASH_GRACE_SECONDS
-    assert polled(wait) is None
-    clock.now += CRASH_GRACE_SECONDS
-    assert polled(wait) is Result.CRASHED
 
 
 def test_condition_is_met_by_a_metric_that_appears_later(run: RunFolder, clock: Clock) -> None:

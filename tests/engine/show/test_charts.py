@@ -6,7 +6,7 @@ import pytest
 
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better
 from engine.runs.reduced_curves import STEP_CURVES
-from engine.show.charts import CHARTS, Chart, Place, Source, charts_of, find_chart
+from engine.show.charts import CHARTS, Chart, Source, find_chart
 
 
 @pytest.mark.parametrize("chart", CHARTS.values(), ids=CHARTS)
@@ -24,11 +24,6 @@ def test_chart_of_one_metric_has_its_title(chart: Chart) -> None:
 def test_charts_smooth_curves_that_have_a_value_for_each_step() -> None:
     smoothed = {key for chart in CHARTS.values() for key in chart.metrics if chart.is_smoothed(key)}
     assert smoothed == {"train_loss", "grad_norm"}
-
-
-@pytest.mark.parametrize("place", Place)
-def test_every_place_has_charts(place: Place) -> None:
-    assert charts_of(place)
 
 
 def test_own_metric_has_chart_with_log_scale_unless_it_may_be_a_share() -> None:

@@ -17,7 +17,6 @@ from engine.foreign.points import Point, Points
 from engine.foreign.reading import Reading
 from engine.show import foreign_curves
 from engine.show.foreign_curves import CurveReader, Extremes, ForeignCurves
-from support.foreign import event, event_file, scalar, session_start
 from support.large_run import write_large_run
 
 SMALL_LIMIT = 16
@@ -61,14 +60,6 @@ def test_curves_have_exact_extremes_after_any_polls(
         assert found_extremes == extremes_of([point.value for point in raw if point.name == name])
 
 
-def test_curves_keep_each_value_of_a_short_metric() -> None:
-    curves = ForeignCurves(1)
-    curves.add([Reading(points(3.0, 1.0, 2.0))])
-    blocks = curves.over("loss", "step")
-    assert not blocks.is_reduced
-    assert (blocks.points.x.tolist(), blocks.points.y.tolist()) == ([0, 1, 2], [3, 1, 2])
-
-
 def test_curves_of_a_long_metric_have_extremes_and_means_of_blocks() -> None:
     curves = ForeignCurves(1)
     values = [float(index % 7) for index in range(1000)]
@@ -80,12 +71,6 @@ def test_curves_of_a_long_metric_have_extremes_and_means_of_blocks() -> None:
     assert (blocks.points.y.min(), blocks.points.y.max()) == (0, 6)
     assert blocks.points.latest() == blocks.means.latest() == values[-1]
     assert curves.last_x("step") == 999
-
-
-def test_curve_is_sorted_by_step_if_its_points_are_not() -> None:
-    curves = ForeignCurves(1)
-    curves.add([Reading(Points([Point("loss", step, step / 10) for step in (5, 1, 3)]))])
-    assert curves.over("loss", "step").points.x.tolist() == [1, 3, 5]
 
 
 def test_value_that_is_not_finite_is_a_gap() -> None:
@@ -157,28 +142,6 @@ def test_number_of_metrics_of_a_run_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert curves.names == ["a", "b"] and curves.is_limited
 
 
-def test_reader_drops_the_steps_that_a_resumed_run_repeats(tmp_path: Path) -> None:
-    first = [event(step, scalar("loss", float(step))) for step in range(100)]
-    second = [event(step, scalar("loss", -1.0)) for step in range(21, 31)]
-    (tmp_path / "events.out.tfevents.1.host").write_bytes(event_file(*first, session_start(21), *second))
-    reader = CurveReader(find_runs(tmp_path).runs[0])
-    while reader.read_slice(1000):
-        assert 0 < reader.share <= 1
-    found = reader.curves.extremes("loss")
-    assert (found.low, found.last, found.step) == (-1, -1, 30) and found.high <= 20
-
-
-def test_reader_follows_what_is_appended(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("step,loss\n1,0.5\n")
-    reader = CurveReader(find_runs(tmp_path).runs[0])
-    while reader.read_slice():
-        pass
-    with (tmp_path / "metrics.csv").open("a") as file:
-        file.write("2,0.25\n")
-    assert reader.read_slice()
-    assert reader.curves.extremes("loss").last == 0.25
-
-
 def test_reader_skips_images_and_has_exact_extremes(tmp_path: Path) -> None:
     known = write_large_run(tmp_path / "events.out.tfevents.1.host", num_events=40_000, num_bytes=20 << 20)
     reader = CurveReader(find_runs(tmp_path).runs[0])
@@ -188,12 +151,3 @@ def test_reader_skips_images_and_has_exact_extremes(tmp_path: Path) -> None:
     for name, metric in known.items():
         found = replace(reader.curves.extremes(name), step=None)
         assert found == Extremes(None, metric.last, metric.low, metric.high, metric.count, 0)
-
-
-def test_metric_that_moves_to_another_log_has_the_points_of_that_log_only() -> None:
-    curves = ForeignCurves(2)
-    curves.add([Reading(), Reading(Points([Point("loss", step, 9.0) for step in range(3)]))])
-    curves.add([Reading(Points([Point("loss", 0, 1.0), Point("loss", 1, 2.0)])), Reading(drop_from=-math.inf)])
-    assert curves.over("loss", "step").points.y.tolist() == [1.0, 2.0]
-    curves.add([Reading(drop_from=1), Reading()])
-    assert curves.over("loss", "step").points.y.tolist() == [1.0]
