@@ -73,7 +73,6 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         demo_notice: str | None = None,
         launched_run: LaunchedRun | None = None,
         compared: Sequence[Path | ForeignRun] = (),
-        baseline: int | None = None,
         watched: Sequence[Path] = (),
         process: ProcessId | None = None,
     ) -> None:
@@ -87,7 +86,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         self.intervals = intervals or RefreshIntervals()
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
         self._initial_run, self._launched_run = initial_run, launched_run
-        self._compared, self._baseline, self.watched_paths = compared, baseline, watched
+        self._compared, self.watched_paths = compared, watched
         self._process = process
         self.gpu_poller = gpu_poller or GpuPoller(self.intervals.poll_s)
         self.host_poller = host_poller or HostPoller(
@@ -167,7 +166,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         elif self._launched_run is not None:
             self.show_launch(self._launched_run)
         elif self._compared:
-            self.open_compare(self._compared, self._baseline)
+            self.open_compare(self._compared)
         elif self.watched_paths:
             from tui.pollers.foreign_runs import search_paths
 
@@ -241,9 +240,8 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
 
         self.push_screen(ProcessScreen(self, process))
 
-    def open_compare(self, runs: Sequence[Path | ForeignRun], baseline: int | None = None) -> None:
-        """Compare the runs in these folders, and foreign runs; `baseline` is the index of the one that the others are
-        compared with."""
+    def open_compare(self, runs: Sequence[Path | ForeignRun]) -> None:
+        """Compare the runs in these folders, and foreign runs."""
         from engine.runs.comparison import require_comparable
         from engine.runs.folder import RunFolder
         from engine.show.foreign_run import as_foreign
@@ -255,7 +253,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
             self.show_toast(error)
             return
         opened = [as_foreign(RunFolder(run) if isinstance(run, Path) else run) for run in runs]
-        self.push_screen(CompareScreen(self, opened, baseline))
+        self.push_screen(CompareScreen(self, opened))
 
     def open_sweep(self, run_name: str = "") -> None:
         """Open the sweep that a run is a trial of by its name, else the latest sweep of the runs folder."""

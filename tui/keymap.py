@@ -261,7 +261,6 @@ PROFILE_COMMANDS = (
     BACK_COMMAND,
 )
 COMPARE_COMMANDS = (
-    Command("P", "pin", "Show differences from the selected run or group, or from none.", "pin", 9),
     Command("B", "band", "Show runs that differ in the seed alone as one band, or each of them.", "seeds", 8),
     Command("enter", "open", "Open the run under the cursor.", "open", 4),
     Command("c", "charts", "Choose the charts, among the metrics of runs of other programs.", "charts", 7),

@@ -1,4 +1,4 @@
-"""How a key is written in a query, `--sort`, `--columns`, `--metric` and `--better`: as it is, or in double quotes.
+"""How a key is written in a query, `--sort`, `--columns`, `--metric` and `runs better`: as it is, or in double quotes.
 
 `"val f1">0.9` is a condition on the key `val f1`, and `metrics."val f1">0.9` one on `metrics.val f1`. A double quote in
 a quoted key is written twice.

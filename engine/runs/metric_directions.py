@@ -1,4 +1,4 @@
-"""Which values of the user's own metrics are better, if not those that the name suggests: `.metrics.json` and flags.
+"""Which values of the user's own metrics are better, if not those that the name suggests: `.metrics.json`.
 
 `gputrain runs better` writes the file of a runs folder, and lists, comparisons, reports and plots read it.
 """
@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from engine.runs.keys import parse_metric_name
 from engine.runs.metrics import Better
 from engine.utils.codec import (
     ENTRIES,
@@ -21,7 +20,7 @@ from engine.utils.codec import (
     read_record,
     update_record,
 )
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import UsageError
 from engine.utils.files import locked_folder
 
 DIRECTIONS_FILE = ".metrics.json"
@@ -36,24 +35,10 @@ class MetricDirections(FileRecord, frozen=True, kw_only=True):
     """Whether `high` or `low` values of one of the user's own metrics are better, by its name."""
 
 
-def read_directions(root: Path, overrides: Iterable[str] = ()) -> Mapping[str, Better]:
-    """Return the directions of the user's own metrics in a runs folder, by name.
-
-    `overrides` are texts such as `f1=high` or `metrics.f1=high`, which take precedence. Raises UsageError if one is not
-    valid.
-    """
+def read_directions(root: Path) -> Mapping[str, Better]:
+    """Return the directions of the user's own metrics in a runs folder, by name."""
     stored = find_record(root / DIRECTIONS_FILE, MetricDirections, MAX_DIRECTIONS_BYTES) or MetricDirections()
-    known = _valid_directions(stored)
-    problems = list[Problem]()
-    for text in overrides:
-        name, _, better = text.rpartition("=")
-        if name and better in DIRECTIONS:
-            known[parse_metric_name(name)] = DIRECTIONS[better]
-        else:
-            problems.append(Problem("--better", f"{text} is not NAME=low or NAME=high", code="invalid-value"))
-    if problems:
-        raise UsageError(problems)
-    return known
+    return _valid_directions(stored)
 
 
 def store_direction(root: Path, name: str, better: Better | None) -> None:

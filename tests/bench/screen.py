@@ -76,7 +76,7 @@ SCREENS = (
     Screen("profile", (*SHOWN_KEYS, "P"), SIDES | MOVES),
     Screen("confusion", (*SHOWN_KEYS, "v"), SIDES | MOVES | {"order": ("o", LIST), "tab": ("\t", FORM)}),
     Screen("mistakes", (*SHOWN_KEYS, "v", "\r"), SIDES | MOVES),
-    Screen("compare", ("r", "/", COMPARED_RUNS, "\r", "M", "c"), CHART_KEYS | MOVES | {"pin": ("P", FORM)}),
+    Screen("compare", ("r", "/", COMPARED_RUNS, "\r", "M", "c"), CHART_KEYS | MOVES),
     Screen("sweep", ("r", "S"), MOVES | {"order": ("o", LIST)}),
     Screen(
         "form", ("n", "\x0f", "\t\t"), {"letter": ("a", FORM), "backspace": ("\x7f", FORM), "tab": ("\t", FORM)}

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.runs.curves import XAxis
 from engine.runs.reduced_curves import NO_BLOCKS, Curves
@@ -31,10 +31,10 @@ class ComparedCurves:
 
 
 class CompareData:
-    """All curves of a comparison; `baseline` is the index of the entry that the others are compared with."""
+    """All curves of a comparison."""
 
-    def __init__(self, entries: Sequence[ComparedCurves] = (), baseline: int | None = None) -> None:
-        self.entries, self.baseline = tuple(entries), baseline
+    def __init__(self, entries: Sequence[ComparedCurves] = ()) -> None:
+        self.entries = tuple(entries)
 
     @property
     def known(self) -> list[Curves]:
@@ -51,15 +51,8 @@ class CompareData:
         return not self.known or any(run.has("grad_norm") for run in self.known)
 
     def curves_for(self, chart_id: str, axis: XAxis) -> list[Curve]:
-        """Return a curve for each entry; with a baseline, the legend of the others shows differences."""
-        curves = [_entry_curve(entry, chart_id, axis) for entry in self.entries]
-        if self.baseline is None:
-            return curves
-        reference = curves[self.baseline].values
-        return [
-            curve if index == self.baseline else replace(curve, reference=reference)
-            for index, curve in enumerate(curves)
-        ]
+        """Return a curve for each entry."""
+        return [_entry_curve(entry, chart_id, axis) for entry in self.entries]
 
     @property
     def block_steps(self) -> int:

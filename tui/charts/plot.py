@@ -60,8 +60,6 @@ class Curve:
     """Mean of each block, if `series` has the extremes of blocks: what smoothing averages, and the legend shows."""
     band: tuple[Series, Series] | None = None
     """Lower and upper limit of an area around the curve."""
-    reference: Series | None = None
-    """The legend shows the difference from this series."""
 
     @property
     def values(self) -> Series:

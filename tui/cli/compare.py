@@ -12,7 +12,6 @@ from tui.cli.command import command
 from tui.cli.options import (
     OR_PATH,
     BaselineOption,
-    BetterOption,
     JsonOption,
     RunsDirOption,
     TrustOwnerOption,
@@ -36,7 +35,6 @@ def compare(
     *,
     runs: Annotated[list[str], run_argument("RUN...", OR_PATH, reads=True)],
     baseline: BaselineOption = None,
-    better: BetterOption = None,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
     as_json: JsonOption = False,
@@ -56,7 +54,7 @@ def compare(
     from engine.show.foreign_run import as_foreign, read_run
     from tui.cli.console import print_json, print_warning, reading_line
 
-    directions = read_directions(runs_root(runs_dir), better or ())
+    directions = read_directions(runs_root(runs_dir))
     found = find_any_runs(runs, runs_dir, trust_owner=trust_owner)
     require_comparable(len(found))
     number = find_baseline(baseline, found, runs_dir, trust_owner=trust_owner)

@@ -32,7 +32,6 @@ def open_screen(
     launched_run: LaunchedRun | None = None,
     trust_owner: bool = False,
     compared: Sequence[Path | ForeignRun] = (),
-    baseline: int | None = None,
     watched: Sequence[Path] = (),
     process: ProcessId | None = None,
 ) -> None:
@@ -49,7 +48,6 @@ def open_screen(
         intervals=LOW_BANDWIDTH_INTERVALS if low_bandwidth else RefreshIntervals(),
         launched_run=launched_run,
         compared=compared,
-        baseline=baseline,
         watched=watched,
         process=process,
     )

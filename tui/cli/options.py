@@ -37,10 +37,6 @@ FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Follow the r
 NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the answer.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]
-BetterOption = Annotated[
-    list[str] | None,
-    typer.Option("--better", metavar="NAME=low", help="Whether low or high values of your own metric are better."),
-]
 BaselineOption = Annotated[
     str | None,
     typer.Option("--baseline", metavar="RUN", help="Show the differences from this run.", autocompletion=complete_runs),

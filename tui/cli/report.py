@@ -11,7 +11,6 @@ from tui.cli.command import command
 from tui.cli.console import print_json, print_warning, reading_line
 from tui.cli.options import (
     OR_PATH,
-    BetterOption,
     ForceOption,
     JsonOption,
     RunsDirOption,
@@ -64,7 +63,6 @@ def report(
         bool, typer.Option("--separate", help="Do not join runs that differ in the seed alone.")
     ] = False,
     code: Annotated[bool, typer.Option("--code", help="Show the recorded code; read it before you share it.")] = False,
-    better: BetterOption = None,
     force: ForceOption = False,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
@@ -106,7 +104,7 @@ def report(
         raise UsageError.one(name, f"has no effect on {what}", advice, code="no-effect")
     if smooth is not None and not 0 <= smooth <= 1:
         raise UsageError.one("--smooth", f"{smooth:g} is not allowed: must be a share from 0 to 1", code="out-of-range")
-    directions = read_directions(runs_root(runs_dir), better or ())
+    directions = read_directions(runs_root(runs_dir))
     options = PlotOptions(
         metrics=tuple(metrics or ()),
         axis=x,

@@ -15,7 +15,7 @@ import typer
 
 from tui.cli.command import command
 from tui.cli.help import MinusWordsCommand
-from tui.cli.options import BetterOption, JsonOption, RunsDirOption, count_option
+from tui.cli.options import JsonOption, RunsDirOption, count_option
 from tui.cli.tree import subcommands
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ def list_runs(
     ] = None,
     with_archived: Annotated[bool, typer.Option("--all", help="Also list archived runs.")] = False,
     count: Annotated[int | None, count_option("runs")] = None,
-    better: BetterOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the names, one per line.")] = False,
     runs_dir: RunsDirOption = None,
     as_json: JsonOption = False,
@@ -112,7 +111,7 @@ def list_runs(
     from tui.tables.runs import field_columns, listed_columns
 
     root = runs_root(runs_dir)
-    directions = read_directions(root, better or ())
+    directions = read_directions(root)
     if quiet and (as_json or columns is not None):
         other = "--json" if as_json else "--columns"
         raise UsageError.one("--quiet", f"cannot be combined with {other}", code="conflict")

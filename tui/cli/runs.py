@@ -13,7 +13,6 @@ from engine.utils.errors import UsageError
 from engine.utils.text import printable
 from tui.cli.command import command
 from tui.cli.options import (
-    BaselineOption,
     FollowOption,
     LowBandwidthOption,
     RunsDirOption,
@@ -21,7 +20,7 @@ from tui.cli.options import (
     count_option,
     run_argument,
 )
-from tui.cli.run_options import find_any_runs, find_baseline, reads_run
+from tui.cli.run_options import find_any_runs, reads_run
 
 if TYPE_CHECKING:
     from engine.runs.folder import RunFolder
@@ -33,7 +32,6 @@ POLL_SECONDS = 0.3
 def attach(
     *,
     runs: Annotated[list[str] | None, run_argument("[RUN]...", " [default: last]", reads=True)] = None,
-    baseline: BaselineOption = None,
     low_bandwidth: LowBandwidthOption = False,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
@@ -53,15 +51,14 @@ def attach(
     names = runs or [LAST_RUN]
     require_terminal(*plain_commands(names, runs_dir))
     found = find_any_runs(names, runs_dir, trust_owner=trust_owner)
-    if len(found) == 1 and baseline is None:
+    if len(found) == 1:
         if not isinstance(found[0], RunFolder):
             raise foreign_refusal(names[0])
         open_screen(runs_dir, run=found[0], low_bandwidth=low_bandwidth)
         return
     require_comparable(len(found))
-    number = find_baseline(baseline, found, runs_dir, trust_owner=trust_owner)
     compared = [run.path if isinstance(run, RunFolder) else run for run in found]
-    open_screen(runs_dir, compared=compared, baseline=number, low_bandwidth=low_bandwidth)
+    open_screen(runs_dir, compared=compared, low_bandwidth=low_bandwidth)
 
 
 @command(["gputrain logs last", "gputrain logs last -f", "gputrain logs fashion-17 -n 50"])

@@ -70,8 +70,7 @@ class CompareScreen(ChartScreen):
     CSS_PATH = "compare.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = COMPARE_COMMANDS
 
-    def __init__(self, app: AppServices, runs: Sequence[OpenedRun], baseline: int | None = None) -> None:
-        """Compare runs; `baseline` is the index of the run that the others are compared with."""
+    def __init__(self, app: AppServices, runs: Sequence[OpenedRun]) -> None:
         super().__init__(app)
         self.view = ChartView(smoothing=INITIAL_SMOOTHING, charts=own_charts())
         self.compare_poller = self.follow(ComparePoller(runs))
@@ -79,7 +78,6 @@ class CompareScreen(ChartScreen):
         self._runs: tuple[ReadRun, ...] = ()
         self._comparison: Comparison | None = None
         self._columns: list[Column] = []
-        self._baseline_run = baseline
         self._choice: tuple[str, ...] | None = None
         self._num_charts = MIN_CHARTS
         self._grouped_names: list[tuple[str, ...]] = []
@@ -125,16 +123,11 @@ class CompareScreen(ChartScreen):
             )
             for index, column in enumerate(self._columns)
         ]
-        self.data = CompareData(entries, self._baseline_index)
+        self.data = CompareData(entries)
         self._choose_charts()
         self.update_content()
         self.draw_charts()
         self.update_keys()
-
-    @property
-    def _baseline_index(self) -> int | None:
-        """Index of the entry with the baseline; None without one."""
-        return next((index for index, column in enumerate(self._columns) if self._baseline_run in column.runs), None)
 
     @property
     def _selected(self) -> int:
@@ -163,8 +156,6 @@ class CompareScreen(ChartScreen):
         steps = self.data.block_steps
         if self.view.charts[chart_id].id == "train_loss" and steps > 1 and self.view.span is not None:
             words.append(f"reduced to blocks of {steps:,} steps")
-        if self.data.baseline is not None:
-            words.append(f"differences from {self.data.entries[self.data.baseline].letter}")
         return "  ".join(words)
 
     def _set_view(self, view: ChartView) -> None:
@@ -209,15 +200,9 @@ class CompareScreen(ChartScreen):
         panel = self.query_one(f"#{TABLE_PANEL}", Lines)
         lines = len(self._columns)
         if comparison is not None:
-            baseline = self._baseline_index
-            pinned = None if baseline is None else self._columns[baseline]
             # The states are in the list of the runs.
-            entries, width = self.data.entries, panel.text_width
-            rows = compare_rows(comparison, self._columns, pinned)[1:]
-            table = fit_differences(rows, entries, self._selected, baseline, width)
-            if pinned is not None and len(table.columns) <= len(entries):
-                rows = compare_rows(comparison, self._columns, pinned, short=True)[1:]
-                table = fit_differences(rows, entries, self._selected, baseline, width)
+            entries, rows = self.data.entries, compare_rows(comparison, self._columns)[1:]
+            table = fit_differences(rows, entries, self._selected, panel.text_width)
             lines = max(len(rows), len(self._columns)) + 1
             panel.set_texts([styled(table.line(row)) for row in rows], [styled(differences_header(table, entries))])
             keys = len(comparison.differences)
@@ -230,15 +215,15 @@ class CompareScreen(ChartScreen):
     def _show_runs(self) -> None:
         """Show the entries with their values at the cursor, or the latest ones."""
         panel, chart = self.query_one(f"#{RUNS_PANEL}", Lines), self.active_chart
-        baseline, row = self._baseline_index, self.view.charts[str(chart.id)]
+        row = self.view.charts[str(chart.id)]
         entries = []
         for index, (entry, column) in enumerate(zip(self.data.entries, self._columns, strict=True)):
             curve = chart.curves[index] if index < len(chart.curves) else None
-            value, reference = (None, None) if curve is None else curve_value(curve, self.view.cursor)
+            value = None if curve is None else curve_value(curve, self.view.cursor)
             entries.append(
                 CompareEntry(
                     letter=entry.letter, name=entry.name, style=entry.style, note=self._entry_note(column),
-                    metric=metric_of_key(row.id), value=value, reference=reference, is_baseline=index == baseline,
+                    metric=metric_of_key(row.id), value=value,
                 )
             )  # fmt: skip
         table = fit(ENTRY_COLUMNS, entries, panel.text_width)
@@ -331,16 +316,7 @@ class CompareScreen(ChartScreen):
         """Return what the keys do in this state."""
         if command.action == "seeds" and self._grouped:
             return "each seed"
-        if command.action == "pin" and self._baseline_index is not None and self._baseline_index == self._selected:
-            return "unpin"
         return super().title_of(command)
-
-    def action_pin(self) -> None:
-        """Make the selected entry the baseline, or have none if it is."""
-        if self._columns:
-            run = self._columns[self._selected].runs[0]
-            self._baseline_run = None if self._baseline_index == self._selected else run
-            self._rebuild()
 
     def action_seeds(self) -> None:
         """Show each run of a group, or the groups as bands."""

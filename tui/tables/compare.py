@@ -20,7 +20,7 @@ from engine.show.table import Align, Cell, Column, FittedTable, Line, Shorten, f
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN
 from tui.charts.compare_view import ComparedCurves
-from tui.palette import ACCENT, GOOD, MUTED, STRONG
+from tui.palette import ACCENT, GOOD, MUTED
 from tui.tables.config import format_config_value
 
 BEST_SIGN = "*"
@@ -44,10 +44,7 @@ class CompareRow:
 
 @dataclass(frozen=True)
 class CompareEntry:
-    """A run or group in the list of the screen, with its value of a metric at the cursor.
-
-    `reference` is the value of the baseline, None without one or for itself.
-    """
+    """A run or group in the list of the screen, with its value of a metric at the cursor."""
 
     letter: str
     name: str
@@ -55,8 +52,6 @@ class CompareEntry:
     note: str
     metric: Metric
     value: float | None
-    reference: float | None
-    is_baseline: bool
 
 
 def run_letter(index: int) -> str:
@@ -74,11 +69,9 @@ def compare_rows(
     comparison: Comparison,
     columns: Sequence[ComparedColumn],
     baseline: ComparedColumn | None = None,
-    *,
-    short: bool = False,
 ) -> list[CompareRow]:
     """Return the rows: states, config keys that differ, metrics. With a baseline, the metrics of the other columns have
-    their difference from it; `short` leaves out their values."""
+    their difference from it."""
     states = [_joined(comparison.runs[run].shown_state for run in column.runs) for column in columns]
     rows = [CompareRow(STATE_LABEL, tuple(states))]
     codes = [_joined(_code_text(comparison.runs[run].record.code) for run in column.runs) for column in columns]
@@ -96,7 +89,7 @@ def compare_rows(
         for column, value in zip(columns, values, strict=True):
             change = _difference(metric, value, None if column == baseline else reference)
             text = UNKNOWN if value is None else spread_text(metric, value)
-            texts.append(text if not change else change if short else f"{text} ({change})")
+            texts.append(f"{text} ({change})" if change else text)
         best = frozenset(comparison.best_columns(columns, metric))
         rows.append(CompareRow(printable(metric.label), tuple(texts), best))
     return rows
@@ -125,10 +118,7 @@ def _joined(texts: Iterator[str]) -> str:
 def _difference(metric: Metric, value: Spread | None, reference: Spread | None) -> str:
     if value is None or reference is None or value.mean == reference.mean:
         return ""
-    return _signed(metric, value.mean - reference.mean)
-
-
-def _signed(metric: Metric, difference: float) -> str:
+    difference = value.mean - reference.mean
     return ("-" if difference < 0 else "+") + format_metric(metric, abs(difference))
 
 
@@ -173,10 +163,10 @@ def _printed_blocks(
 
 
 def fit_differences(
-    rows: Sequence[CompareRow], entries: Sequence[ComparedCurves], selected: int, baseline: int | None, width: int
+    rows: Sequence[CompareRow], entries: Sequence[ComparedCurves], selected: int, width: int
 ) -> FittedTable[CompareRow]:
     """Return the table of differences on the screen. Of columns that do not all fit, those around the selected one are
-    shown, and the baseline first."""
+    shown."""
     label_width = min(MAX_LABEL_COLUMNS, max(width // 2, 8))
     limit = min(max(width - label_width - 2, MIN_CELL_COLUMNS), MAX_CELL_COLUMNS)
     label = Column[CompareRow](
@@ -184,10 +174,10 @@ def fit_differences(
         style=lambda row: ACCENT if row.is_config else MUTED, shorten=Shorten.MIDDLE,
     )  # fmt: skip
     columns = [label]
-    for index in sorted(range(len(entries)), key=lambda index: (index != baseline, index)):
-        priority = 1 if index == selected else 0 if index == baseline else -abs(index - selected)
+    for index, entry in enumerate(entries):
         cell = partial(_cell, index=index, limit=limit)
-        columns.append(Column(str(index), entries[index].letter, cell, width=MIN_CELL_COLUMNS, priority=priority))
+        priority = 1 if index == selected else -abs(index - selected)
+        columns.append(Column(str(index), entry.letter, cell, width=MIN_CELL_COLUMNS, priority=priority))
     return fit(columns, rows, width)
 
 
@@ -208,26 +198,14 @@ def differences_header(table: FittedTable[CompareRow], entries: Sequence[Compare
 
 ENTRY_COLUMNS: tuple[Column[CompareEntry], ...] = (
     Column(
-        "name", "", lambda entry: ((f"{entry.letter} ", entry.style), (entry.name, STRONG * entry.is_baseline)),
+        "name", "", lambda entry: ((f"{entry.letter} ", entry.style), (entry.name, "")),
         flex=True, width=MIN_ENTRY_COLUMNS, priority=2, shorten=Shorten.MIDDLE,
     ),
     Column("value", "", lambda entry: _value_text(entry), Align.RIGHT, VALUE_COLUMNS, priority=1),
-    Column(
-        "difference", "", lambda entry: _entry_difference(entry), Align.RIGHT, optional=True, priority=1,
-        style=lambda entry: ACCENT if entry.is_baseline else MUTED,
-    ),
     Column("note", "", lambda entry: entry.note, optional=True, style=MUTED),
 )  # fmt: skip
-"""The list of the compared runs: letter and name, value, difference from the baseline, and a note."""
+"""The list of the compared runs: letter and name, value, and a note."""
 
 
 def _value_text(entry: CompareEntry) -> str:
     return UNKNOWN if entry.value is None else format_metric(entry.metric, entry.value)
-
-
-def _entry_difference(entry: CompareEntry) -> str:
-    if entry.is_baseline:
-        return BASELINE_LABEL
-    if entry.reference is None:
-        return ""
-    return UNKNOWN if entry.value is None else _signed(entry.metric, entry.value - entry.reference)

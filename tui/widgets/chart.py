@@ -10,7 +10,6 @@ from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
 
-from engine.runs.series import Series
 from engine.utils.units import UNKNOWN, format_number
 from tui.charts.plot import Curve, Piece, Plot, PlotWindow, plot
 from tui.palette import theme_variable
@@ -152,30 +151,20 @@ class Chart(Lines):
         )
 
     def _legend_part(self, curve: Curve, decimals: int) -> str:
-        value, reference = curve_value(curve, self._cursor_x)
+        value = curve_value(curve, self._cursor_x)
         text = UNKNOWN if value is None else format_value(value, decimals)
-        if reference is not None and value is not None:
-            text = format_difference(value - reference, decimals)
         parts = (curve.mark, text) if curve.mark else (MARKER_SYMBOLS.get(curve.marker, ""), curve.label, text)
         return " ".join(filter(None, parts))
 
 
-def curve_value(curve: Curve, x: float | None) -> tuple[float | None, float | None]:
-    """Return the values of a curve and of its reference at `x`, or the latest ones; None if unknown or without one."""
-    return _value(curve.values, x), None if curve.reference is None else _value(curve.reference, x)
-
-
-def _value(series: Series, x: float | None) -> float | None:
+def curve_value(curve: Curve, x: float | None) -> float | None:
+    """Return the value of a curve at `x`, or the latest one; None if it is unknown."""
+    series = curve.values
     if x is None:
         return series.latest()
     # A curve that ends before `x` by more than the distance of its points has no value there.
     past = len(series.x) > 1 and x - series.x[-1] > series.x[-1] - series.x[-2]
     return None if past else series.value_at(x)
-
-
-def format_difference(difference: float, decimals: int) -> str:
-    """Format a difference with its sign."""
-    return ("-" if difference < 0 else "+") + format_value(abs(difference), decimals)
 
 
 def format_value(value: float, decimals: int) -> str:

@@ -93,12 +93,11 @@ def test_mean_and_spread_are_those_of_the_runs_that_got_so_far() -> None:
     assert np.isnan(low.y[2])
 
 
-def test_compare_data_has_a_band_for_a_group_and_differences_from_the_baseline() -> None:
+def test_compare_data_has_a_band_for_a_group() -> None:
     runs = [reduce_curves(make_data(50, first)) for first in range(3)]
     entries = [ComparedCurves("A", "seeds", 1, tuple(runs[:2])), ComparedCurves("B", "other", 2, (runs[2],))]
-    data = CompareData(entries, 1)
+    data = CompareData(entries)
     group, other = data.curves_for("train_loss", "step")
     assert group.band is not None
-    assert group.reference is other.values
-    assert (other.band, other.reference, other.mark) == (None, None, "B")
+    assert (other.band, other.mark) == (None, "B")
     assert data.last_x("epoch") == 5.0

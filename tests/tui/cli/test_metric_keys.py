@@ -9,7 +9,6 @@ import pytest
 
 from engine.runs.metric_directions import read_directions
 from engine.runs.metrics import Better
-from support.messages import says
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
@@ -38,26 +37,16 @@ def names(*arguments: str) -> list[str]:
     return result.stdout.split()
 
 
-def test_direction_of_own_metric_is_stored_for_the_folder_or_given_as_flag(root: Path) -> None:
+def test_direction_of_own_metric_is_stored_for_the_folder(root: Path) -> None:
     assert names("--sort", "best_eval/gap") == ["a", "b", "c"]
-    assert names("--sort", "best_eval/gap", "--better", "eval/gap=low") == ["c", "b", "a"]
     assert call("runs", "better", "eval/gap", "low").stderr == "eval/gap: low is better\n"
     assert names("--sort", "best_eval/gap") == ["c", "b", "a"]
     assert json.loads(call("compare", "a", "c", "--json").stdout)["best"]["best_metrics.eval/gap"] == [1]
-    flag = call("compare", "a", "c", "--json", "--better", "metrics.eval/gap=high")
-    assert json.loads(flag.stdout)["best"]["best_metrics.eval/gap"] == [0]
     assert call("runs", "better", "eval/gap", "auto").stderr == "eval/gap: high is better\n"
     assert read_directions(root) == {}
 
 
 @pytest.mark.parametrize("text", ["metrics.eval/gap", '"eval/gap"', 'best_metrics."eval/gap"'])
 def test_every_spelling_of_a_metric_sets_its_direction(root: Path, text: str) -> None:
-    assert names("--sort", "best_eval/gap", "--better", f"{text}=low") == ["c", "b", "a"]
     assert call("runs", "better", text, "low").stderr == "eval/gap: low is better\n"
     assert read_directions(root) == {"eval/gap": Better.LOW}
-
-
-@pytest.mark.parametrize("text", ["eval/gap", "eval/gap=lowest"])
-def test_direction_that_is_none_is_refused(root: Path, text: str) -> None:
-    result = call("runs", "--better", text)
-    assert result.exit_code == 2 and says(result.stderr, "invalid-value", "--better", text)

@@ -1,4 +1,4 @@
-"""The compare screen: curves of several runs, readout, baseline, bands of seeds, and runs that change or vanish."""
+"""The compare screen: curves of several runs, readout, bands of seeds, and runs that change or vanish."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-async def compare(pilot: Pilot[None], root: Path, names: Sequence[str], baseline: int | None = None) -> CompareScreen:
+async def compare(pilot: Pilot[None], root: Path, names: Sequence[str]) -> CompareScreen:
     app = pilot.app
     assert isinstance(app, GputrainApp)
-    app.open_compare([root / name for name in names], baseline)
+    app.open_compare([root / name for name in names])
     await pilot.pause()
     screen = app.screen
     assert isinstance(screen, CompareScreen)
@@ -68,12 +68,6 @@ def test_compare_shows_seeds_as_one_band_and_expands_it(root: Path) -> None:
         await press(pilot, "B")
         assert [entry.name for entry in screen.data.entries] == ["seed-0", "fast", "seed-1", "seed-2"]
         assert "░" not in visible_text(pilot, "#best_val_accuracy")
-        await press(pilot, "shift+tab", "shift+tab", "end", "P", "B")
-        assert (len(screen.data.entries), screen.data.baseline) == (2, 0)
-        await press(pilot, "P")
-        assert screen.data.baseline == 1
-        await press(pilot, "P")
-        assert screen.data.baseline is None
 
     drive(real_app(root), act, SIZE)
 

@@ -17,9 +17,9 @@ from tui.screens.compare import CompareScreen
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 
 
-def compare_app(names: Sequence[str], baseline: int | None = None) -> GputrainApp:
+def compare_app(names: Sequence[str]) -> GputrainApp:
     app = demo_app(Path("runs"), no_gpu_feed(), demo=None)
-    app._compared, app._baseline = [Path("runs") / name for name in names], baseline
+    app._compared = [Path("runs") / name for name in names]
     return app
 
 
@@ -45,9 +45,9 @@ def test_compare_two_runs(snap_compare: Compare) -> None:
     assert matches_snapshot(snap_compare, app, before=with_cursor)
 
 
-def test_compare_band_and_baseline(snap_compare: Compare) -> None:
+def test_compare_band(snap_compare: Compare) -> None:
     names = ["seed-0", "seed-1", "seed-2", "slow"]
     for seed in range(3):
         make_compared_run(Path("runs"), names[seed], seed=seed)
     make_compared_run(Path("runs"), "slow", lr=0.04)
-    assert matches_snapshot(snap_compare, compare_app(names, 3), before=until_drawn)
+    assert matches_snapshot(snap_compare, compare_app(names), before=until_drawn)
