@@ -130,7 +130,7 @@ class RunningMetrics:
 
     def _read(self) -> None:
         before = self._followed.listed.metrics
-        self._followed.check(time.time(), None)
+        self._followed.check(time.time())
         if self._followed.has_unread:
             self._followed.read()
         if self._followed.listed.metrics is not before:

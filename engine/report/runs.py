@@ -10,8 +10,8 @@ from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal_follower import JournalFollower
-from engine.runs.reduced_curves import MAX_BLOCKS, Curves, reduce_curves
-from engine.show.foreign_run import KeyedCurves, OnRead, describe, read_whole
+from engine.runs.reduced_curves import MAX_BLOCKS, reduce_curves
+from engine.show.foreign_run import Curves, KeyedCurves, OnRead, describe, read_whole
 
 
 @dataclass(frozen=True, eq=False)

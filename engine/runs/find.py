@@ -42,7 +42,7 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False, reads: bo
     found = _find_own_run(root, reference, trust_owner=trust_owner, reads=reads)
     if isinstance(found, RunFolder):
         return found
-    if _has_foreign_runs(reference):
+    if _find_foreign_runs(reference, is_any_enough=True):
         raise foreign_refusal(reference)
     raise found
 
@@ -63,16 +63,8 @@ def find_any_runs(root: Path, reference: str, *, trust_owner: bool = False) -> l
         reason = f"is the beginning of the run {found.name} and a path with runs of other programs"
         raise UsageError.one(reference, reason, f"type {found.name} or ./{reference}", code="ambiguous-name")
     if not foreign:
-        raise _neither_run_nor_path(found, reference)
+        raise found
     return [*foreign]
-
-
-def _neither_run_nor_path(error: UsageError, reference: str) -> UsageError:
-    """Return the error that no run is meant, which also says so of a path that does not exist."""
-    [problem] = error.problems
-    if problem.code != "unknown-run" or _exists(expand_user(reference)):
-        return error
-    return UsageError([replace(problem, reason=f"is no path, and {problem.reason}")])
 
 
 def _exists(path: Path) -> bool:
@@ -91,22 +83,15 @@ def is_prefix_of(run: RunFolder, reference: str) -> bool:
     return normalize_name(reference) != normalize_name(run.name)
 
 
-def _find_foreign_runs(reference: str) -> tuple[ForeignRun, ...]:
+def _find_foreign_runs(reference: str, *, is_any_enough: bool = False) -> tuple[ForeignRun, ...]:
+    """Return the foreign runs below a path. If any is enough, a large tree is searched in part."""
     if reference == LAST_RUN:
         return ()
     # The readers take longer to import than most commands take.
-    from engine.foreign.folders import find_runs
-
-    return find_runs(expand_user(reference)).runs
-
-
-def _has_foreign_runs(reference: str) -> bool:
-    """Whether a path has a foreign run, for the wording of an error: a large tree is searched in part."""
-    if reference == LAST_RUN:
-        return False
     from engine.foreign.folders import Limits, find_runs
 
-    return bool(find_runs(expand_user(reference), Limits(folders=1000, runs=1)).runs)
+    limits = Limits(folders=1000, runs=1) if is_any_enough else Limits()
+    return find_runs(expand_user(reference), limits).runs
 
 
 def foreign_refusal(reference: str) -> UsageError:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -35,45 +34,6 @@ class BlockSeries:
 
 _NO_SERIES = Series(np.empty(0), np.empty(0))
 NO_BLOCKS = BlockSeries(_NO_SERIES, _NO_SERIES)
-
-
-class Curves(Protocol):
-    """The curves of one run, of gputrain or foreign, by the keys of `engine.runs.metrics`."""
-
-    @property
-    def nonfinite_count(self) -> int:
-        """Number of losses and other metrics that are NaN or infinite."""
-        ...
-
-    @property
-    def own_names(self) -> list[str]:
-        """The names of the metrics that are not in the registry."""
-        ...
-
-    @property
-    def block_steps(self) -> int:
-        """Steps in one block of the training loss; 1 if every step is there."""
-        ...
-
-    def knows(self, axis: XAxis) -> bool:
-        """Whether steps have positions on an axis."""
-        ...
-
-    def last_x(self, axis: XAxis) -> float:
-        """Return the x position of the latest step; 0 before the first step."""
-        ...
-
-    def has(self, metric: str) -> bool:
-        """Whether a curve has a finite value."""
-        ...
-
-    def over(self, metric: str, axis: XAxis) -> BlockSeries:
-        """Return a curve over an x axis; an empty one of a metric that the run does not have."""
-        ...
-
-    def best_x(self, axis: XAxis) -> float | None:
-        """Return the x position of the best epoch; None if it is unknown."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

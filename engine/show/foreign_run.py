@@ -25,7 +25,7 @@ from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.foreign_record import foreign_record, metric_keys, with_metrics
 from engine.runs.metrics import METRIC_PREFIX
-from engine.runs.reduced_curves import MAX_BLOCKS, BlockSeries, Curves
+from engine.runs.reduced_curves import MAX_BLOCKS, BlockSeries, RunCurves
 from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
 from engine.runs.series import block_extremes, block_means, block_starts
 from engine.show.foreign_charts import group_metrics
@@ -38,7 +38,7 @@ SELECTION_KEYS = {"best_val_loss": "val_loss", "best_val_accuracy": "val_accurac
 
 
 class KeyedCurves:
-    """The curves of a foreign run by the keys of the registry, as `reduced_curves.Curves`.
+    """The curves of a foreign run by the keys of the registry, as `RunCurves` has those of a run of gputrain.
 
     They follow what is read later, except for new metrics.
     """
@@ -106,6 +106,10 @@ class KeyedCurves:
     def _known(self, axis: XAxis) -> XAxis:
         """Return an axis if the run has it, else the steps."""
         return axis if self.knows(axis) else "step"
+
+
+Curves = RunCurves | KeyedCurves
+"""The curves of one run, of gputrain or foreign, by the keys of `engine.runs.metrics`."""
 
 
 def further_keys(runs: Sequence[KeyedCurves], shown: Container[str]) -> list[str]:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.runs.curves import XAxis
-from engine.runs.reduced_curves import NO_BLOCKS, Curves
+from engine.runs.reduced_curves import NO_BLOCKS
 from engine.runs.series import mean_and_spread
+from engine.show.foreign_run import Curves
 from tui.charts.plot import Curve
 from tui.palette import series_style
 

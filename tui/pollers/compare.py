@@ -29,9 +29,9 @@ from engine.runs.journal_follower import JournalFollower
 from engine.runs.metric_directions import read_directions
 from engine.runs.metrics import NO_METRICS
 from engine.runs.record_completion import open_run
-from engine.runs.reduced_curves import Curves, reduce_curves
+from engine.runs.reduced_curves import reduce_curves
 from engine.show.foreign_curves import CurveReader
-from engine.show.foreign_run import KeyedCurves, describe, find_state
+from engine.show.foreign_run import Curves, KeyedCurves, describe, find_state
 from engine.utils.files import FileStamp, find_file_stamp
 from tui.pollers.foreign_run import SLICE_PAUSE_SECONDS
 from tui.pollers.runs import RUN_POLL_INTERVAL_SECONDS

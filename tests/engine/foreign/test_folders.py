@@ -14,7 +14,6 @@ import pytest
 
 from engine.foreign import reading
 from engine.foreign.folders import Limits, RunFinder, RunFollower, find_runs, merge_runs
-from engine.foreign.points import Point
 from engine.foreign.reading import POLL_BYTES
 from support.foreign import event, event_file, scalar
 from support.gputrain_command import ROOT
@@ -136,24 +135,6 @@ def test_run_changed_at_follows_checkpoints_that_replace_each_other(tmp_path: Pa
     assert run.changed_at() == 0
 
 
-def test_run_changed_at_follows_event_files_that_appear_later(tmp_path: Path) -> None:
-    write_events(tmp_path, 1.0)
-    [run] = find_runs(tmp_path).runs
-    os.utime(run.logs[0].files[0], (1e9, 1e9))
-    (tmp_path / "events.out.tfevents.2.host").write_bytes(event_file(event(1, scalar("loss", 0.5))))
-    os.utime(tmp_path / "events.out.tfevents.2.host", (1.5e9, 1.5e9))
-    assert run.changed_at() == 1.5e9
-
-
-def test_run_follower_takes_each_metric_from_one_log(tmp_path: Path) -> None:
-    write_events(tmp_path, 0.5, 0.25)
-    (tmp_path / "metrics.csv").write_text("step,loss,accuracy\n0,0.5,1\n1,0.25,2\n")
-    (run,) = find_runs(tmp_path).runs
-    events, rows = RunFollower(run).poll()
-    assert [point.value for point in events.points] == [0.5, 0.25]
-    assert rows.points == [Point("accuracy", 0, 1.0), Point("accuracy", 1, 2.0)]
-
-
 def test_names_of_runs_and_metrics_are_printable(tmp_path: Path) -> None:
     write_events(tmp_path / "\x1b[2J\udcff", 1.0, tag="loss\x1b]0;x\x07")
     (run,) = find_runs(tmp_path).runs
@@ -187,19 +168,6 @@ def test_run_is_found_while_a_checkpoint_is_saved(tmp_path: Path) -> None:
     (run,) = find_runs(tmp_path).runs
     (reading,) = RunFollower(run).poll()
     assert run.name == "out" and [point.value for point in reading.points] == [0.5]
-
-
-def test_run_finder_finds_first_rows_beside_a_log(tmp_path: Path) -> None:
-    write_events(tmp_path, 1.0)
-    (tmp_path / "history.csv").touch()
-    (tmp_path / "log.jsonl").touch()
-    for path in (tmp_path / "history.csv", tmp_path / "log.jsonl", tmp_path):
-        os.utime(path, (1e9, 1e9))
-    finder = RunFinder(tmp_path)
-    assert [run.formats for run in merge_runs(finder.search()).runs] == [("tensorboard",)]
-    (tmp_path / "history.csv").write_text("epoch,loss\n1,0.5\n")
-    (tmp_path / "log.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
-    assert [run.formats for run in merge_runs(finder.search()).runs] == [("tensorboard", "json", "csv")]
 
 
 def test_run_follower_reads_a_bounded_part_of_many_logs(tmp_path: Path) -> None:

@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 
-from engine.foreign.folders import RunFollower, find_runs
+from engine.foreign.folders import find_runs
 from engine.foreign.json_lines import JsonLines, is_log
-from engine.foreign.parameters import read_parameters
 from engine.foreign.points import Point
 from engine.foreign.trainer_state import STATE_FILE, TrainerStates
 from support.foreign import points_of, values_of
-
-RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
 
 
 def write_lines(path: Path, *rows: object) -> Path:
@@ -81,14 +78,6 @@ def test_json_lines_follows_growth_and_replacement(tmp_path: Path) -> None:
 )
 def test_is_log_decides_by_first_lines(tmp_path: Path, rows: list[object], expected: bool) -> None:
     assert is_log(write_lines(tmp_path / "log.jsonl", *rows)) == expected
-
-
-def test_trainer_states_reads_recording() -> None:
-    (run,) = find_runs(RECORDINGS / "trainer").runs
-    (reading,) = RunFollower(run).poll()
-    assert [step for step, _ in values_of(reading.points, "loss")] == [2, 4, 6, 8]
-    assert [step for step, _ in values_of(reading.points, "eval_loss")] == [4]
-    assert read_parameters(run.folder)["max_steps"] == 8
 
 
 def test_trainer_states_follows_newest_checkpoint(tmp_path: Path) -> None:

@@ -31,12 +31,6 @@ args: !!python/object:argparse.Namespace
 """
 
 
-def test_read_parameters_reads_args_of_ultralytics() -> None:
-    found = read_parameters(RECORDINGS / "ultralytics")
-    expected = {"task": "classify", "epochs": 5, "imgsz": 32, "time": None, "lr0": 0.01, "amp": False, "device": "cpu"}
-    assert {key: found[key] for key in expected} == expected
-
-
 @pytest.mark.parametrize("name", [".hydra/config.yaml", "args.yaml", "config.yaml", "hparams.yaml"])
 def test_read_parameters_flattens_yaml(tmp_path: Path, name: str) -> None:
     path = tmp_path / name

@@ -15,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from engine.foreign.event_records import length_checksum
 from engine.foreign.points import Point
-from engine.foreign.reading import MAX_METRICS, Reading
+from engine.foreign.reading import Reading
 from engine.foreign.tensorboard import MAX_RECORD_BYTES, EventFolder
 from support.foreign import event, event_file, field, frame, points_of, scalar, session_start, values_of
 
@@ -177,14 +177,6 @@ def test_event_folder_reads_other_files_beside_damaged_one(tmp_path: Path) -> No
     assert values_of(reading.points, "a") == [(1, 1.0), (2, 2.0)]
     assert reading.problem is not None and FILE in reading.problem
     assert reading.share < 1
-
-
-def test_event_folder_bounds_number_of_metrics(tmp_path: Path) -> None:
-    records = (event(0, scalar(f"m{number}", 1.0)) for number in range(MAX_METRICS + 10))
-    (tmp_path / FILE).write_bytes(event_file(*records))
-    reading = poll(tmp_path)
-    assert len(reading.points) == MAX_METRICS
-    assert reading.problem
 
 
 def test_event_folder_opens_no_pipe_and_follows_no_link(tmp_path: Path) -> None:

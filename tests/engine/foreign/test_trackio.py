@@ -177,16 +177,3 @@ def test_runs_stay_while_database_is_written(tmp_path: Path) -> None:
     damaged.write_bytes(content[:100] + bytes(len(content) - 100))
     damaged.replace(path)
     assert find_runs(tmp_path).runs == ()
-
-
-def test_read_bytes_are_those_of_the_database(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "p.db")
-    with opened(path) as database:
-        for step in range(100):
-            log(database, "a", step, {"loss": 1})
-    source = TrackioRun(path, "a")
-    size = path.stat().st_size
-    first = source.poll(1000)
-    assert (first.read_bytes, first.total_bytes) == (size // 10, size)
-    points_of(source)
-    assert source.poll().read_bytes == size

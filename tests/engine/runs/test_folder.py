@@ -67,12 +67,6 @@ def test_claim_rejects_reserved_name_of_new_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_claim_resumes_earlier_run_of_reserved_name(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "last", make_run_started())
-    assert check_claim(tmp_path, "last", resume=True) == folder
-    claim_run(tmp_path, "last", "x", resume=True).ownership.release()
-
-
 @pytest.mark.parametrize(
     ("stem", "name"),
     [

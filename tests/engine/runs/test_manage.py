@@ -136,19 +136,6 @@ def test_deleted_run_is_in_no_list_and_is_restored_with_all_files(root: Path) ->
     assert names(root)[0] == "run-3" and list_trash(root) == []
 
 
-def test_folder_that_was_copied_by_hand_is_deleted_and_restored(root: Path) -> None:
-    shutil.copytree(root / "run-1", root / "run-1 (copy)")
-    for _ in range(2):
-        assert move_to_trash(find_own_run(root, "run-1 (copy)")).name == "run-1 (copy)"
-        assert restore_run(root, find_in_trash(root, "run-1 (copy)")).name == "run-1 (copy)"
-    move_to_trash(RunFolder(root / "run-1 (copy)"))
-    (root / "run-1 (copy)").mkdir()
-    with raises_problem("name-in-use", "run-1 (copy)", "`gputrain runs restore 'run-1 (copy)' NAME`"):
-        restore_run(root, find_in_trash(root, "run-1 (copy)"))
-    delete_for_good(find_in_trash(root, "run-1 (copy)"))
-    assert list_trash(root) == []
-
-
 def test_runs_of_one_name_are_numbered_in_the_trash(root: Path) -> None:
     move_to_trash(RunFolder(root / "run-1"))
     make_run_folder(root, "run-1")
@@ -159,13 +146,6 @@ def test_runs_of_one_name_are_numbered_in_the_trash(root: Path) -> None:
     with raises_problem("name-in-use", "run-1", "`gputrain runs restore run-1 NAME`"):
         restore_run(root, find_in_trash(root, "run-1"))
     assert restore_run(root, find_in_trash(root, "run-1"), "older").name == "older"
-
-
-@pytest.mark.parametrize("reference", ["caf\u00e9", "cafe\u0301"])
-def test_deleted_folder_of_the_decomposed_form_is_found_by_both_forms(root: Path, reference: str) -> None:
-    (root / "run-1").rename(root / "cafe\u0301")
-    move_to_trash(RunFolder(root / "cafe\u0301"))
-    assert find_in_trash(root, reference).entry == "cafe\u0301"
 
 
 def test_emptied_trash_leaves_what_links_lead_to(root: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from engine.runs import run_list
 from engine.runs.events import RunFinished
-from engine.runs.folder import RunFolder, list_runs
+from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
 from engine.runs.ownership import Ownership
 from engine.runs.run_list import RunList
@@ -70,17 +70,6 @@ def age(path: Path) -> None:
     os.utime(path, (time.time() - 60, time.time() - 60))
 
 
-def test_list_gives_rows_of_list_runs_and_reads_each_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {folder.name: read_row(folder) for folder in list_runs(root)}
-    expected = [rows[f"run-{number}"] for number in reversed(range(COUNT))]
-    read = read_names(monkeypatch)
-    runs = read_list(root)
-    assert runs.rows == expected and sorted(read) == sorted(row.name for row in runs.rows)
-    read.clear()
-    runs.poll()
-    assert runs.rows == expected and read == []
-
-
 def test_list_keeps_rows_of_runs_from_the_future(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of the host was an hour ahead when they trained."""
     ahead = time.time() + 3600
@@ -96,17 +85,6 @@ def test_list_keeps_rows_of_runs_from_the_future(root: Path, monkeypatch: pytest
     runs.poll()
     assert runs.rows is rows and read == []
     assert {row.age_seconds for row in rows} == {0.0}
-
-
-def test_list_reads_newest_folders_first_within_time(root: Path) -> None:
-    runs = RunList(root)
-    read: list[str] = []
-    while not runs.complete:
-        runs.poll(0)
-        read += {row.name for row in runs.rows} - set(read)
-        assert runs.count == COUNT
-        assert [row.name for row in runs.rows] == sorted(read, key=lambda name: -int(name.removeprefix("run-")))
-    assert read == sorted(read, key=lambda name: -(root / name).stat().st_ino) and len(read) == COUNT
 
 
 def test_list_rereads_only_changed_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,18 +111,6 @@ def test_metric_named_epoch_is_the_axis_of_a_log_without_epochs() -> None:
     assert curves.over("loss", "epoch").points.x.tolist() == [1]
 
 
-def test_many_metrics_share_a_bounded_number_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign_curves, "MAX_COLUMNS", 100 * 32)
-    monkeypatch.setattr(foreign_curves, "MAX_METRIC_COLUMNS", 256)
-    curves = ForeignCurves(1)
-    names = [f"metric-{number}" for number in range(100)]
-    for start in range(0, 300, 30):
-        found = [Point(name, step, float(step)) for step in range(start, start + 30) for name in names]
-        curves.add([Reading(Points(found))])
-    assert sum(len(curves.over(name, "step").means.x) for name in names) <= 100 * 32
-    assert curves.extremes(names[-1]) == Extremes(299, 299, 0, 299, 300, 0)
-
-
 def test_metrics_that_appear_later_take_columns_from_the_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign_curves, "MAX_COLUMNS", 100 * 32)
     monkeypatch.setattr(foreign_curves, "MAX_METRIC_COLUMNS", 1600)
