@@ -1,6 +1,6 @@
 """Commands that an argument list starts: the one behind `env`, `timeout` or `uv run`, and those inside `sh -c`.
 
-A guess from words alone, for warnings and variables that do no harm where it is wrong.
+A guess from words alone, for names, parameters and variables that do no harm where it is wrong.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import PurePath
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
@@ -33,24 +34,14 @@ _CONTROL_WORDS = frozenset({"if", "while", "until", "!"})
 
 @dataclass(frozen=True)
 class InnerCommand:
-    """A command: its `words`, program first, and the wrappers, options and assignments before it.
+    """A command: its `words`, program first."""
 
-    `is_background` is set if a shell starts it with `&` and then ends.
-    """
-
-    prefix: tuple[str, ...]
     words: tuple[str, ...]
-    is_background: bool = False
 
     @property
     def program(self) -> str:
         """The name of the program without its folder, empty if there is none."""
         return _name(self.words[0]) if self.words else ""
-
-    @property
-    def wrappers(self) -> list[str]:
-        """The names of the programs before it."""
-        return [_name(word) for word in self.prefix]
 
     @property
     def is_python(self) -> bool:
@@ -85,8 +76,7 @@ class InnerCommand:
 
 def inner_commands(argv: Sequence[str], depth: int = MAX_DEPTH) -> list[InnerCommand]:
     """Return the commands that these arguments start, in their order."""
-    start = _program_index(argv)
-    command = InnerCommand(tuple(argv[:start]), tuple(argv[start:]))
+    command = InnerCommand(tuple(argv[_program_index(argv) :]))
     if command.program not in SHELLS or depth == 0:
         return [command]
     option = _line_option(command.words)
@@ -129,21 +119,10 @@ def _shell_commands(text: str, depth: int) -> Iterator[InnerCommand]:
     except ValueError:
         # A quote without its partner.
         return
-    parts: list[list[str]] = [[]]
-    separators = []
-    for token in tokens:
-        if token in _SEPARATORS:
-            separators.append(token)
-            parts.append([])
-        elif parts[-1] or token not in _CONTROL_WORDS:
-            parts[-1].append(token)
-    has_wait = ["wait"] in [part[:1] for part in parts]
-    for place, part in enumerate(parts):
-        if part:
-            is_last = not any(parts[place + 1 :])
-            is_background = is_last and not has_wait and separators[place : place + 1] == ["&"]
-            for command in inner_commands(part, depth):
-                yield InnerCommand(command.prefix, command.words, is_background)
+    for is_separator, part in groupby(tokens, _SEPARATORS.__contains__):
+        words = list(part)
+        if not is_separator:
+            yield from inner_commands(words[1:] if words[0] in _CONTROL_WORDS else words, depth)
 
 
 def _name(word: str) -> str:

@@ -25,10 +25,9 @@ from engine.command.metric_files import make_metrics_folder
 from engine.command.process_tree import CommandError, CommandNotFoundError, CommandProcess, NotExecutableError
 from engine.command.run_id import make_run_id
 from engine.command.spec import Command, forget_environment, write_command
-from engine.command.stall import StallReporter
+from engine.command.stall import StallWatch
 from engine.command.stop import describe_unkillable
 from engine.command.terminal import Terminal, input_of_gputrain
-from engine.command.warnings import command_warnings
 from engine.config.limits import read_limits
 from engine.config.schema import Config
 from engine.foreign.parameters import Parameters
@@ -148,9 +147,7 @@ def _run(run: CommandRun) -> int:
         check_devices_exist(config.device.gpus, fixed_terms(config))
     devices = run.allocate(wait=config.waits)
     folder = run.claim(config).folder
-    command = run.command
-    found = command_warnings(command.argv, len(devices), command.stop_signal)
-    for warning in (*run.request.warnings, *requeue_warnings(config), *found):
+    for warning in (*run.request.warnings, *requeue_warnings(config)):
         run.show_early_warning(WarningEvent.of(warning))
     run.announce(folder, with_run_name(config, folder))
     signals = SignalHandler()
@@ -260,8 +257,6 @@ class _Session:
             named = replace_fields(command, metrics=tuple(expand(command.metrics, names, path.name, path)))
             metrics = RunningMetrics(recorder, named, parameters, started_at, run.warn, process.members)
             number = signal.Signals[command.stop_signal]
-            stall_s = 60 * run.request.config.notify.stall_minutes
-            stall = StallReporter(stall_s, process.members, recorder.opened.stacks, run.warn)
             supervisor = CommandSupervisor(
                 process,
                 terminal,
@@ -269,11 +264,10 @@ class _Session:
                 metrics,
                 self.signals,
                 run.emit,
-                self._on_tick(process, stall, lambda: (terminal.num_bytes, metrics.latest)),
+                self._on_tick(process, lambda: (terminal.num_bytes, metrics.latest)),
                 number,
             )
             end = supervisor.run()
-            stall.close()
             left = process.close()
             if not left:
                 return end
@@ -336,15 +330,11 @@ class _Session:
             versions={"gputrain": version("gputrain"), "python": platform.python_version()},
         )
 
-    def _on_tick(
-        self,
-        process: CommandProcess,
-        stall: StallReporter,
-        read_signs: Callable[[], object],
-    ) -> Callable[[], None]:
+    def _on_tick(self, process: CommandProcess, read_signs: Callable[[], object]) -> Callable[[], None]:
         """Return what each tick does. `read_signs` returns what changes when the command does something."""
         run = self.owned
         limit_min, limit = self.limit
+        stall = StallWatch(60 * run.request.config.notify.stall_minutes)
         readings = Sink("the reading of the GPUs", run.warn)
         reserved, busy_at = {device.uuid for device in self.devices}, 0.0
         check_use = misplaced_use_check(process, reserved, self.folder.name, run.warn)
@@ -367,7 +357,8 @@ class _Session:
                     run.emit(WarningEvent(message=str(error), code=error.code))
                     self.signals.request_stop("gputrain, whose run folder is gone")
             readings.attempt(read_gpus)
-            stall.poll(read_signs(), busy_at)
+            if (stalled := stall.poll(read_signs(), busy_at)) is not None:
+                run.warn(stalled)
             if limit_min and time.monotonic() - self.began > 60 * limit_min:
                 self.signals.request_stop(limit)
 

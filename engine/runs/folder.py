@@ -92,8 +92,6 @@ class RunFolder:
     """Folder of the metrics of a command, see `engine.command.metric_files`."""
     torchrun = _Entry("torchrun")
     """Folder of the logs that torchrun writes for each rank of a command."""
-    stacks = _Entry("stacks.txt")
-    """Python stacks of a command that has stalled, see `engine.command.stall`."""
     journal = _Entry("events.jsonl")
     """Journal of the run, see `engine.runs.events`."""
     summary = _Entry("summary.json")
@@ -228,9 +226,8 @@ class RunFolder:
         locks = (self.lock, self.private_lock)
         files = (self.config, self.journal, self.summary, self.log, self.owner, *locks, self.class_indices)
         more_files = (self.evaluation, self.inspection, self.labels, self.queue, self.skipped_files)
-        of_command = (self.command, self.stacks)
         profiles = (self.profiles, *self.profiles.glob("step-*"), *self.profiles.glob("step-*/*"))
-        for path in (*folders, *files, *more_files, *of_command, *self.checkpoints.glob("*.pt"), *profiles):
+        for path in (*folders, *files, *more_files, self.command, *self.checkpoints.glob("*.pt"), *profiles):
             with suppress(OSError):
                 yield path.relative_to(self.path), path.lstat()
 
