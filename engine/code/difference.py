@@ -1,7 +1,7 @@
 """The difference of code between two runs: git compares a tree of each, in a temporary store of objects.
 
-`gputrain compare` and `gputrain report --code` show it. Code is text of others: it is escaped and bounded, and a diff
-of somebody else's run is applied to an index alone, where git checks its paths.
+`gputrain compare` shows it. Code is text of others: it is escaped and bounded, and a diff of somebody else's run is
+applied to an index alone, where git checks its paths.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.code.git import GitError, Repository, find_repository, run_git
@@ -19,7 +19,6 @@ from engine.code.record import PATCH_FILE, UNTRACKED_FOLDER, CodeRecord, read_co
 from engine.code.state import MAX_FILE_BYTES, MAX_UNTRACKED_FILES, is_below
 from engine.runs.folder import RunFolder
 from engine.utils.files import read_bytes
-from engine.utils.redaction import redact_text
 from engine.utils.text import printable
 
 MAX_PATCH_BYTES = 1 << 24
@@ -30,7 +29,7 @@ NO_PROGRAMS = ("--no-ext-diff", "--no-textconv", "--no-color", "--no-renames")
 
 @dataclass(frozen=True)
 class CodeText:
-    """Printable lines about the code of a run or about a difference, and how many more there are."""
+    """Printable lines about a difference, and how many more there are."""
 
     title: str
     lines: tuple[str, ...]
@@ -69,35 +68,14 @@ def code_differences(runs: Sequence[object], reference: int, max_lines: int = MA
         return
     for code in codes:
         if code is not None and code.record.digests.fingerprint != first.record.digests.fingerprint:
-            yield _bounded(f"Code of {code.folder.name} against {first.folder.name}", _compare(first, code), max_lines)
-
-
-def code_texts(runs: Sequence[object]) -> list[CodeText]:
-    """Return what a page shows of the code of its runs: the code of the first one, and the differences from it.
-
-    Pages are passed on, so what looks like a secret is hidden."""
-    codes = (_read_stored_code(run) for run in runs if isinstance(run, RunFolder))
-    first = next((code for code in codes if code is not None), None)
-    if first is None:
-        return []
-    own = [run for run in runs if isinstance(run, RunFolder) and run.name != first.folder.name]
-    texts = [_describe_changes(first), *code_differences([first.folder, *own], 0)]
-    return [replace(text, lines=tuple(map(redact_text, text.lines))) for text in texts]
+            lines = [line.replace("\t", "    ")[:MAX_LINE_CHARACTERS] for line in _compare(first, code)]
+            title = printable(f"Code of {code.folder.name} against {first.folder.name}")
+            yield CodeText(title, tuple(map(printable, lines[:max_lines])), max(len(lines) - max_lines, 0))
 
 
 def _read_stored_code(folder: RunFolder) -> StoredCode | None:
     record = read_code_record(folder)
     return None if record is None else StoredCode(folder, record)
-
-
-def _describe_changes(code: StoredCode) -> CodeText:
-    """Return the commit of a run, and what it had changed since."""
-    digests = code.record.digests
-    lines = [f"commit {digests.commit or 'none'} in {code.record.root}", *_lines(code.patch)]
-    for path, content in code.untracked():
-        lines += [path, *_lines(content)]
-    lines += [f"{path}: not stored: {reason}" for path, reason in digests.skipped.items()]
-    return _bounded(f"Code of {code.folder.name}", lines, MAX_LINES)
 
 
 def _compare(first: StoredCode, second: StoredCode) -> list[str]:
@@ -122,15 +100,10 @@ def _compare(first: StoredCode, second: StoredCode) -> list[str]:
                 variables,
             )
         except (GitError, OSError) as error:
-            lines += [str(error), "In its place, the recorded changes since the commits are compared:"]
-            for side, code in (("recorded-a", first), ("recorded-b", second)):
-                for path, content in ((PATCH_FILE, code.patch), *code.untracked()):
-                    (place / side / path).parent.mkdir(parents=True, exist_ok=True)
-                    (place / side / path).write_bytes(content)
-            names = ["diff", "--no-index", "--no-prefix", *NO_PROGRAMS, "recorded-a", "recorded-b"]
-            # Exit code 1: they differ.
-            output = run_git(names, place, b"", (0, 1), {})
-    return lines + _lines(output)
+            files = before.compared.keys() | after.compared.keys()
+            changed = sorted(path for path in files if before.compared.get(path) != after.compared.get(path))
+            return [*lines, str(error), "In its place, the files that differ since the commits are listed:", *changed]
+    return lines + output.decode(errors="replace").splitlines()
 
 
 def _find_commits(first: StoredCode, second: StoredCode) -> Repository:
@@ -182,12 +155,3 @@ def _object_variables(place: Path, repository: Repository, *others: Path) -> dic
         "GIT_OBJECT_DIRECTORY": str(place / "objects"),
         "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.pathsep.join(alternates),
     }
-
-
-def _lines(content: bytes) -> list[str]:
-    return content.decode(errors="replace").splitlines()
-
-
-def _bounded(title: str, lines: list[str], max_lines: int) -> CodeText:
-    shown = [printable(line.replace("\t", "    ")[:MAX_LINE_CHARACTERS]) for line in lines[:max_lines]]
-    return CodeText(printable(title), tuple(shown), max(len(lines) - max_lines, 0))

@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from engine.utils.errors import CodedError
 from engine.utils.text import printable
-from engine.utils.trust import describe_user
 
 # Of one command. Network file systems answer in milliseconds per file.
 TIMEOUT_SECONDS = 30.0
+MAX_MESSAGE_CHARACTERS = 400
 # Options precede the config of the repository. Without a pager, hooks and a monitor; paths above ASCII unquoted.
 _OPTIONS = (
     "--no-pager",
@@ -61,12 +60,9 @@ class Repository:
 
     def read(self, *arguments: str, stdin: bytes = b"", exit_codes: Sequence[int] = (0,)) -> bytes:
         """Return the output of a git command. Raises GitError, also for another exit code than these."""
-        try:
-            # `core.worktree` of the repository, or a damaged `.git`, would lead to other files.
-            tree = {"GIT_WORK_TREE": str(self.root)}
-            return run_git([*self._filter_options, *arguments], self.root, stdin, exit_codes, tree)
-        except GitError as error:
-            raise self._owner_problem() or error from error
+        # `core.worktree` of the repository, or a damaged `.git`, would lead to other files.
+        tree = {"GIT_WORK_TREE": str(self.root)}
+        return run_git([*self._filter_options, *arguments], self.root, stdin, exit_codes, tree)
 
     def lines(self, *arguments: str, stdin: bytes = b"") -> list[str]:
         """Return the parts of the output of a git command that ends each with a null byte. Raises GitError."""
@@ -92,16 +88,6 @@ class Repository:
         settings += [f"{name}.required=false" for name in sorted(names)]
         return [option for setting in settings for option in ("-c", setting)]
 
-    def _owner_problem(self) -> GitError | None:
-        """Return why git refuses the repository of another user (safe.directory)."""
-        for path in (self.root, self.root / ".git"):
-            with suppress(OSError):
-                if (uid := path.lstat().st_uid) not in (os.geteuid(), int(os.environ.get("SUDO_UID", -1))):
-                    advice = f"if you trust it: git config --global --add safe.directory '{printable(str(self.root))}'"
-                    reason = f"belongs to {describe_user(uid)}, and git does not read it; {advice}"
-                    return GitError(reason, code="foreign-owner")
-        return None
-
 
 def run_git(
     arguments: Sequence[str], cwd: Path, stdin: bytes, exit_codes: Sequence[int], variables: Mapping[str, str]
@@ -125,8 +111,9 @@ def run_git(
     except OSError as error:
         raise GitError(f"is not read: git cannot be started ({error.strerror})", code="not-installed") from error
     if done.returncode not in exit_codes:
-        last = next(iter(reversed(done.stderr.decode(errors="replace").splitlines())), "no message")
-        raise GitError(f"cannot be read: git: {printable(last)}")
+        # In full: of a repository of another user, the last lines say how to trust it (safe.directory).
+        message = " ".join(done.stderr.decode(errors="replace").split()) or "no message"
+        raise GitError(f"cannot be read: git: {printable(message[:MAX_MESSAGE_CHARACTERS])}")
     return done.stdout
 
 

@@ -13,7 +13,6 @@ Only its user can read the folder. Nothing in it is sent to another service.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from engine.code.copy import copy_code
 from engine.code.git import find_repository
 from engine.code.kinds import is_imported
 from engine.code.state import CodeDigests, read_code
+from engine.runs.code_events import MAX_EVENT_FILES, CodeChanged
 from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
 from engine.runs.records import CodeSummary
 from engine.utils.codec import ENTRIES, FileRecord, InvalidRecordError, decode, write_record
@@ -55,14 +55,6 @@ class CodeRecord(FileRecord, frozen=True, kw_only=True):
             fingerprint=self.digests.fingerprint,
             snapshot=self.snapshot,
         )
-
-
-@dataclass(frozen=True)
-class CodeDifference:
-    """How the code of a working tree differs from that of a run: a clause, "" for no difference, and the files."""
-
-    message: str = ""
-    files: tuple[str, ...] = ()
 
 
 def require_repository(cwd: Path) -> None:
@@ -109,32 +101,25 @@ def read_code_record(folder: RunFolder) -> CodeRecord | None:
         return None
 
 
-def find_difference(record: CodeRecord, cwd: Path, runs_dir: Path) -> CodeDifference:
+def find_change(record: CodeRecord, cwd: Path, runs_dir: Path) -> CodeChanged:
     """Return how the code around a folder differs from that of a run, which has no copy of it. Raises GitError."""
     if (repository := find_repository(cwd)) is None:
-        return CodeDifference(f"its folder is in no git repository any more, and was in {printable(record.root)}")
-    return _compare_digests(record.digests, read_code(repository, runs_dir).digests)
-
-
-def _compare_digests(recorded: CodeDigests, current: CodeDigests) -> CodeDifference:
-    """Return how the code of a working tree differs from that of a run.
-
-    New untracked files count if they may be imported: otherwise the same command in the same files does not name
-    them."""
-    if recorded.fingerprint == current.fingerprint:
-        return CodeDifference()
+        message = f"its folder is in no git repository any more, and was in {printable(record.root)}"
+        return CodeChanged(message=message, files=[])
+    recorded, current = record.digests, read_code(repository, runs_dir).digests
     parts = []
     if recorded.commit != current.commit:
         parts.append(f"commit {current.commit[:10] or 'none'} in place of {recorded.commit[:10] or 'none'}")
     before, after = recorded.compared, current.compared
-    files = tuple(
+    # A new file that the code does not import changes nothing: the same command in the same files does not name it.
+    files = [
         path
         for path in sorted(before.keys() | after.keys())
         if before.get(path) != after.get(path) and (path in before or path in current.changed or is_imported(path))
-    )
+    ]
     if files:
         parts.append(f"{pluralize(len(files), 'file')} ({list_names([printable(path) for path in files])})")
-    return CodeDifference(", ".join(parts), files)
+    return CodeChanged(message=", ".join(parts), files=files[:MAX_EVENT_FILES])
 
 
 def _write_private(path: Path, content: bytes) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.runs.code_events import CodeChanged, CodeRecorded
+from engine.runs.code_events import MAX_EVENT_FILES, CodeChanged, CodeRecorded
 from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from engine.code.record import CodeRecord
     from engine.command.spec import Command
     from engine.launch.request import RunRequest
-
-MAX_EVENT_FILES = 100
 
 
 @dataclass
@@ -82,16 +80,13 @@ def code_changed(code: RunCode, folder: RunFolder, cwd: Path, known: str) -> Cod
     if code.record is None or code.record.snapshot:
         return None
     from engine.code.git import GitError
-    from engine.code.record import find_difference
+    from engine.code.record import find_change
 
     try:
-        difference = find_difference(code.record, cwd, folder.path.parent)
+        change = find_change(code.record, cwd, folder.path.parent)
     except GitError as error:
-        message = f"{printable(str(cwd))} {error}"
-        return None if message == known else CodeChanged(message=message, files=[])
-    if difference.message == known:
-        return None
-    return CodeChanged(message=difference.message, files=list(difference.files[:MAX_EVENT_FILES]))
+        change = CodeChanged(message=f"{printable(str(cwd))} {error}", files=[])
+    return None if change.message == known else change
 
 
 def with_code_copy(request: RunRequest) -> RunRequest:

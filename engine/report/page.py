@@ -12,7 +12,6 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from engine.code.difference import CodeText
 from engine.config.command_line import format_value
 from engine.report import foreign_sections, sections
 from engine.report.charts import curve_charts
@@ -42,11 +41,9 @@ def make_page(
     found: Sequence[OpenedRun],
     directions: Mapping[str, Better] = NO_METRICS,
     on_read: OnRead | None = None,
-    code: Sequence[CodeText] = (),
 ) -> str:
     """Return the page about these runs. The same files give the same page.
 
-    `code` is what it shows of their code, from `code_texts`.
     `directions` are the stored directions of the user's own metrics. `on_read` is called while a foreign run is read.
 
     Raises UsageError if there are too many runs, or if matplotlib or jinja2 is not installed.
@@ -74,7 +71,6 @@ def make_page(
         metrics=metric_table(comparison, columns),
         differences=difference_table(comparison),
         notes=tuple(map(str, comparison.notes)) if len(runs) > 1 else (),
-        code=code,
         has_configs=any(isinstance(run, OwnRun) for run in runs),
         has_groups=bool(comparison.seed_groups),
     )

@@ -7,6 +7,7 @@ from engine.runs.records import CodeSummary
 from engine.utils.text import list_names
 
 SHORT_COMMIT = 10
+MAX_EVENT_FILES = 100
 
 
 class CodeRecorded(Event, frozen=True, kw_only=True, tag="code_recorded"):

@@ -19,9 +19,6 @@ from tui.cli.options import (
 )
 from tui.cli.run_options import find_any_runs, find_baseline
 
-# Of each difference of code; the report has more.
-MAX_CODE_LINES = 60
-
 
 @command(
     [
@@ -48,7 +45,7 @@ def compare(
     parameters are compared, and the last and the best value of each metric. What they call val/loss or eval_loss is
     the metric val_loss, as for a run of gputrain. Accuracies in percent keep the name that they were logged with.
     """
-    from engine.code.difference import MAX_LINES, code_differences
+    from engine.code.difference import code_differences
     from engine.runs.comparison import compare_runs, require_comparable
     from engine.runs.metric_directions import read_directions
     from engine.show.foreign_run import as_foreign, read_run
@@ -69,7 +66,7 @@ def compare(
     from tui.tables.compare import format_comparison
 
     typer.echo(format_comparison(comparison, table_console().width, number))
-    for text in code_differences(found, number or 0, MAX_CODE_LINES):
+    for text in code_differences(found, number or 0):
         typer.echo("\n".join(["", text.title, *(f"  {line}" for line in text.lines)]))
         if text.more:
-            typer.echo(f"  … and {pluralize(text.more, 'more line')}; `gputrain report --code` has up to {MAX_LINES}")
+            typer.echo(f"  … and {pluralize(text.more, 'more line')}")

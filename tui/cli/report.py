@@ -62,7 +62,6 @@ def report(
     separate: Annotated[
         bool, typer.Option("--separate", help="Do not join runs that differ in the seed alone.")
     ] = False,
-    code: Annotated[bool, typer.Option("--code", help="Show the recorded code; read it before you share it.")] = False,
     force: ForceOption = False,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
@@ -79,7 +78,6 @@ def report(
 
     A path stands for all runs that other programs have written below it: a page has a chart for each of their metrics.
     """
-    from engine.code.difference import code_texts
     from engine.foreign.folders import require_unwatched
     from engine.report.output import check_output, write_output
     from engine.report.page import make_page
@@ -95,13 +93,11 @@ def report(
     path = expand_user(output or DEFAULT_OUTPUT)
     is_page = path.suffix.casefold() in PAGE_SUFFIXES
     kind = "" if is_page else file_format(path)
-    advice = "write a figure: -o curves.pdf, .svg or .png" if is_page else "write a page: -o page.html"
     figure_options = {"--metric": metrics, "--x": x, "--width": width, "--smooth": smooth}
     figure_options |= {"--log": log or None, "--separate": separate or None}
-    unused = figure_options if is_page else {"--code": code or None}
-    for name in (name for name, value in unused.items() if value is not None):
-        what = f"the {'page' if is_page else 'figure'} {path}"
-        raise UsageError.one(name, f"has no effect on {what}", advice, code="no-effect")
+    for name in (name for name, value in figure_options.items() if is_page and value is not None):
+        advice = "write a figure: -o curves.pdf, .svg or .png"
+        raise UsageError.one(name, f"has no effect on the page {path}", advice, code="no-effect")
     if smooth is not None and not 0 <= smooth <= 1:
         raise UsageError.one("--smooth", f"{smooth:g} is not allowed: must be a share from 0 to 1", code="out-of-range")
     directions = read_directions(runs_root(runs_dir))
@@ -122,7 +118,7 @@ def report(
     shown = list(map(as_foreign, found))
     with reading_line(shown) as on_read:
         if is_page:
-            data = make_page(shown, directions, on_read, code_texts(found) if code else ()).encode(errors="replace")
+            data = make_page(shown, directions, on_read).encode(errors="replace")
         else:
             data = make_plot(shown, options, kind, print_warning, on_read)
     written = write_output(path, data, force=force)

@@ -1,4 +1,4 @@
-"""The difference of code between two runs, and what a page shows of it."""
+"""The difference of code between two runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.code.difference import CodeText, code_differences, code_texts
+from engine.code.difference import CodeText, code_differences
 from engine.code.record import capture_code, read_code_record
 from engine.runs.folder import RunFolder
 from engine.utils.codec import replace, write_record
@@ -63,15 +63,14 @@ def test_comparison_writes_nothing_to_the_repository_and_leaves_nothing(
     assert file_contents(root) == before and not [*(tmp_path / "temporary").iterdir()]
 
 
-def test_without_the_repository_the_recorded_changes_are_compared(root: Path) -> None:
+def test_without_the_repository_the_files_that_differ_are_listed(root: Path) -> None:
     write_files(root, train__py="lr = 2\n")
     first = make_run(root, "a")
     write_files(root, train__py="lr = 3\n", new__py="x\n")
     second = make_run(root, "b")
     root.rename(root.parent / "moved")
     text = difference(first, second)
-    assert text is not None and str(root) in text.lines[0] and "recorded" in text.lines[1]
-    assert {"-+lr = 2", "++lr = 3", "+x"} <= {*text.lines}
+    assert text is not None and str(root) in text.lines[0] and text.lines[2:] == ("new.py", "train.py")
 
 
 def test_repository_is_not_read_for_runs_of_other_users(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,10 +79,10 @@ def test_repository_is_not_read_for_runs_of_other_users(root: Path, monkeypatch:
     second = make_run(root, "b")
     monkeypatch.setattr(RunFolder, "is_own", False)
     text = difference(first, second)
-    assert text is not None and "other users" in text.lines[0] and "+lr = 2" in "".join(text.lines)
+    assert text is not None and "other users" in text.lines[0] and text.lines[-1] == "train.py"
 
 
-def test_diff_of_an_unknown_form_or_with_paths_that_lead_out_is_compared_as_it_is_recorded(root: Path) -> None:
+def test_diff_of_an_unknown_form_or_with_paths_that_lead_out_is_not_applied(root: Path) -> None:
     first = make_run(root, "a")
     write_files(root, train__py="lr = 2\n")
     second = make_run(root, "b")
@@ -99,7 +98,7 @@ def test_diff_of_an_unknown_form_or_with_paths_that_lead_out_is_compared_as_it_i
             private=True,
         )
         text = difference(first, second)
-        assert text is not None and any("recorded" in line for line in text.lines)
+        assert text is not None and text.lines[-1] == path
         assert not (root.parent / "outside.py").exists() and not (root / ".git" / "hooks" / "post-checkout").exists()
 
 
@@ -121,7 +120,6 @@ def test_link_in_a_recorded_diff_is_not_followed(root: Path) -> None:
     )
     text = difference(first, second)
     assert text is not None and not any("HIDDEN" in line for line in text.lines)
-    assert "HIDDEN" not in str(code_texts([second]))
 
 
 def test_unusual_names_and_contents_are_compared(root: Path) -> None:
@@ -141,20 +139,14 @@ def test_difference_is_bounded_and_escaped(root: Path) -> None:
     assert all(line.isprintable() for line in text.lines)
 
 
-def test_page_hides_what_looks_like_a_secret(root: Path) -> None:
-    write_files(root, train__py="api_key = 'abcdefgh123'\n")
-    [text] = code_texts([make_run(root, "a")])
-    assert any("api_key" in line for line in text.lines)
-    assert not any("abcdefgh123" in line for line in text.lines)
-
-
 def test_recorded_code_is_private_and_survives_damage(root: Path) -> None:
+    first = make_run(root, "first")
     write_files(root, new__py="x\n")
     folder = make_run(root, "a")
     modes = {path.stat().st_mode & 0o077 for path in (folder.code, *folder.code.rglob("*"))}
     assert modes == {0}
     (folder.code / "untracked" / "new.py").unlink()
     (folder.code / "changes.patch").unlink()
-    assert code_texts([folder])[0].lines
+    assert difference(first, folder) is not None
     (folder.code / "code.json").write_text("{")
-    assert code_texts([folder]) == []
+    assert difference(first, folder) is None
