@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.command.spec import GpuIds
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.gpus.visible_devices import query_cuda_uuids, show_devices
@@ -30,16 +29,14 @@ class DeviceNames:
     uuids: tuple[str, ...] = ()
 
 
-def name_devices(
-    devices: Sequence[CudaDevice], snapshot: Snapshot | None, gpu_ids: GpuIds, environ: Mapping[str, str]
-) -> DeviceNames:
+def name_devices(devices: Sequence[CudaDevice], snapshot: Snapshot | None, environ: Mapping[str, str]) -> DeviceNames:
     """Return how a command that starts now names the devices.
 
     CUDA's numbers in PCI bus order, which every program accepts; UUIDs break vLLM (vllm#13815) and DeepSpeed
     (DeepSpeed#5278). A MIG instance has no number. They are UUIDs too if the number is not certain.
     """
     uuids = tuple(device.uuid for device in devices)
-    if gpu_ids == "uuid" or any(device.mig_ids is not None for device in devices):
+    if any(device.mig_ids is not None for device in devices):
         return DeviceNames(uuids, uuids)
     if not all(uuid.startswith("GPU-") for uuid in uuids):
         # An AMD GPU has its number in place of a UUID.

@@ -34,13 +34,13 @@ _NODE_VARIABLES = ("PET_NNODES", "PET_NODE_RANK", "PET_RDZV_", "PET_MASTER_", "P
 _ONE_NODE = ("1", "1:1")
 
 
-def capture_environment(own: Mapping[str, str], settings: Sequence[str] = (), *, slurm: bool = True) -> dict[str, str]:
+def capture_environment(own: Mapping[str, str], settings: Sequence[str] = ()) -> dict[str, str]:
     """Return the environment of a command that is typed in the environment `own`.
 
     `settings` are the values of `--env`: `KEY=VALUE`, or the `NAME` of a variable in `own`, which is kept even if the
-    command would not inherit it. Without `slurm`, the variables of a Slurm allocation are left out. Raises UsageError.
+    command would not inherit it. Raises UsageError.
     """
-    inherited = {name: value for name, value in own.items() if not _is_left_out(name, own, slurm)}
+    inherited = {name: value for name, value in own.items() if not _is_left_out(name, own)}
     return inherited | _read_settings(settings, own)
 
 
@@ -58,20 +58,18 @@ def renew_environment(
         for name, value in command.environment.items()
         if not name.startswith(SLURM_PREFIX) or name in command.expanded
     }
-    current = {name: value for name, value in own.items() if name.startswith(SLURM_PREFIX) and command.slurm_env}
+    current = {name: value for name, value in own.items() if name.startswith(SLURM_PREFIX)}
     typed = _read_settings(settings, own)
     expanded = [name for name in command.expanded if name not in typed]
     expanded += (name for name, sign, _ in (setting.partition("=") for setting in settings) if sign)
     return current | kept | typed, tuple(expanded)
 
 
-def _is_left_out(name: str, own: Mapping[str, str], slurm: bool) -> bool:
+def _is_left_out(name: str, own: Mapping[str, str]) -> bool:
     if name in RANK_VARIABLES or name in OWN_VARIABLES or name.startswith(RANK_PREFIXES):
         return True
-    if name in (LOG_DIR, TEE, MASTER_PORT):
-        # Inside the command of another run, they are that run's.
-        return MARKER_VARIABLE in own
-    return not slurm and name.startswith(SLURM_PREFIX)
+    # Inside the command of another run, they are that run's.
+    return name in (LOG_DIR, TEE, MASTER_PORT) and MARKER_VARIABLE in own
 
 
 def _read_settings(settings: Sequence[str], own: Mapping[str, str]) -> dict[str, str]:
@@ -87,8 +85,8 @@ def _read_settings(settings: Sequence[str], own: Mapping[str, str]) -> dict[str,
                 )
             )
         elif name in VISIBILITY_VARIABLES:
-            advice = "choose GPUs with --gpus, and their UUIDs in place of numbers with --gpu-ids uuid"
-            problems.append(Problem("--env", f"{name} is set from the reserved GPUs", advice, code="conflict"))
+            reason = f"{name} is set from the reserved GPUs"
+            problems.append(Problem("--env", reason, "choose GPUs with --gpus", code="conflict"))
         elif not sign and name not in own:
             reason = f"{printable(name)} is not set in this shell"
             problems.append(

@@ -14,9 +14,7 @@ from engine.command.spec import Command
 def run_options(command: Command) -> list[str]:
     """Return the options without those for the environment."""
     options = [] if command.stop_signal == "SIGINT" else ["--stop-signal", command.stop_signal]
-    options += [] if command.gpu_ids == "index" else ["--gpu-ids", command.gpu_ids]
     options += [] if command.tty else ["--no-tty"]
-    options += [] if command.slurm_env else ["--no-slurm-env"]
     options += ["--on-resume", shlex.join(command.on_resume)] if command.on_resume else []
     for option, values in (("--metrics", command.metrics), ("--parse", command.parse)):
         options += [part for value in values for part in (option, value)]

@@ -11,7 +11,7 @@ import os
 import signal
 import stat
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Protocol
 
 from engine.runs.folder import RunFolder
 from engine.runs.run_record import read_run_record
@@ -32,7 +32,6 @@ from engine.utils.trust import foreign_reason
 
 # The kernel accepts arguments and an environment of 2 MiB together (execve(2)); JSON escapes some characters.
 MAX_COMMAND_BYTES = 1 << 24
-GpuIds = Literal["index", "uuid"]
 # Signals that a program can handle.
 STOP_SIGNALS = tuple(each.name for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP))
 # What the kernel passes to a program; the file may be anybody's.
@@ -60,8 +59,6 @@ class Command(FileRecord, frozen=True, kw_only=True):
     """Name of the signal that asks the command to stop."""
     tty: bool = True
     """Whether its output goes to a terminal of its own; otherwise stdout and stderr are pipes."""
-    gpu_ids: GpuIds = "index"
-    """How CUDA_VISIBLE_DEVICES names the GPUs."""
     parse: Annotated[tuple[str, ...], ENTRIES] = ()
     """Regular expressions that find metrics in the output, beside those of `engine.command.output_metrics`."""
     metrics: Annotated[tuple[str, ...], ENTRIES] = ()
@@ -69,8 +66,6 @@ class Command(FileRecord, frozen=True, kw_only=True):
     on_resume: Annotated[tuple[Argument, ...], ENTRIES] = ()
     """Arguments that follow those of `argv` when the command starts again in the same run, with the same
     placeholders."""
-    slurm_env: bool = True
-    """Whether it sees the variables of the Slurm job in which it starts."""
 
     def has_same_program(self, other: Command) -> bool:
         """Whether both start the same program with the same arguments in the same folder. What surrounds it may

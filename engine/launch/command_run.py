@@ -230,7 +230,7 @@ class _Session:
         assert recorder is not None  # noqa: S101 - `announce` opened it
         run.check_code()
         command, path = run.started_command, self.folder.path
-        names = name_devices(self.devices, self.usage.first(), command.gpu_ids, command.environment)
+        names = name_devices(self.devices, self.usage.first(), command.environment)
         words = expand(command.argv, names, path.name, path)
         is_resumed = recorder.history.command is not None
         argv = [*words, *expand(command.on_resume, names, path.name, path)] if is_resumed else words

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -58,9 +58,7 @@ class CommandOptions:
     env: tuple[str, ...] = ()
     tag: tuple[str, ...] = ()
     stop_signal: str = "INT"
-    gpu_ids: Literal["index", "uuid"] = "index"
     no_tty: bool = False
-    no_slurm_env: bool = False
     metrics: tuple[str, ...] = ()
     parse: tuple[str, ...] = ()
     on_resume: str | None = None
@@ -90,16 +88,7 @@ def takes_command(function: Callback, without: Collection[str] = ()) -> Callback
         "stop_signal": (
             Annotated[str, option("--stop-signal", "Signal that asks the command to stop.", "SIGNAL")], "INT"
         ),
-        "gpu_ids": (
-            Annotated[
-                Literal["index", "uuid"], option("--gpu-ids", "Names in CUDA_VISIBLE_DEVICES.")
-            ],
-            "index",
-        ),
         "no_tty": (Annotated[bool, option("--no-tty", "Write its output to pipes, not to a terminal.")], False),
-        "no_slurm_env": (
-            Annotated[bool, option("--no-slurm-env", "Hide the SLURM variables from the command.")], False
-        ),
         "metrics": (
             Annotated[many, option("--metrics", "File or folder with metrics [default: below --cwd]", "PATH")],
             None,
@@ -356,15 +345,13 @@ def make_command(words: Sequence[str], options: CommandOptions) -> Command:
         argv=tuple(words),
         cwd=str(cwd),
         cwd_inode=inode,
-        environment=capture_environment(os.environ, options.env, slurm=not options.no_slurm_env),
+        environment=capture_environment(os.environ, options.env),
         expanded=tuple(setting.partition("=")[0] for setting in options.env if "=" in setting),
         stop_signal=_signal_name(options.stop_signal),
         tty=not options.no_tty,
-        gpu_ids=options.gpu_ids,
         parse=options.parse,
         metrics=options.metrics,
         on_resume=split_on_resume(options.on_resume or "", words),
-        slurm_env=not options.no_slurm_env,
     )
 
 

@@ -36,7 +36,7 @@ def chosen(snapshot: Snapshot, *uuids: str) -> list[CudaDevice]:
 
 def test_command_gets_numbers_in_pci_order(loaded_gpu_host: FakeGpuHost) -> None:
     snapshot = four_gpus(loaded_gpu_host)
-    names = name_devices(chosen(snapshot, gpu_uuid(1), gpu_uuid(3)), snapshot, "index", {})
+    names = name_devices(chosen(snapshot, gpu_uuid(1), gpu_uuid(3)), snapshot, {})
     assert names == DeviceNames(("1", "3"), (gpu_uuid(1), gpu_uuid(3)))
     assert device_environment(names, {}) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1,3"}
 
@@ -44,14 +44,14 @@ def test_command_gets_numbers_in_pci_order(loaded_gpu_host: FakeGpuHost) -> None
 def test_numbers_are_those_at_start_if_order_changed_since_reservation(loaded_gpu_host: FakeGpuHost) -> None:
     device = chosen(four_gpus(loaded_gpu_host), gpu_uuid(1))
     loaded_gpu_host.set_scene([gpu_line(index) for index in (3, 2, 1)])
-    assert name_devices(device, sample_gpus(), "index", {}).ids == ("2",)
+    assert name_devices(device, sample_gpus(), {}).ids == ("2",)
 
 
 def test_numbers_count_all_gpus_within_inherited_allocation(loaded_gpu_host: FakeGpuHost) -> None:
     snapshot = four_gpus(loaded_gpu_host)
     environ = {"CUDA_VISIBLE_DEVICES": "3,2", "HIP_VISIBLE_DEVICES": "0"}
     devices = visible_devices(cuda_devices(snapshot), environ)
-    names = name_devices(devices, snapshot, "index", environ)
+    names = name_devices(devices, snapshot, environ)
     assert device_environment(names, environ) == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "3,2",
@@ -59,21 +59,16 @@ def test_numbers_count_all_gpus_within_inherited_allocation(loaded_gpu_host: Fak
     }
 
 
-def test_command_gets_uuids_if_it_asks_for_them(loaded_gpu_host: FakeGpuHost) -> None:
-    snapshot = four_gpus(loaded_gpu_host)
-    assert name_devices(chosen(snapshot, gpu_uuid(2)), snapshot, "uuid", {}).ids == (gpu_uuid(2),)
-
-
 def test_mig_instance_is_named_by_full_uuid(loaded_gpu_host: FakeGpuHost) -> None:
     loaded_gpu_host.set_scene(gpu_line(0, mig=1), INSTANCES)
     snapshot = sample_gpus()
-    names = name_devices(chosen(snapshot, MIG_UUIDS[1]), snapshot, "index", {})
+    names = name_devices(chosen(snapshot, MIG_UUIDS[1]), snapshot, {})
     assert names.ids == names.uuids == (MIG_UUIDS[1],)
 
 
 def test_amd_gpu_is_named_as_torch_names_it() -> None:
     device = CudaDevice(0, "2", "AMD Instinct", None, physical_id="0000:c1:00.0")
-    assert name_devices([device], None, "index", {}).ids == ("2",)
+    assert name_devices([device], None, {}).ids == ("2",)
 
 
 CUDA = """
@@ -95,7 +90,7 @@ def test_numbers_behind_gpu_in_mig_mode_are_those_of_cuda(loaded_gpu_host: FakeG
     loaded_gpu_host.set_scene(gpu_line(0, mig=1), INSTANCES, gpu_line(1), f"gpu uuid={whole}")
     snapshot = sample_gpus()
     environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "2"}
-    assert name_devices(chosen(snapshot, whole), snapshot, "index", environ).ids == ("1",)
+    assert name_devices(chosen(snapshot, whole), snapshot, environ).ids == ("1",)
 
 
 def test_uuids_replace_numbers_that_cuda_does_not_tell(loaded_gpu_host: FakeGpuHost, tmp_path: Path) -> None:
@@ -103,11 +98,11 @@ def test_uuids_replace_numbers_that_cuda_does_not_tell(loaded_gpu_host: FakeGpuH
     loaded_gpu_host.set_scene(gpu_line(0, mig=1), INSTANCES, gpu_line(1))
     snapshot = sample_gpus()
     environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    assert name_devices(chosen(snapshot, gpu_uuid(1)), snapshot, "index", environ).ids == (gpu_uuid(1),)
+    assert name_devices(chosen(snapshot, gpu_uuid(1)), snapshot, environ).ids == (gpu_uuid(1),)
 
 
 def test_command_on_cpu_sees_no_gpu() -> None:
-    names = name_devices([], None, "index", {})
+    names = name_devices([], None, {})
     assert device_environment(names, {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == ""
 
 

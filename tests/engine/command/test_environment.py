@@ -31,10 +31,6 @@ def test_capture_environment_keeps_torchrun_variables_of_user() -> None:
     assert capture_environment({"PET_TEE": "0"}) == {"PET_TEE": "0"}
 
 
-def test_capture_environment_without_slurm_leaves_out_allocation() -> None:
-    assert capture_environment({"SLURM_NTASKS": "4", "A": "b"}, slurm=False) == {"A": "b"}
-
-
 def test_capture_environment_takes_settings_and_named_variables() -> None:
     own = {"HF_TOKEN": "s3cr3t", "MASTER_PORT": "1"}
     captured = capture_environment(own, ["A=b=c", "EMPTY=", "HF_TOKEN", "MASTER_PORT"])

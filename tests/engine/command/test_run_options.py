@@ -15,9 +15,7 @@ def test_options_make_the_same_command(tmp_path: Path) -> None:
     command = replace(
         make_command(tmp_path, "fit", "--lr", "1"),
         stop_signal="SIGUSR1",
-        gpu_ids="uuid",
         tty=False,
-        slurm_env=False,
         on_resume=("--resume", "a b"),
         metrics=("m",),
         parse=("x (?P<x>.)",),
@@ -26,16 +24,14 @@ def test_options_make_the_same_command(tmp_path: Path) -> None:
     typed: dict[str, list[str]] = {}
     for option in options:
         values = typed.setdefault(option, [])
-        if option not in ("--no-tty", "--no-slurm-env"):
+        if option != "--no-tty":
             values.append(next(options))
     again = command_of_options(
         command.argv,
         CommandOptions(
             cwd=command.cwd,
             stop_signal=typed["--stop-signal"][0],
-            gpu_ids="uuid" if typed["--gpu-ids"] == ["uuid"] else "index",
             no_tty="--no-tty" in typed,
-            no_slurm_env="--no-slurm-env" in typed,
             on_resume=typed["--on-resume"][0],
             metrics=tuple(typed["--metrics"]),
             parse=tuple(typed["--parse"]),

@@ -28,7 +28,6 @@ COMMAND = Command(
     environment={"TOKEN": "secret", "ODD": "\udcfe"},
     stop_signal="SIGTERM",
     tty=False,
-    gpu_ids="uuid",
     parse=("a=(?P<a>.)",),
     metrics=("logs",),
 )
@@ -77,13 +76,18 @@ def test_damaged_file_is_refused(folder: RunFolder, content: str) -> None:
         {"environment": {"A=B": "x"}},
         {"environment": {"A": "x\0"}},
         {"stop_signal": "SIGKILL"},
-        {"gpu_ids": "all"},
     ],
 )
 def test_command_that_cannot_be_started_is_refused(folder: RunFolder, values: dict[str, object]) -> None:
     folder.command.write_text(json.dumps({"format": 1, "argv": ["x"], "cwd": "/", "cwd_inode": 1} | values))
     with pytest.raises(UsageError, match=r"command\.json"):
         read_command(folder)
+
+
+def test_options_that_earlier_versions_stored_are_passed_over(folder: RunFolder) -> None:
+    stored = {"format": 1, "argv": ["x"], "cwd": "/", "cwd_inode": 1, "gpu_ids": "uuid", "slurm_env": False}
+    folder.command.write_text(json.dumps(stored))
+    assert read_command(folder) == Command(argv=("x",), cwd="/", cwd_inode=1)
 
 
 def test_huge_file_is_refused(folder: RunFolder) -> None:

@@ -29,11 +29,6 @@ def test_command_gets_reserved_gpus_in_variables_and_placeholders(runs: CommandR
     assert runs.record.state == "finished"
 
 
-def test_command_gets_uuids_of_reserved_gpus(runs: CommandRuns) -> None:
-    runs.run("sh", "-c", SHOW, config={"device": {"gpus": "2"}}, environment=ENVIRONMENT, gpu_ids="uuid")
-    assert runs.output[0].startswith(f"{gpu_uuid(2)} PCI_BUS_ID")
-
-
 def test_run_warns_of_use_of_gpu_that_is_not_reserved(
     runs: CommandRuns, loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

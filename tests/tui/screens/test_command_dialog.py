@@ -98,7 +98,7 @@ def test_again_offers_the_command_of_a_run_with_its_options(root: Path) -> None:
     folder = make_command_run(root, "b", make_command_finished(time.time()), now=time.time())
     folder.config.write_text("run:\n  name: b\ndevice:\n  gpus: free:2\n  wait: true\nqueue:\n  time_limit: 60\n")
     command = make_command(root, "echo", "a b", stop_signal="SIGTERM", tty=False, parse=("loss (?P<loss>.*)",))
-    command = replace(command, on_resume=("--resume", "auto"), slurm_env=False)
+    command = replace(command, on_resume=("--resume", "auto"))
     write_command(folder, command)
     line = line_of_run(folder)
     assert line.words == "echo 'a b'"
@@ -106,7 +106,6 @@ def test_again_offers_the_command_of_a_run_with_its_options(root: Path) -> None:
     assert shlex.split(line.options) == [
         *expected,
         "--no-tty",
-        "--no-slurm-env",
         "--on-resume",
         "--resume auto",
         "--parse",
