@@ -22,23 +22,12 @@ from typing import Self
 import engine
 from engine.command.keeper import KILL_SECONDS
 from engine.command.membership import MARKER, find_members, kill_all, signal_all
+from engine.utils.errors import UsageError
 from engine.utils.process_table import ProcessId, read_stat
 
 _KEEPER = "import sys; sys.path.append({path!r}); from engine.command.keeper import main; main({control}, {report})"
 # The keeper waits so long for processes that cannot be killed.
 CLOSE_SECONDS = KILL_SECONDS + 2.0
-
-
-class CommandError(OSError):
-    """The command cannot be started: `strerror` says why, `filename` is what the fault is in."""
-
-
-class CommandNotFoundError(CommandError):
-    """There is no such program: exit code 127 of a shell."""
-
-
-class NotExecutableError(CommandError):
-    """There is such a program, and it cannot be executed: exit code 126 of a shell."""
 
 
 class CommandProcess:
@@ -62,7 +51,7 @@ class CommandProcess:
         """Start the command. `marker` is the unique ID of this start of the run, which its environment gets.
         The command has no controlling terminal. It ignores `ignored_signals` unless it handles them.
 
-        Raises CommandError.
+        Raises UsageError.
         """
         self.run_id = marker
         self._exit_code: int | None = None
@@ -85,7 +74,8 @@ class CommandProcess:
         except OSError as error:
             os.close(self._control)
             os.close(self._report)
-            raise CommandError(error.errno, error.strerror, str(error.filename)) from error
+            reason = f"cannot be started: {error.strerror}"
+            raise UsageError.one(str(error.filename), reason, code="not-started") from error
         finally:
             os.close(control)
             os.close(report)
@@ -180,12 +170,15 @@ def _send(
         marshal.dump(request, file)
 
 
-def _start_error(code: int, program: str, cwd: Path, env: Mapping[str, str]) -> CommandError:
-    reason = os.strerror(code) if code else "the process that holds it could not be started"
-    if code in (errno.ENOENT, errno.ENOTDIR):
+def _start_error(number: int, program: str, cwd: Path, env: Mapping[str, str]) -> UsageError:
+    """Return why a command was not executed. As for a shell, a program that is not found differs from others."""
+    reason = os.strerror(number) if number else "the process that holds it could not be started"
+    code = "command-not-executable" if number else "not-started"
+    if number in (errno.ENOENT, errno.ENOTDIR):
         if shutil.which(cwd / program if "/" in program else program, path=env.get("PATH")) is None:
-            return CommandNotFoundError(code, reason, program)
-        reason = "the interpreter in its first line does not exist"
-    elif code == errno.ENOEXEC:
+            code = "command-not-found"
+        else:
+            reason = "the interpreter in its first line does not exist"
+    elif number == errno.ENOEXEC:
         reason = "it is neither a program for this machine nor a script with a first line like #!/bin/sh"
-    return (NotExecutableError if code else CommandError)(code, reason, program)
+    return UsageError.one(program, f"cannot be started: {reason}", code=code)

@@ -22,7 +22,7 @@ from engine.command.argument_parameters import argument_parameters
 from engine.command.devices import DeviceNames, device_environment, expand, name_devices
 from engine.command.environment import torchrun_variables
 from engine.command.metric_files import make_metrics_folder
-from engine.command.process_tree import CommandError, CommandNotFoundError, CommandProcess, NotExecutableError
+from engine.command.process_tree import CommandProcess
 from engine.command.run_id import make_run_id
 from engine.command.spec import Command, forget_environment, write_command
 from engine.command.stall import StallWatch
@@ -302,10 +302,8 @@ class _Session:
                 ignored_signals=self._ignored_signals,
             )
         except OSError as error:
-            kind = "command-not-found" if isinstance(error, CommandNotFoundError) else "not-started"
-            kind = "command-not-executable" if isinstance(error, NotExecutableError) else kind
-            place = str(error.filename) if isinstance(error, CommandError) else command.argv[0]
-            raise UsageError.one(place, f"cannot be started: {error.strerror}", code=kind) from error
+            reason = f"cannot be started: {error.strerror}"
+            raise UsageError.one(command.argv[0], reason, code="not-started") from error
 
     @property
     def _ignored_signals(self) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ import pytest
 
 from engine.command.try_parse import MAX_READ_BYTES, TriedMetric, try_parse
 from engine.utils.errors import UsageError
-from support.runs.factories import make_run_folder
 
 
 def test_metrics_of_file_are_counted(tmp_path: Path) -> None:
@@ -17,7 +16,7 @@ def test_metrics_of_file_are_counted(tmp_path: Path) -> None:
     path.write_text("loading\nstep 10 loss 3\nstep 20 loss 2, acc 0.5\n")
     tried = try_parse(path)
     assert tried.metrics == {"loss": TriedMetric(2, 10, 20, 2.0), "acc": TriedMetric(1, 20, 20, 0.5)}
-    assert (tried.num_lines, tried.num_used, tried.problem) == (3, 2, None)
+    assert (tried.num_lines, tried.num_used) == (3, 2)
 
 
 def test_patterns_are_used(tmp_path: Path) -> None:
@@ -44,26 +43,6 @@ def test_metric_of_an_earlier_state_of_a_bar_is_found(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text("\r 1/9 [00:01<00:01, loss=3, acc=0.5]\r 9/9 [00:02<00:00, loss=2]\n")
     assert {name: each.last for name, each in try_parse(path).metrics.items()} == {"loss": 2.0, "acc": 0.5}
-
-
-OWN = "a: starting in /work/runs/a\na: process 7 on the CPU: train\nstep 1 loss 3\nfinished: val_loss 4\n"
-TIMED = (
-    "2026-11-01 10:00:00  a: process 7 on the CPU: train\nstep 1 loss 3\n2026-11-01 10:00:09  finished: val_loss 4\n"
-)
-
-
-def test_lines_of_gputrain_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "output.txt").write_text(OWN)
-    folder = make_run_folder(tmp_path, "a")
-    folder.log.write_text(TIMED)
-    for path in (tmp_path / "output.txt", folder.log):
-        tried = try_parse(path)
-        assert (list(tried.metrics), tried.num_lines) == (["loss"], 1), path
-
-
-def test_line_of_a_program_that_looks_like_one_of_gputrain_is_read(tmp_path: Path) -> None:
-    (tmp_path / "output.txt").write_text("finished: loss 4\n2026-11-01 10:00:00  acc 0.5\n")
-    assert list(try_parse(tmp_path / "output.txt").metrics) == ["loss", "acc"]
 
 
 def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
