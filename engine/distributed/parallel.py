@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ def wrap_model(
         return DataParallel(model, device_ids=list(range(devices_per_rank)))
     if world_size == 1:
         return model
+    # In dimensions of size 1, strides may differ: the elements are in the same order, so nothing is slower or changes.
+    # AccumulateGrad gives every gradient the other strides of its parameter (grad_layout_contract.h).
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     parameters = inspect.signature(DistributedDataParallel).parameters
     sync_option = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
     options: dict[str, Any] = {sync_option: False}

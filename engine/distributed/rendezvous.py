@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,9 +29,11 @@ class RendezvousTimeoutError(CodedError):
 
 
 def check_rendezvous(init_method: str, environ: Mapping[str, str]) -> None:
-    """Check the rendezvous of ranks that this process will spawn. Raises UsageError if it cannot succeed."""
-    if init_method == "env://":
-        _check_can_listen(*_host_and_port(environ))
+    """Check the rendezvous of ranks that this process will spawn. Raises UsageError if there is none."""
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if init_method == "env://" and not (host and port.isdigit() and 0 < int(port) < 1 << 16):
+        reason = f"env:// needs a host and a port in the environment, but MASTER_ADDR={host!r} and MASTER_PORT={port!r}"
+        raise UsageError.one(INIT_METHOD_KEY, reason, code="invalid-value")
 
 
 def create_store_file() -> int:
@@ -107,42 +108,4 @@ def get_from_rank(store: Store, rank: int, key: str) -> bytes:
         raise RendezvousTimeoutError(
             f"rank {rank} did not send its {key.partition('/')[0]} within {timeout_s:g} s; increase device.timeout if "
             "that takes longer",
-        ) from error
-
-
-def _host_and_port(environ: Mapping[str, str]) -> tuple[str, int]:
-    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        variables = f"MASTER_ADDR={host!r} and MASTER_PORT={port!r}"
-        raise UsageError.one(
-            INIT_METHOD_KEY,
-            f"env:// needs a host and a port in the environment, but {variables}",
-            code="invalid-value",
-        )
-    return host, int(port)
-
-
-def _check_can_listen(host: str, port: int) -> None:
-    """Check that rank 0, which runs on this host, can listen on the address. Raises UsageError if not."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind((address[0], 0))
-    except OSError as error:
-        raise UsageError.one(
-            INIT_METHOD_KEY,
-            f"{host} is not an address of this host, where rank 0 listens ({error.strerror}); use one that is",
-            code="invalid-value",
-        ) from error
-    try:
-        with socket.socket(family, kind, protocol) as probe:
-            # Like torch, which listens on all addresses.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
-            probe.listen()
-    except OSError as error:
-        raise UsageError.one(
-            INIT_METHOD_KEY,
-            f"port {port} cannot be used on this host ({error.strerror}); use another port",
-            code="address-in-use",
         ) from error

@@ -83,28 +83,14 @@ def folder_problem(request: RunRequest, command: Command) -> Problem | None:
 
 
 def _program_problem(command: Command) -> Problem | None:
-    program, path = command.argv[0], command.environment.get("PATH", os.defpath)
-    if not command.environment:
-        # A finished run keeps none, and is refused for that.
+    program, file = command.argv[0], Path(command.cwd, command.argv[0])
+    sought, path = str(file) if "/" in program else program, command.environment.get("PATH", os.defpath)
+    # A finished run keeps no environment, and is refused for that.
+    if not command.environment or has_placeholder(program) or shutil.which(sought, path=path) is not None:
         return None
-    if "/" in program:
-        file = Path(command.cwd) / program
-        if not file.exists():
-            return Problem(program, "there is no such file", code="command-not-found")
-        if file.is_dir():
-            return Problem(program, "is a folder and no program", code="command-not-executable")
-        found = file.is_file() and os.access(file, os.X_OK)
-        advice = f"type {script_line(program)}"
-        return None if found else Problem(program, "is not executable", advice, code="command-not-executable")
-    # A relative folder of PATH is relative to the working folder of the command.
-    if (
-        has_placeholder(program)
-        or shutil.which(program, path=path) is not None
-        or any(not Path(each).is_absolute() for each in path.split(":"))
-    ):
-        return None
-    file = Path(command.cwd) / program
-    is_executable = os.access(file, os.X_OK)
-    line = f"./{shlex.quote(program)}" if is_executable else script_line(program)
+    if "/" in program and file.exists():
+        reason = "is a folder and no program" if file.is_dir() else "is not executable"
+        return Problem(program, reason, f"type {script_line(program)}", code="command-not-executable")
+    line = f"./{shlex.quote(program)}" if os.access(file, os.X_OK) else script_line(program)
     advice = f"to run the file of this name, type {line}" if file.is_file() else "correct it, or type its path"
     return Problem(program, "there is no such command", advice, code="command-not-found")

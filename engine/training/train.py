@@ -36,7 +36,6 @@ from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
-from engine.distributed.grad_strides import explain_grad_strides
 from engine.distributed.messages import decide_on_rank_0
 from engine.distributed.parallel import batch_device, wrap_model
 from engine.distributed.process_group import join_process_group
@@ -228,8 +227,6 @@ def build_trainer(
     own_metrics = OwnMetrics(config, num_classes, max(sampler.val_images, count_test_images(data.source)))
     network, criterion, optimizer = _build_model(config, data, device, checkpoint)
     cpu_group, rank_devices = join_process_group(config, job.plan, device, rank_info, store)
-    if sampler.world_size > 1:
-        explain_grad_strides(lambda problem: channel.send(WarningEvent.of(problem)) if rank_info.rank == 0 else None)
     parallel_model = wrap_model(network.model, config.device, device, job.plan.devices_per_rank, sampler.world_size)
     step_log = StepLog(
         log_every=config.run.log_every,
