@@ -86,7 +86,6 @@ def keys_without_effect_on_devices(
         keys = ("device.bucket_view", "device.bucket_cap_mb", "device.compress", "device.static_graph")
         why |= dict.fromkeys((*keys, "optim.lr_scaling", "model.sync_bn"), "with one rank")
     if external:
-        why |= {} if on_gpu else {"device.wait": "on the CPU under torchrun and srun"}
         why["run.max_restarts"] = "under torchrun and srun; use the --max-restarts of torchrun"
         why["device.start_method"] = "under torchrun and srun, which start the ranks"
     return [

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 # Exceptions of torch.distributed when another rank is gone; gloo raises a plain RuntimeError.
 _COMMUNICATION_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
 _LOST_PEER = re.compile(
-    r"connection (reset|closed|refused)|broken pipe|gloo|socket(?! has failed to listen)|timed out|communicator was aborted"
-    r"|remote process exited|watchdog caught collective operation timeout"
+    r"connection (reset|closed|refused)|broken pipe|gloo|socket(?! has failed to listen)|timed out"
+    r"|communicator was aborted|remote process exited|watchdog caught collective operation timeout"
     # A key of the store that another rank should have set, for example NCCL's unique ID of rank 0.
     r"|wait timeout|timeout waiting for key|retrieving ncclUniqueId",
     re.IGNORECASE,

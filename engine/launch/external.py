@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Literal
 
 from engine.distributed.channel import Channel
 from engine.distributed.failures import describe_failure, find_cause, rank_failure
-from engine.distributed.messages import PeerFailedError, send
-from engine.distributed.node_plan import prepare_environment
+from engine.distributed.messages import PeerFailedError, merge_problems, send
+from engine.distributed.node_plan import lowest_capability, prepare_environment
 from engine.distributed.rank_env import TORCHRUN_RUN_ID, RankInfo, rank_info_from_env
 from engine.distributed.rendezvous import open_store
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter, Watchdog
 from engine.gpus.selection import CudaDevice
 from engine.launch.external_failures import find_root_cause, publish_failure, watchdog_thread
-from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
+from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.handshake import (
     PreparedJob,
     RankZeroEndedError,
@@ -42,11 +42,9 @@ from engine.launch.lifecycle import TrainingRun
 from engine.launch.node import (
     MultiNodeGpuUsage,
     allocate_node_gpus,
-    collect_rank_problems,
+    collect_preflights,
     publish_gpu_usage,
-    share_capability,
-    share_problems,
-    with_lowest_capability,
+    share_preflight,
 )
 from engine.launch.owned_run import AlreadyFinishedError, with_run_name
 from engine.launch.preflight import Preflight, find_problems, run_preflight, source_opener
@@ -59,7 +57,7 @@ from engine.runs.ownership import OwnershipLostError
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.sinks import Sink
 from engine.training.job import Job, RunResult, StartMethod
-from engine.utils.errors import CodedError, Problem, UsageError
+from engine.utils.errors import CodedError, Problem, UsageError, raise_if_any
 from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler, die_with_parent, exit_now
 
@@ -217,18 +215,11 @@ def _run_preflight_on_all_ranks(run: TrainingRun, this_rank: _ExternalRank) -> P
     """Check the request on every host. Raises UsageError on rank 0, with the problems of all hosts."""
     rank_info, store, stop_flag = this_rank.rank_info, this_rank.store, this_rank.stop_flag
 
-    def allocate(wait: bool) -> Sequence[CudaDevice]:
-        on_wait = waiting_emitter(run.show_wait)
-        run.allocation = allocate_node_gpus(run.request, rank_info, store, stop_flag, on_wait, wait=wait)
+    def allocate(_wait: bool) -> Sequence[CudaDevice]:
+        run.allocation = allocate_node_gpus(run.request, rank_info, store, stop_flag, run.listener)
         if rank_info.local_rank == 0:
             run.show_gpu_warnings()
         return run.allocation.devices
-
-    def share(problems: Sequence[Problem], *, stopped: bool = False, failure: str = "") -> None:
-        if this_rank.rank > 0:
-            # Rank 0 hosts the store: if the store is gone, rank 0 has exited.
-            with suppress(RuntimeError):
-                share_problems(problems, rank_info, store, stopped=stopped, failure=failure)
 
     try:
         if stop_flag.is_set:
@@ -238,14 +229,23 @@ def _run_preflight_on_all_ranks(run: TrainingRun, this_rank: _ExternalRank) -> P
         # A write would create the file of a FileStore again, which rank 0 has removed.
         raise
     except BaseException as error:
-        share([], stopped=isinstance(error, KeyboardInterrupt), failure=find_cause(error).reason)
+        if this_rank.rank > 0:
+            stopped = isinstance(error, KeyboardInterrupt)
+            # Rank 0 hosts the store: if the store is gone, rank 0 has exited.
+            with suppress(RuntimeError):
+                share_preflight(rank_info, store, stopped=stopped, failure=find_cause(error).reason)
         raise
-    share_capability(preflight.plan, rank_info, store)  # before the problems, for which rank 0 waits
-    share(preflight.problems)
-    if this_rank.rank == 0 and (problems := collect_rank_problems(preflight.problems, rank_info, store, stop_flag)):
-        raise UsageError(problems)
-    if this_rank.rank == 0 and preflight.plan is not None:
-        preflight.use_plan(with_lowest_capability(preflight.plan, rank_info, store), run.request.config)
+    plan = preflight.plan
+    capability = None if plan is None else plan.capability
+    if this_rank.rank > 0:
+        with suppress(RuntimeError):
+            share_preflight(rank_info, store, preflight.problems, capability=capability)
+        return preflight
+    others = collect_preflights(rank_info, store, stop_flag)
+    raise_if_any(merge_problems(preflight.problems, others))
+    if plan is not None:
+        lowest = lowest_capability([capability, *(other.capability for other in others)])
+        preflight.use_plan(replace(plan, capability=lowest), run.request.config)
     return preflight
 
 
@@ -254,7 +254,8 @@ def _prepare_and_broadcast(run: TrainingRun, this_rank: _ExternalRank, preflight
     job = run.prepare(preflight)
     folder = None if job.folder is None else str(job.folder.path)
     batch_size, amp = job.config.data.batch_size, job.config.precision.amp
-    message = PreparedJob(folder=folder, resumed=job.resumed, batch_size=batch_size, amp=amp)
+    capability = job.plan.capability
+    message = PreparedJob(folder=folder, resumed=job.resumed, batch_size=batch_size, amp=amp, capability=capability)
     send(this_rank.store, "job", message)
     return job
 
@@ -272,7 +273,7 @@ def _receive_job(run: TrainingRun, this_rank: _ExternalRank, preflight: Prefligh
             folder = folder.identified()
         config = with_run_name(config, folder)
         run.allocation.reservation.set_run_name(folder.name)
-    plan = with_lowest_capability(preflight.plan, this_rank.rank_info, this_rank.store)
+    plan = replace(preflight.plan, capability=message.capability)
     job = Job(config, plan, folder, message.resumed, preflight.source, lr_range=run.request.lr_range)
     return replace(job, input_source=run.request.input_source)
 

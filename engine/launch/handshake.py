@@ -69,12 +69,16 @@ class Announcement(Record, frozen=True, kw_only=True):
 
 
 class PreparedJob(Record, frozen=True, kw_only=True):
-    """What rank 0 has decided: the run folder, None in a dry run, and the keys of the config that may be auto."""
+    """What rank 0 has decided: the run folder, None in a dry run, and the keys of the config that may be auto.
+
+    `capability` is the lowest of the GPUs of all ranks. Precision and memory format follow from it, and DDP needs the
+    same on all ranks."""
 
     folder: str | None
     resumed: bool
     batch_size: Count | Literal["auto"]
     amp: AmpLevel
+    capability: tuple[Count, Count] | None
 
 
 @contextmanager

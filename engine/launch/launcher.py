@@ -45,7 +45,7 @@ def launch(request: RunRequest, listener: Listener) -> int:
     if launcher != "spawn":
         from engine.launch.external import run_external_rank
 
-        return run_external_rank(with_interrupted_wait(request), launcher, listener)
+        return run_external_rank(request, launcher, listener)
 
     run, rank_starter = TrainingRun(request, listener), None
 

@@ -64,13 +64,7 @@ class OwnedRun:
     _early_warnings: list[WarningEvent] = field(default_factory=list, init=False)
     _early_usage: GpuEvent | None = field(default=None, init=False)
     _notifier: RunNotifier | None = field(default=None, init=False)
-    _waiting_since: float | None = field(default=None, init=False)
     _code_is_checked: bool = field(default=False, init=False)
-
-    def show_wait(self, event: Event) -> None:
-        """Show why the run waits for GPUs, and remember since when."""
-        self._waiting_since = time.monotonic() if self._waiting_since is None else self._waiting_since
-        self.listener(event)
 
     def show_gpu_warnings(self) -> None:
         """Show the warnings of the allocation."""
@@ -144,7 +138,7 @@ class OwnedRun:
             config.device.gpus,
             (config.run.name or self.request.default_name) if place is None else place.folder.name,
             wait=wait,
-            on_wait=waiting_emitter(self.show_wait) if place is None else place.report,
+            on_wait=waiting_emitter(self.listener) if place is None else place.report,
             poll_terms=(lambda: (fixed_terms(config), "")) if place is None else place.poll_terms,
             limits=read_limits(),
             make_bed=self._make_bed if place is not None and self.request.detached and self.request.program else None,
@@ -265,9 +259,7 @@ class OwnedRun:
         """Start to send messages about the run."""
         if self._notifier is not None:
             return
-        waited_s = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
-        if self.place is not None:
-            waited_s = self.place.waited_s
+        waited_s = 0.0 if self.place is None else self.place.waited_s
         gpus = [device.uuid for device in self.allocation.devices]
         self._notifier = RunNotifier(folder, config, waited_s=waited_s, gpus=gpus)
         for warning in self._notifier.warnings:

@@ -220,10 +220,9 @@ def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInf
         problems += limit_problems(request)
     else:
         reason = "is not available under torchrun and srun; start the run with gputrain"
-        unsupported = ("after", "begin", "time_limit")
-        keys = [name for name in unsupported if getattr(config.queue, name)]
-        problems += [Problem(f"queue.{name}", reason, code="not-supported") for name in keys]
-        problems += [Problem("run.snapshot", reason, code="not-supported")] if config.run.snapshot else []
+        keys = [f"queue.{name}" for name in ("after", "begin", "time_limit") if getattr(config.queue, name)]
+        keys += [*(["device.wait"] if config.device.wait else []), *(["run.snapshot"] if config.run.snapshot else [])]
+        problems += [Problem(key, reason, code="not-supported") for key in keys]
     if request.lr_range is None and (rank_info is None or rank_info.rank == 0):
         with collect_problems(problems):
             _check_run_folder(request)

@@ -376,8 +376,8 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
 
 
 class WaitingForGpus(Event, frozen=True, kw_only=True, tag="waiting"):
-    """The run waits in the queue. Written when it joins and when the reason or its place changes, at most every 30 s.
-    Under torchrun and srun, it is only shown on the terminal."""
+    """The run waits in the queue. Written when it joins and when the reason or its place changes, at most every
+    30 s."""
 
     message: str
     """Which GPUs or runs it waits for, and why."""

@@ -14,9 +14,10 @@ import psutil
 import pytest
 from torch.distributed import HashStore, TCPStore
 
+from engine.distributed.messages import merge_problems
 from engine.distributed.rank_env import RankInfo, slurm_step_port
 from engine.launch.handshake import RankZeroEndedError, exit_code_of_rank_0, share_exit_code, wait_for_key
-from engine.launch.node import collect_rank_problems, share_problems
+from engine.launch.node import collect_preflights, share_preflight
 from engine.utils.errors import Problem
 from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler
@@ -223,18 +224,15 @@ def test_wait_for_key_ends_with_rank_0() -> None:
     share_exit_code(store, ExitCode.STOPPED, world_size=2)
 
 
-def test_collect_rank_problems_reports_each_sentence_once_and_names_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_of_all_ranks_are_reported_once_and_name_the_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
     store, own_problem = HashStore(), Problem("data.path", "/data does not exist", "give another", code="not-found")
     monkeypatch.setattr("engine.launch.node.socket.gethostname", lambda: "n1")
-    share_problems(
-        [own_problem, Problem("device.gpus", "GPU 3 is lost", code="gpu-lost")],
-        RankInfo(1, 3, 0, 1),
-        store,
-        stopped=False,
-    )
-    share_problems([], RankInfo(2, 3, 0, 1), store, stopped=False)
-    problems = collect_rank_problems([own_problem], RankInfo(0, 3, 0, 1), store, SignalHandler())
+    lost = Problem("device.gpus", "GPU 3 is lost", code="gpu-lost")
+    share_preflight(RankInfo(1, 3, 0, 1), store, [own_problem, lost])
+    share_preflight(RankInfo(2, 3, 0, 1), store)
+    others = collect_preflights(RankInfo(0, 3, 0, 1), store, SignalHandler())
+    problems = merge_problems([own_problem], others)
     assert [str(problem) for problem in problems] == [str(own_problem), "device.gpus: GPU 3 is lost (on n1)"]
-    share_problems([], RankInfo(2, 3, 0, 1), store, stopped=True)
+    share_preflight(RankInfo(2, 3, 0, 1), store, stopped=True)
     with pytest.raises(KeyboardInterrupt):
-        collect_rank_problems([own_problem], RankInfo(0, 3, 0, 1), store, SignalHandler())
+        collect_preflights(RankInfo(0, 3, 0, 1), store, SignalHandler())

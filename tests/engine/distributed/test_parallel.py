@@ -17,7 +17,7 @@ from engine.config.schema import Config
 from engine.data.batching import build_sampler
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.open import open_source
-from engine.distributed.node_plan import plan_node, prepare_environment
+from engine.distributed.node_plan import lowest_capability, plan_node, prepare_environment
 from engine.distributed.parallel import warmup_batch_size, wrap_model
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import (
@@ -163,6 +163,13 @@ def test_warmup_batch_size_covers_smallest_dp_batch() -> None:
     assert warmup_batch_size(DistributedBatchSampler(100, 1, 16, 0, 4, True, 0)) == 2
     # DataParallel splits 13 images over 4 GPUs as 4, 4, 4 and 1.
     assert warmup_batch_size(DistributedBatchSampler(77, 1, 64, 0, 1, False, 0, devices_per_rank=4)) == 13
+
+
+@pytest.mark.parametrize(("capabilities", "lowest"), [([(8, 0), (7, 0)], (7, 0)), ([(9, 0), None], None)])
+def test_lowest_capability_is_unknown_if_one_is(
+    capabilities: list[tuple[int, int] | None], lowest: tuple[int, int] | None
+) -> None:
+    assert lowest_capability(capabilities) == lowest
 
 
 def test_init_method_is_auto_or_env() -> None:

@@ -15,22 +15,14 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.distributed.messages import PeerFailedError
-from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import NotFreeError
 from engine.launch import handshake, node, preflight
 from engine.launch.handshake import continue_run_of_agents, heartbeat, wait_for_key
-from engine.launch.node import (
-    allocate_node_gpus,
-    collect_rank_problems,
-    share_capability,
-    share_problems,
-    with_lowest_capability,
-)
+from engine.launch.node import allocate_node_gpus, collect_preflights, share_preflight
 from engine.launch.request import RunRequest
 from engine.runs.events import Event, WarningEvent
 from engine.utils.errors import UsageError
@@ -264,58 +256,27 @@ def test_find_problems_allocates_for_ranks_of_host(tmp_path: Path, monkeypatch: 
     assert ranks == [2, None]
 
 
-def test_gpus_that_are_not_free_raise_same_error_on_every_rank_of_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusal_of_gpus_is_the_same_on_every_rank_of_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> GpuAllocation:
         raise NotFreeError.one("device.gpus", "in use", code="gpu-in-use")
 
     monkeypatch.setattr(node, "allocate_devices", refuse)
     store, request = HashStore(), RunRequest(Config(), tmp_path / "runs", "digits")
     for rank in range(2):
-        with pytest.raises(NotFreeError, match="in use"):
-            allocate_node_gpus(request, RankInfo(rank, 2, rank, 2), store, SignalHandler(), lambda _: None, wait=False)
+        with raises_problem("gpu-in-use", "device.gpus"):
+            allocate_node_gpus(request, RankInfo(rank, 2, rank, 2), store, SignalHandler(), lambda _: None)
 
 
-@pytest.mark.parametrize("rank_0_waits", [True, False])
-def test_hosts_queue_for_gpus_only_if_rank_0_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank_0_waits: bool
-) -> None:
-    waits = []
-
-    def record(*_: object, wait: bool, **__: object) -> GpuAllocation:
-        waits.append(wait)
-        return GpuAllocation()
-
-    monkeypatch.setattr(node, "allocate_devices", record)
-    store, request = HashStore(), RunRequest(Config(), tmp_path / "runs", "digits")
-    for rank, wait in ((0, rank_0_waits), (1, True)):
-        allocate_node_gpus(request, RankInfo(rank, 2, 0, 1), store, SignalHandler(), lambda _: None, wait=wait)
-    assert waits == [rank_0_waits, rank_0_waits]
-
-
-def test_collect_rank_problems_raises_failure_of_another_rank() -> None:
+def test_collect_preflights_raises_failure_of_another_rank() -> None:
     store = HashStore()
-    share_problems([], RankInfo(1, 2, 1, 2), store, stopped=False, failure="OSError: bad disk")
+    share_preflight(RankInfo(1, 2, 1, 2), store, failure="OSError: bad disk")
     with raises_problem("rank-failed", None, " 1 ", "OSError: bad disk", kind=PeerFailedError):
-        collect_rank_problems([], RankInfo(0, 2, 0, 2), store, SignalHandler())
+        collect_preflights(RankInfo(0, 2, 0, 2), store, SignalHandler())
 
 
-@pytest.mark.parametrize("data", ["{", "[]", '{"host": 5}', '{"host": "second", "problems": []}'])
-def test_collect_rank_problems_names_invalid_message_of_another_rank(data: str) -> None:
+@pytest.mark.parametrize("data", ["{", "[]", '{"host": 5}', '{"host": "second"}'])
+def test_collect_preflights_names_invalid_message_of_another_rank(data: str) -> None:
     store = HashStore()
     store.set("preflight/1", data)
     with raises_problem("damaged", None, "preflight/1", "gputrain", kind=PeerFailedError):
-        collect_rank_problems([], RankInfo(0, 2, 0, 2), store, SignalHandler())
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "lowest"), [(((8, 0), (7, 0)), (7, 0)), (((9, 0), None), None)], ids=["mixed", "unknown"]
-)
-def test_ranks_agree_on_lowest_compute_capability(
-    capabilities: tuple[tuple[int, int] | None, ...], lowest: tuple[int, int] | None
-) -> None:
-    store, plan = HashStore(), plan_node(resolve_config(None, []).config, [])
-    for rank, capability in enumerate(capabilities):
-        share_capability(replace(plan, capability=capability), RankInfo(rank, 2, 0, 1), store)
-    assert with_lowest_capability(plan, RankInfo(1, 2, 0, 1), store).capability == lowest
+        collect_preflights(RankInfo(0, 2, 0, 2), store, SignalHandler())

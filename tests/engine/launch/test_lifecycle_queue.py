@@ -42,12 +42,6 @@ def test_owner_finds_end_that_only_the_journal_of_a_killed_run_has(tmp_path: Pat
         owned.run.enter_queue()
 
 
-def test_owner_shows_why_it_waits(tmp_path: Path) -> None:
-    with owner(tmp_path) as owned:
-        owned.run.show_wait(WaitingForGpus(message="no GPU is free"))
-        assert [event.type for event in owned.shown] == ["waiting"]
-
-
 def test_waiting_run_records_its_place_among_those_that_wait_for_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
