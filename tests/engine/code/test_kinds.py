@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.code.kinds import is_code, is_imported, is_output
+from engine.code.kinds import is_code, is_output
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,3 @@ def test_texts_data_and_results_do_not_count(path: str) -> None:
 @pytest.mark.parametrize("path", ["results.csv", "train.log", "slurm-1.out", "wandb/run/a.py", "a/.hydra/config.yaml"])
 def test_logs_and_tables_are_not_even_recorded(path: str) -> None:
     assert is_output(path)
-
-
-def test_new_modules_headers_and_repositories_may_be_imported() -> None:
-    assert all(map(is_imported, ("local_settings.py", "lib/a.h", "kernel.so", "nested/")))
-    assert not any(map(is_imported, ("conf/new.yaml", "notebook.ipynb", "run2.sh")))

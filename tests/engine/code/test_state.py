@@ -26,19 +26,6 @@ def read(root: Path, runs_dir: Path | None = None) -> CodeState:
     return read_code(repository, runs_dir)
 
 
-def test_clean_tree_has_its_commit_alone(root: Path) -> None:
-    state = read(root)
-    assert state.digests.commit == git(root, "rev-parse", "HEAD").strip()
-    assert not state.digests.is_dirty and not state.digests.skipped
-
-
-def test_changed_file_has_its_diff(root: Path) -> None:
-    write_files(root, train__py="a = 2\n")
-    state = read(root)
-    assert [*state.digests.changed] == ["train.py"] and state.digests.is_dirty
-    assert b"-a = 1\n+a = 2\n" in state.patch
-
-
 def test_recorded_diff_applies_to_the_commit(root: Path, tmp_path: Path) -> None:
     write_files(root, train__py="a = 2\n")
     (root / "model.py").unlink()

@@ -101,11 +101,6 @@ def test_uuids_replace_numbers_that_cuda_does_not_tell(loaded_gpu_host: FakeGpuH
     assert name_devices(chosen(snapshot, gpu_uuid(1)), snapshot, environ).ids == (gpu_uuid(1),)
 
 
-def test_command_on_cpu_sees_no_gpu() -> None:
-    names = name_devices([], None, {})
-    assert device_environment(names, {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == ""
-
-
 @pytest.mark.parametrize(
     ("word", "expanded"),
     [

@@ -63,10 +63,6 @@ def test_summary_of_torchrun_names_the_rank_that_failed_first() -> None:
     assert found.lines[2] == '  File "train.py", line 6, in <module>'
 
 
-def test_local_rank_finds_the_lines_of_a_rank_on_another_host() -> None:
-    assert failure(TORCHRUN.format(rank=5, code=1)).rank == 5
-
-
 def test_files_of_a_rank_have_what_torchrun_has_not_echoed(tmp_path: Path) -> None:
     for run, age in (("old", 9), ("new", 5)):
         for attempt in (0, 1):
@@ -167,11 +163,6 @@ def test_source_lines_of_a_traceback_are_no_cause(mark: str) -> None:
 def test_error_of_cuda_counts_below_a_traceback_whose_source_has_another_one() -> None:
     found = failure(TRACEBACK.format(error="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"))
     assert (found.code, "Tried to allocate" in found.cause) == ("out-of-memory", True)
-
-
-def test_full_gpu_memory_is_named_although_other_lines_follow() -> None:
-    found = failure("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\nshutting down")
-    assert found.code == "out-of-memory" and "the GPU is out of memory (torch" in found.cause
 
 
 def test_last_line_with_words_is_quoted() -> None:

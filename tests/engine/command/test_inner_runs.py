@@ -43,14 +43,6 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
         wait_for_end(members)
 
 
-def test_processes_of_inner_run_are_no_members_of_the_outer_one(runs: Runs) -> None:
-    wait_for(lambda: len(runs.outer.members()) == 3, "the shell and two sleeps of the outer run")
-    names = {status.name for member in runs.outer.members() if (status := read_stat(member.pid)) is not None}
-    assert names == {"sh", "sleep"}
-    inner = {runs.inner_supervisor, *runs.inner_members}
-    assert not inner & set(runs.outer.members())
-
-
 def test_stop_signal_to_outer_command_does_not_reach_inner_supervisor_in_its_group(runs: Runs) -> None:
     status = read_stat(runs.inner_supervisor.pid)
     assert status is not None and status.group == runs.outer.pid

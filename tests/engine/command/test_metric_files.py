@@ -79,14 +79,6 @@ def names_of(metrics: CommandMetrics) -> list[list[str]]:
 # Files below the working folder
 
 
-def test_file_that_the_command_creates_is_found(run: Path, cwd: Path) -> None:
-    files = MetricFiles(run, cwd=cwd, started_at=time.time())
-    assert files.poll(10).logs == ()
-    created = write(cwd / "logs/version_0/metrics.csv")
-    assert files_of(files.poll(10)) == [created]
-    assert files.poll(10) is files.metrics
-
-
 def test_file_that_was_there_before_is_found_when_it_grows(run: Path, cwd: Path) -> None:
     path = write(cwd / "metrics.csv")
     time.sleep(0.1)
@@ -153,18 +145,6 @@ def test_search_of_large_folder_is_spread_over_polls(run: Path, cwd: Path) -> No
         num_polls += 1
     assert num_polls > 100
     assert files_of(files.metrics) == [created]
-
-
-def test_limit_of_entries_leaves_out_the_depths(run: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = metric_files.SEARCH_LIMITS
-    monkeypatch.setattr(metric_files, "SEARCH_LIMITS", type(limits)(entries=200, skipped=limits.skipped))
-    for number in range(300):
-        write(cwd / f"images/deep/{number}.txt", "")
-    write(cwd / "images/deep/deeper/metrics.csv")
-    upper = write(cwd / "logs/metrics.csv")
-    files = MetricFiles(run, cwd=cwd, started_at=time.time() - 1)
-    assert files_of(files.poll(10)) == [upper]
-    assert files.is_partial
 
 
 def test_runs_of_a_database_that_were_there_before_are_left_out(run: Path, cwd: Path) -> None:
@@ -296,54 +276,6 @@ def test_parameters_are_arguments_and_files_beside_the_metrics(run: Path, cwd: P
 
 
 # $GPUTRAIN_METRICS
-
-
-def test_any_language_appends_metrics(run: Path, tmp_path: Path) -> None:
-    environment = dict(make_metrics_folder(run)) | {"PATH": os.environ["PATH"]}
-    script = 'for i in 1 2 3; do echo "{\\"step\\": $i, \\"loss\\": 0.$i}" >> "$GPUTRAIN_METRICS"; done'
-    subprocess.run(["sh", "-c", script], env=environment, check=True)
-    subprocess.run(["awk", 'BEGIN { print "{\\"step\\": 4, \\"loss\\": 0.4}" >> ENVIRON["GPUTRAIN_METRICS"] }'],
-                   env=environment, check=True)  # fmt: skip
-    (points,) = read(command_metrics(run))
-    assert points == [Point("loss", step, step / 10) for step in (1, 2, 3, 4)]
-
-
-def test_own_file_is_followed_while_it_grows_and_is_truncated_or_rotated(run: Path) -> None:
-    path = write(run / METRICS_FOLDER / OWN_FILE, '{"step": 1, "loss": 1}\n')
-    follower = RunFollower(command_metrics(run))
-
-    def poll() -> list[int]:
-        return [point.step for point in follower.poll()[0].points]
-
-    assert poll() == [1]
-    with path.open("a") as file:
-        file.write('{"step": 2, "loss": 1}\n{"step": 3, "lo')
-        file.flush()
-        assert poll() == [2]
-        file.write('ss": 1}\n')
-    assert poll() == [3]
-    path.write_text("")
-    assert poll() == []
-    assert follower.poll()[0].points == []
-    write(path, '{"step": 7, "loss": 1}\n')
-    assert poll() == [7]
-    path.rename(path.with_suffix(".1"))
-    assert poll() == []
-    write(path, '{"step": 8, "loss": 2}\n')
-    assert poll() == [8]
-
-
-def test_own_file_of_5_gb_is_read_in_parts(run: Path) -> None:
-    path = run / METRICS_FOLDER / OWN_FILE
-    with path.open("wb") as file:
-        file.write(b'{"step": 1, "loss": 1}\n')
-        file.truncate(5_000_000_000)
-    follower = RunFollower(command_metrics(run))
-    began = time.process_time()
-    readings = [follower.poll()[0] for _ in range(5)]
-    assert time.process_time() - began < 0.5
-    assert 0 < readings[-1].read_bytes < 1 << 23 and readings[-1].share < 0.01
-    assert [point.step for reading in readings for point in reading.points] == [1]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link"])

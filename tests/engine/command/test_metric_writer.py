@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import resource
 from collections.abc import Iterator
@@ -73,13 +72,6 @@ def test_row_has_all_values_of_a_step(writer: MetricWriter, tmp_path: Path) -> N
     ]
 
 
-def test_last_value_of_a_step_is_written(writer: MetricWriter, tmp_path: Path) -> None:
-    for value in (3.0, 2.0, 1.0):
-        writer.add([Point("loss", 5, value)])
-    writer.add([Point("loss", 6, 0.5)])
-    assert [(row["step"], row["loss"]) for row in rows_of(tmp_path)] == [(5, 1.0)]
-
-
 def test_held_row_is_written_after_a_while(writer: MetricWriter, tmp_path: Path, clock: Clock) -> None:
     writer.add([Point("loss", 5, 1.0)])
     writer.poll()
@@ -95,13 +87,6 @@ def test_row_of_a_final_line_is_written_by_the_next_poll(writer: MetricWriter, t
     writer.add([])
     writer.poll()
     assert [row["step"] for row in rows_of(tmp_path)] == [5]
-
-
-def test_values_that_are_not_finite_are_read_back(writer: MetricWriter, tmp_path: Path) -> None:
-    writer.add([Point("loss", 1, math.nan), Point("norm", 1, math.inf)])
-    writer.close()
-    loss, norm = points_of(JsonLines(tmp_path / "output.jsonl"))
-    assert math.isnan(loss.value) and norm.value == math.inf
 
 
 def test_fast_output_is_written_at_a_bounded_rate(writer: MetricWriter, tmp_path: Path, clock: Clock) -> None:

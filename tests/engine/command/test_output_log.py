@@ -236,12 +236,6 @@ def test_live_display_of_rich_folds_to_its_last_state() -> None:
     assert all("100%" in line for line in plain[3:])
 
 
-def test_progress_lines_of_keras_fold_to_their_last_state() -> None:
-    steps = [f"\x1b[1m{step}/3\x1b[0m \x1b[32m{'━' * step}\x1b[0m loss: 0.{step}" for step in (1, 2, 3)]
-    data = "Epoch 1/1\n" + "".join("\x08" * 80 + f"\r{step}" for step in steps) + "\n"
-    assert [without_colors(line) for line in lines_of(data.encode())] == ["Epoch 1/1", "3/3 ━━━ loss: 0.3"]
-
-
 class Clock:
     now = 0.0
 
@@ -257,11 +251,6 @@ def test_line_is_final_when_it_was_left_unchanged() -> None:
     clock.now = SETTLE_SECONDS
     assert log.feed() == ["loss 0.5"]
     assert log.pending() == [" 10%"]
-
-
-def test_line_is_final_when_it_left_the_screen() -> None:
-    log = OutputLog(clock=stopped_clock)
-    assert log.feed(b"".join(b"%d\n" % number for number in range(ROWS + 2))) == ["0", "1", "2"]
 
 
 def test_live_display_stays_pending_while_it_is_redrawn_and_the_lines_above_it_do_not() -> None:

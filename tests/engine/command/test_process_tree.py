@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import pty
 import select
 import signal
 import subprocess
@@ -17,7 +15,7 @@ import pytest
 from engine.command.membership import MARKER, find_members, processes_by_run
 from engine.command.process_tree import CommandProcess
 from engine.utils.process_table import ProcessId, read_stat
-from support.commands import DAEMON, output_of, python, started, supervised_members, supervisor_command, wait_for_end
+from support.commands import DAEMON, output_of, python, started, wait_for_end
 from support.gputrain_command import wait_for
 from support.messages import raises_problem
 
@@ -88,18 +86,6 @@ def test_command_has_default_signals_whatever_the_supervisor_ignores(tmp_path: P
     assert {line.split()[1] for line in output_of(tmp_path).splitlines()} == {"0" * 16}
 
 
-def test_terminal_of_the_command_ends_with_it(tmp_path: Path) -> None:
-    master, slave = pty.openpty()
-    with started(["sh", "-c", "echo to terminal"], tmp_path, terminal=slave) as process:
-        os.close(slave)
-        assert os.read(master, 100) == b"to terminal\r\n"
-        process.wait(30)
-        # No other process has it open.
-        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-            os.read(master, 100)
-    os.close(master)
-
-
 ESCAPES = {
     "background": "sleep 61 &",
     "session": "setsid sleep 61 &",
@@ -142,15 +128,6 @@ def test_orphans_are_reaped_without_disturbing_other_children(tmp_path: Path) ->
             ["ps", "--ppid", str(keeper_of(process)), "-o", "stat="], capture_output=True, text=True, check=True
         )
         assert "Z" not in states.stdout
-
-
-def test_command_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
-    script = f"trap '' INT TERM HUP; {DAEMON} setsid sleep 61 & sleep 61"
-    with subprocess.Popen(supervisor_command(tmp_path, script)) as supervisor:
-        members = supervised_members(tmp_path)
-        assert len(members) == 4 and all(member.is_running() for member in members)
-        supervisor.kill()
-    wait_for_end(members)
 
 
 def test_survivors_of_the_keeper_are_found_by_their_marker(tmp_path: Path) -> None:
@@ -216,17 +193,6 @@ def test_marker_in_a_process_of_another_user_makes_it_no_member() -> None:
             wait_for(lambda: [pid for pid, _ in find_members(run_id)] == [own.pid], "the member")
             own.kill()
         stranger.kill()
-
-
-def test_process_that_was_started_elsewhere_with_the_marker_is_a_member(tmp_path: Path) -> None:
-    run_id = uuid.uuid4().hex
-    with (
-        started(["sleep", "61"], tmp_path, marker=run_id) as process,
-        subprocess.Popen(["sleep", "61"], env={MARKER: run_id}) as other,
-    ):
-        wait_for(lambda: [pid for pid, _ in process.members()] == [process.pid, other.pid], "the member")
-        process.end_all(signal.SIGKILL)
-        assert other.wait() == -signal.SIGKILL
 
 
 def test_signal_reaches_no_later_process_with_the_same_id() -> None:

@@ -44,16 +44,6 @@ def test_stop_signal_alone_ends_a_command_that_obeys(tmp_path: Path) -> None:
     assert output_of(tmp_path) == "ready\nsaved\n"
 
 
-def test_stop_signal_can_be_another_one(tmp_path: Path) -> None:
-    with started(["sh", "-c", traps("INT") + "trap 'exit 5' USR1; " + WAIT], tmp_path) as process:
-        stop = StopSequence(process, signal.SIGUSR1)
-        wait_for_output(tmp_path, "ready")
-        time.sleep(0.05)
-        stop.request()
-        wait_until_stopped(stop)
-        assert process.poll() == 5
-
-
 def test_stop_signal_reaches_the_group_and_no_other_session(tmp_path: Path) -> None:
     script = traps("INT") + f"setsid sh -c '{traps('INT').replace(chr(39), chr(34))} {WAIT}' & " + WAIT
     with started(["sh", "-c", script], tmp_path) as process:
@@ -62,16 +52,6 @@ def test_stop_signal_reaches_the_group_and_no_other_session(tmp_path: Path) -> N
         wait_for_output(tmp_path, "got INT")
         time.sleep(0.1)
         assert output_of(tmp_path).count("got INT") == 1
-
-
-def test_command_that_ignores_sigint_gets_sigterm(tmp_path: Path) -> None:
-    with started(["sh", "-c", traps("INT") + WAIT], tmp_path) as process:
-        stop = StopSequence(process, grace_s=SHORT)
-        wait_for_output(tmp_path, "ready")
-        stop.request()
-        wait_until_stopped(stop)
-        assert (process.poll(), stop.step) == (-signal.SIGTERM, Step.TERMINATE)
-    assert "got INT" in output_of(tmp_path)
 
 
 def test_command_that_ignores_sigint_and_sigterm_is_killed(tmp_path: Path) -> None:

@@ -61,19 +61,6 @@ def test_command_that_asks_the_terminal_for_a_password_fails_at_once() -> None:
     assert "OSError" in lines[-1].text
 
 
-def test_terminal_keeps_bytes_as_the_program_writes_them() -> None:
-    terminal = Terminal(tty=True)
-    os.write(terminal.stdout, b"a\nb\r\n")
-    assert os.read(terminal.readable[0], 100) == b"a\nb\r\n"
-    terminal.close_child_side()
-    terminal.close()
-
-
-def test_progress_is_folded() -> None:
-    code = "for n in range(100): print(f'\\r{n + 1}%', end='')\nprint('\\ndone')"
-    assert [line.text for line in output_of(python(code))] == ["100%", "done"]
-
-
 def test_pipes_keep_stdout_and_stderr_apart() -> None:
     lines = output_of(
         python("import sys; print('out', end=''); print('err', file=sys.stderr); print('put')"), tty=False

@@ -52,15 +52,6 @@ def test_stop_gives_ranks_time_to_save(tmp_path: Path) -> None:
     assert output_of(tmp_path).count("saved") == 2
 
 
-def test_torchrun_kills_stubborn_ranks_before_it_gets_sigterm(tmp_path: Path) -> None:
-    with started(torchrun(tmp_path, "stubborn"), tmp_path) as process:
-        wait_for_ranks(process, tmp_path)
-        stop = StopSequence(process)
-        stop.request()
-        wait_for(stop.poll, "the end of torchrun")
-        assert (stop.step, stop.left_behind) == (Step.STOP, ())
-
-
 def test_ranks_end_when_torchrun_is_killed(tmp_path: Path) -> None:
     with started(torchrun(tmp_path, "stubborn"), tmp_path) as process:
         wait_for_ranks(process, tmp_path)

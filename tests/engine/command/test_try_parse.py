@@ -19,12 +19,6 @@ def test_metrics_of_file_are_counted(tmp_path: Path) -> None:
     assert (tried.num_lines, tried.num_used) == (3, 2)
 
 
-def test_patterns_are_used(tmp_path: Path) -> None:
-    path = tmp_path / "log.txt"
-    path.write_text("cost is 3\n")
-    assert list(try_parse(path, [r"cost is (?P<cost>\d+)"]).metrics) == ["cost"]
-
-
 def test_bars_are_read_as_they_were_redrawn_and_without_colors(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     bars = "".join(f"\r {step}/20 [00:01<00:01, loss={20 - step}]" for step in range(1, 21))

@@ -13,7 +13,7 @@ from engine.command.spec import read_command
 from engine.command.stop import StopSequence
 from engine.launch.survivors import find_survivors
 from engine.runs.control import send_request
-from engine.runs.events import RankFailed, RunFinished, WarningEvent
+from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import RunState
 from engine.utils.errors import UsageError
 from support.frozen_disk import frozen_disk, needs_frozen_disk
@@ -22,12 +22,6 @@ from support.messages import has_problem
 from support.runs.command_owner import CommandRuns
 
 GRACE_TIMES = ("grace_s", "leftover_grace_s", "kill_grace_s")
-RANKS = r"""
-echo '[rank1]: Traceback (most recent call last):'
-echo '[rank1]: ValueError: bad label'
-echo '[rank0]: RuntimeError: Connection closed by peer'
-exit 1
-"""
 
 
 @pytest.fixture
@@ -37,14 +31,6 @@ def runs(tmp_path: Path) -> CommandRuns:
 
 def warnings(runs: CommandRuns, code: str) -> list[str]:
     return [event.message for event in runs.events if isinstance(event, WarningEvent) and event.code == code]
-
-
-def test_rank_that_failed_first_is_recorded_with_its_last_lines(runs: CommandRuns) -> None:
-    assert runs.run("sh", "-c", RANKS) == 1
-    [failed] = [event for event in runs.events if isinstance(event, RankFailed)]
-    assert (failed.rank, failed.device, failed.cause) == (1, "cpu", "ValueError: bad label")
-    assert failed.traceback.splitlines()[-1] == "ValueError: bad label"
-    assert (runs.record.state, runs.record.message) == (RunState.FAILED, "rank 1 (cpu) failed: ValueError: bad label")
 
 
 def test_restart_records_why(runs: CommandRuns) -> None:

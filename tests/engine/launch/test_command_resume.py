@@ -77,15 +77,6 @@ def test_arguments_of_a_resume_follow_those_of_the_command(runs: CommandRuns) ->
     assert runs.record.state is RunState.FINISHED
 
 
-def test_restart_adds_the_arguments_of_a_resume(runs: CommandRuns) -> None:
-    train = script(runs, 'echo "$@"; test "$1" = --resume')
-    assert runs.run(train, on_resume=("--resume", "auto"), config={"run": {"max_restarts": 3}}) == 0
-    assert runs.output == ["", "--resume auto"]
-    assert [type(event).__name__ for event in runs.events if isinstance(event, CommandStarted)] == [
-        "CommandStarted", "CommandResumed",
-    ]  # fmt: skip
-
-
 def test_command_that_was_never_started_gets_no_arguments_of_a_resume(runs: CommandRuns) -> None:
     # Its wait in the queue was interrupted.
     command = make_command(runs.cwd, script(runs, 'echo "[$@]"'), on_resume=("--resume",))

@@ -15,11 +15,9 @@ import pytest
 from engine.command.metric_files import START_SLACK_SECONDS
 from engine.command.spec import read_command
 from engine.config.code_trust import CodeTrust
-from engine.runs.command_events import CommandStarted
 from engine.runs.control import send_request
-from engine.runs.events import ControlEvent, RunFinished, WarningEvent
+from engine.runs.events import ControlEvent, WarningEvent
 from engine.runs.folder import RunState
-from engine.runs.labels import read_labels
 from engine.utils.errors import UsageError
 from support.gputrain_command import wait_for
 from support.messages import has_problem
@@ -57,11 +55,6 @@ def test_exit_code_is_that_of_the_command(runs: CommandRuns, line: str, code: in
     assert (runs.record.state, runs.record.exit_code) == (RunState.FAILED, recorded)
 
 
-def test_last_line_of_output_tells_why_a_command_failed(runs: CommandRuns) -> None:
-    runs.run("sh", "-c", "echo 'no such data set'; exit 1")
-    assert runs.record.message == "ended with exit code 1: no such data set"
-
-
 @pytest.mark.parametrize(
     ("program", "kind"),
     [
@@ -95,16 +88,6 @@ def test_command_has_no_gpu_and_no_terminal_input_on_the_cpu(runs: CommandRuns) 
     assert runs.output == ["[]", "terminal"]
 
 
-def test_pipes_replace_the_terminal(runs: CommandRuns) -> None:
-    runs.run("sh", "-c", "test -t 1 || echo pipe; echo bad >&2", tty=False)
-    assert sorted(runs.output) == ["pipe", "stderr: bad"]
-
-
-def test_placeholders_name_the_run(runs: CommandRuns) -> None:
-    runs.run("echo", "{gpus}", "{ids}", "{run}", "{folder}")
-    assert runs.output == [f"0  a {runs.folder / 'a'}"]
-
-
 def test_metrics_of_output_and_of_own_file_are_in_the_record(runs: CommandRuns) -> None:
     program = 'echo "step 1 loss=0.5"; echo "step 2 loss=0.25"; echo \'{"step": 9, "acc": 0.75}\' >> $GPUTRAIN_METRICS'
     runs.run("sh", "-c", program)
@@ -131,21 +114,9 @@ def test_pipe_as_stdin_is_that_of_the_command_unless_it_waits(
     assert runs.output == output
 
 
-def test_pattern_of_the_user_finds_a_metric(runs: CommandRuns) -> None:
-    runs.run("echo", "reached 0.5 of it", parse=(r"reached (?P<part>[0-9.]+)",))
-    assert runs.record.metrics == {"part": 0.5}
-
-
 def test_invalid_pattern_is_refused(runs: CommandRuns) -> None:
     assert "--parse" in str(refusal(runs, "true", parse=("(",)))
     assert not runs.folder.exists()
-
-
-def test_secret_arguments_are_in_no_record(runs: CommandRuns) -> None:
-    runs.run("true", "--api-key", "hunter2", "--lr", "0.1")
-    texts = [file.read_text() for file in (runs.run_folder.journal, runs.run_folder.summary, runs.run_folder.log)]
-    assert not any("hunter2" in text for text in texts)
-    assert "--api-key '***' --lr 0.1" in runs.record.command
 
 
 def test_command_file_is_private_and_loses_the_environment_at_the_end(runs: CommandRuns) -> None:
@@ -156,31 +127,10 @@ def test_command_file_is_private_and_loses_the_environment_at_the_end(runs: Comm
     assert read_command(runs.run_folder).environment == {}
 
 
-def test_stop_request_sends_the_stop_signal(runs: CommandRuns) -> None:
-    program = (
-        "import signal,sys,time; signal.signal(signal.SIGUSR2, lambda *_: sys.exit(5)); print('ready'); time.sleep(60)"
-    )
-    thread = runs.when("ready", lambda: send_request(runs.run_folder.control, "stop"))
-    assert runs.run(*PYTHON, program, stop_signal="SIGUSR2") == 5
-    thread.join()
-    assert (runs.record.state, runs.record.exit_code) == (RunState.STOPPED, 5)
-    assert "SIGUSR2 sent" in next(event.outcome for event in runs.events if isinstance(event, ControlEvent))
-
-
 def test_signal_to_the_supervisor_stops_the_command(runs: CommandRuns) -> None:
     runs.when("ready", partial(os.kill, os.getpid(), signal.SIGTERM))
     assert runs.run("sh", "-c", "echo ready; exec sleep 60") == 130
     assert runs.record.state is RunState.STOPPED
-
-
-def test_second_interrupt_kills_a_command_that_ignores_the_first(runs: CommandRuns) -> None:
-    def interrupt_twice() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    runs.when("ready", interrupt_twice)
-    assert runs.run("sh", "-c", "trap '' INT TERM; echo ready; while :; do sleep 1; done") == 137
 
 
 def test_second_stop_request_kills_a_command_that_ignores_the_first(runs: CommandRuns) -> None:
@@ -224,11 +174,6 @@ def test_other_requests_are_refused(runs: CommandRuns) -> None:
     assert runs.record.state is RunState.FINISHED
 
 
-def test_time_limit_stops_the_command(runs: CommandRuns) -> None:
-    assert runs.run("sleep", "60", config={"queue": {"time_limit": 0.005}}) == 130
-    assert runs.record.state is RunState.STOPPED
-
-
 def test_limit_of_hours_is_the_time_limit_of_a_command_without_one(
     runs: CommandRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,20 +185,6 @@ def test_limit_of_hours_is_the_time_limit_of_a_command_without_one(
 def test_processes_that_are_left_behind_are_ended_with_a_warning(runs: CommandRuns) -> None:
     assert runs.run("sh", "-c", "sleep 61 & exit 0") == 0
     assert "process-left" in [event.code for event in runs.events if isinstance(event, WarningEvent)]
-
-
-def test_failed_command_is_restarted(runs: CommandRuns) -> None:
-    script = "test -e mark && exit 0; touch mark; exit 1"
-    assert runs.run("sh", "-c", script, config={"run": {"max_restarts": 2}}) == 0
-    assert sum(isinstance(event, CommandStarted) for event in runs.events) == 2
-
-
-def test_resumed_command_runs_again_in_its_folder(runs: CommandRuns) -> None:
-    runs.run("sh", "-c", "exit 3")
-    command = read_command(runs.run_folder)
-    assert command.environment
-    assert runs.run(command=command, config={"run": {"resume": True}}) == 3
-    assert sum(isinstance(event, RunFinished) for event in runs.events) == 2
 
 
 def test_finished_command_is_not_run_again(runs: CommandRuns) -> None:
@@ -286,16 +217,3 @@ def test_other_folder_in_place_of_the_working_folder_is_refused(runs: CommandRun
         refusal(runs, command=command, config={"run": {"resume": True}}).problems, "untrusted-code", "--cwd"
     )
     assert runs.run(command=command, config={"run": {"resume": True}}, code_trust=CodeTrust(granted=True)) == 3
-
-
-def test_tags_are_put_on_the_run(runs: CommandRuns) -> None:
-    runs.run("true", tags=("night",))
-    assert read_labels(runs.run_folder).tags == ("night",)
-
-
-def test_command_waits_for_another_run(runs: CommandRuns) -> None:
-    runs.run("false", config={"run": {"name": "b"}})
-    assert runs.run("true", config={"queue": {"after": ("b:any",)}}) == 0
-    assert has_problem(
-        refusal(runs, "true", config={"run": {"name": "c"}, "queue": {"after": ("b",)}}).problems, "wrong-state"
-    )

@@ -19,10 +19,9 @@ from engine.config.schema import Config
 from engine.distributed.messages import PeerFailedError
 from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation
-from engine.gpus.selection import NotFreeError
-from engine.launch import handshake, node, preflight
+from engine.launch import handshake, preflight
 from engine.launch.handshake import continue_run_of_agents, heartbeat, wait_for_key
-from engine.launch.node import allocate_node_gpus, collect_preflights, share_preflight
+from engine.launch.node import collect_preflights, share_preflight
 from engine.launch.request import RunRequest
 from engine.runs.events import Event, WarningEvent
 from engine.utils.errors import UsageError
@@ -215,17 +214,6 @@ def test_check_versions_refuses_hosts_with_another_version_of_gputrain() -> None
         assert has_problem([problem], "wrong-version", "", host, "9.9.9", own.host, own.version)
 
 
-def test_handshake_returns_versions_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = iter(["1.0", "2.0"])
-    monkeypatch.setattr(handshake, "version", lambda _: next(versions))
-    store = HashStore()
-    with ThreadPoolExecutor() as pool:
-        first = pool.submit(handshake.handshake, store, RankInfo(0, 2, 0, 2), SignalHandler())
-        second = pool.submit(handshake.handshake, store, RankInfo(1, 2, 1, 2), SignalHandler())
-        assert sorted(rank.version for rank in first.result(timeout=10)[1]) == ["1.0", "2.0"]
-        assert second.result(timeout=10)[1] == []
-
-
 def test_handshake_ends_without_other_ranks() -> None:
     with raises_problem("timed-out", None, "0.3 s", "device.timeout", kind=PeerFailedError):
         handshake.handshake(store_with_timeout(0.3), RankInfo(0, 2, 0, 2), SignalHandler())
@@ -254,17 +242,6 @@ def test_find_problems_allocates_for_ranks_of_host(tmp_path: Path, monkeypatch: 
     preflight.find_problems(request, RankInfo(0, 4, 0, 2))
     preflight.find_problems(request)
     assert ranks == [2, None]
-
-
-def test_refusal_of_gpus_is_the_same_on_every_rank_of_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> GpuAllocation:
-        raise NotFreeError.one("device.gpus", "in use", code="gpu-in-use")
-
-    monkeypatch.setattr(node, "allocate_devices", refuse)
-    store, request = HashStore(), RunRequest(Config(), tmp_path / "runs", "digits")
-    for rank in range(2):
-        with raises_problem("gpu-in-use", "device.gpus"):
-            allocate_node_gpus(request, RankInfo(rank, 2, rank, 2), store, SignalHandler(), lambda _: None)
 
 
 def test_collect_preflights_raises_failure_of_another_rank() -> None:

@@ -89,10 +89,6 @@ def test_gpu_usage_poller_waits_for_mig_instance_that_is_unknown_for_a_moment(
     assert (sample.uuid, sample.memory_used) == ("MIG-2", 2000 << 20)
 
 
-def test_gpu_usage_poller_without_gpus_samples_nothing() -> None:
-    assert GpuUsagePoller([]).poll() is None
-
-
 def test_summary_aggregates_gpu_usage() -> None:
     samples = [
         GpuEvent(gpus=[GpuSample("a", "h", util=90, memory_used=5, throttle=["idle"])]),
@@ -136,9 +132,7 @@ def allocate_in_threads(tmp_path: Path, ranks: int, **device: object) -> list[Gp
     request = RunRequest(config, tmp_path / "runs", "digits")
 
     def allocate(rank: int) -> GpuAllocation:
-        return allocate_node_gpus(
-            request, RankInfo(rank, ranks, rank, ranks), store, SignalHandler(), lambda _: None, wait=False
-        )
+        return allocate_node_gpus(request, RankInfo(rank, ranks, rank, ranks), store, SignalHandler(), lambda _: None)
 
     with ThreadPoolExecutor(ranks) as pool:
         futures = [pool.submit(allocate, rank) for rank in reversed(range(ranks))]

@@ -17,7 +17,7 @@ from engine.runs.event_lines import TrainingProgress
 from engine.runs.events import Event
 from engine.training.job import Job, RunResult
 from engine.utils.process import SignalHandler
-from support.runs.supervised import PLAN, Supervised, hang
+from support.runs.supervised import PLAN
 
 
 def test_progress_reporter_emits_each_step_that_all_ranks_completed_once() -> None:
@@ -29,16 +29,6 @@ def test_progress_reporter_emits_each_step_that_all_ranks_completed_once() -> No
         reporter.poll(heartbeats)
     heartbeats.close()
     assert [event.step for event in events if isinstance(event, TrainingProgress)] == [2, 3]
-
-
-def test_supervisor_passes_heartbeats_of_ranks_to_each_tick() -> None:
-    # The watchdog ends the test if they do not arrive.
-    run = Supervised(hang, hang, watchdog=5.0)
-
-    def end_in_third_step() -> None:
-        run.signals.kill_requested = [heartbeat.step for heartbeat in run.heartbeats] == [3, 3]
-
-    assert run.run(end_in_third_step).state == "killed"
 
 
 def test_launcher_shows_progress_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,13 +62,6 @@ def test_owner_announces_new_run_and_gives_its_folder_to_the_ranks(tmp_path: Pat
         assert read_queue_state(owned.folder) is None
 
 
-def test_owner_names_unnamed_run_in_its_config(tmp_path: Path) -> None:
-    with owner(tmp_path, run={"name": None}) as owned:
-        job = owned.run.prepare(PREFLIGHT)
-        assert job is not None
-        assert job.config.run.name == "a-1"
-
-
 def test_owner_records_early_warnings_and_shows_them_once(tmp_path: Path) -> None:
     fallback, shared = Problem("", "on the CPU", code="gpu-fallback"), Problem("", "shared", code="gpu-in-use")
     empty = Problem("data.path", "empty", code="no-images")
@@ -192,14 +185,6 @@ def test_detached_owner_writes_to_the_log_and_no_longer_to_its_starter(
         assert state.stage is QueueStage.GRANTED
 
 
-def test_owner_resumes_run_that_others_can_change_only_with_trust(tmp_path: Path) -> None:
-    make_ended_run(tmp_path, "stopped").path.chmod(0o777)
-    with owner(tmp_path, run={"resume": True}) as refused, pytest.raises(UsageError):
-        refused.run.prepare(PREFLIGHT)
-    with owner(tmp_path, run={"resume": True}, trust_owner=True) as trusted:
-        assert trusted.run.prepare(PREFLIGHT) is not None
-
-
 def test_owner_stores_the_batch_size_that_the_ranks_found(tmp_path: Path) -> None:
     with owner(tmp_path, data={"batch_size": "auto"}) as owned:
         job = owned.run.prepare(PREFLIGHT)
@@ -280,13 +265,6 @@ def test_owner_publishes_gpu_ranks_of_started_run(tmp_path: Path, monkeypatch: p
         [published] = read_reservations()
         assert published.ranks == (ReservedRank("a", 0, os.getpid(), "GPU-1"),)
     assert read_reservations() == []
-
-
-def test_owner_deletes_folder_of_new_run_that_does_not_start(tmp_path: Path) -> None:
-    with owner(tmp_path / "new" / "runs") as owned:
-        owned.run.prepare(PREFLIGHT)
-        owned.run.discard()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_owner_renews_heartbeat_and_keeps_reservation_from_tmp_cleaners(

@@ -9,21 +9,18 @@ import time
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.data.image_files import fitting_size
 from engine.data.inspection_process import ImageCounts
-from engine.distributed.node_plan import NodePlan
 from engine.doctor.run import preflight_checks
 from engine.gpus import allocation, cpu_fallback, device_preview, unmonitored
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import CudaDevice
 from engine.launch import launcher, preflight
 from engine.launch import request as run_request
-from engine.launch.batch_size import reduced_batch_size
 from engine.launch.lifecycle import TrainingRun
 from engine.launch.preflight import Preflight, run_preflight
 from engine.launch.request import RunRequest, watch_other_claim
@@ -33,11 +30,8 @@ from engine.utils.errors import Problem
 from engine.utils.host import has_bfloat16_instructions
 from support.data.photo_folder import write_photo_folder
 from support.messages import has_problem, raises_problem
-from support.replace import replace
 from support.runs.event_factories import make_run_started
 from support.runs.factories import make_run_folder
-
-CPU_PLAN = NodePlan(("cpu",), (None,), 1, 1, 0, "gloo")
 
 
 @pytest.fixture(autouse=True)
@@ -155,13 +149,6 @@ def test_preflight_warns_of_images_below_half_of_default_input(
         assert has_problem(warnings, "images-enlarged", "data.image_size", *sizes)
 
 
-def test_preflight_does_not_warn_of_images_above_half_of_default_input(tmp_path: Path) -> None:
-    photos = write_photo_folder(tmp_path / "photos")
-    for shade, path in enumerate(photos.rglob("*.png")):
-        Image.new("RGB", (130, 112), (shade, 0, 0)).save(path)
-    assert warnings_of(tmp_path, "data.dataset=folder", f"data.path={photos}", "data.batch_size=4") == []
-
-
 @pytest.mark.parametrize(("model", "size"), [("cnn", 28), ("my_code:Net", 28), ("resnet18", 32)])
 def test_fitting_size_is_multiple_of_32_for_library_models(model: str, size: int) -> None:
     assert fitting_size(Config(model=ModelConfig(name=model)), 28) == size
@@ -182,26 +169,6 @@ def test_run_reduces_default_batch_size_to_training_images(tmp_path: Path, accum
         assert resolve_config(str(job.folder.config), ()).config.data.batch_size == batch_size
     finally:
         owned.release()
-
-
-@pytest.mark.parametrize(
-    ("overrides", "world_size", "devices", "expected"),
-    [
-        ((), 1, 1, None),
-        ((), 4, 1, 25),
-        ((), 2, 2, 25),
-        (("optim.accumulate=2",), 2, 2, 12),
-        (("data.drop_last=false",), 4, 1, None),
-        (("data.batch_size=64",), 4, 1, None),
-        (("data.batch_size=auto",), 4, 1, None),
-        ((), 101, 1, None),
-    ],
-)
-def test_default_batch_size_is_reduced_to_fill_a_step_of_all_devices(
-    overrides: tuple[str, ...], world_size: int, devices: int, expected: int | None
-) -> None:
-    plan = replace(CPU_PLAN, devices_per_rank=devices)
-    assert reduced_batch_size(resolve_config(None, overrides).config, 100, plan, world_size) == expected
 
 
 def test_preflight_reduces_default_batch_size_to_user_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.code.record import read_code_record
 from engine.runs.code_events import CodeChanged, CodeRecorded
 from engine.runs.events import Event, WarningEvent
 from engine.runs.folder import RunState
@@ -54,16 +53,6 @@ class EditedRuns(CommandRuns):
 @pytest.fixture
 def runs(tmp_path: Path) -> EditedRuns:
     return EditedRuns(tmp_path)
-
-
-def test_run_records_commit_changes_and_untracked_files(runs: EditedRuns) -> None:
-    write_files(runs.cwd, run__sh=SCRIPT + "true\n", new__py="x\n")
-    runs.run("./run.sh")
-    code = runs.record.code
-    assert code is not None and code.is_dirty and not code.snapshot and not code.changed
-    assert code.commit == git(runs.cwd, "rev-parse", "HEAD").strip()
-    assert b"+true" in (runs.run_folder.code / "changes.patch").read_bytes()
-    assert (runs.run_folder.code / "untracked" / "new.py").read_text() == "x\n"
 
 
 def test_edit_between_queueing_and_start_runs_and_is_reported(runs: EditedRuns) -> None:
@@ -189,9 +178,3 @@ def test_run_without_git_goes_on_with_a_warning(runs: EditedRuns, monkeypatch: p
     assert runs.run("/bin/sh", "-c", "true", environment=environment) == 0
     assert any(isinstance(event, WarningEvent) and event.code == "not-installed" for event in runs.events)
     assert runs.record.state is RunState.FINISHED and runs.record.code is None
-
-
-def test_recorded_code_names_the_folder_of_the_run(runs: EditedRuns) -> None:
-    runs.run("./run.sh")
-    record = read_code_record(runs.run_folder)
-    assert record is not None and (record.root, record.folder) == (str(runs.cwd), ".")

@@ -47,10 +47,6 @@ def terminate_all(gputrain: Gputrain) -> None:
             process.terminate()
 
 
-def epochs_of(gputrain: Gputrain) -> list[int]:
-    return [event["epoch"] for event in read_events(gputrain.runs / "long") if event["type"] == "epoch"]
-
-
 def state(gputrain: Gputrain) -> str:
     rows: list[dict[str, Any]] = json.loads(gputrain("runs", "--json").stdout)["runs"]
     return str(rows[0]["state"])
@@ -87,25 +83,6 @@ def test_second_sigint_kills_run(gputrain: Gputrain, long_run: subprocess.Popen[
     _, messages = long_run.communicate(timeout=60)
     assert "killed by a second SIGINT" in messages
     assert long_run.returncode == 3
-
-
-@pytest.mark.nightly
-def test_stop_command_waits_logs_end_and_resume_continues(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
-    follower = gputrain.start("logs", "long", "--follow")
-    done = gputrain("stop", "long")
-    assert (done.returncode, done.stderr) == (0, "long is stopped.\n")
-    assert long_run.wait(60) == 3
-    log, _ = follower.communicate(timeout=60)
-    assert log == (gputrain.runs / "long" / "log.txt").read_text()
-    assert log.splitlines()[-1].endswith("stopped: resume with `gputrain resume long`")
-    control = next(event for event in read_events(gputrain.runs / "long") if event["type"] == "control")
-    assert (control["request"], control["outcome"]) == ("stop", "at the next step, with a checkpoint")
-    assert list((gputrain.runs / "long" / "control").iterdir()) == []
-
-    before = len(epochs_of(gputrain))
-    resumed = gputrain("resume", "long", f"run.epochs={before + 2}")
-    assert resumed.returncode == 0, resumed.stderr
-    assert epochs_of(gputrain) == list(range(1, before + 3))
 
 
 @pytest.mark.parametrize("start_method", ["fork", SPAWN_AT_NIGHT])
@@ -181,21 +158,3 @@ def test_run_survives_terminal_hangup_and_is_not_blocked_by_reader_of_stdout(gpu
     assert (gputrain.runs / "long" / "events.jsonl").stat().st_size > 70_000, "more than a pipe holds"
     assert process.wait(120) == 0
     assert state(gputrain) == "finished"
-
-
-@pytest.mark.nightly
-def test_unreadable_image_stops_run_and_is_named(gputrain: Gputrain) -> None:
-    from PIL import Image
-
-    for label in ("a", "b"):
-        for number in range(8):
-            path = gputrain.folder / "images" / label / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("L", (16, 16), number).save(path)
-    options = ["--dataset", "folder", "--data-path", "images", "--batch-size", "2", "--workers", "1"]
-    process = gputrain.start(*LONG, *options, "data.image_size=8", "data.prefetch=1", "data.pipeline=stream")
-    gputrain.wait_for_event("long", "epoch", 1)
-    (gputrain.folder / "images" / "a" / "3.png").write_text("")
-    _, messages = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert f"the image {gputrain.folder / 'images' / 'a' / '3.png'} cannot be read" in messages.splitlines()[-1]

@@ -84,15 +84,6 @@ def test_supervisor_forwards_requests_and_records_their_outcome(folder: RunFolde
     ]
 
 
-def test_supervisor_turns_signal_into_one_stop_request() -> None:
-    run = Supervised(wait_for_stop, wait_for_stop)
-    run.signals.request_stop("SIGTERM")
-    assert run.run() == RunResult("stopped")
-    [control] = run.events
-    assert isinstance(control, ControlEvent)
-    assert (control.request, control.by) == ("stop", "SIGTERM")
-
-
 @pytest.mark.parametrize("requests", [[], ["pause"], ["pause", "continue"]])
 def test_supervisor_pauses_restarted_ranks_if_the_run_is_paused(requests: list[str]) -> None:
     def report_pause(channel: PipeChannel) -> Outcome:
@@ -332,33 +323,6 @@ def test_supervisor_blames_hung_rank_if_torch_aborts_rank_that_waits_for_it(
     result = Supervised(time_out, fall_behind, folder=folder).run()
     assert result.failure is not None
     assert (result.failure.rank, result.failure.code) == (1, "rank-hung")
-
-
-def test_supervisor_reports_failure_that_arrives_while_it_examines_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = multiprocessing.get_context("fork")
-    both_train, examined = context.Barrier(2), context.Event()
-
-    def fail_late(channel: PipeChannel) -> Outcome:
-        channel.enter_phase(4, Phase.BACKWARD)
-        both_train.wait()
-        examined.wait()
-        return fail(channel)
-
-    def fall_behind(channel: PipeChannel) -> Outcome:
-        channel.enter_phase(3, Phase.DATA)
-        both_train.wait()
-        return hang(channel)
-
-    run, blocked_reason = Supervised(fail_late, fall_behind, watchdog=0.3), supervisor.blocked_reason
-
-    def let_other_rank_fail(pid: int) -> str:
-        examined.set()
-        while run.ranks.exit_code(0) is None:
-            run.ranks.poll()
-        return blocked_reason(pid)
-
-    monkeypatch.setattr(supervisor, "blocked_reason", let_other_rank_fail)
-    assert cause_of(run.run()) == "0: ValueError: bad image"
 
 
 @pytest.mark.parametrize("saving", [True, False])
