@@ -6,17 +6,11 @@ as bytes: torch's collectives of objects unpickle, and so may run, what comes ov
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from engine.distributed.messages import decode_message
-from engine.utils.codec import Record, encode
-
-RecordT = TypeVar("RecordT", bound=Record)
 
 
 def all_reduce(
@@ -60,27 +54,8 @@ def gather(tensor: Tensor, cpu_group: dist.ProcessGroup) -> list[Tensor]:
 
 def gather_bytes(data: bytes, cpu_group: dist.ProcessGroup) -> list[bytes]:
     """Return the bytes of all ranks on rank 0, in the order of the ranks, nothing on other ranks. A collective."""
-    padded, sizes = _pad_to_longest(data, cpu_group)
-    gathered = gather(padded, cpu_group)
-    return _trim(gathered, sizes) if gathered else []
-
-
-def all_gather_records(record: RecordT, cpu_group: dist.ProcessGroup) -> list[RecordT]:
-    """Return the records of all ranks, in the order of the ranks. A collective. Raises PeerFailedError."""
-    padded, sizes = _pad_to_longest(encode(record), cpu_group)
-    gathered = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(gathered, padded, group=cpu_group)
-    kind = type(record)
-    return [decode_message(data, kind.__name__, kind) for data in _trim(gathered, sizes)]
-
-
-def _pad_to_longest(data: bytes, cpu_group: dist.ProcessGroup) -> tuple[Tensor, list[int]]:
-    """Return the bytes as uint8, padded to the longest of all ranks, and the sizes of all ranks. A collective."""
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(cpu_group))]
-    dist.all_gather(sizes, torch.tensor([len(data)]), group=cpu_group)
-    size_list = [int(size) for size in sizes]
-    return torch.frombuffer(bytearray(data.ljust(max(1, *size_list), b"\0")), dtype=torch.uint8), size_list
-
-
-def _trim(padded: Sequence[Tensor], sizes: Sequence[int]) -> list[bytes]:
-    return [tensor.numpy().tobytes()[:size] for tensor, size in zip(padded, sizes, strict=True)]
+    gathered_sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(cpu_group))]
+    dist.all_gather(gathered_sizes, torch.tensor([len(data)]), group=cpu_group)
+    sizes = [int(size) for size in gathered_sizes]
+    padded = torch.frombuffer(bytearray(data.ljust(max(1, *sizes), b"\0")), dtype=torch.uint8)
+    return [tensor.numpy().tobytes()[:size] for tensor, size in zip(gather(padded, cpu_group), sizes, strict=False)]

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.distributed.collectives import all_gather_records, broadcast_tensors, gather_bytes
-from engine.utils.codec import Count, Record, asdict
+from engine.distributed.collectives import broadcast_tensors, gather_bytes
 from support.gputrain_command import ROOT
 from support.runs.two_ranks import run_on_two_ranks
 
@@ -29,17 +28,10 @@ class BroadcastCounter(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-class Names(Record, frozen=True, kw_only=True):
-    rank: Count
-    names: list[str]
-
-
 def gather(rank: int) -> Any:
     """Gather values of different sizes, and return what this rank receives."""
     assert dist.group.WORLD is not None
-    gathered = gather_bytes(bytes([rank]) * (3 + 4 * rank), dist.group.WORLD)
-    records = all_gather_records(Names(rank=rank, names=["ä"] * rank), dist.group.WORLD)
-    return [[data.hex() for data in gathered], [asdict(record) for record in records]]
+    return [data.hex() for data in gather_bytes(bytes([rank]) * (3 + 4 * rank), dist.group.WORLD)]
 
 
 def broadcast_batch_norms(rank: int) -> Any:
@@ -56,10 +48,7 @@ def broadcast_batch_norms(rank: int) -> Any:
 
 
 def test_gathers_return_values_of_all_ranks_in_order(tmp_path: Path) -> None:
-    first, second = run_on_two_ranks(tmp_path, gather)
-    values = [{"rank": 0, "names": []}, {"rank": 1, "names": ["ä"]}]
-    assert first == [["000000", "01010101010101"], values]
-    assert second == [[], values]
+    assert run_on_two_ranks(tmp_path, gather) == [["000000", "01010101010101"], []]
 
 
 def test_broadcast_tensors_sends_one_message_per_type(tmp_path: Path) -> None:
