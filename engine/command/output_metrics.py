@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 from engine.command.line_metrics import (
@@ -25,11 +27,12 @@ from engine.command.line_metrics import (
 )
 from engine.foreign.points import Point
 from engine.foreign.reading import MAX_STEP, MetricNames, parse_number, to_step
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 
 PARSE_EXAMPLE = "--parse 'loss[=: ]+(?P<loss>[0-9.eE+-]+)'"
 MAX_SHOWN_PATTERN = 200
+MAX_MATCH_SECONDS = 0.2  # of a pattern of the user, which may take exponential time
 MAX_EPOCH = 1e9  # what is beyond it, or not finite, is no epoch
 AXIS_GROUPS = ("step", "epoch")
 # A progress bar is redrawn up to 20 times per second.
@@ -56,6 +59,8 @@ class OutputMetrics:
         """`first_count` is the step of the first line if lines without steps are counted: not 0 for a training that
         goes on. Raises UsageError for a pattern that cannot be used."""
         self._patterns = [_Pattern(pattern) for pattern in patterns]
+        self.problems: list[Problem] = []
+        """Patterns that were given up."""
         self._names = MetricNames()
         self._ranks = _Ranks()
         self._heading: list[str] | None = None
@@ -129,9 +134,14 @@ class OutputMetrics:
         return {name: value for name, value in parsed.values.items() if name not in repeated}
 
     def _parse(self, text: str) -> ParsedLine | None:
-        for pattern in self._patterns:
-            if (parsed := pattern.parse(text)) is not None:
-                return parsed
+        for pattern in self._patterns.copy():
+            try:
+                if (parsed := pattern.parse(text)) is not None:
+                    return parsed
+            except TimeoutError:
+                self._patterns.remove(pattern)
+                reason = f"{pattern.shown} takes too long for a line, and is not used any more"
+                self.problems.append(Problem("--parse", reason, code="timed-out"))
         if self._heading is not None and (row := parse_row(text, self._heading)) is not None:
             return row
         if may_have_metrics(text):
@@ -252,7 +262,7 @@ class _Pattern:
     """A pattern of `--parse`: its named groups are metrics, or the step and the epoch."""
 
     def __init__(self, pattern: str) -> None:
-        shown = printable(pattern[:MAX_SHOWN_PATTERN])
+        self.shown = shown = printable(pattern[:MAX_SHOWN_PATTERN])
         try:
             self._compiled = re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
@@ -264,13 +274,32 @@ class _Pattern:
             raise UsageError.one("--parse", reason, advice, code="invalid-value")
 
     def parse(self, text: str) -> ParsedLine | None:
-        """Return the values of the first match, None without one."""
-        match = self._compiled.search(text) if len(text) <= MAX_LINE_LENGTH else None
+        """Return the values of the first match, None without one. Raises TimeoutError."""
+        if len(text) > MAX_LINE_LENGTH:
+            return None
+        with _time_limit(MAX_MATCH_SECONDS):
+            match = self._compiled.search(text)
         if match is None:
             return None
         found = {name: value for name, group in match.groupdict().items() if (value := _number_of(group)) is not None}
         step, epoch = to_step(found.pop("step", None)), found.pop("epoch", None)
         return ParsedLine(found, step, None, epoch) if found else None
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError after so much CPU time: `re` looks for signals while it matches. For the main thread."""
+
+    def expire(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGVTALRM, expire)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _number_of(group: str | None) -> float | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.command.line_metrics import MAX_LINE_LENGTH
 from engine.command.output_metrics import OutputMetrics
-from engine.utils.errors import UsageError
+from engine.utils.errors import UsageError, raise_if_any
 from engine.utils.files import open_regular_file
 from engine.utils.text import printable
 
@@ -52,6 +52,7 @@ def try_parse(path: Path, patterns: Sequence[str] = ()) -> TriedFile:
                 known.count, known.last_step, known.last = known.count + 1, point.step, point.value
     except OSError as error:
         raise UsageError.one(printable(str(path)), f"cannot be read: {error.strerror}", code="not-readable") from error
+    raise_if_any(parser.problems)
     return tried
 
 

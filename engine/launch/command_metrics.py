@@ -87,6 +87,8 @@ class RunningMetrics:
             return
         self._next_read = time.monotonic() + READ_SECONDS
         self._sink.attempt(self._follow)
+        for problem in self._output.problems:
+            self._report(problem)
         if self._writer.problem is not None:
             self._report(Problem("", self._writer.problem, code="not-recorded"))
 

@@ -25,7 +25,6 @@ from engine.command.metric_files import (
 )
 from engine.foreign.folders import Limits, RunFollower
 from engine.foreign.points import Point
-from support.foreign import event, event_file, scalar
 
 CSV = "step,loss\n1,3\n2,2\n"
 
@@ -87,14 +86,6 @@ def test_file_that_was_there_before_is_found_when_it_grows(run: Path, cwd: Path)
     with path.open("a") as file:
         file.write("3,1\n")
     assert files_of(files.poll(10)) == [path]
-
-
-def test_event_files_of_one_folder_are_one_log(run: Path, cwd: Path) -> None:
-    files = MetricFiles(run, cwd=cwd, started_at=time.time())
-    for name in ("a", "b"):
-        (cwd / f"events.out.tfevents.1.{name}").write_bytes(event_file(event(1, scalar("loss", 1.0))))
-        found = files.poll(10)
-        assert found.formats == ("tensorboard",) and len(found.logs) == 1
 
 
 def test_paths_are_searched_in_place_of_the_working_folder(run: Path, cwd: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from engine.command import output_metrics
 from engine.command.output_metrics import OutputMetrics
 from engine.foreign.points import Point
 from engine.utils.errors import UsageError
+from support.messages import has_problem
 
 
 @pytest.fixture(autouse=True)
@@ -258,3 +259,10 @@ def test_names_of_metrics_are_bounded_and_printable() -> None:
     assert [point.name for point in metrics.feed(r'{"loss\u001b[2J": 3}')] == [r"loss\x1b[2J"]
     points = feed(metrics, *(f"{{'loss{number}': 1}}" for number in range(2100)))
     assert len({point.name for point in points}) < 2001
+
+
+def test_pattern_that_takes_exponential_time_is_given_up_and_reported() -> None:
+    metrics = OutputMetrics([r"(?P<a>(1+)+x)", r"b=(?P<b>\d+)"])
+    assert metrics.feed("1" * 60) == []
+    assert has_problem(metrics.problems, "timed-out", "--parse", "(1+)+x")
+    assert [point.value for point in metrics.feed("b=3 " + "1" * 60)] == [3]

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from engine.distributed.aborts import MAX_LOG_BYTES, abort_failure, read_log_tail
-from engine.distributed.failures import rank_failure, root_cause
-from support.replace import replace
 
 # From XPixelGroup/BasicSR#737.
 TIMEOUT = """\
@@ -94,12 +92,6 @@ def test_abort_without_mark_names_message_of_exception() -> None:
 def test_abort_without_message_refers_to_log() -> None:
     failure = abort_failure(1, "cpu", "")
     assert failure.code == "process-killed" and failure.cause.startswith("it was killed by SIGABRT; ")
-
-
-def test_root_cause_is_never_an_abort_after_a_timeout() -> None:
-    own_failure = rank_failure(0, "cpu", ValueError("bad"))
-    aborted = abort_failure(1, "cpu", TIMEOUT)
-    assert root_cause([replace(aborted, time=1.0), own_failure]).rank == 0
 
 
 def test_read_log_tail_skips_earlier_session_and_is_bounded(tmp_path: Path) -> None:

@@ -25,12 +25,9 @@ from engine.distributed.rendezvous import (
     open_store,
 )
 from engine.gpus.selection import CudaDevice
-from engine.runs.event_lines import describe_run_setup
 from engine.utils.errors import Problem, UsageError
 from support.gputrain_command import Gputrain, read_events
 from support.messages import has_problem
-from support.replace import replace
-from support.runs.event_factories import make_run_started
 from support.runs.factories import find_free_port
 
 GPUS = [CudaDevice(index, f"GPU-{index}", "made up", 0) for index in range(4)]
@@ -65,10 +62,6 @@ def test_plan_chooses_nccl_for_one_gpu_on_each_of_two_nodes() -> None:
     assert plan_node(config(), GPUS[:1], local_world_size=1, world_size=2).backend == "nccl-legacy"
 
 
-def test_plan_uses_nccl_for_two_gpus_by_default() -> None:
-    assert [plan_node(config(), gpus).uses_nccl for gpus in (GPUS[:2], GPUS[:1], [])] == [True, False, False]
-
-
 def test_plan_does_not_divide_cores_that_srun_gave_to_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.distributed.node_plan.available_cores", lambda: 12)
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "12")
@@ -82,13 +75,6 @@ def test_plan_does_not_divide_cores_that_srun_gave_to_task(monkeypatch: pytest.M
 def test_plan_rejects_nccl_on_cpu() -> None:
     problems = refusal(lambda: plan_node(config("device.backend=nccl"), []))
     assert has_problem(problems, "no-gpu", "device.backend", "nccl", "CPU", "gloo", "auto")
-
-
-def test_plan_message_names_gpus_with_gloo() -> None:
-    assert "on GPU-0, GPU-1," in describe_run_setup(
-        replace(make_run_started(), backend="gloo", devices=["GPU-0", "GPU-1"])
-    )
-    assert "on the CPU," in describe_run_setup(replace(make_run_started(), backend="gloo", devices=["cpu", "cpu"]))
 
 
 def test_plan_dp_gives_one_rank_every_gpu() -> None:
@@ -129,21 +115,6 @@ def test_plan_rejects_dp_without_several_gpus(
     assert has_problem(problems, code, "device.parallel", "dp", shown)
 
 
-def test_plan_reports_all_device_problems_together() -> None:
-    with pytest.raises(UsageError) as caught:
-        plan_node(config("device.parallel=dp", "device.backend=nccl"), [])
-    assert [problem.location for problem in caught.value.problems] == ["device.backend", "device.parallel"]
-
-
-def test_config_rejects_options_incompatible_with_dp_and_static_graph() -> None:
-    with pytest.raises(UsageError) as caught:
-        config("device.parallel=dp", "model.compile=true", "precision.amp=bf16")
-    locations = [problem.location for problem in caught.value.problems]
-    assert locations == ["precision.amp", "model.compile"]
-    [problem] = refusal(lambda: config("device.static_graph=true", "optim.accumulate=2"))
-    assert "optim.accumulate" in str(problem)
-
-
 def test_sampler_with_dp_multiplies_batch_size_by_gpus() -> None:
     training_config = config("data.batch_size=20", "device.parallel=dp", "data.dataset=digits")
     source = open_source(training_config)
@@ -170,11 +141,6 @@ def test_lowest_capability_is_unknown_if_one_is(
     capabilities: list[tuple[int, int] | None], lowest: tuple[int, int] | None
 ) -> None:
     assert lowest_capability(capabilities) == lowest
-
-
-def test_init_method_is_auto_or_env() -> None:
-    [problem] = refusal(lambda: config("device.init_method=tcp://127.0.0.1:29501"))
-    assert has_problem([problem], "unknown-value", "device.init_method", "auto, env://")
 
 
 def test_check_rendezvous_rejects_environment_without_address() -> None:
@@ -253,11 +219,6 @@ def test_wrap_ddp_refuses_compression_without_cuda_build(
     with pytest.raises(UsageError) as caught:
         gradients("device.compress=bf16")
     assert [problem.location for problem in caught.value.problems] == ["device.compress"]
-
-
-def test_config_rejects_compression_of_float16_gradients() -> None:
-    [problem] = refusal(lambda: config("device.compress=bf16", "precision.amp=O2"))
-    assert problem.location == "device.compress" and "precision.amp=O2" in str(problem)
 
 
 def test_wrap_single_rank_returns_model_itself() -> None:

@@ -88,10 +88,6 @@ def test_command_that_was_never_started_gets_no_arguments_of_a_resume(runs: Comm
 # What may go on as the run
 
 
-def test_resume_of_a_new_name_starts_the_command(runs: CommandRuns) -> None:
-    assert runs.run("true", config=RESUME) == 0
-
-
 @pytest.mark.parametrize("key", ["resume", "requeue"])
 def test_other_command_does_not_go_on_as_the_run(runs: CommandRuns, key: str, calls: Path) -> None:
     runs.run("sh", "-c", "exit 3")

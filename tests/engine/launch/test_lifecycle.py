@@ -11,9 +11,8 @@ from typing import Literal
 
 import pytest
 
-from engine.config.loader import resolve_config, validate_config
+from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.distributed.failures import describe_failure
 from engine.distributed.node_plan import NodePlan
 from engine.gpus import reservation
 from engine.gpus.allocation import GpuAllocation
@@ -21,13 +20,12 @@ from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation_entry import ReservedRank
 from engine.gpus.reservation_reader import read_reservations
 from engine.launch import owned_run
-from engine.launch.lifecycle import TrainingRun, record_restart, should_restart
+from engine.launch.lifecycle import TrainingRun, should_restart
 from engine.launch.owned_run import AlreadyFinishedError
 from engine.launch.preflight import Preflight, run_preflight
 from engine.launch.request import RunRequest
 from engine.queue.state import QueueStage, read_queue_state
 from engine.runs import ownership
-from engine.runs.event_lines import RunStarting
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import list_runs
 from engine.runs.history import history_from_events
@@ -49,19 +47,6 @@ def outside_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
 
-def test_owner_announces_new_run_and_gives_its_folder_to_the_ranks(tmp_path: Path) -> None:
-    with owner(tmp_path, run={"resume": True}) as owned:
-        job = owned.run.prepare(PREFLIGHT)
-        assert job is not None
-        assert job.folder is not None
-        assert (job.folder.path, job.resumed, job.config.run.resume) == (owned.folder.path, False, False)
-        [announced] = owned.shown
-        assert isinstance(announced, RunStarting)
-        assert (announced.name, announced.folder) == ("a", str(owned.folder.path))
-        # It did not wait for GPUs.
-        assert read_queue_state(owned.folder) is None
-
-
 def test_owner_records_early_warnings_and_shows_them_once(tmp_path: Path) -> None:
     fallback, shared = Problem("", "on the CPU", code="gpu-fallback"), Problem("", "shared", code="gpu-in-use")
     empty = Problem("data.path", "empty", code="no-images")
@@ -75,18 +60,6 @@ def test_owner_records_early_warnings_and_shows_them_once(tmp_path: Path) -> Non
                 WarningEvent(time=0.0, message=str(problem), code=problem.code, cpu_fallback=problem is fallback)
                 for problem in (fallback, shared, empty)
             ]
-
-
-@pytest.mark.parametrize(("requeue", "job", "warns"), [(True, None, True), (True, "77", False), (False, None, False)])
-def test_preflight_warns_that_requeue_has_no_effect_outside_of_slurm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requeue: bool, job: str | None, warns: bool
-) -> None:
-    if job is not None:
-        monkeypatch.setenv("SLURM_JOB_ID", job)
-    config = validate_config({"run": {"requeue": requeue, "name": "a"}, "device": {"gpus": "cpu"}})
-    preflight = run_preflight(RunRequest(config, tmp_path, "a"), lambda wait: [])
-    assert len(preflight.warnings) == warns
-    assert has_problem(preflight.warnings, "no-effect", "", "run.requeue=true", "Slurm") == warns
 
 
 @pytest.mark.parametrize(
@@ -193,14 +166,6 @@ def test_owner_stores_the_batch_size_that_the_ranks_found(tmp_path: Path) -> Non
         assert resolve_config(str(job.folder.config)).config.data.batch_size == 48
 
 
-def test_owner_records_nothing_after_its_end(tmp_path: Path) -> None:
-    with owner(tmp_path) as owned:
-        owned.run.prepare(PREFLIGHT)
-    before = owned.recorded()
-    owned.run.emit(WarningEvent(message="late", code="no-effect"))
-    assert owned.recorded() == before
-
-
 @pytest.mark.parametrize(
     ("state", "should_requeue", "calls"),
     [("stopped", True, "requeue 77\n"), ("finished", True, ""), ("stopped", False, "")],
@@ -241,18 +206,6 @@ def test_ranks_restart_after_failure_that_may_not_recur(result: RunResult, stopp
     history = history_from_events([make_run_started()])
     history.stopping = stopping
     assert should_restart(result, history) == restarts
-
-
-def test_restart_is_recorded_behind_the_failure_that_causes_it(tmp_path: Path) -> None:
-    with owner(tmp_path) as owned:
-        owned.run.prepare(PREFLIGHT)
-        assert owned.run.recorder is not None
-        record_restart(FAILED, owned.run.recorder, 1, 3)
-        failure, warning = owned.recorded()
-    assert failure == FAILED.failure
-    assert isinstance(warning, WarningEvent) and FAILED.failure is not None
-    assert warning.code == "rank-failed"
-    assert warning.message.startswith(describe_failure(FAILED.failure)) and "1 of 3" in warning.message
 
 
 def test_owner_publishes_gpu_ranks_of_started_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

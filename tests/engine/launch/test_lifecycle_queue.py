@@ -112,13 +112,6 @@ def test_started_run_stores_default_batch_size() -> None:
     assert as_stored(Preflight().resolved(Config()))["data"]["batch_size"] == Config().data.batch_size
 
 
-def test_owner_waits_for_the_runs_that_the_config_names(tmp_path: Path) -> None:
-    make_run_folder(tmp_path, "b", make_run_started(), RunFinished(state="finished"))
-    with owner(tmp_path, queue={"after": ["b"]}) as owned:
-        place = owned.run.enter_queue()
-        assert [dependency.name for dependency in place.state.after] == ["b"]
-
-
 def test_owner_keeps_dependencies_of_run_whose_wait_was_interrupted(tmp_path: Path) -> None:
     make_run_folder(tmp_path, "b", make_run_started(), RunFinished(state="finished"))
     with owner(tmp_path, queue={"after": ["b"]}) as owned:

@@ -15,9 +15,7 @@ from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.data.image_files import fitting_size
 from engine.data.inspection_process import ImageCounts
-from engine.doctor.run import preflight_checks
 from engine.gpus import allocation, cpu_fallback, device_preview, unmonitored
-from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import CudaDevice
 from engine.launch import launcher, preflight
 from engine.launch import request as run_request
@@ -97,11 +95,6 @@ def test_has_bfloat16_instructions_without_cpu_info(cpu_info: Path) -> None:
     assert not has_bfloat16_instructions()
 
 
-@pytest.mark.parametrize("level", ["off", "O0", "bf16"])
-def test_preflight_does_not_warn_of_other_precisions(level: str, tmp_path: Path) -> None:
-    assert warnings_of(tmp_path, f"precision.amp={level}") == []
-
-
 def test_preflight_does_not_warn_of_float16_on_gpu(tmp_path: Path) -> None:
     assert warnings_of(tmp_path, "precision.amp=fp16", gpus=(CudaDevice(0, "GPU-0", "H200", None),)) == []
 
@@ -118,14 +111,6 @@ def test_run_records_precision_that_auto_chose(tmp_path: Path, capability: tuple
         assert resolve_config(str(job.folder.config), ()).config.precision.amp == level
     finally:
         owned.release()
-
-
-def test_doctor_repeats_warnings_of_preflight(tmp_path: Path) -> None:
-    request, preflight = preflight_of(tmp_path, "precision.amp=fp16")
-    checks = {check.name: check for check in preflight_checks(request.config, preflight, GpuAllocation())}
-    check = checks["precision"]
-    assert (check.state, check.code) == ("warning", "slow-precision")
-    assert check.found.startswith("precision.amp: fp16 ") and "--amp bf16 " in check.advice
 
 
 @pytest.mark.parametrize(
@@ -204,22 +189,6 @@ def test_preflight_warns_of_class_without_validation_image(tmp_path: Path) -> No
     [warning] = warnings_of(tmp_path, *folder)
     assert has_problem([warning], "empty-class", "data", " owl")
     assert "cat" not in warning.reason
-
-
-@pytest.mark.parametrize("dry_run", [False, True])
-def test_run_shows_warnings_of_preflight_and_records_them(dry_run: bool, tmp_path: Path) -> None:
-    request, preflight = preflight_of(tmp_path, "precision.amp=fp16")
-    shown: list[str] = []
-    request = RunRequest(request.config, request.runs_dir, "run", dry_run=dry_run)
-    owned = TrainingRun(request, lambda event: shown.append(event.message) if isinstance(event, WarningEvent) else None)
-    try:
-        assert owned.prepare(preflight) is not None
-    finally:
-        owned.release()
-    warning = preflight.warnings[0]
-    assert warning.code == "slow-precision" and shown.count(str(warning)) == 1
-    recorded = [folder.journal.read_text() for folder in list_runs(request.runs_dir)]
-    assert [str(warning) in journal for journal in recorded] == ([] if dry_run else [True])
 
 
 @pytest.mark.parametrize(

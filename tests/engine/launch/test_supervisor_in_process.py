@@ -142,12 +142,6 @@ def test_supervisor_ends_run_soon_after_failure_of_one_rank(monkeypatch: pytest.
     assert run.ranks.alive() == []
 
 
-def test_supervisor_names_rank_that_exits_without_report(folder: RunFolder) -> None:
-    result = Supervised(finish, lambda _: os._exit(4), folder=folder).run()
-    cause = cause_of(result)
-    assert cause.startswith("1: ") and "exit code 4 " in cause
-
-
 @pytest.mark.parametrize(("counts", "oom_killed"), [((5, 5), False), ((5, 6), True), ((None,), None)])
 def test_supervisor_blames_oom_killer_only_if_it_has_killed_since_the_start(
     monkeypatch: pytest.MonkeyPatch, counts: tuple[int | None, ...], oom_killed: bool | None
@@ -255,18 +249,6 @@ def test_watchdog_names_rank_that_hangs_and_logs_its_traceback(
     )
     assert " in hang\n" in folder.log.read_text()
     assert " in wait\n" not in folder.log.read_text()
-
-
-def test_watchdog_blames_stopped_process_among_equally_late_ranks() -> None:
-    def freeze(channel: PipeChannel) -> Outcome:
-        channel.enter_phase(3, Phase.FORWARD)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        return "finished"
-
-    assert cause_of(Supervised(hang, freeze, watchdog=1.0).run()) == (
-        "1: no progress for 1 s (run.watchdog); the other ranks wait for rank 1; this rank completed 3 steps and is "
-        "in the forward pass; its process is stopped (SIGSTOP)"
-    )
 
 
 @pytest.mark.parametrize("loses_peer", [False, True])
