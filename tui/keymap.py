@@ -171,12 +171,7 @@ PROCESS_COMMANDS = (
 )
 SWEEP_COMMANDS = (
     Command("enter", "open", "Open the run of this trial.", "open", 9),
-    Command("o", "order", "Sort by value, or by the number of the trial.", "order", 6),
     Command("s", "stop", "Stop the sweep; its trials save a checkpoint.", "stop", 7),
-    Command("u", "continue", "Continue the sweep in the background.", "resume", 7),
-    Command("a", "again", "Configure a new run with the config of this trial.", "again", 5),
-    Command("left,left_square_bracket", "previous", "Show the previous sweep of this runs folder.", "sweep(-1)", 3),
-    Command("right,right_square_bracket", "next", "Show the next sweep of this runs folder.", "sweep(1)", 3),
     BACK_COMMAND,
 )
 QUEUE_COMMANDS = (

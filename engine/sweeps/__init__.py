@@ -8,3 +8,6 @@ from typing import Literal
 
 Sampler = Literal["tpe", "grid", "random"]
 Pruner = Literal["median", "asha", "none"]
+MAX_TRIALS = 100_000
+MAX_PARALLEL = 1024
+MAX_SEED = 2**32 - 1

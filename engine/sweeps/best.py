@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.command.run_options import environment_options, run_options
-from engine.command.spec import read_command
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
 from engine.runs.run_config import default_values, read_changed_config
 from engine.runs.trials import BestTrial
 from engine.sweeps.folder import SweepFolder
-from engine.sweeps.plan import divide_gpus, fill_command, trial_line, trial_overrides, without_name
+from engine.sweeps.plan import trial_line, trial_overrides, without_name
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value
 from engine.utils.codec import write_record
-from engine.utils.errors import UsageError
 from engine.utils.files import replace_file
-from engine.utils.redaction import redact_argv
 from engine.utils.text import printable
 
 if TYPE_CHECKING:
@@ -47,21 +40,9 @@ def write_best(folder: SweepFolder, settings: SweepSettings, best: FrozenTrial) 
 
 
 def best_command(folder: SweepFolder, settings: SweepSettings, params: Mapping[str, Value]) -> str:
-    """Return what trains the best config or runs the best command again, as a clause with the command.
-
-    Secrets in it are hidden.
-    """
-    name = f"--name {folder.name}-best"
+    """Return what trains the best config longer, as a clause, or the command of the best trial without secrets."""
     if not settings.command:
         config = {**default_values(), **(read_changed_config(folder.config) or {}), **params}
         epochs = int(config["run.epochs"]) * LONGER_FACTOR
-        return f"train it longer with `gputrain run {folder.best} --epochs {epochs} {name}`"
-    options = list[str]()
-    # What else the line shows is in the settings.
-    with suppress(UsageError):
-        command = fill_command(read_command(folder), params)
-        options = [] if Path(command.cwd) == Path.cwd() else ["--cwd", command.cwd]
-        options += [*run_options(command), *environment_options(command)]
-    gpus = divide_gpus(settings.device["device.gpus"], settings.parallel)[0]
-    words = ["gputrain", "run", *name.split(), "--gpus", gpus, *redact_argv(options)]
-    return f"run it again with `{shlex.join(words)} -- {trial_line(settings, params)}`"
+        return f"train it longer with `gputrain run {folder.best} --epochs {epochs} --name {folder.name}-best`"
+    return f"its command: {trial_line(settings, params)}"

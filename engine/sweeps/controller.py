@@ -26,7 +26,7 @@ from engine.sweeps.best import best_command, write_best
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.messages import send_end
 from engine.sweeps.plan import SweepPlan, divide_gpus
-from engine.sweeps.settings import SweepSettings, pruning_warnings
+from engine.sweeps.settings import SweepSettings
 from engine.sweeps.study import GPUS, PRESET, PRUNED_AT, REASON, SweepStudy
 from engine.sweeps.trial import Ended, Trial, make_trial
 from engine.utils.errors import Problem
@@ -158,7 +158,9 @@ class Controller:
             self.study.report(number, step, value)
             length = trial.length(self.study.trials())
             is_pruned = PRUNED_AT in self.study.trial(number).user_attrs
-            if may_prune and not is_pruned and step < length and self.study.should_prune(number, length):
+            # Also for a trial that is not pruned: others are compared with it.
+            is_poor = not is_pruned and step < length and self.study.should_prune(number, length)
+            if is_poor and may_prune:
                 self.study.set_attribute(number, PRUNED_AT, step)
         if ended is not None:
             self._record_end(trial, ended)
@@ -247,7 +249,6 @@ class Controller:
             write_best(self.folder, self.settings, best)
             again = best_command(self.folder, self.settings, best.params)
             lines.append(f"best: trial {best.number}, {self.settings.metric_name} {shown(best.value)}; {again}")
-        lines += pruning_warnings(self.settings, counts)
         code = ExitCode.FINISHED if self._has_result() else ExitCode.FAILED
         is_ended_early = len(trials) < self.settings.trials and self._stopping and self._has_result()
         if counts["running"] or is_ended_early:

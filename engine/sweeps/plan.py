@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.command.devices import PLACEHOLDERS, fill, find_placeholders
-from engine.command.spec import Command, read_command
+from engine.command.spec import Command
 from engine.config.code_trust import CodeTrust
 from engine.config.effects import deciding_keys
 from engine.config.loader import ConfigError, parse_value, resolve_config
@@ -31,7 +31,6 @@ from engine.launch.request import RunRequest
 from engine.models.catalog import check_model_name
 from engine.models.weights_file import weights_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems
-from engine.sweeps.folder import SweepFolder
 from engine.sweeps.settings import DeviceKey, SweepSettings
 from engine.sweeps.space import Range, Space, Value, grid_size, overrides_of, value_text
 from engine.sweeps.study import first_values
@@ -247,15 +246,6 @@ def fill_command(command: Command, values: Mapping[str, Value]) -> Command:
     }
     argv, metrics = (tuple(fill(words, texts)) for words in (command.argv, command.metrics))
     return codec.replace(command, argv=argv, environment=environment, metrics=metrics)
-
-
-def is_same_command(folder: SweepFolder, command: Command) -> bool:
-    """Whether the stored command of a sweep is this one, in whatever environment. Raises UsageError if it cannot be
-    read."""
-    stored = read_command(folder)
-    return codec.replace(stored, environment=command.environment, cwd_inode=command.cwd_inode) == command and all(
-        stored.environment.get(name) == command.environment[name] for name in command.expanded
-    )
 
 
 def trial_line(settings: SweepSettings, values: Mapping[str, Value]) -> str:

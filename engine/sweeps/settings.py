@@ -16,22 +16,17 @@ from engine.config.yaml_io import read_yaml, to_yaml
 from engine.runs.keys import parse_key, parse_metric_name, quote_key
 from engine.runs.metric_directions import DIRECTIONS
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, Metric, foreign_metric, own_metric, registry_keys
-from engine.sweeps import Pruner, Sampler
+from engine.sweeps import MAX_PARALLEL, MAX_SEED, MAX_TRIALS, Pruner, Sampler
 from engine.sweeps.space import Range, Space, parse_space, split_choices
 from engine.utils import codec
-from engine.utils.codec import ENTRIES, FORMAT, Count, FileRecord, InvalidRecordError, field, format_problem
+from engine.utils.codec import ENTRIES, FORMAT, FileRecord, InvalidRecordError, Meta, field, format_problem
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, raise_if_any
 from engine.utils.files import expand_user, is_file, replace_file
-from engine.utils.text import pluralize
 
-MAX_TRIALS = 100_000
-MAX_PARALLEL = 1024
 # These name or continue a single run, or belong to the user and not to a run.
 RESERVED_KEYS = ("run.name", "run.resume", "run.requeue", "run.code_packages")
 DeviceKey = Literal["device.gpus", "device.wait", "device.threads"]
 """The overrides that only the trials have."""
-# What another command for the same sweep may change; the rest decides which values are searched.
-CHANGEABLE = ("trials", "parallel", "device")
 
 
 class SweepSettings(FileRecord, frozen=True, kw_only=True):
@@ -43,13 +38,13 @@ class SweepSettings(FileRecord, frozen=True, kw_only=True):
     """The SPACE of each config key, or of each placeholder in the command of a script (`engine.sweeps.space`)."""
     fixed: Annotated[dict[str, str], ENTRIES] = field(default_factory=dict)
     """The values of other config keys."""
-    trials: Count = 40
-    parallel: Count = 1
+    trials: Annotated[int, Meta(ge=1, le=MAX_TRIALS)] = 40
+    parallel: Annotated[int, Meta(ge=1, le=MAX_PARALLEL)] = 1
     sampler: Sampler = "tpe"
     pruner: Pruner = "median"
     metric: str = "best_val_accuracy"
     """A metric of the registry, or one of the user's own with its direction: `metrics.NAME=low`."""
-    seed: Count = 0
+    seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] = 0
     """That of the sampler."""
     device: Annotated[dict[DeviceKey, str], ENTRIES] = field(default_factory=dict)
     command: str = ""
@@ -87,24 +82,9 @@ class SweepSettings(FileRecord, frozen=True, kw_only=True):
         raise_if_any(problems)
         return parsed
 
-    def differences(self, other: SweepSettings) -> list[str]:
-        """Return the names of the settings in which two commands for one sweep must not differ, but do."""
-        names = [name for name in self.__struct_fields__ if name not in CHANGEABLE]
-        return [name for name in names if getattr(self, name) != getattr(other, name)]
-
     def check(self) -> tuple[dict[str, Space], list[Problem]]:
         """Return the spaces, and the problems that do not depend on the config."""
-        bounds = (
-            ("--trials", self.trials, 1, MAX_TRIALS),
-            ("--parallel", self.parallel, 1, MAX_PARALLEL),
-            ("--sampler-seed", self.seed, 0, 2**32 - 1),
-        )
-        problems = [
-            Problem(option, f"must be an integer from {low} to {high:,}, not {value}", code="out-of-range")
-            for option, value, low, high in bounds
-            if not low <= value <= high
-        ]
-        spaces = dict[str, Space]()
+        problems, spaces = list[Problem](), dict[str, Space]()
         with collect_problems(problems):
             runs = read_limits().runs
             if runs is not None and self.parallel > runs.value:
@@ -231,12 +211,3 @@ def typed_metric(option: str, text: str, better: Better, *, is_script: bool) -> 
     if not is_own:
         return name
     return f"{quote_key(METRIC_PREFIX + name.removeprefix(METRIC_PREFIX))}={better}"
-
-
-def pruning_warnings(settings: SweepSettings, counts: Mapping[str, int]) -> list[str]:
-    """Return the warning about a sweep that pruned most of its trials; `counts` is the number of trials by state."""
-    pruned, ended = counts.get("pruned", 0), sum(counts.get(state, 0) for state in ("complete", "pruned", "failed"))
-    if pruned * 2 <= ended:
-        return []
-    advice = f"to run each to its last {settings.step_name}, search again with --pruner none and another name"
-    return [f"warning: {pruned} of {pluralize(ended, 'trial')} were pruned, and may have become better; {advice}"]

@@ -20,10 +20,9 @@ from engine.config.user_code import TRUST_ADVICE
 from engine.config.yaml_io import to_yaml
 from engine.launch.detached import start_detached
 from engine.runs.control import consume_requests
-from engine.runs.metrics import Better
 from engine.sweeps.controller import Controller, Emit
 from engine.sweeps.folder import LAST_SWEEP, MAX_NAME_BYTES, MAX_NAME_CHARACTERS, SweepFolder, is_sweep_folder
-from engine.sweeps.plan import SweepPlan, divide_gpus, is_same_command, preset_values, trial_line, without_name
+from engine.sweeps.plan import SweepPlan, divide_gpus, preset_values, trial_line, without_name
 from engine.sweeps.settings import read_settings, write_settings
 from engine.sweeps.study import first_values, open_study
 from engine.utils import codec
@@ -46,38 +45,24 @@ def check_name(name: str) -> str:
     return name
 
 
-def choose_folder(root: Path, name: str | None, plan: SweepPlan, stem: str) -> SweepFolder:
-    """Return the folder of the sweep that a command means: the existing one with the same settings, else a new one.
-
-    Without a name, a sweep of `flowers.yaml`, whose `stem` is `flowers`, is called `flowers-sweep`, or
-    `flowers-sweep-2` if that is another one. Raises UsageError if the name belongs to a sweep with other settings, or
-    to something else.
-    """
+def choose_folder(root: Path, name: str | None, stem: str) -> SweepFolder:
+    """Return the folder of a new sweep. Without a name, a sweep of `flowers.yaml`, whose `stem` is `flowers`, is called
+    `flowers-sweep`, or `flowers-sweep-2` if that exists. Raises UsageError if the name is in use."""
     if name is None:
         stem = name_from_stem(stem)[: MAX_NAME_CHARACTERS - 12]
         names = (f"{stem}-sweep" + (f"-{number}" if number > 1 else "") for number in count(1))
-        folders = (SweepFolder(root / each) for each in names)
-        return next(folder for folder in folders if not _taken_by(folder, plan))
+        return next(folder for each in names if not _taken_by(folder := SweepFolder(root / each)))
     folder = SweepFolder(root / check_name(name))
-    taken = _taken_by(folder, plan)
-    if taken and is_sweep_folder(folder.path):
-        reason = f"the sweep {folder.name} already exists in {root} with another {taken}"
-        advice = f"use another --name, or continue it with `gputrain sweep resume {folder.name}`"
-        raise UsageError.one("--name", reason, advice, code="conflict")
-    if taken:
-        reason = f"{taken} already exists in {root}"
-        raise UsageError.one("--name", reason, "use another name with --name", code="name-in-use")
+    if taken := _taken_by(folder):
+        advice = "use another --name"
+        if is_sweep_folder(folder.path):
+            advice += f", or continue the sweep with `gputrain sweep resume {folder.name}`"
+        raise UsageError.one("--name", f"{taken} already exists in {root}", advice, code="name-in-use")
     return folder
 
 
-def _taken_by(folder: SweepFolder, plan: SweepPlan) -> str:
-    """Return why a planned sweep cannot have a folder, "" if it can: what differs from the sweep in it, else the file
-    or run of this name or of the name of a trial."""
-    if is_sweep_folder(folder.path):
-        found = read_settings(folder.settings).differences(plan.settings)
-        if not found and plan.command is not None and not is_same_command(folder, plan.command):
-            found = ["working folder or option of the command"]
-        return ", ".join(found)
+def _taken_by(folder: SweepFolder) -> str:
+    """Return the file, sweep or run that has the name of a new sweep or of one of its trials, "" if none has."""
     trials = sorted(folder.path.parent.glob(f"{folder.name}-[0-9][0-9][0-9]*"))
     return folder.name if os.path.lexists(folder.path) else trials[0].name if trials else ""
 
@@ -156,10 +141,6 @@ def dry_run_lines(folder: SweepFolder, plan: SweepPlan) -> Iterator[str]:
     """Yield the plan of a sweep with the command of its first trial."""
     yield from plan_lines(folder, plan)
     settings = plan.settings
-    verb = "minimizes" if settings.objective.better is Better.LOW else "maximizes"
-    shares = divide_gpus(settings.device["device.gpus"], settings.parallel)
-    where = "the trials run on the CPU" if shares == ["cpu"] else f"each trial has the GPUs {' or '.join(shares)}"
-    yield f"{verb} {settings.metric_name}; {where}"
     first = trial_line(settings, first_values(settings)) if settings.command else "the config itself"
     yield f"first trial: {first}"
 

@@ -36,9 +36,8 @@ MAX_JOURNAL_BYTES = 1 << 31
 # `median`: trials that must have finished, and the part of the epochs that each trial trains at least, one in three.
 MIN_FINISHED_TRIALS = 5
 WARMUP_PART = 3
-# Rungs of `asha`: at 1/9, 1/3 and all of the epochs, the best third goes on.
+# Rungs of `asha`: after 1/9 and 1/3 of the epochs, the best third goes on.
 REDUCTION_FACTOR = 3
-RUNGS = 2
 MIN_TRIALS_FOR_IMPORTANCE = 4
 # Attributes of a trial in the journal.
 PRESET, REASON, CODE, PRUNED_AT, GPUS, VAL_LOSS = "preset", "reason", "code", "pruned_at", "gpus", "val_loss"
@@ -179,35 +178,17 @@ class SweepStudy:
 
     def should_prune(self, number: int, steps: int) -> bool:
         """Return whether a trial of this many steps is worse than others were at its latest step."""
-        from optuna.pruners import MedianPruner
+        from optuna.pruners import MedianPruner, SuccessiveHalvingPruner
 
         if steps < 1 or self._settings.pruner == "none":
             return False
         if self._settings.pruner == "asha":
-            return self._fails_rung(number, steps)
+            first_rung = max(1, steps // REDUCTION_FACTOR**2)
+            halving = SuccessiveHalvingPruner(min_resource=first_rung, reduction_factor=REDUCTION_FACTOR)
+            return halving.prune(self._study, self.trial(number))
         warmup = -(-steps // WARMUP_PART)
         pruner = MedianPruner(MIN_FINISHED_TRIALS, n_warmup_steps=warmup, n_min_trials=MIN_FINISHED_TRIALS)
         return pruner.prune(self._study, self.trial(number))
-
-    def _fails_rung(self, number: int, steps: int) -> bool:
-        """Asynchronous successive halving (https://arxiv.org/abs/1810.05934).
-
-        Optuna's pruner compares a trial only with those that were reported to it, and the length of a script is unknown
-        until one has ended.
-        """
-        trials = self.trials()
-        for rung in (max(1, steps // REDUCTION_FACTOR**power) for power in range(RUNGS, 0, -1)):
-            if _first_step(trials[number], rung) != trials[number].last_step:
-                continue
-            reached = [(each, step) for each in trials if (step := _first_step(each, rung)) is not None]
-            merits = {each.number: self._merit(each.intermediate_values[step]) for each, step in reached}
-            least = sorted(merits.values(), reverse=True)[max(len(merits) // REDUCTION_FACTOR, 1) - 1]
-            if merits[number] == -math.inf or merits[number] < least:
-                return True
-        return False
-
-    def _merit(self, value: float) -> float:
-        return self._settings.objective.merit(value if math.isfinite(value) else None)
 
     def importances(self) -> dict[str, float]:
         """Return the share of each key in the difference between good and other trials, the largest first.
@@ -237,11 +218,6 @@ def best_trial(trials: Sequence[FrozenTrial], metric: Metric) -> FrozenTrial | N
         key=lambda trial: metric.rank(trial.value, trial.user_attrs.get(VAL_LOSS), -trial.number),
         default=None,
     )
-
-
-def _first_step(trial: FrozenTrial, rung: int) -> int | None:
-    """Return the first step from `rung` on that has a value."""
-    return min((step for step in trial.intermediate_values if step >= rung), default=None)
 
 
 def _distribution(space: Space) -> optuna.distributions.BaseDistribution:

@@ -41,7 +41,7 @@ def test_sweep_survives_kill_and_pruned_trial_resumes_to_the_bits_of_an_unpruned
     killed = gputrain.start(*sweep)
     gputrain.wait_for_event("s-000", "epoch", 1)
     kill(killed)
-    continued = gputrain(*sweep)
+    continued = gputrain("sweep", "resume", "s")
     assert continued.returncode == 0, continued.stderr
     status = show(gputrain, "s")
     preset, pruned = status["trials"]
@@ -71,6 +71,7 @@ def test_sweep_of_digits_killed_at_random_moments_has_every_result_once(gputrain
     moments = [(trial, rng.uniform(0, 6)) for trial in sorted(rng.sample(range(TRIALS), 3))]
     for trial, seconds in moments:
         process = gputrain.start(*sweep, stderr=subprocess.DEVNULL)
+        sweep = ["sweep", "resume", "s"]
         journal = gputrain.runs / f"s-{trial:03d}" / "events.jsonl"
         wait_for(journal.exists, f"the beginning of trial {trial}", 300)
         time.sleep(seconds)

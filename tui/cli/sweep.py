@@ -14,9 +14,9 @@ import typer
 from engine.runs.control import send_request
 from engine.runs.metrics import Better
 from engine.runs.root import runs_root
-from engine.sweeps import Pruner, Sampler
+from engine.sweeps import MAX_PARALLEL, MAX_SEED, MAX_TRIALS, Pruner, Sampler
 from engine.sweeps import folder as sweep_folders
-from engine.sweeps.folder import SweepFolder, find_sweep, is_sweep_folder
+from engine.sweeps.folder import SweepFolder, find_sweep
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.text import printable
 from tui.cli.command import command
@@ -62,9 +62,14 @@ NameArgument = Annotated[
 ]
 
 
-def number_option(name: str, what: str, default: str) -> Any:
-    """Return the option of a number of trials."""
-    return typer.Option(name, metavar="N", help=f"{what} [default: {default}].")
+TrialsOption = Annotated[
+    int | None,
+    typer.Option("--trials", metavar="N", min=1, max=MAX_TRIALS, help="Number of trials [default: 40, or as before]."),
+]
+ParallelOption = Annotated[
+    int | None,
+    typer.Option("--parallel", metavar="N", min=1, max=MAX_PARALLEL, help="Trials at once [default: 1, or as before]."),
+]
 
 
 @command(
@@ -76,14 +81,14 @@ def number_option(name: str, what: str, default: str) -> Any:
         "gputrain sweep --maximize val/acc lr=log:1e-4..0.1 -- ./train.py --lr {lr}",
         "gputrain sweep --minimize loss --gpus 0,1 --parallel 2 n=8,16 -- ./fit {n}",
     ],
-    "Trial 0 is CONFIG itself. Each trial is a run: NAME-000, NAME-001, and so on. The same command again continues a "
-    "sweep. Ctrl-C stops the trials with a checkpoint; a second Ctrl-C kills them.",
+    "Trial 0 is CONFIG itself. Each trial is a run: NAME-000, NAME-001, and so on. Ctrl-C stops the "
+    "trials with a checkpoint; a second Ctrl-C kills them. gputrain sweep resume NAME continues.",
     "With a command, each KEY is a placeholder {KEY} in its words, and METRIC is what its output or metric files call "
     "it, as in gputrain runs. Else METRIC is one of the epochs, or metrics.NAME for your own. Listed GPUs are divided "
     "among parallel trials.",
     "median stops a trial that is worse than the median of the finished ones at the same epoch, once five have "
     "finished and after 1/3 of the epochs, or of the steps of the first command that ends. asha stops the trials "
-    "outside the best third after 1/9 and 1/3, from the second trial on.",
+    "outside the best third after 1/9 and 1/3.",
     exit_codes=EXIT_CODES,
     kind=WordsCommand,
 )
@@ -101,8 +106,8 @@ def run(
             autocompletion=complete_config,
         ),
     ] = None,
-    trials: Annotated[int | None, number_option("--trials", "Number of trials", "40, or the whole grid")] = None,
-    parallel: Annotated[int | None, number_option("--parallel", "Trials at the same time", "1")] = None,
+    trials: Annotated[int | None, TrialsOption] = None,
+    parallel: ParallelOption = None,
     maximize: Annotated[
         str | None,
         typer.Option(
@@ -127,7 +132,7 @@ def run(
     ] = None,
     sampler_seed: Annotated[
         int | None,
-        typer.Option("--sampler-seed", metavar="N", help="Seed of the sampler, not of the runs."),
+        typer.Option("--sampler-seed", metavar="N", min=0, max=MAX_SEED, help="Seed of the sampler, not of the runs."),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name of the sweep [default: CONFIG-sweep].")
@@ -174,14 +179,11 @@ def run(
     raise_if_any(problems)
     for warning in plan.warnings:
         print_warning(warning)
-    folder = choose_folder(root, name, plan, stem)
+    folder = choose_folder(root, name, stem)
     if dry_run:
         typer.echo("\n".join(map(printable, dry_run_lines(folder, plan))))
         return
-    if is_sweep_folder(folder.path):
-        folder.require_own()
-    else:
-        create_sweep(folder, plan)
+    create_sweep(folder, plan)
     _control(folder, given, detach=detach, trust_owner=trust_owner, trust_code=trust_code)
 
 
@@ -269,8 +271,8 @@ def stop(*, name: NameArgument = "last", runs_dir: RunsDirOption = None, trust_o
 def resume(
     *,
     name: NameArgument = "last",
-    trials: Annotated[int | None, number_option("--trials", "Number of trials", "as before")] = None,
-    parallel: Annotated[int | None, number_option("--parallel", "Trials at the same time", "as before")] = None,
+    trials: TrialsOption = None,
+    parallel: Annotated[int | None, ParallelOption] = None,
     detach: DetachOption = False,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,

@@ -1,4 +1,4 @@
-"""The screen of a sweep: its trials by value, live, the importance of each key, and the best results so far.
+"""The screen of a sweep: its trials, live, the best value first.
 
 `tui.pollers.files` reads the sweep; each trial opens as a run.
 """
@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.containers import Container
 
 from engine.runs.control import send_request
-from engine.runs.folder import RunFolder, sweep_of_trial
+from engine.runs.folder import sweep_of_trial
 from engine.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
@@ -23,19 +21,14 @@ from tui.keymap import SWEEP_COMMANDS, Command
 from tui.palette import BAD, MUTED
 from tui.pollers.files import watch_sweep
 from tui.screens.base import AppServices, GputrainScreen
-from tui.screens.command_dialog import ask_command
 from tui.screens.dialogs import stop_dialog
 from tui.tables import styled
-from tui.tables.sweeps import best_lines, importance_lines, screen_title, status_line, trial_table
+from tui.tables.sweeps import status_line, trial_table
 from tui.widgets.lines import LazyRows, Lines
 from tui.widgets.text_line import TextLine
 
 if TYPE_CHECKING:
-    from engine.launch.detached import LaunchedRun
     from engine.sweeps.status import SweepStatus
-
-BY_VALUE, BY_NUMBER = "value", "number"
-SUCCESS_CODES = (0, 3)
 
 
 def make_sweep_screen(app: AppServices, run_name: str) -> SweepScreen:
@@ -54,7 +47,7 @@ def make_sweep_screen(app: AppServices, run_name: str) -> SweepScreen:
 
 
 class SweepScreen(GputrainScreen):
-    """The trials of one sweep; the arrow keys show the other sweeps of the runs folder."""
+    """The trials of one sweep."""
 
     CSS_PATH = "sweep.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = SWEEP_COMMANDS
@@ -62,21 +55,13 @@ class SweepScreen(GputrainScreen):
     def __init__(self, app: AppServices, folder: SweepFolder, trial: int | None = None) -> None:
         """`trial` is the number of the trial to select."""
         super().__init__(app)
-        self._order, self._selected = BY_VALUE, trial
-        self._launched: LaunchedRun | None = None
+        self._selected = trial
         self.folder = folder
         self.sweep_poller = self.follow(watch_sweep(folder, app.intervals.poll_s))
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="sweep-status")
         yield Lines(selectable=True, id="trials", empty_text=Text("No trial has begun", MUTED))
-        with Container(id="sweep-results"):
-            best = Lines(id="best-so-far")
-            best.can_focus = False
-            yield best
-            importance = Lines(id="importance")
-            importance.can_focus = False
-            yield importance
 
     def on_mount(self) -> None:
         self.query_one("#trials").focus()
@@ -84,7 +69,6 @@ class SweepScreen(GputrainScreen):
     def update_content(self) -> None:
         status, problem = self.sweep_poller.value, self.sweep_poller.problem or self.sweep_poller.unexpected_error
         self.show_title(f"sweep {printable(self.folder.name)}")
-        self._report_launch()
         if problem is not None:
             self.show_line("#sweep-status", Text(f" {printable(str(problem))}", BAD, no_wrap=True, end=""))
         elif status is None:
@@ -97,28 +81,21 @@ class SweepScreen(GputrainScreen):
 
     def _draw_status(self, status: SweepStatus) -> None:
         trials = self.query_one("#trials", Lines)
-        rows = status.by_value() if self._order == BY_VALUE else list(status.trials)
+        rows = status.by_value()
         table = trial_table(status, trials.text_width)
-        header = styled(table.header(MUTED, screen_title))
+        header = styled(table.header(MUTED))
         keys = [str(row.number) for row in rows]
         trials.set_rows(LazyRows(keys, lambda index: styled(table.line(rows[index]))), [header])
-        trials.set_titles("Trials, best value first" if self._order == BY_VALUE else "Trials by number")
+        trials.set_titles("Trials, best value first")
         if self._selected is not None and self._selected < len(rows):
             trials.select_key(str(self._selected))
             self._selected = None
-        best_panel, importance = self.query_one("#best-so-far", Lines), self.query_one("#importance", Lines)
-        best_panel.set_texts(best_lines(status))
-        best_panel.set_titles("Best so far")
-        importance.set_texts(importance_lines(status, importance.text_width))
-        importance.set_titles(f"Importance of each key for {printable(status.settings.metric_name)}")
 
     def is_available(self, action: str) -> bool:
         status = self.sweep_poller.value
         if action == "stop":
             return status is not None and status.running
-        if action == "resume":
-            return status is not None and not status.running
-        return bool(status and status.trials) or action not in ("open", "again", "order")
+        return bool(status and status.trials) or action != "open"
 
     # Commands
 
@@ -140,21 +117,6 @@ class SweepScreen(GputrainScreen):
         if (run := self._selected_run()) is not None:
             self.gputrain_app.open_run(run)
 
-    def action_again(self) -> None:
-        """Configure a new run with the config of the trial, or type its command again."""
-        status = self.sweep_poller.value
-        if (run := self._selected_run()) is None or status is None:
-            return
-        folder = RunFolder(Path(run))
-        if status.settings.command:
-            self.act(lambda: ask_command(self.app, self.gputrain_app, folder))
-        else:
-            self.gputrain_app.open_form(folder.config)
-
-    def action_order(self) -> None:
-        self._order = BY_NUMBER if self._order == BY_VALUE else BY_VALUE
-        self.update_content()
-
     def action_stop(self) -> None:
         """Ask the controller to stop the sweep."""
 
@@ -168,56 +130,3 @@ class SweepScreen(GputrainScreen):
         is_script = status is not None and bool(status.settings.command)
         effect = "The commands of its trials are ended" if is_script else "Its trials save a checkpoint first"
         self.app.push_screen(stop_dialog(f"Stop the sweep {printable(self.folder.name)}? {effect}."), answer)
-
-    def action_resume(self) -> None:
-        """Continue the sweep in the background."""
-        from tui.launcher import launch_run
-
-        if self.gputrain_app.demo_notice:
-            self.gputrain_app.show_toast(Problem("", "Demo mode: runs cannot be started", code="not-supported"))
-            return
-
-        def launch() -> LaunchedRun:
-            self.folder.require_own()
-            root = self.folder.path.parent
-            return launch_run(["sweep", "resume", self.folder.name, "--runs-dir", str(root)], root)
-
-        def done(launched: LaunchedRun) -> None:
-            self._launched = launched
-            self.gputrain_app.show_toast(f"Continuing {self.folder.name}")
-            self.sweep_poller.request_poll()
-
-        self.act(launch, done)
-
-    def _report_launch(self) -> None:
-        """Show why a sweep that was continued from here has ended, unless it went well."""
-        launched = self._launched
-        if launched is None or (code := launched.exit_code) is None:
-            return
-        self._launched = None
-        if code not in SUCCESS_CODES:
-            reason = "\n".join(launched.output_lines()[-3:])
-            self.gputrain_app.show_toast(
-                Problem("", f"{self.folder.name} has ended.\n{reason}", code="process-failed"), timeout_s=30
-            )
-        launched.output.close()
-
-    def action_sweep(self, steps: int) -> None:
-        """Show the previous or the next sweep of the runs folder."""
-
-        def find() -> SweepFolder:
-            sweeps = sorted(list_sweeps(self.folder.path.parent), key=lambda sweep: sweep.name)
-            if self.folder not in sweeps or len(sweeps) < 2:
-                raise UsageError.one("", "There is no other sweep in this runs folder", code="not-found")
-            folder = sweeps[(sweeps.index(self.folder) + steps) % len(sweeps)]
-            folder.require_own()
-            return folder
-
-        self.act(find, self._show_sweep)
-
-    def _show_sweep(self, folder: SweepFolder) -> None:
-        self.stop_following(self.sweep_poller)
-        self.folder = folder
-        self.sweep_poller = self.follow(watch_sweep(folder, self.gputrain_app.intervals.poll_s))
-        self.query_one("#trials", Lines).set_rows([])
-        self.update_content()

@@ -14,7 +14,6 @@ from engine.runs.metrics import Better
 from engine.sweeps.plan import SweepPlan, divide_gpus, fill_command, plan_script, trial_line
 from engine.sweeps.script_metric import match_rank
 from engine.sweeps.settings import SweepSettings, typed_metric
-from engine.sweeps.study import SweepStudy
 from support.messages import raises_problem
 
 
@@ -107,20 +106,3 @@ def test_listed_gpus_are_divided_among_parallel_trials() -> None:
     assert divide_gpus("0,1", 1) == ["0,1"] and divide_gpus("free:2", 3) == ["free:2"]
     with raises_problem("out-of-range", "--parallel"):
         divide_gpus("0,1", 3)
-
-
-def test_trial_of_unknown_length_is_compared_with_trials_that_ended_before() -> None:
-    import optuna
-
-    settings = SweepSettings(space={"lr": "1..2"}, pruner="asha", command="fit {lr}", metric="metrics.acc=high")
-    study = SweepStudy(optuna.create_study(direction="maximize"), settings)
-    for number, share in enumerate((1.0, 0.5)):
-        study.add({"lr": 1.5}, {})
-        for step in range(1, 10):
-            study.report(number, step, share * step)
-            assert not study.should_prune(number, 0)
-        study.end(number, "COMPLETE", share * 9)
-    for number, (value, is_pruned) in enumerate([(0.7, True), (2.0, False)], start=2):
-        study.add({"lr": 1.5}, {})
-        study.report(number, 1, value)
-        assert study.should_prune(number, 9) is is_pruned

@@ -21,7 +21,6 @@ from engine.sweeps.study import SweepStudy, open_study
 from engine.utils.codec import replace
 from support.messages import raises_problem
 from support.runs.sweeps import make_sweep
-from tui.tables.sweeps import best_so_far
 
 SETTINGS = SweepSettings(space={"optim.lr": "log:1e-3..1", "optim.name": "sgd,adamw"}, trials=30)
 
@@ -101,7 +100,6 @@ def test_best_of_equal_trials_has_lower_loss_then_lower_number(tmp_path: Path) -
     assert status.best is not None and best is not None
     assert status.best.number == best.number == 2
     assert [row.number for row in status.by_value()] == [2, 3, 0, 1, 4]
-    assert [row.number for row in best_so_far(status)] == [2, 0]
 
 
 def test_importance_of_a_single_key_is_not_shown(tmp_path: Path) -> None:
@@ -146,17 +144,13 @@ def test_journal_that_is_none_is_refused_and_executes_nothing(
     assert not (tmp_path / "executed").exists()
 
 
-def test_foreign_and_linked_sweeps_are_refused(tmp_path: Path) -> None:
+def test_foreign_sweeps_are_refused_unless_their_owner_is_trusted(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path, SETTINGS)
     open_study(folder, SETTINGS, create=True)
     folder.journal.chmod(0o666)
     with raises_problem("foreign-writable", str(folder.path), "optuna.jsonl", "--trust-owner"):
         find_sweep(tmp_path, "s")
     assert find_sweep(tmp_path, "s", trust_owner=True) == folder
-    folder.journal.rename(tmp_path / "elsewhere")
-    folder.journal.symlink_to(tmp_path / "elsewhere")
-    with raises_problem("is-link", str(folder.path), "optuna.jsonl"):
-        find_sweep(tmp_path, "s", trust_owner=True)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +179,7 @@ def add_finished_trials(study: SweepStudy, count: int) -> None:
         number = study.add({"optim.lr": 0.1, "optim.name": "sgd"}, {})
         for epoch in range(1, 10):
             study.report(number, epoch, 0.5)
+            study.should_prune(number, 9)
         study.end(number, "COMPLETE", 0.5)
 
 
@@ -211,6 +206,8 @@ def test_pruner_stops_poor_trial_after_a_third_and_five_finished_trials(
     decisions = list[bool]()
     for each in range(1, epoch + 1):
         study.report(number, each, value)
+        # The length of the first trial of a script is unknown.
+        assert not study.should_prune(number, 0)
         decisions.append(study.should_prune(number, 9))
     assert decisions == [False] * (epoch - 1) + [is_pruned]
 
