@@ -101,7 +101,8 @@ def doctor(
 ) -> None:
     """Check this host for problems that affect training.
 
-    Checks CPU cores, memory, disk, driver, GPUs, PyTorch and a run of CONFIG, and runs an all-reduce.
+    Checks CPU cores, memory, disk, driver, GPUs, PyTorch and a run of CONFIG. gputrain run CONFIG --dry-run also trains
+    a batch on its ranks.
     """
     from engine.doctor.examine import examine
     from engine.utils.errors import UsageError
