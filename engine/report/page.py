@@ -16,7 +16,7 @@ from engine.config.command_line import format_value
 from engine.report import foreign_sections, sections
 from engine.report.charts import curve_charts
 from engine.report.output import MARK
-from engine.report.results import class_section, image_section
+from engine.report.results import class_section
 from engine.report.runs import OwnRun, ReportedRun, read_reported_run
 from engine.report.sections import Table, short_name
 from engine.report.style import COLORS, COMMAND, dashes
@@ -119,12 +119,9 @@ def _view(run: ReportedRun, metrics: Sequence[Metric]) -> dict[str, Any]:
         "figures": sections.figures(run, metrics),
         "changes": sections.config_changes(run),
         "own": {
-            "epochs": sections.epoch_table(history.epochs, history.best),
             "bottleneck": "" if history.bottleneck is None else history.bottleneck.message,
             "hardware": sections.hardware(run),
             "classes": class_section(run),
-            "images": image_section(run),
-            "config": sections.config_lines(run),
             "command": sections.repeat_command(run),
         },
     }

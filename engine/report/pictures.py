@@ -1,4 +1,4 @@
-"""Pictures of a page as data URIs: a large confusion matrix, and thumbnails of images."""
+"""Pictures of a page as data URIs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from engine.data.sources.base import UnreadableImageError
-from engine.inference.preview import load_preview
 from engine.runs.evaluations import ConfusionCounts, row_shares
-from engine.runs.folder import RunFolder
-from engine.runs.inspection import InspectedImage, Inspection
 
-# The longer edge of a thumbnail; a smaller image keeps its pixels.
-MAX_THUMBNAIL_PIXELS = 192
-JPEG_QUALITY = 82
 # A cell of the matrix has at least one pixel, and the whole matrix about this many a side.
 MATRIX_PIXELS = 900
 _LEVELS, _MIN_LEVEL = 127, 10
@@ -26,12 +19,11 @@ _RIGHT_COLOR, _WRONG_COLOR = (0, 114, 178), (213, 94, 0)
 
 
 class Picture(NamedTuple):
-    """A picture: its data URI, its size in pixels, and why there is none (then `uri` is empty)."""
+    """A picture: its data URI and its size in pixels."""
 
     uri: str
-    width: int = 0
-    height: int = 0
-    problem: str = ""
+    width: int
+    height: int
 
 
 def matrix_picture(counts: ConfusionCounts) -> Picture:
@@ -46,29 +38,9 @@ def matrix_picture(counts: ConfusionCounts) -> Picture:
     image = Image.fromarray(pixels, "P")
     shades = np.linspace(255, [_RIGHT_COLOR, _WRONG_COLOR], _LEVELS + 1, axis=1)
     image.putpalette(np.rint(shades).astype(np.uint8).tobytes())
-    return _encode(image, "png", optimize=True)
-
-
-def thumbnail(run: RunFolder, inspection: Inspection, image: InspectedImage) -> Picture:
-    """Return the picture of an inspected image, at most `MAX_THUMBNAIL_PIXELS` a side."""
-    try:
-        picture = load_preview(run, inspection, image)
-    except UnreadableImageError as error:
-        return Picture("", problem=str(error))
-    if max(picture.size) <= MAX_THUMBNAIL_PIXELS // 2:
-        # Few pixels take little space, and JPEG would blur them.
-        return _encode(picture, "png", optimize=True)
-    picture.thumbnail((MAX_THUMBNAIL_PIXELS, MAX_THUMBNAIL_PIXELS), Image.Resampling.LANCZOS)
-    return _encode(picture, "jpeg", quality=JPEG_QUALITY)
-
-
-def _encode(image: Image.Image, kind: str, **options: int) -> Picture:
     buffer = io.BytesIO()
-    # A new image has none of the metadata of the file, such as the place of a photo.
-    clean = image.copy()
-    clean.info.clear()
-    clean.save(buffer, kind, **options)
-    return Picture(data_uri(kind, buffer.getvalue()), *image.size)
+    image.save(buffer, "png", optimize=True)
+    return Picture(data_uri("png", buffer.getvalue()), *image.size)
 
 
 def data_uri(kind: str, data: bytes) -> str:

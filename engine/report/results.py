@@ -1,24 +1,19 @@
-"""What a page says of the classes and images of one run: confusion matrix, accuracy per class, worst images."""
+"""What a page says of the classes of one run: confusion matrix, and accuracy per class."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from engine.report.pictures import Picture, matrix_picture, thumbnail
+from engine.report.pictures import Picture, matrix_picture
 from engine.report.runs import OwnRun
 from engine.report.sections import Table, short_name
 from engine.runs.evaluations import read_evaluations, worst_first
-from engine.runs.inspection import PartName
-from engine.runs.inspection_file import read_inspection
 from engine.show.table import Column
 from engine.utils.codec import InvalidRecordError
-from engine.utils.units import UNKNOWN, format_score, format_share
+from engine.utils.units import UNKNOWN, format_score
 
 MAX_CLASSES = 200
-# Up to 10 KB each.
-MAX_WORST_IMAGES = 24
 CLASS_COLUMNS: tuple[Column[tuple[str, str, str]], ...] = (
     Column("class", "class", lambda row: row[0]),
     Column("images", "images", lambda row: row[1]),
@@ -59,36 +54,3 @@ def class_section(run: OwnRun) -> ClassSection:
         rows.append((short_name(evaluations.classes[index]), images, text))
     table = Table(CLASS_COLUMNS, rows[:MAX_CLASSES], len(rows) - MAX_CLASSES)
     return ClassSection(head, matrix_picture(best.counts) if has_matrix else None, table)
-
-
-class ImageSection(NamedTuple):
-    """The images that the model gets wrong. `note` says what they are of, or how to make them."""
-
-    note: str
-    mistakes: Sequence[Mapping[str, Any]] = ()
-
-
-def image_section(run: OwnRun) -> ImageSection:
-    """Return the most confident mistakes of the inspection of a run."""
-    command = f"gputrain evaluate {run.name} --list mistakes"
-    try:
-        inspection = read_inspection(run.folder)
-    except InvalidRecordError as error:
-        return ImageSection(f"{run.folder.inspection.name} {error}; {command} makes it again.")
-    if inspection is None:
-        return ImageSection(f"This run has no inspection yet: make it with {command}, then repeat the report.")
-    # The model has not seen the images of validation.
-    part: PartName = "val" if inspection.info.covers("val") else "all"
-    rows, classes = inspection.ranked("mistakes", part), inspection.info.classes
-    images = [
-        {
-            "picture": thumbnail(run.folder, inspection, image),
-            "name": image.name,
-            "label": short_name(classes[image.label]),
-            "predicted": short_name(classes[image.predicted]),
-            "probability": format_share(image.probability),
-        }
-        for image in inspection.images(rows[:MAX_WORST_IMAGES])
-    ]
-    note = f"{inspection.info.checkpoint} gets {len(rows):,} of {inspection.count(part):,} images wrong."
-    return ImageSection(note, images)

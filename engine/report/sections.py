@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic
-
-import numpy as np
 
 from engine.config.command_line import format_value, repeat_arguments
 from engine.config.differences import SESSION_KEYS
-from engine.config.yaml_io import MAX_CONFIG_BYTES
 from engine.report.runs import OwnRun
-from engine.runs.events import EpochEvent
 from engine.runs.folder import RunState
 from engine.runs.metrics import (
-    METRICS,
     Aggregate,
     Metric,
-    Unit,
     format_metric,
-    own_metric,
 )
 from engine.runs.run_config import default_values
 from engine.show.table import Column, Row, text_cells
-from engine.utils.files import read_bytes
 from engine.utils.text import list_names, pluralize
 from engine.utils.units import (
-    UNKNOWN,
     format_count,
     format_utc,
 )
 
-MAX_EPOCH_ROWS = 200
 MAX_GPUS, MAX_HOSTS = 64, 16
-# Columns of the user's own metrics; more would not fit on paper.
-MAX_OWN_METRICS = 6
 MAX_VALUE_CHARACTERS = 400
 MAX_NAME_CHARACTERS = 60
 
@@ -49,7 +36,6 @@ class Table(Generic[Row]):
     columns: Sequence[Column[Row]]
     rows: Sequence[Row]
     more: int = 0
-    is_strong: Callable[[Row], bool] = lambda row: False
 
     def cells(self, row: Row) -> tuple[str, ...]:
         """Return the cells of a row."""
@@ -109,32 +95,6 @@ def value_text(value: Any) -> str:
     return text if len(text) <= MAX_VALUE_CHARACTERS else text[:MAX_VALUE_CHARACTERS] + "…"
 
 
-def epoch_table(epochs: Sequence[EpochEvent], best: EpochEvent | None) -> Table[EpochEvent]:
-    """Return the results of each epoch; of a long run evenly spaced ones, the best one and the last one."""
-    kept = set(np.linspace(0, len(epochs) - 1, min(len(epochs), MAX_EPOCH_ROWS)).round().astype(int).tolist())
-    own = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))[:MAX_OWN_METRICS]
-    # At an epoch, the best metrics are those of the trained or of the EMA weights.
-    metrics = [
-        metric
-        for metric in METRICS.values()
-        if metric.aggregate is not Aggregate.BEST
-        # A count of zero in all epochs says nothing.
-        and any(value if metric.unit is Unit.COUNT else value is not None for value in map(metric.of_epoch, epochs))
-    ]
-    columns = [Column[EpochEvent]("epoch", "epoch", lambda epoch: str(epoch.epoch))]
-    columns += [
-        Column(metric.key, value_text(metric.label), partial(_epoch_cell, metric))
-        for metric in (*metrics, *map(own_metric, own))
-    ]
-    rows = [epoch for index, epoch in enumerate(epochs) if index in kept or epoch is best]
-    return Table(columns, rows, len(epochs) - len(rows), lambda epoch: epoch is best)
-
-
-def _epoch_cell(metric: Metric, epoch: EpochEvent) -> str:
-    value = metric.of_epoch(epoch)
-    return UNKNOWN if value is None else format_metric(metric, value)
-
-
 def hardware(run: OwnRun) -> list[tuple[str, str]]:
     """Return hosts, devices, processes and versions of the last session."""
     started = run.history.started
@@ -192,11 +152,3 @@ def notes(run: OwnRun) -> Iterator[str]:
         yield f"{run.curves.nonfinite_count:,} losses or results are not finite; the curves have gaps there."
     if RunState(run.compared.state).live:
         yield "The run is not over: this is its state when the report was made."
-
-
-def config_lines(run: OwnRun) -> list[str]:
-    """Return the stored config as it is; nothing if it cannot be read."""
-    try:
-        return read_bytes(run.folder.config, MAX_CONFIG_BYTES).decode(errors="replace").splitlines()
-    except OSError:
-        return []

@@ -70,7 +70,6 @@ def report(
     """Write a report of runs as one HTML file, or as a figure.
 
     The page has curves, figures, config, hardware, bottleneck, confusion matrix, and the command that repeats the run.
-    After `gputrain evaluate RUN --list mistakes`, it has the worst images, too.
 
     With -o FILE.svg, .pdf or .png, the file is one figure for a paper. Runs that differ in the seed alone are one
     curve: their mean, and their standard deviation as a band. Numbers of --width are inches; column is 3.25. An

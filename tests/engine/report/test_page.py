@@ -20,15 +20,12 @@ from engine.report.page import make_page
 from engine.runs.comparison import read_flat_config
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.runs.inspection import Inspection
-from engine.runs.inspection_file import write_inspection
 from engine.runs.metrics import Better
 from support.gputrain_command import ROOT
 from support.replace import replace
 from support.runs.compared_runs import make_compared_run
 from support.runs.event_factories import make_epoch, make_run_started, make_step
 from support.runs.factories import make_run_folder
-from support.runs.inspections import make_info
 
 HOSTILE = '<script>alert(1)</script> ](x) "quoted" \u202e\x1b[31m'
 URL_ATTRIBUTES = {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}
@@ -68,23 +65,6 @@ def kept_run(tmp_path: Path) -> RunFolder:
     return run
 
 
-def make_inspection(classes: tuple[str, ...], name: str) -> Inspection:
-    """Return an inspection of four images; the model gets two wrong."""
-    columns = {
-        "part": np.ones(4, np.uint8),
-        "index": np.arange(4),
-        "label": np.array([0, 0, 1, 1]),
-        "predicted": np.array([0, 1, 1, 0]),
-        "second": np.array([1, 0, 0, 1]),
-        "probability": np.array([0.9, 0.8, 0.7, 0.6]),
-        "label_probability": np.array([0.9, 0.1, 0.7, 0.2]),
-        "loss": np.array([0.1, 2.3, 0.3, 1.6]),
-        "margin": np.array([0.8, 0.7, 0.5, 0.4]),
-    }
-    paths, pictures = [f"{name}{number}.png" for number in range(4)], np.zeros((2, 8, 8, 3), np.uint8)
-    return Inspection(make_info(part="val", epoch=1, classes=classes), columns, paths, np.array([1, 3]), pictures)
-
-
 def test_page_of_one_run_is_complete_and_reproducible(kept_run: RunFolder) -> None:
     source = make_page([kept_run])
     page = Page(source)
@@ -96,7 +76,6 @@ def test_page_of_one_run_is_complete_and_reproducible(kept_run: RunFolder) -> No
         assert part in text
     for part in (
         started["versions"]["torch"],
-        "gputrain evaluate kept --list mistakes",
         "schedule.warmup_epochs=1.0",
     ):
         assert part in text
@@ -126,7 +105,6 @@ def test_page_shows_hostile_names_as_text(tmp_path: Path) -> None:
     content = {"format": 1, "classes": classes, "last": evaluation, "best": evaluation}
     run.evaluation.write_text(json.dumps(content))
     run.labels.write_text(json.dumps({"format": 1, "tags": [], "note": HOSTILE}))
-    write_inspection(run, make_inspection(tuple(classes), HOSTILE))
     source = make_page([run])
     page = Page(source)
     assert "script" not in {tag for tag, _ in page.tags}
@@ -135,7 +113,7 @@ def test_page_shows_hostile_names_as_text(tmp_path: Path) -> None:
     images = [
         attributes["src"] for _, attributes in page.tags if attributes.get("class") != "chart" and "src" in attributes
     ]
-    assert len(images) == 3 and all(str(image).startswith("data:image/png;base64,") for image in images)
+    assert len(images) == 1 and all(str(image).startswith("data:image/png;base64,") for image in images)
 
 
 def test_page_of_several_runs_has_differences_and_seed_groups(tmp_path: Path) -> None:
@@ -144,14 +122,6 @@ def test_page_of_several_runs_has_differences_and_seed_groups(tmp_path: Path) ->
     text = " ".join(page.text.split())
     assert "3 runs compared" in text and "run.seed optim.lr" in text
     assert "mean ± standard deviation of seed-0, seed-1 (seeds)" in text
-
-
-def test_page_shows_the_users_own_metrics_of_each_epoch(tmp_path: Path) -> None:
-    epochs = [replace(make_epoch(1), metrics={"f1 <b>": 0.25}), replace(make_epoch(2), metrics={"recall": 0.75})]
-    text = " ".join(Page(make_page([make_run_folder(tmp_path, "a", make_run_started(), *epochs)])).text.split())
-    heads = "epoch val acc val loss train acc train loss duration images/s val top-5 lr f1 <b> recall"
-    assert heads in text
-    assert "0.1 0.2500 –" in text and "0.1 – 0.7500" in text
 
 
 def test_page_shows_the_best_of_the_users_own_metrics_by_its_direction(tmp_path: Path) -> None:
