@@ -15,6 +15,8 @@ from engine.utils.errors import not_installed
 from engine.utils.text import printable
 
 MAX_REASON_CHARS = 200
+# Of these services of apprise, the host says which one it is, and is no secret.
+WEB_HOOKS = ("JSON", "XML", "Form")
 # Shorter parts of a URL are not secrets, and would blank out half of an error message.
 MIN_SECRET_CHARS = 3
 
@@ -71,6 +73,7 @@ def _send(destination: Destination, message: Message) -> Delivery:
                 reason = "apprise does not know this service, or its URL is incomplete"
                 return Delivery(label, sent=False, reason=reason, code="invalid-value")
             service = printable(str(sender[0].service_name))
+            service += f" at {printable(sender[0].host)}" if service in WEB_HOOKS else ""
             # apprise 1.9.0 has a class of strings, later releases an enumeration.
             level = getattr(apprise.NotifyType, message.level.upper())
             text = apprise.NotifyFormat.TEXT

@@ -40,7 +40,7 @@ def test_killed_run_is_reported_by_who_notices_and_resumed_run_by_its_owner(gput
         assert done.returncode == 0, done.stderr
     assert [title.partition(" on ")[0] for title in server.titles] == ["night crashed", "night finished"]
     assert files_that_contain(gputrain.folder, PASSWORD) == []
-    assert "finished: env:NTFY (JSON): sent" in (gputrain.runs / "night" / "notify.log").read_text()
+    assert "finished: env:NTFY (JSON at 127.0.0.1): sent" in (gputrain.runs / "night" / "notify.log").read_text()
 
 
 @pytest.mark.nightly
@@ -90,7 +90,7 @@ def test_notify_test_command_reports_each_destination(gputrain: Gputrain) -> Non
         file.chmod(0o600)
         done = gputrain("doctor", "digits", "notify.urls=env:NTFY", "--send-test-message")
     assert done.returncode == 1
-    assert done.stdout == "env:NTFY (JSON): sent\n"
-    assert done.stderr.startswith(f"file:{file} line 1 (JSON): ")
+    assert done.stdout == "env:NTFY (JSON at 127.0.0.1): sent\n"
+    assert done.stderr.startswith(f"file:{file} line 1 (JSON at 127.0.0.1): ")
     assert len(server.received) == 1
     assert PASSWORD not in done.stdout + done.stderr

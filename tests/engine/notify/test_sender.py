@@ -35,7 +35,7 @@ def test_sender_delivers_to_each_destination_that_answers(monkeypatch: pytest.Mo
     assert sorted(by_name) == sorted(names)
     assert [name for name, delivery in by_name.items() if delivery.sent] == ["ANSWERS"]
     assert answers.titles == ["gputrain on host"]
-    assert by_name["ANSWERS"].line == "env:ANSWERS (JSON): sent"
+    assert by_name["ANSWERS"].line == "env:ANSWERS (JSON at 127.0.0.1): sent"
     assert by_name["HANGS"].reason and "403" in by_name["REFUSES"].reason
     codes = [by_name[name].code for name in ("UNKNOWN", "GONE", "TEMPLATE")]
     assert codes == ["invalid-value", "connection-failed", "not-supported"]

@@ -41,4 +41,4 @@ def test_sweep_tells_why_no_message_was_sent(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("NTFY", gone_server().url)
     config = resolve_config(None, ["notify.urls=env:NTFY"]).config
     (problem,) = send_end(SweepFolder(tmp_path / "night"), config, ExitCode.FAILED, ["1 trial: 1 failed"])
-    assert problem.code == "connection-failed" and "env:NTFY (JSON): " in problem.reason
+    assert problem.code == "connection-failed" and "env:NTFY (JSON at 127.0.0.1): " in problem.reason
