@@ -87,14 +87,6 @@ def test_auto_on_host_without_gpus_uses_cpu_without_warning(
     assert preview_allocation("auto", snapshot, wait=False).warnings == []
 
 
-def test_auto_names_amd_driver_without_gpu_that_torch_sees(device_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (device_files / "nvidia0").unlink()
-    (device_files / "kfd").touch()
-    set_driver_library(monkeypatch, installed=False)
-    warnings = preview_allocation("auto", None, wait=False).warnings
-    assert has_problem(warnings, "gpu-fallback", "", f"{device_files}/kfd")
-
-
 def test_named_gpu_on_host_with_broken_driver_is_refused(device_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_driver_library(monkeypatch, installed=True)
     with raises_problem("driver-unavailable", "device.gpus", "0 ", BROKEN.error, "--gpus cpu"):

@@ -62,18 +62,18 @@ def test_gpu_of_desktop_that_may_train_is_named_in_the_advice(
     assert [device.index for device in preview_allocation("0", snapshot, wait=False).devices] == [0]
 
 
-def test_unlisted_memory_of_gpu_without_desktop_is_use(loaded_gpu_host: FakeGpuHost) -> None:
-    loaded_gpu_host.set_scene(gpu_line(0, used=2500))
-    assert not first_device().is_free
-
-
-def test_unlisted_memory_of_large_gpu_is_more_than_a_desktop(loaded_gpu_host: FakeGpuHost) -> None:
-    loaded_gpu_host.set_scene(gpu_line(0, used=12000, util=25), NO_PROCESS_LIST)
-    assert not first_device().is_free
-
-
-def test_unlisted_memory_in_container_is_use_beside_active_display(loaded_gpu_host: FakeGpuHost) -> None:
-    loaded_gpu_host.set_scene(gpu_line(0, used=18000, util=20, display=1))
+@pytest.mark.parametrize(
+    ("gpu", "others"),
+    [
+        ({"used": 2500}, []),
+        # More than a desktop has.
+        ({"used": 12000, "util": 25}, [NO_PROCESS_LIST]),
+        # In a container, beside an active display.
+        ({"used": 18000, "util": 20, "display": 1}, []),
+    ],
+)
+def test_unlisted_memory_is_use(loaded_gpu_host: FakeGpuHost, gpu: dict[str, int], others: list[str]) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0, **gpu), others)
     assert not first_device().is_free
 
 
@@ -117,13 +117,6 @@ def test_gpu_in_mig_mode_without_instance_cannot_be_used(loaded_gpu_host: FakeGp
     loaded_gpu_host.set_scene(gpu_line(0, mig=1))
     fallback = preview_allocation("auto", sample_gpus(), wait=False).cpu_fallback
     assert fallback is not None and "gputrain doctor" in fallback.advice
-
-
-def test_graphics_process_is_no_use(loaded_gpu_host: FakeGpuHost) -> None:
-    loaded_gpu_host.set_scene(gpu_line(0, used=3100), f"process 0 {UNKNOWN_PID} 3000 graphics")
-    device = first_device()
-    assert device.is_free
-    assert device.doubt is None
 
 
 @pytest.fixture

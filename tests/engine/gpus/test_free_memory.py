@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,6 @@ from engine.gpus import allocation
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.current_use import Obstacle
 from engine.gpus.device_preview import preview_allocation
-from engine.gpus.free_memory import unreserved_bytes
 from engine.gpus.nvml_processes import NvmlProcess
 from engine.gpus.processes import ProcessTable
 from engine.gpus.queue_terms import QueueTerms
@@ -27,7 +25,6 @@ from engine.gpus.snapshot import Reading, Snapshot
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
 from support.gpu.reservations import make_reservation
 from support.messages import has_problem, raises_problem
-from support.replace import replace
 from support.runs.trained_run import call
 
 GIB = 1 << 30
@@ -135,16 +132,6 @@ def free_gib() -> float:
     return device.unreserved_bytes / GIB
 
 
-def test_memory_that_no_listed_process_uses_is_that_of_others(host: FakeGpuHost) -> None:
-    run = allocate("run", 30)
-    set_used(host, 20)
-    assert free_gib() == 80 - 20 - 30  # it has not started
-    run.reservation.publish_ranks([ReservedRank("run", 0, os.getpid(), gpu_uuid(0))])
-    set_used(host, 45, processes=(f"process 0 {os.getpid()} {25 * 1024} compute",))
-    assert free_gib() == 80 - 45 - 5
-    release(run)
-
-
 @pytest.mark.parametrize("pid", [os.getpid(), MAX_PID], ids=["of this host", "of another container"])
 def test_unlisted_memory_does_not_count_as_reservation_of_started_run(host: FakeGpuHost, pid: int) -> None:
     # NVML lists no processes in a container. The memory may be that of another one, while the run has none yet.
@@ -166,34 +153,6 @@ def test_process_below_command_of_run_belongs_to_run() -> None:
         described = ProcessTable().describe([listed], [ReservedRank("run", 0, command.pid, "GPU-1")])
         os.kill(worker, 9)
     assert [(process.pid, process.run, process.rank) for process in described] == [(worker, "run", 0)]
-
-
-def test_run_that_needs_memory_joins_no_gpu_that_another_run_has_for_itself(host: FakeGpuHost) -> None:
-    whole = allocate("whole", 0)
-    with raises_problem("gpu-in-use", "device.gpus", "reserved by run whole"):
-        allocate("small", 10)
-    release(whole)
-    small = allocate("small", 10)
-    with raises_problem("gpu-in-use", "device.gpus", "reserved by run small"):
-        allocate("whole", 0)
-    release(small)
-
-
-def test_share_also_limits_number_of_runs_that_reserve_memory(host: FakeGpuHost) -> None:
-    runs = [allocate("first", 10, share=2), allocate("second", 10)]
-    with raises_problem("gpu-in-use", "device.gpus", "reserved by run first"):
-        allocate("third", 10)
-    release(*runs)
-
-
-def test_several_gpus_each_have_the_memory(host: FakeGpuHost) -> None:
-    set_used(host, 70, 0, 40)
-    chosen = allocate("pair", 30, "free:2")
-    assert [device.index for device in chosen.devices] == [1, 2]
-    with raises_problem("gpu-in-use", "device.gpus", "10 GiB of memory left"):
-        allocate("named", 30, "0")
-    assert [device.index for device in allocate_and_release("one", 30, "auto")] == [1]
-    release(chosen)
 
 
 @pytest.mark.parametrize("wait", [False, True])
@@ -257,16 +216,3 @@ def test_run_that_waits_for_more_memory_is_not_overtaken(host: FakeGpuHost) -> N
     turn = RunQueue(wait=True).take_turn([waiter], terms, view)
     assert [device.is_queued for device in turn.devices.values()] == [True]
     release(holder)
-
-
-def test_memory_of_equally_named_runs_of_two_users_is_not_mixed(host: FakeGpuHost) -> None:
-    set_used(host, 30, processes=(f"process 0 {os.getpid()} {30 * 1024} compute",))
-    [gpu] = sample_gpus().gpus
-    [process] = gpu.processes.value or ()
-    users = {uid: pwd.getpwuid(uid).pw_name for uid in (0, 1)}
-    ours = replace(process, run="train", rank=0, user=Reading(users[0], process.user.time))
-    gpu = replace(gpu, processes=replace(gpu.processes, value=(ours,)))
-    holders = [make_reservation("train", uid=uid, min_free=20 * GIB) for uid in users]
-    # The second one has not allocated its 20 GiB yet.
-    assert unreserved_bytes(gpu, None, holders) == (TOTAL_GIB - 30 - 20) * GIB
-    assert unreserved_bytes(gpu, None, holders[:1]) == (TOTAL_GIB - 30) * GIB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pynvml
 import pytest
@@ -63,6 +64,18 @@ def test_process_is_idle_beside_one_that_computes(watch: Watch) -> None:
     # The samples have the time of this host.
     assert second == 300 and may_be_longer
     assert first <= 310
+
+
+def test_process_that_decodes_is_not_idle(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch.for_seconds(10)
+
+    def read_samples(*_: object) -> list[SimpleNamespace]:
+        now_us = nvml_processes.current_time() * 1e6
+        return [SimpleNamespace(pid=FIRST, timeStamp=now_us, smUtil=0, memUtil=0, encUtil=0, decUtil=40)]
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetProcessUtilization", read_samples)
+    (first, _), (second, _) = watch.for_seconds(300)
+    assert (round(first), second) == (0, 300)
 
 
 def test_gpu_that_computes_without_a_sample_of_a_process_makes_all_busy(watch: Watch) -> None:

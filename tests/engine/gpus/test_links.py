@@ -40,13 +40,6 @@ def test_links_are_read_from_gpm(driver: FakeGpuHost) -> None:
     assert [gpu.value(name) for name in ("nvlinks", "pcie_replays", "memory_temperature")] == [18, 7, 45]
 
 
-def test_links_of_gpu_without_nvlink(driver: FakeGpuHost) -> None:
-    driver.set_scene(gpu_line(0, nvlinks=0))
-    gpu = poll(SamplerOptions())
-    assert gpu.value("pcie_sent") == 1000
-    assert {gpu[name].reason for name in ("nvlinks", "nvlink_sent", "nvlink_received")} == {"not supported"}
-
-
 @pytest.mark.usefixtures("driver")
 def test_links_are_not_requested_without_activity() -> None:
     gpu = poll(SamplerOptions(activity=False))
@@ -71,6 +64,9 @@ def test_nvlink_without_gpm_is_change_of_counters(driver: FakeGpuHost) -> None:
     assert answer["nvlink_received"].value / answer["nvlink_sent"].value == pytest.approx(4 / 3, rel=1e-3)
     driver.set_scene(gpu_line(0, gpm=0, nvlink_tx=1, nvlink_rx=1))
     assert reader.read(handle)["nvlink_sent"].reason == "the counter was reset"
+    driver.set_scene(gpu_line(0, gpm=0, nvlink_tx=0, nvlink_rx=0))
+    reader = NvlinkReader()
+    assert [reader.read(handle)["nvlink_sent"].value for _ in range(2)] == [None, 0]
 
 
 def test_snapshot_of_earlier_recording_has_unknown_links() -> None:

@@ -35,11 +35,6 @@ def test_mig_processes_are_listed_once_if_gpu_and_instance_list_them(loaded_gpu_
     assert [(process.pid, process.instance) for process in processes] == [(UNKNOWN_PID, 1), (UNKNOWN_PID, 2)]
 
 
-def test_mig_processes_of_gpu_that_refuses_and_has_no_instance_are_unknown(loaded_gpu_host: FakeGpuHost) -> None:
-    loaded_gpu_host.set_scene(gpu_line(0, mig=1, privileged=0))
-    assert sample_gpus().gpus[0].processes.reason == Missing.NO_PERMISSION
-
-
 def test_mig_compute_instances_of_one_gpu_instance_are_used_separately(loaded_gpu_host: FakeGpuHost) -> None:
     loaded_gpu_host.set_scene(
         gpu_line(0, mig=1),

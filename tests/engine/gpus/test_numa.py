@@ -10,7 +10,7 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.distributed.node_plan import NodePlan, plan_node
-from engine.gpus.numa import allowed_cpus, bind_to_node, numa_nodes
+from engine.gpus.numa import bind_to_node, numa_nodes
 from engine.gpus.selection import CudaDevice
 
 BUS_IDS = ("00000000:18:00.0", "00000000:3A:00.0", "00000000:9A:00.0", "00000000:AB:00.0")
@@ -44,12 +44,6 @@ def plan(*overrides: str, gpus: list[CudaDevice] = GPUS, ranks: int | None = Non
     return plan_node(resolve_config("digits", overrides).config, gpus, ranks)
 
 
-def test_numa_nodes_are_those_of_the_gpus(sysfs: Path) -> None:
-    make_host(sysfs, TWO_NODES)
-    assert numa_nodes(BUS_IDS) == GPU_NODES
-    assert allowed_cpus(1) == {*range(16, 32), *range(48, 64)}
-
-
 @pytest.mark.parametrize(
     ("nodes", "gpu_nodes"),
     [
@@ -69,12 +63,6 @@ def test_host_without_a_choice_of_nodes_binds_nothing(
     make_host(sysfs, nodes, gpu_nodes, BUS_IDS[: len(gpu_nodes)])
     assert numa_nodes(BUS_IDS) == (None,) * 4
     assert numa_nodes([None]) == (None,)
-
-
-def test_rank_that_loses_no_cpus_is_bound_to_small_node(sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
-    make_host(sysfs, {0: "0-7", 1: "8-15"})
-    assert numa_nodes(BUS_IDS) == GPU_NODES
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,11 @@ import pytest
 from engine.config.limits import Limit, Limits
 from engine.gpus import allocation
 from engine.gpus.allocation import GpuAllocation, allocate_devices
-from engine.gpus.own_limits import OverLimitError, OwnRuns
+from engine.gpus.own_limits import OwnRuns
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_entry import ReservationEntry
 from engine.gpus.reservation_reader import read_reservations
-from engine.gpus.selection import CudaDevice
 from engine.gpus.unmonitored import TorchGpu, devices_from_answer
 from engine.utils.codec import decode
 from engine.utils.files import replace_file
@@ -114,39 +113,6 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[ReservationEntry]:
 
 
 @pytest.mark.usefixtures("host")
-def test_run_that_shares_claims_no_gpu_while_a_limit_keeps_it_from_all(written: list[ReservationEntry]) -> None:
-    holders = [allocate(name, "free:1", limits(gpus=1), share=2) for name in ("first", "second")]
-    reasons, place, later = list[str](), list[float](), Reservation()
-    later.set_terms(QueueTerms(share=2))
-
-    def on_wait(reason: str) -> None:
-        reasons.append(reason)
-        place.extend(each.since for each in read_reservations() if each.is_waiting)
-        if len(reasons) == 3:
-            later.enqueue("0", ("GPU-0",), "later")
-            release(holders[0])
-
-    third = allocate_devices(
-        "free:1",
-        "third",
-        wait=True,
-        on_wait=on_wait,
-        poll_terms=lambda: (QueueTerms(share=2), ""),
-        limits=limits(gpus=1),
-    )
-    assert third.devices[0].index == holders[1].devices[0].index
-    assert len(reasons) == 3 and all(reason.startswith("limits.gpus is 1") for reason in reasons)
-    entries = [each for each in written if each.run == "third"]
-    waiting, started = [each for each in entries if not each.gpus], [each for each in entries if each.gpus]
-    assert {each.blocked for each in waiting} == {"limit"} and started[-1].blocked == ""
-    # It joins the queue, then publishes its GPUs, then the reason. Polls that change nothing write nothing.
-    assert len(waiting) <= 3
-    assert {*place, third.reservation.since} == {place[0]}
-    later.release()
-    release(holders[1], third)
-
-
-@pytest.mark.usefixtures("host")
 def test_run_that_shares_joins_gpu_of_its_user_in_its_turn(written: list[ReservationEntry]) -> None:
     holder = allocate("holder", "free:1", limits(gpus=1), share=3)
     ahead = Reservation()
@@ -174,12 +140,6 @@ def test_runs_at_once_are_limited_on_gpus_and_cpu(selection: str) -> None:
     # A run on the CPU that is counted keeps no run from waiting for the CPU.
     waits = allocate("waits", "cpu", Limits(), wait=True)
     release(*runs, waits)
-
-
-@pytest.mark.usefixtures("host")
-def test_run_on_cpu_has_no_reservation_without_limit_of_runs() -> None:
-    release(allocate("run", "cpu", limits(gpus=1)))
-    assert read_reservations() == []
 
 
 @pytest.mark.usefixtures("host")
@@ -221,6 +181,20 @@ def test_run_keeps_its_place_while_a_limit_blocks_it_and_loses_it_while_held(blo
     release(second)
 
 
+@pytest.mark.usefixtures("host")
+def test_run_that_is_held_while_it_selects_gpus_does_not_start() -> None:
+    polls, reasons = list[str](), list[str]()
+
+    def poll_terms() -> tuple[QueueTerms, str]:
+        # First before the selection, again before the reservation.
+        polls.append("held" if len(polls) == 2 else "")
+        return QueueTerms(blocked=polls[-1]), polls[-1]
+
+    run = allocate_devices("free:1", "run", wait=True, on_wait=reasons.append, poll_terms=poll_terms)
+    assert reasons == ["held"]
+    release(run)
+
+
 def test_runs_that_wait_for_limit_start_in_the_order_of_their_user() -> None:
     uid = os.getuid()
     running = make_reservation("running", uid, gpus=("GPU-0",))
@@ -237,12 +211,3 @@ def may_start(run: Any, reservations: list[Any], **values: int) -> bool:
     own = OwnRuns(limits(**values), "free:1")
     own.update(reservations, run.key, wait=True)
     return not own.reached()
-
-
-def test_check_of_chosen_gpus_of_run_that_shares() -> None:
-    own = OwnRuns(limits(gpus=1), "free:1", QueueTerms(min_free=1))
-    own.update([make_reservation("a", os.getuid(), gpus=("GPU-0",))], None, wait=False)
-    joined, other = (CudaDevice(index, f"GPU-{index}", "Fake", 0) for index in (0, 1))
-    assert own.check_chosen([joined]) == ([joined], [])
-    with pytest.raises(OverLimitError):
-        own.check_chosen([other])

@@ -43,11 +43,6 @@ def test_peak_tflops_depends_on_gpu_and_precision(name: str, amp: Any, tflops: f
     assert peak_tflops(name, PrecisionConfig(amp=amp), tf32=True) == tflops
 
 
-@pytest.mark.parametrize(("name", "tflops"), [("NVIDIA A100-SXM4-80GB", 19.5), ("Tesla V100-SXM2-16GB", 15.7)])
-def test_peak_tflops_without_tf32_uses_plain_float32(name: str, tflops: float) -> None:
-    assert peak_tflops(name, PrecisionConfig(), tf32=False) == tflops
-
-
 def test_peak_tflops_table_has_no_sparse_values() -> None:
     """Dense tensor cores have twice the throughput in 16 bits as in TF32; sparse values would be four times as high."""
     for peak in PEAK_TFLOPS.values():

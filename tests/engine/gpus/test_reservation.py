@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -109,19 +108,6 @@ def reservation_files(host: FakeGpuHost) -> list[Path]:
     return list((host.folder / "reservations").iterdir())
 
 
-def test_reservation_gives_each_gpu_to_one_run(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
-    holders = [Holder(gputrain, four_gpus, "free:2", f"run-{number}") for number in range(3)]
-    messages = [holder.read_answer() for holder in holders]
-    reserved = [index for message in messages for index in message.get("took", [])]
-    assert sorted(reserved) == [0, 1, 2, 3]
-    [refused] = [message["refused"] for message in messages if "refused" in message]
-    values = ("2 free GPUs", " 0 ", ": reserved by run run-", "--queue")
-    assert has_problem(convert(refused, list[Problem]), "gpu-in-use", "device.gpus", *values)
-    for holder in holders:
-        holder.release()
-    assert reservation_files(four_gpus) == []
-
-
 def test_reservation_of_killed_run_is_released(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     killed = Holder(gputrain, four_gpus, "all")
     assert killed.wait_for_gpus() == [0, 1, 2, 3]
@@ -157,12 +143,6 @@ def test_reservation_queue_serves_waiting_runs_in_order(gputrain: Gputrain, four
     for holder in (big, small):
         holder.release()
     assert reservation_files(four_gpus) == []
-
-
-def test_reservation_waits_for_slow_driver(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
-    four_gpus.set_scene([gpu_line(index) for index in range(2)], "fault * nvmlInitWithFlags slow=3000")
-    holder = Holder(gputrain, four_gpus, "auto")
-    assert holder.wait_for_gpus() == [0, 1]
 
 
 def test_reservation_wait_survives_driver_loss(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
@@ -217,15 +197,6 @@ def test_reservation_shares_named_gpus_with_warning_or_waits(gputrain: Gputrain,
     assert waiting.wait_for_gpus() == [0]
 
 
-def test_reservation_wait_respects_cuda_visible_devices(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
-    holder = Holder(gputrain, four_gpus, "auto", visible="3")
-    assert holder.wait_for_gpus() == [3]
-    waiting = Holder(gputrain, four_gpus, "auto", wait=True, visible=gpu_uuid(3))
-    assert says(waiting.read_message()["waits"], "gpu-in-use", "GPU 3: reserved by run run (user ")
-    other_gpus = Holder(gputrain, four_gpus, "free:3")
-    assert other_gpus.wait_for_gpus() == [0, 1, 2]
-
-
 def test_reservation_closes_world_writable_folder(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     folder = Path(four_gpus.environment["GPUTRAIN_RESERVATIONS"]) / f"gputrain-{os.getuid()}"
     folder.mkdir()
@@ -248,70 +219,6 @@ def test_runs_that_select_at_the_same_time_get_different_gpus(gputrain: Gputrain
     assert sorted(index for message in messages for index in message["took"]) == [0, 1, 2, 3]
     for racer in racers:
         racer.release()
-
-
-WAITER = """
-import fcntl, json, os, sys
-from pathlib import Path
-folder = Path(sys.argv[1]) / f"gputrain-{os.getuid()}"
-folder.mkdir(exist_ok=True)
-values = {"format": 1, "run": "idle", "since": 1.0, "selection": sys.argv[2], "visible": json.loads(sys.argv[3])}
-values |= {"gpus": [], "ranks": [], "write_lock": False, "priority": 0, "blocked": "", "share": 1}
-(folder / "1-1.json").write_text(json.dumps(values))
-lock = (folder / "1-1.lock").open("w")
-fcntl.flock(lock, fcntl.LOCK_EX)
-print("waiting", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("wait", [False, True])
-@pytest.mark.parametrize("wanted", ["all", "free:100"])
-def test_waiting_run_that_never_reserves_its_gpus_is_passed_over(
-    gputrain: Gputrain, four_gpus: FakeGpuHost, wanted: str, wait: bool
-) -> None:
-    base, visible = four_gpus.environment["GPUTRAIN_RESERVATIONS"], json.dumps([gpu_uuid(index) for index in range(4)])
-    waiter = gputrain.start(sys.executable, "-c", WAITER, base, wanted, visible, stdin=subprocess.PIPE)
-    assert waiter.stdout is not None
-    assert waiter.stdout.readline() == "waiting\n"
-    setup = "from engine.gpus import run_queue; run_queue.CLAIM_TIMEOUT_SECONDS = 0.1"
-    holder = Holder(gputrain, four_gpus, "auto", "mine", wait=wait, setup=setup)
-    assert holder.wait_for_gpus() == [0, 1, 2, 3]
-    holder.release()
-    waiter.communicate()
-
-
-def test_run_without_wait_ends_its_wait_when_the_driver_fails(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
-    base, visible = four_gpus.environment["GPUTRAIN_RESERVATIONS"], json.dumps([gpu_uuid(index) for index in range(4)])
-    waiter = gputrain.start(sys.executable, "-c", WAITER, base, "all", visible, stdin=subprocess.PIPE)
-    assert waiter.stdout is not None
-    assert waiter.stdout.readline() == "waiting\n"
-    setup = "from engine.gpus import run_queue; run_queue.CLAIM_TIMEOUT_SECONDS = 1e9"
-    holder = Holder(gputrain, four_gpus, "auto", "mine", setup=setup)
-    assert "run idle (user " in holder.read_message()["waits"]
-    healthy = [gpu_line(index) for index in range(4)]
-    four_gpus.set_scene(healthy, "fault * * 1", "fault * nvmlDeviceGetCount_v2 1")
-    while "took" not in (message := holder.read_message()):
-        assert "uninitialized" not in message["waits"]
-    assert message["took"] == []
-    holder.release()
-    waiter.communicate()
-
-
-def test_waiting_run_exits_on_sigterm_and_leaves_nothing(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
-    holder = Holder(gputrain, four_gpus, "all")
-    holder.wait_for_gpus()
-    environment = gputrain.environment | four_gpus.environment | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
-    run = gputrain.start("run", "--headless", "digits", "--gpus", "free:1", "--queue", env=environment)
-    assert run.stderr is not None
-    values = ("waiting: 1 free GPU", " 0 ", "4 GPUs (0, 1, 2, 3): reserved by run run (user ")
-    assert says(run.stderr.readline(), "gpu-in-use", *values)
-    run.send_signal(signal.SIGTERM)
-    assert run.wait(20) == 1
-    assert "Traceback" not in run.stderr.read()
-    assert not gputrain.runs.exists()
-    holder.release()
-    assert reservation_files(four_gpus) == []
 
 
 def test_gpus_command_attributes_processes_to_reserved_ranks(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:

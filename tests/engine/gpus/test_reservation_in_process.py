@@ -81,16 +81,6 @@ def test_reservation_that_was_deleted_is_written_again(base: Path, deleted: str,
     assert list(base.iterdir()) == []
 
 
-def test_run_that_waits_joins_the_queue_again_after_its_files_were_deleted(base: Path) -> None:
-    own = Reservation()
-    own.enqueue("free:1", (), "a")
-    shutil.rmtree(next(base.iterdir()))
-    own.reserve(["GPU-1"], "free:1", ["GPU-1"], "a")
-    [found] = read_reservations()
-    assert (found.gpus, found.key) == (("GPU-1",), own.key)
-    own.release()
-
-
 def test_failed_reservation_holds_no_gpu_later(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path, write: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -147,24 +137,6 @@ def test_reservation_is_made_although_another_run_removes_the_folder(
     own.enqueue("free:1", ["GPU-1"], "a")
     assert len(read_reservations()) == 1
     own.release()
-
-
-def test_folder_of_reservations_is_never_writable_for_others(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    modes, chmod = [], Path.chmod
-
-    def record(path: Path, mode: int) -> None:
-        modes.append(path.stat().st_mode & 0o777)
-        chmod(path, mode)
-
-    monkeypatch.setattr(Path, "chmod", record)
-    previous = os.umask(0)
-    try:
-        own = Reservation()
-        own.enqueue("free:1", ["GPU-1"], "a")
-    finally:
-        os.umask(previous)
-    own.release()
-    assert modes == [0o755]
 
 
 def test_lock_of_user_is_exclusive_private_and_leaves_no_file(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

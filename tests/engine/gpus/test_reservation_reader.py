@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -20,11 +19,9 @@ from typing import Any, BinaryIO
 import pytest
 
 from engine.gpus import reservation_reader
-from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_entry import ReservationInfo, ReservedRank
 from engine.gpus.reservation_reader import read_reservations
-from engine.utils.codec import asdict
 from engine.utils.errors import Problem
 from engine.utils.trust import name_of_user
 from support.gputrain_command import ROOT
@@ -81,15 +78,6 @@ def plant(folder: Path, values: Any, name: str = "1-2") -> None:
 def read() -> tuple[list[ReservationInfo], list[Problem]]:
     ignored: list[Problem] = []
     return read_reservations(report=ignored.append), ignored
-
-
-def test_entry_without_write_lock_is_read(folder: Path) -> None:
-    plant(folder, ENTRY)
-    [found], ignored = read()
-    assert (found.run, found.user, found.gpus, ignored) == ("planted", name_of_user(os.getuid()), ("GPU-1",), [])
-    terms = asdict(QueueTerms(position=1.0))
-    assert {name: getattr(found, name) for name in terms} == terms
-    assert found.key == (os.getuid(), "1-2.lock")
 
 
 @pytest.mark.parametrize(
@@ -173,14 +161,6 @@ def test_entry_that_is_no_small_regular_file_does_not_block_or_raise(
     assert len(ignored) == (0 if create is make_sparse else 1)
 
 
-def test_socket_as_lock_is_reported(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as unused:
-        unused.bind(str(folder / "1-2.lock"))
-    found, [ignored] = read()
-    assert found == []
-    assert has_problem([ignored], "damaged", "", f": {folder.name}/1-2.lock ")
-
-
 @pytest.mark.parametrize(("age_s", "is_reported"), [(0.0, False), (3600.0, True)])
 def test_lock_without_permission_is_reported_if_it_is_old(
     folder: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, is_reported: bool
@@ -221,16 +201,6 @@ def test_user_with_more_entries_than_are_read_holds_every_gpu(
     found, [problem] = read()
     assert has_problem([problem], "damaged", "", "counted as held", folder.name)
     assert [each.user for each in found if each.holds("GPU-9")] == [name_of_user(os.getuid())]
-
-
-def test_many_runs_of_a_user_are_all_read(folder: Path) -> None:
-    for number in range(600):
-        plant(folder, ENTRY | {"gpus": [f"GPU-{number}"]}, str(number))
-        # So many files may not be open here.
-        if number % 2:
-            os.close(_locks.pop())
-    found, ignored = read()
-    assert (len(found), ignored) == (300, [])
 
 
 def test_number_of_folders_of_a_user_is_limited_and_reports_are_combined(base: Path, folder: Path) -> None:

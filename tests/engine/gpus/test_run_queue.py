@@ -103,16 +103,6 @@ def test_run_queue_keeps_claims_of_other_users_for_a_run_that_waits(clock: Clock
     assert (claimed(turn), turn.is_moving) == ([*GPUS], True)
 
 
-def test_run_queue_delays_a_run_that_does_not_wait_for_one_timeout_only(clock: Clock) -> None:
-    queue = make_queue(wait=False)
-    assert claimed(take_turn(queue, make_waiter())) == [*GPUS]
-    clock.seconds += CLAIM_TIMEOUT_SECONDS - 1
-    assert claimed(take_turn(queue)) == []
-    clock.seconds += 2
-    turn = take_turn(queue, make_waiter("2-2", OTHER_USER))
-    assert (claimed(turn), turn.is_moving) == ([], False)
-
-
 @pytest.mark.parametrize("wait", [False, True])
 @pytest.mark.parametrize("selection", ["free:3", "free:100", "0,1,7", "GPU-"])
 def test_run_queue_passes_over_run_that_names_unknown_devices(clock: Clock, selection: str, wait: bool) -> None:
@@ -121,15 +111,6 @@ def test_run_queue_passes_over_run_that_names_unknown_devices(clock: Clock, sele
     clock.seconds += CLAIM_TIMEOUT_SECONDS + 1
     turn = take_turn(queue, waiter)
     assert (claimed(turn), turn.is_moving) == ([], False)
-
-
-@pytest.mark.parametrize("wait", [False, True])
-def test_run_queue_keeps_claim_while_another_user_uses_a_device(clock: Clock, wait: bool) -> None:
-    queue = make_queue(wait=wait)
-    for _ in range(3):
-        turn = take_turn(queue, make_waiter(), gpu0=in_use("b"))
-        assert (claimed(turn), turn.is_moving) == (["GPU-1"], False)
-        clock.seconds += CLAIM_TIMEOUT_SECONDS + 1
 
 
 OWN = f"uid {USER}"

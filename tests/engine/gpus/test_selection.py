@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -11,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from engine.distributed.topology import check_devices_unique
-from engine.gpus.current_use import Obstacle, Reason, Unavailable
-from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select, use_warnings, why_not_free
+from engine.gpus.current_use import Obstacle, Unavailable
+from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select, why_not_free
 from engine.gpus.visible_devices import device_order_warnings, query_cuda_uuids, visible_devices
 from engine.runs.records import RankDevice
 from engine.training.device import WrongDeviceError, check_device
-from engine.utils.codec import decode, encode
 from engine.utils.errors import UsageError
 from support.gpu.fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
-from support.gputrain_command import Gputrain, read_events
+from support.gputrain_command import Gputrain
 from support.messages import has_problem, raises_problem, says
 from support.replace import replace
 from support.runs.trained_run import call
@@ -119,11 +117,6 @@ def test_select_waits_for_stale_gpus_and_never_selects_them(selection: str) -> N
     with pytest.raises(UsageError) as caught:
         select(selection, [stale])
     assert not isinstance(caught.value, NotFreeError)
-
-
-def test_cuda_device_survives_round_trip_through_codec() -> None:
-    for device in (*GPUS, LOST, *INSTANCES):
-        assert decode(encode(device), CudaDevice) == device
 
 
 def test_select_auto_uses_one_mig_instance_and_all_rejects_several() -> None:
@@ -248,19 +241,6 @@ def test_why_not_free_groups_gpus_with_the_same_reason_and_begins_with_their_num
     assert alone.startswith("GPU 5: ") and str(UNKNOWN_PID) in alone
 
 
-def test_use_warnings_group_shared_gpus_and_gpus_in_doubt() -> None:
-    doubts = [Reason(f"{gibibytes}.5 GiB in use by Windows", "in use by Windows") for gibibytes in (2, 3)]
-    in_doubt = [replace(GPUS[0], index=index, doubt=doubts[index % 2]) for index in range(4)]
-    shared = [replace(GPUS[0], index=index, memory_used=index << 30, sharers=1) for index in (4, 5)]
-    alone = replace(GPUS[0], index=6, memory_used=3 << 30, sharers=2)
-    sharing, doubt = use_warnings([*in_doubt, *shared, alone])
-    assert has_problem([sharing], "gpu-in-use", "", ": 2 GPUs (4, 5): with 1 ", "; GPU 6: with 2 ", "3.0 GiB")
-    assert "5.0 GiB" not in sharing.reason
-    assert has_problem([doubt], "gpu-in-use", "", ": 4 GPUs (0, 1, 2, 3): in use by Windows")
-    [same] = use_warnings(in_doubt[::2])
-    assert has_problem([same], "gpu-in-use", "", ": 2 GPUs (0, 2): 2.5 GiB in use by Windows")
-
-
 def test_cuda_devices_lists_mig_instances(loaded_gpu_host: FakeGpuHost) -> None:
     loaded_gpu_host.set_scene(
         gpu_line(0, mig=1),
@@ -274,43 +254,6 @@ def test_cuda_devices_lists_mig_instances(loaded_gpu_host: FakeGpuHost) -> None:
         ("MIG-22bb", gpu_uuid(0), "2/0", False),
     ]
     assert "2 MIG instances  pid " in call("gpus").stdout
-
-
-def test_run_rejects_unknown_gpu_and_lists_existing(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene(gpu_line(0), gpu_line(1))
-    done = gputrain("run", "--headless", "digits", "--gpus", "0,4", **gpu_host.environment, CUDA_VISIBLE_DEVICES="0")
-    assert done.returncode == 2
-    assert says(done.stderr, "gpu-not-found", "device.gpus: ", "'4'", f"0 (Fake H100 80GB, {gpu_uuid(0)});")
-    assert not gputrain.runs.exists()
-
-
-@pytest.mark.nightly
-def test_dry_run_without_free_gpu_shows_reason_in_plan(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene(gpu_line(0, used=2000), f"process 0 {os.getpid()} 1500 compute")
-    environment = gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
-    done = gputrain("run", "digits", "--dry-run", "--ranks", "1", "--model", "linear", **environment)
-    assert done.returncode == 0
-    reason = f"(GPU 0: in use by process {os.getpid()} ("
-    assert says(done.stderr, "gpu-fallback", "warning: ", reason)
-    assert says(done.stdout.partition("\nreason for CPU ")[2], "gpu-fallback", reason)
-    assert list((gpu_host.folder / "reservations").iterdir()) == []
-
-
-@pytest.mark.nightly
-def test_run_without_free_gpu_records_reason(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene(gpu_line(0, used=2000), f"process 0 {os.getpid()} 1500 compute")
-    environment = gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
-    arguments = ["--headless", "--ranks", "1", "--model", "linear", "--epochs", "1", "--name", "a"]
-    done = gputrain("run", "digits", *arguments, **environment)
-    assert done.returncode == 0, done.stderr
-    run, reason = gputrain.runs / "a", f"(GPU 0: in use by process {os.getpid()} ("
-    assert done.stderr.count(reason) == 1
-    [warning] = [event for event in read_events(run) if event["type"] == "warning"]
-    assert warning["code"] == "gpu-fallback" and reason in warning["message"]
-    assert f"warning: {warning['message']}" in (run / "log.txt").read_text()
-    assert json.loads((run / "summary.json").read_text())["cpu_fallback"] == warning["message"]
-    [row] = json.loads(gputrain("runs", "--json").stdout)["runs"]
-    assert row["cpu_fallback"] == warning["message"]
 
 
 @pytest.mark.nightly

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +11,7 @@ from engine.config.schema import Config
 from engine.distributed.node_plan import plan_node, prepare_environment
 from engine.distributed.torch_gpus_process import physical_id
 from engine.gpus.allocation import GpuAllocation, allocate_devices
-from engine.gpus.reservation_reader import read_reservations
-from engine.gpus.selection import CudaDevice
-from engine.gpus.unmonitored import TorchGpu, devices_from_answer, mark_reserved, torch_may_see_gpus, unmonitored_gpus
+from engine.gpus.unmonitored import TorchGpu, devices_from_answer, torch_may_see_gpus, unmonitored_gpus
 from engine.utils.codec import replace
 
 AMD = TorchGpu(name="AMD Instinct MI300X")
@@ -35,29 +32,6 @@ def test_amd_gpus_are_selected_by_their_entry(variables: dict[str, str], entries
     prepare_environment(plan_node(Config(), devices), environment)
     used = {value for name, value in environment.items() if name.endswith("VISIBLE_DEVICES")}
     assert used == {",".join(entries)}
-
-
-def test_nvidia_gpus_keep_their_uuid() -> None:
-    answer = TorchGpu(name="Orin", uuid="GPU-1", capability=(8, 7))
-    [device] = devices_from_answer([answer], {"CUDA_VISIBLE_DEVICES": "0"})
-    assert device == CudaDevice(0, "GPU-1", "Orin", None, capability=(8, 7))
-
-
-def test_reserved_gpus_are_not_free(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
-    gpus = devices_from_answer([AMD, AMD], {})
-    monkeypatch.setattr("engine.gpus.allocation.has_driver_library", lambda: False)
-    monkeypatch.setattr("engine.gpus.unmonitored.has_driver_library", lambda: False)
-    monkeypatch.setattr("engine.gpus.unmonitored.unmonitored_gpus", lambda _: gpus)
-    first = allocate_devices("free:1", "first", wait=False, on_wait=print)
-    try:
-        assert [device.uuid for device in first.devices] == ["0"]
-        second = allocate_devices("auto", "second", wait=False, on_wait=print)
-        assert [device.uuid for device in second.devices] == ["1"]
-        second.reservation.release()
-        assert [device.is_free for device in mark_reserved(gpus, read_reservations())] == [False, True]
-    finally:
-        first.reservation.release()
 
 
 def test_amd_gpus_with_same_index_are_reserved_by_physical_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -110,12 +84,6 @@ def test_torch_may_see_gpus_with_driver_unknown_to_nvml(
     monkeypatch.setattr("engine.gpus.unmonitored.has_library", libraries.__contains__)
     monkeypatch.setattr("engine.gpus.unmonitored.ROCM_DRIVER", tmp_path / "kfd")
     assert torch_may_see_gpus.__wrapped__() == expected
-
-
-def test_torch_is_not_asked_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.gpus.unmonitored.torch_may_see_gpus", lambda: False)
-    monkeypatch.setattr("engine.gpus.unmonitored.ask_helper", lambda *_, **__: pytest.fail("asked"))
-    assert unmonitored_gpus(os.environ) == []
 
 
 def test_torch_is_asked_once_per_value_of_the_visibility_variables(monkeypatch: pytest.MonkeyPatch) -> None:

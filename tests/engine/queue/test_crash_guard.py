@@ -108,7 +108,9 @@ def test_jobs_of_other_batches_and_jobs_that_work_hold_nothing(tmp_path: Path, o
         assert job.reason() == ""
 
 
-@pytest.mark.parametrize("other", [{"seconds": None}, {"stage": QueueStage.ENDED}])
+@pytest.mark.parametrize(
+    "other", [{"seconds": None}, {"stage": QueueStage.ENDED}, {"stage": QueueStage.ENDED, "seconds": 31.0}]
+)
 def test_killed_supervisors_and_failures_before_the_start_count(tmp_path: Path, other: dict[str, Any]) -> None:
     make_job(tmp_path, "a")
     make_job(tmp_path, "b", **other)
@@ -143,13 +145,6 @@ def test_release_of_one_job_starts_the_rest_and_forgets_the_failures(tmp_path: P
         assert first.reason() == second.reason() == ""
         with waiting(tmp_path, "later", submitted_at=QUEUED_AT + 60) as later:
             assert later.reason() == ""
-
-
-def test_job_with_mended_code_is_not_held_and_the_others_are(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        make_job(tmp_path, name, code="broken")
-    with waiting(tmp_path, "y", code="broken") as broken, waiting(tmp_path, "z", code="mended") as mended:
-        assert broken.reason() and not mended.reason()
 
 
 def test_failures_just_after_a_release_hold_the_rest_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

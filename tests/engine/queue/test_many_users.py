@@ -3,17 +3,13 @@ served."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -101,74 +97,6 @@ def test_runs_interrupted_by_reboot_start_again_in_their_old_order(host: SharedH
     assert started == ["holder", "b", "a", "c"]
 
 
-@needs_root
-def test_runs_share_one_gpu_up_to_their_number(host: SharedHost) -> None:
-    blocker = QueuedUserRun("blocker", 0, 3, 60.0)
-    runs = [QueuedUserRun(f"small-{index}", (0, SOMEONE)[index % 2], 1, 60.0, share=2) for index in range(3)]
-    for run in (blocker, *runs):
-        host.start(run)
-    events = {event["run"]: event for event in host.events()}
-    assert events["small-0"]["devices"] == events["small-1"]["devices"]
-    assert events["small-2"]["event"] == "waits"
-    host.kill(runs[0])
-    wait_for(lambda: host.events()[-1]["event"] == "starts", "the third run to take the place of the first", 30)
-    assert host.events()[-1]["devices"] == events["small-0"]["devices"]
-
-
-@needs_root
-def test_run_does_not_join_gpu_that_a_run_ahead_waits_for(host: SharedHost) -> None:
-    small, whole = QueuedUserRun("small", 0, 1, 60.0, share=4), QueuedUserRun("whole", SOMEONE, 4, 60.0)
-    later = QueuedUserRun("later", 0, 1, 60.0, share=4)
-    for run in (small, whole, later):
-        host.start(run)
-    assert [event["event"] for event in host.events()] == ["starts", "waits", "waits"]
-
-
-@needs_root
-@pytest.mark.soak
-def test_thirty_runs_of_two_users_with_kills_and_reboot(host: SharedHost) -> None:
-    rng = random.Random(20)  # noqa: S311 (reproducible)
-    runs = [
-        QueuedUserRun(f"run-{index:02}", rng.choice((0, SOMEONE)), rng.choice((1, 1, 2, 2, 3, 4)), rng.uniform(0.5, 4))
-        for index in range(30)
-    ]
-    killed: list[QueuedUserRun] = []
-    for index, run in enumerate(runs):
-        host.start(run)
-        time.sleep(rng.uniform(0, 0.5))
-        if index % 6 == 5 and (live := [each for each in runs[: index + 1] if not host.reap(each.name)]):
-            killed.append(rng.choice(live))
-            host.kill(killed[-1])
-    # The host loses its power: processes and /tmp are gone.
-    at_reboot = [run for run in runs if not host.reap(run.name)]
-    for run in at_reboot:
-        host.kill(run)
-    shutil.rmtree(host.folder / "reservations")
-    host.prepare([])
-    rebooted = len(host.events())
-    again = {row.name for uid in (0, SOMEONE) for row in _interrupted(host, uid)}
-    by_name = {run.name: run for run in runs}
-    queues = [[by_name[row.name] for row in _interrupted(host, uid)] for uid in (0, SOMEONE)]
-    for pair in zip(*queues, strict=False):
-        for run in pair:
-            host.start(run)
-    for run in (*queues[0][len(queues[1]) :], *queues[1][len(queues[0]) :]):
-        host.start(run)
-    wait_for_all(host, runs, 200)
-    events = host.events()
-    ended = [event["run"] for event in events if event["event"] == "ends"]
-    assert sorted(ended) == sorted(run.name for run in runs)
-    assert double_bookings(events) == []
-    assert overtakings(events[:rebooted], TOLERANCE_SECONDS) == []
-    assert overtakings(events[rebooted:], TOLERANCE_SECONDS) == []
-    idle = longest_idle(events[rebooted:], by_name)
-    print(
-        f"{len(again)} of 30 runs interrupted by {len(killed)} kills and the reboot; longest time that GPUs stayed "
-        f"free although the head of the queue fitted: {idle:.2f} s"
-    )
-    assert idle < TOLERANCE_SECONDS
-
-
 def burn() -> None:
     while True:
         pass
@@ -198,38 +126,3 @@ def test_twenty_runs_of_three_users_on_a_loaded_host(host: SharedHost, round_num
     assert sorted(event["run"] for event in events if event["event"] == "ends") == [run.name for run in runs]
     assert double_bookings(events) == []
     assert overtakings(events, CLAIM_TIMEOUT_SECONDS) == []
-
-
-def _interrupted(host: SharedHost, uid: int) -> list[Any]:
-    """Return the interrupted runs as their user sees them."""
-    report = host.folder / f"interrupted-{uid}.json"
-    report.touch()
-    os.chown(report, uid, -1)
-
-    def write() -> None:
-        report.write_text(json.dumps([row.name for row in interrupted_rows(host.runs_dir(uid))]))
-
-    os.waitpid(in_child(uid, write), 0)
-    return [SimpleNamespace(name=name) for name in json.loads(report.read_text())]
-
-
-def longest_idle(events: list[dict[str, Any]], runs: dict[str, QueuedUserRun]) -> float:
-    """Return the longest time for which enough GPUs for the head of the queue were free while it waited."""
-    queue, longest = list[str](), 0.0
-    since: float | None = None
-    held: dict[str, int] = {}
-    for event in events:
-        if since is not None:
-            longest = max(longest, event["time"] - since)
-        name = event["run"]
-        if event["event"] == "waits":
-            queue.append(name)
-        elif event["event"] == "starts":
-            queue = [each for each in queue if each != name]
-            held[name] = runs[name].gpus
-        else:
-            queue = [each for each in queue if each != name]
-            held.pop(name, None)
-        fits = bool(queue) and runs[queue[0]].gpus <= 4 - sum(held.values())
-        since = None if not fits else since if since is not None and event["event"] == "waits" else event["time"]
-    return longest
