@@ -179,8 +179,6 @@ QUEUE_COMMANDS = (
     Command("h", "hold", "Keep this run from starting, or let it start again.", "hold", 9),
     Command("K,shift+up", "move up", "Start this run before the one of yours above it.", "shift(-1)", 9),
     Command("J,shift+down", "move down", "Start this run after the one of yours below it.", "shift(1)", 9),
-    Command("i", "priority", "Set the priority of this run among yours.", "priority", 6),
-    Command("b", "begin", "Set the time before which this run does not start.", "begin", 6),
     Command("s", "cancel", "Remove this run from the queue; its folder stays.", "cancel", 8),
     Command("u", "resume", "Start the interrupted runs again, in their old order.", "resume", 9),
     Command("n", "new run", "Configure and start a new run.", "app.new_run", 3),

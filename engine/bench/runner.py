@@ -2,9 +2,9 @@
 
 Each measurement is a `gputrain run` in a temporary folder; `report` reads its journal. Called by `gputrain bench`.
 
-An epoch covers the same images for any number of ranks. Weak scaling (the default) keeps the batch size per rank
-constant, strong scaling (`strong`) the global batch size. With `limit`, each run is paired with a run of the fixed
-pipeline, which repeats one batch on the device: its throughput is the upper limit without an input pipeline.
+An epoch covers the same images for any number of ranks, and the batch size per rank is constant. With `limit`, each
+run is paired with a run of the fixed pipeline, which repeats one batch on the device: its throughput is the upper limit
+without an input pipeline.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class BenchPlan:
     rank_counts: tuple[int, ...]
     epochs: int
     repeats: int
-    strong: bool
     on_gpu: bool
     named_gpus: tuple[str, ...] = ()
     limit: bool = False
@@ -82,7 +81,6 @@ def plan_bench(
     epochs: int,
     repeats: int,
     *,
-    strong: bool,
     limit: bool = False,
     on_wait: Callable[[str], None],
 ) -> BenchPlan:
@@ -124,45 +122,21 @@ def plan_bench(
             "--synthetic-data",
             code="conflict",
         )
-    bench = BenchPlan(
+    return BenchPlan(
         config=config,
         rank_counts=chosen,
         epochs=epochs,
         repeats=repeats,
-        strong=strong,
         on_gpu=bool(free),
         named_gpus=named,
         limit=limit,
         cpu_fallback=allocation.cpu_fallback,
     )
-    for count in chosen:
-        batch_size_for(bench, count)
-    return bench
 
 
 def default_rank_counts(max_ranks: int) -> tuple[int, ...]:
     """Return 1, 2, 4, … and `max_ranks`."""
     return tuple(sorted({max_ranks, *(2**power for power in range(max_ranks.bit_length()) if 2**power <= max_ranks)}))
-
-
-def batch_size_for(bench: BenchPlan, ranks: int) -> int | str:
-    """Return `data.batch_size`, the batch size per rank. Raises UsageError if `strong` cannot divide it."""
-    batch = bench.config.data.batch_size
-    if not bench.strong:
-        return batch
-    if batch == "auto":
-        raise UsageError.one(
-            "data.batch_size",
-            "auto cannot be combined with --scaling strong, which divides the batch size among the ranks; set a number",
-            code="conflict",
-        )
-    if batch % ranks:
-        raise UsageError.one(
-            "data.batch_size",
-            f"{batch} is not divisible by {ranks} ranks, as --scaling strong requires",
-            code="invalid-value",
-        )
-    return batch // ranks
 
 
 def cpu_affinity_for(bench: BenchPlan, ranks: int) -> list[int]:
@@ -185,7 +159,7 @@ def bench_run_config(bench: BenchPlan, ranks: int, name: str, *, limit: bool = F
     changes = {
         "run": {"name": name, "epochs": bench.epochs},
         "device": {"gpus": gpus if bench.on_gpu else "cpu", "ranks": ranks},
-        "data": {"batch_size": batch_size_for(bench, ranks)} | (FIXED_BATCH_DATA if limit else {}),
+        "data": FIXED_BATCH_DATA if limit else {},
         "optim": {"lr": config.optim.lr * LR_FACTOR},
     }
     return config.with_values(**FIXED_VALUES).with_values(**changes).model_copy(update={"schedule": ScheduleConfig()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     from engine.bench.report import BenchRun
 
 DEFAULT_EPOCHS = 3
-Scaling = Literal["weak", "strong"]
 
 
 @command(
     [
         "gputrain bench",
         "gputrain bench flowers.yaml --ranks-list 1,2,4 --repeats 3",
-        "gputrain bench flowers.yaml --scaling strong --synthetic-data",
+        "gputrain bench flowers.yaml --synthetic-data",
     ],
     exit_codes={0: "success", 1: "a run failed or was interrupted", 2: "usage or config error"},
 )
@@ -45,9 +44,6 @@ def bench(
     repeats: Annotated[
         int, typer.Option("--repeats", metavar="N", min=1, help="Runs per rank count, interleaved.")
     ] = 1,
-    scaling: Annotated[
-        Scaling, typer.Option("--scaling", help="Keep the batch size per rank, or of all ranks.")
-    ] = "weak",
     synthetic_data: Annotated[
         bool, typer.Option("--synthetic-data", help="Also measure without the input pipeline.")
     ] = False,
@@ -82,7 +78,6 @@ def bench(
         parse_rank_counts(counts),
         epochs,
         repeats,
-        strong=scaling == "strong",
         limit=synthetic_data,
         on_wait=waiting_emitter(lambda event: typer.echo(event_line(event), err=True)),
     )
@@ -106,7 +101,6 @@ def bench(
                 "model": plan.config.model.name,
                 "dataset": plan.config.data.dataset,
                 "device": "gpu" if plan.on_gpu else "cpu",
-                "scaling": scaling,
                 "epochs": plan.epochs,
                 "repeats": plan.repeats,
                 "synthetic_data": plan.limit,

@@ -17,13 +17,12 @@ from engine.queue.listing import QueueRow, RowState
 from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
-from engine.utils.units import format_date
 from tui.keymap import QUEUE_COMMANDS, Command
 from tui.palette import BAD, MUTED
 from tui.pollers.files import QueueReader
 from tui.pollers.watched import Watched
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
-from tui.screens.dialogs import ChoiceDialog, TextInputDialog
+from tui.screens.dialogs import ChoiceDialog
 from tui.tables import styled, wrap_text
 from tui.tables.queue import describe_row, queue_status_line, queue_table
 from tui.widgets.lines import Lines, Row
@@ -94,7 +93,7 @@ class QueueScreen(GputrainScreen):
     def is_available(self, action: str) -> bool:
         row, name = self.selected, action.partition("(")[0]
         is_own = row is not None and row.is_own and bool(row.folder)
-        if name in ("hold", "shift", "priority", "begin"):
+        if name in ("hold", "shift"):
             return is_own and row is not None and row.is_live
         if name in ("cancel", "open"):
             return is_own
@@ -122,43 +121,6 @@ class QueueScreen(GputrainScreen):
 
         if (row := self._own_row("move")) is not None:
             self._change(partial(edit.shift, row, self.rows, step))
-
-    def action_priority(self) -> None:
-        from engine.config.queue_section import MAX_PRIORITY
-        from engine.queue import edit
-
-        def check(text: str) -> None:
-            if not text.lstrip("+-").isdecimal() or abs(int(text)) > MAX_PRIORITY:
-                reason = f"must be a number between -{MAX_PRIORITY} and {MAX_PRIORITY}"
-                raise UsageError.one("", reason, code="out-of-range")
-
-        row = self._own_row("change")
-        if row is None:
-            return
-
-        def set_priority(text: str | None) -> None:
-            if text is not None:
-                self._change(partial(edit.set_priority, row, int(text)))
-
-        note = "The highest priority starts first, among your own runs."
-        dialog = TextInputDialog(f"Priority of {row.name}", str(row.priority), note, check)
-        self.app.push_screen(dialog, set_priority)
-
-    def action_begin(self) -> None:
-        from engine.config.begin_time import BEGIN_FORMS
-        from engine.queue import edit
-
-        row = self._own_row("change")
-        if row is None:
-            return
-
-        def set_begin(text: str | None) -> None:
-            if text is not None:
-                self._change(partial(edit.set_begin, row, edit.parse_begin(text)))
-
-        note = f"{BEGIN_FORMS}; now for no more wait."
-        known = format_date(row.begin) if row.begin else ""
-        self.app.push_screen(TextInputDialog(f"Begin of {row.name}", known, note, edit.parse_begin), set_begin)
 
     def action_cancel(self) -> None:
         from engine.queue import edit

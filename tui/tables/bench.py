@@ -66,14 +66,14 @@ def bench_lines(speeds: Sequence[ScalingResult]) -> Iterator[str]:
 
 def describe_bench_plan(plan: BenchPlan) -> str:
     """Describe what a bench will run, in one line."""
-    data, scope = plan.config.data, "in total" if plan.strong else "per rank"
+    data = plan.config.data
     *others, last = (str(count) for count in plan.rank_counts)
     ranks = f"{', '.join(others)} and {last} ranks" if others else pluralize(plan.rank_counts[0], "rank")
     device = "free GPUs" if plan.on_gpu else "the CPU"
     times = "" if plan.repeats == 1 else f", {plan.repeats} times, interleaved"
     limit = ", each also without the input pipeline" if plan.limit else ""
     return (
-        f"{plan.config.model.name} on {data.dataset}, batch {data.batch_size} {scope}, "
+        f"{plan.config.model.name} on {data.dataset}, batch {data.batch_size} per rank, "
         f"{pluralize(plan.epochs, 'epoch')}: {ranks} on {device}{times}{limit}"
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from engine.bench import runner
 from engine.bench.report import BenchRun
 from engine.bench.runner import (
     BenchPlan,
-    batch_size_for,
     bench_run_config,
     cpu_affinity_for,
     default_rank_counts,
@@ -43,7 +41,7 @@ from tui.tables.bench import describe_bench_plan, describe_bench_run
 
 
 def make_plan(**keys: Any) -> BenchPlan:
-    options: dict[str, Any] = {"config": Config(), "rank_counts": (1, 2), "epochs": 3, "repeats": 1, "strong": False}
+    options: dict[str, Any] = {"config": Config(), "rank_counts": (1, 2), "epochs": 3, "repeats": 1}
     return BenchPlan(**options | {"on_gpu": False} | keys)
 
 
@@ -99,22 +97,9 @@ def test_default_rank_counts_double_up_to_maximum(max_ranks: int, counts: tuple[
     assert default_rank_counts(max_ranks) == counts
 
 
-def test_batch_size_for_keeps_batch_size_per_rank_or_global_with_strong() -> None:
-    config = Config(data=DataConfig(batch_size=48))
-    assert [batch_size_for(make_plan(config=config), ranks) for ranks in (1, 2, 4)] == [48, 48, 48]
-    assert [batch_size_for(make_plan(config=config, strong=True), ranks) for ranks in (1, 2, 4)] == [48, 24, 12]
-    assert batch_size_for(make_plan(config=Config(data=DataConfig(batch_size="auto"))), 2) == "auto"
-
-
 @pytest.mark.parametrize(
     ("keys", "code", "location", "values"),
     [
-        (
-            {"rank_counts": [1, 5], "strong": True},
-            "invalid-value",
-            "data.batch_size",
-            ["64", "5 ranks", "--scaling strong"],
-        ),
         ({"rank_counts": [1], "epochs": 1}, "too-small", "run.epochs", ["1"]),
         ({"rank_counts": [0]}, "out-of-range", "--ranks-list", ["0 ranks"]),
         (
@@ -130,45 +115,30 @@ def test_plan_bench_rejects_unmeasurable_counts(
 ) -> None:
     config = Config(device=DeviceConfig(gpus="cpu"))
     with raises_problem(code, location, *values):
-        plan_bench(**{"config": config, "epochs": 3, "repeats": 1, "strong": False, "on_wait": print} | keys)
-    with raises_problem("conflict", "data.batch_size", "auto", "--scaling strong"):
-        plan_bench(
-            config.model_copy(update={"data": DataConfig(batch_size="auto")}), [1], 3, 1, strong=True, on_wait=print
-        )
+        plan_bench(**{"config": config, "epochs": 3, "repeats": 1, "on_wait": print} | keys)
 
 
 def test_plan_bench_on_cpu_counts_up_to_all_cores() -> None:
-    planned = plan_bench(Config(device=DeviceConfig(gpus="cpu")), [], 3, 1, strong=False, on_wait=print)
+    planned = plan_bench(Config(device=DeviceConfig(gpus="cpu")), [], 3, 1, on_wait=print)
     assert (planned.rank_counts, planned.on_gpu) == (default_rank_counts(available_cores()), False)
 
 
 def test_plan_bench_uses_only_free_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     allocate_gpus(monkeypatch, make_gpu(0), make_gpu(1, in_use_by="someone computes on it"), make_gpu(2), make_gpu(3))
-    planned = plan_bench(Config(device=DeviceConfig(gpus="all")), [], 3, 1, strong=False, on_wait=print)
+    planned = plan_bench(Config(device=DeviceConfig(gpus="all")), [], 3, 1, on_wait=print)
     assert (planned.rank_counts, planned.on_gpu) == ((1, 2, 3), True)
     assert bench_run_config(planned, 2, "x").device.gpus == "free:2"
     with raises_problem("out-of-range", "--ranks-list", "4 ranks", "1 to 3", "GPU"):
-        plan_bench(Config(device=DeviceConfig(gpus="all")), [4], 3, 1, strong=False, on_wait=print)
-
-
-def test_plan_bench_passes_on_why_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wait(*_: Any, on_wait: Callable[[str], None], **__: Any) -> GpuAllocation:
-        on_wait("no GPU is free")
-        return GpuAllocation()
-
-    monkeypatch.setattr(runner, "allocate_devices", wait)
-    reasons: list[str] = []
-    plan_bench(Config(), [], 3, 1, strong=False, on_wait=reasons.append)
-    assert reasons == ["no GPU is free"]
+        plan_bench(Config(device=DeviceConfig(gpus="all")), [4], 3, 1, on_wait=print)
 
 
 def test_plan_bench_keeps_order_of_named_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     allocate_gpus(monkeypatch, make_gpu(5), make_gpu(2))
-    planned = plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, strong=False, on_wait=print)
+    planned = plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, on_wait=print)
     assert [bench_run_config(planned, ranks, "x").device.gpus for ranks in planned.rank_counts] == ["5", "5,2"]
     allocate_gpus(monkeypatch, make_gpu(5), make_gpu(2, in_use_by="someone computes on it"))
     with raises_problem("gpu-in-use", "device.gpus", "GPU 2: someone computes on it"):
-        plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, strong=False, on_wait=print)
+        plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, on_wait=print)
 
 
 def test_bench_run_config_resets_settings_unrelated_to_workload() -> None:
@@ -177,7 +147,7 @@ def test_bench_run_config_resets_settings_unrelated_to_workload() -> None:
         device=DeviceConfig(launcher="slurm", ranks=7),
         schedule=ScheduleConfig(name="multistep", milestones=(30, 60), warmup_epochs=5),
     )
-    bench_config = bench_run_config(make_plan(config=config, strong=True), 2, "ranks-2-1")
+    bench_config = bench_run_config(make_plan(config=config), 2, "ranks-2-1")
     assert (bench_config.run.name, bench_config.run.epochs, bench_config.run.resume, bench_config.run.requeue) == (
         "ranks-2-1",
         3,
@@ -185,7 +155,7 @@ def test_bench_run_config_resets_settings_unrelated_to_workload() -> None:
         False,
     )
     assert (bench_config.device.gpus, bench_config.device.ranks, bench_config.device.launcher) == ("cpu", 2, "spawn")
-    assert (bench_config.data.batch_size, bench_config.schedule) == (32, ScheduleConfig())
+    assert (bench_config.data.batch_size, bench_config.schedule) == (64, ScheduleConfig())
     assert (bench_config.checkpoint.every_minutes, bench_config.checkpoint.every_steps) == (0, 0)
     assert validate_config(as_dict(bench_config)) == bench_config, "the config that is written for the run is valid"
 
@@ -224,7 +194,7 @@ def test_bench_interleaves_repeats_and_json_lists_every_run(monkeypatch: pytest.
     assert bench_runs == [(1, 1), (2, 1), (1, 2), (2, 2)]
     assert result.exit_code == 1, "one failed"
     values = json.loads(result.stdout)
-    assert (values["format"], values["device"], values["scaling"], values["epochs"]) == (1, "cpu", "weak", 3)
+    assert (values["format"], values["device"], values["epochs"]) == (1, "cpu", 3)
     assert [speed["speed_up"] for speed in values["speeds"]] == [1, 2]
     assert values["runs"][0]["epochs"][1] == {"seconds": 10.0, "images_per_second": 100.0}
     assert values["runs"][3]["message"] == "no memory"

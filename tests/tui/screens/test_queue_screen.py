@@ -21,7 +21,7 @@ from support.messages import says
 from support.runs.factories import make_queue_state, make_run_folder
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import press
-from tui.screens.dialogs import ChoiceDialog, TextInputDialog
+from tui.screens.dialogs import ChoiceDialog
 from tui.screens.queue import QueueScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -90,14 +90,6 @@ def test_keys_send_requests_to_the_selected_run(tmp_path: Path, supervisors: lis
         await wait_until(pilot, lambda: first.requests() == [("hold", None)])
         await press(pilot, "down", "K")
         await wait_until(pilot, lambda: second.requests() == [("order", 0)])
-        await press(pilot, "i")
-        assert isinstance(pilot.app.screen, TextInputDialog)
-        await press(pilot, "backspace", "7", "enter")
-        await wait_until(pilot, lambda: second.requests() == [("order", 7)])
-        await press(pilot, "b", *"soon", "enter")
-        assert "soon" in visible_text(pilot, ".problem")
-        await press(pilot, *4 * ["backspace"], *"now+2h", "enter")
-        await wait_until(pilot, lambda: second.requests() == [("begin", None)])
 
     drive(tmp_path / "runs", act)
 
@@ -120,7 +112,7 @@ def test_keys_refuse_runs_of_other_users(tmp_path: Path, monkeypatch: pytest.Mon
 
     async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
         assert "\\x1b[2J" in visible_text(pilot, "#queue")
-        for key in ("h", "s", "K", "i", "enter"):
+        for key in ("h", "s", "K", "enter"):
             await press(pilot, key)
             assert isinstance(pilot.app.screen, QueueScreen)
         assert says(toasts(pilot)[0], "foreign-owner", "theirs ", " bob")
