@@ -38,7 +38,7 @@ MAX_SHEET_CLASSES = 30
 # Side of a tile in pixels: smaller images are enlarged by a whole factor, larger ones reduced.
 MIN_TILE, MAX_TILE = 64, 160
 GAP, LABEL_COLUMN, LABEL_CHARACTERS, LABEL_SIZE = 4, 150, 16, 14
-# Images of a class in one row.
+# Images of a class.
 SHEET_COLUMNS = 8
 # The epoch whose random augmentation is shown; epochs of training begin with 1.
 SHOWN_EPOCH = 1
@@ -80,28 +80,28 @@ def open_dataset(config: Config) -> Dataset:
     return Dataset(config, source, model_input_format(config, source), counts, files)
 
 
-def contact_sheet(dataset: Dataset, part: Part, per_class: int, *, augmented: bool) -> Image.Image:
-    """Return a picture with `per_class` images of each class, at most `MAX_SHEET_CLASSES`, as the network sees them.
+def contact_sheet(dataset: Dataset, *, augmented: bool) -> Image.Image:
+    """Return a picture with training images of each class, at most `MAX_SHEET_CLASSES`, as the network sees them.
 
-    The images are those of the model's input before normalization. With `augmented`, training images pass through the
-    augmentation of the config, mixup and CutMix among it; otherwise they are preprocessed as in an evaluation. Raises
-    UsageError if the dataset has no images, or if user code fails.
+    The images are those of the model's input before normalization. With `augmented`, they pass through the augmentation
+    of the config, mixup and CutMix among it; otherwise they are preprocessed as in an evaluation. Raises UsageError if
+    the dataset has no images, or if user code fails.
     """
     if dataset.image_format.is_float:
         raise UsageError.one(
             "data.dataset", "its items are floating-point tensors, which have no picture", code="not-supported"
         )
-    labels = dataset.source.get_labels(part)
-    classes = [label for label in range(len(dataset.source.classes)) if dataset.counts[part][label]]
-    rows = [np.flatnonzero(labels == label)[:per_class] for label in classes[:MAX_SHEET_CLASSES]]
+    labels = dataset.source.get_labels("train")
+    classes = [label for label in range(len(dataset.source.classes)) if dataset.counts["train"][label]]
+    rows = [np.flatnonzero(labels == label)[:SHEET_COLUMNS] for label in classes[:MAX_SHEET_CLASSES]]
     if not rows:
-        raise UsageError.one("--split", f"{part} has no images; select another split", code="no-images")
+        raise UsageError.one("data.dataset", "it has no training images", code="no-images")
     # The user's transform is imported only where it is applied, and where the caller has checked who named it.
     augment = dataset.config.augment if augmented else AugmentConfig()
     data = dataset.config.data.model_copy(update={"on_bad": "skip"})
     config = dataset.config.model_copy(update={"augment": augment, "data": data})
     epoch = SHOWN_EPOCH if augmented else 0
-    pictures = [_load(dataset, config, BatchRequest(part, epoch, indices), row) for row, indices in enumerate(rows)]
+    pictures = [_load(dataset, config, BatchRequest("train", epoch, indices), row) for row, indices in enumerate(rows)]
     names = [dataset.source.classes[label] for label in classes[:MAX_SHEET_CLASSES]]
     return _draw_sheet(names, pictures)
 
@@ -125,22 +125,19 @@ def _load(dataset: Dataset, config: Config, request: BatchRequest, row: int) -> 
 
 
 def _draw_sheet(names: Sequence[str], classes: Sequence[Tensor]) -> Image.Image:
-    """Draw the images of each class behind its name, at most `SHEET_COLUMNS` in a row."""
+    """Draw the images of each class in a row behind its name."""
     side = classes[0].shape[-1]
     tile = min(side * max(-(-MIN_TILE // side), 1), MAX_TILE)
     resampling = Image.Resampling.NEAREST if tile > side else Image.Resampling.LANCZOS
-    columns = min(max(map(len, classes)), SHEET_COLUMNS)
-    rows = sum(-(-len(images) // columns) for images in classes)
-    sheet = Image.new("RGB", (LABEL_COLUMN + columns * (tile + GAP), rows * (tile + GAP) + GAP), "white")
-    draw, top = ImageDraw.Draw(sheet), GAP
-    for name, images in zip(names, classes, strict=True):
+    columns = max(map(len, classes))
+    sheet = Image.new("RGB", (LABEL_COLUMN + columns * (tile + GAP), len(classes) * (tile + GAP) + GAP), "white")
+    draw = ImageDraw.Draw(sheet)
+    for row, (name, images) in enumerate(zip(names, classes, strict=True)):
+        top = row * (tile + GAP) + GAP
         label, font = shorten(printable(name), LABEL_CHARACTERS), ImageFont.load_default(LABEL_SIZE)
         draw.text((GAP, top + tile // 2), label, "black", font, anchor="lm")
         for number, image in enumerate(images):
             pixels = image.permute(1, 2, 0).numpy()
             picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
-            row, column = divmod(number, columns)
-            corner = (LABEL_COLUMN + column * (tile + GAP), top + row * (tile + GAP))
-            sheet.paste(picture.resize((tile, tile), resampling), corner)
-        top += -(-len(images) // columns) * (tile + GAP)
+            sheet.paste(picture.resize((tile, tile), resampling), (LABEL_COLUMN + number * (tile + GAP), top))
     return sheet

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,7 @@ from tui.cli.command import command
 from tui.cli.config_arguments import ConfigArguments, code_trust, print_no_effect, resolve_arguments
 from tui.cli.config_flags import FlagOverrides, config_flags
 from tui.cli.console import print_json, print_warning
-from tui.cli.options import ForceOption, JsonOption, TrustCodeOption, output_option, split_option
+from tui.cli.options import ForceOption, JsonOption, TrustCodeOption, output_option
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,10 +33,6 @@ def show(
     augmented: Annotated[
         bool, typer.Option("--augmented", help="Show training images with the augmentation of the config.")
     ] = False,
-    split: Annotated[Literal["train", "val"], split_option("show")] = "train",
-    per_class: Annotated[
-        int, typer.Option("--per-class", metavar="N", min=0, max=32, help="Images of each class; 0 shows none.")
-    ] = 8,
     output: Annotated[str | None, output_option("a PNG file of the images.")] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
@@ -47,12 +43,9 @@ def show(
     Prints the number of images of each class, sizes and modes of the image files, and skipped files. On a terminal, or
     with -o, also shows images of each class as the network sees them.
     """
-    from engine.utils.errors import UsageError
     from engine.utils.files import expand_user
     from engine.utils.output_file import check_output
 
-    if augmented and split == "val":
-        raise UsageError.one("--augmented", "has no effect on validation images; omit --split val", code="no-effect")
     path = expand_user(output) if output is not None else None
     if path is not None:
         check_output(path, "images.png", force=force)
@@ -65,7 +58,7 @@ def show(
     from engine.doctor.dataset import contact_sheet, open_dataset
 
     opened = open_dataset(resolved.config)
-    shows = per_class > 0 and not as_json and sys.stdout.isatty()
+    shows = not as_json and sys.stdout.isatty()
     if as_json:
         print_json(opened.to_dict())
     else:
@@ -77,7 +70,7 @@ def show(
     check_dataset(opened.config, opened.source)
     if path is None and (not shows or opened.image_format.is_float):
         return
-    sheet = contact_sheet(opened, split, max(per_class, 1), augmented=augmented)
+    sheet = contact_sheet(opened, augmented=augmented)
     if path is not None:
         _write_png(sheet, path)
         typer.echo(f"wrote {path}", err=True)

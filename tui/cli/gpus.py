@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import sys
-import termios
-import tty
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 
 # The sampler reports an unresponsive GPU after two seconds, but may take longer to start.
 FIRST_SNAPSHOT_TIMEOUT_SECONDS = 10.0
-KEY_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class GpusOptions:
 
 
 def show_gpus(options: GpusOptions) -> None:
-    """Print snapshots until the requested number, Ctrl-C or `q`. Raises UsageError."""
+    """Print snapshots until the requested number or Ctrl-C. Raises UsageError."""
     # CPU usage of a process is a difference between two samples, so the first sample has none.
     quick = options.sample_count == 1 and options.processes
     monitor = open_monitor(
@@ -73,12 +69,9 @@ def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: BinaryIO | 
     output = _SnapshotPrinter(options)
     reported_error: str | None = None
     remaining = options.sample_count
-    # Before the output: while rich draws, sys.stdout is a proxy, which may not know that it is a terminal.
-    with _stdin_keys() as keys, output:
+    with output:
         while remaining is None or remaining > 0:
-            snapshot = _next_snapshot(monitor, options, keys)
-            if snapshot is None:
-                return
+            snapshot = _next_snapshot(monitor, options)
             if snapshot.error is not None and snapshot.error != reported_error:
                 from tui.phrases import no_driver_problem
 
@@ -91,17 +84,10 @@ def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: BinaryIO | 
             remaining = None if remaining is None else remaining - 1
 
 
-def _next_snapshot(monitor: GpuMonitor, options: GpusOptions, keys_fd: int | None) -> Snapshot | None:
-    """Return the next snapshot, the latest one again if the sampler does not answer, or None if `q` was pressed."""
+def _next_snapshot(monitor: GpuMonitor, options: GpusOptions) -> Snapshot:
+    """Return the next snapshot, or the latest one again if the sampler does not answer."""
     timeout_s = FIRST_SNAPSHOT_TIMEOUT_SECONDS if monitor.latest() is None else max(options.interval_s, 1.0) + 1.0
-    waited_s = 0.0
-    while waited_s < timeout_s:
-        if (snapshot := monitor.read(KEY_POLL_SECONDS)) is not None:
-            return snapshot
-        if keys_fd is not None and select.select([keys_fd], [], [], 0)[0] and os.read(keys_fd, 1) in (b"q", b""):
-            return None
-        waited_s += KEY_POLL_SECONDS
-    latest = monitor.latest()
+    latest = monitor.read(timeout_s) or monitor.latest()
     if latest is None:
         raise UsageError.one(
             "gpus",
@@ -178,19 +164,3 @@ def _open_recording(path: str | None) -> Iterator[BinaryIO | None]:
         raise UsageError.one("--record", f"{path} exists; use another file or remove it", code="name-in-use") from error
     except OSError as error:
         raise UsageError.one("--record", f"{path} cannot be written: {error.strerror}", code="not-writable") from error
-
-
-@contextmanager
-def _stdin_keys() -> Iterator[int | None]:
-    """Switch the terminal to unbuffered input and yield its file descriptor, or None without a terminal."""
-    if not (sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()):
-        yield None
-        return
-    fd = sys.stdin.fileno()
-    saved_mode = termios.tcgetattr(fd)
-    try:
-        tty.setcbreak(fd)
-        yield fd
-    finally:
-        with suppress(termios.error):
-            termios.tcsetattr(fd, termios.TCSADRAIN, saved_mode)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def gpus(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the reason of each null.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C or q.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     processes: Annotated[bool, typer.Option("--processes", help="List the processes on each GPU.")] = False,
     links: Annotated[bool, typer.Option("--links", help="Measure PCIe throughput, 40 ms per GPU.")] = False,
     interval: Annotated[

@@ -52,7 +52,7 @@ def test_data_writes_images_as_network_sees_them(photos: Path, tmp_path: Path, m
     sheets = {}
     for name, extra in {"plain": [], "flipped": ["--augmented", "augment.flip=true"]}.items():
         path = tmp_path / "sheet.png"
-        done = call("data", *options(photos), "--per-class", "6", "-o", path, "--force", *extra)
+        done = call("data", *options(photos), "-o", path, "--force", *extra)
         assert done.exit_code == 0, done.output
         sheets[name] = np.asarray(Image.open(path))
     assert sheets["plain"].shape == (2 * (16 + GAP) + GAP, LABEL_COLUMN + 6 * (16 + GAP), 3)
@@ -77,7 +77,7 @@ def test_data_overwrites_no_file_without_force(photos: Path) -> None:
 def test_data_imports_transform_only_to_augment(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "my_transform.py").write_text("raise RuntimeError('imported')\n")
     own = [f"run.code={tmp_path}", "augment.transform=my_transform:change", "-o", str(tmp_path / "sheet.png")]
-    plain = call("data", *options(photos), "--per-class", "1", *own)
+    plain = call("data", *options(photos), *own)
     assert plain.exit_code == 0, plain.output
-    augmented = call("data", *options(photos), "--per-class", "1", *own, "--augmented", "--force")
+    augmented = call("data", *options(photos), *own, "--augmented", "--force")
     assert augmented.exit_code == 2 and "imported" in augmented.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import time
 
@@ -51,7 +52,7 @@ def test_gpus_json_has_unit_time_and_reason_for_every_reading(gputrain: Gputrain
     assert gpu["processes"]["value"][0]["gpu_memory"]["reason"] == "not reported by the driver"
 
 
-def test_gpus_watch_redraws_in_place_and_quits_on_q(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+def test_gpus_watch_redraws_in_place_until_ctrl_c(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(eight_gpu_lines())
     master, slave = pty.openpty()
     environment = gputrain.environment | gpu_host.environment | {"TERM": "xterm-256color"}
@@ -60,7 +61,7 @@ def test_gpus_watch_redraws_in_place_and_quits_on_q(gputrain: Gputrain, gpu_host
     output = ""
     while output.count("used by") < 2:
         output += os.read(master, 65536).decode()
-    os.write(master, b"q")
+    process.send_signal(signal.SIGINT)
     with pytest.raises(OSError, match="Input/output"):
         while True:
             output += os.read(master, 65536).decode()
