@@ -77,16 +77,6 @@ def test_detached_runs_wait_in_order_and_obey_requests(busy_host: Gputrain) -> N
     assert says(refused, "wrong-state", "error: a: ", "it is stopped") and refused.count("\n") == 1
 
 
-def test_refused_detached_run_leaves_nothing(busy_host: Gputrain) -> None:
-    busy = busy_host("run", "digits", "--gpus", "free:1", "--detach")
-    assert busy.returncode == 2
-    assert says(busy.stderr, "gpu-in-use", "GPU 0: reserved by run holder")
-    missing = busy_host("run", *CPU_RUN, "--detach", "--after", "nix")
-    assert (missing.returncode, missing.stdout) == (2, "")
-    assert says(missing.stderr, "unknown-run", "error: queue.after: nix: ")
-    assert not busy_host.runs.exists()
-
-
 def test_detached_runs_train_one_after_the_other(gputrain: Gputrain) -> None:
     # Long enough to be still training when the second one has started.
     first = gputrain("run", *CPU_RUN, "--detach", "--name", "first", "--epochs", "60")

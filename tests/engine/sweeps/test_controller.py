@@ -126,29 +126,6 @@ def test_controller_killed_between_any_two_steps_loses_and_repeats_no_trial(
         assert [event["epoch"] for event in events if event["type"] == "epoch"] == [1, 2]
 
 
-def test_trials_of_a_killed_controller_are_stopped_until_the_next_one_has_read_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def kill(*_: object, **__: object) -> None:
-        raise KilledError
-
-    folder = make_sweep(tmp_path, parallel=2)
-    behave(tmp_path, s_001="fail")
-    with monkeypatch.context() as patch:
-        for name in ("report", "end"):
-            patch.setattr(SweepStudy, name, kill)
-        with pytest.raises(KilledError):
-            run(folder)
-    runs = [folder.trial(number) for number in (0, 1)]
-    wait_for(lambda: all(each.history().finished and not each.is_owned() for each in runs), "the end of both runs")
-    shown = status(folder)
-    assert [row.state for row in shown.trials] == ["stopped", "stopped"] and not shown.running
-    assert run(folder) is ExitCode.FINISHED
-    shown = status(folder)
-    assert [row.state for row in shown.trials] == ["complete", "failed", "complete"]
-    assert shown.trials[0].epoch == 2 and "is not finite" in shown.trials[1].reason
-
-
 def test_sweep_searches_the_best_value_of_an_own_metric_in_its_direction(tmp_path: Path) -> None:
     folder, lines = make_sweep(tmp_path, metric="metrics.val/distance=low"), list[str]()
     assert run(folder, lines) is ExitCode.FINISHED

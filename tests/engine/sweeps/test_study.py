@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -102,29 +99,12 @@ def test_best_of_equal_trials_has_lower_loss_then_lower_number(tmp_path: Path) -
     assert [row.number for row in status.by_value()] == [2, 3, 0, 1, 4]
 
 
-def test_importance_of_a_single_key_is_not_shown(tmp_path: Path) -> None:
-    settings = SweepSettings(space={"optim.lr": "log:1e-3..1"}, trials=12)
-    folder = make_sweep(tmp_path, settings)
-    run_trials(open_study(folder, settings, create=True), 12)
-    assert SweepReader(folder).poll().importances == {}
-
-
 def test_best_config_is_trained_for_five_times_the_epochs_of_its_trial(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path, SETTINGS)
     folder.config.write_text("run: {epochs: 3}\n")
     command = f"`gputrain run {folder.best} --epochs 15 --name s-best`"
     assert best_command(folder, SETTINGS, {"optim.lr": 0.1}) == f"train it longer with {command}"
     assert "--epochs 40 " in best_command(folder, SETTINGS, {"run.epochs": 8})
-
-
-def test_values_of_another_type_are_one_sentence(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path, SETTINGS)
-    run_trials(open_study(folder, SETTINGS, create=True), 1)
-    text = folder.journal.read_text()
-    assert '"values":[' in text
-    folder.journal.write_text(re.sub(r'"values":\[[^\]]*\]', '"values":["x"]', text))
-    with raises_problem("wrong-format", str(folder.journal)):
-        SweepReader(folder).poll()
 
 
 class Evil:
@@ -151,26 +131,6 @@ def test_foreign_sweeps_are_refused_unless_their_owner_is_trusted(tmp_path: Path
     with raises_problem("foreign-writable", str(folder.path), "optuna.jsonl", "--trust-owner"):
         find_sweep(tmp_path, "s")
     assert find_sweep(tmp_path, "s", trust_owner=True) == folder
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [(None, "optuna is not installed"), ("import gone_library", "No module named 'gone_library'")],
-)
-def test_missing_and_broken_optuna_are_told_apart(tmp_path: Path, content: str | None, reason: str) -> None:
-    hide = "import engine.utils.libraries as libraries; libraries.find_spec = lambda name: None"
-    if content is not None:
-        (tmp_path / "optuna.py").write_text(content)
-        hide = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
-    program = (
-        f"{hide}\n"
-        "from engine.sweeps.study import require_optuna\n"
-        "from engine.utils.errors import UsageError\n"
-        "try: require_optuna()\n"
-        "except UsageError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("sweep: optuna ") and reason in done.stdout
 
 
 def add_finished_trials(study: SweepStudy, count: int) -> None:
@@ -210,9 +170,3 @@ def test_pruner_stops_poor_trial_after_a_third_and_five_finished_trials(
         assert not study.should_prune(number, 0)
         decisions.append(study.should_prune(number, 9))
     assert decisions == [False] * (epoch - 1) + [is_pruned]
-
-
-def test_sweep_folder_of_the_decomposed_form_is_found_by_both_forms(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path, SETTINGS)
-    folder.path.rename(tmp_path / "cafe\u0301")
-    assert {find_sweep(tmp_path, name).name for name in ("caf\u00e9", "cafe\u0301")} == {"cafe\u0301"}

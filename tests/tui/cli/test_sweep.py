@@ -85,13 +85,6 @@ def test_sweep_list_warns_of_sweeps_that_cannot_be_read(root: Path) -> None:
     assert len(json.loads(sweep("list", "--json", "--trust-owner").stdout)["sweeps"]) == 2
 
 
-def test_sweep_stop_says_what_it_waits_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_finished_trials(root, count=1)
-    states = iter((True, False))
-    monkeypatch.setattr(SweepFolder, "is_running", lambda _: next(states))
-    assert sweep("stop").stderr.splitlines() == ["Waiting for s and its trials to stop.", "s has stopped."]
-
-
 SCRIPT = ("lr=0.5,0.25", "--gpus", "cpu", "--name", "fit")
 
 
@@ -108,13 +101,6 @@ SCRIPT = ("lr=0.5,0.25", "--gpus", "cpu", "--name", "fit")
 def test_sweep_of_a_script_refuses_line(root: Path, arguments: list[str], code: str, values: list[str]) -> None:
     result = sweep(*arguments)
     assert result.exit_code == 2 and says(result.stderr, code, *values), result.stderr
-    assert not root.exists()
-
-
-def test_sweep_dry_run_shows_space_and_first_command_and_makes_no_folder(root: Path) -> None:
-    result = sweep("--maximize", "acc", *SCRIPT, "--dry-run", "--sampler", "grid", "--", "true", "--lr={lr}")
-    assert result.exit_code == 0, result.stderr
-    assert "  lr in 0.5,0.25\n" in result.stdout and result.stdout.endswith("first trial: true --lr=0.5\n")
     assert not root.exists()
 
 
