@@ -207,19 +207,6 @@ def temporary_folders(gputrain: Gputrain) -> list[Path]:
     return list((gputrain.folder / "tmp").glob(f"{runner.TEMP_FOLDER_PREFIX}*"))
 
 
-@pytest.mark.nightly
-def test_bench_command_measures_limit(gputrain: Gputrain) -> None:
-    done = gputrain("bench", *TINY, "--epochs", "2", "--ranks-list", "1", "--synthetic-data")
-    assert done.returncode == 0, done.stderr
-    assert "1/2  1 rank:" in done.stderr
-    assert "2/2  1 rank, without the input pipeline:" in done.stderr
-    limit = [line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["1"]][1]
-    assert float(limit[2].replace(",", "")) > 0
-    assert limit[3].endswith("%")
-    assert temporary_folders(gputrain) == []
-    assert not gputrain.runs.exists()
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_bench_command_on_signal_stops_its_run(gputrain: Gputrain, number: signal.Signals) -> None:

@@ -81,20 +81,6 @@ def test_scaling_compares_each_run_with_its_limit_run() -> None:
     assert speed.limit_share == pytest.approx(0.75), "median of 0.9, 0.75 and 0.5"
 
 
-def test_scaling_without_paired_limit_run_has_no_limit_share() -> None:
-    one_rank, two_ranks = scaling_results(
-        [
-            make_run(1, 90),
-            make_limit_run(2, 100),
-            make_run(2, 80, repeat=2),
-            BenchRun(2, 1, "no memory", limit=True),
-        ]
-    )
-    assert (one_rank.limit_images_per_second, one_rank.limit_share) == (None, None)
-    assert (two_ranks.limit_images_per_second, two_ranks.limit_share) == (100, None)
-    assert two_ranks.failures == ["on a fixed batch: no memory"]
-
-
 def test_bench_table_shows_limit_columns() -> None:
     bench_run = make_run(1, 2510)
     lines = list(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.distributed.node_plan import plan_node
@@ -49,25 +47,3 @@ def test_preflight_checks_report_devices_and_data(tmp_path: Path) -> None:
         assert all(value in checks[name].found for value in values)
     shared = GpuAllocation(TWO, [Problem("", "sharing what is in use", code="gpu-in-use")])
     assert device_check(config("device.gpus=all"), plan_node(config(), TWO), shared).code == "gpu-in-use"
-
-
-@pytest.mark.nightly
-def test_preflight_checks_repeat_sentence_of_run(tmp_path: Path) -> None:
-    check = run_checks(tmp_path, TWO, "device.gpus=free:2")["devices"]
-    assert (check.state, check.code) == ("problem", "gpu-in-use")
-    assert check.found.startswith("device.gpus: 2 ") and "GPU 1: process 7 of alice is on it" in check.found
-    check = run_checks(tmp_path, [], "device.gpus=cpu", "device.backend=nccl")["devices"]
-    assert check.found.startswith("device.backend: nccl ") and "gloo" in check.advice
-    check = run_checks(tmp_path, [], "data.batch_size=5000")["data"]
-    assert check.found.startswith("data.batch_size: ") and " 5000" in check.found
-    check = run_checks(tmp_path, [], "model.name=cnnn")["config"]
-    assert check.code == "unknown-value" and check.found.startswith("model.name: ") and "'cnnn'" in check.found
-
-
-def test_preflight_checks_keep_advice_apart_from_path_with_semicolon(tmp_path: Path) -> None:
-    missing = tmp_path / "a; b"
-    folder = run_checks(tmp_path, [], "data.dataset=folder", f"data.path={missing}")["data"]
-    assert folder.code == "not-found" and folder.found.startswith(f"data.path: {missing} ")
-    mnist = run_checks(tmp_path, [], "data.dataset=mnist", f"data.path={missing}")["data"]
-    assert mnist.code == "not-found" and mnist.found.startswith("data.path: ") and f" {missing}: " in mnist.found
-    assert "MNIST/raw" in mnist.advice and "data.download=true" in mnist.advice

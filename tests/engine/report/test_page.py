@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import shlex
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from engine.config.loader import resolve_config
@@ -135,20 +133,6 @@ def test_page_shows_the_best_of_the_users_own_metrics_by_its_direction(tmp_path:
 def test_page_of_run_without_epoch(events: tuple[object, ...], tmp_path: Path) -> None:
     text = Page(make_page([make_run_folder(tmp_path, "a", *events)])).text  # type: ignore[arg-type]
     assert "The run has no evaluation yet" in text
-
-
-def test_page_of_many_classes_is_small(tmp_path: Path) -> None:
-    run = make_run_folder(tmp_path, "a", make_run_started(), make_epoch(1))
-    counts = np.diag(np.full(300, 9)).tolist()
-    counts[7][8] = 4
-    best = {"epoch": 1, "loss": 1.0, "top1": 0.9, "top5": 1.0, "images": 2704}
-    best |= {"confusion": {"layout": "dense", "rows": counts}}
-    best["per_class"] = [1.0] * 300
-    names = [f"class {number}" for number in range(300)]
-    run.evaluation.write_text(json.dumps({"format": 1, "classes": names, "last": best, "best": best}))
-    source = make_page([run])
-    assert re.search(r'alt="Confusion matrix"', source)
-    assert len(source) < 300_000
 
 
 def test_repeat_command_resolves_to_the_config_of_the_run(kept_run: RunFolder) -> None:

@@ -54,17 +54,6 @@ def test_plot_labels_runs_by_name_and_keys_that_change_the_result(tmp_path: Path
     assert not any("$" in label for label in shown)
 
 
-def test_plot_labels_commands_by_their_parameters(tmp_path: Path) -> None:
-    folders = [make_compared_run(tmp_path, name) for name in "ab"]
-    comparison = compare_runs(
-        [
-            replace(read_run(folder), config={"lr": lr, "optim.beta": 0.9}, formats=("json-lines",))
-            for folder, lr in zip(folders, (0.1, 0.3), strict=True)
-        ]
-    )
-    assert column_labels(comparison, comparison.columns(grouped=False), 99) == ["a: lr 0.1", "b: lr 0.3"]
-
-
 def svg_texts(figure: str) -> list[str]:
     return re.findall(r"<text [^>]*>([^<]*)</text>", figure)
 

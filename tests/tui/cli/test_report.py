@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from typer.testing import CliRunner
 
-from support.gputrain_command import ROOT
 from support.messages import says
 from support.runs.compared_runs import make_compared_run
 from tui.cli.main import app
@@ -67,26 +62,3 @@ def test_suffix_decides_which_options_a_report_takes(
     assert refusal.startswith(f"error: {location}: ") and refusal.count("\n") == 1
     assert says(refusal, code, value)
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-
-
-@pytest.mark.nightly
-def test_page_loads_in_browser_without_message_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is not installed")
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "tests/recordings/format-1/kept", tmp_path / "runs" / "kept")
-    invoke("report", "kept")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    # No name resolves, so a page that needed the network would log an error.
-    options += ["--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND", "--window-size=900,600"]
-    page = (tmp_path / "report.html").as_uri()
-    for output in ("--screenshot=page.png", "--print-to-pdf=page.pdf"):
-        command = [chromium, *options, output, page]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-        assert "CONSOLE" not in done.stderr
-    shown = np.array(Image.open("page.png").convert("L"))
-    # The title and the figures: dark text on a light page, or light text on a dark one.
-    assert shown.shape == (600, 900)
-    assert ((shown < 90).mean() > 0.005) and ((shown > 200).mean() > 0.005)
-    assert Path("page.pdf").read_bytes().startswith(b"%PDF")
