@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from engine.config.limits import read_limits
 from engine.doctor.check import Check
 from engine.runs.claimed_run import check_claim
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
@@ -41,22 +40,8 @@ def machine_checks(root: Path) -> Iterator[Check]:
     yield Check("machine", "cores", "ok", pluralize(available_cores(), "core"))
     yield memory_check(*free_memory())
     yield runs_folder_check(root)
-    yield from limits_check()
     yield from user_folder_checks()
     yield from environment_checks(os.environ)
-
-
-def limits_check() -> Iterator[Check]:
-    """Yield the limits of the user that are in force, or why they are invalid."""
-    try:
-        limits = read_limits().all()
-    except UsageError as error:
-        problem = error.problems[0]
-        found = f"{problem.label}: {problem.reason}"
-        yield Check("machine", "limits", "problem", found, problem.advice, code=problem.code)
-        return
-    if limits:
-        yield Check("machine", "limits", "ok", "; ".join(map(str, limits)))
 
 
 def memory_check(free: int, total: int) -> Check:

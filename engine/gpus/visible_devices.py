@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
 from engine.gpus.selection import CudaDevice
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import UsageError
 from engine.utils.helper_process import HelperError, ParentPipe, ask_helper
 
 QUERY_TIMEOUT_SECONDS = 60.0
@@ -50,18 +50,6 @@ def visible_devices(
     return visible
 
 
-def device_order_warnings(selection: str, devices: Sequence[CudaDevice], environ: Mapping[str, str]) -> list[Problem]:
-    """Return that the indices of a `device.gpus` are not those of CUDA, if the user has set CUDA's other order."""
-    indices = [part.strip() for part in selection.split(",") if part.strip().isdigit()]
-    if environ.get("CUDA_DEVICE_ORDER") != "FASTEST_FIRST" or len({device.name for device in devices}) < 2:
-        return []
-    named = [f"{device.index} is {device.name}" for device in devices if str(device.index) in indices]
-    if not named:
-        return []
-    reason = f"indices are in PCI bus order, not in that of CUDA_DEVICE_ORDER=FASTEST_FIRST: {', '.join(named)}"
-    return [Problem("device.gpus", reason, "if you mean another GPU, name it by its UUID", code="ambiguous-name")]
-
-
 def show_devices(uuids: Sequence[str], environ: MutableMapping[str, str]) -> None:
     """Make these devices the only ones that CUDA enumerates, in this order, in a process with this environment."""
     environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -74,17 +62,12 @@ def show_devices(uuids: Sequence[str], environ: MutableMapping[str, str]) -> Non
 def _match(part: str, devices: Sequence[CudaDevice]) -> list[CudaDevice]:
     if part.isdigit():
         return [device for device in devices if int(part) == device.index]
-    # Drivers before R470 name MIG instances MIG-GPU-<uuid>/<GPU instance ID>/<compute instance ID>.
-    legacy_matches = [
-        device for device in devices if device.parent_uuid and part == f"MIG-{device.parent_uuid}/{device.mig_ids}"
-    ]
-    prefix_matches = [
+    return [
         device
         for device in devices
         if part.startswith(("GPU-", "MIG-"))
         and (device.uuid.startswith(part) or (device.parent_uuid or "").startswith(part))
     ]
-    return legacy_matches or prefix_matches
 
 
 def query_cuda_uuids(environ: Mapping[str, str]) -> list[str]:

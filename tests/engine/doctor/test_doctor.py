@@ -17,7 +17,7 @@ from engine.doctor import gpus as doctor_gpus
 from engine.doctor import software
 from engine.doctor.check import Check
 from engine.doctor.gpus import count_nvidia_cards, gpu_checks, no_driver_check, visible_devices_check
-from engine.doctor.machine import environment_checks, limits_check, runs_folder_check
+from engine.doctor.machine import environment_checks, runs_folder_check
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.launch.request import RunRequest
@@ -266,13 +266,3 @@ def test_merge_gpus_merges_identical_gpu_checks() -> None:
     other = Check("GPUs", "GPU 3", "warning", "hot", gpu=3, code="gpu-throttled")
     assert [check.name for check in merge_gpus([*checks, other])] == ["GPU 0,1,2,5", "GPU 3"]
     assert list(other.to_dict().values()) == ["GPUs", "GPU 3", "warning", "hot", "", "gpu-throttled"]
-
-
-def test_limits_check_shows_limits_in_force_and_invalid_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(limits_check()) == []
-    monkeypatch.setenv("GPUTRAIN_LIMITS", "gpus=2")
-    [check] = limits_check()
-    assert (check.state, check.found) == ("ok", "limits.gpus is 2 (GPUTRAIN_LIMITS)")
-    monkeypatch.setenv("GPUTRAIN_LIMITS", "gpus=x")
-    [check] = limits_check()
-    assert (check.state, check.code) == ("problem", "invalid-value")
