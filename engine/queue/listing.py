@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -155,14 +154,6 @@ def _row(entry: ReservationInfo, ahead: Sequence[ReservationInfo], place: int | 
 
 
 def describe_wait(waiter: ReservationInfo, ahead: Sequence[ReservationInfo]) -> str:
-    """Return `waits for 2 free GPUs, 1 run ahead`, for a run that does not say more."""
-    if match := re.fullmatch(r"free:(\d+)", waiter.selection):
-        wanted = pluralize(int(match[1]), "free GPU")
-    elif waiter.selection in ("auto", "all"):
-        wanted = "free GPUs" if waiter.selection == "auto" else "all GPUs"
-    elif waiter.selection == "cpu":
-        wanted = "the CPU"
-    else:
-        wanted = f"{'GPUs' if ',' in waiter.selection else 'GPU'} {waiter.selection}"
+    """Return `waits for --gpus free:2, 1 run ahead`, for a run that does not say more."""
     position = f"{pluralize(len(ahead), 'run')} ahead" if ahead else "next in the queue"
-    return f"waits for {wanted}, {position}"
+    return f"waits for --gpus {waiter.selection}, {position}"

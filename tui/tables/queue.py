@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from engine.gpus.selection import CPU
 from engine.queue.listing import QueueRow, RowState
 from engine.show.table import Align, Column, FittedTable, Shorten, fit, pad
 from engine.utils.text import pluralize, printable
@@ -60,11 +59,8 @@ def gpus_cell(row: QueueRow) -> str:
 def queue_status_line(rows: Sequence[QueueRow]) -> Text:
     """Return how many runs wait, and how many of them are this user's."""
     waiting = [row for row in rows if row.state is RowState.WAITING]
-    own, for_cpu = sum(row.is_own for row in rows), sum(row.gpus == CPU.uuid for row in waiting)
-    for_gpus = len(waiting) - for_cpu
-    parts = [f"{pluralize(for_gpus, 'run')} waiting for GPUs"] if for_gpus or not for_cpu else []
-    parts += [f"{for_cpu if parts else pluralize(for_cpu, 'run')} waiting for the CPU"] if for_cpu else []
-    parts += [f"{own} of yours listed"]
+    own = sum(row.is_own for row in rows)
+    parts = [f"{pluralize(len(waiting), 'run')} waiting", f"{own} of yours listed"]
     interrupted = sum(not row.is_live for row in rows)
     parts += [f"{interrupted} interrupted (u starts {'it' if interrupted == 1 else 'them'})"] if interrupted else []
     return Text(" " + ", ".join(parts), WARNING if interrupted else MUTED, no_wrap=True, end="", overflow="ellipsis")

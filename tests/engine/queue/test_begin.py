@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.gpus import allocation
-from engine.gpus.allocation import allocate_devices
 from engine.gpus.queue_terms import MAX_TIME
 from engine.launch.lifecycle import TrainingRun
 from engine.launch.request import RunRequest
@@ -82,32 +79,6 @@ def test_request_changes_begin_time(runs: Path, clock: list[float]) -> None:
         state = read_queue_state(place.folder)
         assert state is not None and state.begin == (begin if is_valid else before)
     assert place.poll_terms()[0].blocked == ""
-    run.release()
-
-
-def test_user_lists_and_changes_begin_time_of_waiting_run(runs: Path) -> None:
-    run = queued(runs, "now+2h")
-    place = run.enter_queue()
-    ended: list[object] = []
-
-    def wait() -> None:
-        allocated = allocate_devices("cpu", "late", wait=True, on_wait=place.report, poll_terms=place.poll_terms)
-        ended.append(allocated.devices)
-        allocated.reservation.release()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    deadline = time.monotonic() + 30
-    while not (rows := list_queue()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    [row] = rows
-    assert (row.name, row.state, row.place) == ("late", RowState.SCHEDULED, None)
-    assert row.begin > time.time() + 7000 and row.reason == f"begins at {format_date(row.begin)}"
-    later = row.begin + 3600
-    assert format_date(later) in set_begin(find_own_row("late", runs), later)
-    assert "has started" in (said := set_begin(find_own_row("late", runs), 0.0)) or "no begin time" in said
-    thread.join(30)
-    assert ended == [[]]
     run.release()
 
 

@@ -28,20 +28,10 @@ def make_row(name: str = "a", **values: Any) -> QueueRow:
     return QueueRow(name=name, **defaults | values)
 
 
-@pytest.mark.parametrize(
-    ("selection", "wanted"),
-    [
-        ("free:1", "1 free GPU"),
-        ("auto", "free GPUs"),
-        ("all", "all GPUs"),
-        ("0,1", "GPUs 0,1"),
-        ("cpu", "the CPU"),
-    ],
-)
-def test_describe_wait_names_gpus_and_position(selection: str, wanted: str) -> None:
-    run = make_reservation("a", os.geteuid(), selection=selection)
-    assert describe_wait(run, [run]) == f"waits for {wanted}, 1 run ahead"
-    assert describe_wait(run, []) == f"waits for {wanted}, next in the queue"
+def test_describe_wait_names_gpus_and_position() -> None:
+    run = make_reservation("a", os.geteuid(), selection="free:1")
+    assert describe_wait(run, [run]) == "waits for --gpus free:1, 1 run ahead"
+    assert describe_wait(run, []) == "waits for --gpus free:1, next in the queue"
 
 
 def test_wait_message_names_another_user_and_escapes_control_characters() -> None:
@@ -50,10 +40,9 @@ def test_wait_message_names_another_user_and_escapes_control_characters() -> Non
     assert wait_message(foreign) == "\\x1b[2J  (ada)"
 
 
-def test_status_line_tells_runs_that_wait_for_the_cpu_from_others() -> None:
+def test_status_line_counts_runs_that_wait_for_devices() -> None:
     rows = [make_row("a"), make_row("b", gpus="cpu"), make_row("c", gpus="cpu", state=RowState.HELD)]
-    assert queue_status_line(rows).plain == " 1 run waiting for GPUs, 1 waiting for the CPU, 3 of yours listed"
-    assert queue_status_line(rows[1:]).plain == " 1 run waiting for the CPU, 2 of yours listed"
+    assert queue_status_line(rows).plain == " 2 runs waiting, 3 of yours listed"
 
 
 def test_list_queue_lists_published_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +52,7 @@ def test_list_queue_lists_published_reason(tmp_path: Path, monkeypatch: pytest.M
     entry.enqueue("free:2", ["GPU-0"], "sweep")
     [waiting] = list_queue()
     entry.release()
-    assert (waiting.name, wait_message(waiting)) == ("sweep", "waits for 2 free GPUs, next in the queue")
+    assert (waiting.name, wait_message(waiting)) == ("sweep", "waits for --gpus free:2, next in the queue")
 
 
 def test_queue_table_marks_runs_without_a_place() -> None:
