@@ -73,8 +73,6 @@ KEY_LABELS = {
     "ctrl+y": "^y",
     "ctrl+t": "^t",
     "ctrl+o": "^o",
-    "ctrl+l": "^l",
-    "ctrl+g": "^g",
     "ctrl+n": "^n",
 }
 
@@ -285,10 +283,6 @@ FORM_COMMANDS = (
     Command("enter", "choose", "List the choices of this field, or go to the next field.", "choose", 7),
     Command("ctrl+f,slash", "search", "Search all fields.", "search", 5),
     Command("ctrl+o", "more", "Show all fields, or only the common ones.", "more", 6),
-    Command(
-        "ctrl+l", "find LR", "Test learning rates on these GPUs and suggest one; again, stop the test.", "find_lr", 4
-    ),
-    Command("ctrl+g", "use LR", "Set the suggested learning rate; again, the other suggestion.", "use_lr", 8),
     Command("ctrl+n", "open config", "Open a config file of your own in the form.", "open_config", 3),
     Command("f2", "command", "Run a command, such as python train.py, in place of a config.", "app.command", 2),
     Command("ctrl+t", "save preset", "Save this config as a preset.", "save_preset", 4),

@@ -1,6 +1,6 @@
 """The chart of a learning rate range test: its smoothed loss over the learning rate, and what it suggests.
 
-`tui.tables.lr_find` prints it, `tui.widgets.form_sidebar` shows it beside the schedule.
+`tui.tables.lr_find` prints it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from engine.config.schema import Config, as_dict
 from engine.launch.preflight_process import PreflightResult
 from engine.runs.run_config import changed_values
 from engine.utils.errors import Problem
-from tui.flags import run_arguments
 from tui.form.checks import FormChecker, FormCheckResult
 from tui.form.completions import CATALOG_KEYS, Completer, Completion
 from tui.form.fields import NO_PRESET, PRESET_KEY, ConfigField, form_sections, help_text, preset_field
@@ -39,7 +38,6 @@ from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows, picked_gpus,
 from tui.widgets.field_lines import FieldRow, Heading
 from tui.widgets.field_list import FieldList
 from tui.widgets.form_sidebar import FormSidebar
-from tui.widgets.lr_test import LrTestChart, describe_lr_test, next_suggestion
 from tui.widgets.text_line import TextLine
 
 CHECK_DELAY_SECONDS = 0.3
@@ -120,10 +118,6 @@ class FormScreen(GputrainScreen):
         return self.query_one(FieldList)
 
     @property
-    def lr_test(self) -> LrTestChart:
-        return self.query_one(LrTestChart)
-
-    @property
     def _shows_draft(self) -> bool:
         """Whether the values are those of the last form, unchanged."""
         return self._is_draft and self.form == self._saved
@@ -155,9 +149,8 @@ class FormScreen(GputrainScreen):
         return rows + field_rows(self._sections, self.form, known, query, show_all=show_all, selected_key=selected)
 
     def _show_state(self) -> None:
-        """Show title, help, test and footer for the current values."""
+        """Show title, help and footer for the current values."""
         self.update_title()
-        self.query_one(FormSidebar).show_lr_test(self._config)
         self._show_help()
         self.update_keys()
 
@@ -173,7 +166,6 @@ class FormScreen(GputrainScreen):
         self.query_one("#about", TextLine).show(about)
 
     def update_content(self) -> None:
-        self.query_one(FormSidebar).show_lr_test(self._config)
         if (use := gpu_use(self.gputrain_app.gpu_poller.snapshot)) != self._gpu_use:
             self._gpu_use = use
             self._begin_check()
@@ -184,16 +176,12 @@ class FormScreen(GputrainScreen):
             "choose": info is not None and (bool(info.choices) or info.key in self._dialog_keys()),
             "copy": self._config is not None and not self._problems,
             "reset": bool(self.form.overrides) or self._shows_draft or self.form.is_reset,
-            "use_lr": self.lr_test.suggestion is not None,
-            "find_lr": self.gputrain_app.demo_notice is None,
         }
         return available.get(action, True)
 
     def title_of(self, command: Command) -> str:
         if command.action == "more" and self._shows_all:
             return "fewer"
-        if command.action == "find_lr" and self.lr_test.in_progress:
-            return "stop LR test"
         return "errors" if command.action == "start" and self._all_problems() else command.title
 
     # Values
@@ -324,9 +312,6 @@ class FormScreen(GputrainScreen):
 
     def action_start(self) -> None:
         self.validate_now()
-        if self.lr_test.in_progress:
-            self.gputrain_app.show_toast(form_dialogs.LR_TEST_RUNS)
-            return
         if problems := self._all_problems():
             self.app.push_screen(form_dialogs.problems_dialog(problems))
             return
@@ -357,7 +342,7 @@ class FormScreen(GputrainScreen):
     def action_copy(self) -> None:
         self.validate_now()
         if self._problems:
-            self.gputrain_app.show_toast(form_dialogs.needs_valid_config("command"))
+            self.gputrain_app.show_toast(form_dialogs.NEEDS_VALID_CONFIG)
             return
         self.gputrain_app.copy_to_clipboard(self._shell_command())
 
@@ -366,31 +351,6 @@ class FormScreen(GputrainScreen):
 
     def action_open_config(self) -> None:
         form_dialogs.ask_config_file(self.app, partial(self.edit, PRESET_KEY))
-
-    def action_find_lr(self) -> None:
-        self.validate_now()
-        if self.lr_test.in_progress:
-            self.lr_test.stop()
-        elif self.gputrain_app.demo_notice is not None:
-            self.gputrain_app.show_toast(Problem("", "Demo mode: nothing can be trained", code="not-supported"))
-        elif self._config is None or self._all_problems():
-            self.gputrain_app.show_toast(form_dialogs.needs_valid_config("test"))
-        else:
-            arguments = run_arguments(self.form.base, self.form.base_config, self._config)
-            self.lr_test.start(arguments[1:], self._config)
-        self._show_state()
-
-    def on_lr_test_chart_ended(self, event: LrTestChart.Ended) -> None:
-        self.gputrain_app.show_toast(describe_lr_test(event.result))
-        self._show_state()
-
-    def action_use_lr(self) -> None:
-        if (suggestion := self.lr_test.suggestion) is None:
-            self.gputrain_app.show_toast(Problem("", "Test learning rates with ^l first", code="not-selected"))
-            return
-        name, lr = next_suggestion(suggestion, self.form.values()["optim.lr"])
-        self.edit("optim.lr", lr)
-        self.gputrain_app.show_toast(f"Learning rate {lr} ({name}); ^g again: the other one")
 
     async def action_back(self) -> None:
         """Return to the previous screen; ask first if that would lose what the user typed."""

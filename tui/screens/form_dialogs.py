@@ -23,13 +23,8 @@ from tui.widgets.lines import Row
 
 PRESET_NOTE = "A name for `gputrain run NAME`, or the path of a YAML file."
 CONFIG_NOTE = "The path of a YAML file, whose values the form starts from. What you have changed stays."
+NEEDS_VALID_CONFIG = Problem("", "Fix the errors first; the command needs a valid config", code="invalid-value")
 DRAFT_NOTE = "These are the values of your last form. ^r starts a new one."
-LR_TEST_RUNS = Problem("", "A learning rate test is running; stop it with ^l, or wait", code="conflict")
-
-
-def needs_valid_config(what: str) -> Problem:
-    """Return why something cannot be done while the form has errors."""
-    return Problem("", f"Fix the errors first; the {what} needs a valid config", code="invalid-value")
 
 
 def problems_dialog(problems: Sequence[Problem]) -> TextDialog:

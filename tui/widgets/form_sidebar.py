@@ -22,12 +22,10 @@ from tui.form.fields import ConfigField
 from tui.form.model import lr_curve
 from tui.palette import MUTED
 from tui.widgets.chart import Chart
-from tui.widgets.lr_test import LrTestChart
 from tui.widgets.text_line import TextLine
 
 # While the number of images is unknown.
 ASSUMED_STEPS_PER_EPOCH = 100
-MIN_ROWS_OF_BOTH_CHARTS = 28
 # Beginnings of the keys on which the learning rate depends.
 LR_KEYS = ("optim.", "schedule.", "run.epochs")
 
@@ -88,7 +86,6 @@ class FormSidebar(Container):
         # The input of the form keeps the focus.
         chart.can_focus = False
         yield chart
-        yield LrTestChart()
         for name, title in (("plan", "Plan"), ("command", "As a command")):
             yield SidebarBlock(name, title)
 
@@ -101,16 +98,6 @@ class FormSidebar(Container):
         """Show the command of a valid config, None if it is invalid."""
         text = Text(UNKNOWN, MUTED) if command is None else Text(printable(command))
         self.query_one("#command", SidebarBlock).show_text(text, keep_height=command is None)
-
-    def show_lr_test(self, config: Config | None) -> None:
-        """Show the learning rate range test, if there was one, beside the config of the form.
-
-        It takes the place of the schedule in a panel that is too low for both.
-        """
-        test = self.query_one(LrTestChart)
-        replaces = test.has_class("-tested") and self.size.height < MIN_ROWS_OF_BOTH_CHARTS
-        self.query_one("#form-lr").set_class(replaces, "-replaced")
-        test.show_result(config)
 
     def draw_lr_curve(self, config: Config | None, problems: Sequence[Problem], result: FormCheckResult | None) -> None:
         """Draw the learning rate over the epochs, unless a value that it depends on is wrong, or the user's own

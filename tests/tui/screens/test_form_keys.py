@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from support.messages import says
 from support.screen.demo_app import visible_text, wait_until_idle
-from support.screen.form_driver import entry_of, form_of, post_keys, type_into, wait_until_tested
+from support.screen.form_driver import entry_of, form_of, post_keys, type_into
 from support.screen.screen_driver import drive, press, real_app
-from tui.form import lr_test
 from tui.screens.dialogs import ChoiceDialog, TextDialog, TextInputDialog
 from tui.screens.form import FormScreen
 
@@ -111,8 +109,6 @@ FOOTER = {
     "enter": lambda pilot: pilot.app.screen.fields.is_open,
     "ctrl+f": lambda pilot: pilot.app.screen.fields.searching,
     "ctrl+o": lambda pilot: "seed" in visible_text(pilot, "#field-lines"),
-    "ctrl+l": lambda pilot: pilot.app.screen.lr_test.in_progress,
-    "ctrl+g": lambda pilot: says(last_toast(pilot), "not-selected", "^l"),
     "ctrl+n": lambda pilot: "Open a config file" in visible_text(pilot),
     "f2": lambda pilot: "Run a command" in visible_text(pilot),
     "ctrl+t": lambda pilot: isinstance(pilot.app.screen, TextInputDialog),
@@ -126,14 +122,12 @@ FOOTER = {
 
 
 # The others are pressed in a form with a mistake.
-KEYS_OF_VALID_FORM = {"ctrl+l", "ctrl+y"}
+KEYS_OF_VALID_FORM = {"ctrl+y"}
 
 
 @pytest.mark.expensive("builds the catalogs of models and optimizers, unless another test did")
 @pytest.mark.usefixtures("unchecked")
-def test_form_screen_footer_keys_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lr_test, "CHILD_PROGRAM", "import time; time.sleep(60)")
-
+def test_form_screen_footer_keys_work(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
         form = form_of(pilot)
@@ -147,9 +141,6 @@ def test_form_screen_footer_keys_work(tmp_path: Path, monkeypatch: pytest.Monkey
             # Return to the form, and close its choices or its search.
             while pilot.app.screen is not form or form.fields.is_open or form.fields.searching:
                 await press(pilot, "escape")
-            if form.lr_test.in_progress:
-                form.lr_test.stop()
-                await wait_until_tested(pilot)
             pilot.app.clear_notifications()
 
     drive(real_app(tmp_path / "runs"), act, (120, 34))

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from support.screen.demo_app import demo_app, demo_runs, no_gpu_feed, wait_until, wait_until_idle
-from support.screen.form_driver import FAST_LR_FIND, wait_until_tested
+from support.screen.demo_app import demo_app, demo_runs, no_gpu_feed, wait_until_idle
 from support.screen.screen_snapshots import Compare, Size, at_daily_sizes, matches_snapshot
-from tui.form import lr_test
 
 pytestmark = pytest.mark.usefixtures("frozen_environment", "large_terminal")
 
@@ -52,18 +50,3 @@ def test_form_with_choices(snap_compare: Compare) -> None:
 
     app = demo_app(Path("runs"), no_gpu_feed(), demo=None)
     assert matches_snapshot(snap_compare, app, "n", open_schedules)
-
-
-def test_form_with_lr_test(snap_compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lr_test, "CHILD_PROGRAM", FAST_LR_FIND)
-
-    async def finish(pilot: Pilot[None]) -> None:
-        await pilot.press("ctrl+l")
-        await wait_until_tested(pilot)
-        await pilot.press("ctrl+g")
-        await wait_until_idle(pilot)
-        pilot.app.clear_notifications()
-        await wait_until(pilot, lambda: not pilot.app.screen.query("Toast"))
-
-    app = demo_app(Path("runs"), no_gpu_feed(), demo=None)
-    assert matches_snapshot(snap_compare, app, "n", finish)
