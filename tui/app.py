@@ -89,9 +89,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         self._compared, self.watched_paths = compared, watched
         self._process = process
         self.gpu_poller = gpu_poller or GpuPoller(self.intervals.poll_s)
-        self.host_poller = host_poller or HostPoller(
-            runs_dir, self.intervals.poll_s, lambda: self.run_list_poller.cpu_ranks
-        )
+        self.host_poller = host_poller or HostPoller(runs_dir, self.intervals.poll_s)
         self.run_list_poller = RunListPoller(runs_dir, self.intervals.poll_s)
         self.pending_runs: list[LaunchedRun] = []
         """Runs launched by this app whose journals have no events yet."""

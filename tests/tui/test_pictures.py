@@ -1,19 +1,19 @@
-"""Drawing images in half blocks, and the thread that draws them."""
+"""Drawing images in half blocks, and the widget whose thread draws them."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from pathlib import Path
+from functools import partial
 
 import pytest
 from PIL import Image
+from textual.app import App, ComposeResult
 from textual.strip import Strip
 
-from support.gputrain_command import wait_for
-from support.messages import has_problem
+from support.screen.demo_app import wait_until
 from tui.pictures import draw_picture, fit_picture
-from tui.pollers.picture import PictureReader, PictureRequest, PictureResult
-from tui.pollers.watched import Watched
+from tui.widgets.picture import Picture
 
 
 def halves(size: tuple[int, int] = (300, 200)) -> Image.Image:
@@ -50,16 +50,18 @@ def test_half_blocks_have_colors_of_image() -> None:
     assert last.style.bgcolor.triplet.hex == "#0000ff"
 
 
-def watch_pictures(published: threading.Event) -> tuple[PictureReader, Watched[PictureResult]]:
-    reader = PictureReader()
-    poller = Watched("picture", reader.read, reader.stamp, interval_s=None)
-    poller.on_poll = published.set
-    return reader, poller
+class PictureApp(App[None]):
+    """A picture alone, in a frame of fixed size."""
+
+    CSS = "Picture { width: 10; height: 5; }"
+
+    def compose(self) -> ComposeResult:
+        yield Picture()
 
 
-def test_picture_poller_skips_pictures_that_were_scrolled_past() -> None:
+def test_picture_skips_images_that_were_scrolled_past() -> None:
     loaded: list[str] = []
-    first_is_loading, may_continue, published = threading.Event(), threading.Event(), threading.Event()
+    first_is_loading, may_continue = threading.Event(), threading.Event()
 
     def load(name: str) -> Image.Image:
         loaded.append(name)
@@ -67,35 +69,15 @@ def test_picture_poller_skips_pictures_that_were_scrolled_past() -> None:
         assert may_continue.wait(20)
         return halves()
 
-    def request(name: str) -> PictureRequest:
-        return PictureRequest(name, lambda: load(name), 10, 5)
+    async def scroll() -> None:
+        async with PictureApp().run_test() as pilot:
+            picture = pilot.app.query_one(Picture)
+            picture.show("a", partial(load, "a"))
+            await wait_until(pilot, first_is_loading.is_set)
+            for name in "bcdefg":
+                picture.show(name, partial(load, name))
+            may_continue.set()
+            await wait_until(pilot, lambda: not picture.is_loading)
 
-    reader, poller = watch_pictures(published)
-    reader.request = request("a")
-    poller.start()
-    assert first_is_loading.wait(20)
-    for name in "bcdefg":
-        reader.request = request(name)
-        poller.request_poll()
-    may_continue.set()
-    wait_for(lambda: poller.value is not None and poller.value.request.key == "g", "the last picture", 20)
+    asyncio.run(scroll())
     assert loaded == ["a", "g"]
-    # An image that was shown before is not read again.
-    published.clear()
-    reader.request = request("a")
-    poller.request_poll()
-    wait_for(lambda: poller.value is not None and poller.value.request.key == "a", "the first picture", 20)
-    assert loaded == ["a", "g"]
-    poller.close()
-
-
-def test_picture_poller_reports_image_that_cannot_be_read(tmp_path: Path) -> None:
-    published = threading.Event()
-    reader, poller = watch_pictures(published)
-    reader.request = PictureRequest("a", lambda: Image.open(tmp_path / "gone.png"), 10, 5)
-    poller.start()
-    assert published.wait(20)
-    assert poller.value is not None and poller.value.picture is None
-    assert poller.value.problem is not None
-    assert has_problem([poller.value.problem], "not-readable", "", "No such file")
-    poller.close()

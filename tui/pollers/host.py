@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engine.gpus.monitor import GpuMonitor, open_monitor
-from engine.gpus.snapshot import GpuProcess, Missing, Reading, SamplerOptions, Snapshot, current_time
+from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.utils.errors import Problem, UsageError
 from tui.charts.gpu_loads import GpuLoads
 from tui.charts.history import LoadHistory
 from tui.pollers.watched import POLL_INTERVAL_SECONDS, Poller, Watched
-
-if TYPE_CHECKING:
-    import psutil
-
-    from engine.runs.records import RankDevice
 
 # Later, CPU utilization is the mean since the previous poll.
 FIRST_CPU_SECONDS = 0.2
@@ -86,18 +79,8 @@ class GpuPoller(Poller):
 class HostPoller(Watched[HostLoad]):
     """Publishes the latest load of the host, and records the past of its CPU and memory."""
 
-    def __init__(
-        self,
-        runs_dir: Path,
-        interval_s: float = POLL_INTERVAL_SECONDS,
-        find_ranks: Callable[[], Sequence[tuple[str, RankDevice]]] = tuple,
-    ) -> None:
-        """`find_ranks` returns the ranks to read, with the names of their runs."""
+    def __init__(self, runs_dir: Path, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
         super().__init__("host", self._read_load, interval_s=interval_s)
-        self._find_ranks = find_ranks
-        self._rank_processes: dict[int, psutil.Process] = {}
-        self.ranks: tuple[GpuProcess, ...] = ()
-        """The processes of the ranks."""
         self._runs_dir = runs_dir
         self._network: tuple[float, int, int] | None = None
         """Monotonic time, and bytes sent and received, of the previous poll."""
@@ -112,39 +95,12 @@ class HostPoller(Watched[HostLoad]):
         sent, received = self._network_rates()
         load = HostLoad(cpu, memory.total - memory.available, memory.total, self._disk_free(), sent, received)
         self.record(load, time.time())
-        self.ranks = tuple(self._read_ranks())
         return load
 
     def record(self, load: HostLoad, now: float) -> None:
         """Add a load to the past."""
         self.cpu.add(now, load.cpu_percent)
         self.memory.add(now, 100.0 * load.memory_used_bytes / max(load.memory_total_bytes, 1))
-
-    def _read_ranks(self) -> Iterator[GpuProcess]:
-        import psutil
-
-        now, known = current_time(), self._rank_processes
-        self._rank_processes = {}
-        for run, rank in self._find_ranks():
-            try:
-                process = known.get(rank.pid) or psutil.Process(rank.pid)
-                cpu = process.cpu_percent() if rank.pid in known else None
-                user, command, memory = process.username(), " ".join(process.cmdline()), process.memory_info().rss
-            except psutil.Error:
-                continue
-            self._rank_processes[rank.pid] = process
-            yield GpuProcess(
-                pid=rank.pid,
-                kind="compute",
-                instance=None,
-                user=Reading(user, now),
-                command=Reading(command, now),
-                gpu_memory=Reading(None, now, Missing.NOT_SUPPORTED, unit="B"),
-                cpu=Reading(cpu, now, None if cpu is not None else Missing.NOT_REQUESTED, unit="%"),
-                memory=Reading(memory, now, unit="B"),
-                run=run,
-                rank=rank.rank,
-            )
 
     def _disk_free(self) -> int | None:
         """Return the free space of the disk of the runs, which may not have a folder yet."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import socket
-import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,14 +20,13 @@ from engine.runs.run_row import RunRow, make_row, read_row
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import FileStamp, file_stamp, find_file_stamp, open_regular_file
-from tui.charts.rank_loads import RankLoads
+from tui.charts.history import LoadHistory
 from tui.pollers.watched import POLL_INTERVAL_SECONDS, Poller, Watched
 from tui.tables.ranks import rank_readings
 
 if TYPE_CHECKING:
     from engine.runs.events import EpochEvent, Event, GpuEvent, RankFailed
     from engine.runs.history import History
-    from engine.runs.records import RankDevice
     from tui.pollers.preview import CommandPreviewReader, PreviewReader
     from tui.tables.preview import RunPreview
     from tui.tables.ranks import RankReadings
@@ -70,8 +67,6 @@ class RunListPoller(Poller):
         self.count = 0
         """Number of runs, read or not."""
         self.waiting: list[QueueRow] = []
-        self.cpu_ranks: list[tuple[str, RankDevice]] = []
-        """The ranks of live runs that train on the CPU of this host, with the names of their runs."""
         self.problem: Problem | None = None
 
     def request_poll(self) -> None:
@@ -100,12 +95,6 @@ class RunListPoller(Poller):
             self.rows, self.problem, self.complete = [], error.problems[0], True
             return
         waiting = list_queue()
-        self.cpu_ranks = [
-            (row.name, rank)
-            for row in self._list.live_rows
-            for rank in row.record.rank_devices
-            if rank.device == "cpu" and rank.host == socket.gethostname()
-        ]
         self.rows, self.complete, self.count = self._list.rows, self._list.complete, self._list.count
         # Most runs of this user are among the rows, as waiting ones.
         folders = {row.folder for row in self._list.live_rows if row.state == RunState.WAITING}
@@ -159,7 +148,9 @@ class RunPoller(Poller):
 
         self._history: History = History()
         self._is_reading = False
-        self._loads = RankLoads()
+        self._loads: dict[str, LoadHistory] = {}
+        """Past utilization of the GPUs of the run in percent, by UUID."""
+        self._loads_since = 0.0
 
     def poll(self) -> None:
         if self.latest is not None and not self.folder.path.is_dir():
@@ -185,13 +176,18 @@ class RunPoller(Poller):
             for event in events:
                 self._history.add(event)
                 if event.type == "gpus":
-                    self._loads.add(cast("GpuEvent", event))
+                    self._add_loads(cast("GpuEvent", event))
             self._is_reading = self._is_reading and self._journal.unread_bytes > 0
             self._poll_state()
         finally:
             # The journal is not read again: queue the events for the curves even if publishing the state failed.
             for start in range(0, len(events), MAX_EVENTS_PER_BATCH):
                 self._enqueue(events[start : start + MAX_EVENTS_PER_BATCH])
+
+    def _add_loads(self, event: GpuEvent) -> None:
+        self._loads_since = self._loads_since or event.time
+        for sample in event.gpus:
+            self._loads.setdefault(str(sample.uuid), LoadHistory()).add(event.time, sample.util)
 
     def _poll_state(self) -> None:
         """Publish the latest state."""
@@ -203,11 +199,9 @@ class RunPoller(Poller):
             problem = stored.problem if stored is not None and record.state.live else ""
             row = make_row(self.folder, codec.replace(record, problem=problem), problem=self._journal.problem)
         self._log.poll()
-        if row.live and history.started is not None:
-            self._loads.measure_cpu(history.started, time.time())
         self.latest = RunSnapshot(
             row,
-            rank_readings(history, self._loads, live=row.live),
+            rank_readings(history, self._loads, self._loads_since, live=row.live),
             tuple(history.failures),
             self._log.value or (),
             tuple(history.epochs[-MAX_LOG_EPOCHS:]),

@@ -31,7 +31,7 @@ from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
 from tui.screens.monitor_runs import MonitorRuns
 from tui.screens.run_marks import RunMarks
 from tui.tables.gpu_blocks import GpuBlocks, GpuView
-from tui.tables.processes import list_gpu_processes, process_lines, process_matches, rank_process_lines
+from tui.tables.processes import list_gpu_processes, process_lines, process_matches
 from tui.widgets.lines import Lines, Row
 from tui.widgets.preview import Preview
 
@@ -106,16 +106,12 @@ class MonitorScreen(GpuProcessesScreen):
 
     def update_content(self) -> None:
         snapshot, app = self._snapshot, self.gputrain_app
-        processes, poller = self._matching_processes(), app.run_list_poller
+        poller = app.run_list_poller
         self._runs = self._runs.select(poller.waiting, poller.rows or (), self.filter_text)
         # Of all rows, so that the panels keep their places while the user types a filter.
-        ranks = self._cpu_ranks()
-        self._divide_room(len(ranks) if ranks else len(self._all_processes()), self._runs.total_rows)
+        self._divide_room(len(self._all_processes()), self._runs.total_rows)
         self._show_gpus()
-        if ranks:
-            self._show_ranks(ranks)
-        else:
-            self._show_processes(processes)
+        self._show_processes()
         self._show_host()
         self._show_runs()
         header = header_line(
@@ -216,10 +212,11 @@ class MonitorScreen(GpuProcessesScreen):
             if not query or (process and process_matches(query, gpu, process))
         ]
 
-    def _show_processes(self, processes: list[tuple[Gpu, GpuProcess | None]]) -> None:
+    def _show_processes(self) -> None:
         panel = self.query_one("#processes", Lines)
         if self._is_shown(panel, self._snapshot, self.filter_text, panel.text_width):
             return
+        processes = self._matching_processes()
         head, *texts = process_lines(processes, panel.text_width)
         keys = [f"{gpu.index}/{process.pid if process else ''}" for gpu, process in processes]
         self._processes = {
@@ -231,20 +228,6 @@ class MonitorScreen(GpuProcessesScreen):
         empty = Text(self._no_match("processes", known) or "No process uses a GPU", MUTED)
         rows = [Row(key, text) for key, text in zip(keys, texts, strict=True)]
         panel.set_rows(rows, [head], empty)
-
-    def _cpu_ranks(self) -> Sequence[GpuProcess]:
-        """Return the ranks on the CPU, on a host without a GPU."""
-        return self.gputrain_app.host_poller.ranks if self._snapshot is not None and not self._gpus else ()
-
-    def _show_ranks(self, ranks: Sequence[GpuProcess]) -> None:
-        panel, query = self.query_one("#processes", Lines), self.filter_text
-        shown = [rank for rank in ranks if query in f"{rank.pid} {rank.run} {rank.command.value}".lower()]
-        head, *texts = rank_process_lines(shown, panel.text_width)
-        self._processes = {str(rank.pid): rank for rank in shown}
-        self._signaler.remember(shown)
-        panel.set_titles(self._count_title("Ranks on the CPU", len(shown), len(ranks)))
-        rows = [Row(key, text) for key, text in zip(self._processes, texts, strict=True)]
-        panel.set_rows(rows, [head], Text(self._no_match("ranks", len(ranks)), MUTED))
 
     def _show_host(self) -> None:
         panel, snapshot = self.query_one("#host", Lines), self._snapshot

@@ -1,4 +1,4 @@
-"""The tables of the processes on GPUs and of the ranks on the CPU: `gputrain gpus --processes`, monitor, GPU screen."""
+"""The table of the processes on GPUs: `gputrain gpus --processes`, monitor, GPU screen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.show.readings import READINGS
-from engine.show.table import Align, Column, Shorten, fit
+from engine.show.table import Align, Column, fit
 from engine.utils.units import UNKNOWN
 from tui.palette import MUTED, STRONG, WARNING
 from tui.phrases import holder_sentence, idle_note
@@ -18,7 +18,7 @@ from tui.tables.gpus import gpu_lines, host_title_line
 
 GpuUse = tuple[Gpu, GpuProcess | None]
 """A process on a GPU; None if the processes of the GPU are unknown."""
-MIN_COMMAND_COLUMNS, MIN_RUN_COLUMNS = 16, 8
+MIN_COMMAND_COLUMNS = 16
 
 
 def list_gpu_processes(snapshot: Snapshot) -> list[GpuUse]:
@@ -56,22 +56,6 @@ def process_lines(uses: Sequence[GpuUse], width: int, header_style: str = MUTED)
         columns = [column for column in columns if column.key != "type"]
     table = fit(columns, uses, width)
     return [styled(line) for line in (table.header(header_style), *map(table.line, uses))]
-
-
-def rank_process_lines(ranks: Sequence[GpuProcess], width: int) -> list[Text]:
-    """Return a header and one line per rank that trains on the CPU."""
-    columns = [
-        Column[GpuProcess]("run", "run", lambda rank: rank.run or "", width=MIN_RUN_COLUMNS,
-                           max_width=max(width // 3, MIN_RUN_COLUMNS), priority=8, flex=True, shorten=Shorten.MIDDLE),
-        Column[GpuProcess]("rank", "rank", lambda rank: str(rank.rank), Align.RIGHT, priority=9),
-        Column[GpuProcess]("pid", "pid", lambda rank: str(rank.pid), Align.RIGHT, priority=9),
-        *(Column[GpuProcess](key, READINGS[key].title, partial(_reading_text, key), Align.RIGHT, priority=priority)
-          for key, priority in (("cpu", 7), ("memory", 2))),
-        Column[GpuProcess]("command", "command", lambda rank: rank.command.value or "", width=MIN_COMMAND_COLUMNS,
-                           priority=6, flex=True),
-    ]  # fmt: skip
-    table = fit(columns, ranks, width)
-    return [styled(line) for line in (table.header(MUTED), *map(table.line, ranks))]
 
 
 def process_matches(filter_text: str, gpu: Gpu, process: GpuProcess) -> bool:

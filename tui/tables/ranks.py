@@ -21,7 +21,6 @@ from engine.show.table import GAP, Align, Column, Line, fit
 from engine.utils.text import printable
 from engine.utils.units import format_duration, format_rate, format_share
 from tui.charts.history import DOTS_PER_COLUMN, LoadHistory, history_graph, shown_seconds, time_axis
-from tui.charts.rank_loads import RankLoads, cpu_load_key
 from tui.palette import BAD, MUTED, STRONG, WARNING
 from tui.phrases import gpu_name
 from tui.tables import styled
@@ -80,13 +79,15 @@ class RankReadings:
     seconds: float = 0.0
     """Duration of the run."""
     loads: Mapping[str, LoadHistory] = field(default_factory=dict)
-    """Past GPU utilization by UUID, or CPU utilization by `cpu_load_key`, in percent."""
+    """Past GPU utilization by UUID, in percent."""
     loads_since: float = 0.0
     """Unix seconds of the first of them."""
 
 
-def rank_readings(history: History, loads: RankLoads, *, live: bool) -> RankReadings:
-    """Return the readings of the ranks from the state of the run and the past load of its ranks."""
+def rank_readings(
+    history: History, loads: Mapping[str, LoadHistory], loads_since: float, *, live: bool
+) -> RankReadings:
+    """Return the readings of the ranks from the state of the run and the past load of its GPUs."""
     latest, epoch, step = history.latest_gpus, history.latest_session_epoch, history.latest_step
     if epoch is not None:
         timings = epoch.rank_timings
@@ -113,8 +114,8 @@ def rank_readings(history: History, loads: RankLoads, *, live: bool) -> RankRead
         data_wait=data_wait,
         images_per_second=rate,
         seconds=history.total_seconds,
-        loads=loads.histories,
-        loads_since=loads.first_time,
+        loads=loads,
+        loads_since=loads_since,
     )
 
 
@@ -129,9 +130,9 @@ def rank_lines(readings: RankReadings, snapshot: Snapshot | None, width: int, ro
     if not started.ranks:
         return "ranks", [Text(f"{len(started.devices)} devices; no rank info in the journal", MUTED)]
     on_cpu = set(started.devices) == {"cpu"}
-    keys = [cpu_load_key(rank.rank) if on_cpu else rank.device for rank in started.ranks]
+    keys = [rank.device for rank in started.ranks]
     has_graphs = any(key in readings.loads for key in keys)
-    columns = _cpu_columns(readings, width) if on_cpu else _gpu_columns(readings, snapshot, width)
+    columns = _cpu_columns(readings) if on_cpu else _gpu_columns(readings, snapshot, width)
     graph_room = width // GRAPH_SHARE if has_graphs and width >= GRAPH_MIN_WIDTH else 0
     table = fit(columns, started.ranks, max(width - graph_room, 1))
     table_width = sum(table.widths) + len(GAP) * len(table.widths)
@@ -256,19 +257,12 @@ def _capacity(device: str, snapshot: Snapshot | None) -> dict[str, Any]:
     return {}
 
 
-def _cpu_columns(readings: RankReadings, width: int) -> list[Column[RankDevice]]:
-    def load(rank: RankDevice, key: str) -> float | None:
-        history = readings.loads.get(cpu_load_key(rank.rank))
-        return None if history is None else history.columns(SAMPLE_SECONDS, 1)[0]
-
+def _cpu_columns(readings: RankReadings) -> list[Column[RankDevice]]:
     started, rate = readings.started, readings.images_per_second
-    ranks = started.ranks if started is not None else []
     columns = [
         _rank_column(),
         Column[RankDevice]("pid", "pid", lambda rank: str(rank.pid), Align.RIGHT, priority=8),
     ]
-    if readings.live and any(load(rank, "cpu") is not None for rank in ranks):
-        columns.append(reading_column("cpu", ranks, load, _meter_columns(width), priority=7))
     if rate is not None and started is not None:
         share = format_rate(rate / max(started.world_size, 1))
         columns.append(Column("rate", METRICS["rate_now"].unit.value, lambda _: share, Align.RIGHT, priority=6))

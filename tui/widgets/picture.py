@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.segment import Segment
 from rich.text import Text
+from textual.geometry import Size
 from textual.message import Message
 from textual.strip import Strip
-from textual.timer import Timer
 from textual.widget import Widget
 
+from engine.utils.errors import CodedError, Problem
 from engine.utils.text import printable
 from tui.palette import MUTED, WARNING
-from tui.pollers.picture import PictureReader, PictureRequest
 from tui.pollers.watched import Watched
 from tui.tables import wrap_text
 
@@ -27,22 +28,55 @@ if TYPE_CHECKING:
 STALE_SECONDS = 0.3
 
 
+@dataclass(frozen=True)
+class PictureRequest:
+    """An image by its key, how to read it, and the cells to draw it in; then what is drawn, or why that is nothing.
+
+    `load` raises an exception whose message is one sentence.
+    """
+
+    key: Hashable
+    load: Callable[[], Image]
+    size: Size
+    picture: DrawnPicture | None = None
+    problem: Problem | None = None
+
+    @property
+    def identity(self) -> tuple[Hashable, Size]:
+        """What the result depends on."""
+        return self.key, self.size
+
+    def draw(self) -> PictureRequest:
+        """Return the request with its picture. Reads the image."""
+        # Imports Pillow, which no other screen needs.
+        from tui.pictures import draw_picture
+
+        try:
+            return replace(self, picture=draw_picture(self.load().convert("RGB"), *self.size))
+        except Exception as error:
+            # Any error is shown in place of the picture; the next one may be readable.
+            code = error.code if isinstance(error, CodedError) else "not-readable"
+            return replace(self, problem=Problem("", str(error) or type(error).__name__, code=code))
+
+
 class Picture(Widget):
-    """Shows the image given to `show`, which a thread reads and draws."""
+    """Shows the image given to `show`, which a thread reads and draws.
+
+    Images that are shown while it reads replace each other: a list that is scrolled quickly leaves no queue of them.
+    """
 
     class Drawn(Message):
-        """The picture, or why there is none, is shown."""
+        """The picture, or why there is none, is known."""
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
-        self._reader = PictureReader()
-        self._poller = Watched("picture", self._reader.read, self._reader.stamp, interval_s=None)
+        self._poller = Watched("picture", self._read, self._begin, interval_s=None)
         self._poller.on_poll = lambda: self.post_message(self.Drawn())
-        self._shown: tuple[Hashable, Callable[[], Image]] | None = None
         self._request: PictureRequest | None = None
+        self._begun: PictureRequest | None = None
+        """The request that the thread reads, or has read last."""
         self._picture: DrawnPicture | None = None
         self._message: list[Text] = []
-        self._timer: Timer | None = None
 
     def on_mount(self) -> None:
         self._poller.start()
@@ -50,59 +84,51 @@ class Picture(Widget):
     def on_unmount(self) -> None:
         self._poller.close()
 
+    def _begin(self) -> Hashable:
+        self._begun = self._request
+        return None if self._begun is None else self._begun.identity
+
+    def _read(self) -> PictureRequest | None:
+        return None if self._begun is None else self._begun.draw()
+
     @property
     def is_loading(self) -> bool:
         """Whether the image that `show` got is not drawn yet."""
         latest = self._poller.value
-        return self._request is not None and (latest is None or latest.request.identity != self._request.identity)
+        return self._request is not None and (latest is None or latest.identity != self._request.identity)
 
     def show(self, key: Hashable, load: Callable[[], Image]) -> None:
         """Show the image that `load` returns. `key` identifies it; `load` is called in a thread, and may raise."""
-        if self._shown is None or self._shown[0] != key:
-            self._shown = (key, load)
-            self._send_request()
+        request = PictureRequest(key, load, self.size)
+        if self._request is None or self._request.identity != request.identity:
+            self._request = request
+            if all(self.size):
+                self._poller.request_poll()
+                self.set_timer(STALE_SECONDS, self._drop_stale)
 
     def show_nothing(self) -> None:
         """Show an empty frame."""
-        if self._shown is not None:
-            self._shown = None
-            self._request_picture(None)
-            self._replace(None)
+        self._request = None
+        self._replace(None, [])
 
     def on_resize(self) -> None:
-        self._send_request()
-
-    def _send_request(self) -> None:
-        if self._shown is None or not self.size.width or not self.size.height:
-            return
-        key, load = self._shown
-        self._request_picture(PictureRequest(key, load, self.size.width, self.size.height))
-        if self._timer is None:
-            self._timer = self.set_timer(STALE_SECONDS, self._drop_stale)
-
-    def _request_picture(self, request: PictureRequest | None) -> None:
-        self._request = self._reader.request = request
-        self._poller.request_poll()
+        if self._request is not None:
+            self.show(self._request.key, self._request.load)
 
     def _drop_stale(self) -> None:
-        self._timer = None
         if self.is_loading:
             self._replace(None, [Text("Loading …", MUTED)])
 
-    def on_picture_drawn(self, message: Drawn) -> None:
-        result = self._poller.value
-        if result is None or self._request is None or result.request.identity != self._request.identity:
-            return
-        if result.picture is not None and result.picture is self._picture:
-            # Another refresh would send it to the terminal again.
-            return
-        problem = wrap_text(Text(printable(str(result.problem)), WARNING), self.size.width) if result.problem else []
-        self._replace(result.picture, problem)
+    def on_picture_drawn(self) -> None:
+        if not self.is_loading and (result := self._poller.value) is not None:
+            problem = Text(printable(str(result.problem or "")), WARNING)
+            self._replace(result.picture, wrap_text(problem, self.size.width))
 
-    def _replace(self, picture: DrawnPicture | None, message: list[Text] | None = None) -> None:
-        """Show a picture or a message."""
-        self._picture, self._message = picture, message or []
-        self.refresh()
+    def _replace(self, picture: DrawnPicture | None, message: list[Text]) -> None:
+        # Another refresh would send the same picture to the terminal again.
+        if picture is not self._picture or message != self._message:
+            self._picture, self._message = picture, message
+            self.refresh()
 
     def render_line(self, y: int) -> Strip:
         width, base, picture = self.size.width, self.rich_style, self._picture

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from support.replace import replace
 from support.runs.sweeps import make_finished_trials
 from support.screen.demo_app import (
     FROZEN_NOW,
     FrozenGpuFeed,
     demo_app,
     demo_snapshot,
-    no_gpu_feed,
     toasts,
     visible_text,
     wait_until_idle,
@@ -166,24 +164,6 @@ def test_monitor_filter_counts_matches(demo_runs_folder: Path) -> None:
         assert "Runs  1 of 3 match 'digits'" in visible_text(pilot, "#runs")
 
     drive(demo_app(demo_runs_folder), act, (120, 34))
-
-
-def test_monitor_without_gpu_lists_ranks_on_cpu(demo_runs_folder: Path) -> None:
-    (process,) = demo_snapshot(FROZEN_NOW).gpus[0].processes.value or ()
-
-    async def act(pilot: Pilot[None]) -> None:
-        app = pilot.app
-        assert isinstance(app, GputrainApp)
-        assert "gputrain-tui --demo" in " ".join(visible_text(pilot, "#host").split())
-        app.host_poller.ranks = (process, replace(process, pid=41201, rank=1))
-        screen_of(pilot).update_content()
-        await wait_until_idle(pilot)
-        assert "Ranks on the CPU  2" in visible_text(pilot, "#processes")
-        assert "fashion-17     1  41201  97%" in visible_text(pilot, "#processes")
-        await press(pilot, "shift+tab", "enter")
-        assert isinstance(pilot.app.screen, RunScreen)
-
-    drive(demo_app(demo_runs_folder, no_gpu_feed(), demo=None), act, WIDE)
 
 
 @pytest.mark.usefixtures("all_frames")
