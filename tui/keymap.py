@@ -202,7 +202,7 @@ RUN_COMMANDS = (
     Command("L", "log scale", "Toggle the log scale of loss and learning rate.", "log_scale", 4),
     *X_RANGE_COMMANDS,
     Command("v", "confusion", "Show the confusion matrix and per-class accuracy.", "confusion", 4),
-    Command("P", "profile", "Measure where the time of training steps goes, or show earlier profiles.", "profile", 3),
+    Command("P", "profile", "Measure where the time of training steps goes, or show the latest profile.", "profile", 3),
     Command("f", "full", "Toggle full screen for the focused chart.", "full", 4),
     Command("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)"),
     Command("e", "export", "Save the focused chart as SVG and its data as CSV.", "export", 3),
@@ -246,9 +246,6 @@ COMMAND_RUN_COMMANDS = (
 )
 PROFILE_COMMANDS = (
     Command("P", "profile again", "Profile ten more training steps of this run.", "profile", 9),
-    Command("left,left_square_bracket", "newer", "Show the next newer profile.", "select(-1)", 6),
-    Command("right,right_square_bracket", "older", "Show the next older profile.", "select(1)", 7),
-    Command("ctrl+y", "copy path", "Copy the path of the folder with the traces.", "copy", 5),
     BACK_COMMAND,
 )
 COMPARE_COMMANDS = (

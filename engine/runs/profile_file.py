@@ -23,7 +23,6 @@ from engine.utils.codec import (
     Record,
     Seconds,
     UnixTime,
-    field,
     read_record,
     write_record,
 )
@@ -33,7 +32,7 @@ RECORD_NAME = "profile.json"
 # Profiles that a run keeps; the oldest is deleted.
 MAX_PROFILES = 10
 MAX_RECORD_BYTES = 1 << 23
-MAX_RANKS, MAX_OPERATORS = 4096, 15
+MAX_RANKS = 4096
 # gzip makes a tenth of a trace, so a trace takes up to 300 MB of memory in the viewer.
 MAX_TRACE_BYTES = 32 << 20
 _FOLDER_NAME = re.compile(r"step-\d{8,12}")
@@ -51,18 +50,6 @@ class PartTime(Record, frozen=True, kw_only=True):
     median: Seconds
 
 
-class Operator(Record, frozen=True, kw_only=True):
-    """One operator of torch: its own time, without the operators that it calls, over all profiled steps.
-
-    `share` is that time divided by the duration of the steps. On a GPU the time is that of its kernels.
-    """
-
-    name: Name
-    calls: Count
-    seconds: Seconds
-    share: Annotated[float, Meta(ge=0, le=1000)]
-
-
 class RankProfile(Record, frozen=True, kw_only=True):
     """Where the time of one rank went.
 
@@ -75,7 +62,6 @@ class RankProfile(Record, frozen=True, kw_only=True):
     device: Name = ""
     steps: Annotated[list[Seconds], Meta(min_length=1, max_length=100)]
     parts: Annotated[dict[str, PartTime], ENTRIES]
-    operators: Annotated[list[Operator], Meta(max_length=MAX_OPERATORS)] = field(default_factory=list)
     trace: Name = ""
     """File name of the trace; "" if there is none."""
     problem: Name = ""

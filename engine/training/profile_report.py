@@ -22,10 +22,8 @@ from engine.distributed.collectives import gather_bytes
 from engine.distributed.watchdog import Phase
 from engine.runs.folder import RunFolder
 from engine.runs.profile_file import (
-    MAX_OPERATORS,
     MAX_TRACE_BYTES,
     PARTS,
-    Operator,
     Part,
     PartTime,
     Profile,
@@ -35,7 +33,6 @@ from engine.runs.profile_file import (
 )
 from engine.runs.sinks import describe_error
 from engine.training.rank_state import RankState
-from engine.training.step_marks import MARK_PREFIX
 from engine.utils.answers import Answer
 from engine.utils.codec import InvalidRecordError, decode, encode
 from engine.utils.errors import CodedError, Problem
@@ -143,30 +140,17 @@ def _profile_of_rank(recorded: Recorded | str, state: RankState) -> tuple[Answer
 
 def _analyze(recorded: Recorded, state: RankState, trace: str, problem: str) -> RankProfile:
     """Return where the time of this rank went."""
-    profiler, all_steps, warmup_steps = recorded
+    _, all_steps, warmup_steps = recorded
     steps, on_device = all_steps[warmup_steps:], state.device.type == "cuda"
-    durations = [sum(step.values()) for step in steps]
     times = {part: [step[part] for step in steps] for part in PARTS}
-    # Operators that took the most time of their own, over all steps of the profile.
-    share, total = len(steps) / len(all_steps), max(sum(durations), 1e-9)
-    averages = [
-        (each, (each.self_device_time_total if on_device else each.self_cpu_time_total) / 1e6 * share)
-        for each in profiler.key_averages()
-        if not each.key.startswith(MARK_PREFIX)
-    ]
-    operators = [
-        Operator(name=each.key[:1000], calls=round(each.count * share), seconds=seconds, share=seconds / total)
-        for each, seconds in sorted(averages, key=lambda row: -row[1])[:MAX_OPERATORS]
-    ]
     return RankProfile(
         rank=dist.get_rank(),
         host=socket.gethostname(),
         device=torch.cuda.get_device_name(state.device) if on_device else "cpu",
-        steps=durations,
+        steps=[sum(step.values()) for step in steps],
         parts={
             part: PartTime(mean=statistics.fmean(each), median=statistics.median(each)) for part, each in times.items()
         },
-        operators=operators,
         trace=trace,
         problem=problem,
     )

@@ -48,11 +48,6 @@ def output_option(what: str, **settings: Any) -> Any:
     return typer.Option("--output", "-o", metavar="PATH", help=f"Write to PATH: {what}", **settings)
 
 
-def timeout_option(default: str = "") -> Any:
-    """Return `--timeout DURATION`, which `engine.runs.query.parse_duration` reads. `default` follows its help."""
-    return typer.Option("--timeout", metavar="DURATION", help=f"Stop waiting after this time, such as 30min{default}.")
-
-
 def count_option(what: str) -> Any:
     """Return `-n N`. `what` names the lines that are printed."""
     return typer.Option("--count", "-n", metavar="N", min=1, help=f"Print at most N {what}.")

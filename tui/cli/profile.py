@@ -9,7 +9,7 @@ import typer
 from engine.utils.errors import Problem, UsageError
 from tui.cli.command import command
 from tui.cli.console import print_error, print_json
-from tui.cli.options import JsonOption, NoWaitOption, timeout_option
+from tui.cli.options import JsonOption
 from tui.cli.run_control import answers
 from tui.cli.run_options import takes_run, watch_other_hosts
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 # As in `engine.runs.control`, which the help must not import.
 DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS = 10, 100
-DEFAULT_TIMEOUT = "5min"
 
 
 @command(
@@ -30,7 +29,7 @@ DEFAULT_TIMEOUT = "5min"
         "gputrain runs profile last --stored --json",
     ],
     "A profiled step is slower. Traces are in RUN/profile.",
-    exit_codes={0: "a profile was taken, or --no-wait", 1: "no profile was taken", 2: "usage error"},
+    exit_codes={0: "a profile was taken", 1: "no profile was taken", 2: "usage error"},
 )
 @takes_run
 def profile(
@@ -47,23 +46,18 @@ def profile(
         ),
     ] = None,
     stored: Annotated[bool, typer.Option("--stored", help="Show the newest profile that was taken before.")] = False,
-    no_wait: NoWaitOption = False,
-    timeout: Annotated[str | None, timeout_option(f" [default: {DEFAULT_TIMEOUT}]")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Profile training steps of a live run.
 
     All ranks record the same steps with torch.profiler. Prints the time that each rank spends on data, forward,
-    backward with its all-reduce, and optimizer, the largest operators, and where the traces for Perfetto are.
+    backward with its all-reduce, and optimizer, and where the traces for Perfetto are.
     """
     from engine.runs.profile_file import newest_profile, read_profile
-    from engine.runs.query import parse_duration
     from engine.utils.codec import InvalidRecordError
 
-    others = {"--steps": steps, "--no-wait": no_wait or None, "--timeout": timeout}
-    if stored and (given := [name for name, value in others.items() if value is not None]):
-        reason = f"shows a profile that was taken before; omit {', '.join(given)}"
-        raise UsageError.one("--stored", reason, code="conflict")
+    if stored and steps is not None:
+        raise UsageError.one("--stored", "shows a profile that was taken before; omit --steps", code="conflict")
     if stored:
         found = newest_profile(folder)
         if found is None:
@@ -71,25 +65,18 @@ def profile(
             fail(f"{folder.name} has no profile; {advice}", code="not-recorded")
         show(folder, *found, as_json=as_json)
         return
-    steps = DEFAULT_PROFILE_STEPS if steps is None else steps
-    timeout_s = 0.0 if no_wait else parse_duration("--timeout", DEFAULT_TIMEOUT if timeout is None else timeout)
-    event = request_profile(folder, steps, timeout_s)
-    if event is None:
-        if as_json:
-            print_json({"run": folder.name, "request": "profile", "steps": steps})
-        typer.echo(f"Sent the profile request to {folder.name}; see the profile with --stored.", err=True)
-    elif not event.folder:
+    event = request_profile(folder, DEFAULT_PROFILE_STEPS if steps is None else steps)
+    if not event.folder:
         fail(f"no profile of {folder.name}: {event.message}", code="not-recorded")
-    else:
-        name = event.folder.rpartition("/")[2]
-        try:
-            show(folder, name, read_profile(folder, name), as_json=as_json)
-        except InvalidRecordError as error:
-            fail(f"{event.folder} {error}", code=error.code)
+    name = event.folder.rpartition("/")[2]
+    try:
+        show(folder, name, read_profile(folder, name), as_json=as_json)
+    except InvalidRecordError as error:
+        fail(f"{event.folder} {error}", code=error.code)
 
 
-def request_profile(folder: RunFolder, steps: int, timeout_s: float) -> Profiled | None:
-    """Ask a live run for a profile, and return the event that answers it; None at once if `timeout_s` is 0.
+def request_profile(folder: RunFolder, steps: int) -> Profiled:
+    """Ask a live run for a profile, and return the event that answers it.
 
     Exits with code 1 if the run is not live or does not answer. Raises UsageError if this user may not control it.
     """
@@ -112,13 +99,8 @@ def request_profile(folder: RunFolder, steps: int, timeout_s: float) -> Profiled
     if state is RunState.PAUSED:
         typer.echo(f"{folder.name} is paused; the profile begins when it continues.", err=True)
     sent = SentRequest(folder, "profile", steps=steps)
-    for _, event in answers([sent], answer, timeout_s):
-        return event
-    if timeout_s > 0:
-        reason = f"it is {sent.state if sent.state is RunState.PAUSED else sent.record.phase or sent.state}"
-        advice = "the request stays, see it later with --stored"
-        fail(f"no profile of {folder.name} within {timeout_s:g} s: {reason}; {advice}", code="timed-out")
-    return None
+    [(_, event)] = answers([sent], answer)
+    return event
 
 
 def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> None:

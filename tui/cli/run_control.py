@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -218,13 +217,11 @@ def _send(
         raise typer.Exit(1)
 
 
-def answers(
-    sent: list[SentRequest], answer: Callable[[SentRequest], T | None], timeout_s: float = math.inf
-) -> Iterator[tuple[SentRequest, T]]:
-    """Yield each request once `answer` finds something, with that, until the timeout. Says so if it takes long."""
+def answers(sent: list[SentRequest], answer: Callable[[SentRequest], T | None]) -> Iterator[tuple[SentRequest, T]]:
+    """Yield each request once `answer` finds something, with that. Says so if it takes long."""
     start, is_told = time.monotonic(), False
-    while sent and (waited := time.monotonic() - start) < timeout_s:
-        if waited > PATIENCE_SECONDS and not is_told:
+    while sent:
+        if time.monotonic() - start > PATIENCE_SECONDS and not is_told:
             is_told = True
             typer.echo(describe_wait(sent), err=True)
         time.sleep(POLL_SECONDS)

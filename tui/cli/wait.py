@@ -13,7 +13,7 @@ import typer
 
 from engine.utils.exit_codes import ExitCode
 from tui.cli.command import command
-from tui.cli.options import JsonOption, timeout_option
+from tui.cli.options import JsonOption
 from tui.cli.run_options import reads_runs, watch_other_hosts
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def wait(
         str | None,
         typer.Option("--until", metavar="QUERY", help="Also return once each run meets QUERY, as in gputrain runs."),
     ] = None,
-    timeout: Annotated[str | None, timeout_option()] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="DURATION", help="Stop waiting after this time, such as 30min.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Wait until runs have ended.

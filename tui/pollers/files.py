@@ -79,26 +79,13 @@ def _read_lists(folder: RunFolder, cell: tuple[int, int] | None) -> InspectionLi
     return InspectionLists(inspection, rows)
 
 
-@dataclass(frozen=True)
-class StoredProfile:
-    """One profile of a run: its folder, its number among `count` profiles, the newest being 1, and its content."""
-
-    name: str
-    number: int
-    count: int
-    profile: Profile
-
-
 class ProfileReader:
-    """Reads the selected profile of a run, and waits for the answer to a request for a new one."""
+    """Reads the newest profile of a run, and waits for the answer to a request for another one."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._number = 1
-        self._selected: tuple[str, int, int] = ("", 0, 0)
+        self._name = ""
         self._answers: JournalReader | None = None
-        self.count = 0
-        """Number of profiles, readable or not."""
         self.is_live = False
         """Whether a process owns the run."""
         self.asked_at: float | None = None
@@ -112,15 +99,11 @@ class ProfileReader:
 
         reader = JournalReader(self._folder.journal)
         reader.offset = file_size(self._folder.journal)
-        self._answers, self.asked_at, self.answer, self._number = reader, time.monotonic(), None, 1
+        self._answers, self.asked_at, self.answer = reader, time.monotonic(), None
 
     def forget_request(self) -> None:
         """Wait no longer, because the request could not be sent."""
         self._answers = self.asked_at = None
-
-    def select(self, offset: int) -> None:
-        """Choose an older profile (1) or a newer one (-1)."""
-        self._number = min(max(self._number + offset, 1), max(self.count, 1))
 
     def stamp(self) -> Hashable:
         """Return what the profile depends on, None if there is none; look for the answer to a request."""
@@ -128,25 +111,21 @@ class ProfileReader:
 
         self.is_live = self._folder.is_owned()
         self._poll_answer()
-        names = list_profiles(self._folder)
-        self.count = len(names)
-        if not names:
+        if not (names := list_profiles(self._folder)):
             return None
-        number = min(self._number, len(names))
-        self._selected = (names[number - 1], number, len(names))
+        self._name = names[0]
         # There is no record while the run writes it.
-        record = file_stamp(self._folder.profiles / names[number - 1] / RECORD_NAME)
-        return None if record is None else (self._selected, record)
+        record = file_stamp(self._folder.profiles / names[0] / RECORD_NAME)
+        return None if record is None else (names[0], record)
 
-    def read(self) -> StoredProfile:
-        """Return the selected profile. Raises UsageError."""
+    def read(self) -> tuple[str, Profile]:
+        """Return the newest profile and the name of its folder. Raises UsageError."""
         from engine.runs.profile_file import read_profile
 
-        name, number, count = self._selected
         try:
-            return StoredProfile(name, number, count, read_profile(self._folder, name))
+            return self._name, read_profile(self._folder, self._name)
         except InvalidRecordError as error:
-            raise UsageError.one("", f"{name} {error}", code=error.code) from error
+            raise UsageError.one("", f"{self._name} {error}", code=error.code) from error
 
     def _poll_answer(self) -> None:
         from engine.runs.events import Profiled
@@ -164,8 +143,8 @@ class ProfileReader:
         self.forget_request()
 
 
-def watch_profile(reader: ProfileReader) -> Watched[StoredProfile]:
-    """Watch the profile that is selected in the reader."""
+def watch_profile(reader: ProfileReader) -> Watched[tuple[str, Profile]]:
+    """Watch the newest profile."""
     return Watched("profile", reader.read, reader.stamp, PROFILE_INTERVAL_SECONDS)
 
 

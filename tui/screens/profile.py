@@ -15,12 +15,13 @@ from textual.app import ComposeResult
 
 from engine.runs.control import DEFAULT_PROFILE_STEPS, send_request
 from engine.runs.folder import RunFolder
+from engine.runs.profile_file import Profile
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_duration
 from tui.keymap import PROFILE_COMMANDS, Command
 from tui.palette import BAD, MUTED, STRONG, WARNING
-from tui.pollers.files import ProfileReader, StoredProfile, watch_profile
+from tui.pollers.files import ProfileReader, watch_profile
 from tui.screens.base import AppServices, GputrainScreen
 from tui.tables.profile import profile_lines, trace_lines
 from tui.widgets.lines import Lines
@@ -28,7 +29,7 @@ from tui.widgets.text_line import TextLine
 
 
 class ProfileScreen(GputrainScreen):
-    """Shows the stored profiles of a run, and asks a live run for another one."""
+    """Shows the newest profile of a run, and asks a live run for another one."""
 
     CSS_PATH = "profile.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = PROFILE_COMMANDS
@@ -55,28 +56,20 @@ class ProfileScreen(GputrainScreen):
     def has_content(self) -> bool:
         return self.poller.has_polled
 
-    @property
-    def _stored(self) -> StoredProfile | None:
-        """The profile that is shown; None while there is a problem in its place."""
-        return self.poller.value if self.poller.problem is None else None
-
     def update_content(self) -> None:
         self.show_title(f"{printable(self.folder.name)}   profile")
-        stored = self._stored
+        stored = self.poller.value if self.poller.problem is None else None
         self.show_line("#profile-status", self._status_line(stored))
         lines = self.query_one("#profile", Lines)
         drawn = (stored, lines.text_width)
         if lines.text_width > 0 and drawn != self._drawn:
             self._drawn = drawn
-            lines.set_texts(self._content(stored, lines.text_width))
+            lines.set_texts([] if stored is None else self._content(*stored, lines.text_width))
 
-    def _content(self, stored: StoredProfile | None, width: int) -> list[Text]:
-        if stored is None:
-            return []
-        path = str(self.folder.profiles / stored.name)
-        return [*profile_lines(stored.profile, width), *trace_lines(stored.profile, path)]
+    def _content(self, name: str, profile: Profile, width: int) -> list[Text]:
+        return [*profile_lines(profile, width), *trace_lines(profile, str(self.folder.profiles / name))]
 
-    def _status_line(self, stored: StoredProfile | None) -> Text:
+    def _status_line(self, stored: tuple[str, Profile] | None) -> Text:
         """Return which profile is shown, or what the screen waits for."""
         poller, reader = self.poller, self.reader
         line = Text(" ", no_wrap=True, overflow="ellipsis", end="")
@@ -92,21 +85,12 @@ class ProfileScreen(GputrainScreen):
             return line.append(printable(str(poller.problem)), BAD)
         if stored is None:
             hint = "press P to take one" if reader.is_live else "only a live run can be profiled"
-            hint = "its record is not written" if reader.count else hint
             return line.append(f"No profile yet; {hint}" if poller.has_polled else "Loading …", MUTED)
-        line.append(f"{stored.name}", STRONG)
-        line.append(time.strftime("   taken %Y-%m-%d %H:%M", time.localtime(stored.profile.time)))
-        return line.append(f"   {stored.number} of {stored.count}", MUTED)
+        name, profile = stored
+        return line.append(name, STRONG).append(time.strftime("   taken %F %H:%M", time.localtime(profile.time)))
 
     def is_available(self, action: str) -> bool:
-        name, stored = action.partition("(")[0], self._stored
-        if name == "profile":
-            return self.reader.is_live and self.reader.asked_at is None
-        if name == "select":
-            return self.reader.count > 1
-        if name == "copy":
-            return stored is not None
-        return super().is_available(action)
+        return action != "profile" or (self.reader.is_live and self.reader.asked_at is None)
 
     def action_profile(self) -> None:
         """Ask the run for a profile."""
@@ -120,15 +104,3 @@ class ProfileScreen(GputrainScreen):
         request = partial(send_request, self.folder.control, "profile", steps=DEFAULT_PROFILE_STEPS)
         self.act(request, failed=self.reader.forget_request)
         self.update_if_on_top()
-
-    def action_select(self, offset: int) -> None:
-        self.reader.select(offset)
-        self.poller.request_poll()
-
-    def action_copy(self) -> None:
-        stored = self._stored
-        if stored is None:
-            self.gputrain_app.show_toast(Problem("", "No profile is shown", code="not-selected"))
-            return
-        path = str(self.folder.profiles / stored.name)
-        self.gputrain_app.copy_to_clipboard(path, f"Copied {path}")

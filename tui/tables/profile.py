@@ -1,4 +1,4 @@
-"""A profile of training steps as lines: a bar per rank, the parts in milliseconds, operators and the input.
+"""A profile of training steps as lines: a bar per rank, and the parts in milliseconds.
 
 The CLI prints them, the profile screen shows them. Each part has a character of its own beside its color.
 """
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from engine.show.table import Align, Column, Row, Shorten, fit, pad
+from engine.show.table import Align, Column, fit, pad
 from engine.utils.text import pluralize, printable
-from engine.utils.units import format_count, format_share
 from tui.palette import ACCENT, MUTED, STRONG, WARNING, series_style
 from tui.tables import styled, wrap_text
 
 if TYPE_CHECKING:
-    from engine.runs.profile_file import Operator, Part, Profile, RankProfile
+    from engine.runs.profile_file import Part, Profile, RankProfile
 
 # Character and style of each part of a step.
 PART_SIGNS: dict[Part, tuple[str, str]] = {
@@ -30,7 +29,6 @@ PART_SIGNS: dict[Part, tuple[str, str]] = {
 STEP_COLUMNS = 10
 # Of more ranks, those with the longest steps are shown.
 MAX_SHOWN_RANKS = 16
-MIN_NAME_COLUMNS, MAX_NAME_COLUMNS = 10, 60
 
 
 def profile_lines(profile: Profile, width: int) -> list[Text]:
@@ -43,8 +41,8 @@ def profile_lines(profile: Profile, width: int) -> list[Text]:
     if len(ranks) < len(profile.ranks):
         more = len(profile.ranks) - len(ranks)
         lines.append(Text(f"{pluralize(more, 'rank')} with shorter steps not shown", MUTED))
-    lines += [*_legend(width), Text(), *_part_table(ranks, width)]
-    return [*lines, Text(), *_operator_lines(ranks[0], width)]
+    legend = (span for part, signed in PART_SIGNS.items() for span in (signed, f" {part}  "))
+    return [*lines, *wrap_text(Text.assemble(*legend), width), Text(), *_part_table(ranks, width)]
 
 
 def shown_ranks(profile: Profile) -> list[RankProfile]:
@@ -82,17 +80,6 @@ def _bar_line(rank: RankProfile, ranks: Sequence[RankProfile], width: int) -> Te
     return line.append(f" {pad(_ms(rank.step_seconds), STEP_COLUMNS - 3, Align.RIGHT)} ms")
 
 
-def _legend(width: int) -> list[Text]:
-    """Return the character of each part, in as many lines as it takes."""
-    lines = [Text(no_wrap=True, end="")]
-    for part, (sign, style) in PART_SIGNS.items():
-        entry = Text.assemble((sign, style), f" {part}")
-        if lines[-1].plain and lines[-1].cell_len + 2 + entry.cell_len > width:
-            lines.append(Text(no_wrap=True, end=""))
-        lines[-1].append("  " if lines[-1].plain else "").append_text(entry)
-    return lines
-
-
 def _part_table(ranks: Sequence[RankProfile], width: int) -> list[Text]:
     """Return the mean of each part in milliseconds."""
     columns: list[Column[RankProfile]] = [
@@ -100,36 +87,16 @@ def _part_table(ranks: Sequence[RankProfile], width: int) -> list[Text]:
         *(Column(part, part, _part_cell(part), Align.RIGHT) for part in PART_SIGNS),
         Column("step", "step", lambda rank: _ms(rank.step_seconds), Align.RIGHT),
     ]
-    return _table(columns, ranks, width)
+    table = fit(columns, ranks, width, gap=" ")
+    return [styled(table.header(MUTED)), *(styled(table.line(rank)) for rank in ranks)]
 
 
 def _part_cell(part: Part) -> Callable[[RankProfile], str]:
     return lambda rank: _ms(rank.mean(part))
 
 
-def _ms(seconds: float, digits: int = 1) -> str:
-    return f"{seconds * 1e3:,.{digits}f}"
-
-
-def _table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> list[Text]:
-    """Return a muted header and a line per row."""
-    table = fit(columns, rows, width, gap=" ")
-    return [styled(table.header(MUTED)), *(styled(table.line(row)) for row in rows)]
-
-
-def _operator_lines(rank: RankProfile, width: int) -> list[Text]:
-    """Return the operators of a rank that take the most time."""
-    if not rank.operators:
-        return [Text(f"No operators of rank {rank.rank} in the trace", MUTED)]
-    title, steps = f"operators of rank {rank.rank}", len(rank.steps)
-    columns: list[Column[Operator]] = [
-        Column("name", title, lambda operator: operator.name, max_width=MAX_NAME_COLUMNS, flex=True,
-               shorten=Shorten.MIDDLE, width=MIN_NAME_COLUMNS),
-        Column("calls", "calls", lambda operator: format_count(operator.calls), Align.RIGHT),
-        Column("ms/step", "ms/step", lambda operator: _ms(operator.seconds / steps, 2), Align.RIGHT),
-        Column("share", "share", lambda operator: format_share(operator.share), Align.RIGHT),
-    ]  # fmt: skip
-    return _table(columns, rank.operators, width)
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f}"
 
 
 def trace_lines(profile: Profile, folder: str) -> list[Text]:

@@ -100,8 +100,9 @@ def test_profile_has_requested_steps_in_record_and_trace(tmp_path: Path) -> None
     assert 0 < sum(rank.steps) < elapsed
     assert rank.parts["forward"].mean > 0
     assert rank.parts["backward"].mean > 0
-    assert any(operator.name == "aten::addmm" and operator.calls == 4 for operator in rank.operators)
-    marks = [event["name"] for event in trace_events(folder / rank.trace) if event.get("cat") == "user_annotation"]
+    traced = trace_events(folder / rank.trace)
+    assert any(event["name"] == "aten::addmm" for event in traced)
+    marks = [event["name"] for event in traced if event.get("cat") == "user_annotation"]
     for number in range(step, step + 4):
         assert marks.count(f"gputrain: step {number}") == 1
     # With the step to warm up.

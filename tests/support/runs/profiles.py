@@ -8,7 +8,6 @@ from engine.runs import profile_file
 from engine.runs.folder import RunFolder
 from engine.runs.profile_file import (
     PARTS,
-    Operator,
     PartTime,
     Profile,
     RankProfile,
@@ -25,11 +24,7 @@ STARVED = (60.0, 12.0, 25.0, 2.0, 1.0)
 def make_rank_profile(rank: int, milliseconds: tuple[float, ...] = BALANCED, **fields: Any) -> RankProfile:
     parts = {part: PartTime(mean=ms / 1e3, median=ms / 1e3) for part, ms in zip(PARTS, milliseconds, strict=True)}
     seconds = sum(milliseconds) / 1e3
-    operators = [
-        Operator(name="aten::convolution_backward", calls=5 * STEPS, seconds=0.04 * STEPS, share=0.4),
-        Operator(name="aten::mkldnn_convolution", calls=5 * STEPS, seconds=0.02 * STEPS, share=0.2),
-    ]
-    defaults = {"host": "h", "device": "cpu", "operators": operators}
+    defaults = {"host": "h", "device": "cpu"}
     return RankProfile(
         **{"rank": rank, "steps": [seconds] * STEPS, "parts": parts, "trace": trace_name(rank)} | defaults | fields
     )

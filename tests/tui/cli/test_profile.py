@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -54,12 +53,14 @@ def answer_request(run: RunFolder, answer: Profiled) -> Thread:
     return thread
 
 
-def test_profile_of_a_live_run_is_printed_as_bars(live_run: RunFolder) -> None:
+def test_profile_of_a_paused_run_is_awaited_and_printed_as_bars(live_run: RunFolder) -> None:
+    append_events(live_run, RunPaused(step=5, epoch=1))
     name = store_profile(live_run, PROFILE)
     thread = answer_request(live_run, Profiled(step=120, epoch=3, steps=4, folder=f"profile/{name}"))
     result = profile()
     thread.join()
     assert result.exit_code == 0, result.output
+    assert "a is paused; the profile begins when it continues." in result.stderr
     assert "CPU-bound: backward takes 57% of the step" in result.stdout
     assert [line.split()[0] for line in result.stdout.splitlines() if "█" in line] == ["rank", "rank", "░"]
     assert f"{live_run.path}/profile/{name}/rank-0.json.gz" in result.stdout
@@ -71,16 +72,3 @@ def test_run_that_has_ended_is_not_asked(run: RunFolder) -> None:
     assert result.exit_code == 1
     assert says(result.output, "not-running", "error: a ", "finished", "--stored")
     assert not run.control.exists()
-
-
-def test_paused_run_is_named_and_not_waited_for_longer_than_the_timeout(live_run: RunFolder) -> None:
-    append_events(live_run, RunPaused(step=5, epoch=1))
-    result = profile("--timeout", "0.5")
-    assert result.exit_code == 1
-    assert "a is paused; the profile begins when it continues." in result.output
-    assert says(result.output, "timed-out", " a ", "0.5 s", "it is paused", "--stored")
-
-
-def test_no_wait_as_json_prints_the_request(live_run: RunFolder) -> None:
-    result = profile("--no-wait", "--json")
-    assert json.loads(result.stdout) == {"format": 1, "run": "a", "request": "profile", "steps": 10}

@@ -59,4 +59,4 @@ def test_poller_reads_a_profile_again_that_the_run_was_still_writing(run: RunFol
     assert poller.value is None and poller.has_polled
     record.with_suffix(".part").rename(record)
     poller.poll()
-    assert poller.value is not None and poller.value.profile == PROFILE and poller.problem is None
+    assert poller.value == (name, PROFILE) and poller.problem is None

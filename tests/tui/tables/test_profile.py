@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.runs.profile_file import Operator, PartTime
+from engine.runs.profile_file import PartTime
 from engine.utils.codec import replace
 from support.runs.profiles import FAST_RANK, SLOW_RANK, make_profile, make_rank_profile
 from tui.tables.profile import PART_SIGNS, profile_lines, trace_lines
@@ -43,8 +43,7 @@ def test_only_the_ranks_with_the_most_work_are_shown_of_many() -> None:
 
 
 def test_text_from_the_file_is_escaped() -> None:
-    operator = Operator(name="aten::\x1b[2Jmm", calls=1, seconds=1.0, share=0.5)
-    rank = make_rank_profile(0, operators=[operator], device="\x1b]0;x\x07", problem="\x1b[31m", trace="")
+    rank = make_rank_profile(0, device="\x1b]0;x\x07", problem="\x1b[31m", trace="")
     profile = make_profile(rank, note="\x1b[2J", device_type="cuda")
     lines = (*profile_lines(profile, 80), *trace_lines(profile, "/runs/a/profile/step-00000120"))
     assert "\x1b" not in "".join(shown(*lines))
@@ -52,7 +51,7 @@ def test_text_from_the_file_is_escaped() -> None:
 
 def test_profile_without_any_time_is_shown() -> None:
     nothing = {part: PartTime(mean=0.0, median=0.0) for part in PART_SIGNS}
-    rank = replace(make_rank_profile(0, operators=[]), steps=[0.0], parts=nothing)
+    rank = replace(make_rank_profile(0), steps=[0.0], parts=nothing)
     assert "rank 0" in "\n".join(shown(*profile_lines(make_profile(rank), 80)))
 
 
