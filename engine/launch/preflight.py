@@ -1,7 +1,7 @@
 """Every reason to refuse a run that can be found before its ranks start, computed once for all front ends.
 
 `launcher` and `external` call `run_preflight` before they claim the run folder, `engine.doctor` for its table, and
-`preflight_process` for the form. None of it imports torch: `model_check` covers what only a built model shows.
+`preflight_process` for the form. None of it imports torch: the ranks find what only a built model shows.
 """
 
 from __future__ import annotations

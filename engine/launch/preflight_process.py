@@ -1,4 +1,4 @@
-"""Helper process of the form: runs the preflight of a config, or builds its model.
+"""Helper process of the form: runs the preflight of a config.
 
 The screen must not import torch, and must be able to cancel a check, such as the scan of a large folder.
 `tui.form.checks` starts it.
@@ -6,7 +6,6 @@ The screen must not import torch, and must be able to cancel a check, such as th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from engine.launch.preflight import Preflight, run_preflight
 from engine.launch.request import RunRequest
 from engine.optim.user_schedule import SampledSchedule
 from engine.queue.place import fixed_terms
-from engine.utils.codec import Count, Finite, Record, field, replace
+from engine.utils.codec import Count, Record, field
 from engine.utils.errors import Problem, UsageError
 from engine.utils.helper_process import ParentPipe
 
@@ -36,7 +35,7 @@ SCAN_KEYS = {
 }
 
 
-class PreflightRequest(Record, frozen=True, kw_only=True, tag_field="task", tag="preflight"):
+class PreflightRequest(Record, frozen=True, kw_only=True):
     """Request for the preflight of a config, the valid part of what was typed if it has `problems`.
 
     `typed` are the keys that the user typed, `warnings` those of the config."""
@@ -67,28 +66,6 @@ class PreflightResult(Record, frozen=True, kw_only=True):
     precision: str = ""
 
 
-class ModelRequest(Record, frozen=True, kw_only=True, tag_field="task", tag="model"):
-    """Request to build the model of a config; with `check_gpus`, also to check whether torch can use the GPUs."""
-
-    config: dict[str, Any]
-    runs_dir: str
-    on_gpu: bool
-    check_gpus: bool = False
-
-
-class ModelCheck(Record, frozen=True, kw_only=True):
-    """The problems of building a model, or if no model was built for another reason, the `error`.
-
-    If it was built, the number of its `parameters`, the size of parameters and buffers, and each weight decay with its
-    number of tensors."""
-
-    problems: list[Problem] = field(default_factory=list)
-    error: str = ""
-    parameters: Count | None = None
-    weight_bytes: Count | None = None
-    weight_decay: tuple[tuple[Finite, Count], ...] = ()
-
-
 def scan_key(config: Config) -> str:
     """Return a key of the settings that select the dataset, and the user code that loads it, which may hang."""
     user_code = f"{config.augment.transform} {config.run.code}"
@@ -98,11 +75,8 @@ def scan_key(config: Config) -> str:
 def main(parent: ParentPipe) -> None:
     """Answer each request: the problems of its config, and the images and ranks of the run."""
     sources: dict[str, ImageSource | None] = {}
-    requests: Iterator[PreflightRequest | ModelRequest] = parent.requests(
-        PreflightRequest | ModelRequest  # type: ignore[arg-type]  # a union, which type[T] does not include
-    )
-    for request in requests:
-        parent.send(_check_model(request) if isinstance(request, ModelRequest) else check_request(request, sources))
+    for request in parent.requests(PreflightRequest):
+        parent.send(check_request(request, sources))
 
 
 def check_request(form: PreflightRequest, sources: dict[str, ImageSource | None]) -> PreflightResult:
@@ -173,12 +147,3 @@ def _describe_precision(config: Config, preflight: Preflight) -> str:
         return ""
     tf32 = uses_tf32(config.precision, plan.capability)
     return describe_precision(preflight.amp, tf32=tf32, numa=plan.describe_numa())
-
-
-def _check_model(asked: ModelRequest) -> ModelCheck:
-    from engine.launch.model_check import check_model, torch_gpu_problems
-
-    gpu_problems = torch_gpu_problems() if asked.check_gpus else []
-    request = with_input_keys(RunRequest(Config.model_validate(asked.config), Path(asked.runs_dir), "form"))
-    checked = check_model(request.config, on_gpu=asked.on_gpu)
-    return replace(checked, problems=[*gpu_problems, *checked.problems])

@@ -1,4 +1,4 @@
-"""Checks of the form that depend on this host: GPUs, data and model. They may take long, so a thread runs them.
+"""Checks of the form that depend on this host: GPUs and data. They may take long, so a thread runs them.
 
 A helper process, `engine.launch.preflight_process`, computes the same problems as `gputrain run`.
 """
@@ -9,41 +9,32 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
 
 from engine.config.schema import Config, as_dict, without_default_batch_size
 from engine.data.batching import build_sampler_from_counts
 from engine.data.sampler import DistributedBatchSampler
 from engine.gpus.snapshot import Snapshot
-from engine.launch.preflight_process import ModelCheck, ModelRequest, PreflightRequest, PreflightResult, scan_key
-from engine.utils.codec import Record
+from engine.launch.preflight_process import PreflightRequest, PreflightResult, scan_key
 from engine.utils.errors import Problem
 from engine.utils.helper_process import HelperError, HelperProcess, start_helper
 
-# Building the model imports torch, so it waits until nothing is typed.
-MODEL_CHECK_DELAY_SECONDS = 1.0
 CANCEL_POLL_SECONDS = 0.1
-NOT_BUILT = ModelCheck()
-
-Task = Literal["preflight", "model"]
-ResultT = TypeVar("ResultT", bound=Record)
 
 
 @dataclass(frozen=True)
 class FormCheckResult:
-    """The result for one config: that of the preflight, its batches if the images could be counted, the model once it
-    is built, and the name that the run gets if none is typed."""
+    """The result for one config: that of the preflight, its batches if the images could be counted, and the name that
+    the run gets if none is typed."""
 
     preflight: PreflightResult
     total_ranks: int = 1
     sampler: DistributedBatchSampler | None = None
-    model: ModelCheck = NOT_BUILT
     run_name: str = ""
 
     @property
     def problems(self) -> list[Problem]:
         """What prevents the start."""
-        return [*self.preflight.problems, *self.model.problems]
+        return self.preflight.problems
 
 
 class FormChecker:
@@ -55,9 +46,9 @@ class FormChecker:
         """Guards the fields below. It is held only briefly, because the UI thread takes it."""
         self._canceled = threading.Event()
         self._scan_key = ""
-        self._helpers: dict[Task, HelperProcess] = {}
-        """That of the preflight is kept as long as the data stays the same, which it scans once."""
-        self._turns: dict[Task, threading.Lock] = {"preflight": threading.Lock(), "model": threading.Lock()}
+        self._helper: HelperProcess | None = None
+        """Kept as long as the data stays the same, which it scans once."""
+        self._turn = threading.Lock()
         """Held from a request to its answer."""
 
     def begin(self, config: Config) -> threading.Event:
@@ -88,7 +79,7 @@ class FormChecker:
             warnings=list(warnings),
             snapshot=snapshot,
         )
-        result = self._ask("preflight", canceled, request, PreflightResult)
+        result = self._ask(canceled, request)
         if result is None:
             return None
         total_ranks, sampler = result.devices or config.device.ranks, None
@@ -99,19 +90,6 @@ class FormChecker:
             sampler = build_sampler_from_counts(checked, images.train, images.val, total_ranks)
         return FormCheckResult(result, total_ranks, sampler)
 
-    def check_model(
-        self, canceled: threading.Event, config: Config, *, on_gpu: bool, check_gpus: bool = False
-    ) -> ModelCheck:
-        """Build the model of a config that has no other problems, unless a newer check begins within a second.
-
-        `check_gpus` also checks whether torch can use the GPUs of this host."""
-        if canceled.wait(MODEL_CHECK_DELAY_SECONDS):
-            return ModelCheck()
-        request = ModelRequest(
-            config=as_dict(config), runs_dir=str(self._runs_dir), on_gpu=on_gpu, check_gpus=check_gpus
-        )
-        return self._ask("model", canceled, request, ModelCheck) or ModelCheck()
-
     def cancel(self) -> None:
         self._replace("")
 
@@ -120,35 +98,33 @@ class FormChecker:
         with self._lock:
             self._canceled.set()
             self._canceled = threading.Event()
-            tasks: tuple[Task, ...] = ("model",) if key == self._scan_key else ("model", "preflight")
-            for task in tasks:
-                if (helper := self._helpers.pop(task, None)) is not None:
-                    helper.kill()
+            if key != self._scan_key and self._helper is not None:
+                self._helper.kill()
+                self._helper = None
             self._scan_key = key
             return self._canceled
 
-    def _ask(self, task: Task, canceled: threading.Event, request: Record, kind: type[ResultT]) -> ResultT | None:
-        """Return the answer of a helper process; None if the check was canceled. Raises HelperError if it failed."""
-        turn = self._turns[task]
-        while not turn.acquire(timeout=CANCEL_POLL_SECONDS):
+    def _ask(self, canceled: threading.Event, request: PreflightRequest) -> PreflightResult | None:
+        """Return the answer of the helper process; None if the check was canceled. Raises HelperError if it failed."""
+        while not self._turn.acquire(timeout=CANCEL_POLL_SECONDS):
             if canceled.is_set():
                 return None
         try:
             with self._lock:
                 if canceled.is_set():
                     return None
-                if task not in self._helpers:
-                    self._helpers[task] = start_helper("engine.launch.preflight_process", keep_stderr=False)
-                helper = self._helpers[task]
+                if self._helper is None:
+                    self._helper = start_helper("engine.launch.preflight_process", keep_stderr=False)
+                helper = self._helper
             try:
                 helper.send(request)
-                return helper.receive(kind)
+                return helper.receive(PreflightResult)
             except HelperError:
                 helper.close()
                 with self._lock:
-                    if self._helpers.get(task) is not helper:
+                    if self._helper is not helper:
                         return None
-                    del self._helpers[task]
+                    self._helper = None
                 raise
         finally:
-            turn.release()
+            self._turn.release()

@@ -13,7 +13,7 @@ from engine.gpus.snapshot import Snapshot
 from engine.optim.lr_schedule import scaled_lr
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
-from engine.utils.units import format_large, format_number
+from engine.utils.units import format_number
 from tui.form.checks import FormCheckResult
 from tui.form.model import Form
 from tui.palette import BAD, MUTED, WARNING
@@ -84,19 +84,10 @@ def _plan_lines(config: Config, result: FormCheckResult) -> list[str]:
     lines += [f"Precision: {found.precision}"] if found.precision else []
     lines += [f"Input: {printable(found.input)}"] if found.input else []
     if sampler is None:
-        return [*lines, "Images are counted at the start", *_weight_decay_lines(result)]
+        return [*lines, "Images are counted at the start"]
     if steps := sampler.steps_per_epoch:
         lines.append(f"{steps:,} {'step' if steps == 1 else 'steps'} per epoch, {steps * config.run.epochs:,} total")
-    lines.append(f"{sampler.train_images:,} train, {sampler.val_images:,} val images")
-    return [*lines, *_weight_decay_lines(result)]
-
-
-def _weight_decay_lines(result: FormCheckResult) -> list[str]:
-    """Return the line of a weight decay that differs between parameters; none if it is the same for all."""
-    if len(result.model.weight_decay) < 2:
-        return []
-    parts = [f"{decay:g} on {pluralize(tensors, 'tensor')}" for decay, tensors in result.model.weight_decay]
-    return [f"weight decay {', '.join(parts)}"]
+    return [*lines, f"{sampler.train_images:,} train, {sampler.val_images:,} val images"]
 
 
 def field_facts(config: Config, result: FormCheckResult) -> dict[str, str]:
@@ -110,8 +101,6 @@ def field_facts(config: Config, result: FormCheckResult) -> dict[str, str]:
         images = f"{result.sampler.train_images + result.sampler.val_images:,} images"
         classes = "" if result.preflight.classes is None else f"{result.preflight.classes} classes, "
         facts["data.path" if config.data.path else "data.dataset"] = classes + images
-    if result.model.parameters is not None:
-        facts["model.name"] = f"{format_large(result.model.parameters)} parameters"
     if config.optim.lr_scaling != "none":
         facts["optim.lr"] = f"{format_number(scaled_lr(config.optim, result.total_ranks))} after scaling"
     return facts

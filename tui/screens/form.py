@@ -259,13 +259,6 @@ class FormScreen(GputrainScreen):
                 return
             checked = replace(checked, run_name=next_run_name(form, config, self.gputrain_app.runs_dir))
             self._show_check_result(canceled, checked)
-            if not checked.problems:
-                real_gpus = snapshot is not None and self.gputrain_app.source_notice() is None
-                found = checked.preflight.on_gpu
-                on_gpu, check_gpus = found is not False, found is True and real_gpus
-                model = self._checker.check_model(canceled, config, on_gpu=on_gpu, check_gpus=check_gpus)
-                result = replace(checked, model=model)
-                self._show_check_result(canceled, result)
         except Exception as error:
             # A fault of the host, such as a broken mount, must not crash the screen.
             all_problems = [*problems, Problem("", f"checking this host failed: {error}", code="internal-error")]

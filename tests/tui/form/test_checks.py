@@ -85,29 +85,11 @@ def test_checker_reports_invalid_values_with_problems_of_host(checker: FormCheck
 def test_checker_cancels_scan_of_other_data(checker: FormChecker) -> None:
     config = Form("digits").config()
     checker.check(checker.begin(config), config, None)
-    os.kill(checker._helpers["preflight"]._process.pid, signal.SIGSTOP)
+    helper = checker._helper
+    assert helper is not None
+    os.kill(helper._process.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
         hanging = pool.submit(checker.check, checker.begin(config), config, None)
-        wait_for(lambda: checker._turns["preflight"].locked(), "the first check")
+        wait_for(lambda: checker._turn.locked(), "the first check")
         assert check(checker, data__dataset="fake", data__image_size="8")[1] == []
         assert hanging.result() is None
-
-
-@pytest.mark.expensive("imports torch, unless another test did")
-def test_checker_builds_model_unless_newer_check_begins(checker: FormChecker) -> None:
-    config = Form("digits", {"model.freeze": "[nothing]"}).config()
-    [problem] = checker.check_model(checker.begin(config), config, on_gpu=False).problems
-    assert has_problem([problem], "unknown-value", "model.freeze", "'nothing'")
-    with ThreadPoolExecutor(1) as pool:
-        delayed = pool.submit(checker.check_model, checker.begin(config), config, on_gpu=False)
-        checker.cancel()
-        assert delayed.result().problems == []
-
-
-def test_checker_answers_concurrent_requests_with_their_own_answers(checker: FormChecker) -> None:
-    canceled = checker.begin(Form("digits").config())
-    refused = [Form("digits", {"model.freeze": f"[nothing{number}]"}).config() for number in range(3)]
-    with ThreadPoolExecutor(3) as pool:
-        answers = pool.map(lambda config: checker.check_model(canceled, config, on_gpu=False).problems, refused)
-        for number, [problem] in enumerate(answers):
-            assert has_problem([problem], "unknown-value", "model.freeze", f"'nothing{number}'")

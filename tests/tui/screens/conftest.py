@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.launch.preflight_process import ModelCheck
 from support.screen.demo_app import FROZEN_NOW, demo_runs
 from tui.form.checks import FormChecker
 
@@ -23,17 +22,9 @@ def color_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def known_model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The form builds no model, which imports torch, unless a test has the marker `builds_model`."""
-    if request.node.get_closest_marker("builds_model") is None:
-        known = ModelCheck(parameters=21_578)
-        monkeypatch.setattr(FormChecker, "check_model", lambda *_, **__: known)
-
-
-@pytest.fixture(autouse=True)
 def fast_preflight(request: pytest.FixtureRequest) -> None:
-    """The form checks a config without a process, which takes half a second to start, unless it builds the model."""
-    if request.node.get_closest_marker("builds_model") is None:
+    """The form checks a config without a process, which takes half a second to start, unless the test asks for one."""
+    if request.node.get_closest_marker("preflight_process") is None:
         request.getfixturevalue("preflight_in_process")
 
 
