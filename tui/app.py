@@ -97,8 +97,6 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         """Runs that were opened or started in this session."""
         self.picked_gpu_uuids: set[str] = set()
         """UUIDs of the GPUs picked for the next run."""
-        self.run_filters: list[str] = []
-        """The last filters of the list of runs, oldest first."""
         self.marked_runs: dict[str, None] = {}
         """Folders of the runs that are marked in the list, in the order in which they were marked."""
         self.watched_screen: Screen[Any] | None = None

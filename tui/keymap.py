@@ -91,7 +91,6 @@ TYPING_GLOBAL_COMMANDS = (
 # In the palette of every screen, without a key.
 PALETTE_COMMANDS = (
     Command("", "theme", "Switch between the dark, the light and the terminal's own colors.", "app.next_theme", 0),
-    Command("", "screenshot", "Save this screen as SVG in the working directory.", "app.save_screenshot", 0),
 )
 # Keys of `tui.widgets.lines`, for the help only.
 LIST_COMMANDS = (
@@ -205,7 +204,7 @@ RUN_COMMANDS = (
     Command("P", "profile", "Measure where the time of training steps goes, or show the latest profile.", "profile", 3),
     Command("f", "full", "Toggle full screen for the focused chart.", "full", 4),
     Command("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)"),
-    Command("e", "export", "Save the focused chart as SVG and its data as CSV.", "export", 3),
+    Command("e", "export", "Save all points of the focused chart as CSV.", "export", 3),
     Command("d", "config", "Show the config of this run.", "config", 2),
     Command("l", "log", "Show the end of the log with full lines.", "log", 1),
     BACK_COMMAND,
@@ -227,7 +226,7 @@ FOREIGN_RUN_COMMANDS = (
     *_CHART_COMMANDS,
     Command("d", "parameters", "Show the parameters of this run.", "parameters", 6),
     Command("l", "log", "Show the end of the log with full lines.", "log", 4),
-    Command("e", "export", "Save the focused chart as SVG and its data as CSV in the working directory.", "export", 3),
+    Command("e", "export", "Save all points of the focused chart as CSV in the working directory.", "export", 3),
     BACK_COMMAND,
 )
 COMMAND_RUN_COMMANDS = (
@@ -241,7 +240,7 @@ COMMAND_RUN_COMMANDS = (
     Command("T", "tags", "Change the tags of this run.", "tags", 2),
     Command("N", "note", "Write a note about this run.", "note", 2),
     Command("A", "archive", "Archive this run, or restore it from the archive.", "archive", 2),
-    Command("e", "export", "Save the focused chart as SVG and its data as CSV.", "export", 3),
+    Command("e", "export", "Save all points of the focused chart as CSV.", "export", 3),
     BACK_COMMAND,
 )
 PROFILE_COMMANDS = (
@@ -258,7 +257,7 @@ COMPARE_COMMANDS = (
     *X_RANGE_COMMANDS,
     Command("f", "full", "Toggle full screen for the focused panel.", "full", 5),
     Command("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)", 3),
-    Command("e", "export", "Save the focused chart as SVG and its data as CSV.", "export", 2),
+    Command("e", "export", "Save all points of the focused chart as CSV.", "export", 2),
     BACK_COMMAND,
 )
 CONFUSION_COMMANDS = (

@@ -8,12 +8,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import socket
-import time
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.theme import ThemeStackError
@@ -44,7 +40,7 @@ def resume_garbage_collection() -> None:
 
 
 class TerminalApp(App[None]):
-    """Themes, toasts, screenshots and the title of the terminal."""
+    """Themes, toasts and the clipboard."""
 
     def __init__(self) -> None:
         settle_terminal_type()
@@ -91,20 +87,6 @@ class TerminalApp(App[None]):
             return
         self.show_toast(f"Theme: {palette.name}", timeout_s=2)
 
-    def action_save_screenshot(self) -> None:
-        """Save the screen as SVG in the working directory."""
-        path = Path(f"gputrain-{time.strftime('%Y%m%d-%H%M%S')}.svg")
-        try:
-            # Exclusively: a link of this name is not followed.
-            with path.open("x", encoding="utf-8") as file:
-                file.write(self.export_screenshot())
-        except OSError as error:
-            self.show_toast(
-                Problem("", f"{path} cannot be written to the working directory: {error.strerror}", code="not-writable")
-            )
-            return
-        self.show_toast(f"Saved {path.absolute()}", timeout_s=8)
-
     def show_toast(self, message: str | Problem | UsageError, *, timeout_s: float = 5.0) -> None:
         """Show a toast: a string as information, a problem as a warning. Control characters are escaped."""
         severity: Literal["warning", "information"] = "information" if isinstance(message, str) else "warning"
@@ -112,7 +94,7 @@ class TerminalApp(App[None]):
 
     def copy_to_clipboard(self, text: str, copied: str = "Copied to the clipboard") -> None:
         """Copy a text to the clipboard of the terminal, and say that it is `copied`, or what keeps it from there."""
-        from tui.clipboard import clipboard_problem, is_multiplexed, pass_through
+        from tui.clipboard import clipboard_problem, is_multiplexed, load_tmux_buffer
 
         def report(problem: Problem | None) -> None:
             self.show_toast(problem or copied, timeout_s=5.0 if problem is None else 15.0)
@@ -122,9 +104,8 @@ class TerminalApp(App[None]):
             return
         super().copy_to_clipboard(text)
         if is_multiplexed(os.environ):
-            write = partial(self.call_from_thread, self.write_to_terminal)
             self.run_worker(
-                lambda: self.call_from_thread(report, pass_through(text, os.environ, write)), thread=True, group="copy"
+                lambda: self.call_from_thread(report, load_tmux_buffer(text, os.environ)), thread=True, group="copy"
             )
         else:
             report(None)
@@ -142,16 +123,6 @@ class TerminalApp(App[None]):
             os.killpg(os.getpgrp(), signal.SIGTSTP)
         else:
             self.show_toast(Problem("", "No shell would continue the screen: Ctrl-Z has no effect", code="no-effect"))
-
-    def set_terminal_title(self, title: str) -> None:
-        """Name the screen that is shown in the title of the terminal, behind the host."""
-        if isinstance(self._driver, TerminalDriver):
-            self._driver.set_title(printable(f"gputrain {socket.gethostname()}: {title}"))
-
-    def write_to_terminal(self, sequence: str) -> None:
-        """Write a sequence between two frames. Without a terminal, nothing is written."""
-        if sequence and self._driver is not None and not self.is_headless:
-            self._driver.write(sequence)
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
         super()._display(screen, changed_cells(renderable))

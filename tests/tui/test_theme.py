@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from textual.command import CommandList, CommandPalette
 from textual.pilot import Pilot
 
 from engine.queue.listing import QueueRow, RowState
@@ -155,16 +154,3 @@ def test_theme_of_terminal_uses_no_colors_of_its_own(monkeypatch: pytest.MonkeyP
         assert {color for color in shown_colors(pilot) if color.startswith("#")} == set()
 
     drive(app_on_runs(), act, (120, 34))
-
-
-@pytest.mark.usefixtures("runs")
-def test_command_palette_takes_a_screenshot() -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r", "ctrl+p")
-        await wait_until(pilot, lambda: isinstance(pilot.app.screen, CommandPalette))
-        await press(pilot, *"screenshot")
-        await wait_until(pilot, lambda: pilot.app.screen.query_one(CommandList).option_count == 1)
-        await press(pilot, "enter")
-        await wait_until(pilot, lambda: len(list(Path().glob("gputrain-*.svg"))) == 1)
-
-    drive(app_on_runs(), act, (120, 40))

@@ -151,8 +151,6 @@ class AppServices(Protocol):
     run_list_poller: RunListPoller
     picked_gpu_uuids: set[str]
     """UUIDs of the GPUs picked for the next run."""
-    run_filters: list[str]
-    """The last filters of the list of runs, oldest first."""
     marked_runs: dict[str, None]
     """Folders of the runs that are marked in the list, in the order in which they were marked."""
     watched_screen: Screen[Any] | None
@@ -165,8 +163,6 @@ class AppServices(Protocol):
     def source_notice(self) -> str | None: ...
 
     def show_toast(self, message: str | Problem | UsageError, *, timeout_s: float = 5.0) -> None: ...
-
-    def set_terminal_title(self, title: str) -> None: ...
 
     def copy_to_clipboard(self, text: str, copied: str = ...) -> None: ...
 
@@ -383,9 +379,8 @@ class GputrainScreen(ResizableScreen[None]):
         return action != "filter" or not isinstance(self.focused, Input)
 
     def show_title(self, name: str, details: str = "", right: str = "") -> None:
-        """Show the name of what is shown, also in the title of the terminal, then `details`, then the notice on
-        simulated or recorded data if any, and `right` at the right edge."""
-        self.gputrain_app.set_terminal_title(" ".join(name.split()))
+        """Show the name of what is shown, then `details`, then the notice on simulated or recorded data if any, and
+        `right` at the right edge."""
         line = Text(no_wrap=True, end="", overflow="ellipsis")
         line.append(" gputrain ", ACCENT)
         notice = self.gputrain_app.source_notice()

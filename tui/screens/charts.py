@@ -152,9 +152,7 @@ class ChartScreen(GputrainScreen):
         try:
             folder, place = self.export_folder()
             folder.mkdir(exist_ok=True)
-            paths = export_chart(
-                name, self.chart_name(str(chart.id)), chart.curves, chart.window, self.view.axis, folder
-            )
+            path = export_chart(name, self.chart_name(str(chart.id)), chart.curves, self.view.axis, folder)
         except UsageError as error:
             self.gputrain_app.show_toast(error)
             return
@@ -163,5 +161,4 @@ class ChartScreen(GputrainScreen):
                 Problem("", f"The chart cannot be written to {place}: {error.strerror}", code="not-writable")
             )
             return
-        names = " and ".join(path.name for path in paths)
-        self.gputrain_app.show_toast(f"Saved {names} in {folder.absolute()}", timeout_s=8)
+        self.gputrain_app.show_toast(f"Saved {path.name} in {folder.absolute()}", timeout_s=8)

@@ -22,7 +22,6 @@ from tui.palette import MUTED
 from tui.phrases import foreign_refusal, own_runs_problem
 from tui.pollers.foreign_runs import ForeignRunListPoller, ListNames, Search
 from tui.screens.base import AppServices, Filter
-from tui.screens.run_filter import RunFilter
 from tui.screens.run_table import RunTableScreen
 from tui.tables.foreign_runs import preview_lines
 from tui.widgets.lines import Lines, escape_markup
@@ -42,7 +41,6 @@ class ForeignRunsScreen(RunTableScreen):
         self._found = ForeignRunListPoller(search, app.intervals.poll_s)
         super().__init__(app, self._found, {})
         self._place = place
-        self._filters: list[str] = []
         self._names = ListNames()
         self._has_opened_only_run = False
         self.follow(self._found)
@@ -76,7 +74,7 @@ class ForeignRunsScreen(RunTableScreen):
         return f"No run below {printable(self._place)} yet; it appears here when a trainer writes one"
 
     def make_filter(self) -> Filter:
-        return RunFilter(self._filters, FILTER_HINT)
+        return Filter(placeholder=FILTER_HINT)
 
     def make_preview(self) -> Lines:
         return Lines(id="run-preview")

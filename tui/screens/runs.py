@@ -24,11 +24,11 @@ from tui.list_settings import SETTINGS_FILE
 from tui.screens.base import AppServices, Filter
 from tui.screens.dialogs import stop_dialog
 from tui.screens.run_changes import RunChanges
-from tui.screens.run_filter import RunFilter
 from tui.screens.run_table import RunTableScreen
 from tui.tables.runs import DEFAULT_COLUMNS, NUM_FIRST_COLUMNS
 from tui.widgets.preview import Preview
 
+FILTER_HINT = "failed optim.name=adamw val_accuracy>0.9 -tag=old; enter keeps it, esc clears it"
 NOT_OF_SWEEP = ("again", "note")
 ONE_RUN_ACTIONS = ("open", "again", "compare", "mark", "tags", "note", "archive", "delete")
 
@@ -67,7 +67,7 @@ class RunsScreen(RunTableScreen):
         return "No runs yet; press n to start one"
 
     def make_filter(self) -> Filter:
-        return RunFilter(self.gputrain_app.run_filters)
+        return Filter(placeholder=FILTER_HINT)
 
     def make_preview(self) -> Preview:
         return Preview(id="run-preview")

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import replace
-from xml.etree.ElementTree import fromstring as parse_xml
 
 import numpy as np
 import pytest
 
 from engine.runs.series import FloatArray, Series, downsample_min_max, smooth
-from tui.charts.export import to_svg
 from tui.charts.plot import BAND, Curve, PlotWindow, mark_columns, plot
 from tui.palette import series_style
 
@@ -127,25 +123,6 @@ def test_plot_fills_the_band_around_a_curve(log: bool) -> None:
     filled = "".join(lines).count(BAND)
     assert filled > 50
     assert all(BAND not in line[40:] for line in lines)
-
-
-def test_svg_of_many_named_curves_has_a_legend_in_lines_and_an_area() -> None:
-    x = np.arange(10, dtype=float)
-    band = (Series(x, x - 1), Series(x, x + 1))
-    curves = [
-        Curve(
-            f"run <{number}>" + "n" * 60, ramp(10, number), "braille", series_style(number + 1), mark="ABCDEFGH"[number]
-        )
-        for number in range(8)
-    ]
-    curves[0] = replace(curves[0], band=band)
-    svg = to_svg(curves, PlotWindow(0.0, 9.0), "compare", "epoch")
-    assert svg.count("<polygon") == 1
-    assert svg.count("&lt;") == 8
-    places = [tuple(map(float, match)) for match in re.findall(r'<path d="M([0-9.]+) ([0-9.]+)h24"', svg)]
-    assert len(set(places)) == 8
-    assert max(x for x, _ in places) < 900
-    parse_xml(svg)  # noqa: S314 (our own SVG)
 
 
 def test_plot_draws_array_that_has_changed_in_place() -> None:

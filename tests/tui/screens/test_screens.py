@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from support.messages import says
 from support.screen.demo_app import (
     demo_app,
     visible_text,
@@ -137,16 +136,3 @@ def toasts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     messages: list[str] = []
     monkeypatch.setattr(GputrainApp, "show_toast", lambda _, message, **options: messages.append(str(message)))
     return messages
-
-
-def test_screenshot_does_not_follow_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toasts: list[str]) -> None:
-    monkeypatch.setattr("tui.app.time.strftime", lambda _: "now")
-    Path("gputrain-now.svg").symlink_to(tmp_path / "target")
-
-    async def act(pilot: Pilot[None]) -> None:
-        await pilot.app.run_action("save_screenshot")
-
-    drive(demo_app(tmp_path), act)
-    [toast] = toasts
-    assert says(toast, "not-writable", "gputrain-now.svg", "File exists")
-    assert not (tmp_path / "target").exists()
