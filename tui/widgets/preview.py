@@ -29,29 +29,22 @@ if TYPE_CHECKING:
 
 # Keys that arrive faster than this pass over the runs in between.
 DEBOUNCE_SECONDS = 0.08
-# Wide enough for two charts beside each other.
-MIN_TWO_COLUMNS = 84
-MIN_COMPACT_COLUMNS, COMPACT_CHART_LINES = 50, 8
-MIN_CHART_LINES, MAX_CHART_LINES = 6, 30
-# High enough for two charts below each other, which are wider then.
-MIN_STACKED_LINES = 24
+# Wide enough for the changes of the config beside the figures, and for two charts beside each other.
+MIN_TWO_COLUMNS, MIN_TWO_CHARTS = 84, 50
+MIN_CHART_LINES, LOW_CHART_LINES, MAX_CHART_LINES = 6, 8, 30
 GAP = "   "
 # Gap between the curves of a legend, and whether they have labels beside their markers: the first that fits is used.
 LEGENDS = (("   ", True), ("  ", True), (" ", True), ("  ", False), (" ", False))
 
 
 class Preview(Lines):
-    """A panel that shows the run given to `show_run`. Without `with_text`, only its charts."""
+    """A panel that shows the run given to `show_run`."""
 
     class Read(Message):
         """The run has been read for the first time."""
 
-    class Drawn(Message):
-        """Another run, or more of it, is shown."""
-
-    def __init__(self, *, id: str | None = None, with_text: bool = True) -> None:  # noqa: A002 (Textual's name)
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
-        self.with_text = with_text
         self._row: RunRow | None = None
         self._previews = RunPreviews()
         self._poller = Watched("preview", self._previews.read, interval_s=RefreshIntervals.charts_s)
@@ -59,8 +52,6 @@ class Preview(Lines):
         self._timer: Timer | None = None
         self._drawn: object = None
         self._drawn_preview: RunPreview | None = None
-        self._charts_key: object = None
-        self._charts: list[list[Text]] = []
         self.set_titles("Preview")
 
     def on_mount(self) -> None:
@@ -112,70 +103,47 @@ class Preview(Lines):
             return
         row = self._row
         preview = self._previews.find(row.folder) if row else None
-        key = (row, when_text(row) if row else "", preview, self.size, self.with_text)
+        key = (row, when_text(row) if row else "", preview, self.size)
         if key != self._drawn:
             self._drawn, self._drawn_preview = key, preview
             self.set_titles(escape_markup(printable(row.name)) if row else "Preview")
             self.set_texts(self._lines(row, preview) if row else [Text("No run is selected", MUTED)])
-            self.post_message(self.Drawn())
-
-    @property
-    def preview(self) -> RunPreview | None:
-        """What has been read of the run, None if nothing has."""
-        return self._previews.find(self._row.folder) if self._row else None
 
     @property
     def is_loading(self) -> bool:
         """Whether the run that `show_run` got is not drawn yet."""
         if self._row is None or self._row.unreadable or not self.region:
             return False
-        return self._timer is not None or (self.preview is None and self._poller.unexpected_error is None)
+        is_read = self._previews.find(self._row.folder) is not None
+        return self._timer is not None or (not is_read and self._poller.unexpected_error is None)
 
     def _lines(self, row: RunRow, preview: RunPreview | None) -> list[Text]:
-        width = self.text_width
+        width, room = self.text_width, self.size.height
         two_columns = width >= MIN_TWO_COLUMNS
         column = (width - len(GAP)) // 2 if two_columns else width
+        text = figure_lines(row, preview, column)
         if preview is None:
-            figures = figure_lines(row, None, column) if self.with_text else []
             problem = self._poller.unexpected_error or ("" if row.unreadable else "Loading …")
-            return [*figures, Text(""), *wrap_text(Text(printable(str(problem)), MUTED), width)]
-        room = self.size.height
-        if not self.with_text:
-            beside = two_columns and room < MIN_STACKED_LINES
-            return self._chart_lines(preview, room, column if beside else width, beside=beside)
-        figures, changes = figure_lines(row, preview, column), preview.parameter_lines(column)
+            return [*text, Text(""), *wrap_text(Text(printable(str(problem)), MUTED), width)]
+        if room - len(text) <= MIN_CHART_LINES:
+            # A low panel has as many key figures as its charts leave.
+            text = text[: max(room - LOW_CHART_LINES, 0)]
+            return [*text, *_chart_lines(preview, room - len(text), width)]
         if two_columns:
-            room -= max(len(figures), len(changes)) + 1
-            if room < MIN_CHART_LINES:
-                return self._compact_lines(preview, figures, self.size.height)
-            charts = self._chart_lines(preview, room, column, beside=True)
-            return [*_side_by_side(figures, changes, width=column), Text(""), *charts]
-        if room - len(figures) - len(changes) - 2 < MIN_CHART_LINES:
-            return self._compact_lines(preview, figures, room)
-        charts = self._chart_lines(preview, room - len(figures) - len(changes) - 2, column, beside=False)
-        return [*figures, Text(""), *charts, Text(""), *changes]
+            text = _side_by_side(text, preview.parameter_lines(column)[: room - MIN_CHART_LINES - 1], width=column)
+        return [*text, Text(""), *_chart_lines(preview, room - len(text) - 1, width)]
 
-    def _compact_lines(self, preview: RunPreview, figures: Sequence[Text], room: int) -> list[Text]:
-        """Return the charts for a low panel, below as many key figures as there is room for."""
-        shown = list(figures[: max(room - COMPACT_CHART_LINES, 0)])
-        beside = self.text_width >= MIN_COMPACT_COLUMNS
-        column = (self.text_width - len(GAP)) // 2 if beside else self.text_width
-        return [*shown, *self._chart_lines(preview, room - len(shown), column, beside=beside)]
 
-    def _chart_lines(self, preview: RunPreview, room: int, width: int, *, beside: bool) -> list[Text]:
-        """Return the charts, beside or below each other, in at most `room` lines; as few of them as are readable."""
-        count = 1 if beside or room < 2 * MIN_CHART_LINES else 2
-        height = min(room // count, MAX_CHART_LINES)
-        if height < MIN_CHART_LINES:
-            return []
-        key = (preview, width, height, count)
-        if key != self._charts_key:
-            self._charts_key = key
-            shown = preview.charts if beside or count == 2 else preview.charts[-1:]
-            self._charts = [_chart(preview, chart, width, height) for chart in shown]
-        if beside and len(self._charts) > 1:
-            return _side_by_side(self._charts[0], self._charts[1], width=width)
-        return [line for chart in self._charts for line in chart]
+def _chart_lines(preview: RunPreview, room: int, width: int) -> list[Text]:
+    """Return two charts beside each other in `room` lines, or the more important one where there is less width."""
+    height = min(room, MAX_CHART_LINES)
+    if height < MIN_CHART_LINES or not preview.charts:
+        return []
+    if width < MIN_TWO_CHARTS or len(preview.charts) == 1:
+        return _chart(preview, preview.charts[-1], width, height)
+    column = (width - len(GAP)) // 2
+    left, right = (_chart(preview, chart, column, height) for chart in preview.charts)
+    return _side_by_side(left, right, width=column)
 
 
 def _chart(preview: RunPreview, chart: Chart, width: int, height: int) -> list[Text]:
