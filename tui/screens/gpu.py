@@ -19,7 +19,7 @@ from engine.utils.errors import Problem
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN, format_duration
 from tui.charts.gpu_loads import LOAD_READINGS
-from tui.charts.history import SPANS, automatic_span, shown_seconds
+from tui.charts.history import SPANS, shown_seconds
 from tui.charts.load_plot import LoadPlot
 from tui.keymap import GPU_COMMANDS, Command
 from tui.palette import BAD, MUTED
@@ -55,8 +55,6 @@ class GpuScreen(GpuProcessesScreen):
     def __init__(self, app: AppServices, key: str) -> None:
         super().__init__(app)
         self._key = key
-        self._chosen_span: int | None = None
-        """Index in `SPANS`; None until the user zooms."""
         # In a low terminal, only the first graphs are shown; from `-high` on, the readings have a frame.
         self.VERTICAL_BREAKPOINTS = [(0, "-low"), (24, "-medium"), (30, "-high")]
 
@@ -86,16 +84,6 @@ class GpuScreen(GpuProcessesScreen):
     def _gpu(self) -> Gpu | None:
         """The GPU in the latest snapshot; None if the driver no longer reports it."""
         return next((gpu for gpu in self._gpus if gpu_key(gpu) == self._key), None)
-
-    @property
-    def _span(self) -> int:
-        """The index in `SPANS` of the time that the graphs show."""
-        if self._chosen_span is not None:
-            return self._chosen_span
-        poller = self.gputrain_app.gpu_poller
-        start = poller.loads.start_time
-        past_s = poller.snapshot.time - start if poller.snapshot is not None and start is not None else 0.0
-        return automatic_span(past_s)
 
     def update_content(self) -> None:
         snapshot, gpu = self.gputrain_app.gpu_poller.snapshot, self._gpu
@@ -134,7 +122,7 @@ class GpuScreen(GpuProcessesScreen):
         key = str(panel.id)
         reading = READINGS[key]
         limit = None if reading.limit is None else known.value(reading.limit)
-        plot, seconds = LoadPlot.fit(panel.text_width, panel.size.height), float(SPANS[self._span])
+        plot, seconds = LoadPlot.fit(panel.text_width, panel.size.height), float(SPANS[self.span])
         values = self.gputrain_app.gpu_poller.loads.columns(gpu.uuid, key, seconds, plot.values, now)
         summary = load_summary(values, reading.unit if reading.limit is None else "%")
         panel.set_titles(
@@ -189,7 +177,7 @@ class GpuScreen(GpuProcessesScreen):
         if action in ("gpu(-1)", "gpu(1)"):
             return len(self._gpus) > 1
         if action in ("zoom(-1)", "zoom(1)"):
-            return 0 <= self._span + (1 if action == "zoom(1)" else -1) < len(SPANS)
+            return 0 <= self.span + (1 if action == "zoom(1)" else -1) < len(SPANS)
         return True
 
     def title_of(self, command: Command) -> str:
@@ -208,27 +196,14 @@ class GpuScreen(GpuProcessesScreen):
             return
         position = keys.index(self._key) if self._key in keys else 0
         self._key = keys[(position + step) % len(keys)]
-        self._refresh()
-
-    def action_zoom(self, steps: int) -> None:
-        """Show a longer or a shorter time."""
-        span = min(max(self._span + steps, 0), len(SPANS) - 1)
-        if span == self._span:
-            self.gputrain_app.show_toast(f"{'Longer' if steps > 0 else 'Shorter'} times cannot be shown")
-        self._chosen_span = span
-        self._refresh()
-
-    def action_zoom_auto(self) -> None:
-        """Show all of the past, ten minutes at most."""
-        self._chosen_span = None
-        self._refresh()
+        self.update_if_on_top()
 
     def action_pick(self) -> None:
         if self._gpu is None:
             self.gputrain_app.show_toast("The driver does not report this GPU")
             return
         self.gputrain_app.picked_gpu_uuids ^= {self._key}
-        self._refresh()
+        self.update_if_on_top()
 
     def action_signal(self) -> None:
         self._signaler.ask(self, self._selected_process())
@@ -254,7 +229,3 @@ class GpuScreen(GpuProcessesScreen):
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         if event.lines.id == "processes":
             self.action_open()
-
-    def _refresh(self) -> None:
-        self.update_content()
-        self.update_keys()

@@ -21,8 +21,6 @@ SEPARATOR = "  "
 METER_COLUMNS, METERS_MIN_WIDTH = 8, 110
 LOW_DISK_BYTES = 10 << 30
 GRAPH_GAP = 2
-# From this height, the graphs are below each other.
-STACKED_MIN_LINES = 14
 
 Part = tuple[int, Text]
 """A part of the header line, and its priority: a line that is too long skips those of the lowest."""
@@ -91,25 +89,13 @@ def _labeled(label: str, text: Text) -> Text:
 def host_graphs(
     load: HostLoad | None, past: tuple[LoadHistory, LoadHistory], width: int, height: int, seconds: float
 ) -> list[Text]:
-    """Return graphs of CPU and memory, whose histories are `past`, with their titles in `height` lines.
-
-    They are below each other where both are tall enough.
-    """
+    """Return graphs of CPU and memory, whose histories are `past`, beside each other with their titles above."""
     if load is None or height < 2:
         return []
-    graphs = [
-        ("cpu", format_percent(load.cpu_percent), past[0]),
-        ("ram", _memory_text(load), past[1]),
-    ]
-    if height < STACKED_MIN_LINES:
-        each = (width - GRAPH_GAP) // 2
-        blocks = [_graph(*graph, each, height, seconds) for graph in graphs]
-        return [Text(" " * GRAPH_GAP).join(parts) for parts in zip(*blocks, strict=True)]
-    first = height // 2
-    return [
-        *_graph(*graphs[0], width, first, seconds),
-        *_graph(*graphs[1], width, height - first, seconds),
-    ]
+    each = (width - GRAPH_GAP) // 2
+    cpu = _graph("cpu", format_percent(load.cpu_percent), past[0], each, height, seconds)
+    memory = _graph("ram", _memory_text(load), past[1], each, height, seconds)
+    return [Text(" " * GRAPH_GAP).join(parts) for parts in zip(cpu, memory, strict=True)]
 
 
 def _graph(label: str, value: str, history: LoadHistory, width: int, height: int, seconds: float) -> list[Text]:

@@ -20,7 +20,7 @@ from engine.runs.run_row import RunRow
 from engine.show.readings import READINGS
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from tui.charts.history import SPANS, automatic_span
+from tui.charts.history import SPANS
 from tui.keymap import MONITOR_COMMANDS, Command
 from tui.palette import ACCENT, BAD, MUTED
 from tui.phrases import gpu_key, is_free, no_driver_problem, users
@@ -66,8 +66,6 @@ class MonitorScreen(GpuProcessesScreen):
 
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
-        self._span: int | None = None
-        """Index in `SPANS`; None for one that the recorded past fills."""
         self._runs, self._marks = MonitorRuns(), RunMarks(app.marked_runs)
         self._moved_focus_to_runs = False
         self._shown: dict[str, tuple[object, ...]] = {}
@@ -139,16 +137,9 @@ class MonitorScreen(GpuProcessesScreen):
         # The text widths of the panels follow in the next refresh.
         self.call_after_refresh(self.update_if_on_top)
 
-    @property
-    def _seconds(self) -> int:
-        """The time that the graphs show: what was chosen, else the shortest that holds all that was recorded."""
-        if self._span is not None:
-            return SPANS[self._span]
-        app = self.gputrain_app
-        starts = [app.gpu_poller.loads.start_time, app.host_poller.cpu.start_time]
-        ends = [self._snapshot.time if self._snapshot is not None else None, app.host_poller.cpu.latest_time]
-        past = max((end - start for start, end in zip(starts, ends, strict=True) if start and end), default=0.0)
-        return SPANS[automatic_span(past)]
+    def past_seconds(self) -> float:
+        cpu = self.gputrain_app.host_poller.cpu
+        return max(super().past_seconds(), 0.0 if cpu.start_time is None else cpu.latest_time - cpu.start_time)
 
     def _is_shown(self, panel: Lines, *content: object) -> bool:
         """Whether the panel shows this content already; note that it does from here on."""
@@ -166,7 +157,7 @@ class MonitorScreen(GpuProcessesScreen):
             lines.set_texts([Text(line, BAD) for line in textwrap.wrap(printable(str(problem)), lines.text_width)])
         elif snapshot is not None and snapshot.gpus and self._room is not None:
             picked = self.gputrain_app.picked_gpu_uuids
-            view = GpuView(lines.text_width, self._room.gpu_lines, self._seconds)
+            view = GpuView(lines.text_width, self._room.gpu_lines, SPANS[self.span])
             if self._gpu_blocks is None or not self._is_shown(lines, snapshot, view):
                 self._gpu_blocks = GpuBlocks(snapshot, self.gputrain_app.gpu_poller.loads, view)
             elif picked == self._shown_picked:
@@ -239,10 +230,10 @@ class MonitorScreen(GpuProcessesScreen):
         host = self.gputrain_app.host_poller
         # The header has the latest load. Graphs that move every second are the dearest part of an idle monitor.
         interval = host.cpu.latest_time // self.gputrain_app.intervals.charts_s
-        if not self._is_shown(panel, message, host.value is None, interval, panel.size, self._seconds):
+        if not self._is_shown(panel, message, host.value is None, interval, panel.size, self.span):
             texts = [Text(line) for line in textwrap.wrap(message, max(panel.text_width, 20))]
             room = panel.size.height - len(texts)
-            texts += host_graphs(host.value, (host.cpu, host.memory), panel.text_width, room, self._seconds)
+            texts += host_graphs(host.value, (host.cpu, host.memory), panel.text_width, room, SPANS[self.span])
             panel.set_texts(texts)
 
     def _show_runs(self) -> None:
@@ -364,16 +355,3 @@ class MonitorScreen(GpuProcessesScreen):
             self.gputrain_app.show_toast("Select a process first, with tab or the mouse")
             return
         self._signaler.ask(self, self._selected_process())
-
-    def action_zoom(self, steps: int) -> None:
-        """Show a longer or a shorter past."""
-        current = SPANS.index(self._seconds)
-        self._span = min(max(current + steps, 0), len(SPANS) - 1)
-        if self._span == current:
-            self.gputrain_app.show_toast(f"{'Longer' if steps > 0 else 'Shorter'} times cannot be shown")
-        self.update_content()
-
-    def action_zoom_auto(self) -> None:
-        """Show all of the past, ten minutes at most."""
-        self._span = None
-        self.update_content()

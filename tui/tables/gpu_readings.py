@@ -8,7 +8,7 @@ from rich.text import Text
 
 from engine.gpus.snapshot import Gpu, MigInstance
 from engine.show.readings import READINGS
-from engine.show.table import GAP, Align, Column, fit, pad
+from engine.show.table import GAP, Align, Column, fit
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN
 from tui.palette import MUTED, STRONG, WARNING
@@ -16,8 +16,6 @@ from tui.phrases import instance_name, pcie_link
 from tui.tables import styled
 from tui.tables.gpus import LEVEL_STYLES
 
-# From this width, the groups are columns.
-COLUMNS_MIN_WIDTH = 150
 GROUP_GAP = "    "
 LINK = "pcie_width"
 """Stands for generation and width of the PCIe link."""
@@ -52,8 +50,7 @@ Fact = tuple[str, Text]
 def reading_lines(gpu: Gpu, width: int) -> list[Text]:
     """Return all readings of a GPU that its graphs do not show, and a line per throttle reason."""
     groups = {title: [_fact(gpu, title, key) for key in keys] for title, keys in GROUPS.items()}
-    lines = _side_by_side(groups, width) if width >= COLUMNS_MIN_WIDTH else _flow(groups, width)
-    return lines + [_truncated(line, width) for line in throttle_lines(gpu)]
+    return _flow(groups, width) + [_truncated(line, width) for line in throttle_lines(gpu)]
 
 
 def throttle_lines(gpu: Gpu) -> list[Text]:
@@ -97,36 +94,6 @@ def _common_reason(facts: Sequence[Fact]) -> Text | None:
     """Return why all facts of a group are unknown; None if they are not, or for different reasons."""
     first = facts[0][1]
     return first if first.style == MUTED and all(text == first and text.style == MUTED for _, text in facts) else None
-
-
-def _side_by_side(groups: Mapping[str, Sequence[Fact]], width: int) -> list[Text]:
-    """Return the groups side by side, each with its title above."""
-    columns = (width + len(GAP)) // len(groups)
-    blocks = []
-    for title, facts in groups.items():
-        block = [Text(title, STRONG)]
-        label_width = max(len(label) for label, _ in facts)
-        if (reason := _common_reason(facts)) is not None:
-            block.append(reason)
-        else:
-            room = columns - len(GAP) - label_width - len(GAP)
-            # A reason that does not fit is less clear than none.
-            block += [
-                Text.assemble((f"{pad(label, label_width)}{GAP}", MUTED), text)
-                if text.style != MUTED or text.cell_len <= room
-                else Text(f"{pad(label, label_width)}{GAP}{UNKNOWN}", MUTED)
-                for label, text in facts
-            ]
-        blocks.append(block)
-    lines = []
-    for row in range(max(len(block) for block in blocks)):
-        line = Text(no_wrap=True, end="")
-        for block in blocks:
-            cell = block[row].copy() if row < len(block) else Text()
-            cell.truncate(columns - len(GAP), overflow="ellipsis", pad=True)
-            line.append_text(cell).append(GAP)
-        lines.append(_truncated(line, width))
-    return lines
 
 
 def _flow(groups: Mapping[str, Sequence[Fact]], width: int) -> list[Text]:
