@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import math
 import queue
-import shlex
 import sys
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, Any, cast
 
 from engine.runs.code_events import CodeChanged
-from engine.runs.command_events import CommandStarted
 from engine.runs.epoch_progress import EpochProgress
 from engine.runs.event_lines import (
     CommandOutput,
@@ -37,51 +34,16 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.history import History
-from engine.runs.root import runs_root
-from engine.utils.text import printable
 from engine.utils.units import format_duration
 from tui.cli.command_output import DisconnectSafeStream, OutputPrinter
 
 MAX_QUEUED_EVENTS = 10_000
 DRAIN_TIMEOUT_SECONDS = 5.0
-NEXT_COMMANDS = ("report", "evaluate", "export")
-# Of a line of commands to copy.
-MAX_LINE_CHARACTERS = 80
 # Lines about the current epoch: the first after these seconds, later ones at this share of the epoch's time at least.
 PROGRESS_SECONDS = 10.0
 PROGRESS_SHARE = 0.05
 # A narrower terminal has one blank between the values of an epoch, so that the learning rate and the seconds fit.
 WIDE_COLUMNS = 100
-
-
-class NextCommands:
-    """The commands that use the run of these events once it has finished. A stopped run names its own command."""
-
-    def __init__(self) -> None:
-        self._folder: Path | None = None
-
-    def lines(self, event: Event) -> list[str]:
-        """Return the lines that follow those of an event."""
-        if isinstance(event, RunStarting):
-            self._folder = Path(event.folder)
-        if isinstance(event, CommandStarted):
-            self._folder = None
-        if not isinstance(event, RunFinished) or event.state != "finished" or self._folder is None:
-            return []
-        from engine.utils.libraries import missing_libraries
-
-        is_default = self._folder.parent == runs_root()
-        run = self._folder.name if is_default else printable(shlex.quote(str(self._folder)))
-        # The extra `train` brings none of what a report needs.
-        commands = [command for command in NEXT_COMMANDS if command != "report" or not missing_libraries("report")]
-        first, *others = (f"`gputrain {command} {run}`" for command in commands)
-        lines = [f"next: {first}"]
-        for command in others:
-            if len(lines[-1]) + len(f", {command}") <= MAX_LINE_CHARACTERS:
-                lines[-1] += f", {command}"
-            else:
-                lines.append(f"      {command}")
-        return lines
 
 
 class JsonPrinter:
@@ -107,7 +69,7 @@ class PlainPrinter:
 
     def __init__(self) -> None:
         self._out = DisconnectSafeStream(sys.stderr)
-        self._history, self._next, self._output = History(), NextCommands(), OutputPrinter()
+        self._history, self._output = History(), OutputPrinter()
         self._progress = EpochProgress(self._history)
         self._next_progress = math.inf
         """Unix time from which on the epoch gets another line."""
@@ -118,7 +80,7 @@ class PlainPrinter:
             return
         self._history.add(event)
         self._progress.add(event)
-        lines = [*event_lines(event, self._history), *self._next.lines(event)]
+        lines = event_lines(event, self._history)
         if isinstance(event, PhaseChanged) and event.phase == "training":
             self._next_progress = event.time + PROGRESS_SECONDS
         elif isinstance(event, PhaseChanged | TrainingProgress) and event.time >= self._next_progress:
@@ -167,7 +129,7 @@ class ProgressPrinter:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._history, self._next, self._output = History(), NextCommands(), OutputPrinter()
+        self._history, self._output = History(), OutputPrinter()
         self._console = Console(file=cast(IO[str], DisconnectSafeStream(sys.stderr)), highlight=False)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -191,7 +153,7 @@ class ProgressPrinter:
         if isinstance(event, EpochEvent):
             lines = [fitted_epoch_line(event, self._console.width)]
         else:
-            lines = [*event_lines(event, self._history), *self._next.lines(event)]
+            lines = event_lines(event, self._history)
         if lines:
             with self._output.hidden():
                 self._print(lines, event)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.runs.event_lines import RunStarting, TrainingProgress, event_line
+from engine.runs.event_lines import TrainingProgress, event_line
 from engine.runs.events import Event, PhaseChanged, RunContinued, RunFinished
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started, make_step
@@ -39,37 +39,6 @@ def test_background_printer_delivers_events_in_order_before_close(tmp_path: Path
         printer(event)
     printer.close()
     assert printed == events
-
-
-@pytest.mark.parametrize(
-    ("runs", "name", "expected"),
-    [
-        (".", "a", ["next: `gputrain report a`, `gputrain evaluate a`, `gputrain export a`"]),
-        (
-            ".",
-            "a" * 12,
-            [f"next: `gputrain report {'a' * 12}`, `gputrain evaluate {'a' * 12}`", f"`gputrain export {'a' * 12}`"],
-        ),
-        ("my runs", "a", ["next: `gputrain report '{}'`", "`gputrain evaluate '{}'`", "`gputrain export '{}'`"]),
-    ],
-    ids=["short", "long", "another folder"],
-)
-def test_plain_printer_names_next_commands_of_finished_run(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    runs: str,
-    name: str,
-    expected: list[str],
-) -> None:
-    monkeypatch.setenv("GPUTRAIN_RUNS", str(tmp_path))
-    folder = tmp_path / runs / name
-    for state in ("finished", "stopped"):
-        printer = PlainPrinter()
-        for event in (RunStarting(name=name, folder=str(folder)), RunFinished(state=state)):
-            printer(event)
-        lines = [line.strip() for line in capsys.readouterr().err.splitlines() if "gputrain" in line]
-        assert lines == ([line.format(folder) for line in expected] if state == "finished" else [])
 
 
 def test_plain_printer_shows_progress_of_long_epoch(capsys: pytest.CaptureFixture[str]) -> None:
