@@ -33,7 +33,7 @@ from tui.keymap import FORM_COMMANDS, TYPING_GLOBAL_COMMANDS, Command
 from tui.palette import MUTED
 from tui.screens import form_dialogs
 from tui.screens.base import AppServices, GputrainScreen
-from tui.screens.dialogs import ask_to_share_gpus
+from tui.screens.dialogs import ask_to_share_gpus, confirm_dialog
 from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows, picked_gpus, preset_choices
 from tui.widgets.field_lines import FieldRow, Heading
 from tui.widgets.field_list import FieldList
@@ -109,9 +109,6 @@ class FormScreen(GputrainScreen):
 
     def on_unmount(self) -> None:
         self._checker.cancel()
-        if self.form != self._saved and self.gputrain_app.demo_notice is None:
-            # The app was quit: the next new run starts from these values.
-            save_last_form(self.form)
 
     @property
     def fields(self) -> FieldList:
@@ -351,8 +348,9 @@ class FormScreen(GputrainScreen):
             await super().action_back()
             return
 
-        async def leave() -> None:
-            self._saved = self.form.copy()
-            await self.gputrain_app.action_back()
+        async def answer(key: str | None) -> None:
+            if key == "yes":
+                await self.gputrain_app.action_back()
 
-        form_dialogs.ask_to_leave(self.app, self.form, leave, can_keep=self.gputrain_app.demo_notice is None)
+        dialog = confirm_dialog("Discard the changes?", "", "Continue to edit", "Discard the changes")
+        self.app.push_screen(dialog, answer)

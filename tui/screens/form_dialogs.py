@@ -1,13 +1,12 @@
-"""Dialogs of the form: its errors, choose GPUs, save the values as a preset, and leave with unsaved changes."""
+"""Dialogs of the form: its errors, choose GPUs, open a config, and save the values as a preset."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from rich.text import Text
 from textual.app import App
 
 from engine.config.loader import presets
@@ -15,11 +14,10 @@ from engine.gpus.snapshot import Snapshot
 from engine.utils.errors import Problem
 from engine.utils.files import expand_user
 from engine.utils.text import pluralize, printable
-from tui.form.model import Form, save_last_form
+from tui.form.model import Form
 from tui.screens.base import GputrainScreen
-from tui.screens.dialogs import ChoiceDialog, MultiChoiceDialog, TextDialog, TextInputDialog, problem_lines
+from tui.screens.dialogs import MultiChoiceDialog, TextDialog, TextInputDialog, problem_lines
 from tui.screens.form_rows import gpu_choices
-from tui.widgets.lines import Row
 
 PRESET_NOTE = "A name for `gputrain run NAME`, or the path of a YAML file."
 CONFIG_NOTE = "The path of a YAML file, whose values the form starts from. What you have changed stays."
@@ -74,18 +72,3 @@ def ask_preset_name(screen: GputrainScreen, form: Form) -> None:
         screen.gputrain_app.show_toast(f"Saved as {path}. Start it with `gputrain run {reference}`.", timeout_s=8)
 
     screen.app.push_screen(TextInputDialog("Save as preset", "", PRESET_NOTE), answer)
-
-
-def ask_to_leave(app: App[None], form: Form, leave: Callable[[], Awaitable[None]], *, can_keep: bool) -> None:
-    """Keep or discard the changes of a form, then `leave` it. Unless `can_keep`, they can only be discarded."""
-    rows = [Row("stay", Text("Continue to edit")), Row("discard", Text("Discard the changes"))]
-    if can_keep:
-        rows.insert(1, Row("keep", Text("Leave, and keep the changes for the next new run")))
-
-    async def answer(choice: str | None) -> None:
-        if choice == "keep":
-            save_last_form(form)
-        if choice in ("keep", "discard"):
-            await leave()
-
-    app.push_screen(ChoiceDialog("Discard the changes?", rows), answer)
