@@ -36,11 +36,6 @@ LIST_KEYS: tuple[ListKey, ...] = ("cell", "mistakes", "uncertain", "label-issues
 MAX_LISTED = 1000
 
 
-def watch_owner(folder: RunFolder) -> Watched[bool]:
-    """Watch whether a live process owns a run."""
-    return Watched("owner", folder.is_owned)
-
-
 def watch_evaluations(folder: RunFolder) -> Watched[RunEvaluations]:
     """Watch the evaluations of a run."""
     # Imports NumPy, which the first screen does not need.

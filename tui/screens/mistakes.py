@@ -26,7 +26,7 @@ from engine.utils.units import format_duration
 from tui.inspect_command import InspectCommand
 from tui.keymap import MISTAKES_COMMANDS, Command
 from tui.palette import ACCENT, BAD, MUTED, STRONG, WARNING
-from tui.pollers.files import LIST_KEYS, MAX_LISTED, InspectionLists, watch_inspection, watch_owner
+from tui.pollers.files import LIST_KEYS, MAX_LISTED, InspectionLists, watch_inspection
 from tui.screens.base import AppServices, GputrainScreen
 from tui.tables import styled
 from tui.tables.confusion import ARROW
@@ -62,7 +62,6 @@ class MistakesScreen(GputrainScreen):
         self.folder = folder
         self._epoch, self._cell = epoch, cell
         self.inspection_poller = self.follow(watch_inspection(folder, cell))
-        self.owner_poller = self.follow(watch_owner(folder))
         # Without a matrix, no cell was chosen.
         self._keys = LIST_KEYS if cell is not None else LIST_KEYS[1:]
         self._key: ListKey = self._keys[0]
@@ -101,8 +100,7 @@ class MistakesScreen(GputrainScreen):
         self.show_line("#inspected", Text.assemble(" ", *self._status(lists), no_wrap=True, overflow="ellipsis"))
         if lists is None:
             panels.display = False
-            note = " The run goes on; the evaluation uses a free GPU, else the CPU" if self.owner_poller.value else ""
-            self.show_line("#list-tabs", Text(note, MUTED))
+            self.show_line("#list-tabs", Text())
             return
         if not panels.display:
             panels.display = True

@@ -100,10 +100,6 @@ def test_form_screen_changes_fixed_choices_without_opening_them(tmp_path: Path) 
     drive(real_app(tmp_path / "runs"), act, (120, 34))
 
 
-def last_toast(pilot: Pilot[None]) -> str:
-    return next(reversed([toast.message for toast in pilot.app._notifications]), "")
-
-
 FOOTER = {
     "ctrl+s": lambda pilot: isinstance(pilot.app.screen, TextDialog),
     "enter": lambda pilot: pilot.app.screen.fields.is_open,
@@ -145,6 +141,3 @@ def test_form_screen_footer_keys_work(tmp_path: Path) -> None:
 
     drive(real_app(tmp_path / "runs"), act, (120, 34))
     assert set(FOOTER) == {command.keys[0] for command in FormScreen.COMMAND_TABLE}
-
-
-# Mouse and cursor

@@ -25,7 +25,6 @@ from support.screen.demo_app import (
 )
 from support.screen.screen_driver import drive, press
 from tui.screens.dialogs import ChoiceDialog
-from tui.screens.form import FormScreen
 from tui.screens.gpu import GpuScreen
 from tui.screens.run import RunScreen
 
@@ -78,7 +77,7 @@ def test_gpu_screen_leaves_the_layout_of_the_monitor_as_it_was(demo_runs_folder:
     drive(demo_app(demo_runs_folder), act, (80, 24))
 
 
-def test_gpu_screen_shows_previous_and_next_gpu(demo_runs_folder: Path) -> None:
+def test_gpu_screen_shows_previous_and_next_gpu_and_picks_it(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "enter")
         # A burst of keys.
@@ -87,6 +86,11 @@ def test_gpu_screen_shows_previous_and_next_gpu(demo_runs_folder: Path) -> None:
         assert "GPU 2 " in title(pilot)
         await press(pilot, "left_square_bracket", "left", "left")
         assert "GPU 7 " in title(pilot)
+        await press(pilot, "right", "right", "space")
+        assert "GPU 1 (picked)" in title(pilot)
+        assert "space unpick" in visible_text(pilot, "Keys")
+        await press(pilot, "n")
+        assert "--gpus 1" in visible_text(pilot, "#command")
 
     drive(demo_app(demo_runs_folder), act, SIZE)
 
@@ -103,18 +107,6 @@ def test_gpu_screen_zooms_time(demo_runs_folder: Path) -> None:
         assert "-48 h" in visible_text(pilot, "#util")
         assert "zoom out" not in visible_text(pilot, "Keys")
         assert "Longer times cannot be shown" in toasts(pilot)
-
-    drive(demo_app(demo_runs_folder), act, SIZE)
-
-
-def test_gpu_screen_picks_gpu_for_next_run(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "down", "enter", "space")
-        assert "GPU 1 (picked)" in title(pilot)
-        assert "space unpick" in visible_text(pilot, "Keys")
-        await press(pilot, "n")
-        assert isinstance(pilot.app.screen, FormScreen)
-        assert "--gpus 1" in visible_text(pilot, "#command")
 
     drive(demo_app(demo_runs_folder), act, SIZE)
 

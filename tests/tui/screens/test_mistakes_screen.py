@@ -12,7 +12,6 @@ from textual.pilot import Pilot
 
 from engine.runs.folder import RunFolder
 from engine.runs.inspection_file import write_inspection
-from engine.runs.ownership import Ownership
 from support.messages import has_problem, says
 from support.replace import replace
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
@@ -111,12 +110,10 @@ def test_mistakes_screen_evaluates_images_in_child_process(run: RunFolder, monke
         f"os.rename({str(ready)!r}, {str(run.inspection)!r})\n"
     )
     monkeypatch.setattr(inspect_command, "CHILD_PROGRAM", program)
-    owner = Ownership(run)
 
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_mistakes(pilot)
         assert "The results of single images are not known yet; press I" in visible_text(pilot, "#inspected")
-        assert "The run goes on; the evaluation uses a free GPU, else the CPU" in visible_text(pilot, "#list-tabs")
         await press(pilot, "I")
         await wait_until(pilot, lambda: screen.inspection_poller.value is not None)
         await drawn(pilot)
@@ -124,7 +121,6 @@ def test_mistakes_screen_evaluates_images_in_child_process(run: RunFolder, monke
         assert screen.query_one("#images", Lines).has_focus
 
     drive(real_app(run.path.parent, run.name), act, (120, 34))
-    owner.release()
 
 
 def test_mistakes_screen_shows_why_evaluation_failed_and_kills_it_when_left(

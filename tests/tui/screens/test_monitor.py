@@ -77,16 +77,6 @@ def test_monitor_click_selects_gpu_under_pointer(demo_runs_folder: Path) -> None
     drive(demo_app(demo_runs_folder), act, WIDE)
 
 
-@pytest.mark.parametrize(("panel", "screen"), [("#gpus", GpuScreen), ("#runs", RunScreen)])
-def test_monitor_double_click_opens_row(demo_runs_folder: Path, panel: str, screen: type) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await pilot.click(panel, offset=(5, 2), times=2)
-        await wait_until_idle(pilot)
-        assert isinstance(pilot.app.screen, screen)
-
-    drive(demo_app(demo_runs_folder), act, WIDE)
-
-
 @pytest.mark.parametrize(
     ("keys", "title", "screen"),
     [

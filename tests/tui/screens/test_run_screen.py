@@ -31,18 +31,6 @@ def test_run_screen_writes_control_request(demo_runs_folder: Path) -> None:
     assert request.request == "checkpoint"
 
 
-def test_run_screen_confirms_stop(demo_runs_folder: Path) -> None:
-    control = RunFolder(demo_runs_folder / LIVE_RUN).control
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "s", "enter")
-        assert not list(consume_requests(control))
-        await press(pilot, "s", "down", "enter")
-
-    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
-    assert [request.request for request in consume_requests(control)] == ["stop"]
-
-
 def test_run_screen_exports_all_points_of_a_chart(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "m", "e", "tab", "e", "e")

@@ -51,9 +51,6 @@ def test_monitor_screen_signals_only_process_that_was_shown(tmp_path: Path) -> N
         assert sleeper.wait(5) == -15
 
 
-# Runs
-
-
 # All screens
 
 
@@ -103,10 +100,6 @@ def test_footer_key_click_acts_like_key_press(demo_runs_folder: Path) -> None:
         await pilot.click(Keys, offset=(column, 0))
         await wait_until_idle(pilot)
         assert isinstance(pilot.app.screen, RunsScreen)
-        await pilot.click("#all-runs", offset=(4, 3))
-        await pilot.click("#all-runs", offset=(4, 3), times=2)
-        await wait_until_idle(pilot)
-        assert isinstance(pilot.app.screen, RunScreen)
 
     drive(demo_app(demo_runs_folder), act)
 
@@ -128,11 +121,3 @@ def test_demo_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         drive(demo_app(server, RefreshIntervals()), act)
         assert list(tmp_path.glob("gputrain-demo-*"))
     assert not list(tmp_path.glob("gputrain-demo-*"))
-
-
-@pytest.fixture
-def toasts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Messages of the toasts that the app shows."""
-    messages: list[str] = []
-    monkeypatch.setattr(GputrainApp, "show_toast", lambda _, message, **options: messages.append(str(message)))
-    return messages
