@@ -1,4 +1,4 @@
-"""Summarize a model: output shape, parameters and multiply-adds of each layer, and the feature maps of its stages.
+"""Summarize a model: output shape, parameters and multiply-adds of each layer.
 
 Multiply-adds are those of convolutions, matrix products and attention in one forward pass: half of what torch's
 FlopCounterMode counts. Elementwise operations, such as normalization and activations, are not counted, which is the
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
@@ -54,16 +53,6 @@ class LayerSummary:
 
 
 @dataclass(frozen=True)
-class FeatureMap:
-    """The last output at one resolution. `stride` is the number of input pixels per output pixel along one side, None
-    for a sequence."""
-
-    path: str
-    output: Shape
-    stride: float | None
-
-
-@dataclass(frozen=True)
 class ModelSummary:
     """`images` is the input shape. `layers` are in order of definition, the whole model first. `activation_bytes` is
     the size of the outputs of all leaf layers; `saved_bytes` what autograd keeps for the backward pass, including the
@@ -81,7 +70,6 @@ class ModelSummary:
     activation_bytes: int
     saved_bytes: int
     layers: list[LayerSummary]
-    features: list[FeatureMap]
     groups: list[ParamGroupSummary]
     input: str
 
@@ -111,7 +99,6 @@ def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
         activation_bytes=trace.activation_bytes,
         saved_bytes=trace.saved_bytes,
         layers=list(layer_summaries(model, trace)),
-        features=feature_maps(trace.calls, shape),
         groups=summarize_param_groups(config.optim, model),
         input=", ".join(filter(None, (images.describe(), describe_pretrained_input(config, pretrained)))),
     )
@@ -151,40 +138,22 @@ def input_spec(config: Config) -> tuple[ImageFormat, int]:
 
 
 @dataclass
-class ModuleCall:
-    """One call of a module: its input and output shape, and the calls inside it in order."""
-
-    path: str
-    input_shape: Shape | None = None
-    output_shape: Shape | None = None
-    children: list[ModuleCall] = field(default_factory=list)
-
-
-@dataclass
 class ForwardTrace:
-    """One forward pass. `multiply_adds` are summed over all calls of a path; `calls` are those of the model's direct
-    children."""
+    """One forward pass. `multiply_adds` are summed over all calls of a path."""
 
     output_shapes: dict[str, Shape | None] = field(default_factory=dict)
     multiply_adds: dict[str, int] = field(default_factory=dict)
     activation_bytes: int = 0
     saved_bytes: int = 0
-    calls: list[ModuleCall] = field(default_factory=list)
 
 
 def trace_model(model: nn.Module, images: Tensor) -> ForwardTrace:
     """Trace one forward pass in evaluation mode with gradients enabled."""
-    trace, open_calls, flops_before = ForwardTrace(), [ModuleCall("")], [0]
+    trace, flops_before = ForwardTrace(), list[int]()
     counter = FlopCounterMode(display=False)
 
-    def enter(path: str, inputs: tuple[Any, ...]) -> None:
-        open_calls.append(ModuleCall(path, first_shape(inputs)))
-        flops_before.append(counter.get_total_flops())
-
     def leave(path: str, leaf: bool, inputs: tuple[Any, ...], output: Any) -> None:
-        call = open_calls.pop()
-        call.output_shape = trace.output_shapes[path] = first_shape(output)
-        open_calls[-1].children.append(call)
+        trace.output_shapes[path] = first_shape(output)
         flops = counter.get_total_flops() - flops_before.pop()
         trace.multiply_adds[path] = trace.multiply_adds.get(path, 0) + flops // 2
         if leaf:
@@ -197,7 +166,7 @@ def trace_model(model: nn.Module, images: Tensor) -> ForwardTrace:
     for path, module in model.named_modules():
         leaf = next(module.children(), None) is None
         handles += [
-            module.register_forward_pre_hook(lambda _, inputs, path=path: enter(path, inputs)),
+            module.register_forward_pre_hook(lambda *_: flops_before.append(counter.get_total_flops())),
             module.register_forward_hook(
                 lambda _, inputs, output, path=path, leaf=leaf: leave(path, leaf, inputs, output)
             ),
@@ -222,7 +191,6 @@ def trace_model(model: nn.Module, images: Tensor) -> ForwardTrace:
         for handle in handles:
             handle.remove()
     trace.saved_bytes = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
-    trace.calls = open_calls[0].children[0].children
     return trace
 
 
@@ -267,56 +235,3 @@ def layer_summaries(model: nn.Module, trace: ForwardTrace) -> Iterator[LayerSumm
             trainable=sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad),
             multiply_adds=trace.multiply_adds.get(path, 0),
         )
-
-
-def feature_maps(calls: list[ModuleCall], input_shape: Shape) -> list[FeatureMap]:
-    """Return the last output at each resolution, in forward order."""
-    last: dict[Shape, ModuleCall] = {}
-    smallest = input_shape[2:]
-    for call in _stage_outputs(calls, input_shape[0]):
-        resolution = feature_resolution(call.output_shape, input_shape[0]) or ()
-        # Window attention reshapes windows in a way that looks like a larger image.
-        if len(resolution) == 1 or resolution <= smallest:
-            last[resolution] = call
-            smallest = resolution if len(resolution) == 2 else smallest
-    return [
-        FeatureMap(
-            call.path, call.output_shape or (), input_shape[-1] / resolution[0] if len(resolution) == 2 else None
-        )
-        for resolution, call in last.items()
-    ]
-
-
-def _stage_outputs(calls: list[ModuleCall], batch_size: int) -> Iterator[ModuleCall]:
-    """Yield the calls after which a stage may end: those that change the resolution at most once. Calls inside a block
-    that halves the image are skipped."""
-    for call in calls:
-        resolution = feature_resolution(call.output_shape, batch_size)
-        inner = _inner_resolutions(call, batch_size) - {
-            feature_resolution(call.input_shape, batch_size),
-            resolution,
-            None,
-        }
-        if inner:
-            yield from _stage_outputs(call.children, batch_size)
-        elif resolution is not None:
-            yield call
-
-
-def _inner_resolutions(call: ModuleCall, batch_size: int) -> set[Shape | None]:
-    """Resolutions of all calls inside a call."""
-    resolutions: set[Shape | None] = {feature_resolution(child.output_shape, batch_size) for child in call.children}
-    return resolutions.union(*(_inner_resolutions(child, batch_size) for child in call.children))
-
-
-def feature_resolution(shape: Shape | None, batch_size: int) -> Shape | None:
-    """Return height and width of a square feature map, N x C x H x W or N x H x W x C, or the length of a sequence, N x
-    L x C. Return None for other shapes and for a single pixel."""
-    if shape is None or len(shape) not in (3, 4) or shape[0] != batch_size:
-        return None
-    resolution: Shape = shape[1:2]
-    if len(shape) == 4:
-        resolution = shape[2:] if shape[2] == shape[3] else shape[1:3]
-        if resolution[0] != resolution[1]:
-            return None
-    return resolution if prod(resolution) > 1 else None

@@ -17,8 +17,8 @@ from attack import Stage, perform
 
 from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
 from engine.data.sources.folder import _readable_images, record_name
-from engine.models.catalog import library_version
 from engine.utils.files import make_user_folder
+from engine.utils.libraries import installed_version
 from tui.form.model import load_last_form
 
 PLANT_PROGRAM = """
@@ -97,7 +97,7 @@ def small_files(stage: Stage, images: Path) -> dict[str, bytes]:
     facts = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, 0]
     preset = EVIL_PRESET.replace(b"CODE", os.fsencode(stage.shared))
     documents = {
-        f"models-torchvision-{library_version('torchvision')}.json": {
+        f"models-torchvision-{installed_version('torchvision')}.json": {
             "format": 1,
             "models": [{"source": "torchvision", "name": "planted", "parameters": 1, "weights": []}],
         },

@@ -45,13 +45,15 @@ from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
 from engine.models import catalog
 from engine.optim import timm_optimizers
+from engine.show.table import plain_lines
 from engine.utils import libraries
 from engine.utils.codec import MAX_JSON_BYTES, asdict, encode
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder, config_folder, make_user_folder, state_folder
 from engine.utils.helper_process import HelperError
-from tui.cli.models import find_models, print_models
+from tui.cli.models import find_models
 from tui.form.model import load_last_form, validate_form
+from tui.tables.models import MODEL_COLUMNS
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010800000000"
@@ -118,28 +120,16 @@ def no_helper(*_: object, **__: object) -> Any:
     raise HelperError("not started")
 
 
-def no_counts(_: str, names: list[str], *__: object) -> Iterator[int | None]:
-    yield from (None for _ in names)
-
-
 def read_models(_: Path) -> None:
-    libraries.ask_helper, catalog.count_model_parameters = no_helper, no_counts  # type: ignore[assignment]
+    libraries.ask_helper = no_helper
     with contextlib.suppress(UsageError):
         catalog.model_names("torchvision")
     models = find_models("torchvision")
     if not models:
         return
     catalog.filter_models(models, "res")
-    with contextlib.redirect_stdout(io.StringIO()):
-        print_models(models, catalog.with_parameter_counts(models, lambda *_: None))
+    plain_lines(MODEL_COLUMNS, models)
     json.dumps([asdict(model) for model in models])
-
-
-def read_parameter_counts(_: Path) -> None:
-    catalog.count_model_parameters = no_counts  # type: ignore[assignment]
-    models = [catalog.CatalogModel(source="torchvision", name="resnet18")]
-    with contextlib.redirect_stdout(io.StringIO()):
-        print_models(models, catalog.with_parameter_counts(models, lambda *_: None))
 
 
 def read_timm_optimizers(_: Path) -> None:
@@ -262,15 +252,9 @@ READERS = [
     Reader(
         "model catalog",
         json_files([MODELS]),
-        user_file(cache_folder, lambda: f"models-torchvision-{catalog.library_version('torchvision')}.json"),
+        user_file(cache_folder, lambda: f"models-torchvision-{catalog.installed_version('torchvision')}.json"),
         read_models,
         (UsageError,),
-    ),
-    Reader(
-        "parameter counts",
-        json_files([{"format": 1, "counts": {"resnet18": 5, "alexnet": 3}}]),
-        user_file(cache_folder, lambda: catalog._counts_file_name("torchvision")),
-        read_parameter_counts,
     ),
     Reader(
         "timm optimizers",

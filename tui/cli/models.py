@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from engine.models.catalog import CatalogModel
     from engine.utils.errors import Problem
 
-# Counting this many models takes about a second and needs no message.
-MAX_SILENT_COUNT = 10
 SourceName = Literal["builtin", "torchvision", "timm"]
 
 
@@ -42,12 +40,11 @@ def list_models(
 ) -> None:
     """List the available models.
 
-    Prints parameters, pretrained weights and their ImageNet top-1 accuracy if the library publishes it.
+    Prints pretrained weights, and parameters and ImageNet top-1 accuracy if the library publishes them.
 
-    Parameters are counted with the default number of classes of the library, mostly 1000. Built-in models are counted
-    with 10 classes of 3x32x32 images. Counts are cached for each installed version.
+    `gputrain models show` counts the parameters of any model.
     """
-    from engine.models.catalog import filter_models, with_parameter_counts
+    from engine.models.catalog import filter_models
     from engine.utils.codec import asdict
 
     available = find_models(source)
@@ -57,20 +54,22 @@ def list_models(
 
         typer.echo(no_match_message(available, pattern, pretrained=pretrained), err=True)
         raise typer.Exit(1)
-    with_counts = with_parameter_counts(matches, announce_parameter_count, announce_problem)
     if as_json:
         from tui.cli.console import print_json
 
-        print_json({"models": [asdict(model) for model in with_counts]})
+        print_json({"models": [asdict(model) for model in matches]})
     else:
-        print_models(matches, with_counts)
+        from engine.show.table import plain_lines
+        from tui.tables.models import MODEL_COLUMNS
+
+        for line in plain_lines(MODEL_COLUMNS, matches):
+            typer.echo(line)
 
 
 @command(
     [
         "gputrain models show resnet50",
         "gputrain models show digits",
-        "gputrain models show flowers.yaml --stages",
         "gputrain models show resnet50 --dataset cifar10 --forward-batch 8",
     ]
 )
@@ -91,9 +90,6 @@ def show(
         int,
         typer.Option("--depth", metavar="N", min=0, help="Depth of the module tree to print."),
     ] = 3,
-    stages: Annotated[
-        bool, typer.Option("--stages", help="Print the last feature map of each resolution instead.")
-    ] = False,
     as_json: JsonOption = False,
     trust_code: TrustCodeOption = False,
 ) -> None:
@@ -103,7 +99,7 @@ def show(
     pixels, 3 channels and 1,000 classes. Each row includes its submodules. Multiply-adds cover convolutions, matrix
     products and attention of the whole batch; one multiply-add is two FLOPs. No weights are loaded.
     """
-    from tui.tables.models import feature_lines, group_lines, layer_lines, total_lines
+    from tui.tables.models import group_lines, layer_lines, total_lines
 
     resolved = resolve_arguments(name_model(arguments or []), flags, trust_code=trust_code)
     print_no_effect(resolved)
@@ -123,8 +119,7 @@ def show(
 
         print_json(dataclasses.asdict(result))
         return
-    layers = [*layer_lines(result, depth), "", *total_lines(result), *group_lines(result)]
-    for line in feature_lines(result) if stages else layers:
+    for line in (*layer_lines(result, depth), "", *total_lines(result), *group_lines(result)):
         typer.echo(line)
 
 
@@ -182,27 +177,3 @@ def announce_problem(problem: Problem) -> None:
     from engine.utils.text import printable
 
     typer.echo(printable(problem.message), err=True)
-
-
-def announce_parameter_count(source: str, missing: int) -> None:
-    """Print a notice before counting the parameters of many models."""
-    if missing > MAX_SILENT_COUNT:
-        typer.echo(
-            f"Counting the parameters of {missing:,} {source} models, once per installed version. "
-            "Ctrl-C stops; finished counts are kept.",
-            err=True,
-        )
-
-
-def print_models(models: Sequence[CatalogModel], counted_models: Iterable[CatalogModel]) -> None:
-    """Print the table; `counted_models` yields each of `models` as soon as its parameters are counted.
-
-    Counting can take minutes, so each line is printed at once.
-    """
-    from engine.show.table import NO_LIMIT, fit, line_text
-    from tui.tables.models import MODEL_COLUMNS
-
-    table = fit(MODEL_COLUMNS, models, NO_LIMIT)
-    typer.echo(line_text(table.header()))
-    for model in counted_models:
-        typer.echo(line_text(table.line(model)))

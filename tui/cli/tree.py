@@ -246,7 +246,6 @@ OPTION_GUESSES = {
     "logs --tail": "--count",
     "lr-find --wait": "--queue",
     "models show --batch-size": "--forward-batch",
-    "models show --features": "--stages",
     "predict --device": "--gpus",
     "predict --raw": "--no-ema",
     "queue --cancel": "gputrain stop RUN",

@@ -12,11 +12,9 @@ from engine.models.catalog import (
     MODEL_SOURCES,
     CatalogModel,
     builtin_models,
-    cached_parameter_counts,
     library_models,
 )
 from engine.optim.timm_optimizers import timm_optimizer_names
-from engine.utils.codec import replace
 from engine.utils.errors import UsageError
 from engine.utils.units import format_large
 from tui.form.fields import ConfigField
@@ -58,10 +56,7 @@ class Completer:
             except UsageError:
                 # Not installed, or broken: the preflight reports it if a model of it is selected.
                 continue
-        counts = {source: cached_parameter_counts(source) for source in MODEL_SOURCES}
-        self._models = [
-            replace(model, parameters=model.parameters or counts[model.source].get(model.name)) for model in models
-        ]
+        self._models = models
         self._known_models = {}
         self._optimizers = timm_optimizer_names()
 

@@ -1,4 +1,4 @@
-"""The tables of `gputrain models` and of `gputrain models show`: models, layers, parameter groups and feature maps."""
+"""The tables of `gputrain models` and of `gputrain models show`: models, layers and parameter groups."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from tui.tables import fact_lines
 
 if TYPE_CHECKING:
     from engine.models.catalog import CatalogModel
-    from engine.models.summary import FeatureMap, LayerSummary, ModelSummary, ParamGroupSummary, Shape
+    from engine.models.summary import LayerSummary, ModelSummary, ParamGroupSummary, Shape
 
 MODEL_COLUMNS: tuple[Column[CatalogModel], ...] = (
     Column("source", "source", lambda model: model.source),
     Column("name", "name", lambda model: model.name),
-    # The models are listed before their parameters are counted.
-    Column("parameters", "parameters", lambda model: count_cell(model.parameters), Align.RIGHT,
-           width=len("1,000,000,000")),
+    Column("parameters", "parameters", lambda model: count_cell(model.parameters), Align.RIGHT),
     Column("top1", "top-1", lambda model: UNKNOWN if model.top1 is None else f"{model.top1:.1f}", Align.RIGHT),
     Column("weights", "weights", lambda model: format_weights(model.weights)),
 )  # fmt: skip
@@ -30,12 +28,6 @@ GROUP_COLUMNS: tuple[Column[ParamGroupSummary], ...] = (
     Column("tensors", "tensors", lambda group: format_count(group.tensors), Align.RIGHT),
     Column("parameters", "parameters", lambda group: format_count(group.parameters), Align.RIGHT),
 )
-FEATURE_COLUMNS: tuple[Column[FeatureMap], ...] = (
-    Column("path", "features of", lambda feature: feature.path),
-    Column("output", "output", lambda feature: format_shape(feature.output)),
-    Column("stride", "stride", lambda feature: UNKNOWN if feature.stride is None else format_number(feature.stride, 3),
-           Align.RIGHT),
-)  # fmt: skip
 
 
 def layer_columns(summary: ModelSummary) -> list[Column[LayerSummary]]:
@@ -72,11 +64,6 @@ def total_lines(summary: ModelSummary) -> list[str]:
         f"{format_bytes(summary.saved_bytes)} saved for the backward pass",
     }
     return fact_lines(facts)
-
-
-def feature_lines(summary: ModelSummary) -> list[str]:
-    """Return the table of feature maps with their stride relative to the input."""
-    return plain_lines(FEATURE_COLUMNS, summary.features)
 
 
 def group_lines(summary: ModelSummary) -> list[str]:

@@ -17,10 +17,10 @@ from engine.config.data_sections import DataConfig
 from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
-from engine.models.summary import ModelSummary, feature_maps, input_spec, layer_summaries, summarize_model, trace_model
+from engine.models.summary import ModelSummary, input_spec, layer_summaries, summarize_model, trace_model
 from support.messages import raises_problem
 from tui.cli.main import app
-from tui.tables.models import feature_lines, layer_lines, total_lines
+from tui.tables.models import layer_lines, total_lines
 
 
 def summary_of(name: str, size: int = 224, classes: int = 1000, batch_size: int = 1, **model: Any) -> ModelSummary:
@@ -129,51 +129,6 @@ def test_summary_scales_activations_with_batch_size() -> None:
     assert eight.activation_bytes == 8 * single.activation_bytes
     assert (eight.parameters, eight.weight_bytes) == (single.parameters, single.weight_bytes)
     assert eight.layers[0].output == (8, 1000)
-
-
-STAGES = {
-    "resnet50": [
-        ("relu", 64, 112),
-        ("layer1", 256, 56),
-        ("layer2", 512, 28),
-        ("layer3", 1024, 14),
-        ("layer4", 2048, 7),
-    ],
-    "regnet_y_400mf": [("stem", 32, 112)]
-    + [(f"trunk_output.block{n}", c, s) for n, c, s in ((1, 48, 56), (2, 104, 28), (3, 208, 14), (4, 440, 7))],
-    "convnext_tiny": [(f"features.{n}", c, s) for n, c, s in ((1, 96, 56), (3, 192, 28), (5, 384, 14), (7, 768, 7))],
-}
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_summary_features_are_last_of_each_resolution(name: str) -> None:
-    expected = [(path, (1, channels, size, size), 224 / size) for path, channels, size in STAGES[name]]
-    assert [(feature.path, feature.output, feature.stride) for feature in summary_of(name).features] == expected
-
-
-def test_features_match_timm() -> None:
-    import timm
-
-    images = torch.zeros(1, 3, 224, 224, device="meta")
-    with torch.device("meta"):
-        trace = trace_model(timm.create_model("resnet26d"), images)
-        reference = timm.create_model("resnet26d", features_only=True)(images)
-    shapes = [feature.output for feature in feature_maps(trace.calls, (1, 3, 224, 224))]
-    assert shapes == [tuple(feature.shape) for feature in reference]
-
-
-def test_summary_features_of_transformer_are_grid_and_sequence() -> None:
-    features = summary_of("vit_b_16").features
-    assert [(feature.path, feature.output, feature.stride) for feature in features] == [
-        ("conv_proj", (1, 768, 14, 14), 16.0),
-        ("encoder", (1, 197, 768), None),
-    ]
-
-
-def test_features_are_detected_behind_wrapper() -> None:
-    wrapped = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Flatten(), nn.Linear(8 * 16, 5)))
-    trace = trace_model(wrapped, torch.zeros(1, 3, 8, 8))
-    assert [feature.path for feature in feature_maps(trace.calls, (1, 3, 8, 8))] == ["0.0"]
 
 
 def test_trace_of_data_dependent_model_requires_values(tmp_path: Path) -> None:
@@ -292,7 +247,6 @@ def test_summary_table_folds_deep_layers() -> None:
     assert len(list(layer_lines(summary, 0))) == 2
     assert max(map(len, layer_lines(summary, 9))) <= 80
     assert "11,689,512 (11,689,512 trainable, 0 frozen)" in "\n".join(total_lines(summary))
-    assert next(line.split() for line in feature_lines(summary) if "layer3" in line) == ["layer3", "1x256x14x14", "16"]
 
 
 def test_summary_command_json_lists_every_layer() -> None:

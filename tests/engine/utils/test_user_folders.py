@@ -15,10 +15,7 @@ from engine.doctor.machine import user_folder_checks
 from engine.models.catalog import (
     CatalogModel,
     ModelListing,
-    ParameterCounts,
-    cached_parameter_counts,
     library_models,
-    library_version,
 )
 from engine.utils.answers import Answer
 from engine.utils.codec import find_user_record, write_user_record
@@ -31,6 +28,7 @@ from engine.utils.files import (
     state_folder,
     user_path_problem,
 )
+from engine.utils.libraries import installed_version
 from support.messages import has_problem, raises_problem
 from tui.form.model import Form, load_last_form, save_last_form
 
@@ -86,31 +84,24 @@ def test_user_folder_is_not_created_behind_link_of_other_user(tmp_path: Path) ->
 def test_user_folder_and_its_files_are_private_with_any_umask(umask: int) -> None:
     previous = os.umask(umask)
     try:
-        write_user_record(cache_folder(), "a.json", ParameterCounts(counts={"a": 1}))
+        write_user_record(cache_folder(), "a.json", ModelListing(models=()))
     finally:
         os.umask(previous)
     assert cache_folder().stat().st_mode & 0o777 == cache_folder().parent.stat().st_mode & 0o777 == 0o700
     assert (cache_folder() / "a.json").stat().st_mode & 0o022 == 0
-    assert find_user_record(cache_folder(), "a.json", ParameterCounts) == ParameterCounts(counts={"a": 1})
+    assert find_user_record(cache_folder(), "a.json", ModelListing) == ModelListing(models=())
 
 
 @pytest.mark.nightly
 def test_foreign_catalog_is_neither_read_nor_written() -> None:
-    planted = {
-        "models": {"format": 1, "models": [{"source": "torchvision", "name": "planted", "weights": []}]},
-        "counts": {"format": 1, "counts": {"a": 1}},
-    }
     cache_folder().mkdir(parents=True)
-    for name, values in planted.items():
-        prefix = "models" if name == "models" else "parameters"
-        path = cache_folder() / f"{prefix}-torchvision-{library_version('torchvision')}.json"
-        path.write_text(json.dumps(values))
-    assert cached_parameter_counts("torchvision") == {"a": 1}
+    path = cache_folder() / f"models-torchvision-{installed_version('torchvision')}.json"
+    models = [{"source": "torchvision", "name": "planted", "weights": []}]
+    path.write_text(json.dumps({"format": 1, "models": models}))
     assert [model.name for model in library_models("torchvision")] == ["planted"]
     make_foreign(cache_folder())
-    assert cached_parameter_counts("torchvision") == {}
     assert "resnet18" in [model.name for model in library_models("torchvision")]
-    assert "planted" in path.with_name(path.name.replace("parameters", "models")).read_text()
+    assert "planted" in path.read_text()
 
 
 def test_foreign_decoded_cache_is_neither_read_nor_written() -> None:
@@ -173,7 +164,7 @@ def test_config_resolves_without_home() -> None:
 def test_caches_are_empty_without_home(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = ModelListing(models=(CatalogModel(source="torchvision", name="resnet18"),))
     monkeypatch.setattr("engine.utils.libraries.ask_helper", lambda *_: Answer(listed))
-    assert find_user_record(cache_folder(), "a.json", ParameterCounts) is None
+    assert find_user_record(cache_folder(), "a.json", ModelListing) is None
     assert "resnet18" in [model.name for model in library_models("torchvision")]
     decoded = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
     assert int(decoded.images.sum()) == 4
