@@ -1,4 +1,4 @@
-"""Learning rate range test: its learning rates, its loss curve, and the learning rates that the curve suggests.
+"""Learning rate range test: its learning rates, its loss curve, and the learning rate that the curve suggests.
 
 Smith, Cyclical Learning Rates for Training Neural Networks, 2017 (section 3.3): train while the learning rate grows,
 and choose one from the range in which the loss falls. `engine.training.range_test` runs the test on the ranks,
@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import UsageError
 
 MIN_STEPS, MAX_STEPS = 20, 10_000
 # Weight of the past in the exponential average of a test of 100 steps. Others average the same share of their steps.
 SMOOTHING_PER_100_STEPS = 0.9
 MAX_LOSS_RATIO = 4.0  # smoothed loss vs. the lowest before it, as in fastai's LRFinder
 SKIPPED_SHARE = 0.1  # of the steps: the first averages hold few losses, as in fastai's lr_find
-SLOPE_SHARE = 0.05  # of the steps, on each side: single losses have no slope
 LEVEL_SHARE = 0.1  # of the fall, above the valley and below it
 VALLEY_POSITION = 2 / 3  # from the start of the valley to its end
 # A smaller fall of the smoothed loss suggests nothing: as a share of the loss, and in standard deviations of its noise.
@@ -43,37 +42,14 @@ class LrRange:
 
     def check(self) -> None:
         """Raise UsageError if the range is not one."""
-        problems = []
-        if not (math.isfinite(self.low) and self.low > 0):
-            problems.append(
-                Problem("--from", f"must be a learning rate above 0, not {self.low:g}", code="out-of-range")
-            )
-        elif not (math.isfinite(self.high) and self.high > self.low):
-            problems.append(
-                Problem(
-                    "--to",
-                    f"must be a learning rate above --from, {self.low:g}, not {self.high:g}",
-                    code="out-of-range",
-                )
-            )
+        if not 0 < self.low < math.inf:
+            raise UsageError.one("--from", f"must be a learning rate above 0, not {self.low:g}", code="out-of-range")
+        if not self.low < self.high < math.inf:
+            reason = f"must be a learning rate above --from, {self.low:g}, not {self.high:g}"
+            raise UsageError.one("--to", reason, code="out-of-range")
         if not MIN_STEPS <= self.steps <= MAX_STEPS:
-            problems.append(
-                Problem("--steps", f"must be from {MIN_STEPS} to {MAX_STEPS}, not {self.steps}", code="out-of-range")
-            )
-        if problems:
-            raise UsageError(problems)
-
-
-@dataclass(frozen=True)
-class LrSuggestion:
-    """Learning rates that a range test suggests, as values of `optim.lr` with three significant digits.
-
-    At `steepest` the smoothed loss falls fastest over the logarithm of the learning rate. `valley` lies two thirds into
-    the stretch in which it falls.
-    """
-
-    valley: float
-    steepest: float
+            reason = f"must be from {MIN_STEPS} to {MAX_STEPS}, not {self.steps}"
+            raise UsageError.one("--steps", reason, code="out-of-range")
 
 
 @dataclass
@@ -106,8 +82,8 @@ class LossCurve:
         """The learning rate of each loss."""
         return [self.lr_range.lr_at(step) for step in range(1, len(self.losses) + 1)]
 
-    def suggest(self) -> LrSuggestion | None:
-        """Return the suggested learning rates; None if the loss does not fall."""
+    def suggest(self) -> float | None:
+        """Return a value of `optim.lr` two thirds into the stretch in which the loss falls; None without a fall."""
         skipped = round(SKIPPED_SHARE * self.lr_range.steps)
         curve = [loss for loss in self.smoothed[skipped:] if math.isfinite(loss)]
         if not curve:
@@ -118,30 +94,13 @@ class LossCurve:
         if lowest < 2 or highest - curve[lowest] < max(MIN_FALL * highest, MIN_FALL_DEVIATIONS * noise):
             return None
         start, end = valley(curve)
-        half_window = max(round(SLOPE_SHARE * self.lr_range.steps), 1)
-        steps = (start + round(VALLEY_POSITION * (end - start)), steepest_descent(curve, half_window))
-        return LrSuggestion(*(float(f"{self.lr_range.lr_at(skipped + step + 1):.3g}") for step in steps))
+        step = skipped + start + round(VALLEY_POSITION * (end - start)) + 1
+        return float(f"{self.lr_range.lr_at(step):.3g}")
 
     def _noise(self, steps: int) -> float:
         """Estimate the standard deviation of the smoothed loss from the differences of the first losses."""
         differences = [abs(second - first) for first, second in pairwise(self.losses[:steps])]
         return median(differences) / MEDIAN_DIFFERENCE * math.sqrt((1 - self._beta) / (1 + self._beta))
-
-
-def steepest_descent(curve: Sequence[float], half_window: int) -> int:
-    """Return the index up to the minimum of the curve at which its slope is the most negative.
-
-    The slope is that of the least squares line through the points at most `half_window` away.
-    """
-    lowest = min(range(len(curve)), key=curve.__getitem__)
-    return min(range(lowest + 1), key=lambda index: _slope(curve, index, half_window))
-
-
-def _slope(curve: Sequence[float], index: int, half_window: int) -> float:
-    first, last = max(index - half_window, 0), min(index + half_window, len(curve) - 1)
-    middle = (first + last) / 2
-    window = range(first, last + 1)
-    return sum((x - middle) * curve[x] for x in window) / sum((x - middle) ** 2 for x in window)
 
 
 def valley(curve: Sequence[float]) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,12 +18,10 @@ from tui.cli.options import TrustCodeOption
 from tui.cli.train import StartOptions, build_request
 
 if TYPE_CHECKING:
-    from engine.optim.lr_range import LossCurve, LrRange, LrSuggestion
+    from engine.optim.lr_range import LossCurve, LrRange
     from engine.runs.events import Event
 
 LR_KEY = "optim.lr"
-Pick = Literal["valley", "steepest"]
-"""The suggestion that `--set` writes."""
 
 
 @command(
@@ -42,7 +40,6 @@ def lr_find(
     high: Annotated[float, typer.Option("--to", metavar="LR", help="Last learning rate.")] = 10.0,
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Learning rates to test, one per step.")] = 100,
     write: Annotated[bool, typer.Option("--set", help="Write the suggestion to optim.lr in the CONFIG file.")] = False,
-    pick: Annotated[Pick, typer.Option("--pick", help="The suggestion that --set writes.")] = "valley",
     flags: FlagOverrides,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: events, losses, result.")] = False,
     trust_code: TrustCodeOption = False,
@@ -77,7 +74,7 @@ def lr_find(
         report.show_result(curve, suggestion)
         code = 0 if suggestion is not None else 1
         if path is not None and suggestion is not None:
-            report.show_change(path, set_number(path, LR_KEY, getattr(suggestion, pick)))
+            report.show_change(path, set_number(path, LR_KEY, suggestion))
     sys.stdout.flush()
     config_copies.close()
     # A regular exit takes a second with torch loaded.
@@ -99,11 +96,10 @@ class JsonReport:
             smoothed=_finite(curve.smoothed[-1]),
         )
 
-    def show_result(self, curve: LossCurve, suggestion: LrSuggestion | None) -> None:
+    def show_result(self, curve: LossCurve, suggestion: float | None) -> None:
         self._print(
             "lr_found",
-            valley=suggestion and suggestion.valley,
-            steepest=suggestion and suggestion.steepest,
+            valley=suggestion,
             diverged=curve.diverged,
             steps=len(curve.losses),
         )
@@ -142,7 +138,7 @@ class TextReport:
         progress = f"step {step}/{self._lr_range.steps}  lr {format_lr(lr)}  loss {format_score(loss)}"
         show_progress(progress)
 
-    def show_result(self, curve: LossCurve, suggestion: LrSuggestion | None) -> None:
+    def show_result(self, curve: LossCurve, suggestion: float | None) -> None:
         from tui.cli.console import table_console
         from tui.tables.lr_find import lr_find_lines, no_suggestion_problem
 

@@ -1,41 +1,30 @@
-"""The result of `gputrain lr-find`: the loss over the learning rate as a chart, and a table of the suggestions."""
+"""The result of `gputrain lr-find`: the loss over the learning rate as a chart, and what it suggests."""
 
 from __future__ import annotations
 
 from rich.text import Text
 
-from engine.optim.lr_range import LossCurve, LrRange, LrSuggestion
+from engine.optim.lr_range import LossCurve, LrRange
 from engine.runs.event_lines import describe_devices, event_line
 from engine.runs.events import ControlEvent, Event, RunStarted
-from engine.show.table import Column, fit
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_lr
-from tui.charts.lr_range import LOSS_STYLE, SUGGESTION_STYLES, range_test_curves, suggested_rates
+from tui.charts.lr_range import LOSS_STYLE, SUGGESTION_STYLE, range_test_curves
 from tui.charts.plot import plot
 from tui.palette import STRONG
-from tui.tables import styled
 
 CHART_LINES, MAX_CHART_COLUMNS = 16, 100
-MEANINGS = {
-    "valley": "two thirds into the range in which it falls",
-    "steepest": "where the loss falls fastest",
-}
-COLUMNS: tuple[Column[tuple[str, float]], ...] = (
-    Column("name", "suggestion", lambda row: (("│ ", SUGGESTION_STYLES[row[0]]), (row[0], ""))),
-    Column("lr", "learning rate", lambda row: f"optim.lr={format_lr(row[1])}", style=STRONG),
-    Column("meaning", "meaning", lambda row: MEANINGS[row[0]]),
-)
 
 
-def lr_find_lines(curve: LossCurve, suggestion: LrSuggestion, width: int) -> list[Text]:
-    """Return the chart of a test and its suggestions, at most `width` columns wide."""
+def lr_find_lines(curve: LossCurve, suggestion: float, width: int) -> list[Text]:
+    """Return the chart of a test and its suggestion, at most `width` columns wide."""
     curves, window = range_test_curves(curve, suggestion)
     drawn = plot(curves, window, min(width, MAX_CHART_COLUMNS), CHART_LINES)
-    rows = list(suggested_rates(suggestion).items())
-    table = fit(COLUMNS, rows, width)
     legend = Text.assemble(("─", LOSS_STYLE), f" smoothed loss; {describe_end(curve)}")
-    return [legend, *drawn.lines, *(styled(table.line(row)) for row in rows)]
+    found = Text.assemble(("│ ", SUGGESTION_STYLE), (f"optim.lr={format_lr(suggestion)}", STRONG))
+    found.append("  two thirds into the range in which the loss falls")
+    return [legend, *drawn.lines, found]
 
 
 def describe_end(curve: LossCurve) -> str:

@@ -42,8 +42,8 @@ def test_usage_error_takes_one_line(arguments: str, code: str, location: str, ad
         ("runs -n 0", "--count: must be at least 1; see `gputrain runs --help`"),
         ("gpus --interval x", "--interval: must be a number; see `gputrain gpus --help`"),
         (
-            "lr-find --pick low",
-            "--pick: low is not allowed: must be one of valley, steepest",
+            "models --source x",
+            "--source: x is not allowed: must be one of builtin, torchvision, timm",
         ),
     ],
 )
