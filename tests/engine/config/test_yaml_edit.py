@@ -35,8 +35,8 @@ def test_with_number_replaces_value(text: str, edited: str) -> None:
         ("optim: {}\n", "optim: {lr: 0.05}\n"),
         ("optim: {name: sgd}\n", "optim: {lr: 0.05, name: sgd}\n"),
         (
-            "optim:\r\n    # the best\r\n    name: sgd # c\r\n    momentum: 0.8\r\n",
-            "optim:\r\n    # the best\r\n    name: sgd # c\r\n    lr: 0.05\r\n    momentum: 0.8\r\n",
+            "optim:\n    # the best\n    name: sgd # c\n    momentum: 0.8\n",
+            "optim:\n    # the best\n    lr: 0.05\n    name: sgd # c\n    momentum: 0.8\n",
         ),
         ("optim:\n  options:\n    a: 1\n", "optim:\n  lr: 0.05\n  options:\n    a: 1\n"),
     ],
