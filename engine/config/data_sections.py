@@ -16,7 +16,6 @@ OTHER_LABELS_ADVICE = (
     "gputrain run -- python train.py"
 )
 Fit = Literal["crop", "squash"]
-Shuffle = Literal["full", "blocks"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder", "webdataset", "fake"]
 
@@ -64,12 +63,6 @@ class DataConfig(Section):
     )
     drop_last: bool = Field(
         True, title="drop last batch", description="Drop the last incomplete batch of each training epoch."
-    )
-    shuffle: Shuffle = Field(
-        "full",
-        description="Order of the training images: full or blocks. full shuffles all of them; blocks shuffles blocks "
-        "of 64 neighbors in storage, then images within windows of 512 blocks, for datasets that are "
-        "larger than memory and read from hard disks or a network file system.",
     )
     pipeline: Literal["auto", "memory", "stream", "fixed"] = Field(
         "auto",

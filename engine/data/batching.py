@@ -46,7 +46,6 @@ def build_sampler_from_counts(
         seed=config.run.seed,
         accumulate=config.optim.accumulate,
         devices_per_rank=devices_per_rank,
-        shuffle=data.shuffle,
     )
 
 

@@ -15,17 +15,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config.data_sections import Shuffle
-
 Indices = NDArray[np.int64]
 Part = Literal["train", "val", "test"]
 PARTS: tuple[Part, ...] = ("train", "val")
 """Those of every dataset. A folder may also have test images, which are evaluated once at the end of a run."""
-# Images that are neighbors in storage and are read together: about 7 MB of ImageNet's photos.
-BLOCK_IMAGES = 64
-# Blocks whose images are shuffled together. With 1.28 million images sorted by class, 1,000 classes, a batch of 256
-# images has 182 distinct classes; 226 in a full shuffle, 68 with 64 blocks of 256 images.
-WINDOW_BLOCKS = 512
 _UINT64_MASK = 0xFFFFFFFFFFFFFFFF
 
 
@@ -47,7 +40,6 @@ class RandomStream(IntEnum):
     ERASING_SHAPE = 13
     ERASING_POSITION = 14
     RESIZED_CROP_POSITION = 15
-    BLOCK_SHUFFLE = 16
 
 
 def _splitmix64(value: int) -> int:
@@ -97,29 +89,6 @@ def random_integers(high: int, seed: int, stream: RandomStream, epoch: int, indi
 def epoch_permutation(num_images: int, seed: int, epoch: int) -> Indices:
     """Return the shuffled order of the training images of an epoch."""
     return np.argsort(random_bits(seed, RandomStream.SHUFFLE, epoch, np.arange(num_images)), kind="stable")
-
-
-def block_permutation(num_images: int, seed: int, epoch: int) -> Indices:
-    """Return an order of the training images of an epoch in which neighbors in storage are read at about the same time.
-
-    Blocks of `BLOCK_IMAGES` consecutive images are permuted, then images are shuffled within windows of about
-    `WINDOW_BLOCKS` permuted blocks. It is `epoch_permutation` if all images are in one window.
-    """
-    num_blocks = -(-num_images // BLOCK_IMAGES)
-    num_windows = max(1, round(num_blocks / WINDOW_BLOCKS))
-    if num_windows == 1:
-        return epoch_permutation(num_images, seed, epoch)
-    blocks = np.argsort(random_bits(seed, RandomStream.BLOCK_SHUFFLE, epoch, np.arange(num_blocks)), kind="stable")
-    order = np.empty(num_images, np.int64)
-    start = 0
-    # Windows of almost equal size: the images of a small last one would hardly be mixed.
-    for window in np.array_split(blocks, num_windows):
-        images = (window[:, None] * BLOCK_IMAGES + np.arange(BLOCK_IMAGES)).ravel()
-        images = images[images < num_images]
-        shuffled = np.argsort(random_bits(seed, RandomStream.SHUFFLE, epoch, images), kind="stable")
-        order[start : start + len(images)] = images[shuffled]
-        start += len(images)
-    return order
 
 
 def stratified_split(labels: NDArray[np.integer], val_split: float, seed: int) -> tuple[Indices, Indices]:
@@ -190,7 +159,6 @@ class DistributedBatchSampler:
     accumulate: int = 1
     """Micro-batches per step (gradient accumulation)."""
     devices_per_rank: int = 1
-    shuffle: Shuffle = "full"
 
     @property
     def num_devices(self) -> int:
@@ -235,7 +203,7 @@ class DistributedBatchSampler:
 
         With equal global batch sizes, a step has the same images for any number of ranks and micro-batches.
         """
-        order = self._epoch_order(epoch)
+        order = epoch_permutation(self.train_images, self.seed, epoch)
         for step in range(first_step, self.steps_per_epoch):
             images = order[step * self.global_batch : (step + 1) * self.global_batch]
             rank_images = np.array_split(images, self.world_size)[self.rank]
@@ -244,11 +212,6 @@ class DistributedBatchSampler:
                 weight = len(batch) * self.world_size / len(images)
                 ends = number == len(batches)
                 yield BatchRequest("train", epoch, batch if len(batch) else images[:1], weight, ends)
-
-    def _epoch_order(self, epoch: int) -> Indices:
-        if self.shuffle == "full":
-            return epoch_permutation(self.train_images, self.seed, epoch)
-        return block_permutation(self.train_images, self.seed, epoch)
 
     def repeated_train_requests(self, steps: int) -> Iterator[BatchRequest]:
         """Yield this rank's training batches of at least `steps` steps, epoch after epoch, without validation."""

@@ -17,6 +17,8 @@ EXTRAS = {
 }
 # Fewer letters begin too many words.
 MIN_PREFIX_LETTERS = 3
+# Ratio of matching characters (difflib).
+MIN_SIMILARITY = 0.66
 
 
 @dataclass(frozen=True)
@@ -104,46 +106,24 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate that `word` most likely means; None if none is close.
+    """Return the candidate that `word` most likely means: it is the start of it, or similar; None if none is close.
 
-    `word` is the start of it, or has at most one mistyped character in three, as in the suggestions of LLVM. Case and
-    the minus signs of options do not count.
+    Case and the minus signs of options do not count.
     """
+    # Takes 2 ms, and few programs need it.
+    from difflib import get_close_matches
+
     typed = _folded(word)
-    folded = {candidate: _folded(candidate) for candidate in candidates}
-    longer = [candidate for candidate, name in folded.items() if name.startswith(typed)]
+    by_folded = {_folded(candidate): candidate for candidate in candidates}
+    longer = [folded for folded in by_folded if folded.startswith(typed)]
     if longer and len(typed) >= MIN_PREFIX_LETTERS:
-        return min(longer, key=len)
-    distances: dict[str, int] = {}
-    for candidate, name in folded.items():
-        limit = (max(len(typed), len(name)) + 1) // 3
-        if (distance := _edit_distance(typed, name, limit)) <= limit:
-            distances[candidate] = distance
-    return min(distances, key=distances.__getitem__) if distances else None
+        return by_folded[min(longer, key=len)]
+    similar = get_close_matches(typed, by_folded, 1, MIN_SIMILARITY)
+    return by_folded[similar[0]] if similar else None
 
 
 def _folded(word: str) -> str:
     return word.lstrip("-").casefold()
-
-
-def _edit_distance(word: str, other: str, limit: int) -> int:
-    """Return the number of inserted, deleted, replaced and transposed characters (optimal string alignment).
-
-    Stops at `limit` with a number above it: `word` is compared with thousands of model names.
-    """
-    if abs(len(word) - len(other)) > limit:
-        return limit + 1
-    before, row = list[int](), list(range(len(other) + 1))
-    for i, letter in enumerate(word, 1):
-        earlier, before, row = before, row, [i]
-        for j, other_letter in enumerate(other, 1):
-            distance = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other_letter))
-            if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == other_letter:
-                distance = min(distance, earlier[j - 2] + 1)
-            row.append(distance)
-        if min(row) > limit:
-            return limit + 1
-    return row[-1]
 
 
 def not_installed(library: str) -> str:

@@ -90,28 +90,17 @@ class HelperProcess:
         )
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101 (for mypy)
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        os.set_blocking(self._stdin.fileno(), False)
-        self._unsent = b""
         self._partial_line = b""
         self._lines: deque[bytes] = deque()
         self._at_eof = False
 
     def send(self, request: object) -> None:
-        """Send a request. Never blocks: what does not fit into the pipe is sent while waiting for an answer."""
+        """Send a request, which fits into the pipe (64 KiB, pipe(7)) unless the process has not read earlier ones."""
         from engine.utils.codec import encode
 
-        self._unsent += encode(request) + b"\n"
-        self._flush()
-
-    def _flush(self) -> None:
-        try:
-            while self._unsent:
-                self._unsent = self._unsent[os.write(self._stdin.fileno(), self._unsent) :]
-        except BlockingIOError:
-            return
-        except OSError:
-            # The process has ended; the next read raises HelperExitedError.
-            self._unsent = b""
+        # A process that has ended: the next read raises HelperExitedError.
+        with suppress(BrokenPipeError):
+            self._stdin.write(encode(request) + b"\n")
 
     def receive(self, kind: type[T], timeout_s: float = math.inf) -> T:
         """Return the next answer; lines that are not JSON are skipped. Without a timeout it waits until the process
@@ -145,27 +134,21 @@ class HelperProcess:
     def _read_until(self, deadline: float) -> list[bytes]:
         lines: list[bytes] = []
         while not self._at_eof:
-            ready = self._poll(0.0 if lines else max(deadline - time.monotonic(), 0.0))
-            if not ready:
+            if not self._has_output(0.0 if lines else max(deadline - time.monotonic(), 0.0)):
                 return lines
-            if self._stdin.fileno() in ready:
-                self._flush()
-            if self._stdout.fileno() in ready:
-                data = os.read(self._stdout.fileno(), READ_BYTES)
-                self._at_eof = not data
-                *complete, self._partial_line = (self._partial_line + data).split(b"\n")
-                lines += complete
+            data = os.read(self._stdout.fileno(), READ_BYTES)
+            self._at_eof = not data
+            *complete, self._partial_line = (self._partial_line + data).split(b"\n")
+            lines += complete
         if not lines:
             raise HelperExitedError(self.exit_code(END_SECONDS), self._last_stderr_line())
         return lines
 
-    def _poll(self, timeout_s: float) -> list[int]:
-        """Return the pipes that are ready. poll(2), because select(2) fails for descriptors from 1024 up."""
+    def _has_output(self, timeout_s: float) -> bool:
+        """Wait for output. poll(2), because select(2) fails for descriptors from 1024 up."""
         poll = select.poll()
         poll.register(self._stdout, select.POLLIN)
-        if self._unsent:
-            poll.register(self._stdin, select.POLLOUT)
-        return [fd for fd, _ in poll.poll(None if timeout_s == math.inf else math.ceil(1000 * timeout_s))]
+        return bool(poll.poll(None if timeout_s == math.inf else math.ceil(1000 * timeout_s)))
 
     def _last_stderr_line(self) -> str:
         if self._stderr is None:

@@ -203,7 +203,7 @@ def test_parse_yaml_reads_scalars_as_yaml_1_2(text: str, value: object) -> None:
         ("- 1", "wrong-format", "{}", ", data, "),
         ("run: 3", "invalid-value", "run", "int"),
         ("model: resnet18", "invalid-value", "model", "model.name?"),
-        ("optimizer: {name: adam}", "unknown-key", "optimizer", "optim.name?"),
+        ("optimizer: {name: adam}", "unknown-key", "optimizer", "optim?"),
         ("base: 3", "invalid-value", "{}", "base: "),
         ("? [a, b]\n: 1", "invalid-yaml", "{}, line 1", ""),
     ],

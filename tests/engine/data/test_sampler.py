@@ -5,18 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.config.data_sections import Shuffle
 from engine.data.batching import sampler_warnings
 from engine.data.sampler import (
-    BLOCK_IMAGES,
-    WINDOW_BLOCKS,
     BatchRequest,
     DistributedBatchSampler,
     Part,
     RandomStream,
     _splitmix64,
     batch_random_bits,
-    block_permutation,
     epoch_permutation,
     image_random_bits,
     random_bits,
@@ -35,9 +31,8 @@ def make_sampler(
     batch: int = 8,
     drop_last: bool = True,
     accumulate: int = 1,
-    shuffle: Shuffle = "full",
 ) -> DistributedBatchSampler:
-    return DistributedBatchSampler(train, val, batch, rank, world, drop_last, 3, accumulate, shuffle=shuffle)
+    return DistributedBatchSampler(train, val, batch, rank, world, drop_last, 3, accumulate)
 
 
 def test_splitmix64_matches_reference() -> None:
@@ -59,7 +54,7 @@ def test_random_bits_match_scalar_splitmix64() -> None:
 def test_random_draws_are_those_of_earlier_versions() -> None:
     # A run of an earlier version resumes with the same split, order and augmentation.
     per_stream = [image_random_bits(7, stream, 2, 5) >> 56 for stream in RandomStream]
-    assert per_stream == [93, 95, 16, 123, 86, 54, 90, 35, 54, 159, 212, 223, 167, 169, 49, 68]
+    assert per_stream == [93, 95, 16, 123, 86, 54, 90, 35, 54, 159, 212, 223, 167, 169, 49]
     per_batch = [
         batch_random_bits(7, RandomStream.MIXUP, 2, batch, rank) >> 56 for batch in range(4) for rank in range(2)
     ]
@@ -96,28 +91,6 @@ def test_epoch_permutation_changes_each_epoch() -> None:
     assert sorted(first.tolist()) == list(range(1000))
     assert (first == second).mean() < 0.02
     assert (first == epoch_permutation(1000, 0, 1)).all()
-
-
-def test_block_permutation_keeps_neighbors_in_one_window() -> None:
-    images = 2 * WINDOW_BLOCKS * BLOCK_IMAGES
-    first, second = block_permutation(images, 0, 1), block_permutation(images, 0, 2)
-    assert (np.sort(first) == np.arange(images)).all()
-    assert (first == block_permutation(images, 0, 1)).all()
-    assert (first == second).mean() < 0.001
-    position = np.argsort(first)
-    windows = [position[start : start + BLOCK_IMAGES] // (images // 2) for start in range(0, images, BLOCK_IMAGES)]
-    assert {len(set(window.tolist())) for window in windows} == {1}
-    assert {int(window[0]) for window in windows} == {0, 1}
-
-
-def test_block_permutation_mixes_classes_that_are_stored_one_after_the_other() -> None:
-    labels = np.arange(200_000) // 200
-    batches = labels[block_permutation(len(labels), 3, 1)][:199_680].reshape(-1, 256)
-    assert np.mean([len(np.unique(batch)) for batch in batches]) > 180, "226 in a full shuffle"
-
-
-def test_block_permutation_of_small_dataset_is_full_shuffle() -> None:
-    assert (block_permutation(3000, 7, 2) == epoch_permutation(3000, 7, 2)).all()
 
 
 def test_stratified_split_keeps_class_ratios() -> None:
@@ -195,22 +168,11 @@ def test_sampler_gives_every_rank_same_batch_count_per_step() -> None:
     assert ends[0] == ends[1] == ends[2]
 
 
-@pytest.mark.parametrize("shuffle", ["full", "blocks"])
-def test_sampler_continues_epoch_from_any_batch(shuffle: Shuffle) -> None:
-    sampler = make_sampler(1, 2, train=70_000, batch=1000, shuffle=shuffle)
+def test_sampler_continues_epoch_from_any_batch() -> None:
+    sampler = make_sampler(1, 2, train=70_000, batch=1000)
     whole = list(sampler.train_requests(5))
     resumed = list(sampler.train_requests(5, first_step=3))
     assert [batch.indices.tolist() for batch in resumed] == [batch.indices.tolist() for batch in whole[3:]]
-
-
-def test_sampler_blocks_cover_each_image_once_for_any_number_of_ranks() -> None:
-    for world in (1, 2, 3):
-        samplers = [
-            make_sampler(rank, world, train=70_000, batch=999, drop_last=False, shuffle="blocks")
-            for rank in range(world)
-        ]
-        batches = [request.indices for sampler in samplers for request in sampler.train_requests(2)]
-        assert (np.sort(np.concatenate(batches)) == np.arange(70_000)).all()
 
 
 def test_sampler_repeats_epochs_without_validation_for_at_least_the_steps() -> None:

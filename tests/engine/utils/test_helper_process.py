@@ -145,15 +145,11 @@ def test_helper_read_lines_returns_all_complete_lines() -> None:
             helper.read_lines(0.0)
 
 
-def test_helper_send_never_blocks_on_request_larger_than_pipe(start: Start) -> None:
+def test_helper_receives_request_larger_than_pipe(start: Start) -> None:
     large = "x" * (1 << 20)
     with start("time.sleep(0.2)\nparent.send(len(parent.receive(str)))") as helper:
         helper.send(large)
         assert helper.receive(int, PATIENCE_SECONDS) == len(large)
-    with start("time.sleep(1000)") as helper:
-        helper.send(large)
-        with pytest.raises(HelperTimeoutError):
-            helper.receive(str, 0.1)
 
 
 def test_helper_kill_from_another_thread_ends_receive(start: Start) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.config.data_sections import Shuffle
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.data.batching import build_sampler
@@ -24,15 +23,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_shards(tmp_path_factory.mktemp("shards"), shards=6, images=12)
 
 
-@pytest.fixture(autouse=True)
-def several_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.data.sampler.BLOCK_IMAGES", 4)
-    monkeypatch.setattr("engine.data.sampler.WINDOW_BLOCKS", 5)
-
-
-def open_shards(shards: str, shuffle: Shuffle, worker_type: str) -> tuple[Config, EncodedSource]:
+def open_shards(shards: str, worker_type: str) -> tuple[Config, EncodedSource]:
     data = ["data.dataset=webdataset", f"data.path={shards}", "data.image_size=16", "data.batch_size=8"]
-    overrides = [*data, *AUGMENTED, f"data.shuffle={shuffle}", f"data.worker_type={worker_type}"]
+    overrides = [*data, *AUGMENTED, f"data.worker_type={worker_type}"]
     config = resolve_config(None, overrides).config
     source = open_source(config)
     assert isinstance(source, EncodedSource)
@@ -45,18 +38,12 @@ def load(config: Config, source: EncodedSource, workers: int, first_step: int = 
     return list(BatchLoader(source, config, model_input_format(config, source), requests, workers))
 
 
-@pytest.mark.parametrize("shuffle", ["full", "blocks"])
 @pytest.mark.parametrize(("workers", "worker_type"), [(0, "auto"), (2, "threads"), (4, "threads"), (2, "processes")])
-def test_tar_batches_after_resume_continue_epoch(shards: str, shuffle: Shuffle, workers: int, worker_type: str) -> None:
-    config, source = open_shards(shards, shuffle, worker_type)
+def test_tar_batches_after_resume_continue_epoch(shards: str, workers: int, worker_type: str) -> None:
+    config, source = open_shards(shards, worker_type)
     whole, resumed = load(config, source, 0), load(config, source, workers, first_step=3)
     assert len(whole) > 10
     assert len(resumed) == len(whole) - 3
     for batch, other in zip(whole[3:], resumed, strict=True):
         assert torch.equal(batch.images, other.images)
         assert torch.equal(batch.labels, other.labels)
-
-
-def test_tar_batches_differ_between_shuffles(shards: str) -> None:
-    full, blocks = (load(*open_shards(shards, shuffle, "auto"), 0) for shuffle in ("full", "blocks"))  # type: ignore[arg-type]
-    assert not torch.equal(full[0].images, blocks[0].images)
