@@ -54,6 +54,7 @@ SYNONYMS = {
 }
 # Keys of earlier versions, each with its default, which their config files hold, and with what holds now.
 REMOVED_KEYS: dict[str, tuple[Any, str]] = {
+    "optim.muon_conv": ("off", "Muon trains matrices, and AdamW the other parameters"),
     "data.shuffle": ("full", "all training images are shuffled"),
     "data.decoder": ("auto", "JPEG files are decoded on the CPU"),
     "queue.backfill": (0.0, "a later run does not start before a run that waits for the same GPUs"),

@@ -60,7 +60,6 @@ DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "model.compile_mode": ("model.compile", {"true"}),
     "model.init_std": ("model.init", {"normal"}),
     **{f"optim.{key}": ("optim.name", optimizers_accepting(key)) for key in ("momentum", "nesterov", "betas", "eps")},
-    "optim.muon_conv": ("optim.name", {"muon"}),
     "optim.nonfinite_limit": ("optim.nonfinite", {"skip"}),
     "schedule.by": ("schedule.name", _SCHEDULES - {"constant", "plateau"} | {ANY_USER_CODE}),
     "schedule.warmup_epochs": ("schedule.name", _SCHEDULES_WITH_WARMUP),

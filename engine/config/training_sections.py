@@ -249,13 +249,6 @@ class OptimConfig(Section):
         "pattern such as *pos_embed*, bias for all biases, or norm for all normalization layers. "
         "Example: {norm: 0, bias: 0, fc: 0.01}. The longest matching name applies, then bias, then norm.",
     )
-    muon_conv: Literal["off", "on", "normalize"] = Field(
-        "off",
-        title="Muon on filters",
-        description="How muon updates convolution filters: on, normalize or off. on updates them as matrices of one "
-        "row per output channel; normalize also scales each filter to the norm sqrt(output channels) "
-        "before each step, as airbench does; off uses adamw.",
-    )
     options: Options = Field(
         {},
         title="optimizer options",

@@ -54,10 +54,8 @@ class LayerSummary:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """`images` is the input shape. `layers` are in order of definition, the whole model first. `activation_bytes` is
-    the size of the outputs of all leaf layers; `saved_bytes` what autograd keeps for the backward pass, including the
-    images. `groups` are the parameter groups of the optimizer. `input` describes the model's input in training and
-    evaluation."""
+    """`images` is the input shape. `layers` are in order of definition, the whole model first. `groups` are the
+    parameter groups of the optimizer. `input` describes the model's input in training and evaluation."""
 
     model: str
     images: Shape
@@ -67,8 +65,6 @@ class ModelSummary:
     buffers: int
     weight_bytes: int
     multiply_adds: int
-    activation_bytes: int
-    saved_bytes: int
     layers: list[LayerSummary]
     groups: list[ParamGroupSummary]
     input: str
@@ -96,8 +92,6 @@ def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
         buffers=sum(buffer.numel() for buffer in model.buffers()),
         weight_bytes=weight_bytes(model),
         multiply_adds=trace.multiply_adds.get("", 0),
-        activation_bytes=trace.activation_bytes,
-        saved_bytes=trace.saved_bytes,
         layers=list(layer_summaries(model, trace)),
         groups=summarize_param_groups(config.optim, model),
         input=", ".join(filter(None, (images.describe(), describe_pretrained_input(config, pretrained)))),
@@ -139,58 +133,37 @@ def input_spec(config: Config) -> tuple[ImageFormat, int]:
 
 @dataclass
 class ForwardTrace:
-    """One forward pass. `multiply_adds` are summed over all calls of a path."""
+    """One forward pass: the last output of each path, and the multiply-adds summed over all its calls."""
 
     output_shapes: dict[str, Shape | None] = field(default_factory=dict)
     multiply_adds: dict[str, int] = field(default_factory=dict)
-    activation_bytes: int = 0
-    saved_bytes: int = 0
 
 
 def trace_model(model: nn.Module, images: Tensor) -> ForwardTrace:
-    """Trace one forward pass in evaluation mode with gradients enabled."""
+    """Trace one forward pass in evaluation mode."""
     trace, flops_before = ForwardTrace(), list[int]()
     counter = FlopCounterMode(display=False)
 
-    def leave(path: str, leaf: bool, inputs: tuple[Any, ...], output: Any) -> None:
+    def leave(path: str, output: Any) -> None:
         trace.output_shapes[path] = first_shape(output)
         flops = counter.get_total_flops() - flops_before.pop()
         trace.multiply_adds[path] = trace.multiply_adds.get(path, 0) + flops // 2
-        if leaf:
-            before = {storage_id(tensor) for tensor in tensors_in(inputs)}
-            # In-place operations and views allocate nothing.
-            fresh = [tensor for tensor in tensors_in(output) if storage_id(tensor) not in before]
-            trace.activation_bytes += sum(tensor.nbytes for tensor in fresh)
 
     handles = []
     for path, module in model.named_modules():
-        leaf = next(module.children(), None) is None
         handles += [
             module.register_forward_pre_hook(lambda *_: flops_before.append(counter.get_total_flops())),
-            module.register_forward_hook(
-                lambda _, inputs, output, path=path, leaf=leaf: leave(path, leaf, inputs, output)
-            ),
+            module.register_forward_hook(lambda _, __, output, path=path: leave(path, output)),
         ]
-    own_storages = {storage_id(value) for value in (*model.parameters(), *model.buffers())}
-    # Keeps the storages alive, so that no other one gets the same address.
-    saved: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        if storage_id(tensor) not in own_storages:
-            saved[storage_id(tensor)] = tensor
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept)
     training = model.training
     model.eval()
     try:
-        with images.device, _mha_fastpath_disabled(), counter, hooks, torch.enable_grad():
+        with images.device, _mha_fastpath_disabled(), counter, torch.no_grad():
             model(images)
     finally:
         model.train(training)
         for handle in handles:
             handle.remove()
-    trace.saved_bytes = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
     return trace
 
 
@@ -205,23 +178,12 @@ def _mha_fastpath_disabled() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, list | tuple) else []
-
-
 def first_shape(value: Any) -> Shape | None:
-    """Shape of the first tensor in `value`."""
-    tensors = tensors_in(value)
-    return tuple(tensors[0].shape) if tensors else None
-
-
-def storage_id(tensor: Tensor) -> int:
-    """Identify a storage during its lifetime."""
-    return int(tensor.untyped_storage()._cdata)
+    """Return the shape of the first tensor in nested containers."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return next((shape for part in parts if (shape := first_shape(part)) is not None), None)
 
 
 def layer_summaries(model: nn.Module, trace: ForwardTrace) -> Iterator[LayerSummary]:

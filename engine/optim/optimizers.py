@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from engine.config.training_sections import TIMM_PREFIX, OptimConfig
 from engine.config.user_code import is_user_optimizer
 from engine.optim.lazy_dynamo import avoid_dynamo_import, unwrap_step
 from engine.optim.lr_schedule import scaled_lr
-from engine.optim.muon import FILTER_DIMENSIONS, MuonAdamW, muon_dimensions
+from engine.optim.muon import MuonAdamW
 from engine.optim.param_groups import ParamGroup, build_param_groups
 from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
 from engine.optim.user_optimizer import build_user_optimizer, restored_groups
@@ -64,8 +63,7 @@ def build_optimizer(
     lr = scaled_lr(config, world_size)
     avoid_dynamo_import()
     if is_user_optimizer(config.name):
-        restore = partial(restore_optimizer, config=config)
-        own = build_user_optimizer(config, run or RunConfig(), groups, lr, restore, [] if notes is None else notes)
+        own = build_user_optimizer(config, run or RunConfig(), groups, lr, [] if notes is None else notes)
         # Without torch's wrapper around `step`, hooks would not run.
         if not (own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks):
             unwrap_step(own)
@@ -75,7 +73,7 @@ def build_optimizer(
     else:
         arguments = optimizer_kwargs(config, OPTIMIZERS[config.name], DEFAULT_OVERRIDES.get(config.name, {}))
         if config.name == "muon":
-            optimizer = _build_muon(config, groups, lr, arguments)
+            optimizer = _build_muon(groups, lr, arguments)
         else:
             optimizer_class = OPTIMIZER_CLASSES[config.name]
             # torch initializes the momentum buffer with the undampened first gradient; `_init_momentum_buffers` sets
@@ -89,16 +87,14 @@ def build_optimizer(
     return optimizer
 
 
-def _build_muon(config: OptimConfig, param_groups: list[ParamGroup], lr: float, arguments: dict[str, Any]) -> Optimizer:
-    dimensions = {value.ndim for group in param_groups for _, value in group["params"]}
-    if not dimensions & muon_dimensions(config.muon_conv):
-        hint = " or set optim.muon_conv=on" if FILTER_DIMENSIONS in dimensions else ""
-        reason = f"muon trains matrices, and this model has no trainable matrix; use adamw{hint}"
+def _build_muon(param_groups: list[ParamGroup], lr: float, arguments: dict[str, Any]) -> Optimizer:
+    if not any(value.ndim == 2 for group in param_groups for _, value in group["params"]):
+        reason = "muon trains matrices, and this model has no trainable matrix; use adamw"
         raise UsageError.one("optim.name", reason, code="not-supported")
     betas = {"betas": arguments.pop("betas")} if "betas" in arguments else {}
     eps = {"eps": arguments["eps"]} if "eps" in arguments else {}
     adamw = {"lr": lr, "weight_decay": arguments["weight_decay"], **betas, **eps, "fused": True}
-    return MuonAdamW(param_groups, {"lr": lr, **arguments}, adamw, config.muon_conv)
+    return MuonAdamW(param_groups, {"lr": lr, **arguments}, adamw)
 
 
 def _build_timm(config: OptimConfig, param_groups: list[ParamGroup], lr: float) -> Optimizer:

@@ -70,7 +70,7 @@ def effects(stage: Stage, images: Path) -> dict[str, bool]:
         },
         "filled in the form": "evil:Net" in load_last_form().overrides.values(),
         "trained the victim on their images": bool(load_or_decode("k", black_image).images.any()),
-        "hid an unreadable image": bool(_readable_images(images, lambda *_: None)[0]),
+        "hid an unreadable image": bool(_readable_images(images)[0]),
     }
 
 

@@ -150,12 +150,12 @@ def prepare_image_index(root: Path) -> Path:
     (root / "images").mkdir()
     (root / "images" / "a.png").write_bytes(PNG)
     path = user_file(cache_folder, str)(root)
-    folder._readable_images(root / "images", lambda *_: None)
+    folder._readable_images(root / "images")
     return next(path.glob("images-*.json"))
 
 
 def read_image_index(root: Path) -> None:
-    readable, unreadable = folder._readable_images(root / "images", lambda *_: None)
+    readable, unreadable = folder._readable_images(root / "images")
     assert (len(readable), unreadable) == (1, [])
 
 

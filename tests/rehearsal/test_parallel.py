@@ -84,7 +84,7 @@ def test_recipe_over_nccl_equals_cpu_ranks(rehearsal: Rehearsal, recipe: tuple[s
 @pytest.mark.parametrize("pipeline", ["memory", "stream"])
 def test_size_schedule_on_two_gpus_equals_cpu_ranks(rehearsal: Rehearsal, pipeline: str) -> None:
     model = ("--model", "resnet18-small", "model.options={width: 8}", "data.size_schedule=[8@1,16@2]")
-    optimizer = ("--optimizer", "muon", "optim.muon_conv=on", "--lr", "0.001")
+    optimizer = ("--optimizer", "muon", "--lr", "0.001")
     recipe = (*COLOR, *BATCH, *model, *optimizer, f"data.pipeline={pipeline}")
     on_gpus = rehearsal.run("gpus", *recipe, "--gpus", "free:2")
     assert_equal_training(on_gpus, rehearsal.run("cpu", *recipe, "--ranks", "2", *CPU))

@@ -51,7 +51,7 @@ def layer_lines(summary: ModelSummary, depth: int) -> list[str]:
 
 
 def total_lines(summary: ModelSummary) -> list[str]:
-    """Return totals: input, parameters, multiply-adds, weight and activation memory."""
+    """Return totals: input, parameters, multiply-adds and the memory of the weights."""
     frozen = summary.parameters - summary.trainable
     facts = {
         "images": f"{format_shape(summary.images)}, {summary.classes} classes",
@@ -60,8 +60,6 @@ def total_lines(summary: ModelSummary) -> list[str]:
         f"{summary.buffers:,} buffer elements",
         "multiply-adds": format_large(summary.multiply_adds),
         "weights": format_bytes(summary.weight_bytes),
-        "activations": f"about {format_bytes(summary.activation_bytes)} of outputs, "
-        f"{format_bytes(summary.saved_bytes)} saved for the backward pass",
     }
     return fact_lines(facts)
 

@@ -12,17 +12,14 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from engine.data.pack.reencode import Encoding, reencode
 from engine.data.sampler import PARTS, Part
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.folder import ALLOW_EMPTY, FolderScan, OnProgress, scan_folder
+from engine.data.sources.folder import ALLOW_EMPTY, FolderScan, scan_folder
 from engine.data.sources.image import named_image
 from engine.data.sources.image_file import read_image_file
 from engine.data.sources.tar_index import IMAGE_EXTENSIONS
@@ -30,15 +27,11 @@ from engine.data.sources.webdataset import CLASS_FILES, parse_class_names
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import is_folder
 from engine.utils.host import available_cores
-from engine.utils.text import list_names
 from engine.utils.threads import CancellingPool, map_ahead
 
 SHARD_BYTES = 1 << 29
 # Images that are re-encoded ahead of the one that is written, per thread. They are in memory.
 AHEAD_PER_THREAD = 4
-SAMPLE_IMAGES = 200
-# Headers of an image and its label, the label, and what fills the last blocks.
-MEMBER_BYTES = 2048
 
 
 @dataclass(frozen=True)
@@ -48,13 +41,7 @@ class PackRequest:
     folder: Path
     output: Path
     encoding: Encoding | None = None
-    threads: int | None = None
     allow_empty: bool = False
-    force: bool = False
-
-    @property
-    def num_threads(self) -> int:
-        return self.threads or available_cores()
 
     def content(self, name: str) -> bytes:
         """Return what the shards have of an image. Raises UnreadableImageError."""
@@ -76,14 +63,14 @@ class PackSummary:
     skipped: tuple[str, ...]
 
 
-def scan_for_pack(request: PackRequest, on_progress: OnProgress = lambda _: None) -> FolderScan:
+def scan_for_pack(request: PackRequest) -> FolderScan:
     """Return the training and validation images of the folder of a request, with warnings about its argument.
 
     Raises UsageError, also if the output exists."""
     # Now, because the scan of a large folder takes minutes.
     _check_output(request)
     try:
-        scan = scan_folder(request.folder, allow_empty=request.allow_empty, on_progress=on_progress)
+        scan = scan_folder(request.folder, allow_empty=request.allow_empty)
         _class_file(scan.classes)
     except UsageError as error:
         raise UsageError([_without_keys(problem) for problem in error.problems]) from error
@@ -94,37 +81,26 @@ def scan_for_pack(request: PackRequest, on_progress: OnProgress = lambda _: None
     return replace(scan, paths=paths, skipped=skipped, warnings=tuple(map(_without_keys, scan.warnings)))
 
 
-def expected_size(request: PackRequest, scan: FolderScan) -> int:
-    """Return the expected size of the shards, from a sample of the images. Raises UsageError."""
-    names = [name for paths in scan.paths.values() for name in paths]
-    sample = [names[row] for row in np.linspace(0, len(names) - 1, min(len(names), SAMPLE_IMAGES)).astype(int)]
-    with ThreadPoolExecutor(request.num_threads) as pool, _reported(request):
-        sizes = [len(content) for content in pool.map(request.content, sample)]
-    return round((sum(sizes) / len(sizes) + MEMBER_BYTES) * len(names))
-
-
 def write_shards(
     request: PackRequest, scan: FolderScan, on_progress: Callable[[int, int], None] = lambda _, __: None
 ) -> PackSummary:
     """Write the shards of a folder, which appears when it is complete. `on_progress` is called with the number of
     images that are written, and of all. Raises UsageError."""
-    output, total, done = request.output, sum(map(len, scan.paths.values())), 0
+    output, total, done, threads = request.output, sum(map(len, scan.paths.values())), 0, available_cores()
     unfinished = output.with_name(f".{output.name}.unfinished")
     try:
-        with _reported(request), CancellingPool(request.num_threads) as pool:
+        with _reported(request), CancellingPool(threads) as pool:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
             (unfinished / CLASS_FILES[0]).write_bytes(_class_file(scan.classes))
             for part, paths in scan.paths.items():
-                contents = map_ahead(pool, request.content, paths, AHEAD_PER_THREAD * request.num_threads)
+                contents = map_ahead(pool, request.content, paths, AHEAD_PER_THREAD * threads)
                 with _ShardWriter(unfinished, part) as writer:
                     for row, (path, content) in enumerate(zip(paths, contents, strict=True)):
                         writer.add(_member_name(path, row, request.encoding), content, int(scan.labels[part][row]))
                         done += 1
                         on_progress(done, total)
             size_bytes = sum(path.stat().st_size for path in unfinished.iterdir())
-            if output.exists():
-                shutil.rmtree(output)
             unfinished.rename(output)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -181,21 +157,13 @@ def _class_file(classes: Sequence[str]) -> bytes:
 
 
 def _check_output(request: PackRequest) -> None:
-    """Raise UsageError for a folder that cannot be written, or that exists; with `force`, unless it has shards only."""
+    """Raise UsageError for a folder that cannot be written, or that exists."""
     output = request.output
     if not is_folder(output.absolute().parent) or not os.access(output.absolute().parent, os.W_OK | os.X_OK):
         reason = f"{output.parent} is no folder to which you can write"
         raise UsageError.one("--output", reason, "choose another one", code="not-writable")
-    if not os.path.lexists(output):
-        return
-    if not request.force:
-        reason = f"{output} exists; choose another folder, or overwrite it with --force"
-        raise UsageError.one("--output", reason, code="name-in-use")
-    others = [path.name for path in output.iterdir()] if is_folder(output) else [output.name]
-    others = [name for name in others if not name.endswith(".tar") and name != CLASS_FILES[0]]
-    if others:
-        reason = f"{output} is not overwritten, because it has other files than shards ({list_names(others)})"
-        raise UsageError.one("--output", reason, "choose another folder", code="name-in-use")
+    if os.path.lexists(output):
+        raise UsageError.one("--output", f"{output} exists", "choose another folder, or delete it", code="name-in-use")
 
 
 def _without_keys(problem: Problem) -> Problem:

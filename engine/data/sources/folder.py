@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -67,8 +67,8 @@ class ReadableImages(FileRecord, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class FolderScan:
-    """The readable images of a folder, before a split: `paths` relative to the folder, labels, sizes in bytes,
-    modification times in nanoseconds, and digests of the contents.
+    """The readable images of a folder, before a split: `paths` relative to the folder, labels, sizes in bytes, and
+    digests of the contents.
 
     Without a split for validation, its images are in the part train. `skipped` also has the folders that are not used,
     and `warnings` says what may not be meant."""
@@ -77,22 +77,9 @@ class FolderScan:
     paths: dict[Part, list[str]]
     labels: dict[Part, Labels]
     sizes: dict[Part, NDArray[np.int64]]
-    mtimes_ns: dict[Part, NDArray[np.int64]]
     digests: dict[Part, NDArray[np.int64]]
     skipped: tuple[str, ...]
     warnings: tuple[Problem, ...]
-
-
-@dataclass(frozen=True)
-class ScanProgress:
-    """Class folders that are scanned, the current one as a fraction, of all; and how many files they have so far."""
-
-    folders: float
-    total_folders: int
-    files: int
-
-
-OnProgress = Callable[[ScanProgress], None]
 
 
 @dataclass(frozen=True)
@@ -182,10 +169,10 @@ def encoded_format(data: DataConfig) -> ImageFormat:
     return format_from_config(data, ImageFormat(DEFAULT_IMAGE_SIZE, 3, mean, std))
 
 
-def scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress = lambda _: None) -> FolderScan:
+def scan_folder(root: Path, *, allow_empty: bool) -> FolderScan:
     """Find the readable images of a folder. Raises UsageError with every problem found, among them empty classes."""
     with _usage_error_on_os_error(root):
-        return _scan_folder(root, allow_empty=allow_empty, on_progress=on_progress)
+        return _scan_folder(root, allow_empty=allow_empty)
 
 
 def class_names(data: DataConfig) -> tuple[str, ...]:
@@ -204,23 +191,15 @@ def _usage_error_on_os_error(root: Path) -> Iterator[None]:
         raise UsageError.one("data.path", f"{path} cannot be read: {error.strerror}", code="not-readable") from error
 
 
-def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> FolderScan:
+def _scan_folder(root: Path, *, allow_empty: bool) -> FolderScan:
     layout = find_layout(root)
     parts, classes = layout.parts, layout.classes
-    total_folders, scanned_folders, scanned_files = len(parts) * len(classes), 0, 0
-
-    def report(checked: int, files: int) -> None:
-        """Report the first `checked` of the files of the current class folder."""
-        share = checked / files if files else 0
-        on_progress(ScanProgress(scanned_folders + share, total_folders, scanned_files + checked))
-
     problems: list[Problem] = []
     skipped = list(layout.ignored)
     nested: dict[str, list[str]] = {}
     paths: dict[Part, list[str]] = {}
     labels: dict[Part, Labels] = {}
     sizes: dict[Part, NDArray[np.int64]] = {}
-    mtimes_ns: dict[Part, NDArray[np.int64]] = {}
     digests: dict[Part, NDArray[np.int64]] = {}
     # Faster than Path.relative_to, which takes 10 s for a million files.
     prefix = "" if root == Path() else f"{str(root).rstrip('/')}/"
@@ -235,9 +214,7 @@ def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> F
         # Arrays per class: lists of a million numbers take 200 MB, which the process keeps.
         part_paths, counts, part_facts = list[str](), list[int](), [np.empty((0, 4), np.int64)]
         for name in classes:
-            facts_by_path, unreadable = _readable_images(folder / name, report)
-            scanned_folders, scanned_files = scanned_folders + 1, scanned_files + len(facts_by_path) + len(unreadable)
-            report(0, 0)
+            facts_by_path, unreadable = _readable_images(folder / name)
             skipped += [f"{path.relative_to(root)} ({reason})" for path, reason in unreadable]
             if not facts_by_path and (part == "train" or (folder / name).is_dir()):
                 empty.append((folder / name, [f"{path.name}: {reason}" for path, reason in unreadable]))
@@ -257,16 +234,14 @@ def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> F
                 advice = f"sort its images into folders of the classes, or move it elsewhere to split {parts['train']}"
             problems.append(Problem("data.path", reason, advice, code="no-images"))
         paths[part], labels[part] = part_paths, np.repeat(np.arange(len(classes)), counts)
-        sizes[part], mtimes_ns[part], digests[part] = (
-            np.concatenate([facts[:, column] for facts in part_facts]) for column in (0, 1, 3)
-        )
+        sizes[part], digests[part] = (np.concatenate([facts[:, column] for facts in part_facts]) for column in (0, 3))
     if problems:
         raise UsageError(problems)
     if "test" in paths and not paths["test"]:
         skipped.append(f"{parts['test'].name} (not evaluated: no readable image)")
         del paths["test"]
     warnings = (*([_nested_warning(nested)] if nested else ()), *_repeated_image_warnings(paths, digests))
-    return FolderScan(classes, paths, labels, sizes, mtimes_ns, digests, tuple(skipped), warnings)
+    return FolderScan(classes, paths, labels, sizes, digests, tuple(skipped), warnings)
 
 
 def _inner_folders(paths: Sequence[str], folder: str) -> list[str]:
@@ -308,11 +283,9 @@ def _list_files(files: Sequence[str]) -> str:
     return f" ({list_names(files)})" if files else ""
 
 
-def _readable_images(
-    folder: Path, report: Callable[[int, int], None]
-) -> tuple[dict[Path, FileFacts], list[tuple[Path, str]]]:
+def _readable_images(folder: Path) -> tuple[dict[Path, FileFacts], list[tuple[Path, str]]]:
     """Return the facts of each readable image at any depth below a folder, sorted by path, and the other files with the
-    reason. `report` is called with how many of the files are checked, and their number.
+    reason.
 
     Readable files are recorded in the user's cache by stamp, and checked again only after a change: damage may keep
     size and modification time. Unreadable files are checked each time, because they may have been repaired.
@@ -331,12 +304,11 @@ def _readable_images(
     unchecked = [path for path in files if path not in facts]
     reasons: list[tuple[Path, str]] = [(path, SYSTEM_REASON) for path in system_folders]
     with CancellingPool(min(8, os.cpu_count() or 1)) as pool:
-        for number, (path, found_out) in enumerate(zip(unchecked, pool.map(_check_image, unchecked), strict=True), 1):
+        for path, found_out in zip(unchecked, pool.map(_check_image, unchecked), strict=True):
             if isinstance(found_out, str):
                 reasons.append((path, found_out))
             else:
                 facts[path] = (*stamps.get(path, (0, 0, 0)), found_out)
-            report(len(files) - len(unchecked) + number, len(files))
     readable = {path: facts[path] for path in files if path in facts}
     if len(readable) != len(recorded) or not facts.keys().isdisjoint(unchecked):
         with suppress(OSError):

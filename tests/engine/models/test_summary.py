@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +86,7 @@ def test_trace_is_same_on_meta_and_cpu() -> None:
     model = models.resnet18(num_classes=10)
     on_cpu = trace_model(model, torch.zeros(2, 3, 64, 64))
     without_storage = trace_model(model.to("meta"), torch.zeros(2, 3, 64, 64, device="meta"))
-    # Whether BatchNorm saves a few values per channel depends on the device.
-    assert without_storage.saved_bytes == pytest.approx(on_cpu.saved_bytes, rel=0.02)
-    assert replace(without_storage, saved_bytes=0) == replace(on_cpu, saved_bytes=0)
+    assert without_storage == on_cpu
 
 
 def test_summary_layers_form_tree_with_totals() -> None:
@@ -110,23 +107,9 @@ def test_layers_of_reports_trainable_parameters() -> None:
     assert layers == {"": 8, "0": 0, "1": 8, "1.0": 0, "1.1": 8}
 
 
-def test_trace_counts_bytes_saved_for_backward() -> None:
-    model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
-    trace = trace_model(model, torch.zeros(8, 10))
-    # The inputs of the linear layers; the second is also the output that ReLU saves.
-    assert trace.saved_bytes == 4 * 8 * (10 + 20)
-    assert trace.activation_bytes == 4 * 8 * (20 + 20 + 5)
-
-
-def test_trace_in_place_activation_uses_no_memory() -> None:
-    model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(inplace=True), nn.Flatten())
-    assert trace_model(model, torch.zeros(8, 10)).activation_bytes == 4 * 8 * 20
-
-
-def test_summary_scales_activations_with_batch_size() -> None:
+def test_summary_scales_multiply_adds_with_batch_size() -> None:
     single, eight = summary_of("resnet18"), summary_of("resnet18", batch_size=8)
     assert eight.multiply_adds == 8 * single.multiply_adds
-    assert eight.activation_bytes == 8 * single.activation_bytes
     assert (eight.parameters, eight.weight_bytes) == (single.parameters, single.weight_bytes)
     assert eight.layers[0].output == (8, 1000)
 

@@ -91,11 +91,6 @@ def test_loss_curve_diverges_above_four_times_its_minimum() -> None:
     assert curve.smoothed[-2] <= 4.0 < curve.smoothed[-1]
 
 
-def test_loss_curve_ignores_single_spike() -> None:
-    curve = LossCurve(LrRange())
-    assert not any([curve.add(1.0) for _ in range(50)] + [curve.add(20.0)] + [curve.add(1.0) for _ in range(49)])
-
-
 def test_valley_spans_ninety_to_ten_percent_of_the_fall() -> None:
     values = [*[10.0] * 5, *(10.0 - step for step in range(11)), *[0.0] * 5, 8.0]
     # At 9 and at 1.

@@ -159,10 +159,6 @@ def test_lr_factor_cosine_and_polynomial_reach_final_ratio() -> None:
     assert our_rates(name="polynomial", power=2.0, final_lr_ratio=0.1) == pytest.approx(polynomial, rel=EXACT)
 
 
-def test_lr_factor_of_full_warmup_ends_at_one() -> None:
-    assert our_rates(name="cosine", warmup_epochs=float(EPOCHS))[-1] == 1.0
-
-
 @pytest.mark.parametrize("length", range(1, 8))
 def test_lr_factor_of_short_onecycle_matches_torch(length: int) -> None:
     schedule = ScheduleConfig(name="onecycle", peak_at=0.3)
@@ -235,16 +231,6 @@ def test_plateau_resumes_from_state_with_new_config() -> None:
     assert patient.factor == first.factor
 
 
-def test_plateau_is_inactive_for_other_schedules() -> None:
-    plateau = PlateauFactor(ScheduleConfig(name="cosine"))
-    for _ in range(20):
-        plateau.step(1.0)
-    plateau.load_state_dict(PlateauFactor(PLATEAU).state_dict())
-    assert plateau.factor == 1.0
-    assert plateau.state_dict() == {}
-    assert set(our_rates(name="plateau")) == {1.0}
-
-
 # Invalid configs
 
 
@@ -267,13 +253,6 @@ def test_schedule_rules_reject_invalid_config(values: dict[str, Any], problem: t
     config = Config(schedule=ScheduleConfig(**values), run=RunConfig(epochs=10))
     [found] = config_conflicts(config)
     assert has_problem([found], *problem)
-
-
-def test_onecycle_ignores_warmup() -> None:
-    assert our_rates(name="onecycle", warmup_steps=3) == our_rates(name="onecycle")
-    late = ScheduleConfig(name="onecycle", warmup_epochs=11.0, warmup_steps=10**6)
-    assert list(config_conflicts(Config(schedule=late, run=RunConfig(epochs=10)))) == []
-    assert schedule_length_problems(late, STEPS, EPOCHS) == []
 
 
 def test_schedule_rules_require_two_epochs_for_onecycle_by_epoch() -> None:

@@ -122,14 +122,14 @@ def test_timm_options_are_unaffected_by_output_of_timm(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    "damaged", [{"lamb": None}, {"lamb": {}}, {"lamb": {"options": {"eps": 1}}}, ["lamb"]], ids=str
+    "damaged", [{"lamb": None}, {"lamb": {}}, {"lamb": {"options": {"eps": {}}}}, ["lamb"]], ids=str
 )
 def test_timm_options_rewrite_damaged_cache(damaged: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = tmp_path / "gputrain" / f"optimizers-timm-{timm_optimizers.installed_version('timm')}.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"format": 1, "optimizers": damaged}))
-    described = {"optimizers": {"lamb": {"options": {"eps": {"default": 1e-6, "optional": False}}, "refused": ""}}}
+    described = {"optimizers": {"lamb": {"options": {"eps": 1e-6}, "refused": ""}}}
     monkeypatch.setattr("engine.utils.libraries.ask_helper", lambda *_: Answer(convert(described, TimmOptimizers)))
     assert timm_options("timm:lamb")["eps"].default == 1e-6
     assert json.loads(path.read_text()) == {"format": 1} | described

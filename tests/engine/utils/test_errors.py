@@ -27,7 +27,7 @@ def test_did_you_mean_suggests_closest_word(word: str, known: str, closest: str)
 @pytest.mark.parametrize(
     ("word", "known"),
     [
-        ("--bogus", "--gpus"),
+        ("--xyzzy", "--gpus"),
         ("--loss", "--headless"),
         ("--epochs", "--detach"),
         ("n", "k"),

@@ -36,9 +36,7 @@ def pack_photos(
     output: Path,
     encoding: Encoding | None = None,
     *,
-    threads: int = 2,
-    force: bool = False,
     allow_empty: bool = False,
 ) -> PackSummary:
-    request = PackRequest(photos, output, encoding, threads, allow_empty, force)
+    request = PackRequest(photos, output, encoding, allow_empty)
     return write_shards(request, scan_for_pack(request))

@@ -50,13 +50,6 @@ def test_pack_names_repeated_images_and_leaves_out_test_images(tmp_path: Path) -
     assert "skipped: the test images (" in err
 
 
-def test_dry_run_writes_nothing(photos: Path, tmp_path: Path) -> None:
-    code, out, _ = invoke("pack", photos, "-o", tmp_path / "shards", "--quality", 80, "--dry-run", "--json")
-    assert code == 0
-    assert json.loads(out)["expected_bytes"] > NUM_PHOTOS * 500
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "location", "value"),
     [
@@ -73,9 +66,9 @@ def test_invalid_arguments_are_one_sentence(arguments: list[str], code: str, loc
     assert says(line, code, value)
 
 
-def test_scan_and_pack_show_progress(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pack_shows_progress(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     monkeypatch.setattr(pack, "show_progress", shown.append)
     monkeypatch.setattr(pack, "SHOWN_EVERY", 1)
     assert invoke("pack", photos, "-o", tmp_path / "shards")[0] == 0
-    assert {"2/2 class folders", f"{NUM_PHOTOS}/{NUM_PHOTOS} images"} <= set(shown) and shown[-1] == ""
+    assert f"{NUM_PHOTOS}/{NUM_PHOTOS} images" in shown and shown[-1] == ""

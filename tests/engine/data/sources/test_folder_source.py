@@ -347,15 +347,3 @@ def test_folder_source_names_vanished_image(animal_folder: Path) -> None:
     deleted.unlink()
     with raises_problem("bad-image", "", deleted, kind=UnreadableImageError):
         source.load("train", np.array([0]))
-
-
-def test_scan_reports_each_file_it_checks(animal_folder: Path) -> None:
-    (animal_folder / "cat" / "notes.txt").write_text("no image")
-    reports: list[folder.ScanProgress] = []
-    folder.scan_folder(animal_folder, allow_empty=False, on_progress=reports.append)
-    assert [report.files for report in reports] == [*range(1, 12), 11, *range(12, 22), 21]
-    assert reports[10].folders == reports[11].folders == 1
-    assert reports[-1] == folder.ScanProgress(2, 2, 21)
-    reports.clear()
-    folder.scan_folder(animal_folder, allow_empty=False, on_progress=reports.append)
-    assert [(report.folders, report.files) for report in reports] == [(1, 11), (1, 11), (2, 21)]
