@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config.loader import resolve_config
 from engine.data.fingerprint import Fingerprint
 from engine.data.sampler import PARTS
-from engine.data.sources.open import open_source
 from support.data.photo_folder import open_photo_folder, write_photo_folder
 
 
@@ -56,36 +54,3 @@ def test_folder_fingerprint_changes_with_file_size(photos: Path) -> None:
     with (photos / "dog" / "0.png").open("ab") as file:
         file.write(b"trailing bytes")
     assert changed(before, fingerprints(photos)) == {"sizes"}
-
-
-def test_folder_fingerprint_changes_with_split(photos: Path) -> None:
-    before = fingerprints(photos)
-    assert "names" in changed(before, fingerprints(photos, "run.seed=5"))
-    assert "names" in changed(before, fingerprints(photos, "data.val_split=0.5"))
-
-
-def test_digits_fingerprint_changes_with_split() -> None:
-    one, same, other = (open_source(resolve_config("digits", [f"run.seed={seed}"]).config) for seed in (0, 0, 5))
-    assert one.fingerprint("train") == same.fingerprint("train")
-    assert one.fingerprint("train").labels != other.fingerprint("train").labels
-
-
-def test_fake_fingerprint_does_not_enumerate_images() -> None:
-    config = resolve_config(None, ["data.dataset=fake", f"data.fake_train={10**9}"]).config
-    assert open_source(config).fingerprint("train") == Fingerprint()
-
-
-def test_user_dataset_fingerprint_reads_no_items(tmp_path: Path) -> None:
-    (tmp_path / "listed.py").write_text(
-        "from PIL import Image\n\n\nclass Data:\n    classes = ['a', 'b']\n\n    def __init__(self, part):\n"
-        "        pass\n\n    def __len__(self):\n        return 4\n\n    def __getitem__(self, index):\n"
-        "        assert index == 0, 'only the first item is read, to find the image size'\n"
-        "        return Image.new('L', (8, 8)), 0\n\n\nclass Listed(Data):\n    targets = [0, 1, 0, 1]\n"
-    )
-    user_code = [f"run.code={tmp_path}", "data.dataset=listed:"]
-    listed, unlisted = (
-        open_source(resolve_config(None, [user_code[0], user_code[1] + name]).config) for name in ("Listed", "Data")
-    )
-    assert unlisted.fingerprint("train") == Fingerprint()
-    assert listed.fingerprint("train").labels != ""
-    assert listed.fingerprint("train").names == ""

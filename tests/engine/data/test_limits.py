@@ -14,7 +14,6 @@ from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.data.limits import (
     LoaderFootprint,
-    auto_workers,
     buffers_per_process,
     check_open_files,
     shm_shortage,
@@ -22,7 +21,6 @@ from engine.data.limits import (
 from engine.data.sources.base import ImageFormat
 from engine.training.disk import checkpoint_bytes, disk_shortage, disk_warnings, max_new_checkpoints
 from engine.utils.errors import Problem
-from engine.utils.host import nearest_existing
 from support.gputrain_command import Gputrain
 from support.messages import has_problem, raises_problem, says
 
@@ -64,15 +62,6 @@ def test_footprint_of_decode_threads_depends_on_their_processes() -> None:
     assert "data.workers" not in str(shortage)
 
 
-def test_loader_checks_pass_without_workers() -> None:
-    footprint = LoaderFootprint(local_world_size=2, processes=0, prefetch=4, batch_bytes=1 << 40)
-    assert shm_shortage(footprint, 0) is None
-
-
-def test_auto_workers_uses_all_cores_of_a_rank() -> None:
-    assert [auto_workers(cores, batch_size=32) for cores in (24, 0, 64)] == [24, 1, 32]
-
-
 def test_too_few_open_files_for_any_rank_are_refused() -> None:
     check_open_files(None)
     check_open_files(64)
@@ -109,10 +98,6 @@ def test_disk_space_check_counts_existing_checkpoints(tmp_path: Path) -> None:
 )
 def test_checkpoint_bytes_include_optimizer_state(overrides: list[str], copies: int) -> None:
     assert checkpoint_bytes(1000, config(*overrides).optim) == 1000 * copies
-
-
-def test_nearest_existing_returns_nearest_existing_folder(tmp_path: Path) -> None:
-    assert nearest_existing(tmp_path / "no" / "such") == tmp_path
 
 
 def test_raise_open_files_raises_soft_limit_for_children() -> None:

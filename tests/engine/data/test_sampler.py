@@ -16,7 +16,6 @@ from engine.data.sampler import (
     epoch_permutation,
     image_random_bits,
     random_bits,
-    random_integers,
     stratified_split,
 )
 from support.messages import has_problem
@@ -61,29 +60,6 @@ def test_random_draws_are_those_of_earlier_versions() -> None:
     assert per_batch == [89, 160, 215, 177, 64, 165, 26, 164]
     assert epoch_permutation(8, 7, 2).tolist() == [1, 0, 4, 5, 2, 6, 7, 3]
     assert stratified_split(np.repeat([0, 1], 8), 0.25, seed=7)[1].tolist() == [0, 5, 12, 13]
-
-
-def test_batch_random_bits_differ_for_each_batch_and_rank() -> None:
-    bits = {batch_random_bits(7, RandomStream.MIXUP, 2, batch, rank) for batch in range(20) for rank in range(4)}
-    assert len(bits) == 80
-
-
-def test_random_integers_are_independent_of_other_indices() -> None:
-    integers = random_integers(9, 1, RandomStream.CROP_ROW, 4, np.arange(100))
-    assert random_integers(9, 1, RandomStream.CROP_ROW, 4, np.array([77, 5])).tolist() == integers[[77, 5]].tolist()
-
-
-def test_random_integers_are_uniform_and_vary_by_stream_epoch_and_seed() -> None:
-    images = np.arange(9000)
-    integers = random_integers(9, 1, RandomStream.CROP_ROW, 4, images)
-    counts = np.bincount(integers, minlength=9)
-    assert counts.min() > 850
-    for other_stream in (
-        random_integers(9, 1, RandomStream.CROP_COLUMN, 4, images),
-        random_integers(9, 1, RandomStream.CROP_ROW, 5, images),
-        random_integers(9, 2, RandomStream.CROP_ROW, 4, images),
-    ):
-        assert 800 < int((integers == other_stream).sum()) < 1200
 
 
 def test_epoch_permutation_changes_each_epoch() -> None:
@@ -207,10 +183,6 @@ def test_sampler_warns_about_many_dropped_images() -> None:
     (warning,) = sampler_warnings(make_sampler(0, 2, batch=20))
     assert has_problem([warning], "images-dropped", "", "23 of 103 ", "data.drop_last=false")
     assert sampler_warnings(make_sampler(0, 2, batch=20, drop_last=False)) == []
-
-
-def test_sampler_counts_dropped_images() -> None:
-    assert (make_sampler(0, 2).dropped_images, make_sampler(0, 2, drop_last=False).dropped_images) == (103 - 96, 0)
 
 
 def test_sampler_computes_smallest_batch_of_any_rank() -> None:

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from engine.distributed.failures import FinalCheckpointError
 from engine.distributed.watchdog import Phase
-from engine.runs.control import RequestCounters
-from engine.runs.events import CheckpointSaved, Event, FlushJournal, WarningEvent
+from engine.runs.events import CheckpointSaved, Event, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.training import checkpoint_writer
 from engine.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
@@ -114,39 +113,6 @@ def test_background_checkpoint_equals_synchronous_one_while_training_goes_on(
     assert_same(expected, load_checkpoint(tmp_path / "checkpoints" / "last.pt"))
 
 
-def test_background_checkpoint_is_reported_at_the_step_after_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[Event] = []
-    with held_trainer(monkeypatch, tmp_path, events, "checkpoint.every_steps=2") as (trainer, held):
-        take_steps(trainer, 3)
-        assert held.started.wait(30)
-        assert saved_steps(events) == []
-        held.released.set()
-        assert trainer._checkpoint_writer._in_flight is not None
-        trainer._checkpoint_writer._in_flight[1].result(30)
-        assert (tmp_path / "checkpoints" / "step-00000002.pt").exists()
-        assert saved_steps(events) == [], "only the main thread uses the channel"
-        take_steps(trainer, 1)
-        assert saved_steps(events) == [2]
-        trainer.finish_checkpoint()
-
-
-def test_next_checkpoint_waits_for_the_one_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[Event] = []
-    with held_trainer(monkeypatch, tmp_path, events) as (trainer, held):
-        writer = trainer._checkpoint_writer
-        writer.serve(RequestCounters(checkpoints=1))
-        take_steps(trainer, 1)
-        assert held.started.wait(30)
-        threading.Timer(0.2, held.released.set).start()
-        writer.serve(RequestCounters(checkpoints=2))
-        assert saved_steps(events) == [0], "the first one is on disk before the second one is copied"
-        trainer.finish_checkpoint()
-    assert saved_steps(events) == [0, 1], "no request is lost"
-    assert all(event.requested for event in events if isinstance(event, CheckpointSaved))
-
-
 def test_stop_waits_for_checkpoint_in_flight_and_writes_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,18 +196,6 @@ def test_kill_while_the_thread_writes_leaves_an_intact_checkpoint(function: str,
     assert (state["step"], damaged) == (KILLED_AT[function], [])
 
 
-def test_checkpoint_is_written_between_two_steps_if_memory_is_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[Event] = []
-    monkeypatch.setattr(checkpoint_writer, "free_memory", lambda: (1 << 20, 1 << 30))
-    with single_rank_trainer(*SMALL, folder=tmp_path, events=events) as trainer:
-        take_steps(trainer, 1)
-        trainer._checkpoint_writer.write(background=True)
-        assert saved_steps(events) == [1]
-    assert load_newest(tmp_path / "checkpoints")[1]["step"] == 1
-
-
 def test_wait_continues_the_heartbeat_only_while_bytes_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,24 +214,6 @@ def test_wait_continues_the_heartbeat_only_while_bytes_are_written(
         threading.Timer(0.1, write_some).start()
         trainer.finish_checkpoint()
     assert len(phases) == 1
-
-
-def test_background_checkpoint_waits_for_the_journal_while_training_goes_on(tmp_path: Path) -> None:
-    flushing, released = threading.Event(), threading.Event()
-
-    def record(event: Event) -> None:
-        if isinstance(event, FlushJournal):
-            flushing.set()
-            assert released.wait(30)
-
-    with single_rank_trainer(*SMALL, folder=tmp_path, record=record) as trainer:
-        trainer._checkpoint_writer.write(background=True)
-        assert flushing.wait(30)
-        take_steps(trainer, 2)
-        assert not (tmp_path / "checkpoints").exists(), "a crash must leave no checkpoint that the journal lacks"
-        released.set()
-        trainer.finish_checkpoint()
-        assert (tmp_path / "checkpoints" / "step-00000000.pt").exists()
 
 
 def test_nothing_is_written_to_the_folder_that_took_the_place(tmp_path: Path) -> None:

@@ -154,18 +154,6 @@ def test_validation_loss_of_user_is_that_of_training(user_loss_code: str) -> Non
     assert build_validation_loss(config, 3, CPU, training_loss) is training_loss
 
 
-def test_user_loss_module_moves_to_device(user_loss_code: str) -> None:
-    device = torch.device("meta")
-    criterion = build_loss(
-        resolve_config(None, ["loss.name=their_losses:Focal", user_loss_code]).config, 3, lambda: COUNTS, device
-    )
-    assert criterion(LOGITS.to(device), LABELS.to(device)).device == device
-    assert torch.allclose(
-        loss("loss.name=their_losses:Focal", user_loss_code),
-        F.cross_entropy(LOGITS, LABELS, torch.tensor([1.0, 2.0, 3.0])),
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "code", "values"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,13 +12,12 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 import yaml
-from torch.nn.parallel import DistributedDataParallel
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.data.sources.open import open_source
 from engine.distributed.channel import Channel
-from engine.distributed.failures import describe_failure, find_cause, oom_location, rank_failure
+from engine.distributed.failures import describe_failure, find_cause, rank_failure
 from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
@@ -57,31 +55,6 @@ def test_cause_of_gpu_oom_names_batch_and_advice() -> None:
     assert has_problem([cause], "out-of-memory", "", "79.1 of 79.2 GiB", "256 images", *advised)
 
 
-def test_cause_of_gpu_oom_names_memory_of_other_processes() -> None:
-    error = torch.OutOfMemoryError(OOM_MESSAGE.format(others="Process 77 has 9.00 GiB memory in use. "))
-    assert "(79.1 of 79.2 GiB in use, 9.0 GiB of it by other processes)" in find_cause(error, config()).reason
-
-
-@pytest.mark.parametrize(
-    ("overrides", "advice"),
-    [
-        (["precision.amp=fp16"], "64 images per rank: try data.batch_size=32 with optim.accumulate=2, or --batch"),
-        (["optim.accumulate=4"], "data.batch_size=32 with optim.accumulate=8, precision.amp=bf16, or"),
-        (["device.static_graph=true"], "try data.batch_size=32, precision.amp=bf16, or"),
-        (
-            ["device.parallel=dp"],
-            "64 images per GPU: try data.batch_size=32 with optim.accumulate=2, precision.amp=fp16",
-        ),
-        (
-            ["data.batch_size=1"],
-            "with 1 image per rank: try precision.amp=bf16, or a smaller data.image_size or another",
-        ),
-    ],
-)
-def test_cause_of_gpu_oom_advises_only_unused_options(overrides: list[str], advice: str) -> None:
-    assert advice in find_cause(torch.OutOfMemoryError(OOM_MESSAGE.format(others="")), config(*overrides)).reason
-
-
 @pytest.mark.parametrize(
     "text",
     ["CUDA error: out of memory\nCUDA kernel errors might", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `x`"],
@@ -109,11 +82,6 @@ def test_failure_of_host_oom_names_rank_batch_and_advice(fill: object) -> None:
     message = describe_failure(failure)
     advised = ("data.batch_size=32 ", "optim.accumulate=2", "data.workers", "device.ranks", "--batch-size auto")
     assert all(value in message for value in ("rank 1 (cpu)", "64 images", *advised, "allocate"))
-
-
-def test_out_of_memory_ignores_other_errors() -> None:
-    for error in (RuntimeError("shapes cannot be multiplied"), ValueError("out of range"), OSError("No space left")):
-        assert oom_location(error) is None
 
 
 def test_peak_memory_on_cpu_is_empty_without_gather() -> None:
@@ -177,14 +145,6 @@ def trials() -> Iterator[BatchSizeTrials]:
     trials = BatchSizeTrials(job, RankInfo(1, 2, 1, 2), open_source(cfg))
     yield trials
     trials.end()
-
-
-def test_trials_of_several_ranks_use_ddp_and_leave_the_process_as_it_was(trials: BatchSizeTrials) -> None:
-    environ = dict(os.environ)
-    assert trials.fits(2)
-    assert trials._state is not None and isinstance(trials._state.parallel_model, DistributedDataParallel)
-    trials.end()
-    assert dict(os.environ) == environ and not dist.is_initialized()
 
 
 def test_trials_continue_after_memory_was_full(trials: BatchSizeTrials, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from engine.runs.event_lines import describe_run_setup
 from engine.runs.events import Event, StepEvent
 from engine.training.loop import clip_gradients, train_step
 from engine.training.train import run_training
@@ -223,19 +222,6 @@ def test_checkpoint_within_epoch_copies_batch_norm_statistics_to_ema(tmp_path: P
     saved = torch.load(tmp_path / "checkpoints" / "step-00000015.pt", weights_only=True)
     assert torch.equal(saved["ema"]["1.running_mean"], saved["model"]["1.running_mean"])
     assert saved["ema"]["1.running_mean"].abs().sum() > 0
-
-
-def test_plan_message_reports_frozen_parameters() -> None:
-    with single_rank_trainer("model.freeze=backbone") as trainer:
-        started = trainer.run_started()
-        assert (started.parameters, started.trainable_parameters) == (21_578, 2_570)
-        assert "21,578 parameters (2,570 trainable), " in describe_run_setup(started)
-
-
-def test_training_without_ema_reports_and_saves_none(tmp_path: Path) -> None:
-    (epoch,) = train_in_process(tmp_path, "run.epochs=1")
-    assert epoch.ema is None
-    assert torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)["ema"] is None
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 0.01])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,14 +16,13 @@ from engine.config.schema import Config, as_dict
 from engine.data.sources.base import ImageSource
 from engine.data.sources.open import open_source
 from engine.distributed.rank_env import RankInfo
-from engine.optim.lr_schedule import lr_factor
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
 from engine.training.resume import compare_with_checkpoint, describe_lr_rise, load_for_resume
 from engine.utils.errors import Problem, UsageError
 from support.data.photo_folder import write_photo_folder
 from support.messages import has_problem, raises_problem
-from support.runs.in_process import single_rank_trainer, train_in_process
+from support.runs.in_process import train_in_process
 
 TRAINING = ["device.gpus=cpu", "data.dataset=folder", "data.image_size=16", "data.batch_size=4", "model.name=linear"]
 TRAINING += ["run.epochs=1"]
@@ -166,12 +164,6 @@ def test_describe_lr_rise_names_both_rates_and_the_key(changes: list[str], step:
         assert has_problem(found, "resume-differs", "", " 0.0019 ", " 0.025,", "optim.lr=0.00381")
 
 
-def test_advice_of_lr_rise_continues_at_the_last_rate() -> None:
-    config = cosine("run.epochs=16", "optim.lr=0.00381")
-    after = config.optim.lr * lr_factor(config.schedule, 353, 44, 16)
-    assert after == pytest.approx(0.05 * lr_factor(config.schedule, 352, 44, 8), rel=0.01)
-
-
 def test_load_for_resume_loads_the_same_checkpoint_on_all_ranks(trained: Path) -> None:
     store = HashStore()
 
@@ -184,12 +176,3 @@ def test_load_for_resume_loads_the_same_checkpoint_on_all_ranks(trained: Path) -
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(resume, range(2))) == [3, 3]
-
-
-def test_resumed_training_keeps_no_page_of_the_checkpoint_file(trained: Path) -> None:
-    path = trained / "run" / "checkpoints" / "last.pt"
-    overrides = [*TRAINING, f"data.path={trained / 'photos'}", "optim.momentum=0.9"]
-    with single_rank_trainer(*overrides, checkpoint=path) as trainer:
-        assert trainer.state.optimizer.state
-        gc.collect()
-        assert str(path.parent) not in Path("/proc/self/maps").read_text()

@@ -13,7 +13,6 @@ import torch
 
 from engine.config.loader import validate_config
 from engine.distributed.failures import NonFiniteLossError
-from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, Event, RunContinued, RunPaused, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.recorder import Recorder
@@ -76,19 +75,6 @@ def test_checkpoint_writer_writes_when_its_timer_fires(tmp_path: Path, monkeypat
     [(step, requested)] = checkpoints(events)
     assert 4 < step < 44
     assert not requested
-
-
-def test_checkpoint_writer_is_due_once_for_each_request(tmp_path: Path) -> None:
-    with single_rank_trainer(folder=tmp_path) as trainer:
-        writer, counters = trainer._checkpoint_writer, RequestCounters(checkpoints=2)
-        assert writer.is_due(counters)
-        assert not writer.is_due(RequestCounters(stop=True, checkpoints=2)), "a stop writes its own checkpoint"
-        writer.serve(counters)
-        assert not writer.is_due(counters)
-        assert writer.is_due(RequestCounters(checkpoints=3)), "also at the step of the previous checkpoint"
-        assert not writer.is_due(RequestCounters(checkpoints=2, timed_checkpoints=1)), (
-            "no step since the previous checkpoint"
-        )
 
 
 def test_checkpoint_writer_rate_limits_full_disk_warnings_except_for_requests(

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
 
 from engine.runs.records import RankEpochTiming
-from engine.training.loop import train_epoch
-from engine.training.timing import PhaseTimer, data_wait_share, gather_timings
+from engine.training.timing import PhaseTimer, data_wait_share
 from engine.utils.codec import UNSET
-from support.runs.in_process import single_rank_trainer
 
 
 def test_phase_timer_separates_waiting_and_forward_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,21 +25,6 @@ def test_phase_timer_separates_waiting_and_forward_time(monkeypatch: pytest.Monk
     assert timer.seconds() == (0, 0)
 
 
-def test_train_epoch_times_every_accumulated_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    with single_rank_trainer("optim.accumulate=2", "data.batch_size=200", "model.name=linear") as trainer:
-        for name in ("start_data_wait", "end_data_wait", "end_forward"):
-            method = getattr(trainer.state.timer, name)
-            monkeypatch.setattr(
-                trainer.state.timer, name, lambda method=method, name=name: (called.append(name), method())[1]
-            )
-        assert train_epoch(trainer.state, lambda: False)
-        assert called == ["start_data_wait", "end_data_wait", "end_forward"] * 2 * trainer.state.sampler.steps_per_epoch
-        [timing] = gather_timings(trainer.state.timer, 5.0, trainer.state.cpu_group)
-    assert (timing.rank, timing.seconds) == (0, 5.0)
-    assert timing.forward_seconds > 0
-
-
 def test_data_wait_share_averages_all_ranks() -> None:
     ranks = [
         RankEpochTiming(rank, seconds=10.0, data_wait_seconds=waited, forward_seconds=1.0)
@@ -52,43 +33,6 @@ def test_data_wait_share_averages_all_ranks() -> None:
     assert data_wait_share(ranks) == 0.25
     assert data_wait_share([]) is UNSET
     assert data_wait_share([RankEpochTiming(0, 0.0, 0.0, 0.0)]) is UNSET
-
-
-def test_phase_timer_on_gpu_reuses_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uses fake events of a device that is 8 events behind the host and needs 1 ms per event."""
-
-    @dataclass
-    class Event:
-        enable_timing: bool
-        number: int = -1
-        made: ClassVar[int] = 0
-        now: ClassVar[int] = 0
-
-        def __post_init__(self) -> None:
-            Event.made += 1
-
-        def record(self) -> None:
-            Event.now += 1
-            self.number = Event.now
-
-        def query(self) -> bool:
-            return self.number <= Event.now - 8
-
-        def synchronize(self) -> None:
-            Event.now += 8
-
-        def elapsed_time(self, other: Event) -> float:
-            assert other.query(), "an event is read only after it has completed"
-            return float(other.number - self.number)
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    timer = PhaseTimer(torch.device("cuda"))
-    for _ in range(1000):
-        timer.start_data_wait()
-        timer.end_data_wait()
-        timer.end_forward()
-    assert Event.made <= 15
-    assert timer.seconds() == (pytest.approx(1.0), pytest.approx(1.0))
 
 
 @pytest.mark.gpu

@@ -58,13 +58,6 @@ def test_buffers_use_released_memory_again() -> None:
     assert buffers.receive(sent).images.data_ptr() == address
 
 
-def test_buffers_grow_with_a_larger_batch() -> None:
-    buffers = BatchBuffers(1, 1, NUM_BYTES)
-    buffers.receive(load_batch(buffers, 1))
-    assert torch.equal(buffers.receive(load_batch(buffers, 2, size=9)).images, constant(2, 9))
-    assert torch.equal(buffers.receive(load_batch(buffers, 3)).images, constant(3))
-
-
 def test_buffers_have_room_for_the_largest_batch_from_the_start() -> None:
     buffers = BatchBuffers(1, 1, COUNT * CHANNELS * 9**2)
     first = buffers.receive(load_batch(buffers, 1))
@@ -81,11 +74,6 @@ def test_buffers_are_free_after_a_batch_with_images_of_its_own() -> None:
     transformed = Batch(constant(9), torch.tensor([0, 1]), 1.0)
     assert torch.equal(buffers.receive(buffers.send(transformed, images)).images, constant(9))
     assert load_batch(buffers, 1).buffer == 0
-
-
-def test_buffers_of_a_process_are_not_taken_by_another() -> None:
-    buffers = BatchBuffers(2, 1, NUM_BYTES)
-    assert [load_batch(buffers, 0, process=process).buffer for process in (0, 1, 0)] == [0, 1, None]
 
 
 @pytest.fixture

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
 
 from engine.config.loader import resolve_config
-from engine.config.pipeline import PipelineName
-from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.in_memory_images import in_memory_bytes, load_in_memory
-from engine.data.pipelines.input_pipeline import InputPipeline
-from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from support.data.device_batches import assert_the_same, batches
 from support.data.photo_folder import AUGMENT_OVERRIDES
-from support.messages import has_problem
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -117,31 +108,3 @@ def test_mnist_is_cached_at_requested_size(tmp_path: Path, cache: Path) -> None:
         (96, 3, 20, 20),
         (136, 1, 28, 28),
     ]
-
-
-def test_mnist_with_resized_crop_caches_only_resized_validation_images(tmp_path: Path, cache: Path) -> None:
-    write_mnist(tmp_path)
-    overrides = ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20", "augment.resized_crop=true"]
-    config = resolve_config(None, [*overrides, "data.batch_size=16", "data.mean=[0]", "data.std=[1]"]).config
-    source = open_source(config)
-    loaded = batches("memory", config, source)
-    assert_the_same(loaded, batches("stream", config, source), within=2.01 / 255)
-    assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [(40, 1, 20, 20), (136, 1, 28, 28)]
-    in_memory = load_in_memory(source, config, model_input_format(config, source))
-    assert in_memory_bytes((96, 40), config, source.format, model_input_format(config, source)) == in_memory.size_bytes
-    assert in_memory.size_bytes == 96 * 28**2 + 40 * 20**2
-
-
-@pytest.mark.parametrize("pipeline", get_args(PipelineName))
-def test_input_pipeline_warns_once_when_cache_cannot_be_written(
-    pipeline: PipelineName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_mnist(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/full")
-    config = resolve_config(None, ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20"]).config
-    input_pipeline = InputPipeline(
-        PipelineChoice(pipeline, ""), source := open_source(config), config, model_input_format(config, source), ()
-    )
-    [warning] = input_pipeline.warnings
-    value = f" /dev/full/gputrain/decoded ({os.strerror(errno.ENOTDIR)})"
-    assert has_problem([warning], "not-writable", "", value)

@@ -8,21 +8,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from engine.config.loader import resolve_config
 from engine.data.pipelines.choose import PipelineChoice, choose_pipeline, pipeline_problems, pipeline_warnings
 from engine.data.sources.open import open_source
-from engine.distributed.channel import Channel
-from engine.distributed.node_plan import plan_node
-from engine.distributed.rank_env import RankInfo
-from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
-from engine.runs.control import RequestCounters
-from engine.training import train
-from engine.training.job import Job
 from engine.utils import host
-from engine.utils.errors import UsageError
-from engine.utils.process import SignalHandler
 from support.data.photo_folder import AUGMENT_OVERRIDES, open_photo_folder, write_photo_folder
 from support.messages import has_problem, raises_problem
 
@@ -85,45 +75,6 @@ def test_choose_pipeline_allows_quarter_of_free_memory_for_all_ranks(monkeypatch
     with raises_problem("not-supported", "data.pipeline", *values):
         choose_pipeline(memory_config, source, 3)
     assert pipeline_problems(config, source, 3) == []
-
-
-@pytest.mark.parametrize(
-    ("requested", "free", "expected"),
-    [
-        ("auto", (1 << 40, 0), ["memory", "memory"]),
-        ("auto", (0, 1 << 40), ["stream", "stream"]),
-        ("memory", (1 << 40, 0), ["memory", "memory"]),
-        ("memory", (0, 1 << 40), ["refused", "refused"]),
-    ],
-)
-def test_choose_pipeline_of_rank_0_applies_to_all_ranks(
-    requested: str, free: tuple[int, int], expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class ChosenError(Exception):
-        pass
-
-    def raise_choice(choice: PipelineChoice, *_: object, **__: object) -> None:
-        raise ChosenError(choice.pipeline)
-
-    # Stop each rank where it creates its input pipeline.
-    monkeypatch.setattr(train, "InputPipeline", raise_choice)
-    monkeypatch.setattr(host, "CGROUP_ROOT", Path("/nowhere"))
-    config = resolve_config("digits", ["device.ranks=2", "device.gpus=cpu", f"data.pipeline={requested}"]).config
-    job, store = Job(config, plan_node(config, []), None, False, open_source(config)), torch.distributed.HashStore()
-    channel = Channel(None, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
-    threads, choices, messages = torch.get_num_threads(), list[str](), set[str]()
-    for rank in (0, 1):
-        monkeypatch.setattr(psutil, "virtual_memory", lambda rank=rank: Usage(free[rank], 1 << 40))
-        try:
-            train.train(job, RankInfo(rank, 2, rank, 2), store, channel)
-        except ChosenError as chosen:
-            choices.append(str(chosen))
-        except UsageError as error:
-            choices.append("refused")
-            messages.add(str(error))
-    torch.set_num_threads(threads)
-    assert choices == expected
-    assert len(messages) == (1 if "refused" in expected else 0)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ from PIL import Image
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.limits import LoaderFootprint, loader_processes, uses_threads
+from engine.data.limits import loader_processes, uses_threads
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.batch_buffers import BatchBuffers
 from engine.data.pipelines.decode_threads import ThreadedBatches
@@ -23,7 +21,6 @@ from engine.data.sources.base import ImageSource, UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from support.gputrain_command import Gputrain
 from support.messages import raises_problem
 
 SIZES = [(40, 30), (30, 44), (64, 64)]
@@ -100,11 +97,6 @@ def test_threads_raise_error_of_unreadable_image(photos: Path) -> None:
         load_in_threads(config, source)
 
 
-def test_threads_fill_channels_last_batches(photos: Path) -> None:
-    batch = load_in_threads(*open_photos(photos))[0]
-    assert batch.images.is_contiguous(memory_format=torch.channels_last)
-
-
 @pytest.mark.parametrize(
     ("overrides", "threads"),
     [
@@ -119,64 +111,3 @@ def test_threads_load_image_files_without_transforms_per_image(overrides: list[s
     config = resolve_config(None, overrides).config
     assert uses_threads(config) == threads
     assert [loader_processes(config, workers) for workers in (1, 4, 5)] == ([1, 1, 2] if threads else [1, 4, 5])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "workers", "ready"), [([], 2, 4), ([], 6, 8), (["data.worker_type=processes"], 2, 6)]
-)
-def test_ready_batches_are_those_of_processes_not_of_threads(
-    photos: Path, overrides: list[str], workers: int, ready: int
-) -> None:
-    config, source = open_photos(photos, "data.prefetch=3", *overrides)
-    loader = BatchLoader(source, config, model_input_format(config, source), [], workers)
-    assert loader.ready_batches == ready
-
-
-def test_threads_for_images_in_memory_are_refused() -> None:
-    with raises_problem("conflict", "data.worker_type", " digits; ", " processes "):
-        resolve_config(None, ["data.dataset=digits", "data.worker_type=threads"])
-
-
-FILL_SHARED_MEMORY = """
-import json, os, sys, time
-from collections import deque
-from engine.config.loader import resolve_config
-from engine.data.limits import RANK_BATCHES
-from engine.data.pipelines.loader import BatchLoader
-from engine.data.sampler import DistributedBatchSampler
-from engine.data.sources.formats import model_input_format
-from engine.data.sources.open import open_source
-
-def used_bytes():
-    status = os.statvfs("/dev/shm")
-    return (status.f_blocks - status.f_bfree) * status.f_frsize
-
-config = resolve_config(None, json.loads(sys.argv[1])).config
-source = open_source(config)
-requests = DistributedBatchSampler(24, 6, 4, 0, 1, True, 0).requests(3, 1, 0)
-loader = BatchLoader(source, config, model_input_format(config, source), requests, 1)
-held = deque(maxlen=RANK_BATCHES)
-for number, batch in enumerate(loader):
-    held.append(batch)
-    if number == 3:
-        end = time.monotonic() + 60
-        while used_bytes() < int(sys.argv[2]) and time.monotonic() < end:
-            time.sleep(0.05)
-        print(used_bytes())
-"""
-
-
-@pytest.mark.parametrize("worker_type", ["threads", "processes"])
-def test_batches_in_flight_fill_shared_memory_as_checked(photos: Path, worker_type: str, gputrain: Gputrain) -> None:
-    overrides = ["data.dataset=folder", f"data.path={photos}", "data.batch_size=4", "data.image_size=256"]
-    overrides += ["data.prefetch=2", f"data.worker_type={worker_type}"]
-    config = resolve_config(None, overrides).config
-    footprint = LoaderFootprint.from_config(config, 1, 1, model_input_format(config, open_source(config)))
-    # Semaphores and labels take a page each.
-    size = footprint.shm_bytes + (256 << 10)
-    script = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && shift && exec "{sys.executable}" "$@"'
-    # While the rank waits, it receives no other batch.
-    least = footprint.shm_bytes - footprint.batch_bytes
-    done = gputrain.run_in_mount_namespace(script, "-c", FILL_SHARED_MEMORY, json.dumps(overrides), str(least))
-    assert done.returncode == 0, done.stderr
-    assert least <= int(done.stdout) <= size

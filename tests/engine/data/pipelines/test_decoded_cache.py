@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import json
 import multiprocessing
 import os
 import resource
@@ -69,20 +67,9 @@ def _damage_metadata(file: Path) -> None:
     file.with_suffix(".json").write_text('{"file": 3}')
 
 
-def _damage_unread(file: Path) -> None:
-    metadata = json.loads(file.with_suffix(".json").read_text())
-    metadata["unread"] = {"99999999": "why"}
-    file.with_suffix(".json").write_text(json.dumps(metadata))
-
-
-def _change_format(file: Path) -> None:
-    metadata = json.loads(file.with_suffix(".json").read_text())
-    file.with_suffix(".json").write_text(json.dumps(metadata | {"format": 2}))
-
-
 @pytest.mark.parametrize(
     "damage",
-    [_truncate, _overwrite, _delete, _damage_metadata, _damage_unread, _change_format],
+    [_truncate, _overwrite, _delete, _damage_metadata],
 )
 def test_decoded_cache_is_rebuilt_when_damaged(damage: object, photos: Path, cache: Path) -> None:
     assert callable(damage)
@@ -125,29 +112,6 @@ def test_decoded_cache_ignores_interrupted_write(cache: Path) -> None:
         load_or_decode("k", lambda: DecodedChunks((2, 1, 2, 2), interrupted_chunks()))
     decoded = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
     assert int(decoded.images.sum()) == 4
-
-
-def test_decoded_cache_without_space_decodes_after_releasing_lock(cache: Path) -> None:
-    is_unlocked = list[bool]()
-
-    def chunks() -> Iterator[np.ndarray]:
-        with (cache / "k.lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_unlocked.append(True)
-            except BlockingIOError:
-                is_unlocked.append(False)
-        yield np.ones((1, 1, 99, 99), np.uint8)
-
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        decoded = load_or_decode("k", lambda: DecodedChunks((1, 1, 99, 99), chunks()))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (is_unlocked, int(decoded.images.sum())) == ([True], 99 * 99)
-    assert decoded.warning is not None
-    assert has_problem([decoded.warning], "not-writable", "", f" {cache} ({os.strerror(errno.EFBIG)})")
 
 
 def test_decoded_cache_is_read_from_read_only_folder(cache: Path) -> None:

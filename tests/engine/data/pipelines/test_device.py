@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -43,11 +41,6 @@ def read_all(items: Iterator[int]) -> tuple[list[int], BaseException | None]:
     return received, None
 
 
-def test_prefetcher_yields_items_in_order_and_ends() -> None:
-    assert read_all(iter(range(50))) == (list(range(50)), None)
-    assert read_all(iter(())) == ([], None)
-
-
 def test_prefetcher_raises_error_after_preceding_items() -> None:
     def failing() -> Iterator[int]:
         yield from range(3)
@@ -56,26 +49,6 @@ def test_prefetcher_raises_error_after_preceding_items() -> None:
     received, error = read_all(failing())
     assert received == [0, 1, 2]
     assert isinstance(error, ValueError)
-
-
-def test_prefetcher_makes_one_item_ahead_in_background_thread() -> None:
-    produced: list[int] = []
-    threads, third_item_made = set[str](), threading.Event()
-
-    def make_items() -> Iterator[int]:
-        for number in itertools.count():
-            threads.add(threading.current_thread().name)
-            produced.append(number)
-            if number == 2:
-                third_item_made.set()
-            yield number
-
-    prefetcher = PrefetchIterator(make_items())
-    assert produced == []
-    assert [next(prefetcher), next(prefetcher)] == [0, 1]
-    assert third_item_made.wait(5)
-    assert produced == [0, 1, 2]
-    assert threads == {"prefetch"}
 
 
 def test_streamed_batches_on_cpu_are_normalized_and_independent_of_workers() -> None:

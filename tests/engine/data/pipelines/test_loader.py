@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,11 +65,6 @@ def test_batches_after_resume_continue_epoch(first: int, reference_batches: tupl
     )
 
 
-def test_batches_of_other_size_contain_same_images(reference_batches: tuple[str, list[Batch]]) -> None:
-    large = batches(0, reference_batches[0], batch_size=32)
-    assert torch.equal(large[0].images, torch.cat([reference_batches[1][0].images, reference_batches[1][1].images]))
-
-
 def test_batches_vary_by_epoch_only_for_training(reference_batches: tuple[str, list[Batch]]) -> None:
     crop, loaded = reference_batches
     config = resolve_config(None, ["data.channels=3"]).config
@@ -84,22 +78,6 @@ def test_batches_vary_by_epoch_only_for_training(reference_batches: tuple[str, l
     orders = [np.argsort(epoch_permutation(96, config.run.seed, epoch)) for epoch in (1, 2)]
     same = (epochs[0][orders[0]] == epochs[1][orders[1]]).all(1)
     assert same.float().mean() < 0.05
-
-
-def test_batch_in_transit_uses_one_open_file() -> None:
-    config = resolve_config(None, ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=1"]).config
-    source = open_source(config)
-    sampler = DistributedBatchSampler(96, 37, 16, 0, 1, True, 0)
-    loader, held = (
-        BatchLoader(source, config, model_input_format(config, source), sampler.requests(2), 1),
-        list[Batch](),
-    )
-    open_files = []
-    for _ in range(6):
-        held.append(next(loader))
-        open_files.append(len(list(Path("/proc/self/fd").iterdir())))
-    assert held[-1].augment_params is not None
-    assert open_files[-1] - open_files[1] == 4
 
 
 def test_pad_and_crop_returns_window_of_padded_image() -> None:
@@ -123,13 +101,6 @@ def test_normalize_matches_torchvision() -> None:
     mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5, 0.6])
     expected = reference.normalize(reference.to_dtype(images, torch.float32, scale=True), mean.tolist(), std.tolist())
     torch.testing.assert_close(normalize(images, mean.view(1, 3, 1, 1), std.view(1, 3, 1, 1)), expected)
-
-
-def test_convert_to_format_resizes_like_torchvision() -> None:
-    images = torch.randint(0, 256, (4, 3, 20, 20), dtype=torch.uint8)
-    expected = reference.resize(images, [12, 12], antialias=True)
-    resized = convert_to_format(images, ImageFormat(12, 3, (0.5,), (0.5,)))
-    assert (resized.int() - expected.int()).abs().max() <= 1
 
 
 def test_convert_to_format_converts_channels() -> None:

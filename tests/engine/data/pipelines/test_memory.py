@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import get_args
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import functional as reference
 
 from engine.config.loader import resolve_config
-from engine.config.pipeline import PipelineName
-from engine.data.augment.augmentation import Augmentation, apply_batch_params
-from engine.data.augment.batch_ops import erase, resized_crop
+from engine.data.augment.batch_ops import erase
 from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_boxes
 from engine.data.batching import build_sampler
-from engine.data.pipelines import memory
 from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.pipelines.input_pipeline import InputPipeline
-from engine.data.pipelines.memory import InMemoryLoader
 from engine.data.sampler import DistributedBatchSampler
-from engine.data.sources.base import ImageFormat
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from support.data.device_batches import CPU, assert_the_same, batches
+from support.data.device_batches import assert_the_same, batches
 from support.data.photo_folder import AUGMENT_OVERRIDES
-from support.runs.in_process import train_in_process
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -81,48 +70,6 @@ def test_memory_pipeline_resized_crop_matches_stream_within_two_levels(size: int
     assert sum(float((a.images - b.images).abs().mean()) for a, b in zip(in_memory, streamed, strict=True)) < 0.02
 
 
-def test_memory_pipeline_groups_batches_by_memory_at_source_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config = resolve_config(None, ["augment.resized_crop=true", "data.dataset=fake", "data.batch_size=16"]).config
-    source, small = open_source(config), ImageFormat(8, 3, (0.5,) * 3, (0.5,) * 3)
-    requests = list(DistributedBatchSampler(96, 32, 16, 0, 1, True, 0).requests(1))
-    loader = InMemoryLoader(load_in_memory(source, config, small), config, small, requests, CPU)
-    monkeypatch.setattr(memory, "MAX_PREPARED_BYTES", 2 * 16 * 3 * 32**2 * 4)
-    train, val = requests[:6], requests[6:]
-    for requests_of_part, group_sizes in ((train, [2, 2, 2]), (val, [2])):
-        pairs = [(request, ()) for request in requests_of_part]
-        assert [len(group) for group, _ in loader._group_requests(pairs, on_device=True)] == group_sizes
-
-
-def test_resized_crop_matches_torchvision() -> None:
-    images = torch.randint(0, 256, (40, 3, 30, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    boxes = torch.from_numpy(random_resized_crop_boxes((0.08, 1.0), (0.75, 1.33), 30, 30, 0, 1, np.arange(40)))
-    crops = resized_crop(images, boxes, 16)
-    for image, (left, top, right, bottom), crop in zip(images, boxes.tolist(), crops, strict=True):
-        expected = reference.resized_crop(image, top, left, bottom - top, right - left, [16, 16], antialias=True)
-        assert (crop.int() - expected.int()).abs().max() <= 2
-
-
-def test_random_erasing_boxes_have_documented_area_ratio_and_probability() -> None:
-    boxes = random_erasing_boxes(0.3, 32, 7, 2, np.arange(20_000))
-    left, top, right, bottom = boxes.T
-    width, height = right - left, bottom - top
-    erased = width > 0
-    assert float(erased.mean()) == pytest.approx(0.3, abs=0.01)
-    assert (left >= 0).all() and (top >= 0).all() and (right <= 32).all() and (bottom <= 32).all()
-    assert (height[erased] < 32).all() and (width[erased] < 32).all()
-    area, ratio = (width * height)[erased] / 32**2, height[erased] / width[erased]
-    # Rounding to pixels moves both beyond the drawn ranges of 0.02-0.33 and 0.3-3.3.
-    assert area.min() > 0.01 and area.max() < 0.36
-    assert ratio.min() > 0.2 and ratio.max() < 4.0
-    # The mean of 0.02-0.33: only few drawn shapes do not fit.
-    assert float(area.mean()) == pytest.approx(0.175, abs=0.01)
-    assert float(np.log(ratio).mean()) == pytest.approx(0.0, abs=0.03)
-    # Positions are uniform.
-    assert float(((left + 0.5) / (33 - width))[erased].mean()) == pytest.approx(0.5, abs=0.02)
-
-
 def test_random_erasing_boxes_match_torchvision_distribution() -> None:
     from torchvision.transforms import v2
 
@@ -164,17 +111,6 @@ def test_random_resized_crop_boxes_have_requested_shape_and_fall_back_to_center(
     assert random_resized_crop_boxes((0.9, 1.0), (2.0, 2.0), 40, 10, 0, 1, np.arange(1)).tolist() == [[0, 17, 10, 22]]
 
 
-def test_apply_batch_params_by_slices_matches_whole_epoch() -> None:
-    config = resolve_config(None, AUGMENT_OVERRIDES).config
-    images = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8)
-    augmentation = Augmentation(config, ImageFormat(8, 1, (0.3,), (0.3,)))
-    whole = apply_batch_params(images, augmentation.draw_batch_params(3, np.arange(40)))
-    params = augmentation.draw_batch_params(3, np.arange(40))
-    assert torch.equal(
-        torch.cat([apply_batch_params(images[n : n + 7], params[n : n + 7]) for n in range(0, 40, 7)]), whole
-    )
-
-
 def test_fixed_pipeline_repeats_first_batch_in_requested_sizes() -> None:
     config = resolve_config(None, AUGMENT_OVERRIDES).config
     source = open_source(config)
@@ -192,17 +128,6 @@ def test_fixed_pipeline_repeats_first_batch_in_requested_sizes() -> None:
         )
         assert torch.equal(batch.images, first_images[is_train][: len(batch.images)])
     assert len({len(batch.labels) for batch in fixed}) > 2
-
-
-def test_training_gives_same_loss_with_memory_and_stream_pipelines(tmp_path: Path) -> None:
-    runs = [
-        train_in_process(
-            tmp_path / pipeline, "run.epochs=1", *AUGMENT_OVERRIDES, "model.name=linear", f"data.pipeline={pipeline}"
-        )
-        for pipeline in get_args(PipelineName)
-    ]
-    losses = [epochs[0].val_loss for epochs in runs]
-    assert losses[0] == losses[1] != losses[2]
 
 
 @pytest.mark.gpu

@@ -58,11 +58,6 @@ def test_measure_batch_seconds_ignores_slow_start_and_stops_early_on_slow_images
     assert slow.num_loaded == 5
 
 
-@pytest.mark.usefixtures("made_clock")
-def test_measured_workers_is_zero_for_cheap_batches() -> None:
-    assert measure_num_workers(SlowDataset(0.00001), REQUEST, 8) == 0
-
-
 def test_measured_workers_is_maximum_when_measurement_fails() -> None:
     class Bad(SlowDataset):
         def __getitem__(self, request: BatchRequest) -> Batch:
@@ -78,8 +73,3 @@ def test_measured_workers_restores_rng_state_and_threads() -> None:
     assert measure_num_workers(BatchDataset(source, config, model_input_format(config, source)), REQUEST, 4) > 0
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
-
-
-@pytest.mark.usefixtures("made_clock")
-def test_measure_batch_seconds_handles_single_image() -> None:
-    assert measure_batch_seconds(SlowDataset(0.001), BatchRequest("train", 1, np.arange(1))) == pytest.approx(0.001)

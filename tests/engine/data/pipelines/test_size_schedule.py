@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +13,10 @@ from engine.config.loader import resolve_config
 from engine.config.pipeline import PipelineName
 from engine.config.resume import find_changes, immutable_key_problems
 from engine.config.schema import as_dict
-from engine.data.augment.augmentation import Augmentation
 from engine.data.pipelines.choose import PipelineChoice, choose_pipeline
 from engine.data.pipelines.device import DeviceBatch
-from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sampler import BatchRequest, DistributedBatchSampler
-from engine.data.sources.base import ImageFormat
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.image import read_image
 from engine.data.sources.open import open_source
@@ -53,13 +49,6 @@ def test_size_schedule_rejects_malformed_schedules(text: str, code: str, values:
     assert has_problem([problem], code, "data.size_schedule", *values)
 
 
-@pytest.mark.parametrize("text", ["16@1,24@3", "[16@1, 24@3]", "['16@1', '24@3']"])
-def test_size_schedule_is_written_as_list_or_text(text: str) -> None:
-    data = resolve_config(None, [f"data.size_schedule={text}"]).config.data
-    assert data.size_schedule == ("16@1", "24@3")
-    assert data.epoch_sizes == ((1, 16), (3, 24))
-
-
 @pytest.mark.parametrize(
     ("overrides", "described"),
     [
@@ -77,12 +66,6 @@ def test_size_schedule_does_not_change_evaluation_size(overrides: list[str], des
     assert image_format.describe() == described
     assert [image_format.at_epoch(epoch).size for epoch in (1, 2, 3, 99)] == [12, 20, 20, 20]
     assert {image_format.at_epoch(epoch).val_size for epoch in (1, 2)} == {image_format.val_size}
-
-
-def test_image_format_of_size_schedule_survives_checkpoint() -> None:
-    config = resolve_config(None, [TWO_SIZES]).config
-    image_format = model_input_format(config, open_source(config))
-    assert ImageFormat.from_checkpoint(asdict(image_format)) == image_format
 
 
 def test_resumed_run_keeps_size_schedule() -> None:
@@ -122,21 +105,6 @@ def test_epoch_of_size_schedule_equals_run_of_that_size() -> None:
     assert_the_same(second_epoch(TWO_SIZES), second_epoch("data.image_size=20"))
 
 
-def test_resumed_epoch_has_size_of_its_epoch() -> None:
-    config = resolve_config(None, [TWO_SIZES]).config
-    source = open_source(config)
-    assert_the_same(batches("stream", config, source, SMALL, (2, 1)), batches("stream", config, source, SMALL)[6:])
-
-
-def test_erased_boxes_lie_in_images_of_epoch() -> None:
-    config = resolve_config(None, ["augment.erasing=1", "data.size_schedule=[64@1,8@2]"]).config
-    augmentation = Augmentation(config, model_input_format(config, open_source(config)))
-    for epoch, size in ((1, 64), (2, 8)):
-        boxes = augmentation.draw_batch_params(epoch, np.arange(200)).erase_boxes
-        assert boxes is not None
-        assert size / 2 < int(boxes.max()) <= size
-
-
 def write_photos(root: Path) -> Path:
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):
@@ -171,10 +139,3 @@ def test_folder_streams_with_size_schedule_and_refuses_memory(tmp_path: Path) ->
     assert choice == PipelineChoice("stream", "data.size_schedule resizes images from their original size")
     with raises_problem("conflict", "data.pipeline", "memory ", " data.size_schedule "):
         resolve_config(None, [*overrides, "data.pipeline=memory"])
-
-
-def test_memory_pipeline_keeps_original_size_of_arrays() -> None:
-    config = resolve_config(None, [TWO_SIZES]).config
-    source = open_source(config)
-    in_memory = load_in_memory(source, config, model_input_format(config, source))
-    assert (in_memory.images["train"].shape[-1], in_memory.images["val"].shape[-1]) == (8, 20)

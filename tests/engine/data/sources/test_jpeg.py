@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import warnings
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import ExifTags, Image
 
-from engine.config.loader import resolve_config
-from engine.config.schema import Config
-from engine.data.augment.batch_ops import is_channels_last
 from engine.data.augment.crops import random_resized_crop_box, random_resized_crop_boxes
-from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources import jpeg
-from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, UnreadableImageError
-from engine.data.sources.formats import model_input_format
+from engine.data.sources.base import ImageFormat, Images, UnreadableImageError
 from engine.data.sources.image import read_image
-from engine.data.sources.open import open_source
 from engine.data.sources.resize import center_box
-from support.gputrain_command import ROOT
 from support.messages import has_problem, raises_problem
 
 SIZE = 224
@@ -134,27 +122,6 @@ def test_read_image_rejects_truncated_jpeg(tmp_path: Path) -> None:
         read_image(path, ImageFormat(SIZE, 3, (), ()))
 
 
-def test_read_image_uses_no_deprecated_function(tmp_path: Path) -> None:
-    path = write_photo(tmp_path / "photo.jpg")
-    with warnings.catch_warnings(action="error"):
-        read_image(path, ImageFormat(SIZE, 3, (), ()), center_box)
-        read_image(path, ImageFormat(SIZE, 3, (), (), val_resize=256))
-
-
-def test_jpeg_decode_does_not_import_torchvision(tmp_path: Path) -> None:
-    write_photo(tmp_path / "photo.jpg")
-    program = """
-import pathlib, sys
-from engine.data.pipelines import loader
-from engine.data.sources.base import ImageFormat
-from engine.data.sources.image import read_image
-assert read_image(pathlib.Path(sys.argv[1]), ImageFormat(224, 3, (), ())).shape == (3, 224, 224)
-print("torchvision" in sys.modules, "simplejpeg" in sys.modules)
-"""
-    command = [sys.executable, "-W", "error", "-c", program, str(tmp_path / "photo.jpg")]
-    assert subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout == "False True\n"
-
-
 @pytest.mark.parametrize(("height", "width"), [(256, 256), (375, 500), (40, 400), (400, 40), (1, 1)])
 def test_random_resized_crop_box_matches_vectorized_boxes(height: int, width: int) -> None:
     indices = np.arange(500)
@@ -163,32 +130,3 @@ def test_random_resized_crop_box_matches_vectorized_boxes(height: int, width: in
         assert boxes.tolist() == [
             list(random_resized_crop_box(scale, ratio, 7, 3, index, height, width)) for index in range(500)
         ]
-
-
-@pytest.fixture
-def photo_source(tmp_path: Path) -> tuple[Config, ImageSource]:
-    for name in ("cat", "dog"):
-        for number in range(2):
-            (tmp_path / name).mkdir(exist_ok=True)
-            write_photo(tmp_path / name / f"{number}.jpg")
-    data = ["data.dataset=folder", f"data.path={tmp_path}", "data.image_size=32", "data.val_split=0.5"]
-    config = resolve_config(None, data).config
-    return config, open_source(config)
-
-
-def test_input_pipeline_warns_of_pillow_once(
-    photo_source: tuple[Config, ImageSource], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, source = photo_source
-    for expected in ([], ["not-installed"]):
-        pipeline = InputPipeline(PipelineChoice("stream", ""), source, config, model_input_format(config, source), ())
-        assert [warning.code for warning in pipeline.warnings] == expected
-        monkeypatch.setattr(jpeg, "_load_simplejpeg", lambda: None)
-
-
-def test_encoded_source_loads_channels_last(photo_source: tuple[Config, ImageSource]) -> None:
-    _, source = photo_source
-    for crop in (None, CropSpec(24, None)):
-        images, _ = source.load("train", np.arange(2), crop)
-        assert is_channels_last(torch.from_numpy(images))
-        assert images.shape == (2, 3, *(2 * [32 if crop is None else 24]))

@@ -16,7 +16,6 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.data.batching import build_sampler, check_source
-from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source, open_source_for_preflight
 from engine.utils.errors import UsageError
 from support.messages import has_problem, raises_problem
@@ -40,15 +39,6 @@ def test_digits_source_has_1797_images_of_ten_classes() -> None:
     images, labels = source.load("val", np.arange(source.num_images("val")))
     assert (images.shape[1:], images.dtype, images.max()) == ((1, 8, 8), np.uint8, 255)
     assert np.bincount(labels).min() > 30
-
-
-def test_digits_source_mean_and_std_match_images() -> None:
-    source = open_source(config())
-    images = (
-        np.concatenate([source.load(part, np.arange(source.num_images(part)))[0] for part in ("train", "val")]) / 255
-    )
-    assert images.mean() == pytest.approx(source.format.mean[0], abs=0.002)
-    assert images.std() == pytest.approx(source.format.std[0], abs=0.002)
 
 
 def write_idx(path: Path, values: Pixels, compressed: bool = False) -> None:
@@ -176,12 +166,6 @@ def test_fake_source_has_requested_count_and_size() -> None:
     assert (images.shape, source.num_images("train"), labels.tolist()) == ((8, 3, 20, 20), 50, [0, 1, 2, 3, 0, 1, 2, 3])
     assert (images == open_source(fake_config).load("train", np.arange(8))[0]).all()
     assert (images != open_source(fake_config).load("val", np.arange(8))[0]).any()
-
-
-def test_image_format_prefers_config_over_dataset() -> None:
-    custom_config = config("data.image_size=12", "data.channels=3")
-    image_format = model_input_format(custom_config, open_source(custom_config))
-    assert (image_format.size, image_format.channels, len(image_format.mean), len(image_format.std)) == (12, 3, 3, 3)
 
 
 def test_check_source_reports_all_config_mismatches_together() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 import random
 from pathlib import Path
 
@@ -22,9 +21,8 @@ from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import BatchRequest, DistributedBatchSampler
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.formats import expected_input_format, model_input_format
-from engine.data.sources.open import open_source, open_source_for_preflight
-from engine.data.sources.user_dataset import UserDatasetSource
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import open_source
 from engine.utils.errors import UsageError
 from engine.utils.exits import exit_status
 from support.messages import has_problem, raises_problem
@@ -119,15 +117,6 @@ def test_user_source_passes_data_path(tmp_path: Path) -> None:
     assert source.num_images("train") == 12
     with raises_problem("missing-value", "data.path", ":build ", "data.path (--data-path)"):
         open_source(config(tmp_path, text, name="build"))
-
-
-def test_user_source_pickles_without_data(tmp_path: Path) -> None:
-    source = open_source(config(tmp_path, method("return Image.new('L', (8, 8), index)") + "BIG = bytes(10**6)\n"))
-    pickled = pickle.dumps(source)
-    assert len(pickled) < 1500
-    copy = pickle.loads(pickled)
-    assert isinstance(copy, UserDatasetSource)
-    assert (copy.load("train", np.arange(4))[0] == source.load("train", np.arange(4))[0]).all()
 
 
 def test_user_source_random_split_is_same_in_every_process(tmp_path: Path) -> None:
@@ -251,12 +240,6 @@ def test_user_source_names_out_of_range_label(tmp_path: Path) -> None:
         source.load("train", np.array([2]))
 
 
-def test_open_source_for_preflight_does_not_import_user_dataset(tmp_path: Path) -> None:
-    user_config = config(tmp_path, "raise SystemExit\n", "data.channels=1")
-    assert open_source_for_preflight(user_config) is None
-    assert (expected_input_format(user_config).size, expected_input_format(user_config).channels) == (224, 1)
-
-
 def test_check_user_data_code_runs_in_subprocess(tmp_path: Path) -> None:
     text = (
         method("print('reading', index); return Image.new('F' if index else 'L', (8, 8), index)") + "print('hello')\n"
@@ -288,11 +271,6 @@ def test_check_user_data_code_reports_timeout(tmp_path: Path, monkeypatch: pytes
     user_config = config(tmp_path, "import time\ntime.sleep(1000)\n")
     with raises_problem("timed-out", "data.dataset", ":Data ", " 2 s"):
         check_user_data_code(user_config, 1)
-
-
-def test_check_user_data_code_without_user_code_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.config.user_code.start_helper", lambda *_, **__: pytest.fail("started a process"))
-    assert check_user_data_code(resolve_config(None, []).config, 1) is None
 
 
 FLOAT_ITEMS = method("return torch.full((5, 8, 8), float(index), dtype=torch.float64)")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
-import pickle
 import tarfile
 from collections.abc import Sequence
 from functools import lru_cache
@@ -16,7 +14,6 @@ import numpy as np
 import pytest
 
 from engine.config.loader import resolve_config
-from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.sources import webdataset
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.open import open_source, read_class_names
@@ -80,13 +77,6 @@ def test_tar_source_takes_validation_shards(tmp_path: Path) -> None:
     assert source.image_names("val")[0] == "val-000.tar/0100.png"
 
 
-def test_tar_source_names_image_in_messages(tmp_path: Path) -> None:
-    source = open_members(tmp_path, [*sample_members(range(8)), ("dog/broken.jpg", b"no"), ("dog/broken.cls", b"1")])
-    index = [name.endswith("broken.jpg") for name in source.image_names("train")].index(True)
-    with raises_problem("bad-image", "", "one.tar: dog/broken.jpg ", kind=UnreadableImageError):
-        source.load("train", np.array([index]))
-
-
 def test_tar_source_skips_members_without_content(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "t.tar", sample_members(range(8)))
     with tarfile.open(path, "a", pax_headers={"comment": "global"}, format=tarfile.PAX_FORMAT) as archive:
@@ -97,21 +87,6 @@ def test_tar_source_skips_members_without_content(tmp_path: Path) -> None:
     assert source.num_images("train") + source.num_images("val") == 8
     skipped = [name.partition(" (")[0] for name in source.skipped]
     assert skipped == [f"{path}: {name}" for name in ("link.png", "pipe.png", "c")]
-
-
-@pytest.mark.parametrize(
-    "attributes",
-    [{"GNU.sparse.map": "1,b"}, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}],
-    ids=["map", "content"],
-)
-def test_tar_source_refuses_damaged_sparse_file_in_one_sentence(tmp_path: Path, attributes: dict[str, str]) -> None:
-    path = write_shard(tmp_path / "x.tar", sample_members(range(8)))
-    with tarfile.open(path, "a", format=tarfile.PAX_FORMAT) as archive:
-        (member := tarfile.TarInfo("sparse.png")).pax_headers = attributes
-        member.size = 2000
-        archive.addfile(member, io.BytesIO(bytes(2000)))
-    with raises_problem("damaged", "data.path", f" {path} "):
-        open_shards(str(path))
 
 
 def test_tar_source_skips_samples_without_one_image(tmp_path: Path) -> None:
@@ -196,15 +171,6 @@ def test_tar_source_refuses_impossible_path_in_one_sentence(path: str) -> None:
         open_source(config.model_copy(update={"data": data}))
 
 
-def test_tar_images_are_kept_in_memory_and_cached(tmp_path: Path, cache: Path) -> None:
-    pattern = write_shards(tmp_path)
-    config = resolve_config(None, ["data.dataset=webdataset", f"data.path={pattern}", "data.image_size=16"]).config
-    source = open_source(config)
-    loaded = load_in_memory(source, config, source.format)
-    assert np.array_equal(loaded.images["val"], source.load("val", np.arange(4))[0])
-    assert len(list((cache / "decoded").glob("*.npy"))) == 2
-
-
 def test_tar_source_reports_shard_that_changes_during_run(tmp_path: Path) -> None:
     source = open_shards(write_shards(tmp_path, shards=1))
     source.load("train", np.array([0]))
@@ -248,14 +214,6 @@ def test_tar_index_is_made_again_if_damaged_or_writable_by_others(tmp_path: Path
     assert contents(open_shards(pattern)) == expected
 
 
-def test_tar_source_says_how_far_indexing_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("engine.data.sources.tar_index.PROGRESS_SECONDS", 0.0)
-    open_shards(write_shards(tmp_path, shards=3))
-    assert capsys.readouterr().err.splitlines()[0] == f"indexing {tmp_path} once: 1 of 3 shards"
-
-
 def test_tar_source_finds_parts_by_the_names_of_shards_in_a_folder(tmp_path: Path) -> None:
     write_shards(tmp_path, shards=2)
     assert open_shards(str(tmp_path)).num_images("val") == 4, "the training shards are split"
@@ -279,12 +237,6 @@ def test_tar_source_finds_parts_by_the_names_of_shards_in_a_folder(tmp_path: Pat
 )
 def test_expand_braces_names_shards_as_webdataset_does(pattern: str, names: list[str]) -> None:
     assert list(expand_braces(pattern)) == names
-
-
-def test_tar_source_works_without_writable_cache(tmp_path: Path, cache: Path) -> None:
-    cache.parent.write_bytes(b"a file, not a folder")
-    source = open_shards(write_shards(tmp_path))
-    assert len(contents(pickle.loads(pickle.dumps(source)))) == 24
 
 
 def test_tar_source_takes_class_names_from_file_beside_shards(tmp_path: Path) -> None:
