@@ -1,18 +1,21 @@
-"""Takes a text through tmux to the clipboard of the terminal, which `tui.terminal_app` writes it to.
+"""Takes a text through tmux or GNU screen to the clipboard of the terminal, which `tui.terminal_app` writes it to.
 
 Programs set the clipboard with OSC 52 (xterm, "Operating System Commands"). tmux keeps the sequence to itself unless
-`set-clipboard` is on, which is not its default.
+`set-clipboard` is on, which is not its default, and GNU screen drops it.
 """
 
 from __future__ import annotations
 
+import base64
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from engine.utils.errors import Problem
 from tui.characters import BASIC_TERMS
 
 TMUX_SECONDS = 2.0
+# GNU screen 4 truncates a device control string of more than 768 bytes.
+SCREEN_CHUNK = 512
 MULTIPLEXER_TERMS = ("tmux", "screen")
 
 
@@ -35,17 +38,44 @@ def is_multiplexed(environment: Mapping[str, str]) -> bool:
     )
 
 
-def load_tmux_buffer(text: str, environment: Mapping[str, str]) -> Problem | None:
-    """Let tmux take a text to the clipboard of its terminal, and return what may keep it from there. Waits for tmux."""
-    if environment.get("TMUX"):
-        command = ["tmux", "load-buffer", "-w", "-"]
-        try:
-            # Fixed arguments; tmux is on the PATH.
-            subprocess.run(command, input=text.encode(), capture_output=True, timeout=TMUX_SECONDS, check=True)  # noqa: S603
-        except (OSError, subprocess.SubprocessError):
-            # An older release.
-            pass
-        else:
+def pass_through(text: str, environment: Mapping[str, str], write: Callable[[str], object]) -> Problem | None:
+    """Take a text through the multiplexer, and return what may keep it from the clipboard.
+
+    `write` writes to the terminal. Waits for tmux.
+    """
+    if environment.get("TMUX") and _run_tmux(["load-buffer", "-w", "-"], text) is not None:
+        # "Ms" is the capability to set the clipboard.
+        if "Ms: (string)" in (_run_tmux(["show-messages", "-T"]) or ""):
+            return None
+        reason = (
+            "Copied into tmux only: paste it there with prefix ]. For the clipboard of this terminal, "
+            "`tmux set -as terminal-features ',*:clipboard'` and attach again"
+        )
+        return Problem("", reason, code="not-supported")
+    sequence = f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\a"
+    term = environment.get("TERM", "")
+    if environment.get("TMUX") or term.startswith("tmux"):
+        escaped = sequence.replace("\x1b", "\x1b\x1b")
+        write(f"\x1bPtmux;{escaped}\x1b\\")
+    else:
+        chunks = (sequence[start : start + SCREEN_CHUNK] for start in range(0, len(sequence), SCREEN_CHUNK))
+        write("".join(f"\x1bP{chunk}\x1b\\" for chunk in chunks))
+        if environment.get("STY"):
             return None
     reason = "Sent to the clipboard. If it is not there, `tmux set -s set-clipboard on` where tmux runs, and copy again"
     return Problem("", reason, code="not-supported")
+
+
+def _run_tmux(arguments: list[str], text: str = "") -> str | None:
+    """Run a command of tmux on a text, and return what it prints; None if it fails, as an older release may."""
+    try:
+        done = subprocess.run(  # noqa: S603 (fixed arguments)
+            ["tmux", *arguments],  # noqa: S607 (tmux is on the PATH)
+            input=text.encode(),
+            capture_output=True,
+            timeout=TMUX_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")

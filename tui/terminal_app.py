@@ -8,8 +8,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.theme import ThemeStackError
@@ -40,7 +42,7 @@ def resume_garbage_collection() -> None:
 
 
 class TerminalApp(App[None]):
-    """Themes, toasts and the clipboard."""
+    """Themes, toasts, the clipboard and the title of the terminal."""
 
     def __init__(self) -> None:
         settle_terminal_type()
@@ -94,7 +96,7 @@ class TerminalApp(App[None]):
 
     def copy_to_clipboard(self, text: str, copied: str = "Copied to the clipboard") -> None:
         """Copy a text to the clipboard of the terminal, and say that it is `copied`, or what keeps it from there."""
-        from tui.clipboard import clipboard_problem, is_multiplexed, load_tmux_buffer
+        from tui.clipboard import clipboard_problem, is_multiplexed, pass_through
 
         def report(problem: Problem | None) -> None:
             self.show_toast(problem or copied, timeout_s=5.0 if problem is None else 15.0)
@@ -104,8 +106,9 @@ class TerminalApp(App[None]):
             return
         super().copy_to_clipboard(text)
         if is_multiplexed(os.environ):
+            write = partial(self.call_from_thread, self.write_to_terminal)
             self.run_worker(
-                lambda: self.call_from_thread(report, load_tmux_buffer(text, os.environ)), thread=True, group="copy"
+                lambda: self.call_from_thread(report, pass_through(text, os.environ, write)), thread=True, group="copy"
             )
         else:
             report(None)
@@ -123,6 +126,16 @@ class TerminalApp(App[None]):
             os.killpg(os.getpgrp(), signal.SIGTSTP)
         else:
             self.show_toast(Problem("", "No shell would continue the screen: Ctrl-Z has no effect", code="no-effect"))
+
+    def set_terminal_title(self, title: str) -> None:
+        """Name the screen that is shown in the title of the terminal, behind the host."""
+        if isinstance(self._driver, TerminalDriver):
+            self._driver.set_title(printable(f"gputrain {socket.gethostname()}: {title}"))
+
+    def write_to_terminal(self, sequence: str) -> None:
+        """Write a sequence between two frames. Without a terminal, nothing is written."""
+        if sequence and self._driver is not None and not self.is_headless:
+            self._driver.write(sequence)
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
         super()._display(screen, changed_cells(renderable))

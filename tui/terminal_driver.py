@@ -57,6 +57,10 @@ RESTORE = (
     "\x1b[?2026l\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1016l"
     "\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1004l"
 )
+# XTWINOPS: push and pop the title (xterm, "Window Operations").
+SAVE_TITLE, RESTORE_TITLE = "\x1b[22;2t", "\x1b[23;2t"
+# They print the text of an OSC sequence, or cannot restore a title (GNU screen).
+TERMS_WITHOUT_TITLE = ("linux", "vt", "ansi", "cons25", "eterm", "dumb")
 
 
 class Output:
@@ -290,6 +294,8 @@ class TerminalDriver(LinuxDriver):
         self._keys_ready = threading.Event()
         self.exit_event = self._input_end = InputEnd(self._keys)
         self._watcher = Watcher(self.terminal, self._type, self._end, self._end_now)
+        self._titled = not (os.environ.get("TERM", "").startswith(TERMS_WITHOUT_TITLE) or os.environ.get("STY"))
+        self._title = ""
         self._suspended = False
         signal.signal(signal.SIGTSTP, lambda *_: self._suspend())
         signal.signal(signal.SIGCONT, lambda *_: self._continue())
@@ -302,15 +308,26 @@ class TerminalDriver(LinuxDriver):
     def write(self, data: str) -> None:
         self._output.write(data.encode(self._stream.encoding, self._stream.errors or "replace"))
 
+    def set_title(self, title: str) -> None:
+        """Set the title of the terminal; the earlier one is restored at the end."""
+        if self._titled and title != self._title:
+            self._title = title
+            self.write(f"\x1b]2;{title}\x1b\\")
+
     # Application mode
 
     def start_application_mode(self) -> None:
         self._keys_ready.clear()
         self.fileno = self.terminal
+        if self._titled:
+            self.write(SAVE_TITLE)
         super().start_application_mode()  # type: ignore[no-untyped-call]
         self.fileno = self._keys
         self._keys_ready.set()
         self._watcher.start_reading()
+        title, self._title = self._title, ""
+        if title:
+            self.set_title(title)
 
     def disable_input(self) -> None:
         self._watcher.stop_reading()
@@ -322,6 +339,8 @@ class TerminalDriver(LinuxDriver):
     def stop_application_mode(self) -> None:
         self._output.discard()
         super().stop_application_mode()
+        if self._titled:
+            self.write(RESTORE_TITLE)
 
     def close(self) -> None:
         super().close()
@@ -355,7 +374,7 @@ class TerminalDriver(LinuxDriver):
                 termios.tcsetattr(self.terminal, termios.TCSANOW, self.attrs_before)
         if not self._suspended:
             self._output.discard()
-            self.write(RESTORE)
+            self.write(RESTORE + (RESTORE_TITLE if self._titled else ""))
             self._output.flush(FLUSH_SECONDS)
         os._exit(128 + number)
 

@@ -186,10 +186,16 @@ def copied_text(terminal: Terminal) -> str | None:
     return base64.b64decode(texts[-1]).decode() if texts else None
 
 
-@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
-def test_tui_copies_through_tmux(gputrain: Gputrain, tmp_path: Path) -> None:
-    start = ["tmux", "-S", str(tmp_path / "socket"), "-f", os.devnull, "new-session"]
-    terminal = Terminal(gputrain, "/usr/bin/env", *start, SCREEN, "--demo")
+@pytest.mark.parametrize("program", ["tmux", "screen"])
+def test_tui_copies_through_multiplexer(gputrain: Gputrain, tmp_path: Path, program: str) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    (tmp_path / "screens").mkdir(mode=0o700)
+    start = {
+        "tmux": ["tmux", "-S", str(tmp_path / "socket"), "-f", os.devnull, "new-session"],
+        "screen": ["screen", "-c", os.devnull, "-S", "gputrain-test"],
+    }[program]
+    terminal = Terminal(gputrain, "/usr/bin/env", *start, SCREEN, "--demo", SCREENDIR=str(tmp_path / "screens"))
     terminal.wait_for("digits-3")
     terminal.press("n")
     terminal.wait_for("preset")
