@@ -23,6 +23,7 @@ from engine.gpus.allocation import UNMONITORED_WARNING, GpuAllocation
 from engine.gpus.cpu_fallback import describe_driver_failure
 from engine.gpus.device_preview import preview_allocation
 from engine.gpus.monitor import first_snapshot, open_monitor, recording_path
+from engine.gpus.private_mount import private_folder_problem
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from engine.gpus.snapshot import SamplerOptions, Snapshot
@@ -64,6 +65,7 @@ def examine_gpus(snapshot: Snapshot | None, *, has_driver: bool) -> tuple[list[C
     answer."""
     ignored: list[Problem] = []
     reservations = read_reservations(report=ignored.append)
+    ignored += [private] if has_driver and (private := private_folder_problem()) is not None else []
     checks = [Check("GPUs", "reservations", "warning", str(problem), code=problem.code) for problem in ignored]
     if recording_path() is None and (unmonitored := gpus_unknown_to_nvml(snapshot)):
         found = f"{UNMONITORED_WARNING} ({describe_driver_failure(snapshot)})"

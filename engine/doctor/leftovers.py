@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from engine.gpus.reservation_reader import read_reservations
+from engine.gpus.reservation_reader import dead_reservations, read_reservations
 from engine.utils.codec import Count, Record
 from engine.utils.files import cache_folder, file_size, is_locked, user_path_problem
 
@@ -24,17 +24,20 @@ class Leftover(Record, frozen=True):
 
 
 def find_leftovers() -> list[Leftover]:
-    """Return the caches, by folder or by the beginning of their names."""
+    """Return the caches, by folder or by the beginning of their names, and the reservations of dead runs."""
     groups: dict[str, list[Path]] = {}
     for path in _cached_files():
         parts = path.relative_to(cache_folder()).parts
         group = parts[0] if len(parts) > 1 else f"{path.stem.partition('-')[0]}*"
         groups.setdefault(str(cache_folder() / group), []).append(path)
+    for lock in dead_reservations():
+        files = filter(os.path.lexists, (lock, lock.with_suffix(".json")))
+        groups.setdefault(f"{lock.parent} (dead runs)", []).extend(files)
     return [Leftover(place, len(paths), sum(map(file_size, paths))) for place, paths in sorted(groups.items())]
 
 
 def remove_leftovers() -> None:
-    """Remove the caches, and the reservations of dead runs. Raises OSError if a cache cannot be removed."""
+    """Remove what `find_leftovers` finds now. Raises OSError if a cache cannot be removed."""
     for path in _cached_files():
         path.unlink(missing_ok=True)
     for folder, _, _ in os.walk(cache_folder(), topdown=False):

@@ -120,11 +120,21 @@ def _folder_times(root: Path) -> list[tuple[str, int]]:
     return sorted(times)
 
 
+def dead_reservations() -> list[Path]:
+    """Return the lock files that dead runs of this user left, which `read_reservations` removes. Never raises."""
+    reader = _Reader(reservations_root(), remove_stale=False)
+    with suppress(OSError):
+        reader.read()
+    return reader.stale
+
+
 class _Reader:
     """One pass over all folders."""
 
     def __init__(self, root: Path, remove_stale: bool) -> None:
         self.reservations: list[ReservationInfo] = []
+        self.stale: list[Path] = []
+        """The lock files that dead runs of this user left."""
         self._root, self._remove_stale = root, remove_stale
         # By user.
         self._num_folders: dict[int, int] = {}
@@ -246,8 +256,10 @@ class _Reader:
                         is_silent=is_renewed and time.time() - renewed_at > SILENT_SECONDS,
                     )
         is_published = status.st_mode & stat.S_IROTH or time.time() - status.st_ctime > UNPUBLISHED_SECONDS
-        if uid == os.getuid() and is_published and self._remove_stale:
-            remove_entry(self._root / name, lock_name)
+        if uid == os.getuid() and is_published:
+            self.stale.append(self._root / name / lock_name)
+            if self._remove_stale:
+                remove_entry(self._root / name, lock_name)
         return None
 
     def _parse(self, data: bytes, uid: int, name: str) -> ReservationEntry:

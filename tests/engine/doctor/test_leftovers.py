@@ -44,6 +44,7 @@ def test_reservation_of_a_dead_run_goes_and_that_of_a_live_one_stays(cache: Path
     [folder] = (cache.parent / "reservations").glob("gputrain-*")
     (folder / "1-2.lock").touch(0o644)
     (folder / "1-2.json").write_text("{}")
+    assert [(row.place, row.files) for row in find_leftovers()] == [(f"{folder} (dead runs)", 2)]
     remove_leftovers()
     assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".lock"]
     live.release()
