@@ -38,7 +38,7 @@ from engine.gpus.selection import (
 from engine.gpus.sleeper import Leadership, try_to_lead
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.unmonitored import gpus_unknown_to_nvml, has_driver_library, mark_reserved
-from engine.gpus.visible_devices import visible_devices
+from engine.gpus.visible_devices import device_order_warnings, visible_devices
 from engine.gpus.waiting import AWAKE_SECONDS, FallAsleep, MakeBed, fall_asleep, take_woken, wake_sleepers
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
@@ -84,7 +84,7 @@ class GpuAllocation:
         if not chosen and selection != "cpu":
             self.cpu_fallback = describe_cpu_fallback(snapshot, devices, os.environ)
             self.warnings += [] if self.cpu_fallback is None else [self.cpu_fallback]
-        self.warnings += use_warnings(chosen)
+        self.warnings += [*use_warnings(chosen), *device_order_warnings(selection, devices, os.environ)]
 
 
 def allocate_devices(

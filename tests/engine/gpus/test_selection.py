@@ -12,11 +12,11 @@ import pytest
 from engine.distributed.topology import check_devices_unique
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select, why_not_free
-from engine.gpus.visible_devices import query_cuda_uuids, visible_devices
+from engine.gpus.visible_devices import device_order_warnings, query_cuda_uuids, visible_devices
 from engine.runs.records import RankDevice
 from engine.training.device import WrongDeviceError, check_device
 from engine.utils.errors import UsageError
-from support.gpu.fake_gpu_host import COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
+from support.gpu.fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
 from support.gputrain_command import Gputrain
 from support.messages import has_problem, raises_problem, says
 from support.replace import replace
@@ -169,6 +169,23 @@ int cuDeviceGetCount(int *count) { *count = 2; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = 1 - ordinal; return 0; }
 int cuDeviceGetUuid(unsigned char *uuid, int device) { memset(uuid, device ? 0xbb : 0xaa, 16); return 0; }
 """
+
+
+@pytest.mark.skipif(COMPILER is None, reason=NO_COMPILER)
+@pytest.mark.parametrize(
+    ("selection", "order", "name", "named"),
+    [
+        ("1", "FASTEST_FIRST", "Fake T4", "1 is Fake H100"),
+        ("1", "FASTEST_FIRST", "Fake H100", ""),
+        ("1", "PCI_BUS_ID", "Fake T4", ""),
+        (FREE, "FASTEST_FIRST", "Fake T4", ""),
+    ],
+)
+def test_device_order_warnings_name_what_an_index_means(selection: str, order: str, name: str, named: str) -> None:
+    devices = [replace(GPUS[0], name=name), GPUS[1]]
+    warnings = device_order_warnings(selection, devices, {"CUDA_DEVICE_ORDER": order})
+    assert has_problem(warnings, "ambiguous-name", "device.gpus", named, "UUID") is bool(named)
+    assert len(warnings) == bool(named)
 
 
 def test_query_cuda_uuids_uses_child_process(tmp_path: Path) -> None:
