@@ -220,6 +220,10 @@ class JournalReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with the first line again."""
         self.offset = 0
         self._damage: str | None = None
         self._access_problem: str | None = None

@@ -20,7 +20,7 @@ TAIL_BYTES = 1 << 16
 MAX_SCANNED_BYTES = 1 << 26
 
 
-class JournalFollower:
+class JournalFollower(JournalReader):
     """Reads what is appended to a journal. It starts over when the journal shrinks or another file has its name.
 
     A journal that is missing or unreadable keeps the events that were read. At most one chunk is in memory.
@@ -28,24 +28,14 @@ class JournalFollower:
 
     def __init__(self, path: Path, kinds: tuple[type[Event], ...] = ()) -> None:
         """With `kinds`, the first reading of a long journal skips other events, except at its end."""
-        self._path, self._kinds = path, kinds
-        self._reader = JournalReader(path)
+        super().__init__(path)
+        self._kinds = kinds
         self._inode = self._size = self._tail_start = 0
-
-    @property
-    def offset(self) -> int:
-        """Position in bytes up to which the journal has been read."""
-        return self._reader.offset
 
     @property
     def unread_bytes(self) -> int:
         """Number of bytes that `look` found and `chunks` has not read."""
         return max(self._size - self.offset, 0)
-
-    @property
-    def problem(self) -> str | None:
-        """Why the journal or a part of it cannot be read; None if it can."""
-        return self._reader.problem
 
     def look(self) -> bool:
         """Find out how much can be read. Return whether the journal was replaced, which voids its earlier events."""
@@ -60,11 +50,11 @@ class JournalFollower:
             return False
         was_replaced = self.offset > 0 and (status.st_size < self.offset or status.st_ino != self._inode)
         if was_replaced:
-            self._reader = JournalReader(self._path)
+            self.restart()
         self._inode, self._size = status.st_ino, status.st_size
         if self._kinds and self.offset == 0:
             self._tail_start = self._size - TAIL_BYTES
-            self._reader.offset = max(self._size - MAX_SCANNED_BYTES, 0)
+            self.offset = max(self._size - MAX_SCANNED_BYTES, 0)
         return was_replaced
 
     def events(self) -> Iterator[Event]:
@@ -78,9 +68,9 @@ class JournalFollower:
         while True:
             start, before_tail = self.offset, self._tail_start - self.offset
             if before_tail > 0:
-                events = list(self._reader.poll(min(before_tail, READ_CHUNK_BYTES), self._kinds))
+                events = list(self.poll(min(before_tail, READ_CHUNK_BYTES), self._kinds))
             else:
-                events = list(self._reader.poll(READ_CHUNK_BYTES))
+                events = list(self.poll(READ_CHUNK_BYTES))
             if self.offset == start:
                 # The journal is gone, or cannot be read.
                 self._size = start
