@@ -48,7 +48,6 @@ LATE_POLL_SECONDS = 2.0
 MAX_OWNER_BYTES = 1 << 20
 MAX_TEXT_CHARS = 100
 MAX_FILE_TIME = 1e11  # in Unix seconds, so that every calendar function takes it
-MAX_SIGHTINGS = 4096
 LOCK_FILE = "lock"
 
 
@@ -191,13 +190,10 @@ def _observe(owner: Path, claim: Claim | None) -> ObservedClaim | None:
     marker = (status.st_mtime_ns, status.st_ino, claim.heartbeat, claim.uptime_s)
     key, now = (folder.st_dev, folder.st_ino), time.monotonic()
     with _sightings_lock:
-        # Inserted last, so that the least recently seen ones are dropped first.
-        sighting = _sightings.pop(key, None) or _Sighting(marker, now)
+        sighting = _sightings.get(key) or _Sighting(marker, now)
         if sighting.marker != marker:
             sighting = _Sighting(marker, now, moved=True)
         _sightings[key] = sighting
-        while len(_sightings) > MAX_SIGHTINGS:
-            del _sightings[next(iter(_sightings))]
     still_s = now - sighting.since
     return ObservedClaim(claim, status.st_mtime, sighting.moved and still_s < HEARTBEAT_TIMEOUT_SECONDS, still_s)
 

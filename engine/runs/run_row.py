@@ -20,7 +20,7 @@ from engine.runs.record_completion import read_listed_record
 from engine.runs.run_config import all_values
 from engine.runs.run_record import DIVERGED, NO_RECORD, RunRecord, find_stored_record, read_run_record, shown_state
 from engine.runs.sinks import file_system_problem
-from engine.utils.codec import ENTRIES, UNSET, Seconds, UnsetType, asdict, to_builtins
+from engine.utils.codec import ENTRIES, UNSET, Seconds, UnsetType, asdict
 from engine.utils.text import printable
 from engine.utils.units import format_duration
 
@@ -97,11 +97,6 @@ class RunRow(NamedTuple):
         own |= {"state": self.state, "message": self.message, "diverged": self.shown_state == DIVERGED}
         own["config"] = config if is_complete else all_values(self.name, config)
         return RunValues(**asdict(self.record) | own)
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the row as JSON values."""
-        values: dict[str, object] = to_builtins(self.values())
-        return values
 
     @property
     def shown_state(self) -> str:

@@ -25,7 +25,7 @@ from engine.runs.records import GpuSample
 from engine.runs.run_record import RunRecord
 from engine.runs.run_row import make_row
 from engine.show.table import plain_lines
-from engine.utils.codec import decode, encode
+from engine.utils.codec import decode, encode, to_builtins
 from engine.utils.errors import UsageError
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from support.runs.factories import default_fields, make_run_folder, row_of
@@ -105,7 +105,7 @@ def read_run(root: Path) -> None:
     read_row_of_run(root)
     opened = open_run(run)
     row = make_row(run, opened.record, opened.state)
-    json.dumps(row.to_dict())
+    json.dumps(to_builtins(row.values()))
     for line in (
         *plain_lines(listed_columns([row]), [row]),
         monitor_line(fit_monitor_list([row], 10, 80), row),
@@ -124,7 +124,7 @@ def read_row_of_run(root: Path) -> None:
     """Read the row of a list, from summary.json or without it from the journal."""
     folder = RunFolder(root / "a")
     row = row_of(folder)
-    json.dumps(row.to_dict())
+    json.dumps(to_builtins(row.values()))
     plain_lines(listed_columns([row]), [row])
     newest_first([folder])
 

@@ -51,7 +51,8 @@ class ForeignRunsScreen(RunTableScreen):
     def heading(self) -> str:
         own = self._found.own
         left_out = f", without {pluralize(len(own), 'run')} of gputrain" if own else ""
-        return f"runs below {printable(self._place)}{left_out}"
+        limited = ", not all of them" if self._found.is_partial else ""
+        return f"runs below {printable(self._place)}{left_out}{limited}"
 
     @property
     def parameters(self) -> Parameters:

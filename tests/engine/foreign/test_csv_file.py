@@ -17,11 +17,6 @@ from engine.foreign.reading import list_folder
 from support.foreign import points_of, values_of
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
-ULTRALYTICS = """\
-                  epoch,               time,         train/loss,metrics/accuracy_top1
-                      1,            2.57034,            2.30112,                0.125
-                      2,            4.90217,            2.10000,                0.250
-"""
 TIMM = """\
 epoch,train_loss,eval_loss,eval_top1,lr
 0,2.5,2.4,10.0,0.1
@@ -35,14 +30,6 @@ def test_csv_file_reads_keras_logger_with_semicolons() -> None:
     points = points_of(CsvFile(RECORDINGS / "keras/history.csv"))
     assert [step for step, _ in values_of(points, "val_loss")] == [0, 1, 2, 3, 4]
     assert values_of(points, "loss")[-1] == (4, 0.4444974958896637)
-
-
-def test_csv_file_reads_padded_columns_of_older_ultralytics(tmp_path: Path) -> None:
-    path = tmp_path / "results.csv"
-    path.write_text(ULTRALYTICS)
-    points = points_of(CsvFile(path))
-    assert values_of(points, "train/loss") == [(1, 2.30112), (2, 2.1)]
-    assert values_of(points, "time") == [(1, 2.57034), (2, 4.90217)]
 
 
 def test_csv_file_takes_heading_that_resumed_timm_run_repeats(tmp_path: Path) -> None:

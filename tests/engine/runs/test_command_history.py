@@ -12,6 +12,7 @@ from engine.runs.fields import find_field
 from engine.runs.folder import RunState
 from engine.runs.history import history_from_events
 from engine.runs.records import RankDevice
+from engine.utils.codec import to_builtins
 from support.runs.event_factories import make_command_started
 from support.runs.factories import make_run_folder, row_of
 
@@ -61,7 +62,7 @@ def test_log_line_of_the_start_names_process_devices_and_command() -> None:
 def test_fields_of_a_row_are_those_of_the_command(tmp_path: Path, name: str, value: object) -> None:
     row = row_of(make_run_folder(tmp_path, "a", make_command_started()))
     assert find_field(name).value(row) == value
-    assert row.to_dict()["config"] == {}
+    assert to_builtins(row.values())["config"] == {}
 
 
 def test_config_key_is_a_parameter_of_its_name_unless_other_keys_have_that_name(tmp_path: Path) -> None:

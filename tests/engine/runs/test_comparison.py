@@ -32,14 +32,6 @@ def compare(*folders: RunFolder) -> Comparison:
     return compare_runs([read_run(folder) for folder in folders])
 
 
-def test_read_run_skips_damaged_lines(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, "a")
-    text = folder.journal.read_text()
-    folder.journal.write_text("\0\0\n{\n" + text.replace("\n", "\n\x1b[2J\n") + '{"type": "epoch", "ti')
-    folder.summary.unlink()
-    assert read_run(folder).record.epochs == 1
-
-
 def test_comparison_lists_the_keys_that_differ_and_nothing_else(tmp_path: Path) -> None:
     comparison = compare(
         make_run(tmp_path, "a", run={"seed": 1}, optim={"lr": 0.1}), make_run(tmp_path, "b", optim={"lr": 0.2})

@@ -104,15 +104,6 @@ def test_consume_requests_accepts_request_of_root(control_folder: Path, monkeypa
     assert [request.request for request in consume_requests(control_folder)] == ["stop"]
 
 
-def test_consume_requests_returns_each_request_once_in_order(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a")
-    send_request(folder.control, "stop")
-    send_request(folder.control, "dance")
-    assert [request.request for request in consume_requests(folder.control)] == ["stop", "dance"]
-    assert list(consume_requests(folder.control)) == []
-    assert list(folder.control.iterdir()) == []
-
-
 def test_consume_requests_refuses_request_of_another_user(
     control_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from engine.runs.metrics import own_metrics
 from engine.runs.query import parse_query
 from engine.runs.run_row import RunRow
 from engine.show.foreign_run import read_run
+from engine.utils.codec import to_builtins
 from engine.utils.errors import UsageError
 
 PARAMETERS = ({"lr": 0.1, "model.name": "vit", "seed": 1}, {"lr": 0.01, "model.name": "resnet", "seed": 1})
@@ -127,4 +128,4 @@ def test_accuracy_in_percent_has_the_name_of_the_log() -> None:
 
 
 def test_row_of_gputrain_has_no_field_of_other_programs(rows: list[RunRow]) -> None:
-    assert "format" not in rows[0].to_dict()
+    assert "format" not in to_builtins(rows[0].values())

@@ -150,10 +150,6 @@ def test_journal_append_continues_line_after_partial_write(tmp_path: Path, monke
     assert [event.step for event in JournalReader(path).poll() if isinstance(event, StepEvent)] == [1, 2]
 
 
-def test_journal_reader_of_missing_file_is_empty(tmp_path: Path) -> None:
-    assert list(JournalReader(tmp_path / "none").poll()) == []
-
-
 def test_journal_reader_skips_line_that_is_too_long_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(to_line(make_step(1)) + "\n" + to_line(make_step(2))[:-1])

@@ -23,6 +23,7 @@ from engine.runs.journal import JournalReader
 from engine.runs.recorder import RECORD_INTERVAL_SECONDS, Recorder
 from engine.runs.run_row import read_row
 from engine.runs.sinks import RETRY_SECONDS
+from engine.utils.codec import to_builtins
 from support.foreign import points_of, values_of
 from support.gputrain_command import ROOT
 from support.replace import replace
@@ -170,7 +171,7 @@ def test_record_of_a_command_that_waits_names_it_also_when_another_process_cance
     canceller.record(RunFinished(state="stopped"))
     canceller.close()
     row = read_row(folder)
-    assert row is not None and row.state == "stopped" and row.to_dict().items() >= command.items()
+    assert row is not None and row.state == "stopped" and to_builtins(row.values()).items() >= command.items()
 
 
 @contextmanager

@@ -156,17 +156,6 @@ def test_recorder_replaces_record_once_a_second_and_at_each_change_of_state(reco
     recorder.close()
 
 
-def test_record_has_what_was_started(recorded: RunFolder) -> None:
-    config = resolve_config(None, ["optim.lr=0.5", "model.name=resnet18"]).config
-    recorder = Recorder(recorded, config, lambda _: None)
-    recorder.record(make_run_started(5.0))
-    record, started = written_record(recorded), make_run_started(5.0)
-    assert record.config is not None and (record.config["optim.lr"], record.config["model.name"]) == (0.5, "resnet18")
-    assert (record.host, record.ranks, record.rank_devices) == (started.host, started.world_size, started.ranks)
-    assert (record.versions, record.global_batch, record.started_at) == (started.versions, started.global_batch, 5.0)
-    recorder.close()
-
-
 def test_record_of_ended_run_stays_until_its_resume_trains(recorded: RunFolder) -> None:
     first = Recorder(recorded, Config(), lambda _: None)
     first.record(make_run_started())

@@ -46,7 +46,7 @@ def test_condition_that_is_never_met_is_a_failure(root: Path) -> None:
     ended(root, "a")
     result = call("wait", "a", "--until", "reward>1")
     assert result.exit_code == 1
-    assert result.stdout == "a unmet: finished without reward>1: it never had reward, only f1\n"
+    assert result.stdout == "a unmet: finished without reward>1: reward is unknown\n"
     assert result.stderr.startswith("warning: --until: no run has reward yet")
 
 
