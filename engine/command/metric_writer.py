@@ -16,8 +16,6 @@ from engine.foreign.points import Point
 from engine.foreign.reading import parse_json_object
 from engine.utils.files import open_regular_file
 
-# A bar that is redrawn changes the values of a step.
-HOLD_SECONDS = 0.5
 # 10,000 rows at once, then 4 rows per second, half of that when the file has 8 MiB: about 60 MB in a week.
 BURST_BYTES, BYTES_PER_SECOND, HALVING_BYTES = 1 << 20, 400, 1 << 23
 FILE_MODE = 0o600
@@ -36,35 +34,33 @@ class MetricWriter:
         self._path = path
         self._now, self._wall_time = now, wall_time
         self._row: dict[str, float] = {}
-        self._step, self._time, self._held_since, self._is_final = 0, 0.0, now(), False
+        self._step, self._time = 0, 0.0
         self._written: dict[str, float] = {}
         """What was written for the step `_written_step`."""
         self._written_step: int | None = None
         self._size, self._budget, self._last_refill = 0, float(BURST_BYTES), now()
         self.problem: str | None = None
 
-    def add(self, points: Sequence[Point], *, is_final: bool = False) -> None:
-        """Add points. They are written when those of another step come, or by `poll`: at once if they are those of a
-        line that does not change any more."""
+    def add(self, points: Sequence[Point]) -> None:
+        """Add points. They are written when those of another step come, or by `poll`."""
         for point in points:
             if self._row and point.step != self._step:
                 self._write()
                 # Without budget, the next step takes the place of this one.
                 self._row = {}
             if not self._row:
-                self._step, self._held_since = point.step, self._now()
+                self._step = point.step
             if point.step == self._written_step and point.name in self._written:
                 # For readers, a training was resumed at a step that comes again: the earlier values of it are void.
                 self._row = self._written | self._row
             if point.epoch is not None:
                 self._row.setdefault("epoch", point.epoch)
             self._row[point.name] = point.value
-            self._time, self._is_final = self._wall_time(), is_final
+            self._time = self._wall_time()
 
     def poll(self) -> None:
-        """Write the values that are final or have been held for long enough. To be called about once per second."""
-        is_due = self._is_final or self._now() - self._held_since >= HOLD_SECONDS
-        if self._row and is_due and self._write():
+        """Write the values. To be called about once per second: a bar that is redrawn changes those of a step."""
+        if self._row and self._write():
             self._row = {}
 
     def close(self) -> None:

@@ -21,15 +21,15 @@ from engine.gpus.unmonitored import gpus_unknown_to_nvml, has_driver_library, ma
 from engine.gpus.visible_devices import visible_devices
 
 
-def preview_devices(selection: str, terms: QueueTerms = WHOLE_DEVICES) -> Sequence[CudaDevice]:
+def preview_devices(selection: str, terms: QueueTerms = WHOLE_DEVICES, *, wait: bool = True) -> Sequence[CudaDevice]:
     """Return the devices that a run with this `device.gpus` would get now, none on the CPU.
 
-    Raises UsageError if this host has no such devices, and NotFreeError if the run would wait for them."""
+    Raises UsageError if this host has no such devices, and NotFreeError if the run would `wait` for them."""
     snapshot = None
     if selection != "cpu" and has_driver_library():
         with closing(DriverMonitor(SamplerOptions(activity=False))) as monitor:
             snapshot = first_snapshot(monitor)
-    return preview_allocation(selection, snapshot, wait=True, terms=terms).devices
+    return preview_allocation(selection, snapshot, wait=wait, terms=terms).devices
 
 
 def check_devices_exist(selection: str, terms: QueueTerms = WHOLE_DEVICES) -> None:

@@ -76,7 +76,7 @@ class RunningMetrics:
         """Find metrics in lines of output. `pending` are the lines below them that may still change."""
         below = [without_colors(line.text) for line in pending] if lines else []
         for line in lines:
-            self._writer.add(self._output.feed(without_colors(line.text), below), is_final=True)
+            self._writer.add(self._output.feed(without_colors(line.text), below))
 
     def poll(self, pending: Callable[[], Sequence[OutputLine]]) -> None:
         """Write what was found in the output, and read what is new in the files if it is time. To be called about once

@@ -19,7 +19,7 @@ from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.input_keys import with_input_keys
 from engine.launch.lifecycle import TrainingRun, record_restart, should_restart
 from engine.launch.owned_run import run_owned, with_interrupted_wait
-from engine.launch.preflight import find_problems_before_wait, run_preflight, source_opener
+from engine.launch.preflight import find_problems, run_preflight, source_opener
 from engine.launch.progress import ProgressReporter
 from engine.launch.rank_starter import RankStarter
 from engine.launch.request import RunRequest, watch_other_claim
@@ -69,7 +69,7 @@ def _run(run: TrainingRun, rank_starter: RankStarter | None) -> ExitCode:
     """The steps of the driver. `external._run` has those from the preflight on: torchrun starts no run detached."""
     if run.request.config.waits:
         # Whoever started it may be gone when it has its GPUs.
-        raise_if_any(find_problems_before_wait(run.request))
+        raise_if_any(find_problems(run.request))
     preflight = run_preflight(
         run.request,
         lambda wait: run.allocate(wait=wait),

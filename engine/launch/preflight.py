@@ -29,7 +29,6 @@ from engine.data.sources.open import open_source_for_preflight
 from engine.distributed.node_plan import NodePlan, plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import check_rendezvous
-from engine.gpus.allocation import allocate_devices
 from engine.gpus.device_preview import preview_devices
 from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch.batch_size import reduced_batch_size
@@ -166,36 +165,14 @@ def _keys_without_effect(
     return list(dict.fromkeys([*request.warnings, *(part.warning for part in found), *requeue_warnings(config)]))
 
 
-def find_problems(request: RunRequest, rank_info: RankInfo | None = None) -> list[Problem]:
-    """Return all problems of a run request that cannot start, without holding its GPUs or waiting for them."""
+def find_problems(request: RunRequest) -> list[Problem]:
+    """Return all problems that a run would have now, without holding its GPUs or waiting for them."""
+    config = request.config
 
-    def stop_waiting(reason: str) -> None:
-        # A GPU that another run is about to reserve is not a fault of the request.
-        raise UsageError([])
+    def preview(_wait: bool) -> Sequence[CudaDevice]:
+        return preview_devices(config.device.gpus, fixed_terms(config), wait=config.waits)
 
-    def choose_gpus(wait: bool) -> Sequence[CudaDevice]:
-        ranks = None if rank_info is None else rank_info.local_world_size
-        allocation = allocate_devices(
-            request.config.device.gpus,
-            "",
-            wait=False,
-            on_wait=stop_waiting,
-            ranks=ranks,
-            poll_terms=lambda: (fixed_terms(request.config), ""),
-        )
-        allocation.reservation.release()
-        return allocation.devices
-
-    return run_preflight(with_input_keys(request), choose_gpus, rank_info).problems
-
-
-def find_problems_before_wait(request: RunRequest) -> list[Problem]:
-    """Return the problems that a run would have now: of its GPUs, and what the preflight checks after the wait."""
-
-    def choose_gpus(wait: bool) -> Sequence[CudaDevice]:
-        return preview_devices(request.config.device.gpus, fixed_terms(request.config))
-
-    return run_preflight(request, choose_gpus).problems
+    return run_preflight(with_input_keys(request), preview).problems
 
 
 def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInfo | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.command.metric_writer import BURST_BYTES, BYTES_PER_SECOND, HOLD_SECONDS, MetricWriter
+from engine.command.metric_writer import BURST_BYTES, BYTES_PER_SECOND, MetricWriter
 from engine.foreign.json_lines import JsonLines, is_log
 from engine.foreign.points import Point
 from support.foreign import points_of
@@ -44,7 +44,6 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 def test_values_of_a_step_that_comes_again_stay(writer: MetricWriter, clock: Clock, tmp_path: Path) -> None:
     for step in (1, 2):
         writer.add([Point("loss", step, 1.0 / step), Point("acc", step, 0.5)])
-    clock.seconds += HOLD_SECONDS
     writer.poll()
     # ultralytics validates its best model once more at the end.
     writer.add([Point("acc", 2, 0.75)])
@@ -72,19 +71,10 @@ def test_row_has_all_values_of_a_step(writer: MetricWriter, tmp_path: Path) -> N
     ]
 
 
-def test_held_row_is_written_after_a_while(writer: MetricWriter, tmp_path: Path, clock: Clock) -> None:
+def test_row_is_written_once_by_the_next_poll(writer: MetricWriter, tmp_path: Path) -> None:
     writer.add([Point("loss", 5, 1.0)])
-    writer.poll()
     assert rows_of(tmp_path) == []
-    clock.seconds += HOLD_SECONDS
     writer.poll()
-    writer.poll()
-    assert [row["step"] for row in rows_of(tmp_path)] == [5]
-
-
-def test_row_of_a_final_line_is_written_by_the_next_poll(writer: MetricWriter, tmp_path: Path) -> None:
-    writer.add([Point("loss", 5, 1.0)], is_final=True)
-    writer.add([])
     writer.poll()
     assert [row["step"] for row in rows_of(tmp_path)] == [5]
 

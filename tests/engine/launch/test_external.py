@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -18,8 +18,7 @@ from torch.distributed import HashStore
 from engine.config.schema import Config
 from engine.distributed.messages import PeerFailedError
 from engine.distributed.rank_env import RankInfo
-from engine.gpus.allocation import GpuAllocation
-from engine.launch import handshake, preflight
+from engine.launch import handshake
 from engine.launch.handshake import continue_run_of_agents, heartbeat, wait_for_key
 from engine.launch.node import collect_preflights, share_preflight
 from engine.launch.request import RunRequest
@@ -197,29 +196,6 @@ def test_handshake_ends_without_other_ranks() -> None:
         handshake.handshake(store_with_timeout(0.3), RankInfo(0, 2, 0, 2), SignalHandler())
     with raises_problem("timed-out", None, " 0 ", "0.3 s", "device.timeout", kind=PeerFailedError):
         handshake.handshake(store_with_timeout(0.3), RankInfo(1, 2, 1, 2), SignalHandler())
-
-
-def test_find_problems_does_not_wait_for_claimed_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wait(*_: object, on_wait: Callable[[str], None], **__: object) -> GpuAllocation:
-        on_wait("no GPU is free")
-        pytest.fail("waits")
-
-    monkeypatch.setattr(preflight, "allocate_devices", wait)
-    assert preflight.find_problems(RunRequest(Config(), tmp_path, "run")) == []
-
-
-def test_find_problems_allocates_for_ranks_of_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = []
-
-    def record(*_: object, **options: object) -> GpuAllocation:
-        ranks.append(options.get("ranks"))
-        return GpuAllocation()
-
-    monkeypatch.setattr(preflight, "allocate_devices", record)
-    request = RunRequest(Config(), tmp_path / "runs", "digits")
-    preflight.find_problems(request, RankInfo(0, 4, 0, 2))
-    preflight.find_problems(request)
-    assert ranks == [2, None]
 
 
 def test_collect_preflights_raises_failure_of_another_rank() -> None:
