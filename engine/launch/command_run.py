@@ -43,7 +43,6 @@ from engine.launch.run_code import copied_command
 from engine.launch.slurm import requeue_job, requeue_warnings, slurm_job_id
 from engine.launch.survivors import check_survivors
 from engine.queue.place import fixed_terms
-from engine.runs.claimed_run import ClaimedRun
 from engine.runs.command_events import CommandResumed, CommandStarted
 from engine.runs.events import RankFailed, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder, RunState
@@ -89,24 +88,7 @@ class CommandRun(OwnedRun):
         """Record a warning."""
         self.emit(WarningEvent.of(problem))
 
-    def _claim_folder(self) -> ClaimedRun:
-        claimed = super()._claim_folder()
-        try:
-            if not claimed.is_new:
-                self._check_resumed(claimed.folder)
-            # Before the run waits: a reboot may interrupt that.
-            write_command(claimed.folder, self.command)
-        except OSError as error:
-            _give_back(claimed)
-            reason = f"{claimed.folder.path} cannot be written to: {error.strerror}"
-            raise UsageError.one("runs folder", reason, code="not-writable") from error
-        except (UsageError, AlreadyFinishedError):
-            _give_back(claimed)
-            raise
-        return claimed
-
-    def _check_resumed(self, folder: RunFolder) -> None:
-        """Raises UsageError for the run of something else, and AlreadyFinishedError if the command has finished."""
+    def check_resumed(self, folder: RunFolder) -> None:
         raise_if_any(find_other_program(folder, self.command))
         record = read_run_record(folder)
         if record is not None and record.state is RunState.FINISHED:
@@ -115,14 +97,17 @@ class CommandRun(OwnedRun):
             raise AlreadyFinishedError
         check_survivors(folder)
 
+    def store_request(self, folder: RunFolder) -> None:
+        # Before the run waits: a reboot may interrupt that.
+        try:
+            write_command(folder, self.command)
+        except OSError as error:
+            reason = f"{folder.path} cannot be written to: {error.strerror}"
+            raise UsageError.one("runs folder", reason, code="not-writable") from error
+
     def _make_recorder(self, folder: RunFolder, config: Config) -> Recorder:
         line, parameters = shlex.join(redact_argv(self.command.argv)), _parameters_of(self.command.argv)
         return Recorder(folder, config, self.listener, command=line, parameters=parameters)
-
-
-def _give_back(claimed: ClaimedRun) -> None:
-    claimed.discard()
-    claimed.ownership.release()
 
 
 def launch_command(request: RunRequest, listener: Listener) -> int:

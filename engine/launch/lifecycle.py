@@ -16,12 +16,10 @@ from engine.config.user_code import user_code_names
 from engine.config.user_errors import code_root
 from engine.distributed.failures import describe_failure
 from engine.launch.batch_size import with_previous_batch_size
-from engine.launch.owned_run import AlreadyFinishedError, OwnedRun, claim_requested, with_run_name
+from engine.launch.owned_run import AlreadyFinishedError, OwnedRun, with_run_name
 from engine.launch.preflight import Preflight, check_resumed_config
-from engine.launch.request import RunRequest
 from engine.launch.slurm import requeue_job, slurm_job_id
 from engine.queue.state import QueueStage
-from engine.runs.claimed_run import ClaimedRun
 from engine.runs.early_stop import has_stopped_early
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import RunFolder, RunState
@@ -84,13 +82,20 @@ class TrainingRun(OwnedRun):
         resumed = not claimed.is_new and has_begun(claimed.folder)
         return with_previous_batch_size(replace(job, config=config, folder=claimed.folder, resumed=resumed))
 
-    def _claim_folder(self) -> ClaimedRun:
-        """Raises UsageError, and AlreadyFinishedError if the run has nothing left to do, which it also shows."""
-        try:
-            return claim_if_unfinished(self.request)
-        except AlreadyFinishedError:
-            self.listener(WarningEvent.of(_nothing_left(self.request)))
-            raise
+    def check_resumed(self, folder: RunFolder) -> None:
+        config = self.request.config
+        if has_command(folder):
+            reason = "is the run of a command, which cannot go on as a training; use a new name with --name"
+            raise UsageError.one(folder.name, reason, code="name-in-use")
+        # The preflight checked this before the lock was held; the run may have changed since.
+        check_resumed_config(config, folder)
+        record = read_run_record(folder)
+        # Reading all of a long journal takes seconds, so do so only if the run may have finished.
+        may_be_done = record is None or record.state not in (RunState.STOPPED, RunState.FAILED)
+        history = folder.history() if may_be_done else None
+        if history is not None and history.state is RunState.FINISHED and is_complete(config.run, history):
+            self.listener(WarningEvent.of(_nothing_left(config.run, folder.name, len(history.epochs))))
+            raise AlreadyFinishedError
 
     def end(self, result: RunResult, *, should_requeue: bool = False) -> ExitCode:
         """Requeue the Slurm job of the run if `should_requeue`, record how the run ended, and return the exit code."""
@@ -105,10 +110,8 @@ class TrainingRun(OwnedRun):
         return record_result(result, self.recorder, f"; {requeue_job()}" if requeues else "")
 
 
-def _nothing_left(request: RunRequest) -> Problem:
+def _nothing_left(run: RunConfig, name: str, epochs: int) -> Problem:
     """Return why a finished run does not resume."""
-    run = request.config.run
-    name, epochs = run.name or "the run", len(RunFolder(request.runs_dir / str(run.name)).history().epochs)
     if epochs >= run.epochs:
         reason = f"{name} has already finished {pluralize(epochs, 'epoch')}"
         return Problem("", reason, f"set run.epochs to more than {epochs} to resume", code="already-finished")
@@ -119,30 +122,6 @@ def _nothing_left(request: RunRequest) -> Problem:
 def has_begun(folder: RunFolder) -> bool:
     """Whether a training has begun in a run folder: it may have waited until now."""
     return any(folder.checkpoints.glob("*.pt")) or folder.history().started is not None
-
-
-def claim_if_unfinished(request: RunRequest) -> ClaimedRun:
-    """Claim the run folder. Raises UsageError, and AlreadyFinishedError if a run to resume has nothing left to do."""
-    run, claimed = request.config.run, claim_requested(request)
-    if claimed.is_new:
-        return claimed
-    try:
-        if has_command(claimed.folder):
-            reason = "is the run of a command, which cannot go on as a training; use a new name with --name"
-            raise UsageError.one(claimed.folder.name, reason, code="name-in-use")
-        # The preflight checked this before the lock was held; the run may have changed since.
-        check_resumed_config(request.config, claimed.folder)
-    except UsageError:
-        claimed.ownership.release()
-        raise
-    record = read_run_record(claimed.folder)
-    # Reading all of a long journal takes seconds, so do so only if the run may have finished.
-    may_be_done = record is None or record.state not in (RunState.STOPPED, RunState.FAILED)
-    history = claimed.folder.history() if may_be_done else None
-    if history is not None and history.state is RunState.FINISHED and is_complete(run, history):
-        claimed.ownership.release()
-        raise AlreadyFinishedError
-    return claimed
 
 
 def is_complete(run: RunConfig, history: History) -> bool:

@@ -82,9 +82,7 @@ class OwnedRun:
 
         Raises UsageError, and AlreadyFinishedError if the run has nothing left to do."""
         dependencies = check_dependencies(self.request)
-        self._claim_new()
-        assert self.claimed is not None  # noqa: S101 - set by `_claim_new`
-        folder = self.claimed.folder
+        folder = self._claim_new().folder
         self.recorder = self.open_recorder(folder, with_run_name(self.request.config, folder))
         return self._take_place(QueueStage.WAITING, self.recorder, dependencies)
 
@@ -180,32 +178,51 @@ class OwnedRun:
         """Claim the folder of the run, unless it has waited there. `config` is what it stores.
 
         Raises UsageError and AlreadyFinishedError."""
-        if self.claimed is None:
-            self._claim_new()
-        claimed = self.claimed
-        assert claimed is not None  # noqa: S101 - set by `_claim_new`
+        claimed = self._claim_new() if self.claimed is None else self.claimed
         if self.request.detached and self.place is None:
             self.recorder = self.open_recorder(claimed.folder, with_run_name(config, claimed.folder))
             self._take_place(QueueStage.GRANTED, self.recorder)
         return claimed
 
-    def _claim_new(self) -> None:
-        self.claimed = self._claim_folder()
-        if tags := self.request.tags:
-            change_labels(self.claimed.folder, lambda labels: labels.with_tags(tags))
-        self._record_code(self.claimed)
+    def _claim_new(self) -> ClaimedRun:
+        """Claim the folder of the run, and record there what the request says. Raises as `claim` does."""
+        request, run = self.request, self.request.config.run
+        claimed = claim_run(
+            request.runs_dir,
+            run.name,
+            request.default_name,
+            resume=run.resume or run.requeue,
+            agents=request.agents,
+            trust_owner=request.trust_owner,
+        )
+        try:
+            if not claimed.is_new:
+                self.check_resumed(claimed.folder)
+            self.store_request(claimed.folder)
+        except (UsageError, AlreadyFinishedError):
+            claimed.discard()
+            claimed.ownership.release()
+            raise
+        self.claimed = claimed
+        if tags := request.tags:
+            change_labels(claimed.folder, lambda labels: labels.with_tags(tags))
+        if not claimed.is_new:
+            self.code = stored_code(claimed.folder)
+        elif (cwd := self.code_folder) is not None:
+            self.code = record_code(claimed.folder, cwd, snapshot=run.snapshot)
+        return claimed
+
+    def check_resumed(self, folder: RunFolder) -> None:
+        """Check the run in a folder that is resumed. Raises UsageError if it cannot go on with this request, and
+        AlreadyFinishedError if it has nothing left to do, which it also shows."""
+
+    def store_request(self, folder: RunFolder) -> None:
+        """Store what the run starts, if that is not in its config. Raises UsageError."""
 
     @property
     def code_folder(self) -> Path | None:
         """The folder whose code the run uses; None if it uses none of the user's."""
         return None
-
-    def _record_code(self, claimed: ClaimedRun) -> None:
-        """Record the code of a new run. Raises UsageError if there can be no copy."""
-        if not claimed.is_new:
-            self.code = stored_code(claimed.folder)
-        elif (cwd := self.code_folder) is not None:
-            self.code = record_code(claimed.folder, cwd, snapshot=self.request.config.run.snapshot)
 
     def check_code(self) -> None:
         """Record how the code differs at this start from that with which the run was made."""
@@ -219,10 +236,6 @@ class OwnedRun:
         event = code_changed(self.code, self.claimed.folder, cwd, "" if known is None else known.changed)
         if event is not None:
             self.emit(event)
-
-    def _claim_folder(self) -> ClaimedRun:
-        """Raises UsageError, and AlreadyFinishedError if the run has nothing left to do, which it also shows."""
-        return claim_requested(self.request)
 
     def open_recorder(self, folder: RunFolder, config: Config) -> Recorder:
         """Return what records the run. Raises UsageError if the folder cannot be written to."""
@@ -341,19 +354,6 @@ class OwnedRun:
             self._notifier.close()
         if self.claimed is not None:
             self.claimed.ownership.release()
-
-
-def claim_requested(request: RunRequest) -> ClaimedRun:
-    """Claim the folder of a requested run. Raises UsageError."""
-    run = request.config.run
-    return claim_run(
-        request.runs_dir,
-        run.name,
-        request.default_name,
-        resume=run.resume or run.requeue,
-        agents=request.agents,
-        trust_owner=request.trust_owner,
-    )
 
 
 def run_owned(run: OwnedRun, body: Callable[[], int]) -> int:

@@ -18,7 +18,7 @@ import torch
 
 from engine.config.loader import resolve_config
 from engine.distributed.watchdog import Heartbeat, Phase, lagging_ranks
-from engine.launch.lifecycle import claim_if_unfinished
+from engine.launch.lifecycle import TrainingRun
 from engine.launch.request import RunRequest
 from engine.runs.control import send_request
 from engine.training.checkpoint import load_newest
@@ -318,11 +318,10 @@ def test_requeued_job_starts_its_command_again_in_the_same_run(gputrain: Gputrai
 
 def test_requeued_job_resumes_its_run(tmp_path: Path) -> None:
     make_run_folder(tmp_path, "a", make_run_started())
-    order = RunRequest(resolve_config(None, ["run.name=a", "run.requeue=true"]).config, tmp_path, "a")
-    claimed = claim_if_unfinished(order)
-    assert claimed is not None
-    claimed.ownership.release()
-    assert not claimed.is_new
+    config = resolve_config(None, ["run.name=a", "run.requeue=true"]).config
+    run = TrainingRun(RunRequest(config, tmp_path, "a"), lambda _: None)
+    assert not run.claim(config).is_new
+    run.release()
 
 
 @pytest.mark.nightly
