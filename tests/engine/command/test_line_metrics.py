@@ -148,6 +148,7 @@ def test_values_that_are_not_finite_are_kept(text: str) -> None:
         "TrainingArguments(learning_rate=5e-05, num_train_epochs=3, seed=42, label_smoothing_factor=0.0)",
         "{'learning_rate': 0.1, 'batch_size': 32, 'epochs': 10, 'loss_weight': 0.3}",
         '{"hidden_dropout_prob": 0.1, "num_labels": 2, "loss_type": "ce"}',
+        "seed=1, dropout=0.1, warmup=3, f1=0",
         "learning_rate=5e-05,",
         "loss_scale=128,",
         "lr: 0.1",

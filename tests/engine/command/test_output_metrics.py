@@ -154,6 +154,12 @@ def test_bar_of_validation_counts_when_it_is_full() -> None:
     assert metrics.feed("Validation: 100%|██| 10/10 [00:01<00:00, loss=2]") == [Point("val/loss", 0, 2.0)]
 
 
+def test_validation_that_counts_from_zero_is_full_one_before_its_total() -> None:
+    metrics = OutputMetrics()
+    assert metrics.feed("Test: [  8/10]  Loss:  0.9 ( 0.9)") == []
+    assert [point.value for point in metrics.feed("Test: [  9/10]  Loss:  0.5 ( 0.5)")] == [0.5]
+
+
 def test_equal_values_of_two_validations_are_two_points() -> None:
     lines = [
         line

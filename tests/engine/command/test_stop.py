@@ -86,7 +86,7 @@ def test_what_the_command_leaves_behind_is_terminated_and_named(tmp_path: Path) 
 def test_what_the_command_leaves_behind_and_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     script = f"setsid sh -c 'trap \"\" TERM; echo ready; {WAIT}' & while ! grep -q ready output.txt; do :; done"
     with started(["sh", "-c", script], tmp_path) as process:
-        stop = StopSequence(process, leftover_grace_s=SHORT)
+        stop = StopSequence(process, grace_s=600, leftover_grace_s=SHORT)
         wait_until_stopped(stop)
         assert (process.poll(), stop.step, process.members()) == (0, Step.KILL, [])
 
