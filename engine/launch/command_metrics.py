@@ -87,15 +87,19 @@ class RunningMetrics:
             return
         self._next_read = time.monotonic() + READ_SECONDS
         self._sink.attempt(self._follow)
-        for problem in self._output.problems:
-            self._report(problem)
-        if self._writer.problem is not None:
-            self._report(Problem("", self._writer.problem, code="not-recorded"))
+        self._report_output()
 
     def close(self) -> None:
         """Read the rest once the command has ended."""
         self._writer.close()
         self._sink.attempt(self._follow_rest, force=True)
+        self._report_output()
+
+    def _report_output(self) -> None:
+        for problem in self._output.problems:
+            self._report(problem)
+        if self._writer.problem is not None:
+            self._report(Problem("", self._writer.problem, code="not-recorded"))
 
     def _follow(self) -> None:
         """Raises OSError."""

@@ -6,7 +6,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
 from torch.distributed import HashStore
 
 from engine.config.schema import Config
@@ -17,7 +16,6 @@ from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.lifecycle import TrainingRun
 from engine.launch.node import MultiNodeGpuUsage, allocate_node_gpus, publish_gpu_usage
 from engine.launch.request import RunRequest
-from engine.runs.bottleneck import BottleneckKind
 from engine.runs.events import Event, GpuEvent
 from engine.runs.history import history_from_events
 from engine.runs.records import GpuSample, RankDevice
@@ -27,7 +25,6 @@ from support.gpu.fake_gpu_host import FakeGpuHost, eight_gpu_lines, gpu_line, gp
 from support.messages import raises_problem
 from support.replace import replace
 from support.runs.event_factories import make_run_started
-from support.runs.factories import make_gpu_run_started, make_timed_epoch
 
 
 def first_event(usage: GpuUsagePoller) -> GpuEvent:
@@ -47,20 +44,6 @@ def test_gpu_usage_poller_samples_only_gpus_of_run(loaded_gpu_host: FakeGpuHost)
     assert event.gpus[0].memory_used == 61000 << 20
 
 
-def test_gpu_usage_poller_reports_throttled_gpu(loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.launch.gpu_usage.USAGE_INTERVAL_SECONDS", 0.2)
-    loaded_gpu_host.set_scene([gpu_line(0), gpu_line(1, throttle=0x24, sm_clock=1110)])
-    ranks = [RankDevice(rank, "h", 1, gpu_uuid(rank)) for rank in (0, 1)]
-    run = make_gpu_run_started(devices=[gpu_uuid(0), gpu_uuid(1)], ranks=ranks)
-    usage = GpuUsagePoller(run.devices)
-    samples = [first_event(usage) for _ in range(3)]
-    usage.close()
-    bottleneck = history_from_events([run, *samples, make_timed_epoch()]).bottleneck
-    assert bottleneck is not None
-    assert (bottleneck.kind, bottleneck.message[-15:]) == (BottleneckKind.THROTTLED, "now at 1110 MHz")
-    assert bottleneck.message.startswith(f"{gpu_uuid(1)[:12]} (rank 1) throttled by heat since ")
-
-
 def test_gpu_usage_poller_samples_mig_instance_of_run_and_not_its_gpu(loaded_gpu_host: FakeGpuHost) -> None:
     loaded_gpu_host.set_scene(
         gpu_line(0, mig=1, used=61000, sm=99, power=650, temperature=71, throttle=4),
@@ -73,20 +56,6 @@ def test_gpu_usage_poller_samples_mig_instance_of_run_and_not_its_gpu(loaded_gpu
     assert (sample.uuid, sample.memory_used, sample.sm_active, sample.tensor_active) == ("MIG-2", 2000 << 20, 20, 2)
     assert (sample.util, sample.power) == (None, None)
     assert (sample.temperature, [*sample.throttle]) == (71, ["power cap"])
-
-
-def test_gpu_usage_poller_waits_for_mig_instance_that_is_unknown_for_a_moment(
-    loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.launch.gpu_usage.USAGE_INTERVAL_SECONDS", 0.2)
-    loaded_gpu_host.set_scene(gpu_line(0, mig=1, used=61000))
-    usage = GpuUsagePoller(["MIG-2"])
-    assert usage._monitor is not None and usage._monitor.read(10.0) is not None
-    assert usage.poll() is None
-    loaded_gpu_host.set_scene(gpu_line(0, mig=1, used=61000), "instance 0 uuid=MIG-2 gi=2 used=2000")
-    [sample] = first_event(usage).gpus
-    usage.close()
-    assert (sample.uuid, sample.memory_used) == ("MIG-2", 2000 << 20)
 
 
 def test_summary_aggregates_gpu_usage() -> None:
