@@ -379,21 +379,19 @@ def why_not_free(devices: Sequence[CudaDevice]) -> str:
 
 def use_warnings(devices: Sequence[CudaDevice]) -> list[Problem]:
     """Return who else uses, or may use, the devices of a run: one warning per kind, grouped like `why_not_free`."""
-    sharers = _group_by_reason((device.index, _describe_sharers(device)) for device in devices)
-    others = _group_by_reason((device.index, device.other_use) for device in devices)
-    doubts = _group_by_reason((device.index, device.doubt) for device in devices)
-    warnings = []
-    if in_use := why_not_free(devices):
-        warnings.append(Problem("", f"sharing GPUs that are not free: {in_use}", code="gpu-in-use"))
-    if sharers:
-        reason = f"sharing GPUs with runs that allow it (queue.share, queue.min_free): {sharers}"
-        warnings.append(Problem("", reason, code="gpu-in-use"))
-    if others:
-        reason = f"sharing GPUs that have enough memory left (queue.min_free): {others}"
-        warnings.append(Problem("", reason, code="gpu-in-use"))
-    if doubts:
-        warnings.append(Problem("", f"GPUs that count as free may be in use: {doubts}", code="gpu-in-use"))
-    return warnings
+    kinds = (
+        ("sharing GPUs that are not free", why_not_free(devices)),
+        (
+            "sharing GPUs with runs that allow it (queue.share, queue.min_free)",
+            _group_by_reason((device.index, _describe_sharers(device)) for device in devices),
+        ),
+        (
+            "sharing GPUs that have enough memory left (queue.min_free)",
+            _group_by_reason((device.index, device.other_use) for device in devices),
+        ),
+        ("GPUs that count as free may be in use", _group_by_reason((device.index, device.doubt) for device in devices)),
+    )
+    return [Problem("", f"{what}: {which}", code="gpu-in-use") for what, which in kinds if which]
 
 
 def _describe_sharers(device: CudaDevice) -> Reason | None:
