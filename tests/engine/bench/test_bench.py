@@ -17,7 +17,6 @@ from engine.bench.runner import (
     BenchPlan,
     bench_run_config,
     cpu_affinity_for,
-    default_rank_counts,
     failure_message,
     plan_bench,
 )
@@ -37,7 +36,6 @@ from support.gputrain_command import Gputrain, wait_for
 from support.messages import raises_problem, says
 from support.runs.factories import make_bench_run as make_run
 from tui.cli.main import app
-from tui.tables.bench import describe_bench_plan, describe_bench_run
 
 
 def make_plan(**keys: Any) -> BenchPlan:
@@ -92,11 +90,6 @@ def test_failure_message_uses_journal_or_stderr() -> None:
     assert "SIGKILL" in silent and "`gputrain run`" in silent
 
 
-@pytest.mark.parametrize(("max_ranks", "counts"), [(1, (1,)), (6, (1, 2, 4, 6))])
-def test_default_rank_counts_double_up_to_maximum(max_ranks: int, counts: tuple[int, ...]) -> None:
-    assert default_rank_counts(max_ranks) == counts
-
-
 @pytest.mark.parametrize(
     ("keys", "code", "location", "values"),
     [
@@ -116,11 +109,6 @@ def test_plan_bench_rejects_unmeasurable_counts(
     config = Config(device=DeviceConfig(gpus="cpu"))
     with raises_problem(code, location, *values):
         plan_bench(**{"config": config, "epochs": 3, "repeats": 1, "on_wait": print} | keys)
-
-
-def test_plan_bench_on_cpu_counts_up_to_all_cores() -> None:
-    planned = plan_bench(Config(device=DeviceConfig(gpus="cpu")), [], 3, 1, on_wait=print)
-    assert (planned.rank_counts, planned.on_gpu) == (default_rank_counts(available_cores()), False)
 
 
 def test_plan_bench_uses_only_free_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,13 +155,6 @@ def test_cpu_affinity_gives_each_rank_equal_share(monkeypatch: pytest.MonkeyPatc
     assert shares == {1: [100, 101], 2: [100, 101, 102, 103], 4: list(range(100, 108))}
     assert [len(cpu_affinity_for(make_plan(rank_counts=(1, 16)), ranks)) for ranks in (1, 16)] == [1, 8]
     assert len(cpu_affinity_for(make_plan(rank_counts=(1, 2, 4), on_gpu=True), 1)) == 8
-
-
-def test_bench_messages_describe_plan_and_runs() -> None:
-    text = describe_bench_plan(make_plan(rank_counts=(1, 2, 4), repeats=2))
-    assert text == "cnn on digits, batch 64 per rank, 3 epochs: 1, 2 and 4 ranks on the CPU, 2 times, interleaved"
-    assert describe_bench_run(make_run(2, 100, 200, 400)) == "2 ranks: 5.00 s per epoch, 200 images/s"
-    assert describe_bench_run(BenchRun(2, 1, "no\x1b memory")) == "2 ranks: failed: no\\x1b memory"
 
 
 def test_bench_interleaves_repeats_and_json_lists_every_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,18 +52,6 @@ def test_scaling_computes_speedup_and_efficiency_from_throughput() -> None:
     assert [speed.global_batch for speed in speeds] == [32, 64, 128]
 
 
-def test_scaling_combines_repeats() -> None:
-    speeds = scaling_results(
-        [
-            make_run(1, 100, 110),
-            make_run(2, 200),
-            make_run(1, 120, 130, repeat=2),
-            make_run(2, 240, repeat=2),
-        ]
-    )
-    assert [speed.images_per_second for speed in speeds] == [115, 220]
-
-
 def make_limit_run(ranks: int, *rates: float, repeat: int = 1) -> BenchRun:
     return replace(make_run(ranks, *rates, repeat=repeat), limit=True)
 
@@ -109,10 +97,3 @@ def test_scaling_keeps_successful_runs_when_others_fail() -> None:
     lines = list(bench_lines(speeds))
     assert lines[2].split() == ["2", *["–"] * 5]
     assert lines[-2:] == ["2 ranks failed: out of memory", "4 ranks failed: out of luck"]
-
-
-def test_bench_table_has_a_row_for_each_rank_count() -> None:
-    speeds = scaling_results([make_run(1, 2510, images=50_000), make_run(64, 123_456, 120_000, images=50_000)])
-    lines = list(bench_lines(speeds))
-    assert lines[0].split() == ["ranks", "batch", "epoch", "images/s", "speedup", "efficiency"]
-    assert lines[1].split() == ["1", "32", "19.9", "s", "2,510", "1.00", "100%"]

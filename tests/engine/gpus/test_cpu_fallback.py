@@ -139,14 +139,6 @@ def test_reserved_gpus_are_named_with_their_user() -> None:
     assert has_problem([warning], "gpu-fallback", "", "(GPU 0: reserved by run a (user b))", "--queue", "--gpus")
 
 
-def test_claimed_gpus_can_be_shared_by_index() -> None:
-    queued = replace(RESERVED, index=1, unavailable=Unavailable(Obstacle.QUEUED, "run c (user d) is ahead"))
-    warning = describe_cpu_fallback(EIGHT_GPUS, [RESERVED, queued], {})
-    assert warning is not None
-    reasons = "(GPU 0: reserved by run a (user b); GPU 1: run c (user d) is ahead)"
-    assert has_problem([warning], "gpu-fallback", "", reasons, "--gpus 1", "--queue")
-
-
 def test_summary_contains_reason_until_run_resumes_on_gpus() -> None:
     events = [
         WarningEvent(message="no GPU is free", code="gpu-fallback", cpu_fallback=True),

@@ -118,22 +118,6 @@ def test_gpu_call_hanging_from_start_is_stale(gputrain: Gputrain, gpu_host: Fake
     assert "no answer for " in row(run_gpus(gputrain, gpu_host).stdout, 1)
 
 
-def test_gpu_call_hanging_later_is_stale_and_recovers(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    healthy = [gpu_line(0, util=50), gpu_line(1, util=60)]
-    gpu_host.set_scene(healthy)
-    with start_watch(gputrain, gpu_host) as watch:
-        watch.until(lambda gpus: gpus[1]["state"] == "ok")
-        gpu_host.set_scene(healthy, "fault 1 nvmlDeviceGetTemperature hang")
-        stale = watch.until(lambda gpus: gpus[1]["state"] == "stale")
-        assert stale[1]["age"] > 2.0
-        assert stale[1]["name"]["value"] == "Fake H100 80GB"
-        assert stale[1]["memory_used"]["value"] is None
-        assert stale[1]["processes"]["value"] is None
-        assert_healthy(stale[0], 50)
-        gpu_host.set_scene(healthy)
-        assert_healthy(watch.until(lambda gpus: gpus[1]["state"] == "ok")[1], 60)
-
-
 def test_driver_initialization_hang_is_reported(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0), "fault * nvmlInitWithFlags hang")
     assert "the NVIDIA driver has not answered for 2 s" in run_gpus(gputrain, gpu_host).stderr

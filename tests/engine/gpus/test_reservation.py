@@ -118,32 +118,6 @@ def test_reservation_of_killed_run_is_released(gputrain: Gputrain, four_gpus: Fa
     assert reservation_files(four_gpus) == []
 
 
-def test_reservation_queue_serves_waiting_runs_in_order(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
-    first = Holder(gputrain, four_gpus, "0,1,2", "first")
-    assert first.wait_for_gpus() == [0, 1, 2]
-    second = Holder(gputrain, four_gpus, "free:1", "second")
-    assert second.wait_for_gpus() == [3]
-    big = Holder(gputrain, four_gpus, "free:2", "big", wait=True)
-    values = ("2 free GPUs", " 0 ", "3 GPUs (0, 1, 2): reserved by run first (user ")
-    assert says(big.read_message()["waits"], "gpu-in-use", *values)
-    small = Holder(gputrain, four_gpus, "free:1", "small", wait=True)
-    assert "waits" in small.read_message()
-    second.release()
-    # One GPU is free now, but the first run in the queue needs two.
-    big.read_until_waits_because("2 free GPUs", " 1 ")
-    small.read_until_waits_because("run big (user ")
-    later = Holder(gputrain, four_gpus, "free:1", "late")
-    refused = convert(later.read_message()["refused"], list[Problem])
-    assert has_problem(refused, "gpu-in-use", "device.gpus", "run big (user ")
-    first.release()
-    pair, single = big.wait_for_gpus(), small.wait_for_gpus()
-    assert (len(pair), len(single)) == (2, 1)
-    assert not set(pair) & set(single)
-    for holder in (big, small):
-        holder.release()
-    assert reservation_files(four_gpus) == []
-
-
 def test_reservation_wait_survives_driver_loss(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     first = Holder(gputrain, four_gpus, "all", "first")
     first.wait_for_gpus()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from pathlib import Path
 
@@ -53,17 +52,6 @@ LOST = CudaDevice(3, "GPU-dddd5555", "Fake H100", None, unavailable=Unavailable(
 )
 def test_select_resolves_selection(selection: str, uuids: list[str]) -> None:
     assert [device.uuid for device in select(selection, GPUS + INSTANCES)] == uuids
-
-
-@pytest.mark.parametrize(
-    ("selection", "advised"),
-    [("free:2", ["--gpus 0,2", "--queue"]), ("free:3", ["--queue"])],
-)
-def test_select_advises_sharing_of_claimed_gpus(selection: str, advised: list[str]) -> None:
-    claimed = replace(GPUS[2], unavailable=Unavailable(Obstacle.QUEUED, "run a (user b) is ahead in the queue"))
-    with pytest.raises(NotFreeError) as caught:
-        select(selection, [*GPUS[:2], claimed])
-    assert re.findall(r"--\w+(?: [\d,]+\d)?", caught.value.problems[0].advice) == advised
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,6 @@ def test_message_has_progress_and_best_accuracy_unless_its_sentence_has_it() -> 
     assert "2 of 3" in finished and "0.7500" not in finished
 
 
-def test_message_of_run_without_epochs_has_no_progress() -> None:
-    assert len(body_lines("crashed", record=replace(RECORD, total_epochs=None))) == 2
-
-
 @pytest.mark.parametrize(
     ("occasion", "command"),
     [("finished", "attach"), ("crashed", "resume"), ("stalled", "attach")],
@@ -50,10 +46,6 @@ def test_message_of_run_without_epochs_has_no_progress() -> None:
 def test_message_ends_with_command_to_resume_only_after_an_early_end(occasion: str, command: str) -> None:
     assert body_lines(occasion)[-1] == f"gputrain {command} a --runs-dir /r"
     assert body_lines(occasion, resumable=False)[-1] == "gputrain attach a --runs-dir /r"
-
-
-def test_message_of_complete_session_has_diagnosis() -> None:
-    assert "disk" in body_lines("stopped") and "disk" not in body_lines("failed")
 
 
 def test_end_message_has_level_of_occasion_and_last_lines() -> None:

@@ -58,14 +58,6 @@ def svg_texts(figure: str) -> list[str]:
     return re.findall(r"<text [^>]*>([^<]*)</text>", figure)
 
 
-def test_plot_labels_log_axis_within_a_decade_and_whole_epochs(tmp_path: Path) -> None:
-    epochs = [replace(make_epoch(number), val_loss=loss) for number, loss in enumerate([0.9, 0.7, 0.6], 1)]
-    run = make_run_folder(tmp_path, "a", make_run_started(), *epochs)
-    text = make_plot([run], PlotOptions(metrics=("val_loss",), log=True), "svg").decode()
-    y_labels = ["0.6", "0.65", "0.7", "0.75", "0.8", "0.85", "0.9"]
-    assert svg_texts(text) == ["1", "2", "3", "Epoch", *y_labels, "val loss"]
-
-
 def test_mean_line_of_seeds_has_band_of_standard_deviation() -> None:
     x = np.arange(3.0)
     line = make_line([BlockSeries(Series(x, x), Series(x, x)), BlockSeries(Series(x, x + 2), Series(x, x + 2))])

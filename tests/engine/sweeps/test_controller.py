@@ -224,11 +224,3 @@ def test_second_controller_of_one_sweep_is_refused(tmp_path: Path) -> None:
         raises_problem("already-running", "s", "`gputrain sweep show s`"),
     ):
         run_sweep(folder, load_sweep(folder, {}), command=COMMAND, flags=[], emit=lambda _: None)
-
-
-def test_preset_outside_of_the_space_is_run_as_it_is(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path, space={"optim.lr": "0.2..0.5"}, trials=2)
-    assert run(folder) is ExitCode.FINISHED
-    first, second = status(folder).trials
-    assert (first.params, first.value, first.preset) == ({}, 1.0, True)
-    assert 0.2 <= float(second.params["optim.lr"]) <= 0.5

@@ -39,24 +39,12 @@ def test_values_replace_placeholders_alone_and_inside_of_a_word(tmp_path: Path) 
     assert filled.argv[1:] == ("--lr", "1e-05", "optim.lr=1e-05", "b16-{gpus}")
 
 
-def test_braces_of_templates_shells_and_json_stay(tmp_path: Path) -> None:
-    planned = plan(tmp_path, {"lr": "1,2"}, "{lr}", "{{lr}}", "${lr}", '{"lr": 3}')
-    assert planned.command is not None
-    assert fill_command(planned.command, {"lr": "1"}).argv[1:] == ("1", "{{lr}}", "${lr}", '{"lr": 3}')
-
-
 def test_value_with_shell_characters_is_one_argument(tmp_path: Path) -> None:
     planned = plan(tmp_path, {"name": "a b; rm -rf $HOME,`id`"}, "--name", "{name}")
     assert planned.command is not None
     values = planned.settings.spaces()["name"].probes()
     assert [fill_command(planned.command, {"name": value}).argv[2] for value in values] == ["a b; rm -rf $HOME", "`id`"]
     assert trial_line(planned.settings, {"name": values[1]}).endswith("--name '`id`'")
-
-
-def test_fixed_value_and_variable_of_env_are_filled() -> None:
-    typed = command("fit", environment={"OUT": "logs/{lr}"}, expanded=("OUT",), metrics=("logs/{lr}/{run}",))
-    filled = fill_command(typed, {"lr": 0.5})
-    assert (filled.environment["OUT"], filled.metrics) == ("logs/0.5", ("logs/0.5/{run}",))
 
 
 def test_range_of_a_script_holds_integers_only_with_int(tmp_path: Path) -> None:

@@ -42,13 +42,6 @@ def test_epoch_is_part_of_its_last_step_before_and_after_losses() -> None:
         assert [row.step for row in rows if "val/accuracy" in row.metrics] == [10]
 
 
-def test_latest_row_of_live_run_waits_for_its_epoch() -> None:
-    events = [make_run_started(), losses(10, 10)]
-    assert [row.step for row in rows_of(events, ended=False)] == [*range(1, 10)]
-    row = rows_of([*events, make_epoch(1)])[-1]
-    assert (row.step, row.metrics["val/accuracy"]) == (10, 0.5)
-
-
 def test_epoch_whose_losses_a_crash_lost_joins_latest_row() -> None:
     rows = rows_of([make_run_started(), losses(7, 7), make_epoch(1)])
     assert (rows[-1].step, rows[-1].metrics["train/epoch"]) == (7, 1)
