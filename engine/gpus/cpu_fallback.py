@@ -28,10 +28,7 @@ def describe_cpu_fallback(
     """
     if devices:
         advice = "wait for a GPU with --queue, or share GPUs by their indices with --gpus"
-        # The run ahead may wait for long, or never reserve the GPU, and a desktop never leaves it.
-        if shared := next((device for device in devices if device.may_be_shared), None):
-            advice = f"share a GPU with --gpus {shared.selector}, or wait for one with --queue"
-        elif not any(device.usable(wait=True) for device in devices):
+        if not any(device.usable(wait=True) for device in devices):
             advice = DOCTOR_ADVICE
         return Problem("", f"no GPU is free ({why_not_free(devices)}); {RUN_ON_CPU}", advice, code="gpu-fallback")
     if snapshot is not None and snapshot.gpus:

@@ -30,8 +30,6 @@ class Obstacle(StrEnum):
     """Why a device is not free."""
 
     IN_USE = "in use"
-    DESKTOP = "desktop"
-    """It has memory in use that may be that of a desktop, or of a process that the driver does not list."""
     RESERVED = "reserved"
     QUEUED = "queued"
     """A run that is earlier in the queue is waiting for it."""
@@ -111,10 +109,9 @@ def find_current_use(
     gibibytes = (_memory_used(gpu, instance) or 0) / 2**30
     desktop = ", or by a desktop" if has_desktop else ""
     shared = f"memory in use by processes that the driver does not list here{desktop}"
-    if has_desktop:
-        # It never leaves.
-        return Unavailable(Obstacle.DESKTOP, f"{gibibytes:.1f} GiB of {shared}", shared)
-    return Unavailable(Obstacle.IN_USE, f"{gibibytes:.1f} GiB of {shared}", shared, frozenset({UNKNOWN_USER}))
+    # A desktop never leaves.
+    users = frozenset[str]() if has_desktop else frozenset({UNKNOWN_USER})
+    return Unavailable(Obstacle.IN_USE, f"{gibibytes:.1f} GiB of {shared}", shared, users)
 
 
 def find_missing_instances(gpu: Gpu) -> Unavailable | None:

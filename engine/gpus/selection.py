@@ -26,7 +26,7 @@ from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize
 from engine.utils.units import format_bytes
 
-WAIT_ADVICE = "wait for them with --queue, or request fewer"
+WAIT_ADVICE = "wait for them with --queue, share them by their indices with --gpus, or request fewer"
 NCCL_MIG_MESSAGE = "NCCL cannot communicate between MIG instances, and CUDA exposes only one to a process"
 MIG_ADVICE = "select one instance, or whole GPUs"
 LESS_MEMORY_ADVICE = "reserve less memory with --min-free"
@@ -88,11 +88,6 @@ class CudaDevice:
     @property
     def is_too_small(self) -> bool:
         return self.unavailable is not None and self.unavailable.obstacle is Obstacle.TOO_SMALL
-
-    @property
-    def may_be_shared(self) -> bool:
-        """Whether no other run or known process computes on the device now, although it is not free."""
-        return self.unavailable is not None and self.unavailable.obstacle in (Obstacle.QUEUED, Obstacle.DESKTOP)
 
     @property
     def selector(self) -> str:
@@ -295,14 +290,7 @@ def _select_free(count: int, devices: Sequence[CudaDevice], wait: bool) -> list[
     free = [device for device in usable if device.is_free]
     if count > len(free):
         reason = f"{pluralize(count, 'free GPU')} requested, {len(free)} available: {why_not_free(devices)}"
-        claimed = [device for device in usable if device.may_be_shared][: count - len(free)]
-        if len(free) + len(claimed) < count:
-            raise NotFreeError.one("device.gpus", reason, WAIT_ADVICE, code="gpu-in-use")
-        # The run ahead may wait for long, or never reserve the GPUs.
-        shared = ",".join(device.selector for device in sorted([*free, *claimed], key=lambda device: device.index))
-        raise NotFreeError.one(
-            "device.gpus", reason, f"share GPUs with --gpus {shared}, {WAIT_ADVICE}", code="gpu-in-use"
-        )
+        raise NotFreeError.one("device.gpus", reason, WAIT_ADVICE, code="gpu-in-use")
     free.sort(key=preference)
     return sorted(free[:count], key=lambda device: device.index)
 

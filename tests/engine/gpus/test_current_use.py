@@ -56,8 +56,8 @@ def test_gpu_of_desktop_that_may_train_is_named_in_the_advice(
     allocation = preview_allocation("auto", snapshot, wait=False)
     assert allocation.devices == []
     assert allocation.cpu_fallback is not None
-    assert has_problem([allocation.cpu_fallback], "gpu-fallback", "", "GPU 0: ", "GiB", "--gpus 0", "--queue")
-    with raises_problem("gpu-in-use", "device.gpus", "--gpus 0", "--queue", kind=NotFreeError):
+    assert has_problem([allocation.cpu_fallback], "gpu-fallback", "", "GPU 0: ", "GiB", "--gpus", "--queue")
+    with raises_problem("gpu-in-use", "device.gpus", "--gpus", "--queue", kind=NotFreeError):
         preview_allocation("free:1", snapshot, wait=False)
     assert [device.index for device in preview_allocation("0", snapshot, wait=False).devices] == [0]
 
