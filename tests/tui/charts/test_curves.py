@@ -32,12 +32,6 @@ def curves(*events: Event) -> CurveData:
     return data
 
 
-def test_curves_place_losses_at_their_steps() -> None:
-    loss = curves(make_run_started(), steps(3, [3.0, 2.0, 1.0], 10.0)).train_loss("step")
-    assert loss.x.tolist() == [1, 2, 3]
-    assert loss.y.tolist() == [3, 2, 1]
-
-
 def test_curves_count_non_finite_losses_and_leave_gap() -> None:
     data = curves(make_run_started(), steps(3, [1.0, None, None], 10.0))
     assert data.nonfinite_count == 2

@@ -19,10 +19,6 @@ def history_of(values: list[float | None], step_s: float = 1.0) -> LoadHistory:
     return history
 
 
-def test_history_returns_latest_values_last() -> None:
-    assert history_of([10.0, 20.0, 30.0]).columns(4, 4) == [None, 10.0, 20.0, 30.0]
-
-
 def test_history_averages_values_of_one_column() -> None:
     assert history_of([float(value) for value in range(120)], 1.0).columns(100, 10)[-1] == sum(range(109, 119)) / 10
 

@@ -22,10 +22,8 @@ def color_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def fast_preflight(request: pytest.FixtureRequest) -> None:
-    """The form checks a config without a process, which takes half a second to start, unless the test asks for one."""
-    if request.node.get_closest_marker("preflight_process") is None:
-        request.getfixturevalue("preflight_in_process")
+def fast_preflight(preflight_in_process: None) -> None:
+    """The form checks a config without a process, which takes half a second to start."""
 
 
 @pytest.fixture

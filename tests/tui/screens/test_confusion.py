@@ -107,15 +107,6 @@ async def drawn(pilot: Pilot[None], *keys: str) -> None:
 # evaluation.json
 
 
-def test_read_evaluations_reads_written_file(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", evaluation())
-    evaluations = read_evaluations(tmp_path / "a.json")
-    assert evaluations.classes == tuple(NAMES)
-    assert (evaluations.last.epoch, evaluations.best.epoch) == (7, 3)
-    assert evaluations.best.counts.tolist() == BEST
-    assert np.isnan(evaluations.last.per_class[2])
-
-
 def test_read_evaluations_refuses_file_that_is_too_large(tmp_path: Path) -> None:
     (tmp_path / "a.json").touch()
     os.truncate(tmp_path / "a.json", 1 << 40)

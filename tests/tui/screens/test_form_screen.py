@@ -49,19 +49,6 @@ def test_form_screen_marks_invalid_values_and_refuses_start(tmp_path: Path) -> N
     drive(real_app(tmp_path / "runs"), act, (140, 40))
 
 
-@pytest.mark.preflight_process
-def test_form_screen_shows_facts_and_plan_of_values(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        shown = visible_text(pilot, "#field-lines")
-        assert "10 classes, 1,797 images" in shown
-        assert "digits-1" in shown and "next free name" in shown
-        plan = visible_text(pilot, "#plan")
-        assert "22 steps per epoch, 330 total" in plan and "1,438 train, 359 val images" in plan
-
-    drive(real_app(tmp_path / "runs"), act, (120, 34))
-
-
 def test_form_screen_asks_before_it_starts_on_gpu_that_is_not_free(tmp_path: Path) -> None:
     snapshot, started = demo_snapshot(FROZEN_NOW), list[Sequence[str]]()
     free = next(gpu.index for gpu in snapshot.gpus if find_current_use(gpu) is None and not gpu.runs)

@@ -15,11 +15,10 @@ from support.screen.demo_app import (
     demo_snapshot,
     toasts,
     visible_text,
-    wait_until_idle,
     with_first_gpu_idle,
 )
 from support.screen.queue_rows import make_row
-from support.screen.screen_driver import drive, press, press_in_burst, wait_for_frame
+from support.screen.screen_driver import drive, press, wait_for_frame
 from tui.app import GputrainApp
 from tui.demo.server import LIVE_RUN
 from tui.screens.gpu import GpuScreen
@@ -52,15 +51,6 @@ def test_monitor_picked_gpus_fill_form(demo_runs_folder: Path) -> None:
         assert "n new run on 2, 3" in visible_text(pilot, "Keys")
         await press(pilot, "n")
         assert "gputrain run digits --gpus 2,3" in visible_text(pilot, "#command")
-
-    drive(demo_app(demo_runs_folder), act)
-
-
-def test_monitor_keys_in_a_burst_act_in_order(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        press_in_burst(pilot, "down", "down", "space", "down", "space", "G", "k", "space")
-        await wait_until_idle(pilot)
-        assert picked(pilot) == [2, 3, 6]
 
     drive(demo_app(demo_runs_folder), act)
 

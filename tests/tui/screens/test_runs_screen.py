@@ -32,21 +32,6 @@ def many_runs(demo_runs_folder: Path) -> Path:
     return demo_runs_folder
 
 
-def test_runs_screen_preview_follows_cursor(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r")
-        assert "fashion-17" in visible_text(pilot, "#run-preview")
-        await press(pilot, "j", "j")
-        preview = visible_text(pilot, "#run-preview")
-        assert "rank 1 on GPU-1: CUDA out of memory" in preview
-        assert "model.name  " in preview
-        assert "accuracy" in preview
-        await press(pilot, "k")
-        assert f"─ {FINISHED_RUN} " in visible_text(pilot, "#run-preview")
-
-    drive(demo_app(demo_runs_folder), act, WIDE)
-
-
 def test_runs_screen_preview_follows_journal(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r")

@@ -21,20 +21,6 @@ def test_profile_fits_the_terminal(width: int) -> None:
     assert max(line.cell_len for line in profile_lines(profile, width)) <= width
 
 
-def test_bars_show_each_part_in_proportion_with_a_character_of_its_own() -> None:
-    profile = make_profile(make_rank_profile(0, FAST_RANK), make_rank_profile(1, SLOW_RANK))
-    bars = [line for line in shown(*profile_lines(profile, 134)) if line.startswith("rank ") and "█" in line]
-    # Bars of 116 columns for steps of 114 ms.
-    assert [(bar.count("█"), bar.count("▓")) for bar in bars] == [(20, 92), (70, 42)]
-    assert all(bar.endswith("114.0 ms") for bar in bars)
-    assert len({sign for sign, _ in PART_SIGNS.values()}) == len(PART_SIGNS)
-
-
-def test_table_shows_milliseconds() -> None:
-    lines = [" ".join(line.split()) for line in shown(*profile_lines(make_profile(make_rank_profile(0)), 80))]
-    assert "rank 0 1.0 32.0 64.0 2.0 1.0 100.0" in lines
-
-
 def test_only_the_ranks_with_the_most_work_are_shown_of_many() -> None:
     ranks = [make_rank_profile(rank, (1.0, 69.0, 90.0, 2.0, 1.0) if rank == 70 else FAST_RANK) for rank in range(100)]
     text = "\n".join(shown(*profile_lines(make_profile(*ranks), 80)))
@@ -60,8 +46,3 @@ def test_bar_ends_with_the_line_if_parts_exceed_the_step() -> None:
     rank = replace(make_rank_profile(0), steps=[1e-9], parts=endless)
     bar = next(line for line in shown(*profile_lines(make_profile(rank), 80)) if line.startswith("rank 0"))
     assert len(bar) == 80
-
-
-def test_traces_are_named_with_the_viewer() -> None:
-    [line] = shown(*trace_lines(make_profile(), "/runs/a/profile/step-00000120"))
-    assert line == "Open in https://ui.perfetto.dev: /runs/a/profile/step-00000120/rank-0.json.gz and 1 more"
