@@ -73,7 +73,7 @@ SCREENS = (
     Screen("run", LIVE_KEYS, CHART_KEYS),
     Screen("log", (*SHOWN_KEYS, "l"), MOVES | {"page down": (PAGE_DOWN, LIST)}),
     Screen("config", (*LIVE_KEYS, "d"), MOVES | {"page down": (PAGE_DOWN, LIST)}),
-    Screen("profile", (*SHOWN_KEYS, "P"), SIDES | MOVES),
+    Screen("profile", (*SHOWN_KEYS, "P"), MOVES),
     Screen("confusion", (*SHOWN_KEYS, "v"), SIDES | MOVES | {"order": ("o", LIST), "tab": ("\t", FORM)}),
     Screen("mistakes", (*SHOWN_KEYS, "v", "\r"), SIDES | MOVES),
     Screen("compare", ("r", "/", COMPARED_RUNS, "\r", "M", "c"), CHART_KEYS | MOVES),
