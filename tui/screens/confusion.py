@@ -97,11 +97,15 @@ class ConfusionScreen(GputrainScreen):
     def _selected_evaluation(self, evaluations: RunEvaluations) -> EpochEvaluation:
         return evaluations.best if self._show_best else evaluations.last
 
+    def _is_worst_first(self, evaluations: RunEvaluations) -> bool:
+        by_default = len(evaluations.classes) > MAX_UNSORTED_CLASSES
+        return by_default if self._sort_worst_first is None else self._sort_worst_first
+
     def _draw_evaluation(self, evaluations: RunEvaluations) -> None:
         evaluation = self._selected_evaluation(evaluations)
         names = [printable(name) for name in evaluations.classes]
         worst = worst_first(evaluation.per_class)
-        by_worst = len(names) > MAX_UNSORTED_CLASSES if self._sort_worst_first is None else self._sort_worst_first
+        by_worst = self._is_worst_first(evaluations)
         matrix, pairs = self.query_one(Matrix), self.query_one("#pairs", Lines)
         has_matrix = bool(evaluation.counts.size)
         matrix.display = pairs.display = has_matrix
@@ -158,6 +162,5 @@ class ConfusionScreen(GputrainScreen):
     def action_order(self) -> None:
         evaluations = self.evaluation_poller.value
         if evaluations is not None:
-            by_default = len(evaluations.classes) > MAX_UNSORTED_CLASSES
-            self._sort_worst_first = not (by_default if self._sort_worst_first is None else self._sort_worst_first)
+            self._sort_worst_first = not self._is_worst_first(evaluations)
             self.update_content()

@@ -291,12 +291,6 @@ class Lines(ScrollView, can_focus=True):
         if shown:
             self.vertical_scrollbar.position = self.scroll_y
 
-    def on_focus(self) -> None:
-        self.refresh()
-
-    def on_blur(self) -> None:
-        self.refresh()
-
     def action_move(self, rows: int) -> None:
         if self._selectable:
             self._move_to(self._cursor + rows)

@@ -192,12 +192,6 @@ class Matrix(Widget, can_focus=True):
     def on_resize(self) -> None:
         self.action_go_to(self._cursor_row, self._cursor_column)
 
-    def on_focus(self) -> None:
-        self.refresh()
-
-    def on_blur(self) -> None:
-        self.refresh()
-
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
         if offset is not None and offset.y > 0 and offset.x >= self._label_width:
