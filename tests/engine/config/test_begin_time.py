@@ -11,7 +11,6 @@ import pytest
 from engine.config.begin_time import begin_time
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
-from support.messages import has_problem, raises_problem
 
 
 @pytest.fixture(autouse=True)
@@ -80,17 +79,7 @@ def test_other_text_is_no_begin_time(text: str) -> None:
     assert begin_time(text, NOW) is None
 
 
-def test_config_names_forms_of_begin_time() -> None:
-    with raises_problem("invalid-value", "queue.begin", "'soon'", "now+2h", "22:00"):
-        resolve_config("digits", ["queue.begin=soon"])
-
-
 def test_begin_time_implies_wait_and_is_not_stored() -> None:
     config = resolve_config("digits", ["queue.begin=now+2h"]).config
     assert config.waits
     assert "begin" not in as_stored(config)["queue"]
-
-
-def test_begin_time_in_the_past_is_a_warning() -> None:
-    resolved = resolve_config("digits", ["queue.begin=2020-01-01T00:00"])
-    assert has_problem([part.warning for part in resolved.no_effect], "no-effect", "", "queue.begin=2020-01-01T00:00")

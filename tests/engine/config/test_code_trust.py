@@ -80,20 +80,6 @@ def test_code_trust_reports_module_file_and_reason_when_granted(code: Path) -> N
     assert len(warnings) == 1 and has_problem(warnings, "untrusted-code", "", "--trust-code", *values)
 
 
-def test_code_trust_reports_no_module_that_is_missing(code: Path) -> None:
-    warnings: list[Problem] = []
-    (code / "trusted" / "nets.py").unlink()
-    CodeTrust(True, {"model.name": "a stranger names it"}, warnings.append).check(config(code))
-    assert warnings == []
-
-
-def test_code_trust_checks_only_given_keys(code: Path) -> None:
-    trust = CodeTrust(foreign={"model.name": "a stranger names it"})
-    trust.check(config(code), ("data.dataset",))
-    with raises_problem("untrusted-code", "model.name", "a stranger names it"):
-        trust.check(config(code), ("model.name",))
-
-
 @pytest.fixture
 def shared_config(tmp_path: Path) -> Path:
     """Config file that all users can write to, which names user code."""
@@ -119,11 +105,6 @@ def test_resolve_config_refuses_code_of_foreign_base_file(shared_config: Path, t
     own.chmod(0o600)
     with raises_problem("untrusted-code", "model.name", shared_config, kind=ConfigError):
         resolve_config(str(own))
-
-
-def test_resolve_config_refuses_foreign_folder_of_typed_code(shared_config: Path) -> None:
-    with raises_problem("untrusted-code", "run.code", "/theirs ", kind=ConfigError):
-        resolve_config(str(shared_config), ["model.name=mine:build"])
 
 
 def test_resolve_config_accepts_foreign_file_whose_code_is_overridden(shared_config: Path) -> None:

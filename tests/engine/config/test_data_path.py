@@ -30,13 +30,6 @@ def test_resolve_takes_dataset_for_config(tmp_path: Path, name: str, dataset: st
     assert resolved.sources["data.path"] == str(path)
 
 
-def test_resolve_takes_folder_of_shards_without_class_folders_for_webdataset(tmp_path: Path) -> None:
-    (tmp_path / "train-00000.tar").touch()
-    assert resolve_config(str(tmp_path)).config.data.dataset == "webdataset"
-    (tmp_path / "cat").mkdir()
-    assert resolve_config(str(tmp_path)).config.data.dataset == "folder"
-
-
 @pytest.mark.parametrize("keys", [("data.path=photos.gpk",), ("data.dataset=packed", "data.path=photos")])
 def test_resolve_refuses_packed_file_with_the_line_that_replaces_it(keys: tuple[str, ...]) -> None:
     with raises_problem("not-supported", keys[0].partition("=")[0], "`gputrain data pack FOLDER -o DIR`"):

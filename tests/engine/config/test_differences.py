@@ -6,7 +6,6 @@ from pathlib import Path
 
 from engine.config.differences import (
     NEUTRAL_KEYS,
-    TOO_LARGE,
     differing_keys,
     flat_values,
     is_neutral,
@@ -39,15 +38,6 @@ def test_differing_keys_take_two_spellings_of_a_path_as_equal(tmp_path: Path) ->
     assert differences({"data": {"path": str(tmp_path)}}, {"data": {"path": f"{tmp_path}/link/."}}) == {}
 
 
-def test_differing_keys_fill_in_the_defaults_of_the_optimizer() -> None:
-    sgd, adam = {"optim": {"name": "sgd"}}, {"optim": {"name": "adamw"}}
-    assert differences(sgd, {"optim": {"name": "sgd", "momentum": 0.9}}) == {}
-    assert differences(sgd, adam) == {"optim.name": ("sgd", "adamw")}
-    assert differences(adam, {"optim": {"name": "adamw", "betas": [0.8, 0.99]}}) == {
-        "optim.betas": ([0.9, 0.999], [0.8, 0.99])
-    }
-
-
 def test_seed_group_key_ignores_the_seed_and_keys_that_change_no_result() -> None:
     same = seed_group_key(flat_values({"run": {"seed": 1, "name": "a"}, "checkpoint": {"keep": 1}}))
     assert same == seed_group_key(flat_values({"run": {"seed": 2, "log_every": 5}, "device": {"gpus": "0"}}))
@@ -58,11 +48,3 @@ def test_neutral_keys_are_in_the_schema_and_leave_the_training_keys() -> None:
     keys = {key for key, _ in fields()}
     assert keys >= NEUTRAL_KEYS
     assert not any(is_neutral(key) for key in keys if key.startswith(("optim.", "schedule.", "model.", "augment.")))
-
-
-def test_flat_values_bound_the_size_of_values() -> None:
-    options: object = "x"
-    for _ in range(12):
-        # Each list contains the one before eight times, as YAML's aliases do.
-        options = [options] * 8
-    assert flat_values({"optim": {"options": options}})["optim.options"] == TOO_LARGE

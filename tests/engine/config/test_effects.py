@@ -9,8 +9,6 @@ import pytest
 
 from engine.config.effects import keys_without_effect_on_devices
 from engine.config.loader import resolve_config
-from engine.config.schema import as_stored
-from engine.config.yaml_io import to_yaml
 from engine.utils.errors import Problem
 from support.messages import has_problem
 
@@ -59,15 +57,6 @@ def test_set_key_without_effect_is_a_warning(overrides: list[str], values: list[
     assert found.reason.startswith(f"{key}=")
     # A key such as optim.weight_decay is in the message beside the one without effect.
     assert has_problem([replace(found, reason=found.reason.partition(" ")[2])], "no-effect", "", *values)
-
-
-def test_stored_config_sets_no_key_without_effect(tmp_path: Path) -> None:
-    """Else each resume of a run would repeat the warnings of its start, and more."""
-    resolved = resolve_config("digits", ["optim.name=adamw", "optim.lr=0.01", "optim.momentum=0.9"])
-    stored = tmp_path / "config.yaml"
-    stored.write_text(to_yaml(as_stored(resolved.config)))
-    assert resolved.no_effect and resolve_config(str(stored)).no_effect == ()
-    assert [key for key, _ in resolve_config(str(stored), ["optim.momentum=0.8"]).no_effect] == ["optim.momentum"]
 
 
 def test_typed_keys_without_effect_on_devices() -> None:

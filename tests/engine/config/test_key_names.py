@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config.key_names import SYNONYMS, find_keys, key_hint
-from engine.config.schema import fields
+from engine.config.key_names import key_hint
 
 
 @pytest.mark.parametrize(
@@ -34,15 +33,3 @@ def test_key_hint_suggests_key(word: str, key: str) -> None:
 @pytest.mark.parametrize("word", ["optim.xyzzy", "queue", "xyzzy"])
 def test_key_hint_suggests_no_key_that_is_not_close(word: str) -> None:
     assert key_hint(word) == ""
-
-
-def test_find_keys_chooses_from_known_keys() -> None:
-    assert find_keys("learning_rate", ["data.path", "eval.tta"]) == []
-
-
-def test_synonyms_stand_for_keys_and_are_no_names_of_keys() -> None:
-    keys = [key for key, _ in fields()]
-    synonyms = [synonym for group in SYNONYMS.values() for synonym in group]
-    assert SYNONYMS.keys() <= set(keys)
-    assert len(synonyms) == len(set(synonyms))
-    assert {key.partition(".")[2] for key in keys}.isdisjoint(synonyms)

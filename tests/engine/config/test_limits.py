@@ -24,10 +24,6 @@ def values(limits: Limits) -> dict[str, tuple[float, str]]:
     return {limit.key: (limit.value, limit.source) for limit in limits.all()}
 
 
-def test_nothing_is_limited_by_default() -> None:
-    assert read_limits() == Limits()
-
-
 def test_variable_lowers_limits_of_settings_and_raises_none(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.write_text("limits: {gpus: 2, runs: 4}\n")
     monkeypatch.setenv("GPUTRAIN_LIMITS", "gpus=1, runs=8,hours=1.5")

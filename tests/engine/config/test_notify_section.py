@@ -11,7 +11,7 @@ from engine.config.resume import describe_changes, find_changes
 from engine.config.schema import Config, as_dict
 from engine.utils.errors import UsageError
 from engine.utils.trust import foreign_reason
-from support.messages import has_problem, raises_problem
+from support.messages import has_problem
 
 SECRET = "Tsecret123"  # noqa: S105 (made up)
 
@@ -43,19 +43,6 @@ def test_url_in_config_file_is_refused_with_advice_and_without_showing_it(tmp_pa
     assert SECRET not in str(refused.value)
     assert has_problem(refused.value.problems, "invalid-value", "notify.urls", "env:NAME")
     assert refused.value.valid_part.notify.urls == ()
-
-
-def test_references_are_kept_and_their_paths_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = resolve_config("digits", ["notify.urls=[env:NTFY, file:urls.txt]"]).config
-    assert config.notify.urls == ("env:NTFY", f"file:{tmp_path}/urls.txt")
-    assert resolve_config("digits", ["notify.urls=env:A,env:B"]).config.notify.urls == ("env:A", "env:B")
-
-
-def test_unknown_occasion_is_refused_with_all_occasions() -> None:
-    occasions = "finished, stopped, failed, restarted, crashed, stalled, slowed, granted, nan, held"
-    with raises_problem("unknown-value", "notify.when", occasions, kind=ConfigError):
-        resolve_config("digits", ["notify.when=[finish]"])
 
 
 def test_foreign_config_cannot_choose_destinations(tmp_path: Path) -> None:

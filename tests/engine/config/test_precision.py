@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.config.loader import resolve_config
-from engine.config.precision import AmpChoice, Capability, choose_amp, describe_precision, uses_tf32
+from engine.config.precision import AmpChoice, Capability, choose_amp, uses_tf32
 from engine.config.training_sections import PrecisionConfig
 
 A100, T4 = (8, 0), (7, 5)
@@ -42,17 +42,3 @@ def test_choose_amp_takes_bf16_where_gpu_has_it(
 )
 def test_tf32_is_used_where_gpu_has_it(tf32: str, capability: Capability | None, used: bool) -> None:
     assert uses_tf32(PrecisionConfig.model_validate({"tf32": tf32}), capability) == used
-
-
-@pytest.mark.parametrize(
-    ("choice", "line"),
-    [
-        (AmpChoice("bf16", "auto"), "bf16 AMP (auto), TF32, channels_last"),
-        (AmpChoice("off"), "float32, TF32, channels_last"),
-        (AmpChoice("O1"), "Apex O1, TF32, channels_last"),
-    ],
-)
-def test_describe_precision_names_level_and_formats(choice: AmpChoice, line: str) -> None:
-    assert describe_precision(choice, tf32=True, channels_last=True) == line
-    assert describe_precision(choice, tf32=False) == line.removesuffix(", TF32, channels_last")
-    assert describe_precision(choice, tf32=True, channels_last=True, numa="NUMA node 0") == f"{line}; NUMA node 0"

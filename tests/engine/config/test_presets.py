@@ -38,10 +38,6 @@ def test_preset_of_cifar_and_imagenet_chooses_precision_by_gpu(name: str) -> Non
     assert amp == ("auto" if name.startswith(("cifar10", "imagenet")) else "off")
 
 
-def test_presets_are_listed_in_alphabetical_order() -> None:
-    assert list(presets()) == sorted(presets())
-
-
 def test_every_preset_has_a_row_in_the_table() -> None:
     lines = (CONFIGS / "README.md").read_text().splitlines()
     rows = [line.split("|")[1:-1] for line in lines if line.startswith("| `")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import py_compile
-import signal
 import sys
 from pathlib import Path
 
@@ -99,18 +98,6 @@ def test_user_model_receives_input_shape_and_options(user_code_folder: Path) -> 
     assert model[2].p == 0.5
 
 
-def test_user_model_may_be_class(user_code_folder: Path) -> None:
-    model = build_model(config(user_code_folder, "owncode.nets:Net"), 3, 5, 8)
-    assert [tuple(weights.shape) for weights in model.parameters()] == [(5, 3), (5,)]
-
-
-def test_user_model_reports_all_invalid_options_together(user_code_folder: Path) -> None:
-    problems = refusal(user_code_folder, "owncode.nets:build", hiden=7, num_classes=3)
-    assert has_problem(problems, "unknown-key", "model.options", "owncode.nets:build", "'hiden'", "hidden?")
-    assert has_problem(problems, "missing-value", "model.options", "owncode.nets:build", "hidden")
-    assert has_problem(problems, "fixed-value", "model.options", "num_classes")
-
-
 def test_user_model_error_names_line(user_code_folder: Path) -> None:
     line = NETS.splitlines().index('    raise KeyError("no such layer")') + 1
     [problem] = refusal(user_code_folder, "owncode.nets:fails")
@@ -172,11 +159,6 @@ def test_user_code_path_that_cannot_be_imported_is_explained(key: str, path: str
         resolve_config(None, [f"{key}={path}"])
 
 
-def test_load_user_code_reports_missing_folder(tmp_path: Path) -> None:
-    with raises_problem("not-found", "model.name", tmp_path / "nowhere", "(run.code)"):
-        load_user_code("model.name", "surely_not_there:build", str(tmp_path / "nowhere"))
-
-
 def test_check_user_code_imports_every_name_in_subprocess(
     user_code_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,19 +178,6 @@ def test_check_user_code_imports_every_name_in_subprocess(
     assert has_problem(problems, "user-code-failed", "augment.transform", "owncode.dies:transform", exit_status(4))
     assert capfd.readouterr() == ("", ""), "output of user code must not reach the terminal"
     assert not list(user_code_folder.rglob("dies*.pyc"))
-
-
-def test_check_user_code_starts_no_process_without_user_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subprocess.Popen", None)
-    assert check_user_code(Config()) == []
-
-
-def test_check_user_code_names_real_time_signal(user_code_folder: Path) -> None:
-    number = signal.SIGRTMIN + 1
-    (user_code_folder / "owncode" / "killed.py").write_text(f"import os\nos.kill(os.getpid(), {number})\n")
-    (problem,) = check_user_code(config(user_code_folder, "owncode.killed:build"))
-    values = ("owncode.killed:build", exit_status(-number))
-    assert has_problem([problem], "user-code-failed", "model.name", *values)
 
 
 def test_check_user_code_times_out_on_endless_import(user_code_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,9 +257,3 @@ def test_load_user_code_runs_no_package_of_missing_module(tmp_path: Path) -> Non
 def test_load_user_code_refuses_what_cannot_be_called(user_code_folder: Path) -> None:
     (user_code_folder / "owncode" / "borrows.py").write_text(BORROWS)
     assert is_refused("invalid-value", user_code_folder, "owncode.borrows:subprocess", "owncode.borrows:subprocess")
-
-
-@pytest.mark.parametrize("attribute", ["own", "Own.method", "cached", "bound", "instance", "Linear"])
-def test_load_user_code_accepts_callable_of_user_module(user_code_folder: Path, attribute: str) -> None:
-    (user_code_folder / "owncode" / "borrows.py").write_text(BORROWS)
-    assert callable(load_user_code("model.name", f"owncode.borrows:{attribute}", str(user_code_folder)))

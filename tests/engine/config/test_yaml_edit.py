@@ -26,25 +26,6 @@ def test_with_number_replaces_value(text: str, edited: str) -> None:
     assert with_number(text, "optim.lr", 0.05) == edited
 
 
-@pytest.mark.parametrize(
-    ("text", "edited"),
-    [
-        ("", "optim:\n  lr: 0.05\n"),
-        ("# only\n", "# only\noptim:\n  lr: 0.05\n"),
-        ("run:\n  epochs: 3", "run:\n  epochs: 3\noptim:\n  lr: 0.05\n"),
-        ("optim: {}\n", "optim: {lr: 0.05}\n"),
-        ("optim: {name: sgd}\n", "optim: {lr: 0.05, name: sgd}\n"),
-        (
-            "optim:\n    # the best\n    name: sgd # c\n    momentum: 0.8\n",
-            "optim:\n    # the best\n    lr: 0.05\n    name: sgd # c\n    momentum: 0.8\n",
-        ),
-        ("optim:\n  options:\n    a: 1\n", "optim:\n  lr: 0.05\n  options:\n    a: 1\n"),
-    ],
-)
-def test_with_number_inserts_missing_key(text: str, edited: str) -> None:
-    assert with_number(text, "optim.lr", 0.05) == edited
-
-
 def test_with_number_changes_one_line_of_every_preset_that_has_the_key() -> None:
     texts = {path: path.read_text() for path in presets().values()}
     # Others inherit the key from the file in `base`.

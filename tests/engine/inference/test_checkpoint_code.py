@@ -11,7 +11,7 @@ from engine.config.loader import validate_config
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
 from engine.inference.checkpoint_code import limit_to_run
-from engine.inference.evaluate import evaluate_checkpoint, evaluation_config
+from engine.inference.evaluate import evaluate_checkpoint
 from engine.inference.trained_model import build_architecture, read_trained_checkpoint
 from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem, UsageError
@@ -82,22 +82,6 @@ def test_checkpoint_takes_loading_of_images_from_run(own_run: RunFolder) -> None
     planted = dict.fromkeys(loading, 10**9) | {"on_bad": "fail"}
     config, _ = limit_to_run(config_of(data={"dataset": "fake"} | planted), Path("a.pt"), own_run)
     assert {key: getattr(config.data, key) for key in loading} == loading
-
-
-def test_checkpoint_takes_default_loading_without_config(tmp_path: Path) -> None:
-    config, _ = limit_to_run(config_of(data={"workers": 100_000}), Path("a.pt"), RunFolder(tmp_path))
-    assert config.data.workers == "auto"
-
-
-def test_evaluation_generates_as_many_classes_as_model_has(tmp_path: Path) -> None:
-    data = {"dataset": "fake", "num_classes": 10**9}
-    run = saved_run(tmp_path / "a", {"config": as_stored(validate_config({"data": data}))})
-    assert evaluation_config(read_trained_checkpoint(run), []).data.num_classes == 5
-
-
-def test_checkpoint_causes_no_download(own_run: RunFolder) -> None:
-    config = config_of(data={"dataset": "mnist", "path": "/planted", "download": True})
-    assert not limit_to_run(config, Path("a.pt"), own_run)[0].data.download
 
 
 @pytest.fixture

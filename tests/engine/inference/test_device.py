@@ -95,10 +95,3 @@ def test_reserve_device_passes_over_waiting_run_that_never_reserves(monkeypatch:
     [note] = notes
     assert note.code == "gpu-in-use" and "run idle (user " in note.reason
     idle.release()
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_reserve_device_reserves_nothing_for_the_cpu() -> None:
-    with reserve_device("cpu", "digits", print) as device:
-        assert (device, read_reservations()) == ("cpu", [])
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"

@@ -20,7 +20,6 @@ from engine.runs.folder import RunFolder
 from support.gputrain_command import FinishedRun, read_events
 from support.messages import says
 from support.runs.trained_run import DIGITS, call, saved_run
-from tui.tables.evaluation import evaluation_lines
 
 
 def test_evaluate_command_reproduces_best_epoch(short_run: FinishedRun) -> None:
@@ -102,16 +101,6 @@ def test_evaluate_matches_classes_by_name(run: RunFolder, tmp_path: Path) -> Non
     assert renamed_data.evaluation.per_class[0] is None
 
 
-def test_evaluation_names_shards_of_part(run: RunFolder) -> None:
-    saved = read_trained_checkpoint(run)
-    result = evaluate_checkpoint(saved, device="cpu")
-    data = result.config.data.model_copy(update={"dataset": "webdataset", "path": "/train.tar", "val_path": "/val.tar"})
-    result = replace(result, config=result.config.model_copy(update={"data": data}))
-    for part in ("train", "val"):
-        first = evaluation_lines(result, saved, part)[0]
-        assert first == f"best.pt on webdataset in /{part}.tar, split {part}"
-
-
 def test_evaluate_command_evaluates_other_sizes(run: RunFolder) -> None:
     done = call("evaluate", run.path, "data.val_resize=10", "data.interpolation=bicubic")
     assert done.exit_code == 0, done.stderr
@@ -129,19 +118,6 @@ def test_evaluate_command_rejects_unknown_classes(run: RunFolder, tmp_path: Path
     assert done.exit_code == 2
     assert done.stderr.startswith("error: data.path: ")
     assert says(done.stderr, "bad-label", "digit 1, digit 2;", "0, 1, 2")
-
-
-def test_evaluate_command_reports_all_invalid_arguments_together(run: RunFolder) -> None:
-    done = call("evaluate", run.path, "data.image_size=16", "optim.lr=1", "data.bathc_size=3", "much")
-    assert done.exit_code == 2
-    reported = [
-        ("data.image_size", "fixed-value", ""),
-        ("optim.lr", "fixed-value", ""),
-        ("data.bathc_size", "unknown-key", "data.batch_size?"),
-        ("much", "invalid-value", "data.key=value"),
-    ]
-    for line, (location, code, value) in zip(done.stderr.splitlines(), reported, strict=True):
-        assert line.startswith(f"error: {location}: ") and says(line, code, value)
 
 
 def test_evaluation_of_other_data_ignores_validation_shards_of_run(run: RunFolder) -> None:

@@ -42,12 +42,6 @@ def test_export_names_the_missing_extra(tmp_path: Path, monkeypatch: pytest.Monk
     assert done.stderr.endswith(": pip install '.[onnx]'\n")
 
 
-def test_export_refuses_unknown_format(tmp_path: Path) -> None:
-    done = call("export", saved_run(tmp_path / "run").path, "--format", "tflite")
-    assert done.exit_code == 2 and done.stderr.startswith("error: --format: tflite ")
-    assert says(done.stderr, "unknown-value", "safetensors, torch-export, onnx")
-
-
 def test_export_of_data_dependent_model_fails_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "branching.py").write_text(DATA_DEPENDENT)

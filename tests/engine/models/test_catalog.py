@@ -144,11 +144,6 @@ def test_input_of_inception_weights_is_that_of_the_network_without_transform_inp
     torch.testing.assert_close(ours, network._transform_input((images - mean) / std))
 
 
-def test_library_models_use_cache_for_same_version(forbid_processes: None) -> None:
-    assert library_models("torchvision")
-    assert library_models("timm")
-
-
 def test_library_models_rewrite_damaged_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = tmp_path / "gputrain" / f"models-torchvision-{catalog.installed_version('torchvision')}.json"
@@ -286,12 +281,6 @@ def test_broken_timm_leaves_other_models_usable(break_timm: Callable[[str], None
     assert relisted.stderr == ""
 
 
-def test_builtin_model_names_match_networks() -> None:
-    from engine.models.builtin import BUILTIN_BUILDERS
-
-    assert set(BUILTIN_MODELS) == set(BUILTIN_BUILDERS)
-
-
 def test_matching_filters_by_substring_or_pattern() -> None:
     models = library_models("torchvision")
     assert [model.name for model in filter_models(models, "VIT_B")] == ["vit_b_16", "vit_b_32"]
@@ -307,12 +296,6 @@ def test_models_command_lists_names_parameters_and_weights() -> None:
         ["torchvision", "resnet18", "11,689,512", "69.8", "IMAGENET1K_V1"],
     ]
     assert models_output("resnet50", "--source", "torchvision").splitlines()[1].endswith("IMAGENET1K_V2 (+1)")
-
-
-def test_models_command_json_lists_every_weight() -> None:
-    models = json.loads(models_output("resnet50", "--source", "torchvision", "--pretrained", "--json"))
-    assert models["format"] == 1
-    assert models["models"][0]["weights"] == ["IMAGENET1K_V2", "IMAGENET1K_V1"]
 
 
 def test_models_command_without_match_suggests_nearest() -> None:

@@ -12,19 +12,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.config.effects import keys_without_effect, keys_without_effect_on_devices
-from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.models.factory import build_model
 from engine.models.freeze import (
     classifier_paths,
     convert_to_sync_batch_norm,
     freeze,
-    nothing_to_synchronize,
     set_train_mode,
 )
 from engine.optim.optimizers import build_optimizer
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import UsageError
 from support.messages import has_problem, raises_problem
 
 SMALL = {"name": "resnet18-small", "options": {"width": 4}}
@@ -63,21 +60,6 @@ def test_freeze_backbone_trains_only_classifier(name: str, classifier: list[str]
     assert trainable == {
         name for name, _ in model.named_parameters() if name.startswith(tuple(f"{head}." for head in classifier))
     }
-
-
-def test_freeze_matches_module_names_and_their_children() -> None:
-    model = build(3, name="resnet18", options={})
-    frozen = freeze(model, config(freeze=["layer1", "layer2.0.bn1", "conv1.weight"]).model)
-    frozen_names = [name for name, weights in model.named_parameters() if not weights.requires_grad]
-    assert all(name.startswith(("layer1.", "layer2.0.bn1.", "conv1.weight")) for name in frozen_names)
-    assert len(frozen_names) == 12 + 2 + 1
-    layers = dict(model.named_modules())
-    assert frozen == [layers[f"layer1.{name}"] for name in ("0.bn1", "0.bn2", "1.bn1", "1.bn2")] + [
-        layers["layer2.0.bn1"]
-    ]
-    set_train_mode(model, frozen)
-    off = {name for name, part in layers.items() if not part.training}
-    assert off == {"layer1.0.bn1", "layer1.0.bn2", "layer1.1.bn1", "layer1.1.bn2", "layer2.0.bn1"}
 
 
 def test_freeze_reports_all_unknown_names() -> None:
@@ -173,38 +155,9 @@ class Doubled(nn.BatchNorm2d):
         return 2 * super().forward(input)
 
 
-def test_sync_batch_norm_leaves_model_without_trainable_batch_norm_unchanged() -> None:
-    linear = build(name="linear", options={})
-    assert nothing_to_synchronize(linear, []) == "on a model without BatchNorm"
-    assert convert_to_sync_batch_norm(linear, []) is linear
-    model = build()
-    frozen = freeze(model, config(freeze="backbone").model)
-    assert nothing_to_synchronize(model, frozen) == "on a model whose BatchNorm layers are all frozen"
-    assert not any(isinstance(part, nn.SyncBatchNorm) for part in convert_to_sync_batch_norm(model, frozen).modules())
-    assert nothing_to_synchronize(model, []) == ""
-
-
 def test_sync_batch_norm_rejects_layer_with_its_own_forward() -> None:
     with raises_problem("not-supported", "model.sync_bn", "0 ", " Doubled "):
         convert_to_sync_batch_norm(nn.Sequential(Doubled(1)), [])
-
-
-def test_sync_bn_has_no_effect_with_one_rank_on_cpu_or_with_data_parallel() -> None:
-    def warnings(world_size: int, *, on_gpu: bool) -> list[Problem]:
-        return [
-            part.warning for part in keys_without_effect_on_devices(settings, frozenset(), world_size, on_gpu=on_gpu)
-        ]
-
-    settings = config(sync_bn=True)
-    for world_size, on_gpu, value in ((1, True, ""), (2, False, " CPU")):
-        [warning] = warnings(world_size, on_gpu=on_gpu)
-        assert has_problem([warning], "no-effect", "", "model.sync_bn=true ", value)
-    assert warnings(2, on_gpu=True) == []
-    settings = resolve_config(None, ["model.sync_bn=true", "device.parallel=dp"]).config
-    layer = {"model": {"sync_bn": None}, "device": {"parallel": None}}
-    (found,) = keys_without_effect(settings, [layer])
-    assert has_problem([found.warning], "no-effect", "", "model.sync_bn=true ", "device.parallel=dp", " ddp")
-    assert warnings(1, on_gpu=False) == []
 
 
 def half_a_batch(rank: int, folder: str) -> None:

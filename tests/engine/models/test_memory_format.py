@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from engine.config.loader import resolve_config
 from engine.config.precision import uses_tf32
@@ -46,21 +45,6 @@ def test_resume_works_across_memory_formats(name: str, tmp_path: Path) -> None:
             assert (value - other_weights[key]).abs().mean() < 1e-4
 
 
-def test_optimizer_state_uses_memory_format_of_weights(tmp_path: Path) -> None:
-    train_in_process(tmp_path / "run", *SMALL, "run.epochs=1", "model.channels_last=off")
-    last = tmp_path / "run" / "checkpoints" / "last.pt"
-    with single_rank_trainer(*SMALL, "run.epochs=2", "model.channels_last=on", checkpoint=last) as trainer:
-        state = trainer.state.optimizer.state
-        strides = {
-            (parameter.stride(), state[parameter]["momentum_buffer"].stride())
-            for parameter in trainer.state.model.parameters()
-        }
-        assert all(weight_strides == state_strides for weight_strides, state_strides in strides)
-        saved = torch.load(last, weights_only=True)["optimizer"]["state"]
-        momenta: list[Tensor] = [state[parameter]["momentum_buffer"] for parameter in trainer.state.model.parameters()]
-        assert all(torch.equal(momentum, saved[number]["momentum_buffer"]) for number, momentum in enumerate(momenta))
-
-
 @pytest.mark.parametrize("pipeline", ["memory", "stream"])
 def test_batches_have_memory_format_of_model(pipeline: str) -> None:
     recipe = (*SMALL, "data.dataset=fake", f"data.pipeline={pipeline}", "data.workers=0", "model.channels_last=on")
@@ -68,22 +52,6 @@ def test_batches_have_memory_format_of_model(pipeline: str) -> None:
         images = trainer.state.next_train_batch().images
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert not images.is_contiguous()
-
-
-def test_activations_use_channels_last_format() -> None:
-    with single_rank_trainer(*SMALL, "model.channels_last=on") as trainer:
-        is_channels_last: list[bool] = []
-        for part in trainer.state.model.modules():
-            if isinstance(part, torch.nn.Conv2d):
-                part.register_forward_hook(
-                    lambda part, images, out: is_channels_last.extend(
-                        tensor.is_contiguous(memory_format=torch.channels_last)
-                        for tensor in (images[0], out, part.weight)
-                    )
-                )
-        train_step(trainer.state)
-        assert len(is_channels_last) == 6
-        assert all(is_channels_last)
 
 
 @pytest.mark.parametrize(

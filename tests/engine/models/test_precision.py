@@ -29,8 +29,3 @@ def test_tf32_auto_follows_gpu_and_stays_readable(capability: tuple[int, int], u
         # What Inductor reads, which fails after a write to `fp32_precision`.
         assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == used
         assert torch.get_float32_matmul_precision() == ("high" if used else "highest")
-
-
-def test_tf32_leaves_cpu_in_float32() -> None:
-    set_tf32(PrecisionConfig(), torch.device("cpu"), None)
-    assert torch.get_float32_matmul_precision() == "highest"

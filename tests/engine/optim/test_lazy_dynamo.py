@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from engine.optim import lazy_dynamo
-from engine.optim.lazy_dynamo import dynamo_stub, unwrap_step
+from engine.optim.lazy_dynamo import unwrap_step
 from support.gputrain_command import ROOT
 
 TRAIN = """
@@ -73,17 +72,6 @@ same_mode = mode == torch._dynamo.utils.get_optimize_ddp_mode()
 print(json.dumps([imported, same_mode, *attributes, type(torch._dynamo).__name__]))
 """
     assert run_json(statements) == [False, True, "torch._dynamo.config", "defaultdict", "module"]
-
-
-def test_dynamo_stub_is_not_installed_if_ddp_reads_other_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
-    monkeypatch.delitem(torch.__dict__, "_dynamo", raising=False)
-    with dynamo_stub():
-        assert "_dynamo" in torch.__dict__
-    assert "_dynamo" not in torch.__dict__
-    monkeypatch.setattr(DistributedDataParallel, "__init__", lambda self: torch._dynamo.config.optimize_ddp)
-    with dynamo_stub():
-        assert "_dynamo" not in torch.__dict__
 
 
 def test_unwrap_step_keeps_step_wrapped_by_other_code() -> None:

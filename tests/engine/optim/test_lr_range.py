@@ -36,14 +36,6 @@ def suggestion_of(curve: LossCurve) -> float:
     return suggestion
 
 
-def test_lr_range_is_geometric_series_between_its_ends() -> None:
-    lr_range = LrRange(1e-4, 1.0, 41)
-    rates = [lr_range.lr_at(step) for step in range(1, 42)]
-    assert rates[0] == 1e-4
-    assert rates[-1] == pytest.approx(1.0)
-    assert [rates[10], rates[20], rates[30]] == pytest.approx([1e-3, 1e-2, 1e-1])
-
-
 @pytest.mark.parametrize(
     ("lr_range", "location", "values"),
     [
@@ -67,16 +59,6 @@ def test_loss_curve_smooths_with_bias_correction() -> None:
     assert curve.smoothed == pytest.approx([4.0, (0.9 * 4 + 2) / 1.9, (0.81 * 4 + 0.9 * 2 + 1) / 2.71])
 
 
-def test_loss_curve_smooths_same_share_of_any_number_of_steps() -> None:
-    values = [add_losses(LrRange(steps=steps), sigmoid_loss).smoothed[steps // 2] for steps in (100, 1000)]
-    assert values[0] == pytest.approx(values[1], rel=0.02)
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_loss_curve_diverges_at_nonfinite_first_loss(loss: float) -> None:
-    assert LossCurve(LrRange()).add(loss)
-
-
 @pytest.mark.parametrize("last", [math.nan, math.inf, 1e6])
 def test_loss_curve_diverges_at_huge_or_nonfinite_loss(last: float) -> None:
     curve = LossCurve(LrRange())
@@ -95,19 +77,6 @@ def test_valley_spans_ninety_to_ten_percent_of_the_fall() -> None:
     values = [*[10.0] * 5, *(10.0 - step for step in range(11)), *[0.0] * 5, 8.0]
     # At 9 and at 1.
     assert valley(values) == (6, 14)
-
-
-def test_valley_of_flat_top_and_bottom_ignores_noise() -> None:
-    rng = np.random.default_rng(5)
-    values = [10.0] * 40 + [10.0 - step for step in range(11)] + [0.0] * 40
-    noisy = [value + rng.uniform(-0.3, 0.3) for value in values]
-    assert np.abs(np.subtract(valley(noisy), valley(values))).max() <= 1
-
-
-@pytest.mark.parametrize("values", [[1.0], [1.0, 2.0, 3.0], [5.0, 5.0], [3.0, 0.0], [3.0, 1.0, 2.0, 0.5]])
-def test_valley_of_any_curve_has_ordered_ends(values: list[float]) -> None:
-    start, end = valley(values)
-    assert 0 <= start <= end < len(values)
 
 
 def test_suggestions_lie_where_loss_falls() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from engine.config.rules import config_conflicts
 from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
-from engine.config.training_sections import OptimConfig, ScheduleConfig, by_epoch
-from engine.optim.lr_schedule import lr_factor, scaled_lr, schedule_length_problems
+from engine.config.training_sections import ScheduleConfig
+from engine.optim.lr_schedule import lr_factor, schedule_length_problems
 from engine.optim.plateau import PlateauFactor
 from support.messages import has_problem
 
@@ -142,23 +141,6 @@ def test_lr_factor_step_and_multistep_count_from_start_with_warmup(name: str, by
     assert warmed[:10] == pytest.approx([step / 10 for step in range(1, 11)])
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "onecycle"])
-def test_lr_factor_by_epoch_is_constant_within_epochs(name: str) -> None:
-    rates = our_rates(by="epoch", warmup_steps=10, **SCHEDULES[name][0])
-    for epoch in range(2, EPOCHS):
-        assert len(set(rates[epoch * STEPS : (epoch + 1) * STEPS])) == 1
-    # The epoch in which the warmup ends continues at the peak rate.
-    assert set(rates[9 : 2 * STEPS]) == {rates[9 + 1], 1.0}
-
-
-def test_lr_factor_cosine_and_polynomial_reach_final_ratio() -> None:
-    passed = [step / (STEPS * EPOCHS) for step in range(STEPS * EPOCHS)]
-    cosine = [((1 + math.cos(math.pi * t)) / 2) * (1 - 0.1) + 0.1 for t in passed]
-    assert our_rates(name="cosine", final_lr_ratio=0.1) == pytest.approx(cosine, rel=EXACT)
-    polynomial = [(1 - t) ** 2 * (1 - 0.1) + 0.1 for t in passed]
-    assert our_rates(name="polynomial", power=2.0, final_lr_ratio=0.1) == pytest.approx(polynomial, rel=EXACT)
-
-
 @pytest.mark.parametrize("length", range(1, 8))
 def test_lr_factor_of_short_onecycle_matches_torch(length: int) -> None:
     schedule = ScheduleConfig(name="onecycle", peak_at=0.3)
@@ -167,25 +149,6 @@ def test_lr_factor_of_short_onecycle_matches_torch(length: int) -> None:
         lambda optimizer: torch_schedulers.OneCycleLR(optimizer, 1.0, length, pct_start=0.3), 1, length
     )
     assert factors == pytest.approx(expected, rel=EXACT, abs=0)
-
-
-def test_lr_factor_of_onecycle_may_peak_at_first_step() -> None:
-    # torch divides by zero here.
-    rates = [lr_factor(ScheduleConfig(name="onecycle", peak_at=0.25), step, 4, 1) for step in range(1, 5)]
-    assert rates[0] == 1.0
-    assert rates == sorted(rates, reverse=True)
-
-
-def test_by_epoch_follows_schedule_or_config() -> None:
-    names = ("step", "multistep", "exponential", "restarts", "plateau", "constant", "cosine", "polynomial", "onecycle")
-    assert [by_epoch(ScheduleConfig(name=name)) for name in names] == [True] * 5 + [False] * 4  # type: ignore[arg-type]
-    assert by_epoch(ScheduleConfig(name="cosine", by="epoch"))
-    assert not by_epoch(ScheduleConfig(name="multistep", by="step"))
-
-
-@pytest.mark.parametrize(("scaling", "factor"), [("none", 1), ("linear", 4), ("sqrt", 2)])
-def test_scaled_lr_multiplies_by_ranks(scaling: str, factor: float) -> None:
-    assert scaled_lr(OptimConfig(lr=0.1, lr_scaling=scaling), 4) == pytest.approx(0.1 * factor)  # type: ignore[arg-type]
 
 
 # Plateau
@@ -258,12 +221,6 @@ def test_schedule_rules_reject_invalid_config(values: dict[str, Any], problem: t
 def test_schedule_rules_require_two_epochs_for_onecycle_by_epoch() -> None:
     config = Config(schedule=ScheduleConfig(name="onecycle", by="epoch"), run=RunConfig(epochs=1))
     assert [problem.location for problem in config_conflicts(config)] == ["schedule.by"]
-
-
-@pytest.mark.parametrize("milestones", [(9,), (9, 20)])
-def test_schedule_rules_accept_one_reachable_milestone(milestones: tuple[int, ...]) -> None:
-    config = Config(schedule=ScheduleConfig(name="multistep", milestones=milestones), run=RunConfig(epochs=10))
-    assert list(config_conflicts(config)) == []
 
 
 def test_schedule_length_problems_reports_settings_beyond_total_steps() -> None:

@@ -19,11 +19,6 @@ from support.messages import has_problem
 from support.models.small_model import names_in, refused, small, train
 
 
-def test_build_optimizer_uses_one_group_by_default() -> None:
-    assert len(build_optimizer(OptimConfig(weight_decay=0.1), small()).param_groups) == 1
-    assert len(build_optimizer(OptimConfig(weight_decay=0.0, decay_norms=False), small()).param_groups) == 1
-
-
 def test_layer_lr_uses_longest_matching_prefix() -> None:
     model = nn.ModuleDict(
         {"layer1": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), "layer10": nn.Linear(2, 2), "fc": nn.Linear(2, 2)}
@@ -47,31 +42,12 @@ def test_layer_lr_rejects_unknown_part() -> None:
         assert has_problem([problem], "unknown-value", "optim.layer_lr", *values)
 
 
-def test_layer_lr_zero_freezes_part() -> None:
-    model = small()
-    optimizer = build_optimizer(OptimConfig(name="adamw", weight_decay=0.1, layer_lr={"4": 0.0}), model)
-    set_lr(optimizer, 0.1)
-    train(model, optimizer)
-    unchanged = {
-        name for (name, a), b in zip(model.named_parameters(), small().parameters(), strict=True) if a.equal(b)
-    }
-    assert unchanged == {"4.weight", "4.bias"}
-
-
 def test_build_optimizer_excludes_frozen_parameters() -> None:
     model = small()
     for parameter in model[0].parameters():
         parameter.requires_grad_(False)
     assert "0.weight" not in names_in(build_optimizer(OptimConfig(), model))[0]
     assert has_problem(refused(OptimConfig(), model.requires_grad_(False)), "invalid-value", "model.freeze")
-
-
-def test_decay_norms_false_exempts_biases_and_norms() -> None:
-    optimizer = build_optimizer(OptimConfig(weight_decay=0.1, decay_norms=False), small())
-    assert {group["weight_decay"]: group["param_names"] for group in optimizer.param_groups} == {
-        0.1: ["0.weight", "4.weight", "5.weight"],
-        0.0: ["0.bias", "1.weight", "1.bias", "4.bias", "5.bias"],
-    }
 
 
 def test_weight_decay_groups_apply_by_name_then_bias_then_norm() -> None:

@@ -17,7 +17,7 @@ from engine.optim.optimizers import build_optimizer, optimizer_step
 from engine.optim.timm_optimizers import TimmOptimizers, timm_optimizer_problems, timm_options
 from engine.utils.answers import Answer
 from engine.utils.codec import convert
-from support.messages import has_problem, raises_problem
+from support.messages import has_problem
 from support.models.small_model import refused, resumes_identically, same, small, train
 
 
@@ -94,31 +94,6 @@ def test_key_that_timm_optimizer_lacks_has_no_effect(optim: OptimConfig, values:
     assert timm_optimizer_problems(optim) == []
     [found] = optimizer_keys_without_effect(Config(optim=optim), timm_options(optim.name))
     assert has_problem([found.warning], "no-effect", "", *values)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("timm:adafactorbv", {"momentum_dtype": "none such"}), ("timm:muon", {"ns_coefficients": "none such"})],
-)
-def test_timm_optimizer_reports_constructor_error_as_usage_error(name: str, options: dict[str, Any]) -> None:
-    [problem] = refused(OptimConfig(name=name, options=options), small())
-    assert has_problem([problem], "invalid-value", "optim.options", f"{name} ", "none such")
-
-
-def test_timm_options_are_unaffected_by_output_of_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "timm").mkdir()
-    (tmp_path / "timm" / "__init__.py").write_text("print('{}')\n")
-    (tmp_path / "timm" / "optim.py").write_text(
-        "import os\n"
-        "os.write(1, b'a word without an end')\n"
-        "class Info:\n    second_order, defaults = True, {}\n    opt_class = dict\n"
-        "def list_optimizers():\n    print('another word')\n    return ['stub']\n"
-        "def get_optimizer_info(name):\n    return Info\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with raises_problem("not-supported", "optim.name", "timm:stub"):
-        timm_options("timm:stub")
 
 
 @pytest.mark.parametrize(

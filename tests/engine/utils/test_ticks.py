@@ -28,10 +28,6 @@ def test_ticks_of_epochs_are_whole(low: float, high: float, expected: list[str])
     assert tick_labels(ticks(low, high, 8, whole=True)) == expected
 
 
-def test_ticks_within_an_epoch_are_fractions() -> None:
-    assert tick_labels(ticks(2.1, 2.8, 5, whole=True)) == ["2.2", "2.4", "2.6", "2.8"]
-
-
 @pytest.mark.parametrize(
     ("low", "high", "max_ticks", "expected"),
     [
