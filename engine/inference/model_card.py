@@ -1,4 +1,4 @@
-"""The model card of an export: a README.md with the data, recipe, figures, hardware, and how to use the model.
+"""The model card of an export: a README.md with the data, recipe, figures, and how to use the model.
 
 Called by `engine.inference.export`. Text from outside, such as class names, is shown in Markdown code spans, in which
 neither HTML nor Markdown has a meaning.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,11 @@ from engine.config.differences import PATH_KEYS, SESSION_KEYS, flat_values, is_n
 from engine.config.schema import as_dict
 from engine.inference.export_proof import Proof
 from engine.inference.loading_code import loading_code
-from engine.inference.model_json import ExportedFile, ExportFormat, ModelDescription
+from engine.inference.model_json import ExportFormat, ModelDescription
 from engine.inference.trained_model import TrainedCheckpoint
-from engine.runs.event_lines import describe_devices
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
-from engine.runs.root import LAST_RUN
 from engine.utils.text import printable
-from engine.utils.units import format_duration
 
 MAX_LISTED_CLASSES = 100
 MAX_VALUE_CHARACTERS = 200
@@ -39,17 +35,12 @@ def model_card(
     file_name: str,
 ) -> str:
     """Return the README.md of an export. `description` is the content of its model.json with the written file."""
-    entry = description.files[file_name]
-    file_format = entry.format
     sections = {
-        "Use": _use(checkpoint, file_name, file_format),
+        "Use": _use(checkpoint, file_name, description.files[file_name].format),
         "Data": _data(checkpoint, history),
         "Figures": _figures(description, history),
         "Agreement": code(proof.describe(file_name)),
-        "Preprocessing": _preprocessing(entry),
         "Recipe": _recipe(checkpoint),
-        "Hardware": _hardware(history),
-        "Command": _command(checkpoint, file_format),
     }
     model, classes = code(checkpoint.config.model.name), len(checkpoint.classes)
     title = f"# {code(run.name)}\n\nImage classifier with {classes} classes: {model}, trained with gputrain."
@@ -103,40 +94,9 @@ def _figures(description: ModelDescription, history: History) -> str:
     return _table(("", ""), rows)
 
 
-def _preprocessing(entry: ExportedFile) -> str:
-    shapes = [" x ".join(map(str, tensor.shape)) for tensor in (entry.input, entry.output)]
-    if entry.format == "safetensors":
-        steps, result = " divided by 255, and normalized with `mean` and `std` of `model.json`", "logits of each class"
-    else:
-        steps, result = "", "probability of each class"
-    return (
-        f"`preprocess.py` reads an image file.\n\nInput: {entry.input.dtype}, {shapes[0]}: its images{steps}.\n\n"
-        f"Output: {entry.output.dtype}, {shapes[1]}: the {result}."
-    )
-
-
 def _recipe(checkpoint: TrainedCheckpoint) -> str:
     rows = [(f"`{key}`", code(value, in_table=True)) for key, value in _changed(checkpoint) if not is_neutral(key)]
     return "Config keys that differ from the defaults:\n\n" + _table(("Key", "Value"), rows) if rows else ""
-
-
-def _hardware(history: History) -> str:
-    started = history.started
-    if started is None:
-        return ""
-    versions = ", ".join(f"{code(name)} {code(number)}" for name, number in sorted(started.versions.items()))
-    seconds = history.total_seconds
-    return f"{code(describe_devices(started))}, {code(format_duration(seconds))}; {versions}."
-
-
-def _command(checkpoint: TrainedCheckpoint, file_format: ExportFormat) -> str:
-    overrides = [
-        shlex.quote(printable(f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"))
-        for key, value in _changed(checkpoint)
-    ]
-    train = " ".join(["gputrain run", *overrides])
-    # Without the name of this run, which is in use where the card was written.
-    return f"```sh\n{train}\ngputrain export {LAST_RUN} --format {file_format}\n```"
 
 
 def _changed(checkpoint: TrainedCheckpoint) -> Iterator[tuple[str, Any]]:

@@ -40,7 +40,7 @@ from engine.models.weights_file import weights_problems
 from engine.notify.start import notify_problems
 from engine.optim.lr_schedule import schedule_length_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
-from engine.optim.user_schedule import SampledSchedule, check_user_schedule
+from engine.optim.user_schedule import check_user_schedule
 from engine.queue.place import fixed_terms
 from engine.runs.claimed_run import check_claim
 from engine.runs.event_lines import DataDownload
@@ -60,16 +60,15 @@ class Preflight:
     """The problems and warnings of a run request, and what the preflight learned for the ranks.
 
     `warnings` are those of the request, and of keys that have no effect on these devices. `source` and `counts` are
-    None if the dataset was not opened, `plan` if no devices could be chosen. `schedule` samples the user's own
-    schedule. `amp` is the level of `precision.amp` on the devices of the plan. `batch_size` replaces the default of
-    `data.batch_size` where the training images do not fill a step of it."""
+    None if the dataset was not opened, `plan` if no devices could be chosen. `amp` is the level of `precision.amp` on
+    the devices of the plan. `batch_size` replaces the default of `data.batch_size` where the training images do not
+    fill a step of it."""
 
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
     source: ImageSource | None = None
     counts: ImageCounts | None = None
     plan: NodePlan | None = None
-    schedule: SampledSchedule | None = None
     amp: AmpChoice = field(default_factory=lambda: AmpChoice("off"))
     batch_size: int | None = None
 
@@ -244,7 +243,7 @@ def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size
             if preflight.counts is None and user_counts is not None:
                 preflight.counts = user_counts
                 steps_per_epoch = _check_batches(config, preflight, plan, world_size)
-            preflight.schedule = check_user_schedule(config, steps_per_epoch)
+            check_user_schedule(config, steps_per_epoch)
 
 
 def _find_warnings(config: Config, preflight: Preflight) -> list[Problem]:

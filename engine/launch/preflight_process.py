@@ -22,7 +22,6 @@ from engine.gpus.snapshot import Snapshot
 from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import Preflight, run_preflight
 from engine.launch.request import RunRequest
-from engine.optim.user_schedule import SampledSchedule
 from engine.queue.place import fixed_terms
 from engine.utils.codec import Count, Record, field
 from engine.utils.errors import Problem, UsageError
@@ -61,7 +60,6 @@ class PreflightResult(Record, frozen=True, kw_only=True):
     batch_size: Count | None = None
     images: ImageCounts | None = None
     classes: Count | None = None
-    schedule: SampledSchedule | None = None
     input: str = ""
     precision: str = ""
 
@@ -130,7 +128,6 @@ def check_request(form: PreflightRequest, sources: dict[str, ImageSource | None]
         batch_size=preflight.batch_size,
         images=preflight.counts,
         classes=None if source is None else len(source.classes),
-        schedule=preflight.schedule,
         # As the run will show it, unless it has the default transform of its dataset.
         input=f"{expected_input_format(request.config).describe()}, {request.input_source}"
         if request.input_source

@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import sys
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from engine.config.loader import validate_config
 from engine.config.schema import Config
@@ -26,28 +25,14 @@ from engine.config.user_code import (
 )
 from engine.config.user_errors import describe_exception
 from engine.utils.answers import Answer
-from engine.utils.codec import Count, Meta, Record
+from engine.utils.codec import Count, Record
 from engine.utils.errors import UsageError
 from engine.utils.helper_process import ParentPipe
 
 SCHEDULE_KEY = "schedule.name"
 # A schedule of one step each of 300 epochs of ImageNet with a batch size of 128 has 3 million factors.
 MAX_POSITIONS = 5_000_000
-# Enough for a curve of any width.
-MAX_CURVE_POINTS = 2000
 EVALUATION_TIMEOUT_SECONDS = 60.0
-
-
-class SampledSchedule(Record, frozen=True):
-    """Factors of a user schedule at some of its positions, in increasing order, for a curve."""
-
-    name: str
-    positions: tuple[Count, ...]
-    factors: tuple[Annotated[float, Meta(ge=0, le=sys.float_info.max)], ...]
-
-    def factor_at(self, position: int) -> float:
-        """Return the factor at a position: that of the last sampled position before it."""
-        return self.factors[max(bisect_right(self.positions, position) - 1, 0)]
 
 
 def load_user_schedule(config: Config, steps_per_epoch: int) -> Sequence[float]:
@@ -100,18 +85,18 @@ class ScheduleRequest(Record, frozen=True):
     steps_per_epoch: Count
 
 
-def check_user_schedule(config: Config, steps_per_epoch: int | None) -> SampledSchedule | None:
+def check_user_schedule(config: Config, steps_per_epoch: int | None) -> None:
     """Evaluate the user's schedule for a whole run in a helper process.
 
-    `steps_per_epoch` is None if it is unknown; a schedule by step is then not evaluated. Returns None without starting
-    a process if the schedule is not user code. Raises UsageError as `load_user_schedule`.
+    `steps_per_epoch` is None if it is unknown; a schedule by step is then not evaluated, as is a schedule that
+    is no user code. Raises UsageError as `load_user_schedule`.
     """
     if not is_user_code(config.schedule.name) or (steps_per_epoch is None and not by_epoch(config.schedule)):
-        return None
-    return ask_user_code(
+        return
+    ask_user_code(
         "engine.optim.user_schedule",
         ScheduleRequest(config.model_dump(mode="json"), steps_per_epoch or 1),
-        Answer[SampledSchedule],
+        Answer[bool],
         EVALUATION_TIMEOUT_SECONDS,
         key=SCHEDULE_KEY,
         name=config.schedule.name,
@@ -121,17 +106,14 @@ def check_user_schedule(config: Config, steps_per_epoch: int | None) -> SampledS
 
 
 def main(parent: ParentPipe) -> None:
-    """Entry point of the helper process: reply with factors of the schedule, or with its problems."""
+    """Entry point of the helper process: reply with the problems of the schedule."""
     # Leave no __pycache__ in the user's folder.
     sys.dont_write_bytecode = True
     request = parent.receive(ScheduleRequest)
     try:
         config = validate_config(request.config)
-        factors = load_user_schedule(config, request.steps_per_epoch)
+        load_user_schedule(config, request.steps_per_epoch)
     except UsageError as error:
         parent.send(Answer.refuse(error))
         return
-    count = min(len(factors), MAX_CURVE_POINTS)
-    positions = tuple(index * len(factors) // count for index in range(count))
-    sampled = SampledSchedule(config.schedule.name, positions, tuple(factors[position] for position in positions))
-    parent.send(Answer(sampled))
+    parent.send(Answer(value=True))

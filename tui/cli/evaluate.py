@@ -45,7 +45,6 @@ class ListName(StrEnum):
         "gputrain evaluate last --list mistakes",
         "gputrain evaluate last --list mistakes --list label-issues -n 40",
         "gputrain evaluate last --data-path ~/other-photos --split all",
-        "gputrain evaluate last --cell cat dog --json",
     ],
     "Suspected wrong labels: confident learning (Northcutt et al. 2021). A model agrees with a wrong label that it "
     "has memorized, so a list of training images misses some. Every image is in the validation set of some "
@@ -75,10 +74,6 @@ def evaluate(
             help="Images to list; repeat for more lists.",
         ),
     ] = None,
-    cell: Annotated[
-        tuple[str, str] | None,
-        typer.Option("--cell", metavar="TRUE PREDICTED", help="List the images of one cell of the confusion matrix."),
-    ] = None,
     count: Annotated[int | None, count_option(f"images of each list [default: {DEFAULT_COUNT}]")] = None,
     again: Annotated[bool, typer.Option("--again", help="Evaluate again, although nothing has changed.")] = False,
     model: ModelOptions,
@@ -90,23 +85,30 @@ def evaluate(
     Prints loss, top-1 and top-5 accuracy, the accuracy of each class and the confusion matrix; with --list, single
     images instead: the most confident mistakes, the most uncertain images, or those with suspicious labels.
 
-    Other data has its classes matched by name. Every image is evaluated once, in float32. --cell sorts by descending
-    loss. A list is kept in the folder of the run, for the screen and the report, and used again while checkpoint and
-    data are the same.
+    Other data has its classes matched by name. Every image is evaluated once, in float32. A list is kept in the folder
+    of the run, for the screen and the report, and used again while checkpoint and data are the same.
     """
     from engine.inference.stored_inspection import InspectionRequest, checkpoint_digest, find_stored
     from engine.runs.checkpoint_files import find_checkpoint
+    from engine.runs.inspection import LIST_NAMES
+    from engine.utils.errors import UsageError
 
     names = [name.value for name in lists or []]
     overrides = evaluation_overrides(changes or [], flags)
-    check_list_options(names, cell, {"--count": count is not None, "--again": again})
-    if not names and cell is None:
+    if not names:
+        option = "--count" if count is not None else "--again" if again else None
+        if option is not None:
+            raise UsageError.one(option, "has no effect without --list", code="no-effect")
         print_evaluation(folder, model, overrides, split, as_json=as_json)
         return
     digest = checkpoint_digest(find_checkpoint(folder, model.checkpoint))
     request = InspectionRequest(digest, model.raw, tuple(overrides), split)
     inspection = (None if again else find_stored(folder, request)) or evaluate_and_store(folder, model, request)
-    shown = choose_lists(inspection, split, names, cell, count or DEFAULT_COUNT)
+    shown: dict[str, list[InspectedImage]] = {
+        name: inspection.images(inspection.ranked(name, split, count or DEFAULT_COUNT))
+        for name in LIST_NAMES
+        if name in names
+    }
     print_unread(inspection.info.unread, inspection.info.unread_count)
     if as_json:
         print_json(inspection_output(inspection, folder, split, shown))
@@ -127,19 +129,6 @@ def evaluation_overrides(changes: Sequence[str], flags: FlagOverrides) -> list[s
         if key in flags:
             raise UsageError.one(key, f"is set by {flags[key][0]} and {change}; keep one", code="conflict")
     return [*changes, *(f"{key}={value}" for key, (_, value) in flags.items())]
-
-
-def check_list_options(lists: Sequence[str], cell: tuple[str, str] | None, given: Mapping[str, bool]) -> None:
-    """Raise UsageError for --cell with --list, and for options that are `given` without any of both."""
-    from engine.utils.errors import UsageError
-
-    if lists and cell is not None:
-        raise UsageError.one(
-            "--cell", f"lists the images of a cell, not the list {lists[0]}; keep one of both", code="conflict"
-        )
-    option = next((name for name, is_given in given.items() if is_given), None)
-    if option is not None and not lists and cell is None:
-        raise UsageError.one(option, "has no effect without --list or --cell", code="no-effect")
 
 
 def print_evaluation(
@@ -223,31 +212,6 @@ def evaluation_output(
         "confusion": evaluation.confusion,
         "metrics": {**evaluation.own},
     }
-
-
-def choose_lists(
-    inspection: Inspection, split: Split, lists: Sequence[str], cell: tuple[str, str] | None, limit: int
-) -> dict[str, list[InspectedImage]]:
-    """Return the images of each list to print, by the name of the list. Raises UsageError for an unknown class."""
-    from engine.runs.inspection import LIST_NAMES
-
-    if cell is not None:
-        true, predicted = (class_index(inspection.info.classes, name) for name in cell)
-        return {"cell": inspection.images(inspection.cell(true, predicted, split, limit))}
-    return {name: inspection.images(inspection.ranked(name, split, limit)) for name in LIST_NAMES if name in lists}
-
-
-def class_index(classes: Sequence[str], name: str) -> int:
-    """Return the index of a class, which is typed as its name or as its index. Raises UsageError."""
-    from engine.utils.errors import UsageError, did_you_mean
-    from engine.utils.text import list_names
-
-    if name in classes:
-        return classes.index(name)
-    if name.isascii() and name.isdigit() and int(name) < len(classes):
-        return int(name)
-    hint = did_you_mean(name, classes) or f"; its classes are {list_names(classes, 10)}"
-    raise UsageError.one("--cell", f"the model has no class {name}{hint}", code="unknown-value")
 
 
 def inspection_output(

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -193,18 +193,15 @@ def next_run_name(form: Form, config: Config, runs_dir: Path) -> str:
     return next(name for name in names if not os.path.lexists(runs_dir / name))
 
 
-def lr_curve(
-    config: Config, ranks: int, steps_per_epoch: int, max_points: int, user_factor: Callable[[int], float] | None = None
-) -> tuple[FloatArray, FloatArray]:
-    """Return epochs and learning rates of the schedule, sampled at up to `max_points` steps. `user_factor` is the
-    user's own schedule."""
+def lr_curve(config: Config, ranks: int, steps_per_epoch: int, max_points: int) -> tuple[FloatArray, FloatArray]:
+    """Return epochs and learning rates of the schedule, sampled at up to `max_points` steps."""
     import numpy as np
 
     steps = steps_per_epoch * config.run.epochs
     peak_lr = scaled_lr(config.optim, ranks)
     sampled_steps = np.unique(np.linspace(1, steps, min(steps, max_points)).round().astype(int))
     rates = [
-        peak_lr * lr_factor(config.schedule, step, steps_per_epoch, config.run.epochs, user_factor)
+        peak_lr * lr_factor(config.schedule, step, steps_per_epoch, config.run.epochs)
         for step in sampled_steps.tolist()
     ]
     return sampled_steps / steps_per_epoch, np.array(rates, np.float64)

@@ -23,7 +23,6 @@ MAX_MATRIX_CLASSES = 20
 
 
 TITLES = {
-    "cell": "Images of the cell, by loss",
     "mistakes": "Most confident mistakes",
     "uncertain": "Most uncertain images (the two best classes are close)",
     "label-issues": "Suspected wrong labels",

@@ -100,25 +100,22 @@ class FormSidebar(Container):
         self.query_one("#command", SidebarBlock).show_text(text, keep_height=command is None)
 
     def draw_lr_curve(self, config: Config | None, problems: Sequence[Problem], result: FormCheckResult | None) -> None:
-        """Draw the learning rate over the epochs, unless a value that it depends on is wrong, or the user's own
-        schedule is not evaluated yet."""
+        """Draw the learning rate over the epochs, unless a value that it depends on is wrong, or the schedule
+        is the user's own."""
         chart = self.query_one(LearningRateChart)
-        schedule = result.preflight.schedule if result is not None else None
-        unknown = (
-            config is not None
-            and is_user_code(config.schedule.name)
-            and (schedule is None or schedule.name != config.schedule.name)
-        )
-        if config is None or unknown or any(problem.location.startswith(LR_KEYS) for problem in problems):
+        if (
+            config is None
+            or is_user_code(config.schedule.name)
+            or any(problem.location.startswith(LR_KEYS) for problem in problems)
+        ):
             self._drawn_curve = None
             chart.draw([], PlotWindow(0.0, 1.0))
         elif result is not None:
             steps = result.sampler.steps_per_epoch if result.sampler is not None else 0
             points = max(chart.size.width, 1) * DOTS_PER_COLUMN
-            user_factor = schedule.factor_at if schedule is not None and is_user_code(config.schedule.name) else None
-            curve = (config.optim, config.schedule, config.run.epochs, result.total_ranks, steps, points, schedule)
+            curve = (config.optim, config.schedule, config.run.epochs, result.total_ranks, steps, points)
             if curve != self._drawn_curve:
                 self._drawn_curve = curve
-                x, y = lr_curve(config, result.total_ranks, steps or ASSUMED_STEPS_PER_EPOCH, points, user_factor)
+                x, y = lr_curve(config, result.total_ranks, steps or ASSUMED_STEPS_PER_EPOCH, points)
                 window = PlotWindow(0.0, float(config.run.epochs), x_name="epoch")
                 chart.draw([Curve("", Series(x, y), "braille", LR_STYLE)], window)

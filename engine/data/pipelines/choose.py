@@ -13,9 +13,8 @@ from engine.data.limits import needs_workers
 from engine.data.pipelines.in_memory_images import cache_keys, in_memory_bytes, uses_shared_cache
 from engine.data.sampler import PARTS
 from engine.data.sources.base import ImageFormat, ImageSource
-from engine.data.sources.builtin import TORCHVISION_DATASETS
 from engine.data.sources.decoded_cache import is_cached
-from engine.data.sources.formats import expected_input_format, model_input_format
+from engine.data.sources.formats import model_input_format
 from engine.utils.codec import Record
 from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.files import cache_folder
@@ -73,19 +72,13 @@ def pipeline_warnings(config: Config, pipeline_choice: PipelineChoice) -> list[P
 def pipeline_problems(config: Config, source: ImageSource | None, local_world_size: int) -> list[Problem]:
     """Return why `data.pipeline=memory` is impossible, before the ranks start.
 
-    `source` is None if preflight has not opened the dataset; the sizes of torchvision datasets are known without it.
+    `source` is None if preflight has not opened the dataset: the ranks report it then.
     """
-    if config.data.pipeline != "memory":
-        return []
-    if source is not None:
-        with collect_problems(problems := list[Problem]()):
+    problems = list[Problem]()
+    if config.data.pipeline == "memory" and source is not None:
+        with collect_problems(problems):
             choose_pipeline(config, source, local_world_size)
-        return problems
-    if config.data.dataset not in TORCHVISION_DATASETS:
-        return []
-    image_set = TORCHVISION_DATASETS[config.data.dataset]
-    reason = memory_shortage(in_memory_bytes(image_set.counts, config, image_set.format, expected_input_format(config)))
-    return [] if reason is None else [_memory_problem(reason)]
+    return problems
 
 
 def _memory_problem(reason: str) -> Problem:

@@ -152,15 +152,6 @@ def test_evaluate_list_evaluates_once(tmp_path: Path) -> None:
     )
 
 
-def test_evaluate_lists_a_cell_by_name_or_index(tmp_path: Path) -> None:
-    run = folder_run(tmp_path)
-    by_name, by_index = (call("evaluate", run.path, "--json", "--cell", *cell) for cell in (("cat", "dog"), (0, 1)))
-    assert by_name.exit_code == 0, by_name.output
-    assert by_name.stdout == by_index.stdout
-    losses = [image["loss"] for image in json.loads(by_name.stdout)["lists"]["cell"]]
-    assert losses == sorted(losses, reverse=True)
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "location", "values"),
     [
@@ -171,8 +162,6 @@ def test_evaluate_lists_a_cell_by_name_or_index(tmp_path: Path) -> None:
             "--list",
             ["mistake ", "mistakes, uncertain, label-issues", "mistakes?"],
         ),
-        (["--cell", "cat", "dg"], "unknown-value", "--cell", [" dg", "dog?"]),
-        (["--cell", "0", "1", "--list", "uncertain"], "conflict", "--cell", ["uncertain"]),
         (["--list", "mistakes", "data.size=3"], "unknown-key", "data.size", []),
     ],
 )

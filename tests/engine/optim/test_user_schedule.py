@@ -84,13 +84,6 @@ def test_user_schedule_equals_lambda_lr(code: Path, unit: str, name: str) -> Non
             scheduler.step()
 
 
-def test_user_schedule_follows_warmup(code: Path) -> None:
-    own = config(code, "decay", "run.epochs=4", "schedule.warmup_epochs=1")
-    factors = load_user_schedule(own, 5)
-    found = [lr_factor(own.schedule, step, 5, 4, factors.__getitem__) for step in (1, 5, 6, 11)]
-    assert found == pytest.approx([0.2, 1.0, 0.9, 0.81])
-
-
 @pytest.mark.parametrize(
     ("name", "problem", "values"),
     [
@@ -110,13 +103,10 @@ def test_user_schedule_that_does_not_work_is_refused(code: Path, name: str, prob
         load_user_schedule(config(code, name, "run.epochs=5"), 10)
 
 
-def test_check_user_schedule_samples_curve_and_reports_problem_of_helper(code: Path) -> None:
-    sampled = check_user_schedule(config(code, "decay", "run.epochs=5"), None)
-    assert sampled is not None and sampled.positions == (0, 1, 2, 3, 4)
-    assert [sampled.factor_at(epoch) for epoch in range(5)] == [0.9**epoch for epoch in range(5)]
+def test_check_user_schedule_reports_problem_of_helper(code: Path) -> None:
+    check_user_schedule(config(code, "decay", "run.epochs=5"), None)
     with raises_problem("invalid-value", "schedule.name", " -1 ", "epoch 3 "):
         check_user_schedule(config(code, "negative", "run.epochs=5"), 10)
-    assert check_user_schedule(config(code, "decay", "schedule.by=step"), None) is None
 
 
 @pytest.mark.nightly

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -32,23 +31,6 @@ def test_evaluate_refuses_in_one_sentence(
     run: RunFolder, arguments: list[str], code: str, location: str, values: list[str]
 ) -> None:
     done = call("evaluate", run.path, *arguments)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {location}: ") and len(done.stderr.splitlines()) == 1
-    assert says(done.stderr, code, *values)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "location", "values"),
-    [
-        (["-o", "f.npz"], "wrong-format", "--output", [".csv or .json"]),
-        (["-o", "f.csv", "--json"], "no-effect", "--json", ["--output"]),
-        (["--force"], "no-effect", "--force", ["--output"]),
-    ],
-)
-def test_predict_refuses_in_one_sentence(
-    run: RunFolder, tmp_path: Path, arguments: list[str], code: str, location: str, values: list[str]
-) -> None:
-    done = call("predict", run.path, tmp_path, *arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {location}: ") and len(done.stderr.splitlines()) == 1
     assert says(done.stderr, code, *values)
