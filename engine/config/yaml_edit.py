@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -35,8 +34,8 @@ def editable_config(name: str | None) -> Path:
     return path
 
 
-def set_number(path: Path, key: str, value: float) -> list[str]:
-    """Set `section.name` in a config file to a number, atomically. Return the changed lines, as in a diff.
+def set_number(path: Path, key: str, value: float) -> None:
+    """Set `section.name` in a config file to a number, atomically.
 
     Raises UsageError if the file cannot be edited in place; then it is unchanged."""
     by_hand = f"set {key}: {number_text(value)} in it by hand"
@@ -58,8 +57,6 @@ def set_number(path: Path, key: str, value: float) -> list[str]:
         replace_file(path, write, durable=True)
     except OSError as error:
         raise UsageError.one(str(path), f"cannot be written: {error.strerror}", by_hand, code="not-writable") from error
-    diff = difflib.unified_diff(text.splitlines(), edited.splitlines(), n=0, lineterm="")
-    return [line for line in list(diff)[2:] if not line.startswith("@@")]
 
 
 def number_text(value: float) -> str:

@@ -66,22 +66,9 @@ def check_model_name(model: ModelConfig) -> None:
             return
         candidates += names
     prefix = "no model" if model.source == "auto" else f"no model of {model.source}"
-    other_sources = [source for source in MODEL_SOURCES if source not in sources and _has_model(source, model.name)]
-    hint = (
-        f"; {other_sources[0]} has one: model.source={other_sources[0]}"
-        if other_sources
-        else did_you_mean(model.name, candidates)
-    )
+    hint = did_you_mean(model.name, candidates)
     reason = f"{prefix} is named {model.name!r}; list them with `gputrain models`{hint}{unavailable}"
     raise UsageError.one("model.name", reason, code="unknown-value")
-
-
-def _has_model(source: str, name: str) -> bool:
-    """Return whether a source lists a model. False if its library is missing or broken."""
-    try:
-        return name in model_names(source)
-    except UsageError:
-        return False
 
 
 def model_names(source: str) -> list[str]:

@@ -74,7 +74,8 @@ def lr_find(
         report.show_result(curve, suggestion)
         code = 0 if suggestion is not None else 1
         if path is not None and suggestion is not None:
-            report.show_change(path, set_number(path, LR_KEY, suggestion))
+            set_number(path, LR_KEY, suggestion)
+            report.show_change(path)
     sys.stdout.flush()
     config_copies.close()
     # A regular exit takes a second with torch loaded.
@@ -104,8 +105,8 @@ class JsonReport:
             steps=len(curve.losses),
         )
 
-    def show_change(self, path: Path, lines: list[str]) -> None:
-        self._print("lr_written", path=str(path), diff=lines)
+    def show_change(self, path: Path) -> None:
+        self._print("lr_written", path=str(path))
 
     def close(self) -> None:
         pass
@@ -119,7 +120,7 @@ def _finite(loss: float) -> float | None:
 
 
 class TextReport:
-    """Print progress and messages to stderr, chart and suggestions to stdout."""
+    """Print progress and messages to stderr, the suggestion to stdout."""
 
     def __init__(self, lr_range: LrRange) -> None:
         self._lr_range = lr_range
@@ -139,22 +140,17 @@ class TextReport:
         show_progress(progress)
 
     def show_result(self, curve: LossCurve, suggestion: float | None) -> None:
-        from tui.cli.console import table_console
         from tui.tables.lr_find import lr_find_lines, no_suggestion_problem
 
         if suggestion is None:
             print_error(no_suggestion_problem(curve))
             return
-        console = table_console()
-        for line in lr_find_lines(curve, suggestion, console.width):
-            console.print(line, soft_wrap=True)
+        typer.echo("\n".join(lr_find_lines(curve, suggestion)))
 
-    def show_change(self, path: Path, lines: list[str]) -> None:
+    def show_change(self, path: Path) -> None:
         from engine.utils.text import printable
 
-        typer.echo(printable(f"{path}: {'' if lines else 'already '}set"))
-        for line in lines:
-            typer.echo(printable(line))
+        typer.echo(printable(f"{path}: set"))
 
     def close(self) -> None:
         show_progress("")

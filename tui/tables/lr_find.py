@@ -1,8 +1,6 @@
-"""The result of `gputrain lr-find`: the loss over the learning rate as a chart, and what it suggests."""
+"""The result of `gputrain lr-find`: how the test ended, and what it suggests."""
 
 from __future__ import annotations
-
-from rich.text import Text
 
 from engine.optim.lr_range import LossCurve, LrRange
 from engine.runs.event_lines import describe_devices, event_line
@@ -10,21 +8,11 @@ from engine.runs.events import ControlEvent, Event, RunStarted
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_lr
-from tui.charts.lr_range import LOSS_STYLE, SUGGESTION_STYLE, range_test_curves
-from tui.charts.plot import plot
-from tui.palette import STRONG
-
-CHART_LINES, MAX_CHART_COLUMNS = 16, 100
 
 
-def lr_find_lines(curve: LossCurve, suggestion: float, width: int) -> list[Text]:
-    """Return the chart of a test and its suggestion, at most `width` columns wide."""
-    curves, window = range_test_curves(curve, suggestion)
-    drawn = plot(curves, window, min(width, MAX_CHART_COLUMNS), CHART_LINES)
-    legend = Text.assemble(("─", LOSS_STYLE), f" smoothed loss; {describe_end(curve)}")
-    found = Text.assemble(("│ ", SUGGESTION_STYLE), (f"optim.lr={format_lr(suggestion)}", STRONG))
-    found.append("  two thirds into the range in which the loss falls")
-    return [legend, *drawn.lines, found]
+def lr_find_lines(curve: LossCurve, suggestion: float) -> list[str]:
+    """Return how a test ended, and its suggestion."""
+    return [describe_end(curve), f"optim.lr={format_lr(suggestion)}  two thirds into the range in which the loss falls"]
 
 
 def describe_end(curve: LossCurve) -> str:

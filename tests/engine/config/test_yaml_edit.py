@@ -48,7 +48,7 @@ def test_set_number_writes_file_with_its_mode_through_a_link(tmp_path: Path) -> 
     (tmp_path / "b.yaml").write_text("optim: {lr: 3}\n")
     file.chmod(0o640)
     link.symlink_to(file)
-    assert set_number(editable_config(str(link)), "optim.lr", 0.02) == ["+optim:", "+  lr: 0.02"]
+    set_number(editable_config(str(link)), "optim.lr", 0.02)
     assert file.read_text() == "base: b.yaml # base\nrun: {epochs: 1}\noptim:\n  lr: 0.02\n"
     assert link.is_symlink()
     assert file.stat().st_mode & 0o777 == 0o640

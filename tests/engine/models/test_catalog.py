@@ -193,7 +193,6 @@ def test_check_model_name_accepts_model_of_its_source(name: str, source: Any) ->
     [
         ("resnet500", "auto", ["resnet50?"]),
         ("resnet-18-small", "builtin", [" builtin ", "resnet18-small?"]),
-        ("resnet50d", "torchvision", [" torchvision ", "timm ", "model.source=timm"]),
         ("resnet50.a1_in2k", "timm", [" timm ", "resnet50.a1_in1k?"]),
     ],
 )
