@@ -223,6 +223,11 @@ def test_schedule_rules_require_two_epochs_for_onecycle_by_epoch() -> None:
     assert [problem.location for problem in config_conflicts(config)] == ["schedule.by"]
 
 
+def test_schedule_rules_accept_warmup_of_the_whole_run() -> None:
+    config = Config(schedule=ScheduleConfig(name="cosine", warmup_epochs=10.0), run=RunConfig(epochs=10))
+    assert list(config_conflicts(config)) == []
+
+
 def test_schedule_length_problems_reports_settings_beyond_total_steps() -> None:
     late_milestones = ScheduleConfig(name="multistep", by="step", milestones=(84, 90), warmup_steps=85)
     warmup, milestones = schedule_length_problems(late_milestones, STEPS, EPOCHS)

@@ -37,6 +37,7 @@ from engine.utils import units
         (units.format_share, 0.0, "0%"),
         (units.format_share, 0.001, "<1%"),
         (units.format_share, 0.999, ">99%"),
+        (units.format_share, 0.995, ">99%"),
         (units.format_share, 1.0, "100%"),
         (units.format_share, None, "–"),
         (units.format_score, 0.0, "0.0000"),
