@@ -245,11 +245,6 @@ class GputrainScreen(ResizableScreen[None]):
             poller.start()
         return poller
 
-    def stop_following(self, poller: Poller) -> None:
-        """End a poller of this screen before the screen is left."""
-        self.pollers.remove(poller)
-        poller.close()
-
     def _show_first_result(self) -> None:
         """Update the screen without waiting for its refresh interval. Called in the thread of a poller."""
         self.call_later(self.update_if_on_top)

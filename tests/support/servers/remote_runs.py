@@ -60,8 +60,6 @@ def _log_entries(data: bytes) -> Iterator[bytes]:
             entry = b""
 
 
-def wandb_run_id(folder: Path) -> str:
-    return next(str(record.run.run_id) for record in wandb_records(folder) if record.HasField("run"))
 
 
 def wandb_history(folder: Path) -> list[dict[str, Any]]:
