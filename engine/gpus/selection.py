@@ -89,11 +89,6 @@ class CudaDevice:
     def is_too_small(self) -> bool:
         return self.unavailable is not None and self.unavailable.obstacle is Obstacle.TOO_SMALL
 
-    @property
-    def selector(self) -> str:
-        """Return the value of `device.gpus` that selects the device."""
-        return str(self.index) if self.mig_ids is None else self.uuid
-
     def usable(self, *, wait: bool) -> bool:
         """Whether a run can use the device, even if others use it too. With `wait`, a lost or stale one may return."""
         broken = (Obstacle.TOO_SMALL, Obstacle.NO_INSTANCES, *(() if wait else (Obstacle.LOST, Obstacle.STALE)))
