@@ -107,13 +107,6 @@ def test_resolve_config_refuses_code_of_foreign_base_file(shared_config: Path, t
         resolve_config(str(own))
 
 
-def test_resolve_config_accepts_foreign_file_whose_code_is_overridden(shared_config: Path) -> None:
-    resolved = resolve_config(str(shared_config), ["model.name=linear"])
-    assert (resolved.config.model.name, dict(resolved.foreign_code)) == ("linear", {})
-    resolved = resolve_config(str(shared_config), ["model.name=mine:build", "run.code=/mine"])
-    assert dict(resolved.foreign_code) == {}
-
-
 def test_resolve_config_reports_foreign_code_when_trusted(shared_config: Path) -> None:
     resolved = resolve_config(str(shared_config), trust_code=True)
     assert resolved.config.model.name == "theirs:build"

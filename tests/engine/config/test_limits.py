@@ -89,11 +89,3 @@ def test_hours_are_the_default_and_the_highest_time_limit(
     problems = limits.problems(resolved.config, resolved.typed)
     assert has_problem(problems, "over-limit", "queue.time_limit", "--time-limit 120") == is_refused
     assert limits.minutes(resolved.config)[0] == in_force
-
-
-def test_time_limit_of_config_file_is_lowered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUTRAIN_LIMITS", "hours=2")
-    (tmp_path / "long.yaml").write_text("queue: {time_limit: 600}\n")
-    resolved = resolve_config(str(tmp_path / "long.yaml"))
-    assert read_limits().problems(resolved.config, resolved.typed) == []
-    assert read_limits().minutes(resolved.config) == (120, "limits.hours (2 h)")

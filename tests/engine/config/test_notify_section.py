@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from engine.config.loader import ConfigError, resolve_config
-from engine.config.resume import describe_changes, find_changes
-from engine.config.schema import Config, as_dict
 from engine.utils.errors import UsageError
 from engine.utils.trust import foreign_reason
 from support.messages import has_problem
@@ -56,8 +54,3 @@ def test_foreign_config_cannot_choose_destinations(tmp_path: Path) -> None:
     assert resolve_config(str(file), ["notify.urls=[]"]).config.notify.urls == ()
     assert resolve_config(str(file), ["notify.urls=env:MINE"]).config.notify.urls == ("env:MINE",)
     assert resolve_config(str(file), trust_code=True).config.notify.urls == ("env:AWS_SECRET_ACCESS_KEY",)
-
-
-def test_resume_reports_no_change_of_messages() -> None:
-    changed = resolve_config(None, ["notify.urls=env:NTFY", "notify.when=[failed]"]).config
-    assert describe_changes(find_changes(as_dict(Config()), changed)) == []

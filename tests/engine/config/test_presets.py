@@ -32,12 +32,6 @@ def test_preset_resolves_without_keys_that_have_no_effect(name: str) -> None:
     assert resolved.no_effect == ()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_preset_of_cifar_and_imagenet_chooses_precision_by_gpu(name: str) -> None:
-    amp = resolve_config(name, allow_missing=True).config.precision.amp
-    assert amp == ("auto" if name.startswith(("cifar10", "imagenet")) else "off")
-
-
 def test_every_preset_has_a_row_in_the_table() -> None:
     lines = (CONFIGS / "README.md").read_text().splitlines()
     rows = [line.split("|")[1:-1] for line in lines if line.startswith("| `")]

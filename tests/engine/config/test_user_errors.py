@@ -12,8 +12,8 @@ from engine.config.schema import Config
 from engine.config.user_code import load_user_code
 from engine.config.user_errors import UserCodeError
 from engine.data.augment.augmentation import Augmentation
-from engine.data.sources.base import ImageFormat, UnreadableImageError
-from engine.data.sources.user_dataset import UserDataset, open_user_dataset
+from engine.data.sources.base import ImageFormat
+from engine.data.sources.user_dataset import open_user_dataset
 from engine.distributed.failures import find_cause, rank_failure
 from engine.models.factory import build_model, check_model
 from engine.training.losses import build_loss
@@ -120,12 +120,6 @@ def test_user_code_error_names_own_line_instead_of_library(key: str, name: str, 
     assert "site-packages" not in message
 
 
-def test_user_dataset_error_during_training_names_own_line(code: Path) -> None:
-    with pytest.raises(UnreadableImageError) as caught:
-        UserDataset(f"{MODULE}:Data", str(code), (), None, 0).item("train", 2)
-    assert own_line(code, "item") in str(caught.value)
-
-
 def test_rank_failure_names_own_line(code: Path) -> None:
     used = config("model.name", "Net")
     try:
@@ -184,12 +178,3 @@ def test_other_import_errors_do_not_blame_own_package(package: str, statement: s
     with pytest.raises(UsageError) as caught:
         load_user_code("model.name", "imports_other:build", str(tmp_path))
     assert "`import" not in str(caught.value)
-
-
-def test_code_in_checkout_of_gputrain_does_not_blame_own_package() -> None:
-    from engine.config.user_errors import shadowed_package_hint
-
-    checkout = Path(__file__).parents[3]
-    assert (checkout / "engine").is_dir()
-    error = ModuleNotFoundError("No module named 'engine.blocks'", name="engine.blocks")
-    assert shadowed_package_hint(error, str(checkout)) == ""

@@ -101,17 +101,6 @@ def test_evaluate_matches_classes_by_name(run: RunFolder, tmp_path: Path) -> Non
     assert renamed_data.evaluation.per_class[0] is None
 
 
-def test_evaluate_command_evaluates_other_sizes(run: RunFolder) -> None:
-    done = call("evaluate", run.path, "data.val_resize=10", "data.interpolation=bicubic")
-    assert done.exit_code == 0, done.stderr
-    first, second, *_ = done.stdout.splitlines()
-    assert first.endswith("split val, images: resize 10 crop 8 bicubic")
-    assert second != call("evaluate", run.path).stdout.splitlines()[1]
-    refused = call("evaluate", run.path, "data.val_crop=10", "data.val_resize=9")
-    assert refused.stderr.startswith("error: data.val_resize: 9 ")
-    assert says(refused.stderr, "conflict", ", 10;", "data.val_crop")
-
-
 def test_evaluate_command_rejects_unknown_classes(run: RunFolder, tmp_path: Path) -> None:
     folder = digits_folder(tmp_path / "named", lambda label: f"digit {label}", {1, 2})
     done = call("evaluate", run.path, "data.dataset=folder", f"data.path={folder}")

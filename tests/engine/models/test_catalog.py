@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from engine.config.schema import Config
-from engine.config.training_sections import BUILTIN_MODELS, ModelConfig, OptimConfig
+from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.models import catalog
 from engine.models.catalog import (
     check_model_name,
@@ -25,10 +25,9 @@ from engine.models.catalog import (
 from engine.models.factory import build_model
 from engine.models.input_listing import list_timm_inputs
 from engine.models.pretrained_input import InputListing, find_pretrained_input
-from engine.optim.timm_optimizers import timm_optimizer_problems
 from engine.utils.codec import write_record
 from engine.utils.errors import UsageError, not_installed
-from support.messages import has_problem, raises_problem, says
+from support.messages import has_problem, raises_problem
 from tui.cli.main import app
 
 
@@ -257,27 +256,6 @@ def test_broken_timm_is_reported_in_one_sentence(
     for [problem] in (problems, caught.value.problems):
         assert has_problem([problem], "library-failed", "model.source", *values) and "\n" not in str(problem)
     assert capfd.readouterr().out == ""
-
-
-@pytest.mark.nightly
-def test_broken_timm_leaves_other_models_usable(break_timm: Callable[[str], None], cache: Path) -> None:
-    assert library_models("torchvision")
-    break_timm("import surely_not_installed")
-    check_model_name(ModelConfig(name="resnet18"))
-    with raises_problem("unknown-value", "model.name", "'resnet10t'", "(timm 9.9.9 "):
-        check_model_name(ModelConfig(name="resnet10t"))
-    listed = CliRunner().invoke(app, ["models", "resnet18"])
-    assert listed.exit_code == 0 and "torchvision  resnet18 " in listed.stdout
-    assert listed.stderr.startswith("timm 9.9.9 ")
-    assert says(listed.stderr, "library-failed", "ModuleNotFoundError: ")
-    [problem] = timm_optimizer_problems(OptimConfig(name="timm:lamb"))
-    assert has_problem([problem], "library-failed", "optim.name", "timm 9.9.9 ", "ModuleNotFoundError: ")
-    # A list of before it broke.
-    known = {"source": "timm", "name": "resnet10t", "parameters": None, "weights": [], "top1": None}
-    (cache / "gputrain" / "models-timm-9.9.9.json").write_text(json.dumps({"format": 1, "models": [known]}))
-    relisted = CliRunner().invoke(app, ["models", "resnet10t"])
-    assert relisted.stdout.splitlines()[1].split() == ["timm", "resnet10t", "–", "–", "–"]
-    assert relisted.stderr == ""
 
 
 def test_matching_filters_by_substring_or_pattern() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from engine.config.schema import Config
 from engine.models.factory import build_model
@@ -20,7 +18,6 @@ from engine.models.freeze import (
     freeze,
     set_train_mode,
 )
-from engine.optim.optimizers import build_optimizer
 from engine.utils.errors import UsageError
 from support.messages import has_problem, raises_problem
 
@@ -98,31 +95,6 @@ def test_freeze_keeps_running_statistics_of_layers_without_weights() -> None:
     model(torch.rand(3, 1, 4, 4))
     assert same(model.body, before)
     assert model.free.num_batches_tracked == 1
-
-
-@pytest.fixture
-def single_rank_group(tmp_path: Path) -> Iterator[None]:
-    """A process group of one rank."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
-def test_ddp_trains_only_unfrozen_parameters(single_rank_group: None, options: dict[str, bool]) -> None:
-    model = build()
-    frozen = freeze(model, config(freeze="backbone").model)
-    set_train_mode(model, frozen)
-    before = {name: value.clone() for name, value in model.state_dict().items() if not name.startswith("fc.")}
-    ddp = DistributedDataParallel(model, **options)
-    optimizer = build_optimizer(config().optim, model)
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == 2
-    for _ in range(2):
-        optimizer.zero_grad()
-        ddp(torch.rand(3, 1, 32, 32)).square().mean().backward()
-        optimizer.step()
-    assert same(model, before)
-    assert {name for name, weights in model.named_parameters() if weights.grad is not None} == {"fc.weight", "fc.bias"}
 
 
 # BatchNorm over all ranks

@@ -16,7 +16,7 @@ from torchvision import models
 
 from engine.config.schema import Config
 from engine.models.factory import build_model
-from engine.models.transfer import LoadedWeights, copy_matching_weights, download_lock, load_weights, pretrained_weights
+from engine.models.transfer import LoadedWeights, download_lock, load_weights, pretrained_weights
 from engine.models.weights_file import weights_problems
 from engine.runs.checkpoint_files import CHECKPOINT_KEYS
 from engine.training.checkpoint import save_checkpoint
@@ -90,27 +90,6 @@ def test_load_weights_skips_classifier_of_other_classes(tmp_path: Path) -> None:
     loaded = load(build(), weights=path, classes=("v", "w", "x", "y", "z"))
     assert loaded.skipped == ("fc.weight (of other classes)", "fc.bias (of other classes)")
     assert load(build(), weights=path).skipped == ()
-
-
-def test_load_weights_lists_skipped_entries_with_reason() -> None:
-    weights = build(classes=10).state_dict() | {"extra.weight": torch.zeros(3)}
-    del weights["bn1.bias"]
-    model = build()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    loaded = copy_matching_weights(model, weights, "weights of x")
-    assert loaded.skipped == (
-        "fc.weight (10x32 instead of 5x32)",
-        "fc.bias (10 instead of 5)",
-        "extra.weight (not in the model)",
-        "bn1.bias (not in the file)",
-    )
-    num_entries = sum(not name.endswith("_tracked") for name in before)
-    assert loaded.describe() == (
-        f"weights of x: loaded {num_entries - 3} of the {num_entries} entries of the model; "
-        f"skipped: {', '.join(loaded.skipped)}"
-    )
-    assert same(model, {name: before[name] for name in ("fc.weight", "fc.bias", "bn1.bias")})
-    assert torch.equal(model.state_dict()["conv1.weight"], weights["conv1.weight"])
 
 
 def test_load_weights_refuses_those_that_fit_less_than_min_match_of_the_model(tmp_path: Path) -> None:

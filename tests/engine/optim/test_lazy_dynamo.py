@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from engine.optim import lazy_dynamo
 from engine.optim.lazy_dynamo import unwrap_step
 from support.gputrain_command import ROOT
 
@@ -92,16 +91,3 @@ def test_unwrap_step_keeps_step_wrapped_by_other_code() -> None:
     wrapped_by_torch = torch.optim.SGD(nn.Linear(1, 1).parameters())
     unwrap_step(wrapped_by_torch)
     assert "step" in vars(wrapped_by_torch)
-
-
-def test_preset_dynamo_disable_marks_only_functions_that_torch_wrapped() -> None:
-    def method() -> None: ...
-
-    @wraps(method)
-    def wrapped_elsewhere() -> None:
-        method()
-
-    lazy_dynamo._preset_dynamo_disable(wrapped_elsewhere)
-    assert vars(method) == {}
-    lazy_dynamo._preset_dynamo_disable(torch._disable_dynamo(method))
-    assert vars(method) == {"__dynamo_disable": method}

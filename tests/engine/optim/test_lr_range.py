@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from engine.optim.lr_range import LossCurve, LrRange, valley
+from engine.optim.lr_range import LossCurve, LrRange
 from support.messages import raises_problem
 
 
@@ -51,38 +51,12 @@ def test_lr_range_check_names_problem(lr_range: LrRange, location: str, values: 
         lr_range.check()
 
 
-def test_loss_curve_smooths_with_bias_correction() -> None:
-    curve = LossCurve(LrRange(steps=100))
-    for loss in (4.0, 2.0, 1.0):
-        curve.add(loss)
-    # Weights 0.9^2, 0.9 and 1, normalized.
-    assert curve.smoothed == pytest.approx([4.0, (0.9 * 4 + 2) / 1.9, (0.81 * 4 + 0.9 * 2 + 1) / 2.71])
-
-
 @pytest.mark.parametrize("last", [math.nan, math.inf, 1e6])
 def test_loss_curve_diverges_at_huge_or_nonfinite_loss(last: float) -> None:
     curve = LossCurve(LrRange())
     assert not any(curve.add(1.0) for _ in range(50))
     assert curve.add(last)
     assert curve.diverged
-
-
-def test_loss_curve_diverges_above_four_times_its_minimum() -> None:
-    curve = add_losses(LrRange(), lambda lr: 1.0 if lr < 1e-2 else 10.0)
-    assert curve.diverged
-    assert curve.smoothed[-2] <= 4.0 < curve.smoothed[-1]
-
-
-def test_valley_spans_ninety_to_ten_percent_of_the_fall() -> None:
-    values = [*[10.0] * 5, *(10.0 - step for step in range(11)), *[0.0] * 5, 8.0]
-    # At 9 and at 1.
-    assert valley(values) == (6, 14)
-
-
-def test_suggestions_lie_where_loss_falls() -> None:
-    suggestion = suggestion_of(add_losses(LrRange(), sigmoid_loss))
-    # The average lags behind the loss by up to a decade.
-    assert 1e-2 <= suggestion <= 3e-1
 
 
 def test_suggestions_are_robust_against_noise() -> None:

@@ -141,16 +141,6 @@ def test_lr_factor_step_and_multistep_count_from_start_with_warmup(name: str, by
     assert warmed[:10] == pytest.approx([step / 10 for step in range(1, 11)])
 
 
-@pytest.mark.parametrize("length", range(1, 8))
-def test_lr_factor_of_short_onecycle_matches_torch(length: int) -> None:
-    schedule = ScheduleConfig(name="onecycle", peak_at=0.3)
-    factors = [lr_factor(schedule, step, length, 1) for step in range(1, length + 1)]
-    expected = torch_rates(
-        lambda optimizer: torch_schedulers.OneCycleLR(optimizer, 1.0, length, pct_start=0.3), 1, length
-    )
-    assert factors == pytest.approx(expected, rel=EXACT, abs=0)
-
-
 # Plateau
 
 LOSSES = [1.0, 0.9, 0.91, 0.92, 0.8999, 0.95, 0.5, 0.51, 0.52, 0.53, 0.54, 0.55, 0.56, 0.57, 0.58, 0.59, 0.6, 0.4, 0.4]

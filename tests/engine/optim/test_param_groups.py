@@ -12,27 +12,11 @@ from torchvision import models
 from engine.config.loader import resolve_config
 from engine.config.training_sections import OptimConfig
 from engine.models.builtin import SmallResNet18
-from engine.optim.optimizers import build_optimizer, restore_optimizer, set_lr
+from engine.optim.optimizers import build_optimizer, restore_optimizer
 from engine.optim.param_groups import layer_ids, summarize_param_groups
 from engine.utils.errors import UsageError
 from support.messages import has_problem
 from support.models.small_model import names_in, refused, small, train
-
-
-def test_layer_lr_uses_longest_matching_prefix() -> None:
-    model = nn.ModuleDict(
-        {"layer1": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), "layer10": nn.Linear(2, 2), "fc": nn.Linear(2, 2)}
-    )
-    optimizer = build_optimizer(
-        OptimConfig(layer_lr={"layer1": 0.1, "layer1.1": 0.5, "fc": 1.0, "layer1.0.bias": 0.5}), model
-    )
-    assert {group["lr_scale"]: group["param_names"] for group in optimizer.param_groups} == {
-        0.1: ["layer1.0.weight"],
-        0.5: ["layer1.0.bias", "layer1.1.weight", "layer1.1.bias"],
-        1.0: ["layer10.weight", "layer10.bias", "fc.weight", "fc.bias"],
-    }
-    set_lr(optimizer, 0.2)
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.02, 0.1, 0.2])
 
 
 def test_layer_lr_rejects_unknown_part() -> None:

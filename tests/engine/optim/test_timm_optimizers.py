@@ -57,11 +57,6 @@ def test_timm_optimizer_resumes_and_skips_steps(name: str) -> None:
     assert resumes_identically(config, model, optimizer, later)
 
 
-def test_timm_adamc_uses_scaled_lr_as_maximum() -> None:
-    optimizer = build_optimizer(OptimConfig(name="timm:adamc", lr=0.1, lr_scaling="linear"), small(), world_size=4)
-    assert optimizer.defaults["lr"] == pytest.approx(0.4)
-
-
 @pytest.mark.parametrize(
     ("values", "problem"),
     [

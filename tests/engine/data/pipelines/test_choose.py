@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from engine.config.loader import resolve_config
-from engine.data.pipelines.choose import PipelineChoice, choose_pipeline, pipeline_problems, pipeline_warnings
+from engine.data.pipelines.choose import choose_pipeline, pipeline_problems
 from engine.data.sources.open import open_source
 from engine.utils import host
 from support.data.photo_folder import AUGMENT_OVERRIDES, open_photo_folder, write_photo_folder
@@ -86,17 +86,3 @@ def test_choose_pipeline_allows_quarter_of_free_memory_for_all_ranks(monkeypatch
 def test_config_rejects_impossible_memory_pipeline(overrides: list[str], value: str) -> None:
     with raises_problem("conflict", "data.pipeline", value):
         resolve_config(None, ["data.pipeline=memory", *overrides])
-
-
-def test_pipeline_warnings_name_unused_keys() -> None:
-    in_memory = PipelineChoice("memory", "the decoded images take 18 KiB")
-    [warning] = pipeline_warnings(resolve_config("digits", ["data.workers=2"]).config, in_memory)
-    assert has_problem([warning], "no-effect", "", "data.workers=2 ", f"({in_memory.reason})", "data.pipeline=stream")
-    memory = resolve_config("digits", ["data.workers=2", "data.pipeline=memory"])
-    assert pipeline_warnings(memory.config, in_memory) == []
-    assert [key for key, _ in memory.no_effect] == ["data.workers"]
-    assert pipeline_warnings(resolve_config("digits", ["data.workers=0"]).config, in_memory) == []
-    assert pipeline_warnings(resolve_config("digits", []).config, in_memory) == []
-    fixed = resolve_config("digits", ["data.pipeline=fixed"]).config
-    [warning] = pipeline_warnings(fixed, PipelineChoice("fixed", "set by data.pipeline"))
-    assert has_problem([warning], "repeated-batch", "", "data.pipeline=fixed ")
