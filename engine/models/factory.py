@@ -305,6 +305,10 @@ def check_model(
         out = _forward_zeros(model, images.channels, image_size)
     except Exception as error:
         # User code can raise anything.
+        other = 1 if images.channels == 3 else 3
+        if not images.is_float and _accepts(model, other, image_size, num_classes):
+            reason = f"{name} takes {pluralize(other, 'channel')}, but the images have {images.channels}"
+            raise UsageError.one("model.name", reason, f"set data.channels={other}", code="not-supported") from error
         if is_user_code(name):
             text = describe_exception(error, run.code, run.code_packages)
         else:
@@ -332,10 +336,22 @@ def check_logits(name: str, out: object, num_images: int, num_classes: int, *, t
     """Raise UsageError unless a model returned logits: a floating-point tensor, N x classes, in training with a
     gradient."""
     got = describe_value(out)
-    if isinstance(out, Tensor) and out.is_floating_point() and tuple(out.shape) == (num_images, num_classes):
+    if isinstance(out, Tensor) and _are_logits(out, num_images, num_classes):
         if not training or out.requires_grad:
             return
         got = "logits without a gradient"
     when = " in training" if training else ""
     expected = f"logits of {pluralize(num_images, 'image')}, a floating-point tensor of {num_images} x {num_classes}"
     raise UsageError.one("model.name", f"{name} returns {got}{when}; it must return {expected}", code="invalid-value")
+
+
+def _are_logits(out: object, num_images: int, num_classes: int) -> bool:
+    return isinstance(out, Tensor) and out.is_floating_point() and tuple(out.shape) == (num_images, num_classes)
+
+
+def _accepts(model: nn.Module, channels: int, image_size: int, num_classes: int) -> bool:
+    """Whether a model accepts images with another number of channels than those of the dataset."""
+    try:
+        return _are_logits(_forward_zeros(model, channels, image_size), 1, num_classes)
+    except Exception:
+        return False

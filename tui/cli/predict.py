@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tui.cli.command import command
 from tui.cli.console import json_line, print_error, print_warning
-from tui.cli.options import JsonOption
+from tui.cli.options import ForceOption, JsonOption, output_option
 from tui.cli.run_options import ModelOptions, reads_run, takes_model
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from engine.inference.predict import InputFile, Prediction
     from engine.inference.trained_model import TrainedCheckpoint, TrainedModel
     from engine.runs.folder import RunFolder
+
+TABLE_SUFFIXES = (".csv", ".json")
 
 
 @command(
     [
         "gputrain predict last photo.jpg --top 3",
-        "gputrain predict fashion-17 album/ --json > classes.json",
+        "gputrain predict fashion-17 album/ -o classes.csv",
     ],
     exit_codes={0: "success", 1: "a named file cannot be read, or no image can", 2: "usage error"},
 )
@@ -34,25 +38,52 @@ def predict(
         list[str], typer.Argument(metavar="PATH...", help="Image files or folders, searched recursively.")
     ],
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Classes to print per image.")] = 5,
+    output: Annotated[str | None, output_option("FILE.csv or .json.")] = None,
+    force: ForceOption = False,
     model: ModelOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Classify images with a trained model.
 
     Prints the most probable classes of each image with their probabilities. Images are preprocessed like the validation
-    images of the run.
+    images of the run. With -o FILE.csv, each image is a line: path, class, probability, and the same of the next
+    classes; FILE.json is what --json prints.
 
     Files in folders that are not images are skipped with a message; JSON lists them in `skipped`.
     """
     from engine.inference.device import reserve_device
     from engine.inference.predict import find_input_files
     from engine.inference.trained_model import load_trained_model
+    from engine.utils.errors import UsageError
     from engine.utils.files import expand_user
 
+    without_effect = {
+        "--force": (force and output is None, "without --output"),
+        "--json": (as_json and output is not None, "with --output, whose ending names the format"),
+    }
+    if option := next((name for name, (is_useless, _) in without_effect.items() if is_useless), None):
+        raise UsageError.one(option, f"has no effect {without_effect[option][1]}", code="no-effect")
+    target = table_target(output, force=force)
     files = list(find_input_files([expand_user(path) for path in paths]))
     with reserve_device(model.gpus, folder.name, print_warning) as reserved:
         trained = load_trained_model(folder, model.checkpoint, device=reserved, raw=model.raw, code_trust=model.trust)
-        raise typer.Exit(classify(folder, trained, files, top, as_json=as_json))
+        raise typer.Exit(classify(folder, trained, files, top, target, as_json=as_json))
+
+
+def table_target(output: str | None, *, force: bool) -> Path | None:
+    """Return the file to which the classes of images are written; None without one. Raises UsageError."""
+    from engine.utils.errors import UsageError
+    from engine.utils.files import expand_user
+    from engine.utils.output_file import check_output
+
+    if output is None:
+        return None
+    target = expand_user(output)
+    if target.suffix.casefold() not in TABLE_SUFFIXES:
+        reason = f"{output} must end in {' or '.join(TABLE_SUFFIXES)}"
+        raise UsageError.one("--output", reason, code="wrong-format")
+    check_output(target, "classes.csv", force=force)
+    return target
 
 
 def classify(
@@ -60,24 +91,32 @@ def classify(
     trained: TrainedModel,
     files: Sequence[InputFile],
     top: int,
+    target: Path | None,
     *,
     as_json: bool,
 ) -> int:
-    """Print the classes of each file, and return the exit code.
+    """Print the classes of each file, or write them to `target`, and return the exit code.
 
     Raises UsageError for a model that takes no images."""
     from engine.inference.predict import predict as predict_images
     from engine.inference.trained_model import check_takes_images
+    from engine.utils.text import pluralize, printable
 
     check_takes_images(trained.checkpoint)
     failed: list[Prediction] = []
     predictions = skip_unreadable(predict_images(trained, files, top), failed)
-    if as_json:
+    if as_json or (target is not None and target.suffix.casefold() == ".json"):
         texts = json_texts(predictions, failed, folder, trained.checkpoint)
+    elif target is not None:
+        texts = csv_texts(predictions, min(top, len(trained.checkpoint.classes)))
     else:
         texts = table_texts(predictions, files, trained.checkpoint.classes)
-    for text in texts:
-        typer.echo(text, nl=False)
+    if target is None:
+        for text in texts:
+            typer.echo(text, nl=False)
+    else:
+        write_texts(target, texts)
+        typer.echo(printable(f"{target}: {pluralize(len(files) - len(failed), 'image')}"))
     named_failed = any(prediction.file.explicit for prediction in failed)
     if len(failed) == len(files) and not named_failed:
         from engine.utils.errors import Problem
@@ -85,6 +124,18 @@ def classify(
         content = "no readable image" if files else "no files"
         print_error(Problem("", f"the folders contain {content}", code="no-images"))
     return int(named_failed or len(failed) == len(files))
+
+
+def write_texts(target: Path, texts: Iterable[str]) -> None:
+    """Replace a file by texts. Raises UsageError if it cannot be written."""
+    from engine.utils.errors import UsageError
+    from engine.utils.files import replace_file
+
+    try:
+        # Names of files may have bytes that are no text.
+        replace_file(target, lambda file: file.writelines(text.encode(errors="surrogateescape") for text in texts))
+    except OSError as error:
+        raise UsageError.one(str(target), f"cannot be written: {error.strerror}", code="not-writable") from error
 
 
 def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction]) -> Iterator[Prediction]:
@@ -107,6 +158,22 @@ def table_texts(predictions: Iterator[Prediction], files: Sequence[InputFile], c
     table = prediction_table([str(file.path) for file in files], classes)
     for prediction in predictions:
         yield f"{prediction_line(table, prediction)}\n"
+
+
+def csv_texts(predictions: Iterator[Prediction], top: int) -> Iterator[str]:
+    """Yield a line of names, and a line for each prediction, with its `top` classes."""
+    import csv
+    from io import StringIO
+
+    def line(cells: Sequence[object]) -> str:
+        text = StringIO()
+        csv.writer(text, lineterminator="\n").writerow(cells)
+        return text.getvalue()
+
+    more = (f"{name}_{number}" for number in range(2, top + 1) for name in ("class", "probability"))
+    yield line(["path", "class", "probability", *more])
+    for prediction in predictions:
+        yield line([prediction.file.path, *(cell for pair in prediction.classes for cell in pair)])
 
 
 def json_texts(

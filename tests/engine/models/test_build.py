@@ -43,6 +43,13 @@ def test_resnet18_small_has_documented_stem_and_stages() -> None:
     assert features == [(1, 512, 4, 4)]
 
 
+def test_resnet18_small_names_layers_like_torchvision() -> None:
+    ours, theirs = build("resnet18-small").state_dict(), build("resnet18").state_dict()
+    assert list(ours) == list(theirs)
+    different = {name for name in ours if ours[name].shape != theirs[name].shape}
+    assert different == {"conv1.weight"}  # 3x3 instead of 7x7
+
+
 def test_cnn_has_documented_layers() -> None:
     model = build("cnn", channels=1, size=28)
     assert [type(part).__name__ for part in model] == [
@@ -79,6 +86,16 @@ def test_build_model_rejects_too_small_images() -> None:
         build("alexnet", size=8)
     with raises_problem("too-small", "data.image_size", "cnn ", " 4x4, ", " 3x3"):
         build("cnn", size=3)
+
+
+@pytest.mark.parametrize(("takes", "channels"), [(1, 3), (3, 1)])
+def test_check_model_names_number_of_channels_that_the_model_takes(takes: int, channels: int) -> None:
+    model, config = nn.Sequential(nn.Conv2d(takes, 4, 32), nn.Flatten()), Config(model=ModelConfig(name="own"))
+    with raises_problem("not-supported", "model.name", "own ", f" {takes} ", f" {channels};", f"data.channels={takes}"):
+        check_model(model, config, image_format(channels), 32, 4)
+    # data.channels converts no tensors of the user.
+    with raises_problem("not-supported", "model.name", f" {channels}x32x32 "):
+        check_model(model, config, image_format(channels, "float32"), 32, 4)
 
 
 def test_build_model_normal_init_has_requested_std() -> None:
@@ -157,6 +174,12 @@ def test_build_model_rejects_invalid_options(
     assert "\n" not in str(problem)
 
 
+def test_build_model_reports_all_invalid_options_together() -> None:
+    derived, unknown = refusal("cnn", options={"classes": 3, "layers": 3})
+    assert has_problem([derived], "fixed-value", "model.options", "classes ")
+    assert has_problem([unknown], "unknown-key", "model.options", "cnn ", "'layers'", "width, dropout")
+
+
 @pytest.mark.parametrize("name", ["cnn", "linear"])
 def test_default_lr_does_not_diverge_on_a_few_large_easy_images(name: str) -> None:
     torch.manual_seed(0)
@@ -173,3 +196,8 @@ def test_default_lr_does_not_diverge_on_a_few_large_easy_images(name: str) -> No
         losses.append(loss.item())
     assert max(losses) < 1.5
     assert losses[-1] < 0.1
+
+
+@pytest.mark.parametrize("name", ["cnn", "linear"])
+def test_features_of_small_images_are_not_scaled(name: str) -> None:
+    assert any(type(layer) is nn.Flatten for layer in build(name, channels=1, size=8).modules())

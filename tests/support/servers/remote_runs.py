@@ -60,8 +60,6 @@ def _log_entries(data: bytes) -> Iterator[bytes]:
             entry = b""
 
 
-
-
 def wandb_history(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of an offline run, with `_step` and `_timestamp`."""
     return [
