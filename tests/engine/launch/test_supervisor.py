@@ -158,3 +158,21 @@ def test_run_survives_terminal_hangup_and_is_not_blocked_by_reader_of_stdout(gpu
     assert (gputrain.runs / "long" / "events.jsonl").stat().st_size > 70_000, "more than a pipe holds"
     assert process.wait(120) == 0
     assert state(gputrain) == "finished"
+
+
+@pytest.mark.nightly
+def test_unreadable_image_stops_run_and_is_named(gputrain: Gputrain) -> None:
+    from PIL import Image
+
+    for label in ("a", "b"):
+        for number in range(8):
+            path = gputrain.folder / "images" / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (16, 16), number).save(path)
+    options = ["--dataset", "folder", "--data-path", "images", "--batch-size", "2", "--workers", "1"]
+    process = gputrain.start(*LONG, *options, "data.image_size=8", "data.prefetch=1", "data.pipeline=stream")
+    gputrain.wait_for_event("long", "epoch", 1)
+    (gputrain.folder / "images" / "a" / "3.png").write_text("")
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"the image {gputrain.folder / 'images' / 'a' / '3.png'} cannot be read" in messages.splitlines()[-1]
