@@ -25,7 +25,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,9 +35,10 @@ from engine.gpus.reservation_reader import MAX_ENTRY_BYTES, remove_entry
 from engine.gpus.waiting import Woken
 from engine.utils.codec import InvalidRecordError, asdict, encode, replace, to_builtins
 from engine.utils.errors import UsageError
-from engine.utils.files import locked_folder, read_bytes, replace_file
+from engine.utils.files import read_bytes, replace_file
 from engine.utils.locks import take_write_lock
 
+LOCK_TIMEOUT_SECONDS = 5.0  # a run holds the lock for milliseconds
 # Shows that the supervisor answers, and keeps the files: by default systemd-tmpfiles deletes those in /tmp that have
 # not been touched for 10 days.
 BEAT_SECONDS = 10.0
@@ -298,8 +299,33 @@ def _unusable(path: Path, error: OSError) -> UsageError:
 def user_lock() -> Iterator[None]:
     """Hold the lock of this user while GPUs are selected, so that two runs do not exceed a limit of theirs together.
 
-    It is given up after a few seconds: a suspended run must not stop the others."""
-    with ExitStack() as stack:
-        with suppress(OSError, UsageError):
-            stack.enter_context(locked_folder(_user_folder()))
+    Other users cannot open it. It is given up after LOCK_TIMEOUT_SECONDS: a suspended run must not stop the others.
+    """
+    deadline, lock_fd = time.monotonic() + LOCK_TIMEOUT_SECONDS, None
+    with suppress(OSError, UsageError):
+        while (lock_fd := _try_lock(path := _user_folder() / "lock")) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+    try:
         yield
+    finally:
+        if lock_fd is not None:
+            # Unlinked before it is unlocked, so that waiting processes notice by the inode and create a new file.
+            with suppress(OSError):
+                path.unlink()
+                path.parent.rmdir()
+            os.close(lock_fd)
+
+
+def _try_lock(path: Path) -> int | None:
+    """Lock and open a file of this user; None if another process holds the lock. Raises OSError."""
+    with suppress(BlockingIOError, FileNotFoundError):
+        lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock_fd), path.stat()):
+                return lock_fd
+        except OSError:
+            os.close(lock_fd)
+            raise
+        os.close(lock_fd)
+    return None
