@@ -64,7 +64,13 @@ NameArgument = Annotated[
 
 TrialsOption = Annotated[
     int | None,
-    typer.Option("--trials", metavar="N", min=1, max=MAX_TRIALS, help="Number of trials [default: 40, or as before]."),
+    typer.Option(
+        "--trials",
+        metavar="N",
+        min=1,
+        max=MAX_TRIALS,
+        help="Number of trials [default: 40 or the whole grid, or as before].",
+    ),
 ]
 ParallelOption = Annotated[
     int | None,
@@ -106,7 +112,7 @@ def run(
             autocompletion=complete_config,
         ),
     ] = None,
-    trials: Annotated[int | None, TrialsOption] = None,
+    trials: TrialsOption = None,
     parallel: ParallelOption = None,
     maximize: Annotated[
         str | None,
@@ -275,7 +281,7 @@ def resume(
     *,
     name: NameArgument = "last",
     trials: TrialsOption = None,
-    parallel: Annotated[int | None, ParallelOption] = None,
+    parallel: ParallelOption = None,
     detach: DetachOption = False,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,

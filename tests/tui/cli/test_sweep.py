@@ -123,7 +123,10 @@ def test_sweep_resume_refuses_what_cannot_change(root: Path) -> None:
     for option in ("--sampler", "--epochs"):
         result = sweep("resume", option, "1")
         assert result.exit_code == 2 and says(result.stderr, "unknown-option", f"error: {option}: ")
-    assert sweep("resume", "--trials", "0").exit_code == 2
+    for option in ("--trials", "--parallel"):
+        for words in (["resume"], ["digits", "optim.lr=0.1,0.2"]):
+            result = sweep(*words, option, "0")
+            assert result.exit_code == 2 and result.stderr.startswith(f"error: {option}: ")
     assert not folder.journal.exists()
 
 
