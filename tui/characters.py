@@ -10,23 +10,40 @@ from __future__ import annotations
 import codecs
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from engine.utils.errors import UsageError
 
 CHARACTERS_VARIABLE = "GPUTRAIN_CHARACTERS"
-# Terminals with 16 colors at most, also where a login from another terminal has left COLORTERM behind. Their fonts have
-# few characters beyond ASCII, if any.
-BASIC_TERMS = ("linux", "vt100", "vt220", "ansi", "cons25", "eterm")
-# What is written in place of each of these characters.
+CONSOLE_TERM = "linux"
+# Terminals with 16 colors at most, also where a login from another terminal has left COLORTERM behind.
+BASIC_TERMS = (CONSOLE_TERM, "vt100", "vt220", "ansi", "cons25", "eterm")
+# The font of the Linux kernel (CP437) has them, and so have those of Debian's console-setup 1.221, but for Ethiopian.
+# 314 of its 453 fonts have no other blocks, and none has Braille.
+CONSOLE_CHARACTERS = "─│┌┐└┘├┤┬┴┼═║╔╗╚╝█░▒■•←↑→↓°±·"
+# What is written in place of each of these characters. It may have a replacement itself.
 REPLACED = {
-    "-": "─━╴╶╸╺╼╾┄┅┈┉╌╍▔‐‑‒–—―−",
-    "|": "│┃╵╷╹╻╽╿║▌▍▎▏▐▕",
+    "┌": "╭┏",
+    "┐": "╮┓",
+    "└": "╰┗",
+    "┘": "╯┛",
+    "├": "┣",
+    "┤": "┫",
+    "┬": "┳",
+    "┴": "┻",
+    "┼": "╋",
+    "─": "━╴╶╸╺╼╾",
+    "│": "┃╵╷╹╻╽╿",
+    "█": "▅▆▇▉▊▋▙▛▜▟",
+    "▒": "▀▃▄▚▞",
+    "-": "─┄┅┈┉╌╍▔‐‑‒–—―−",
+    "|": "│║▌▍▎▏▐▕",
     ":": "┆┇┊┋╎╏░",
     "=": "═‖≠",
     "_": "▁▂",
-    "#": "█▅▆▇▉▊▋▙▛▜▟■□▪▫",
-    "%": "▒▀▃▄▚▞◍",
+    "#": "█■□▪▫",
+    "%": "▒◍",
     "@": "▓",
     "/": "╱✂÷",
     "\\": "╲",
@@ -57,18 +74,42 @@ CODEC_PREFIX = "gputrain_"
 # Writes a question mark for each cell of what the encoding lacks: an escape takes up to ten cells.
 CELLS_HANDLER = "gputrain_cells"
 
+Drawable = Literal["ascii", "console", "encoded"]
+"""What a terminal draws: ASCII alone, what the fonts of the Linux console have, or what its encoding has."""
 
-def _braille_fallback(code: int) -> str:
-    """Return what is about as high and as full as the dots of a Braille character."""
-    dots = code - BRAILLE.start
-    rows = [row for column in BRAILLE_COLUMNS for row, bit in enumerate(column) if dots & bit]
-    if not rows or len(rows) >= 5:
-        return "#" if rows else " "
+
+class Characters(dict[int, str]):
+    """For `str.translate`: what is written for each character, found when it is first needed."""
+
+    def __init__(self, can_draw: Callable[[str], bool]) -> None:
+        self._can_draw = can_draw
+
+    def __missing__(self, code: int) -> str:
+        written = chr(code)
+        while not written.isascii() and not self._can_draw(written):
+            if (fallback := _braille_fallback(written) or FALLBACKS.get(written)) is None:
+                break
+            written = fallback
+        self[code] = written
+        return written
+
+
+def _braille_fallback(character: str) -> str | None:
+    """Return what is about as high, as steep and as full as the dots of a Braille character; None for others."""
+    if ord(character) not in BRAILLE:
+        return None
+    dots = ord(character) - BRAILLE.start
+    left, right = ([row for row, bit in enumerate(column) if dots & bit] for column in BRAILLE_COLUMNS)
+    rows = left + right
+    if len(rows) >= 5 or not rows:
+        return "█" if len(rows) >= 7 else "*" if rows else " "
+    if len(rows) >= 3 and not (left and right):
+        return "|"
+    slope = sum(left) / len(left) - sum(right) / len(right) if left and right else 0.0
+    if abs(slope) > 1:
+        return "/" if slope > 0 else "\\"
     height = sum(rows) / len(rows)
-    return "'" if height < 1 else "-" if height <= 2 else "_"
-
-
-FALLBACKS |= {chr(code): _braille_fallback(code) for code in BRAILLE}
+    return "=" if len(rows) == 4 else "'" if height < 1 else "-" if height <= 2 else "_" if len(rows) > 1 else "."
 
 
 def read_choice(variable: str, allowed: Sequence[str], environment: Mapping[str, str]) -> str | None:
@@ -88,18 +129,21 @@ def requested_characters(environment: Mapping[str, str]) -> str | None:
     return read_choice(CHARACTERS_VARIABLE, ("ascii", "utf-8"), environment)
 
 
-def find_encoding(encoding: str, *, is_terminal: bool, environment: Mapping[str, str]) -> str | None:
-    """Return the encoding whose characters can be drawn on a stream; None for everything that Unicode has."""
+def find_drawable(encoding: str, *, is_terminal: bool, environment: Mapping[str, str]) -> Drawable | None:
+    """Return what can be drawn on a stream; None for everything that Unicode has."""
     try:
         requested = requested_characters(environment)
     except UsageError:
         requested = None
     if requested is not None:
         return "ascii" if requested == "ascii" else None
-    if is_terminal and environment.get("TERM", "") in BASIC_TERMS:
+    term = environment.get("TERM", "") if is_terminal else ""
+    if term in BASIC_TERMS and term != CONSOLE_TERM:
         return "ascii"
     if not encoding.lower().startswith("utf"):
-        return encoding
+        return "encoded"
+    if term == CONSOLE_TERM:
+        return "console"
     # Python writes UTF-8 in this locale, also where it was not told to.
     is_told = environment.get("PYTHONIOENCODING") or environment.get("PYTHONUTF8")
     return "ascii" if environment.get("LC_ALL") in ("C", "POSIX") and not is_told else None
@@ -112,10 +156,10 @@ def limit_characters(stream: object, errors: str = "", environment: Mapping[str,
     """
     if not isinstance(stream, io.TextIOWrapper):
         return
-    limit = find_encoding(stream.encoding, is_terminal=stream.isatty(), environment=environment)
+    drawable = find_drawable(stream.encoding, is_terminal=stream.isatty(), environment=environment)
     own_errors = "backslashreplace" if stream.errors == "strict" else stream.errors
-    if limit is not None:
-        stream.reconfigure(encoding=f"{CODEC_PREFIX}{limit}", errors=errors or own_errors)
+    if drawable is not None:
+        stream.reconfigure(encoding=f"{CODEC_PREFIX}{drawable}_{stream.encoding}", errors=errors or own_errors)
     elif stream.encoding.lower().startswith("utf"):
         stream.reconfigure(errors=own_errors)
     else:
@@ -123,20 +167,22 @@ def limit_characters(stream: object, errors: str = "", environment: Mapping[str,
 
 
 def _find_codec(name: str) -> codecs.CodecInfo | None:
-    """Return the codec `gputrain_ENCODING`, which writes the replacements in that encoding."""
+    """Return the codec `gputrain_DRAWABLE_ENCODING`, which writes the replacements in that encoding."""
     if not name.startswith(CODEC_PREFIX):
         return None
-    encoding = name.removeprefix(CODEC_PREFIX)
+    drawable, _, encoding = name.removeprefix(CODEC_PREFIX).partition("_")
     codec = codecs.lookup(encoding)
-    # More bytes are wider characters in the terminals of these encodings.
-    written = {
-        ord(character): fallback
-        for character, fallback in FALLBACKS.items()
-        if len(character.encode(encoding, "ignore")) != 1
-    }
+    characters = Characters(
+        {
+            "ascii": str.isascii,
+            "console": CONSOLE_CHARACTERS.__contains__,
+            # More bytes are wider characters in the terminals of these encodings.
+            "encoded": lambda character: len(character.encode(encoding, "ignore")) == 1,
+        }[drawable]
+    )
 
     def encode(text: str, errors: str = "strict") -> tuple[bytes, int]:
-        return codec.encode(text.translate(written), errors)[0], len(text)
+        return codec.encode(text.translate(characters), errors)[0], len(text)
 
     class Encoder(codecs.IncrementalEncoder):
         def encode(self, text: str, final: bool = False) -> bytes:
