@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-
 from engine.distributed.failures import find_cause
-from engine.doctor.software import CudaInfo, TorchInfo
+from engine.doctor.software import CudaGpu, CudaInfo, TorchInfo
 from engine.utils.codec import replace
 from engine.utils.helper_process import ParentPipe
 
@@ -38,15 +36,15 @@ def torch_info() -> TorchInfo:
 
 
 def cuda_info() -> CudaInfo:
-    """Initialize CUDA. torch warns of GPUs that it has no kernels for."""
+    """Initialize CUDA, and return its GPUs and the architectures that torch has kernels for."""
     import torch
 
     if torch.version.cuda is None:
         return CudaInfo()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            torch.cuda.init()
-        except Exception as error:
-            return CudaInfo(error=find_cause(error).reason)
-    return CudaInfo(warnings=tuple(" ".join(str(each.message).split()) for each in caught))
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        return CudaInfo(error=find_cause(error).reason)
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    gpus = [CudaGpu(uuid=str(gpu.uuid), name=gpu.name, capability=(gpu.major, gpu.minor)) for gpu in properties]
+    return CudaInfo(gpus=tuple(gpus), kernels=tuple(torch.cuda.get_arch_list()))

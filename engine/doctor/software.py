@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
 from engine.doctor.check import Check
 from engine.gpus.snapshot import Snapshot
-from engine.utils.codec import Record, field
+from engine.utils.codec import Count, Record, field
 from engine.utils.libraries import installed_version
 from engine.utils.text import pluralize
 
@@ -32,10 +33,19 @@ class TorchInfo(Record, frozen=True, kw_only=True):
     errors: dict[str, str] = field(default_factory=dict)
 
 
-class CudaInfo(Record, frozen=True, kw_only=True):
-    """What torch warned of when it initialized CUDA, or the `error`."""
+class CudaGpu(Record, frozen=True, kw_only=True):
+    """A GPU as torch sees it, with its compute capability."""
 
-    warnings: tuple[str, ...] = ()
+    uuid: str
+    name: str
+    capability: tuple[Count, Count]
+
+
+class CudaInfo(Record, frozen=True, kw_only=True):
+    """The GPUs that torch can initialize, and the architectures that it has kernels for; or the `error`."""
+
+    gpus: tuple[CudaGpu, ...] = ()
+    kernels: tuple[str, ...] = ()
     error: str | None = None
 
 
@@ -110,8 +120,7 @@ def compatibility_checks(
         yield Check("torch", "CUDA", "ok", f"torch is built for CUDA {torch_cuda}, and this host has no NVIDIA GPU")
     else:
         yield cuda_check(torch_cuda, snapshot.cuda.value, cuda_info.error if visible_gpus else None)
-    for warning in cuda_info.warnings:
-        yield Check("torch", "CUDA", "warning", warning, TORCH_BUILD_ADVICE, code="wrong-version")
+    yield from arch_checks(cuda_info.gpus, cuda_info.kernels)
     if torch_info.nccl is not None:
         yield Check("torch", "NCCL", "ok", f"version {torch_info.nccl}, bundled with torch")
     elif gpus > 1:
@@ -145,3 +154,30 @@ def cuda_check(torch_cuda: str, driver_cuda: str | None, error: str | None) -> C
 
 def _major_version(number: str) -> int:
     return int(number.partition(".")[0])
+
+
+def arch_checks(gpus: Sequence[CudaGpu], arch_list: Sequence[str]) -> Iterator[Check]:
+    """Yield a problem for each GPU that this build of torch has no kernels for."""
+    for gpu in gpus:
+        major, minor = gpu.capability
+        if arch_list and not supports_capability((major, minor), arch_list):
+            found = (
+                f"torch has no kernels for {gpu.name}: compute capability {major}.{minor}, but this build supports "
+                f"{' '.join(arch_list)}"
+            )
+            advice = "select other GPUs with --gpus, or install a build of torch for it"
+            yield Check("torch", "code for GPU", "problem", found, advice, code="wrong-version")
+
+
+def supports_capability(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
+    """Return whether one of the architectures of `torch.cuda.get_arch_list()` runs on a GPU.
+
+    Binary code runs on its own major version with the same or a higher minor version (`sm_80` on 8.6), PTX
+    (`compute_90`) on all later GPUs, architecture-specific code (`sm_90a`) on that one only."""
+    for kernel in arch_list:
+        if match := re.fullmatch(r"(sm|compute)_(\d+)(\d)(a?)f?", kernel):
+            target, is_newer = (int(match[2]), int(match[3])), match[1] == "compute" and not match[4]
+            is_same_major = target[0] == capability[0] and not match[4]
+            if target == capability or (target < capability and (is_newer or is_same_major)):
+                return True
+    return False

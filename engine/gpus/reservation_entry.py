@@ -27,7 +27,7 @@ from engine.utils.errors import UsageError
 from engine.utils.files import read_bytes, settings_file
 from engine.utils.trust import name_of_user
 
-MAX_RANKS = 1024
+MAX_RANKS_PER_USER = 1024
 MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
 MAX_RANK = 1 << 20
 # Revision 1 has `wants` instead of `selection`. 1 and 2 do not say their number, and their entries are not renewed.
@@ -72,7 +72,7 @@ class ReservationEntry(FileRecord, QueueTerms, frozen=True, kw_only=True):
     selection: Text
     visible: Devices
     gpus: Devices
-    ranks: Annotated[tuple[ReservedRank, ...], Meta(max_length=MAX_RANKS)]
+    ranks: Annotated[tuple[ReservedRank, ...], Meta(max_length=MAX_RANKS_PER_USER)]
     write_lock: bool
     reason: Text = ""
     revision: Count = 2

@@ -37,6 +37,7 @@ from typing import Any
 
 from engine.gpus.reservation_entry import (
     EVERY_DEVICE,
+    MAX_RANKS_PER_USER,
     RENEWED_REVISION,
     ReservationEntry,
     ReservationInfo,
@@ -138,6 +139,7 @@ class _Reader:
         self._root, self._remove_stale = root, remove_stale
         # By user.
         self._num_folders: dict[int, int] = {}
+        self._num_ranks: dict[int, int] = {}
         self._num_bytes: dict[int, int] = {}
         self._unread: dict[tuple[int, bool], tuple[int, str]] = {}
         """The number of their entries that cannot be read, by whether these count as held, and why for the first."""
@@ -265,12 +267,18 @@ class _Reader:
     def _parse(self, data: bytes, uid: int, name: str) -> ReservationEntry:
         """Return an entry, or what counts as held of one that cannot be read. Raises ValueError if that is nothing."""
         try:
-            return parse_entry(data)
+            entry = parse_entry(data)
         except InvalidRecordError as error:
             if not (gpus := held_devices(data)):
                 raise
             self._note(uid, name, str(error), is_held=True)
             return unreadable_entry(gpus)
+        num_ranks = self._num_ranks.get(uid, 0) + len(entry.ranks)
+        if num_ranks > MAX_RANKS_PER_USER:
+            self._note(uid, name, f"exceeds {MAX_RANKS_PER_USER} ranks", is_held=True)
+            return replace(entry, ranks=())
+        self._num_ranks[uid] = num_ranks
+        return entry
 
 
 def _info(entry: ReservationEntry, **known: Any) -> ReservationInfo:

@@ -7,8 +7,9 @@ users can change is used only with --trust-owner, as for runs.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,17 +80,25 @@ class SweepFolder:
         try:
             if (reason := foreign_reason(self.path.lstat(), trust_root=False)) is not None:
                 return reason
-            for path in filter(os.path.lexists, (self.settings, self.command, self.journal)):
-                if (reason := foreign_reason(path.lstat())) is not None:
-                    return f"contains {path.name}, which {reason}"
         except OSError as error:
             return f"cannot be examined: {error.strerror}"
-        return None
+        reasons = ((path, foreign_reason(status)) for path, status in self._entries())
+        return next((f"contains {path.name}, which {reason}" for path, reason in reasons if reason is not None), None)
 
     def require_own(self, *, trust_owner: bool = False) -> None:
-        """Raise UsageError if other users can change the sweep and they are not trusted."""
+        """Raise UsageError if the sweep contains a link, or if other users can change it and they are not trusted."""
+        for path, status in self._entries():
+            if stat.S_ISLNK(status.st_mode):
+                reason = f"this sweep contains the link {path.name}"
+                raise UsageError.one(str(self.path), reason, "replace the link by what it leads to", code="is-link")
         if not trust_owner and (problem := self.foreign_reason()) is not None:
             raise UsageError.one(str(self.path), f"this sweep {problem}", TRUST_OWNER_ADVICE, code="foreign-writable")
+
+    def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
+        with suppress(OSError):
+            for path in sorted(self.path.iterdir()):
+                with suppress(FileNotFoundError):
+                    yield path, path.lstat()
 
     def make(self) -> None:
         """Create the folder of a new sweep. Raises UsageError."""

@@ -183,7 +183,7 @@ class SweepStudy:
         if steps < 1 or self._settings.pruner == "none":
             return False
         if self._settings.pruner == "asha":
-            first_rung = max(1, steps // REDUCTION_FACTOR**2)
+            first_rung = -(-steps // REDUCTION_FACTOR**2)
             halving = SuccessiveHalvingPruner(min_resource=first_rung, reduction_factor=REDUCTION_FACTOR)
             return halving.prune(self._study, self.trial(number))
         warmup = -(-steps // WARMUP_PART)

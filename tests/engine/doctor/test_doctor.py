@@ -251,11 +251,23 @@ def test_cuda_check_accepts_same_or_older_cuda_major_version(
     assert (check.state, check.code, (error or "") in check.found) == ("problem" if code else "ok", code, True)
 
 
-def test_warning_of_torch_about_a_gpu_is_a_check() -> None:
-    info = software.TorchInfo(torch="2.11", cuda="12.8", nccl="2.27", gloo=True, torchvision="0.26")
-    cuda = software.CudaInfo(warnings=("Found GPU0 X, which is not supported",))
-    checks = software.compatibility_checks(info, cuda, recorded(), 8)
-    assert [(check.name, check.state) for check in checks] == [("CUDA", "ok"), ("CUDA", "warning"), ("NCCL", "ok")]
+@pytest.mark.parametrize(
+    ("capability", "kernels", "runs"),
+    [
+        ((9, 0), ["sm_80", "sm_90"], True),
+        ((8, 0), ["sm_86"], False),
+        ((12, 0), ["sm_90"], False),
+        ((12, 0), ["sm_90", "compute_90"], True),
+        ((9, 0), ["sm_90a"], True),
+        ((12, 1), ["sm_120a"], False),
+    ],
+)
+def test_arch_check_requires_code_for_gpu_architecture(
+    capability: tuple[int, int], kernels: list[str], runs: bool
+) -> None:
+    assert software.supports_capability(capability, kernels) is runs
+    checks = list(software.arch_checks([software.CudaGpu(uuid="", name="X", capability=capability)], kernels))
+    assert [(check.state, check.code) for check in checks] == ([] if runs else [("problem", "wrong-version")])
 
 
 # ---- Run ----

@@ -211,6 +211,17 @@ def test_number_of_folders_of_a_user_is_limited_and_reports_are_combined(base: P
     assert ignored.code == "damaged"
 
 
+def test_number_of_ranks_of_a_user_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reservation_reader, "MAX_RANKS_PER_USER", 3)
+    ranks = [{"run": "a", "rank": number, "pid": os.getpid(), "uuid": "GPU-1"} for number in range(2)]
+    for name in ("1-1", "1-2"):
+        plant(folder, ENTRY | {"ranks": ranks}, name)
+    found, [problem] = read()
+    assert sorted(len(each.ranks) for each in found) == [0, 2]
+    assert all(each.holds("GPU-1") for each in found)
+    assert has_problem([problem], "damaged", "", ".json ", "3 ranks")
+
+
 def test_run_name_cannot_control_the_terminal_or_imitate_a_message(folder: Path) -> None:
     plant(folder, ENTRY | {"run": "\x1b[2J; GPU 1: lost (user root)"})
     [found], _ = read()

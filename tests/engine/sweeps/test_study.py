@@ -131,6 +131,22 @@ def test_foreign_sweeps_are_refused_unless_their_owner_is_trusted(tmp_path: Path
     with raises_problem("foreign-writable", str(folder.path), "optuna.jsonl", "--trust-owner"):
         find_sweep(tmp_path, "s")
     assert find_sweep(tmp_path, "s", trust_owner=True) == folder
+    folder.journal.rename(tmp_path / "elsewhere")
+    folder.journal.symlink_to(tmp_path / "elsewhere")
+    with raises_problem("is-link", str(folder.path), "optuna.jsonl"):
+        find_sweep(tmp_path, "s", trust_owner=True)
+
+
+def test_asha_has_two_rungs_before_the_last_step(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, pruner="asha")
+    study = open_study(make_sweep(tmp_path, settings), settings, create=True)
+    for value in (0.5, 0.1):
+        number, decisions = study.add({"optim.lr": 0.1, "optim.name": "sgd"}, {}), list[bool]()
+        for epoch in range(1, 18):
+            study.report(number, epoch, value * (1 if epoch < 6 else 6))
+            decisions.append(study.should_prune(number, 17))
+    assert decisions.index(True) + 1 == 2
+    assert study.trial(0).system_attrs.keys() == {"completed_rung_0", "completed_rung_1"}
 
 
 def add_finished_trials(study: SweepStudy, count: int) -> None:
