@@ -14,11 +14,11 @@ from engine.data.sources.base import ItemFormat
 from engine.launch import input_keys
 from engine.launch.input_keys import with_input_keys
 from engine.launch.request import RunRequest
-from engine.models.catalog import library_version
 from engine.models.pretrained_input import InputListing, PretrainedInput
 from engine.utils.codec import write_user_record
 from engine.utils.errors import Problem
 from engine.utils.files import cache_folder
+from engine.utils.libraries import installed_version
 
 PRETRAINED = ("model.name=resnet50", "model.source=torchvision", "model.weights=pretrained")
 WEIGHTS = PretrainedInput(
@@ -43,7 +43,7 @@ def photos(part):
 @pytest.fixture(autouse=True)
 def _catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    name = f"inputs-torchvision-{library_version('torchvision')}.json"
+    name = f"inputs-torchvision-{installed_version('torchvision')}.json"
     write_user_record(cache_folder(), name, InputListing(inputs={"resnet50": WEIGHTS}))
 
 
@@ -124,6 +124,6 @@ def test_foreign_code_and_invalid_requests_run_no_user_dataset(tmp_path: Path, m
 def test_missing_library_leaves_keys_unset_for_preflight_to_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.models.catalog.library_version", lambda _: None)
+    monkeypatch.setattr("engine.models.catalog.installed_version", lambda _: None)
     unfilled = folder_request(tmp_path)
     assert with_input_keys(unfilled) == unfilled

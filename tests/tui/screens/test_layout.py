@@ -107,8 +107,7 @@ async def open_compare(pilot: Pilot[None]) -> None:
             open_sweep,
             {
                 LOWEST: "sweep-status / trials",
-                SMALLEST: "sweep-status / trials / best-so-far",
-                LARGE: "sweep-status / trials / best-so-far importance",
+                LARGE: "sweep-status / trials",
             },
         ),
         (make_profiled_run, open_profile, {SMALLEST: "profile-status / profile"}),
