@@ -150,26 +150,47 @@ class LogReader:
         file."""
         self._path, self._clean = path, with_colors if colors else without_colors
         self._file: BinaryIO = open_regular_file(path)
+        self._rest = ""
 
     def skip_to_last(self, count: int) -> int:
-        """Let the next `read` begin with the last `count` lines that newlines end; the last one may lack its end.
-        Return how many there are."""
-        position, found = self._file.seek(0, os.SEEK_END), 0
+        """Let the next `read` begin with the last lines as it returns them; the last one may lack its end. Return how
+        many there are, at most `count`."""
+        start = self._find_lines(count)
+        self._file.seek(start)
+        # A carriage return also ends a line, so these can be more.
+        skipped, end = -count, "\n"
+        for end in self._parts():
+            skipped += end.count("\n")
+        skipped += not end.endswith("\n")
+        self._file.seek(start)
+        found = count + min(skipped, 0)
+        for part in self._parts() if skipped > 0 else ():
+            lines = part.splitlines(keepends=True)
+            if len(lines) > skipped:
+                self._rest = "".join(lines[skipped:])
+                break
+            skipped -= part.count("\n")
+        return found
+
+    def _find_lines(self, count: int) -> int:
+        """Return where the last lines begin that newlines end."""
+        position = self._file.seek(0, os.SEEK_END)
         is_last = True
-        while position > 0 and found <= count:
+        while position > 0:
             size = min(position, MAX_PART_BYTES)
             position = self._file.seek(position - size)
             block = self._file.read(size)
-            # The newline at the end of a log begins no line.
-            found += is_last and not block.endswith(b"\n")
-            is_last, index = False, len(block)
-            while found <= count and (index := block.rfind(b"\n", 0, index)) >= 0:
-                found += 1
-            if found > count:
-                self._file.seek(position + index + 1)
-                return count
-        self._file.seek(0)
-        return found
+            count += is_last and block.endswith(b"\n")
+            is_last = False
+            newlines = block.count(b"\n")
+            if newlines < count:
+                count -= newlines
+                continue
+            index = len(block)
+            for _ in range(count):
+                index = block.rindex(b"\n", 0, index)
+            return position + index + 1
+        return 0
 
     def read(self) -> Iterator[str]:
         """Yield the text that was added since the last call, at most a line at a time. Starts again at the beginning of
@@ -178,6 +199,9 @@ class LogReader:
         Control characters are escaped except tabs; SGR sequences are kept or dropped. A line ends with a newline, also
         if it ended with a carriage return.
         """
+        rest, self._rest = self._rest, ""
+        if rest:
+            yield rest
         while True:
             yield from self._parts()
             if (newer := self._reopened()) is None:

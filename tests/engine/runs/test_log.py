@@ -62,7 +62,9 @@ def test_log_reader_follows_growth_truncation_and_replacement(tmp_path: Path) ->
         ("1\n2\n\n", 2, "2\n\n"),
         ("1\n2\n", 5, "1\n2\n"),
         ("", 1, ""),
-        ("1\n10%\r20%\nend\n", 2, "10%\n20%\nend\n"),
+        ("1\n10%\r20%\r30%\nend\n", 2, "30%\nend\n"),
+        ("1\n10%\r20%\r30%", 2, "20%\n30%"),
+        ("x" * 2 * MAX_PART_BYTES + "\r" + "y" * 2 * MAX_PART_BYTES + "\n", 1, "y" * 2 * MAX_PART_BYTES + "\n"),
         ("x\n" * MAX_PART_BYTES * 2, MAX_PART_BYTES + 1, "x\n" * (MAX_PART_BYTES + 1)),
     ],
 )
