@@ -171,6 +171,15 @@ def test_recorder_refuses_folder_that_took_the_place(tmp_path: Path) -> None:
     assert list((tmp_path / "a").iterdir()) == []
 
 
+def test_discard_keeps_folder_that_took_the_place(tmp_path: Path) -> None:
+    claimed = claim_run(tmp_path, "a", "x", resume=False)
+    (tmp_path / "a").rename(tmp_path / "moved")
+    (tmp_path / "a").mkdir()
+    claimed.discard()
+    claimed.ownership.release()
+    assert (tmp_path / "a").is_dir()
+
+
 def test_torchrun_restart_ignores_agents_that_foreign_folder_claims(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started())
     write_record(folder.owner, Claim(host="here", agents=("agent-1",)))
