@@ -15,6 +15,8 @@ from pathlib import Path
 from engine.utils.errors import Problem
 
 RETRY_SECONDS = 30.0
+# An output that fails again and again is reported no more often.
+WARNING_INTERVAL_SECONDS = 600.0
 # What makes a disk refuse all writes, in the words of the warnings.
 DISK_PROBLEMS = {
     errno.ENOSPC: "the disk is full",
@@ -74,6 +76,8 @@ class Sink:
         self.handled = False
         """Whether `on_error` reported why it is switched off."""
         self._retry_at = 0.0
+        self._warned_at: float | None = None
+        self._is_reported = False
 
     def attempt(self, write: Callable[[], Problem | None], *, force: bool = False) -> None:
         """Call `write`, unless the output failed less than `RETRY_SECONDS` ago; `force` calls it anyway.
@@ -90,9 +94,9 @@ class Sink:
         if warning is not None:
             self._warn(warning)
         if self.failed:
-            if not self.handled:
-                self._warn(Problem("", f"{self._name} works again", code="recovered"))
             self.failed = self.handled = False
+            if self._is_reported:
+                self._warn(Problem("", f"{self._name} works again", code="recovered"))
 
     def retry_now(self) -> None:
         """Make the next attempt one that calls `write`."""
@@ -100,13 +104,16 @@ class Sink:
 
     def _fail(self, error: Exception) -> None:
         was_failed, self.failed = self.failed, True
-        self._retry_at = self._clock() + RETRY_SECONDS
+        now = self._clock()
+        self._retry_at = now + RETRY_SECONDS
         if was_failed:
             return
-        self.handled = self._on_error(error)
-        if not self.handled:
-            reason = (
-                f"{self._name} is switched off ({describe_error(error)}); the run goes on without it and tries again "
-                f"every {RETRY_SECONDS:g} s"
-            )
-            self._warn(Problem("", reason, code="switched-off"))
+        self._is_reported, self.handled = False, self._on_error(error)
+        if self.handled or (self._warned_at is not None and now - self._warned_at < WARNING_INTERVAL_SECONDS):
+            return
+        self._warned_at, self._is_reported = now, True
+        reason = (
+            f"{self._name} is switched off ({describe_error(error)}); the run goes on without it and tries again "
+            f"every {RETRY_SECONDS:g} s"
+        )
+        self._warn(Problem("", reason, code="switched-off"))
