@@ -316,10 +316,12 @@ class CurveReader:
         return self.curves.version != version
 
     def parameters(self) -> Parameters:
-        """Return the parameters in the logs and in the files beside them."""
-        if self._parameters is None:
-            self._parameters = self.run.read_parameters() | self.logged_parameters
-        return self._parameters
+        """Return the parameters in the logs and in the files beside them. Any thread may call it."""
+        # A read in another thread may set `_parameters` to None at any time.
+        parameters = self._parameters
+        if parameters is None:
+            parameters = self._parameters = self.run.read_parameters() | self.logged_parameters
+        return parameters
 
     def read_slice(self, max_bytes: int = POLL_BYTES) -> bool:
         """Read at most about `max_bytes` of all logs. Return whether there may be more to read now."""

@@ -139,3 +139,16 @@ def test_reader_skips_images_and_has_exact_extremes(tmp_path: Path) -> None:
     for name, metric in known.items():
         found = replace(reader.curves.extremes(name), step=None)
         assert found == Extremes(None, metric.last, metric.low, metric.high, metric.count, 0)
+
+
+class ForgetfulReader(CurveReader):
+    """A reader whose poller reads a slice right after each change of the parameters."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, None if name == "_parameters" else value)
+
+
+def test_parameters_are_returned_while_the_poller_drops_them(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    (tmp_path / "hparams.yaml").write_text("lr: 0.1\n")
+    assert ForgetfulReader(find_runs(tmp_path).runs[0]).parameters() == {"lr": 0.1}
