@@ -87,6 +87,12 @@ class Claim(FileRecord, frozen=True, kw_only=True):
         return self.host in ("", socket.gethostname())
 
     @property
+    def is_of_namesake(self) -> bool:
+        """Whether its process ran on a host of the same name with another kernel. In nearly all cases, that is this
+        host before it booted again."""
+        return self.host == socket.gethostname() and not self.is_of_this_kernel
+
+    @property
     def is_recent(self) -> bool:
         """Whether the last heartbeat is not old by the clock of this host. The clock of the owner may be ahead."""
         return self.heartbeat is not None and time.time() - self.heartbeat < HEARTBEAT_TIMEOUT_SECONDS
@@ -127,7 +133,7 @@ class ObservedClaim:
     def patience_s(self) -> float:
         """For how long its heartbeat must not change before its process counts as dead, in seconds."""
         if self.claim.is_recent:
-            return HEARTBEAT_TIMEOUT_SECONDS
+            return MOVE_TIMEOUT_SECONDS if self.claim.is_of_namesake else HEARTBEAT_TIMEOUT_SECONDS
         # This host before it booted again, in nearly all cases.
         return 0.0 if self.claim.host == socket.gethostname() else MOVE_TIMEOUT_SECONDS
 
@@ -207,7 +213,9 @@ def counts_flock(claim: Claim | None) -> bool:
 def is_claimed(owner: Path) -> bool:
     """Whether a live process owns the run, as far as this process can know without waiting."""
     claim = read_claim(owner)
-    if (observed := _observe(owner, claim)) is not None:
+    observed = _observe(owner, claim)
+    # The clock of a host that booted again may be behind its last heartbeat: no date decides about a namesake.
+    if observed is not None and (observed.moves or not observed.claim.is_of_namesake):
         return observed.lives
     try:
         return is_held(owner.with_name(LOCK_FILE), counts_flock=counts_flock(claim))

@@ -251,6 +251,19 @@ def test_owner_of_same_host_name_is_judged_by_lock(folder: RunFolder, clock: Fak
     assert clock.passed_s == 0
 
 
+@pytest.mark.parametrize("age_s", [-HOUR, 1.0], ids=["clock set back", "recent"])
+def test_recent_owner_of_same_host_name_is_judged_by_lock_and_watched_for_12_s(
+    folder: RunFolder, clock: FakeClock, age_s: float
+) -> None:
+    ownership = Ownership(folder.identified())
+    write_claim(folder, clock.time() - age_s, host=socket.gethostname(), boot_id="the-boot-before")
+    assert folder.is_owned()
+    ownership._lock.close()
+    assert not folder.is_owned() and open_run(folder).state is RunState.CRASHED
+    claim_run(folder.path.parent, "a", "x", resume=True).ownership.release()
+    assert clock.passed_s == claims.MOVE_TIMEOUT_SECONDS
+
+
 def test_namesake_whose_heartbeat_moves_owns_run(folder: RunFolder, clock: FakeClock) -> None:
     fields = {"host": socket.gethostname(), "boot_id": "another-machine"}
     write_claim(folder, clock.time() - HOUR, **fields)
