@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -44,10 +45,13 @@ def read_directions(root: Path) -> Mapping[str, Better]:
 def store_direction(root: Path, name: str, better: Better | None) -> None:
     """Store the direction of one of the user's own metrics in a runs folder; None is that of its name.
 
+    Creates the folder: the directions also hold for the logs of other programs, whose user may have no run of gputrain.
     Raises UsageError if the file is not valid or cannot be written.
     """
     path = root / DIRECTIONS_FILE
     try:
+        with suppress(FileExistsError):
+            root.mkdir(parents=True)
         with locked_folder(root):
             is_new = not os.path.lexists(path)
             stored = MetricDirections() if is_new else read_record(path, MetricDirections, MAX_DIRECTIONS_BYTES)

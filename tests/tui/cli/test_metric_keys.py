@@ -46,6 +46,19 @@ def test_direction_of_own_metric_is_stored_for_the_folder(root: Path) -> None:
     assert read_directions(root) == {}
 
 
+def test_direction_is_stored_without_a_runs_folder(tmp_path: Path) -> None:
+    runs = tmp_path / "new" / "runs"
+    result = call("runs", "better", "loss_scale", "high", "--runs-dir", str(runs))
+    assert result.exit_code == 0, result.output
+    assert read_directions(runs) == {"loss_scale": Better.HIGH}
+
+
+def test_direction_needs_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = call("runs", "better", "loss_scale", "high", "--runs-dir", str(tmp_path / "file"))
+    assert result.exit_code != 0 and "Not a directory" in result.stderr
+
+
 @pytest.mark.parametrize("text", ["metrics.eval/gap", '"eval/gap"', 'best_metrics."eval/gap"'])
 def test_every_spelling_of_a_metric_sets_its_direction(root: Path, text: str) -> None:
     assert call("runs", "better", text, "low").stderr == "eval/gap: low is better\n"
