@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import is_
 
-from engine.runs.fields import command_arguments
+from engine.runs.fields import command_arguments, known_names
 from engine.runs.metrics import NO_METRICS, Better, metric_names
 from engine.runs.query import Query, parse_query
 from engine.runs.run_row import RunRow
@@ -21,6 +21,8 @@ from engine.utils.text import pluralize, printable
 OwnMetrics = tuple[tuple[str, Better], ...]
 """The user's own metrics, with their directions."""
 Parameters = tuple[str, ...] | None
+# Fewer letters begin some key by chance.
+MIN_KEY_LENGTH = 3
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,14 @@ class RunView:
     total: int = 0
     hidden: int = 0
     """Number of archived runs that are hidden."""
+    query_text: str = ""
+    """The query as far as it is applied."""
 
     @property
     def count_text(self) -> str:
         """How many runs are shown: `3 of 12 match 'failed'`."""
-        if self.request.query:
-            return f"{len(self.matching)} of {self.total} match '{printable(self.request.query)}'"
+        if self.query_text:
+            return f"{len(self.matching)} of {self.total} match '{printable(self.query_text)}'"
         hidden = f", {self.hidden} archived" if self.hidden else ""
         return pluralize(len(self.matching), "run") + hidden
 
@@ -110,11 +114,24 @@ def make_view(request: ViewRequest, query: Query) -> RunView:
     keep_archived = request.archived or "archived" in query.fields
     known = [row for row in request.rows if keep_archived or not row.archived]
     matching = query.filter(known)
+    if not matching and (earlier := _without_key(query.text, request)) is not None:
+        # The list stays while `optim.name` is typed, before `=adamw` follows.
+        query, matching = earlier, earlier.filter(known)
     if request.order is not None:
         matching = request.order.sort(matching)
     shown = matching if "sweep" in query.fields else fold_trials(matching, request.opened)
     keys, hidden = [row.folder for row in shown], len(request.rows) - len(known)
-    return RunView(request, matching, shown, keys, len(known), hidden)
+    return RunView(request, matching, shown, keys, len(known), hidden, query.text)
+
+
+def _without_key(text: str, request: ViewRequest) -> Query | None:
+    """Return the query without its last word if that is the beginning of a key."""
+    rest, _, word = text.rpartition(" ")
+    names = known_names([*(name for name, _ in request.own), *request.arguments], request.parameters)
+    if len(word) < MIN_KEY_LENGTH or not any(name.casefold().startswith(word.casefold()) for name in names):
+        return None
+    query = query_of(rest, request.own, request.parameters, request.arguments)
+    return query if isinstance(query, Query) else None
 
 
 def same_rows(before: Sequence[RunRow], rows: Sequence[RunRow]) -> bool:
