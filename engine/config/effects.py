@@ -86,6 +86,7 @@ def keys_without_effect_on_devices(
     if external:
         why["run.max_restarts"] = "under torchrun and srun; use the --max-restarts of torchrun"
         why["device.start_method"] = "under torchrun and srun, which start the ranks"
+        why["device.wait"] = "under torchrun and srun; start the run with gputrain"
     return [
         _no_effect(config, key, reason)
         for key, reason in why.items()

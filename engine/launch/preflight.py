@@ -116,14 +116,15 @@ def run_preflight(
         elif config.data.dataset in TORCHVISION_DATASETS:
             preflight.counts = ImageCounts(*TORCHVISION_DATASETS[config.data.dataset].counts)
     gpus, devices_known = list[CudaDevice](), True
-    # A request that is refused anyway does not queue for GPUs.
-    wait = config.waits and not (request.problems or preflight.problems)
+    # A request that is refused anyway does not queue for GPUs, nor do ranks of torchrun and srun.
+    waits = config.waits and rank_info is None
+    wait = waits and not (request.problems or preflight.problems)
     try:
         gpus = list(choose_gpus(wait))
         config = after_wait(config)
     except UsageError as error:
         devices_known = False
-        preflight.problems += [] if config.waits and isinstance(error, NotFreeError) else error.problems
+        preflight.problems += [] if waits and isinstance(error, NotFreeError) else error.problems
     try:
         sizes = (None, None) if rank_info is None else (rank_info.local_world_size, rank_info.world_size)
         plan = plan_node(config, gpus, *sizes)
@@ -194,7 +195,7 @@ def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInf
     else:
         reason = "is not available under torchrun and srun; start the run with gputrain"
         keys = [f"queue.{name}" for name in ("after", "begin", "time_limit") if getattr(config.queue, name)]
-        keys += [*(["device.wait"] if config.device.wait else []), *(["run.snapshot"] if config.run.snapshot else [])]
+        keys += ["run.snapshot"] if config.run.snapshot else []
         problems += [Problem(key, reason, code="not-supported") for key in keys]
     if request.lr_range is None and (rank_info is None or rank_info.rank == 0):
         with collect_problems(problems):

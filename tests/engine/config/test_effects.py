@@ -75,6 +75,8 @@ def test_typed_keys_without_effect_on_devices() -> None:
     waiting = resolve_config("digits", ["device.gpus=cpu", "device.wait=true"])
     assert waiting.no_effect == ()
     assert keys_without_effect_on_devices(waiting.config, waiting.typed, 4, on_gpu=False) == []
+    [(key, _)] = keys_without_effect_on_devices(waiting.config, waiting.typed, 4, on_gpu=False, external=True)
+    assert key == "device.wait"
     assert preset.config.device.ranks == 2
     assert keys_without_effect_on_devices(preset.config, preset.typed, 4, on_gpu=True) == []
 

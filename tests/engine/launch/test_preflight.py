@@ -15,8 +15,9 @@ from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.data.image_files import fitting_size
 from engine.data.inspection_process import ImageCounts
+from engine.distributed.rank_env import RankInfo
 from engine.gpus import allocation, cpu_fallback, device_preview, unmonitored
-from engine.gpus.selection import CudaDevice
+from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch import launcher, preflight
 from engine.launch import request as run_request
 from engine.launch.lifecycle import TrainingRun
@@ -74,6 +75,21 @@ def test_run_that_waits_is_refused_before_it_has_a_place_in_the_queue(
     with raises_problem(code, location):
         launcher._run(run, None)
     assert list_runs(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_free", [True, False])
+def test_rank_of_torchrun_with_device_wait_is_refused_only_if_its_gpus_are_in_use(
+    tmp_path: Path, is_free: bool
+) -> None:
+    def choose_gpus(wait: bool) -> list[CudaDevice]:
+        assert not wait
+        if not is_free:
+            raise NotFreeError.one("device.gpus", "GPU 0 is in use", code="gpu-in-use")
+        return []
+
+    request = RunRequest(resolve_config("digits", ["device.wait=true"]).config, tmp_path, "run")
+    problems = run_preflight(request, choose_gpus, RankInfo(0, 1, 0, 1)).problems
+    assert [problem.code for problem in problems] == ([] if is_free else ["gpu-in-use"])
 
 
 @pytest.mark.parametrize("level", ["fp16", "O1", "O2", "O3"])
