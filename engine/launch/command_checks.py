@@ -88,9 +88,13 @@ def _program_problem(command: Command) -> Problem | None:
     # A finished run keeps no environment, and is refused for that.
     if not command.environment or has_placeholder(program) or shutil.which(sought, path=path) is not None:
         return None
+    # A relative folder of PATH is relative to the working folder of the command, where `which` does not search.
+    if "/" not in program and not all(Path(folder).is_absolute() for folder in path.split(":")):
+        return None
+    if "/" in program and file.is_dir():
+        return Problem(program, "is a folder and no program", code="command-not-executable")
     if "/" in program and file.exists():
-        reason = "is a folder and no program" if file.is_dir() else "is not executable"
-        return Problem(program, reason, f"type {script_line(program)}", code="command-not-executable")
+        return Problem(program, "is not executable", f"type {script_line(program)}", code="command-not-executable")
     line = f"./{shlex.quote(program)}" if os.access(file, os.X_OK) else script_line(program)
     advice = f"to run the file of this name, type {line}" if file.is_file() else "correct it, or type its path"
     return Problem(program, "there is no such command", advice, code="command-not-found")

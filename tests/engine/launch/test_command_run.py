@@ -69,6 +69,22 @@ def test_command_that_cannot_be_executed_is_refused(runs: CommandRuns, program: 
     assert not runs.folder.exists()
 
 
+def test_folder_as_a_command_is_called_a_folder(runs: CommandRuns) -> None:
+    (runs.cwd / "adir").mkdir()
+    [problem] = refusal(runs, "./adir").problems
+    assert has_problem([problem], "command-not-executable", "./adir", "folder") and "chmod" not in str(problem)
+
+
+@pytest.mark.parametrize("folder", ["bin", "."])
+def test_relative_folder_of_path_is_below_the_working_folder(runs: CommandRuns, folder: str) -> None:
+    tool = runs.cwd / folder / "tool"
+    tool.parent.mkdir(exist_ok=True)
+    tool.write_text("#!/bin/sh\necho found\n")
+    tool.chmod(0o755)
+    assert runs.run("tool", environment={"PATH": f"{folder}:{os.environ['PATH']}"}) == 0
+    assert runs.output == ["found"]
+
+
 def test_command_without_a_valid_interpreter_leaves_no_run(runs: CommandRuns) -> None:
     script = runs.cwd / "train"
     script.write_text("#!/no/such/interpreter\n")
