@@ -9,6 +9,8 @@ from pathlib import Path
 
 from engine.command.line_metrics import MAX_LINE_LENGTH
 from engine.command.output_metrics import OutputMetrics
+from engine.runs.folder import RunFolder
+from engine.runs.root import is_run_folder
 from engine.utils.errors import UsageError, raise_if_any
 from engine.utils.files import open_regular_file
 from engine.utils.text import printable
@@ -16,6 +18,8 @@ from engine.utils.text import printable
 MAX_READ_BYTES = 1 << 20  # a longer line is skipped
 # Colors and other escape sequences: the log of a run keeps colors.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
+# What gputrain itself writes to the log of a run begins with a time, see `engine.runs.event_lines`.
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ")
 
 
 @dataclass
@@ -40,8 +44,12 @@ class TriedFile:
 def try_parse(path: Path, patterns: Sequence[str] = ()) -> TriedFile:
     """Return what is found in a file. Raises UsageError for a bad pattern, or a file that cannot be read."""
     parser, tried = OutputMetrics(patterns), TriedFile()
+    place = path.absolute()
+    is_log = is_run_folder(place.parent) and place == RunFolder(place.parent).log
     try:
         for line in _read_lines(path):
+            if is_log and _STAMP.match(line):
+                continue
             *drawn, final = line.split("\r")
             # A run sees a bar a few times per second; which of its states these are, the file does not tell.
             points = [point for text in drawn for point in parser.feed_drawn([text])] + parser.feed(final)

@@ -9,6 +9,7 @@ import pytest
 
 from engine.command.try_parse import MAX_READ_BYTES, TriedMetric, try_parse
 from engine.utils.errors import UsageError
+from support.runs.factories import make_run_folder
 
 
 def test_metrics_of_file_are_counted(tmp_path: Path) -> None:
@@ -37,6 +38,16 @@ def test_metric_of_an_earlier_state_of_a_bar_is_found(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text("\r 1/9 [00:01<00:01, loss=3, acc=0.5]\r 9/9 [00:02<00:00, loss=2]\n")
     assert {name: each.last for name, each in try_parse(path).metrics.items()} == {"loss": 2.0, "acc": 0.5}
+
+
+def test_lines_of_gputrain_are_skipped_in_the_log_of_a_run(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a")
+    folder.log.write_text("step 1 loss 3\n2026-11-01 10:00:09  finished: val_loss 4\n")
+    tried = try_parse(folder.log)
+    assert (list(tried.metrics), tried.num_lines) == (["loss"], 1)
+    # The log of another program may have times.
+    (tmp_path / "log.txt").write_text("2026-11-01 10:00:00  acc 0.5\n")
+    assert list(try_parse(tmp_path / "log.txt").metrics) == ["acc"]
 
 
 def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
