@@ -23,7 +23,7 @@ from engine.utils.text import printable
 
 MAX_PATCH_BYTES = 1 << 24
 MAX_LINE_CHARACTERS = 300
-MAX_LINES = 400
+MAX_LINES = 60
 NO_PROGRAMS = ("--no-ext-diff", "--no-textconv", "--no-color", "--no-renames")
 
 
@@ -59,7 +59,7 @@ class StoredCode:
                     yield path, read_bytes(home / path, MAX_FILE_BYTES)
 
 
-def code_differences(runs: Sequence[object], reference: int, max_lines: int = MAX_LINES) -> Iterator[CodeText]:
+def code_differences(runs: Sequence[object], reference: int) -> Iterator[CodeText]:
     """Yield how the code of each run differs from that of the run with the index `reference`.
 
     Runs of other programs have no recorded code."""
@@ -70,7 +70,7 @@ def code_differences(runs: Sequence[object], reference: int, max_lines: int = MA
         if code is not None and code.record.digests.fingerprint != first.record.digests.fingerprint:
             lines = [line.replace("\t", "    ")[:MAX_LINE_CHARACTERS] for line in _compare(first, code)]
             title = printable(f"Code of {code.folder.name} against {first.folder.name}")
-            yield CodeText(title, tuple(map(printable, lines[:max_lines])), max(len(lines) - max_lines, 0))
+            yield CodeText(title, tuple(map(printable, lines[:MAX_LINES])), max(len(lines) - MAX_LINES, 0))
 
 
 def _read_stored_code(folder: RunFolder) -> StoredCode | None:
@@ -100,9 +100,14 @@ def _compare(first: StoredCode, second: StoredCode) -> list[str]:
                 variables,
             )
         except (GitError, OSError) as error:
-            files = before.compared.keys() | after.compared.keys()
-            changed = sorted(path for path in files if before.compared.get(path) != after.compared.get(path))
-            return [*lines, str(error), "In its place, the files that differ since the commits are listed:", *changed]
+            lines += [str(error), "In its place, the recorded changes since the commits are compared:"]
+            for side, code in (("recorded-a", first), ("recorded-b", second)):
+                for path, content in ((PATCH_FILE, code.patch), *code.untracked()):
+                    (place / side / path).parent.mkdir(parents=True, exist_ok=True)
+                    (place / side / path).write_bytes(content)
+            names = ["diff", "--no-index", "--no-prefix", *NO_PROGRAMS, "recorded-a", "recorded-b"]
+            # Exit code 1: they differ.
+            output = run_git(names, place, b"", (0, 1), {})
     return lines + output.decode(errors="replace").splitlines()
 
 
