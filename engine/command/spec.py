@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -21,12 +22,13 @@ from engine.utils.codec import (
     FileRecord,
     InvalidRecordError,
     Meta,
+    Record,
     decode,
     field,
     replace,
     write_record,
 )
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.files import is_file, read_file
 from engine.utils.trust import foreign_reason
 
@@ -73,6 +75,13 @@ class Command(FileRecord, frozen=True, kw_only=True):
         return (self.argv, self.cwd) == (other.argv, other.cwd)
 
 
+class _DroppedOptions(Record, frozen=True, kw_only=True):
+    """Fields of a `command.json` of earlier versions, of `--gpu-ids` and `--no-slurm-env`. They are never written."""
+
+    gpu_ids: str = "index"
+    slurm_env: bool = True
+
+
 class CommandFolder(Protocol):
     """The folder of a run, or of a sweep whose trials run the command."""
 
@@ -102,6 +111,25 @@ def read_command(folder: CommandFolder) -> Command:
         raise _unusable(folder, f"cannot be read: {error.strerror}", "not-readable") from error
     except InvalidRecordError as error:
         raise _unusable(folder, str(error), error.code) from error
+
+
+def dropped_option_warnings(folder: CommandFolder) -> list[Problem]:
+    """Return a warning for each option of a stored command that earlier versions had and that has no effect any more.
+
+    Once the command is stored again, there are none."""
+    options = _DroppedOptions()
+    with suppress(OSError, InvalidRecordError):
+        options = decode(read_file(folder.command, MAX_COMMAND_BYTES)[0], _DroppedOptions)
+    found = []
+    if options.gpu_ids == "uuid":
+        reason = "the stored --gpu-ids uuid has no effect any more: CUDA_VISIBLE_DEVICES has the numbers of the GPUs"
+        advice = "if the command needs UUIDs, start it as a new run with `env CUDA_VISIBLE_DEVICES={uuids}` before it"
+        found.append(Problem("", reason, advice, code="no-effect"))
+    if not options.slurm_env:
+        reason = "the stored --no-slurm-env has no effect any more: the command gets the variables of its Slurm job"
+        advice = "if it must not see them, start it as a new run with `env -u SLURM_NTASKS` before it"
+        found.append(Problem("", reason, advice, code="no-effect"))
+    return found
 
 
 def foreign_command_reason(folder: CommandFolder) -> str | None:
