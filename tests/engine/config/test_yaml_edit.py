@@ -26,6 +26,26 @@ def test_with_number_replaces_value(text: str, edited: str) -> None:
     assert with_number(text, "optim.lr", 0.05) == edited
 
 
+@pytest.mark.parametrize(
+    ("text", "edited"),
+    [
+        ("# only\n", "# only\noptim:\n  lr: 0.05\n"),
+        ("run:\n  epochs: 3", "run:\n  epochs: 3\noptim:\n  lr: 0.05\n"),
+        ("optim: {}\n", "optim: {lr: 0.05}\n"),
+        ("optim: {name: sgd}\n", "optim: {lr: 0.05, name: sgd}\n"),
+        (
+            "optim:\r\n    # the best\r\n    name: sgd # c\r\n    momentum: 0.8\r\n",
+            "optim:\r\n    # the best\r\n    name: sgd # c\r\n    lr: 0.05\r\n    momentum: 0.8\r\n",
+        ),
+        ("optim:\n  options:\n    a: 1\n", "optim:\n  lr: 0.05\n  options:\n    a: 1\n"),
+        ("optim: &o\n  name: sgd\n", "optim: &o\n  name: sgd\n  lr: 0.05\n"),
+        ("optim: !!map\n  options: {}\n", "optim: !!map\n  lr: 0.05\n  options: {}\n"),
+    ],
+)
+def test_with_number_inserts_missing_key(text: str, edited: str) -> None:
+    assert with_number(text, "optim.lr", 0.05) == edited
+
+
 def test_with_number_changes_one_line_of_every_preset_that_has_the_key() -> None:
     texts = {path: path.read_text() for path in presets().values()}
     # Others inherit the key from the file in `base`.
