@@ -11,7 +11,6 @@ from typing import Any
 
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.image import ALPHA_MODES, SIXTEEN_BIT_DIVISOR, pil_mode
-from engine.data.sources.resize import MAX_ASPECT_RATIO
 
 _SCRIPT = '''"""Read an image file as the input of an exported model: uint8, {channels} x {size} x {size}.
 
@@ -56,10 +55,6 @@ _CENTRAL_SQUARE = """\
 _SQUASH = "    image = image.resize(({size}, {size}), Image.Resampling.{filter})"
 _SHORTER_EDGE = """\
     shorter = min(image.size)
-    # Of a longer image, the ends would be resized only to be cropped off.
-    left, top = (max(edge - {ratio} * shorter, 0) // 2 for edge in image.size)
-    width, height = (min(edge, {ratio} * shorter) for edge in image.size)
-    image = image.crop((left, top, left + width, top + height))
     width, height = (int({resize} * edge / shorter) for edge in image.size)
     image = image.resize((width, height), Image.Resampling.{filter})
     left, top = round((width - {size}) / 2), round((height - {size}) / 2)
@@ -73,7 +68,7 @@ def preprocess_script(image_format: ImageFormat) -> str:
     """Return the source of preprocess.py, whose function `load` does what `read_image` does."""
     steps, is_gray = image_format.preprocessing(training=False), image_format.channels == 1
     numbers = {"size": steps.size, "resize": steps.resize, "filter": steps.interpolation.upper()}
-    numbers |= {"mode": pil_mode(image_format), "channels": image_format.channels, "ratio": MAX_ASPECT_RATIO}
+    numbers |= {"mode": pil_mode(image_format), "channels": image_format.channels}
     if steps.resize is None:
         geometry = _CENTRAL_SQUARE if steps.fit == "crop" else _SQUASH
     elif steps.fit == "crop":

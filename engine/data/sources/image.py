@@ -53,7 +53,7 @@ class DecodedImage:
         plan = self.plan
         if plan is None:
             out[:] = self.pixels
-        elif plan.interpolation == "bilinear":
+        elif plan.interpolation == "bilinear" and not plan.is_elongated:
             # Importing torch takes a second, and not every process that reads images needs it.
             from engine.data.sources.torch_resize import resize_into
 

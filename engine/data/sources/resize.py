@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
+from math import ceil, floor
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from engine.config.data_sections import Fit, Interpolation
@@ -23,8 +25,10 @@ FILTERS: dict[Interpolation, Image.Resampling] = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-# A longer image is not resized as a whole: the result can exceed the memory.
-MAX_ASPECT_RATIO = 8
+# Pixels on each side of a position that the widest filter (Lanczos) reads.
+MAX_FILTER_SUPPORT = 3
+# A longer image is not resized as a whole: most of the result would be cropped off, and it can exceed the memory.
+MAX_WHOLE_ASPECT_RATIO = 8
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,12 @@ class ResizePlan:
     top: int
     size: int
     interpolation: Interpolation
+
+    @property
+    def is_elongated(self) -> bool:
+        """Whether the resized image is much longer than the crop."""
+        long, short = max(self.width, self.height), min(self.width, self.height)
+        return long > MAX_WHOLE_ASPECT_RATIO * short
 
     def min_source_size(self, height: int, width: int) -> tuple[int, int]:
         """Return the smallest width and height to which an image may be decoded without a loss of resolution."""
@@ -53,10 +63,36 @@ class ResizePlan:
     def apply(self, image: Image.Image) -> Image.Image:
         """Crop and resize an image with Pillow."""
         cropped = image if self.box == (0, 0, *image.size) else image.crop(self.box)
+        if self.is_elongated:
+            return self._resize_center(cropped)
         resized = cropped.resize((self.width, self.height), FILTERS[self.interpolation])
         if resized.size == (self.size, self.size):
             return resized
         return resized.crop((self.left, self.top, self.left + self.size, self.top + self.size))
+
+    def _resize_center(self, image: Image.Image) -> Image.Image:
+        """Resize only what the crop shows. Horizontally first, as Pillow does, because it rounds between its passes."""
+        end_x, end_y = self.left + self.size, self.top + self.size
+        if self.interpolation == "nearest":
+            columns = _nearest_positions(image.width, self.width)[self.left : end_x]
+            rows = _nearest_positions(image.height, self.height)[self.top : end_y]
+            return Image.fromarray(np.asarray(image)[rows][:, columns])
+        resampling = FILTERS[self.interpolation]
+        if self.height > self.width:
+            first, last = _source_range(self.top, end_y, image.height, self.height)
+            scale, rows_needed = image.height / self.height, image.crop((0, first, image.width, last))
+            wide = rows_needed.resize((self.width, last - first), resampling).crop((self.left, 0, end_x, last - first))
+            return wide.resize(
+                (self.size, self.size), resampling, (0, self.top * scale - first, self.size, end_y * scale - first)
+            )
+        first, last = _source_range(self.left, end_x, image.width, self.width)
+        scale, columns_needed = image.width / self.width, image.crop((first, 0, last, image.height))
+        narrow = columns_needed.resize(
+            (self.size, image.height),
+            resampling,
+            (self.left * scale - first, 0, end_x * scale - first, image.height),
+        )
+        return narrow.resize((self.size, self.height), resampling).crop((0, self.top, self.size, end_y))
 
 
 def plan_resize(
@@ -67,18 +103,13 @@ def plan_resize(
     if get_box is not None or resize is None:
         box = get_box(height, width) if get_box is not None else fit_box(preprocessing.fit, height, width)
         return ResizePlan(box, size, size, 0, 0, size, preprocessing.interpolation)
-    new_width, new_height, left, top = resize, resize, 0, 0
+    new_width, new_height = resize, resize
     if preprocessing.fit == "crop":
-        # Of a longer image, the ends would be resized only to be cropped off.
-        longest = MAX_ASPECT_RATIO * min(height, width)
-        left, top = max(width - longest, 0) // 2, max(height - longest, 0) // 2
-        width, height = min(width, longest), min(height, longest)
         # torchvision truncates the longer edge, and rounds the offset of the center crop to the even neighbor.
         shorter = min(height, width)
         new_width, new_height = (int(resize * edge / shorter) if edge > shorter else resize for edge in (width, height))
-    box = left, top, left + width, top + height
     left, top = round((new_width - size) / 2), round((new_height - size) / 2)
-    return ResizePlan(box, new_width, new_height, left, top, size, preprocessing.interpolation)
+    return ResizePlan((0, 0, width, height), new_width, new_height, left, top, size, preprocessing.interpolation)
 
 
 def crop_format(crop: CropSpec | None, index: int, image_format: ImageFormat) -> tuple[ImageFormat, BoxFunction | None]:
@@ -101,3 +132,18 @@ def center_box(height: int, width: int) -> Box:
     side = min(height, width)
     left, top = (width - side) // 2, (height - side) // 2
     return left, top, left + side, top + side
+
+
+def _source_range(start: int, end: int, length: int, resized_length: int) -> tuple[int, int]:
+    """Return the range of source pixels that the resized pixels `start` to `end` of an axis depend on."""
+    scale = length / resized_length
+    margin = MAX_FILTER_SUPPORT * max(scale, 1.0) + 1
+    return max(floor(start * scale - margin), 0), min(ceil(end * scale + margin), length)
+
+
+def _nearest_positions(length: int, resized_length: int) -> NDArray[np.int64]:
+    """Return the source pixel of each resized pixel of an axis, with the running sum of `ImagingScaleAffine` in
+    Pillow's Geometry.c."""
+    steps = np.full(resized_length, length / resized_length)
+    steps[0] /= 2
+    return np.cumsum(steps).astype(np.int64)

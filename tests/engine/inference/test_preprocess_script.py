@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from engine.config.data_sections import Interpolation
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.image import read_image
 from engine.inference.preprocess_script import load_function, preprocess_script
@@ -41,6 +43,18 @@ def test_script_gives_pixels_of_read_image(options: dict[str, Any], channels: in
         # At full size, JPEG images are resized by torch, which rounds differently.
         tolerance = 1 if path.suffix == ".jpg" else 0
         assert np.abs(found - expected).max() <= tolerance, path.name
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bicubic"])
+def test_script_resizes_whole_long_image(interpolation: Interpolation, tmp_path: Path) -> None:
+    path = tmp_path / "long.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (3, 61, 3), dtype=np.uint8)).save(path)
+    image_format = ImageFormat(20, 3, (0.0,) * 3, (1.0,) * 3, val_resize=24, interpolation=interpolation)
+    found = load_function(preprocess_script(image_format))(path)
+    with Image.open(path) as image:
+        # The left edge of the crop is at (488 - 20) / 2.
+        whole = image.resize((488, 24), Image.Resampling[interpolation.upper()]).crop((234, 2, 254, 22))
+    assert (found == np.asarray(whole).transpose(2, 0, 1)).all()
 
 
 def test_script_has_about_thirty_lines_and_runs_alone(samples: list[Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def torchvision_input(image: Image.Image, image_format: ImageFormat) -> Image.Im
     [
         *(("photo.jpg", "RGB", (301, 207)), ("photo.jpg", "RGB", (40, 33)), ("photo.jpg", "RGB", (207, 901))),
         *(("photo.jpg", "CMYK", (151, 203)), ("photo.png", "L", (99, 240)), ("photo.webp", "RGB", (123, 77))),
-        *(("line.png", "RGB", (1, 300)), ("line.png", "RGB", (900, 3))),
+        *(("line.png", "RGB", (1, 300)), ("line.png", "RGB", (901, 3))),
     ],
 )
 def test_read_image_matches_torchvision_within_one_level(
