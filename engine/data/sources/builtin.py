@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import pickle
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -80,30 +82,26 @@ def open_digits(data: DataConfig, seed: int) -> ArraySource:
 
 def check_torchvision_files(data: DataConfig) -> None:
     """Raises UsageError if a file of a torchvision dataset is missing in `data.path` and `data.download` is false."""
-    missing = _missing_files(data)
-    if missing and not data.download:
-        folder = TORCHVISION_DATASETS[data.dataset].folder
+    image_set, root = TORCHVISION_DATASETS[data.dataset], Path(str(data.path))
+    if data.download:
+        return
+    missing = [name for name in image_set.files if not is_file(root / image_set.folder / name)]
+    if missing:
         raise UsageError.one(
             "data.path",
-            f"{data.dataset} is not in {data.path}: {missing[0]} is missing",
-            f"set data.path to the folder that contains {folder}, or download it with data.download=true",
+            f"{data.dataset} is not in {root}: {root / image_set.folder / missing[0]} is missing",
+            f"set data.path to the folder that contains {image_set.folder}, or download it with data.download=true",
             code="not-found",
         )
-
-
-def _missing_files(data: DataConfig) -> list[Path]:
-    image_set = TORCHVISION_DATASETS[data.dataset]
-    files = (Path(str(data.path), image_set.folder, name) for name in image_set.files)
-    return [file for file in files if not is_file(file)]
 
 
 def open_torchvision_dataset(data: DataConfig) -> ArraySource:
     """Open a torchvision dataset from the decoded cache, or with torchvision if it is not cached. Raises UsageError."""
     image_set, root = TORCHVISION_DATASETS[data.dataset], Path(str(data.path))
     check_torchvision_files(data)
-    if _missing_files(data):
-        with _download_lock(root):
-            if _missing_files(data):
+    if data.download:
+        with _download_lock(root / image_set.folder, root):
+            if any(not is_file(root / image_set.folder / name) for name in image_set.files):
                 _read_torchvision_dataset(data)
     key = compute_cache_key(
         {"dataset": data.dataset}, (root / image_set.folder / name for name in image_set.files), root
@@ -177,26 +175,50 @@ def _unpickle_only_published_files(torchvision_class: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _download_lock(root: Path) -> Iterator[None]:
-    """Create and lock the folder `root`: one rank downloads into it, and the others wait.
+def _download_lock(folder: Path, root: Path) -> Iterator[None]:
+    """Create `folder` and lock it. One rank downloads into it, and the others wait for the lock.
 
-    Raises UsageError if that is not possible."""
-    lock_file = root / ".download.lock"
-    with ExitStack() as lock:
+    The lock is on the folder itself: a rank that is killed during a download leaves no lock file. After a failed
+    download, the folders that it created are deleted. Raises UsageError if `folder` cannot be created."""
+    with ExitStack() as locks:
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            lock.enter_context(exclusive_lock(lock_file))
+            while True:
+                new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
+                folder.mkdir(parents=True, exist_ok=True)
+                if locks.enter_context(_locked_folder(folder, root)):
+                    break
+                locks.close()
         except OSError as error:
-            reason = f"{root} cannot be created and locked: {error.strerror}"
-            advice = "choose a folder that you can write to"
-            raise UsageError.one("data.path", reason, advice, code="not-writable") from error
+            reason = f"{folder} cannot be created and locked: {error.strerror}"
+            raise UsageError.one(
+                "data.path", reason, "choose a folder that you can write to", code="not-writable"
+            ) from error
         try:
             yield
         finally:
-            # A download that failed leaves no folder. Another rank may be waiting in it.
             with suppress(OSError):
-                lock_file.unlink()
-                root.rmdir()
+                for path in new_folders:
+                    path.rmdir()
+
+
+@contextmanager
+def _locked_folder(folder: Path, root: Path) -> Iterator[bool]:
+    """Hold a lock on a folder; yield False if another process deleted it before the lock was free. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    lock_file = root / ".download.lock"
+    with ExitStack() as cleanup:
+        cleanup.callback(os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            # NFS locks only files that are open for writing, which a folder cannot be.
+            cleanup.callback(lock_file.unlink, missing_ok=True)
+            cleanup.enter_context(exclusive_lock(lock_file))
+        try:
+            is_same = os.path.samestat(os.fstat(handle), folder.stat())
+        except FileNotFoundError:
+            is_same = False
+        yield is_same
 
 
 @dataclass(frozen=True)

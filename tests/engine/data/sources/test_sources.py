@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gzip
 import hashlib
 import os
 import pickle
+import stat
 import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -139,7 +143,7 @@ def test_failed_download_is_one_sentence_and_leaves_nothing(tmp_path: Path, monk
     cause = "Error downloading train-images: Tried x, got: <urlopen error>;"
     values = ("mnist ", f" {tmp_path}/new/data: ", cause, "MNIST/raw")
     assert has_problem([problem], "download-failed", "data.path", *values) and "\n" not in str(problem)
-    assert not (tmp_path / "new" / "data").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_failed_download_names_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +157,70 @@ def test_failed_download_names_the_address(tmp_path: Path, monkeypatch: pytest.M
         open_source(config("data.dataset=cifar10", f"data.path={tmp_path}", "data.download=true"))
 
 
+@pytest.mark.parametrize("locks_folders", [True, False])
+def test_download_locks_folder_without_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks_folders: bool
+) -> None:
+    found: list[str] = []
+    flock = fcntl.flock
+
+    def lock_files_only(handle: int, operation: int) -> None:
+        # As on NFS.
+        if not locks_folders and stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(handle, operation)
+
+    def fail(*_: object, **__: object) -> None:
+        found.extend(sorted(path.name for path in tmp_path.rglob("*")))
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr("fcntl.flock", lock_files_only)
+    monkeypatch.setattr("torchvision.datasets.MNIST.download", fail)
+    with pytest.raises(UsageError, match="no network"):
+        open_source(config("data.dataset=mnist", f"data.path={tmp_path}", "data.download=true"))
+    # A rank that is killed here leaves what is there now.
+    assert found == (["MNIST", "raw"] if locks_folders else [".download.lock", "MNIST", "raw"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_download_waits_for_another_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, attempts = tmp_path / "MNIST" / "raw", []
+    failing, waiting = threading.Event(), threading.Event()
+
+    def fail(*_: object, **__: object) -> None:
+        attempts.append(raw.is_dir())
+        if len(attempts) == 1:
+            failing.set()
+            # Until the second download has opened the folder that this one deletes.
+            assert waiting.wait(30)
+        raise RuntimeError("no network")
+
+    flock = fcntl.flock
+
+    def announce(handle: int, operation: int) -> None:
+        if failing.is_set():
+            waiting.set()
+        flock(handle, operation)
+
+    monkeypatch.setattr("torchvision.datasets.MNIST.download", fail)
+    monkeypatch.setattr("fcntl.flock", announce)
+
+    def download() -> None:
+        with pytest.raises(UsageError, match="no network"):
+            open_source(config("data.dataset=mnist", f"data.path={tmp_path}", "data.download=true"))
+
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(download)
+        assert failing.wait(30)
+        second = pool.submit(download)
+        first.result(60), second.result(60)
+    assert attempts == [True, True]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_download_into_unwritable_folder_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with raises_problem("not-writable", "data.path", f"{tmp_path}/file ", os.strerror(errno.EEXIST)):
+    with raises_problem("not-writable", "data.path", f"{tmp_path}/file/MNIST/raw ", os.strerror(errno.ENOTDIR)):
         open_source(config("data.dataset=mnist", f"data.path={tmp_path}/file", "data.download=true"))
 
 
