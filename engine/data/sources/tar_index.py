@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import tarfile
+import time
 import zipfile
 from array import array
 from collections.abc import Iterator, Sequence
@@ -33,13 +35,14 @@ from engine.utils.files import (
     replace_file,
     user_path_problem,
 )
-from engine.utils.text import printable
+from engine.utils.text import pluralize, printable
 
 INDEX_FOLDER = "shards"
 # Part of the file name of an index: another version of gputrain may know other members or labels.
 INDEX_FORMAT = 2
 # All indices together. ImageNet takes 60 MB.
 MAX_TOTAL_BYTES = 1 << 30
+PROGRESS_SECONDS = 2.0
 IMAGE_EXTENSIONS = {
     *("jpg", "jpeg", "png", "webp", "ppm", "pgm", "pbm", "bmp", "gif", "tif", "tiff", "avif", "jp2"),
     *("img", "image"),
@@ -139,9 +142,10 @@ def _write_cached(name: str, index: TarIndex) -> None:
 
 
 def _build_index(paths: Sequence[str], stamps: Sequence[tuple[int, int]]) -> TarIndex:
-    """Read the headers and labels of shards. Raises ShardError."""
+    """Read the headers and labels of shards. Prints its progress to stderr. Raises ShardError."""
     columns = {column: array(kind) for column, kind in _COLUMNS.items()}
     names, skipped = bytearray(), list[str]()
+    shown = time.monotonic()
     for number, (path, stamp) in enumerate(zip(paths, stamps, strict=True)):
         reasons: list[str] = []
         with open_shard(path) as file:
@@ -156,6 +160,10 @@ def _build_index(paths: Sequence[str], stamps: Sequence[tuple[int, int]]) -> Tar
         skipped += (f"{path}: {reason}" for reason in reasons[:MAX_SKIPPED])
         if len(reasons) > MAX_SKIPPED:
             skipped.append(f"{path}: {len(reasons) - MAX_SKIPPED} more members")
+        if time.monotonic() - shown > PROGRESS_SECONDS:
+            shown = time.monotonic()
+            done = f"{number + 1} of {pluralize(len(paths), 'shard')}"
+            print(f"indexing {printable(os.path.dirname(path))} once: {done}", file=sys.stderr, flush=True)  # noqa: PTH120
     arrays = {column: np.array(values) for column, values in columns.items()}
     return TarIndex(np.array(stamps, np.int64), names=bytes(names), skipped=tuple(skipped), **arrays)
 

@@ -214,6 +214,14 @@ def test_tar_index_is_made_again_if_damaged_or_writable_by_others(tmp_path: Path
     assert contents(open_shards(pattern)) == expected
 
 
+def test_tar_source_prints_progress_of_indexing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("engine.data.sources.tar_index.PROGRESS_SECONDS", 0.0)
+    open_shards(write_shards(tmp_path, shards=3))
+    assert capsys.readouterr().err.splitlines()[0] == f"indexing {tmp_path} once: 1 of 3 shards"
+
+
 def test_tar_source_finds_parts_by_the_names_of_shards_in_a_folder(tmp_path: Path) -> None:
     write_shards(tmp_path, shards=2)
     assert open_shards(str(tmp_path)).num_images("val") == 4, "the training shards are split"
