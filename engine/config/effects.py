@@ -6,11 +6,13 @@ devices of the run. Every front end shows the same messages.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from engine.config.begin_time import begin_time
 from engine.config.command_line import shown_value
 from engine.config.data_sections import IMAGE_FILE_DATASETS
 from engine.config.optimizer_options import COMMON_OPTIONS, OPTIMIZERS, accepts_key
@@ -195,6 +197,13 @@ def _without_resize(config: Config) -> str:
     return "" if is_resized else f"on images of {data.dataset}, which are not resized"
 
 
+def _past_begin(text: str | None) -> str:
+    """Return that a begin time is in the past: as with sbatch, the run then starts at once."""
+    now = time.time()
+    seconds = begin_time(text or "now", now)
+    return f"because {text} is in the past" if seconds is not None and seconds < now else ""
+
+
 def _unless(has_effect: Callable[[Config], object], why: str) -> Callable[[Config], str]:
     return lambda config: "" if has_effect(config) else why
 
@@ -308,4 +317,5 @@ _RULES = (
         ("device.gpus",),
         _unless(lambda config: config.device.gpus != "cpu", "on the CPU (device.gpus=cpu)"),
     ),
+    _Rule("queue.begin", (), lambda config: _past_begin(config.queue.begin)),
 )

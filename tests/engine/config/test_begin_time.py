@@ -11,6 +11,7 @@ import pytest
 from engine.config.begin_time import begin_time
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
+from support.messages import has_problem
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +84,9 @@ def test_begin_time_implies_wait_and_is_not_stored() -> None:
     config = resolve_config("digits", ["queue.begin=now+2h"]).config
     assert config.waits
     assert "begin" not in as_stored(config)["queue"]
+
+
+def test_begin_time_in_the_past_is_a_warning() -> None:
+    resolved = resolve_config("digits", ["queue.begin=2020-01-01T00:00"])
+    assert has_problem([part.warning for part in resolved.no_effect], "no-effect", "", "queue.begin=2020-01-01T00:00")
+    assert resolve_config("digits", ["queue.begin=now+2h"]).no_effect == ()
