@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,7 +64,8 @@ def build_optimizer(
     lr = scaled_lr(config, world_size)
     avoid_dynamo_import()
     if is_user_optimizer(config.name):
-        own = build_user_optimizer(config, run or RunConfig(), groups, lr, [] if notes is None else notes)
+        restore = partial(restore_optimizer, config=config)
+        own = build_user_optimizer(config, run or RunConfig(), groups, lr, restore, [] if notes is None else notes)
         # Without torch's wrapper around `step`, hooks would not run.
         if not (own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks):
             unwrap_step(own)

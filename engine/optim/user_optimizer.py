@@ -31,15 +31,17 @@ OPTIMIZER_KEY = "optim.name"
 MAX_LISTED_PARAMETERS = 3
 # Settings of a group that the config of a resumed run decides, not its checkpoint.
 GROUP_SETTINGS = ("params", "param_names", "lr", "lr_scale", "weight_decay", *COMMON_OPTIONS)
+Restore = Callable[[Optimizer, dict[str, Any]], None]
 
 
 def build_user_optimizer(
-    config: OptimConfig, run: RunConfig, groups: list[ParamGroup], lr: float, notes: list[Problem]
+    config: OptimConfig, run: RunConfig, groups: list[ParamGroup], lr: float, restore: Restore, notes: list[Problem]
 ) -> Optimizer:
     """Build the user's optimizer for `groups`, whose `params` are pairs of name and parameter.
 
-    Appends to `notes` what has no effect. Raises UsageError if the code fails, does not return an optimizer of all
-    parameters, or has a state that a checkpoint cannot hold.
+    Appends to `notes` what has no effect, and whether a resumed run would differ. `restore` loads a state. Raises
+    UsageError if the code fails, does not return an optimizer of all parameters, or has a state that a checkpoint
+    cannot hold.
     """
     factory: Any = load_user_code(OPTIMIZER_KEY, config.name, run.code, run.code_packages)
     arguments = _arguments(config, factory, lr, notes)
@@ -51,7 +53,7 @@ def build_user_optimizer(
             raise _failure(config, run, "fails", error) from error
         return _check(config, built, groups, lr)
 
-    _try_steps(config, run, groups, build)
+    _try_steps(config, run, groups, build, restore, notes)
     return build(groups)
 
 
@@ -141,38 +143,78 @@ def _check(config: OptimConfig, built: Any, groups: list[ParamGroup], lr: float)
 
 
 def _try_steps(
-    config: OptimConfig, run: RunConfig, groups: list[ParamGroup], build: Callable[[list[ParamGroup]], Optimizer]
+    config: OptimConfig,
+    run: RunConfig,
+    groups: list[ParamGroup],
+    build: Callable[[list[ParamGroup]], Optimizer],
+    restore: Restore,
+    notes: list[Problem],
 ) -> None:
-    """Take two steps with copies of the parameters, and save the state in between.
+    """Take two steps with copies of the parameters, and the second again with a state that was saved and restored.
 
     Raises UsageError if a step fails, or `torch.load` refuses the state.
     """
-    copies = [
+    whole, resumed = _copies(groups), _copies(groups)
+    devices = {parameter.device for group in groups for _, parameter in group["params"] if parameter.is_cuda}
+    with torch.random.fork_rng(list(devices)):
+        optimizer = build(whole)
+        try:
+            _step(optimizer, whole, seed=1)
+        except Exception as error:
+            raise _failure(config, run, "fails in its first step", error) from error
+        buffer = BytesIO()
+        try:
+            torch.save(optimizer.state_dict(), buffer)
+            buffer.seek(0)
+            saved = torch.load(buffer, weights_only=True)
+        except (PickleError, RuntimeError, TypeError, AttributeError) as error:
+            reason = (
+                f"{config.name} has a state that a checkpoint cannot hold ({type(error).__name__}); keep tensors, "
+                "numbers, text, lists and dicts in optimizer.state and the groups"
+            )
+            raise UsageError.one(OPTIMIZER_KEY, reason, code="not-supported") from error
+        with torch.no_grad():
+            for group, copied in zip(whole, resumed, strict=True):
+                for (_, value), (_, copy) in zip(group["params"], copied["params"], strict=True):
+                    copy.copy_(value)
+        try:
+            _step(optimizer, whole, seed=2)
+        except Exception as error:
+            raise _failure(config, run, "fails in its second step", error) from error
+        try:
+            later = build(resumed)
+            restore(later, deepcopy(saved))
+            _step(later, resumed, seed=2)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise _failure(config, run, "fails when its state is restored", error) from error
+    pairs = zip(_parameters(whole), _parameters(resumed), strict=True)
+    if not all(torch.equal(value, other) for value, other in pairs):
+        reason = (
+            f"a resumed run will differ from an uninterrupted one, because {config.name} keeps a part of its state "
+            "outside of optimizer.state and the parameter groups"
+        )
+        notes.append(Problem(OPTIMIZER_KEY, reason, code="resume-differs"))
+
+
+def _parameters(groups: list[ParamGroup]) -> list[nn.Parameter]:
+    return [parameter for group in groups for _, parameter in group["params"]]
+
+
+def _copies(groups: list[ParamGroup]) -> list[ParamGroup]:
+    return [
         {**group, "params": [(name, nn.Parameter(value.detach().clone())) for name, value in group["params"]]}
         for group in groups
     ]
-    parameters = [parameter for group in copies for _, parameter in group["params"]]
-    with torch.random.fork_rng(list({parameter.device for parameter in parameters if parameter.is_cuda})):
-        optimizer = build(copies)
-        for seed, name in ((1, "first"), (2, "second")):
-            torch.manual_seed(seed)
-            for parameter in parameters:
-                parameter.grad = torch.sin(parameter.detach() * 100 + seed)
-            try:
-                optimizer.step()
-            except Exception as error:
-                raise _failure(config, run, f"fails in its {name} step", error) from error
-            buffer = BytesIO()
-            try:
-                torch.save(optimizer.state_dict(), buffer)
-                buffer.seek(0)
-                torch.load(buffer, weights_only=True)
-            except (PickleError, RuntimeError, TypeError, AttributeError) as error:
-                reason = (
-                    f"{config.name} has a state that a checkpoint cannot hold ({type(error).__name__}); keep tensors, "
-                    "numbers, text, lists and dicts in optimizer.state and the groups"
-                )
-                raise UsageError.one(OPTIMIZER_KEY, reason, code="not-supported") from error
+
+
+def _step(optimizer: Optimizer, groups: list[ParamGroup], seed: int) -> None:
+    """Step with gradients that depend on the parameters and on the seed."""
+    torch.manual_seed(seed)
+    for parameter in _parameters(groups):
+        parameter.grad = torch.sin(parameter.detach() * 100 + seed)
+    optimizer.step()
 
 
 def _failure(config: OptimConfig, run: RunConfig, what: str, error: Exception) -> UsageError:

@@ -41,6 +41,23 @@ class Sign(Optimizer):
                 p.add_(mean.sign(), alpha=-group["lr"] * self.decay ** group["count"])
 
 
+class Forgetful(Sign):
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.number = 0
+
+    def step(self, closure=None):
+        self.number += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.add_(p.grad, alpha=-group["lr"] / self.number)
+
+
+class Unrestorable(Sign):
+    def load_state_dict(self, state):
+        raise ValueError("not implemented")
+
+
 class Unsavable(Sign):
     def step(self, closure=None):
         super().step()
@@ -177,6 +194,7 @@ def test_required_argument_of_user_optimizer_names_its_key(run: RunConfig, name:
         (config("lbfgs"), "not-supported", ["own_optimizers:lbfgs ", "step()"]),
         (config("Unsavable"), "not-supported", ["own_optimizers:Unsavable "]),
         (config("Unpicklable"), "not-supported", ["own_optimizers:Unpicklable "]),
+        (config("Unrestorable"), "user-code-failed", ["own_optimizers:Unrestorable ", "ValueError: not implemented"]),
         (config("Twice"), "user-code-failed", ["own_optimizers:Twice ", "RuntimeError: no second step please"]),
         (config("adam", options={"beta": 1}), "unknown-key", ["own_optimizers:adam ", "'beta'", "betas?"]),
         (config("adam", options={"lr": 1}), "unknown-key", ["lr ", "optim.lr"]),
@@ -189,6 +207,12 @@ def test_user_optimizer_that_does_not_work_is_refused(
     shown = [value.format(Path(str(run.code)) / "own_optimizers.py") for value in values]
     with raises_problem(problem, location, *shown):
         build_optimizer(settings, small(), run=run)
+
+
+def test_user_optimizer_whose_state_is_not_saved_is_noted(run: RunConfig) -> None:
+    notes: list[Problem] = []
+    build_optimizer(config("Forgetful"), small(), run=run, notes=notes)
+    assert len(notes) == 1 and has_problem(notes, "resume-differs", "optim.name", "own_optimizers:Forgetful")
 
 
 def test_resumed_run_with_user_optimizer_equals_uninterrupted_run(run: RunConfig, tmp_path: Path) -> None:
