@@ -10,8 +10,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Literal
 
 from engine.command.line_metrics import (
@@ -258,6 +257,34 @@ class _Ranks:
 # Patterns of the user
 
 
+class _TimeLimit:
+    """Ends a match that takes more than `MAX_MATCH_SECONDS` of CPU time: `re` looks for signals while it matches."""
+
+    def __init__(self) -> None:
+        self._is_installed, self._is_matching = False, False
+
+    def search(self, compiled: re.Pattern[str], text: str) -> re.Match[str] | None:
+        """Return the first match. Raises TimeoutError. For the main thread."""
+        if not self._is_installed:
+            # Once: it takes 20 times as long as to set the timer.
+            signal.signal(signal.SIGVTALRM, self._expire)
+            self._is_installed = True
+        self._is_matching = True
+        signal.setitimer(signal.ITIMER_VIRTUAL, MAX_MATCH_SECONDS)
+        try:
+            return compiled.search(text)
+        finally:
+            self._is_matching = False
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+
+    def _expire(self, *_: object) -> None:
+        if self._is_matching:
+            raise TimeoutError
+
+
+_TIME_LIMIT = _TimeLimit()  # of the process, as signals are
+
+
 class _Pattern:
     """A pattern of `--parse`: its named groups are metrics, or the step and the epoch."""
 
@@ -277,29 +304,12 @@ class _Pattern:
         """Return the values of the first match, None without one. Raises TimeoutError."""
         if len(text) > MAX_LINE_LENGTH:
             return None
-        with _time_limit(MAX_MATCH_SECONDS):
-            match = self._compiled.search(text)
+        match = _TIME_LIMIT.search(self._compiled, text)
         if match is None:
             return None
         found = {name: value for name, group in match.groupdict().items() if (value := _number_of(group)) is not None}
         step, epoch = to_step(found.pop("step", None)), found.pop("epoch", None)
         return ParsedLine(found, step, None, epoch) if found else None
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError after so much CPU time: `re` looks for signals while it matches. For the main thread."""
-
-    def expire(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGVTALRM, expire)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 def _number_of(group: str | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import pytest
@@ -272,3 +273,12 @@ def test_pattern_that_takes_exponential_time_is_given_up_and_reported() -> None:
     assert metrics.feed("1" * 60) == []
     assert has_problem(metrics.problems, "timed-out", "--parse", "(1+)+x")
     assert [point.value for point in metrics.feed("b=3 " + "1" * 60)] == [3]
+
+
+def test_signal_handler_of_patterns_is_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[int] = []
+    monkeypatch.setattr(output_metrics, "_TIME_LIMIT", output_metrics._TimeLimit())
+    monkeypatch.setattr("signal.signal", lambda number, _: installed.append(number))
+    metrics = OutputMetrics([r"a=(?P<a>\d+)", r"b=(?P<b>\d+)"])
+    assert [point.value for point in feed(metrics, "a=1", "b=2", "b=3")] == [1, 2, 3]
+    assert installed == [signal.SIGVTALRM]
