@@ -15,12 +15,17 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
+from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.distributed.messages import PeerFailedError
+from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
-from engine.launch import handshake
+from engine.gpus.selection import CudaDevice
+from engine.launch import external, handshake
 from engine.launch.handshake import continue_run_of_agents, heartbeat, wait_for_key
+from engine.launch.lifecycle import TrainingRun
 from engine.launch.node import collect_preflights, share_preflight
+from engine.launch.preflight import Preflight
 from engine.launch.request import RunRequest
 from engine.runs.events import Event, WarningEvent
 from engine.utils.errors import UsageError
@@ -203,6 +208,21 @@ def test_collect_preflights_raises_failure_of_another_rank() -> None:
     share_preflight(RankInfo(1, 2, 1, 2), store, failure="OSError: bad disk")
     with raises_problem("rank-failed", None, " 1 ", "OSError: bad disk", kind=PeerFailedError):
         collect_preflights(RankInfo(0, 2, 0, 2), store, SignalHandler())
+
+
+def test_rank_0_plans_with_the_lowest_capability_of_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = CudaDevice(0, "GPU-0", "made up", 0, capability=(8, 0))
+    request = RunRequest(resolve_config("digits", ["device.gpus=0", "precision.amp=auto"]).config, tmp_path, "x")
+    planned = Preflight()
+    planned.use_plan(plan_node(request.config, [gpu], 1, 2), request.config)
+    assert planned.amp.level == "bf16"
+    monkeypatch.setattr(external, "run_preflight", lambda *_: planned)
+    store = HashStore()
+    share_preflight(RankInfo(1, 2, 0, 1), store, capability=(7, 0))
+    rank_0 = external._ExternalRank(RankInfo(0, 2, 0, 1), "torchrun", SignalHandler(), store)
+    preflight = external._run_preflight_on_all_ranks(TrainingRun(request, lambda _: None), rank_0)
+    assert preflight.plan is not None and preflight.plan.capability == (7, 0)
+    assert preflight.amp.level == "off"
 
 
 @pytest.mark.parametrize("data", ["{", "[]", '{"host": 5}', '{"host": "second"}'])

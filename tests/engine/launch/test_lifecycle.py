@@ -79,6 +79,14 @@ def test_owner_resumes_run_that_has_something_left_to_do(
         assert is_left or says(owned.warnings[0], "already-finished", "a ", "2 epochs", "run.epochs")
 
 
+def test_owner_that_is_refused_its_claim_leaves_the_folder_to_others(tmp_path: Path) -> None:
+    folder = make_ended_run(tmp_path, "finished")
+    with owner(tmp_path, run={"resume": True, "epochs": 1}) as owned:
+        with pytest.raises(AlreadyFinishedError):
+            owned.run.prepare(PREFLIGHT)
+        assert not folder.is_owned()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
