@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from engine.config.begin_time import begin_time
 from engine.config.command_line import shown_value
 from engine.config.data_sections import IMAGE_FILE_DATASETS
+from engine.config.key_names import REMOVED_KEYS
 from engine.config.optimizer_options import COMMON_OPTIONS, OPTIMIZERS, accepts_key
 from engine.config.rules import ANY_USER_CODE, DEPENDS_ON, key_of_original_size
 from engine.config.schema import UNSTORED_KEYS, Config, fields, sections
@@ -109,6 +110,11 @@ def lr_without_effect(config: Config, value: Any) -> NoEffect:
     """Return that a learning rate is not used, because a later layer than the one that set it changed the optimizer."""
     why = f"with optim.name={config.optim.name}, whose default {config.optim.lr:g} is used; set it with --lr"
     return _value_without_effect("optim.lr", value, why)
+
+
+def removed_key(key: str, value: Any) -> NoEffect:
+    """Return that a key of an earlier version, which the config of a run sets, is not used."""
+    return _value_without_effect(key, value, f"in this version: {REMOVED_KEYS[key].reason}")
 
 
 def section_keys(name: str) -> list[str]:

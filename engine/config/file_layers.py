@@ -6,9 +6,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from engine.config.key_names import REMOVED_KEYS, key_hint
+from engine.config.key_names import REMOVED_KEYS, key_hint, removed_values
 from engine.config.schema import UNSTORED_KEYS, sections
 from engine.config.yaml_io import read_yaml
 from engine.utils.errors import Problem, UsageError, did_you_mean, raise_if_any
@@ -21,11 +22,13 @@ MAX_BASE_FILES = 100
 
 
 class Layer(NamedTuple):
-    """The values that one source sets. `foreign` is why other users can change that file, None if they cannot."""
+    """The values that one source sets. `foreign` is why other users can change that file, None if they cannot.
+    `removed` are the removed keys of the config of a run, with their values, which are not used."""
 
     source: str
     values: ConfigLayer
     foreign: str | None = None
+    removed: Mapping[str, Any] = MappingProxyType({})
 
 
 def _read_config_file(path: Path) -> tuple[dict[str, Any], str | None]:
@@ -88,10 +91,15 @@ def _read_layers(
         if keys is not None and not isinstance(keys, dict) and section in sections()
     ]
     values = {section: keys or {} for section, keys in content.items()}
-    for key, (default, _) in REMOVED_KEYS.items():
+    removed = removed_values(values)
+    is_run_config = path.name == "config.yaml" and is_file(path.parent / "events.jsonl")
+    for key, (default, _, _, is_resumable) in REMOVED_KEYS.items():
         section, _, name = key.partition(".")
-        if isinstance(keys := values.get(section), dict) and keys.get(name) == default:
-            del keys[name]
+        if isinstance(keys := values.get(section), dict) and name in keys:
+            # The user did not write the config of a run.
+            is_ignored = is_run_config and (is_resumable or key not in removed)
+            if keys[name] == default or is_ignored:
+                del keys[name]
     for key in UNSTORED_KEYS:
         section, _, name = key.partition(".")
         # `gputrain config --json` prints the empty default, too.
@@ -99,4 +107,4 @@ def _read_layers(
             reason = f"cannot be set in a config file; set it on the command line or in {settings_file()}"
             problems.append(Problem(key, reason, source=str(path), code="not-supported"))
     raise_if_any(problems)
-    return [*layers, Layer(str(path), values, foreign)]
+    return [*layers, Layer(str(path), values, foreign, removed if is_run_config else {})]

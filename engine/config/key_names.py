@@ -1,12 +1,12 @@
-"""Find the config key that a user means: names of other libraries, other sections, misspelled names.
+"""Find the config key that a user means: names of other libraries, other sections, misspelled names, removed keys.
 
 `engine.config.loader`, `engine.config.messages` and the command line name it in their messages about unknown keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from engine.config.schema import fields, sections
 from engine.utils.errors import nearest
@@ -52,12 +52,33 @@ SYNONYMS = {
     "precision.amp": ("bf16", "fp16", "half", "mixed_precision", "precision"),
     "checkpoint.keep": ("save_top_k", "save_total_limit"),
 }
-# Keys of earlier versions, each with its default, which their config files hold, and with what holds now.
-REMOVED_KEYS: dict[str, tuple[Any, str]] = {
-    "optim.muon_conv": ("off", "Muon trains matrices, and AdamW the other parameters"),
-    "data.shuffle": ("full", "all training images are shuffled"),
-    "data.decoder": ("auto", "JPEG files are decoded on the CPU"),
-    "queue.backfill": (0.0, "a later run does not start before a run that waits for the same GPUs"),
+
+
+class RemovedKey(NamedTuple):
+    """A key of earlier versions, whose config files hold its default."""
+
+    default: Any
+    reason: str
+    """What holds now."""
+    resumed: str = ""
+    """What changes for a run that began with another value, a clause; "" if nothing, or if another message says it."""
+    is_resumable: bool = True
+    """Whether a run that began with another value can be resumed."""
+
+
+REMOVED_KEYS = {
+    "optim.muon_conv": RemovedKey(
+        "off",
+        "Muon trains matrices, and AdamW the other parameters",
+        "the state of the optimizer does not fit",
+        is_resumable=False,
+    ),
+    # Blocks of neighbors were shuffled within windows; fewer images were one window, and the order was that of today.
+    "data.shuffle": RemovedKey(
+        "full", "all training images are shuffled", "the order of more than 49,152 training images differs"
+    ),
+    "data.decoder": RemovedKey("auto", "JPEG files are decoded on the CPU"),
+    "queue.backfill": RemovedKey(0.0, "a later run does not start before a run that waits for the same GPUs"),
 }
 _KEY_OF_SYNONYM = {synonym: key for key, synonyms in SYNONYMS.items() for synonym in synonyms}
 
@@ -91,6 +112,21 @@ def key_hint(word: str, known: Collection[str] | None = None) -> str:
         if not found and (near := nearest(name, map(_name, candidates))) is not None:
             found = [key for key in candidates if _name(key) == near]
     return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def removed_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the removed keys that have another value than their default in a config by section, with these values."""
+    found = {}
+    for key, removed in REMOVED_KEYS.items():
+        section, _, name = key.partition(".")
+        values = config.get(section)
+        if isinstance(values, Mapping) and values.get(name, removed.default) != removed.default:
+            found[key] = values[name]
+    optimizer = config.get("optim")
+    # It had no effect on other optimizers.
+    if isinstance(optimizer, Mapping) and optimizer.get("name") != "muon":
+        found.pop("optim.muon_conv", None)
+    return found
 
 
 def _all_keys() -> list[str]:

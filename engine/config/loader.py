@@ -19,7 +19,7 @@ import yaml
 from pydantic import ValidationError
 
 from engine.config.data_sections import OTHER_LABELS_ADVICE
-from engine.config.effects import NoEffect, keys_without_effect, lr_without_effect, typed_without_effect
+from engine.config.effects import NoEffect, keys_without_effect, lr_without_effect, removed_key, typed_without_effect
 from engine.config.file_layers import ConfigLayer, Layer, read_file_layers
 from engine.config.key_names import key_hint
 from engine.config.messages import problem_from_pydantic
@@ -238,7 +238,7 @@ def resolve_config(
     sources: dict[str, str] = {}
     foreign: dict[str, str] = {}
     dropped_lr: Any = None
-    for source, layer, reason in layers:
+    for source, layer, reason, _ in layers:
         for section, keys in layer.items():
             if not isinstance(keys, dict):
                 keys = {}
@@ -280,6 +280,9 @@ def resolve_config(
     no_effect = typed_without_effect(values, unused)
     if dropped_lr not in (None, config.optim.lr) and "optim.lr" not in sources:
         no_effect.append(lr_without_effect(config, dropped_lr))
+    # `engine.training.resume` compares with the checkpoint.
+    if not config.run.resume:
+        no_effect += [removed_key(key, value) for layer in layers for key, value in layer.removed.items()]
     sources = {key: sources.get(key, "default") for key, _ in fields()}
     no_effect += keys_without_effect(config, [*file_layers, _by_section(dict.fromkeys(typed))])
     return ResolvedConfig(config, sources, frozenset(typed), foreign_code, missing, tuple(no_effect))

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.config.command_line import shown_value
+from engine.config.key_names import REMOVED_KEYS, removed_values
 from engine.config.notify_section import NotifyConfig
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict
 from engine.utils.errors import Problem
 
 # Changing one of these between two sessions of a run would invalidate its weights, optimizer state or data split.
 IMMUTABLE_KEYS = {
-    *("run.seed", "model.name", "model.source", "model.options", "optim.name"),
+    *("run.seed", "model.name", "model.source", "model.options", "optim.name", "optim.muon_conv"),
     *("data.dataset", "data.val_split", "data.image_size", "data.size_schedule", "data.channels"),
     *("data.mean", "data.std", "data.fake_train", "data.fake_val", "data.val_resize", "data.val_crop"),
     *("data.fit", "data.interpolation"),
@@ -39,6 +40,7 @@ def find_changes(saved: Mapping[str, Any], config: Config) -> list[KeyChange]:
     """Return the keys in which `config` differs from a saved config, in schema order.
 
     A key that is not saved, because it was added later, has its default value. Two spellings of one path are equal.
+    Keys that were removed since and change the resumed run follow; now they have their default.
     """
     defaults, changes = as_dict(Config()), []
     for section, values in as_dict(config).items():
@@ -50,7 +52,8 @@ def find_changes(saved: Mapping[str, Any], config: Config) -> list[KeyChange]:
             is_same_path = key in PATH_KEYS and None not in (before, value) and _real(before) == _real(value)
             if before != value and not is_same_path:
                 changes.append((key, before, value))
-    return changes
+    removed = removed_values(saved).items()
+    return changes + [(key, value, REMOVED_KEYS[key].default) for key, value in removed if REMOVED_KEYS[key].resumed]
 
 
 def _real(path: Any) -> str:
@@ -59,26 +62,32 @@ def _real(path: Any) -> str:
 
 def immutable_key_problems(changes: list[KeyChange]) -> list[Problem]:
     """Return a problem for each of the `IMMUTABLE_KEYS` that has changed."""
-    return [
-        Problem(
-            key,
-            f"cannot change when a run is resumed: it began with {shown_value(before)}, not {shown_value(value)}",
-            f"set {key} to {shown_value(before)} again, or use a new name with --name to start a new run",
-            code="resume-differs",
-        )
-        for key, before, value in changes
-        if key in IMMUTABLE_KEYS
-    ]
+    problems = []
+    for key, before, value in changes:
+        if key not in IMMUTABLE_KEYS:
+            continue
+        reason = f"cannot change when a run is resumed: it began with {shown_value(before)}, not {shown_value(value)}"
+        advice = f"set {key} to {shown_value(before)} again, or use a new name with --name to start a new run"
+        if key in REMOVED_KEYS:
+            reason = _removed_reason(key, before)
+            advice = "use the version of gputrain that wrote the run, or a new name with --name to start a new run"
+        problems.append(Problem(key, reason, advice, code="resume-differs"))
+    return problems
 
 
 def describe_changes(changes: list[KeyChange]) -> list[Problem]:
     """Return a warning for each changed key that affects the resumed run."""
-    return [
-        Problem(
-            "",
-            f"{key} changed from {shown_value(before)} to {shown_value(value)} since the checkpoint",
-            code="resume-differs",
-        )
-        for key, before, value in changes
-        if key not in UNREPORTED_KEYS
-    ]
+    warnings = []
+    for key, before, value in changes:
+        if key in UNREPORTED_KEYS:
+            continue
+        reason = f"changed from {shown_value(before)} to {shown_value(value)} since the checkpoint"
+        if key in REMOVED_KEYS:
+            reason = _removed_reason(key, before)
+        warnings.append(Problem("", f"{key} {reason}", code="resume-differs"))
+    return warnings
+
+
+def _removed_reason(key: str, before: Any) -> str:
+    removed = REMOVED_KEYS[key]
+    return f"no longer exists, and the run began with {shown_value(before)}: {removed.reason}, so {removed.resumed}"

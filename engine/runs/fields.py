@@ -222,6 +222,11 @@ def find_field(
         return _argument_field(name)
     if registered is not None:
         return _metric_field(registered)
+    from engine.config.key_names import REMOVED_KEYS
+
+    if any(wanted in (key, key.partition(".")[2]) for key in REMOVED_KEYS):
+        reason = "is a config key of an earlier version, and runs cannot be listed by it"
+        raise UsageError.one(name, reason, "search the config.yaml in their folders for it", code="unknown-key")
     found = nearest(wanted, known_names([*own, *arguments]))
     advice = "" if found is None else f"did you mean {quote_key(found)}?"
     raise UsageError.one(name, "is no metric of a run and no config key", advice, code="unknown-key")

@@ -136,6 +136,12 @@ def test_resolve_reports_all_errors_with_allowed_values() -> None:
     assert len(reported) == 6
 
 
+def test_resolve_names_file_of_invalid_key(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "run: {epochs: none}")
+    [problem] = problems(file=file)
+    assert has_problem([problem], "invalid-value", "run.epochs", "'none'", f"run.epochs (in {file}): ")
+
+
 def test_resolve_refuses_removed_key_unless_a_file_holds_its_default(tmp_path: Path) -> None:
     stored, chosen = tmp_path / "stored.yaml", tmp_path / "chosen.yaml"
     stored.write_text("data: {dataset: digits, decoder: auto}\n")
@@ -143,6 +149,19 @@ def test_resolve_refuses_removed_key_unless_a_file_holds_its_default(tmp_path: P
     assert resolve_config(str(stored)).config.data.dataset == "digits"
     with raises_problem("unknown-key", "data.decoder", "decoded on the CPU"):
         resolve_config(str(chosen))
+
+
+def test_resolve_ignores_removed_key_of_a_run(tmp_path: Path) -> None:
+    file = write(tmp_path / "config.yaml", "data: {dataset: digits, shuffle: blocks}\noptim: {muon_conv: 'on'}\n")
+    assert [problem.location for problem in problems(file=file)] == ["data.shuffle", "optim.muon_conv"]
+    (tmp_path / "events.jsonl").touch()
+    [(key, warning)] = resolve_config(file).no_effect
+    assert key == "data.shuffle" and has_problem([warning], "no-effect", "", "data.shuffle=blocks ", " are shuffled")
+    assert resolve_config(file, ["run.resume=true", "run.name=a"]).no_effect == ()
+    write(tmp_path / "config.yaml", "optim: {name: muon, muon_conv: 'on'}\n")
+    [problem] = problems(file=file)
+    assert has_problem([problem], "unknown-key", "optim.muon_conv", "resumed", "version of gputrain")
+    assert "remove it" not in str(problem)
 
 
 def test_resolve_suggests_section_for_bare_key() -> None:
