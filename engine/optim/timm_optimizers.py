@@ -16,6 +16,8 @@ from engine.config.optimizer_options import (
     RESERVED_ARGUMENTS,
     OptimizerOption,
     ValueRule,
+    are_numbers,
+    is_finite_number,
     option_problems,
 )
 from engine.config.training_sections import TIMM_PREFIX, OptimConfig
@@ -36,11 +38,17 @@ from engine.utils.libraries import cached_listing, import_library, installed_ver
 DefaultValue = bool | Integer | Finite | str | tuple[Finite, ...] | None
 
 
-class TimmOptimizer(Record, frozen=True, kw_only=True):
-    """The defaults of the options of an optimizer by name, None also for what is no plain value. `refused` is why it is
-    not supported, a clause; "" if it is."""
+class TimmOption(Record, frozen=True, kw_only=True):
+    """The default of an option, None also if it is no plain value, and whether the option may be None."""
 
-    options: dict[str, DefaultValue]
+    default: DefaultValue
+    optional: bool
+
+
+class TimmOptimizer(Record, frozen=True, kw_only=True):
+    """The options of an optimizer by name. `refused` is why it is not supported, a clause; "" if it is."""
+
+    options: dict[str, TimmOption]
     refused: str = ""
 
 
@@ -74,7 +82,7 @@ def timm_options(name: str) -> dict[str, OptimizerOption]:
     optimizer = catalog[timm_name]
     if optimizer.refused:
         raise UsageError.one("optim.name", f"{name} cannot be used: it {optimizer.refused}", code="not-supported")
-    return {key: _option_from_default(key, default) for key, default in optimizer.options.items()}
+    return {key: _option_from_default(key, option) for key, option in optimizer.options.items()}
 
 
 def timm_optimizer_names() -> list[str]:
@@ -93,14 +101,26 @@ def _usable_names(catalog: dict[str, TimmOptimizer]) -> list[str]:
     ]
 
 
-def _option_from_default(key: str, default: DefaultValue) -> OptimizerOption:
-    """Return an option with the rule of its config key, if it has one; the optimizer itself validates the others."""
+def _option_from_default(key: str, option: TimmOption) -> OptimizerOption:
+    """Derive the allowed values of an option from its default; the optimizer itself validates the rest."""
+    default = option.default
     common = COMMON_OPTIONS.get(key)
     if common is not None and (default is None or common.is_valid(default) or default == 0):
         return OptimizerOption(default, common)
     if isinstance(default, bool):
-        return OptimizerOption(default, BOOL)
-    return OptimizerOption(default, ValueRule("a value that timm accepts", lambda value: True))
+        rule = BOOL
+    elif is_finite_number(default):
+        rule = ValueRule("a number", is_finite_number)
+    elif isinstance(default, tuple):
+        count = len(default)
+        rule = ValueRule(f"{count} numbers", lambda value: are_numbers(value, count))
+    else:
+        rule = ValueRule("a value that timm accepts", lambda value: True)
+    if option.optional:
+        return OptimizerOption(
+            default, ValueRule(f"{rule.allowed}, or null", lambda value: value is None or rule.is_valid(value))
+        )
+    return OptimizerOption(default, rule)
 
 
 def _catalog() -> dict[str, TimmOptimizer]:
@@ -149,7 +169,7 @@ def _refusal(info: Any) -> str:
     return ""
 
 
-def _optimizer_parameters(info: Any) -> dict[str, DefaultValue]:
+def _optimizer_parameters(info: Any) -> dict[str, TimmOption]:
     """Return the options by name; `info` is timm's OptimInfo."""
     options = {}
     for key, parameter in inspect.signature(info.opt_class).parameters.items():
@@ -159,7 +179,8 @@ def _optimizer_parameters(info: Any) -> dict[str, DefaultValue]:
         if key == "momentum" and not default:
             # The default of timm's `create_optimizer_v2`.
             default = 0.9
-        options[key] = _plain_value(default)
+        optional = "None" in str(parameter.annotation) or "Optional" in str(parameter.annotation)
+        options[key] = TimmOption(default=_plain_value(default), optional=optional)
     return options
 
 
