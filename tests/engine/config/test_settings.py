@@ -26,6 +26,14 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
     path.chmod(mode)
 
 
+def test_settings_allow_packages_in_all_runs(settings: Path) -> None:
+    assert read_code_packages() == ()
+    write(settings, "run: {code_packages: [torchvision, timm]}\n")
+    resolved = resolve_config("digits")
+    assert resolved.config.run.code_packages == ("torchvision", "timm")
+    assert resolved.sources["run.code_packages"] == str(settings)
+
+
 @pytest.mark.parametrize(
     "text",
     [

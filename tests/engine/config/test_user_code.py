@@ -40,6 +40,28 @@ def gives_a_dict(classes):
 """
 
 
+BORROWS = """
+import functools
+import os
+import subprocess
+from os import system
+from subprocess import Popen, getoutput
+from torch.nn import Linear
+
+run_code = eval
+
+def own(): ...
+
+class Own:
+    def method(self): ...
+    def __call__(self): ...
+
+cached = functools.cache(own)
+bound = functools.partial(system, "true")
+instance = Own()
+"""
+
+
 @pytest.fixture(scope="module")
 def user_code_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with user code."""
@@ -75,6 +97,14 @@ def test_user_model_receives_input_shape_and_options(user_code_folder: Path) -> 
     assert isinstance(model, nn.Sequential)
     assert [tuple(weights.shape) for weights in model.parameters()] == [(7, 192), (7,), (5, 7), (5,)]
     assert model[2].p == 0.5
+
+
+def test_user_model_error_names_line(user_code_folder: Path) -> None:
+    line = NETS.splitlines().index('    raise KeyError("no such layer")') + 1
+    [problem] = refusal(user_code_folder, "owncode.nets:fails")
+    values = ("owncode.nets:fails", f"KeyError: 'no such layer' ({user_code_folder}/owncode/nets.py, line {line})")
+    assert has_problem([problem], "user-code-failed", "model.name", *values)
+    assert "\n" not in str(problem)
 
 
 def test_user_model_must_return_module(user_code_folder: Path) -> None:
@@ -216,3 +246,14 @@ def test_load_user_code_runs_no_package_of_missing_module(tmp_path: Path) -> Non
     (package / "__init__.py").write_text("open('ran', 'w')\n")
     assert is_refused("not-found", tmp_path, "never_imported.nets:build", "never_imported.nets ")
     assert "never_imported" not in sys.modules
+
+
+def test_load_user_code_refuses_what_cannot_be_called(user_code_folder: Path) -> None:
+    (user_code_folder / "owncode" / "borrows.py").write_text(BORROWS)
+    assert is_refused("invalid-value", user_code_folder, "owncode.borrows:subprocess", "owncode.borrows:subprocess")
+
+
+@pytest.mark.parametrize("attribute", ["own", "Own.method", "cached", "bound", "instance", "Linear"])
+def test_load_user_code_accepts_callable_of_user_module(user_code_folder: Path, attribute: str) -> None:
+    (user_code_folder / "owncode" / "borrows.py").write_text(BORROWS)
+    assert callable(load_user_code("model.name", f"owncode.borrows:{attribute}", str(user_code_folder)))

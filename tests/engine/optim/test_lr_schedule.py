@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from engine.config.rules import config_conflicts
 from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
-from engine.config.training_sections import ScheduleConfig
-from engine.optim.lr_schedule import lr_factor, schedule_length_problems
+from engine.config.training_sections import OptimConfig, ScheduleConfig
+from engine.optim.lr_schedule import lr_factor, scaled_lr, schedule_length_problems
 from engine.optim.plateau import PlateauFactor
 from support.messages import has_problem
 
@@ -139,6 +139,11 @@ def test_lr_factor_step_and_multistep_count_from_start_with_warmup(name: str, by
     plain, warmed = our_rates(by=by, **values), our_rates(by=by, warmup_steps=10, **values)
     assert warmed[10:] == plain[10:]
     assert warmed[:10] == pytest.approx([step / 10 for step in range(1, 11)])
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [("none", 1), ("linear", 4), ("sqrt", 2)])
+def test_scaled_lr_multiplies_by_ranks(scaling: str, factor: float) -> None:
+    assert scaled_lr(OptimConfig(lr=0.1, lr_scaling=scaling), 4) == pytest.approx(0.1 * factor)  # type: ignore[arg-type]
 
 
 # Plateau

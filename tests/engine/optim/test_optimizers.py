@@ -18,7 +18,7 @@ from engine.config.training_sections import DEFAULT_LRS, OptimConfig
 from engine.optim.optimizers import OPTIMIZER_CLASSES, build_optimizer, optimizer_step
 from engine.utils.errors import Problem
 from support.messages import has_problem
-from support.models.small_model import names_in, refused, same, small, train
+from support.models.small_model import names_in, refused, resumes_identically, same, small, train
 
 FUSED = {"sgd", "adam", "adamw"}
 TORCH_OPTIMIZERS = {**OPTIMIZER_CLASSES, "muon": optim.Muon}
@@ -177,6 +177,15 @@ def test_build_optimizer_sgd_updates_all_half_precision_weights(name: str, dtype
         weight.grad = torch.ones_like(weight)
     optimizer.step()
     assert all((weight != value).all() for weight, value in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("name", ["adamw", "rprop", "adadelta", "adafactor"])
+def test_restore_optimizer_continues_training_identically(name: str) -> None:
+    config = OptimConfig(name=name, lr=0.01, decay_norms=False, weight_decay=0.0 if name == "rprop" else 0.1)  # type: ignore[arg-type]
+    model, later = small(), small(7)
+    optimizer = build_optimizer(config, model)
+    train(model, optimizer)
+    assert resumes_identically(config, model, optimizer, later)
 
 
 # Muon

@@ -176,3 +176,11 @@ def test_doctor_warns_about_each_foreign_user_folder() -> None:
     checks = list(user_folder_checks())
     assert [check.advice.split()[1] for check in checks] == list(FOLDERS)
     assert all(str(folder()) in check.found for folder, check in zip(FOLDERS.values(), checks, strict=True))
+
+
+def test_lock_of_decoded_cache_cannot_be_held_by_other_users() -> None:
+    load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    (cache_folder() / "decoded" / "k.lock").chmod(0o644)
+    (cache_folder() / "decoded" / "k.json").unlink()
+    load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    assert (cache_folder() / "decoded" / "k.lock").stat().st_mode & 0o777 == 0o600

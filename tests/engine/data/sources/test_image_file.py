@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,6 +90,30 @@ def test_image_replaced_by_pipe_does_not_block(tmp_path: Path) -> None:
         with pytest.raises(UnreadableImageError) as error:
             read_image(path, RGB_16)
         assert says(str(error.value), "bad-image", f" {path} ") and says(str(error.value), "not-a-file")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fits"),
+    [((4, 4), True), ((5, 5), True), ((6, 5), False), ((4, 4, 4), False), ((25, 1), False), ((25, 25), False)],
+)
+def test_pixel_budget_admits_what_fits_and_larger_image_alone(sizes: tuple[int, ...], fits: bool) -> None:
+    budget = PixelBudget(10)
+    all_inside, finished = threading.Barrier(len(sizes)), []
+
+    def decode(pixels: int) -> None:
+        with budget.reserve(pixels):
+            try:
+                all_inside.wait(20 if fits else 0.2)
+                finished.append("together")
+            except threading.BrokenBarrierError:
+                finished.append("alone")
+
+    threads = [threading.Thread(target=decode, args=(pixels,)) for pixels in sizes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert finished == ["together" if fits else "alone"] * len(sizes)
 
 
 @pytest.mark.parametrize("read", [lambda path: read_image(path, RGB_16, center_box), _check_image])
