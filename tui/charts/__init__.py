@@ -1,1 +1,1 @@
-"""Charts of a run: curve data, visible window, axes, plotting as text, and export as SVG and CSV."""
+"""Charts of a run: curve data, visible window, axes, plotting as text, and export as CSV."""

@@ -118,3 +118,10 @@ def test_resolve_config_drops_trusted_code_of_refused_config(shared_config: Path
         resolve_config(str(shared_config), ["run.epochs=0"], trust_code=True)
     assert [problem.location for problem in caught.value.problems] == ["run.epochs"]
     assert caught.value.valid_part.model.name == "cnn"
+
+
+def test_code_trust_reports_no_module_that_is_missing(code: Path) -> None:
+    warnings: list[Problem] = []
+    (code / "trusted" / "nets.py").unlink()
+    CodeTrust(True, {"model.name": "a stranger names it"}, warnings.append).check(config(code))
+    assert warnings == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.config.differences import (
+    TOO_LARGE,
     differing_keys,
     flat_values,
     seed_group_key,
@@ -23,3 +24,11 @@ def test_seed_group_key_ignores_the_seed_and_keys_that_change_no_result() -> Non
     same = seed_group_key(flat_values({"run": {"seed": 1, "name": "a"}, "checkpoint": {"keep": 1}}))
     assert same == seed_group_key(flat_values({"run": {"seed": 2, "log_every": 5}, "device": {"gpus": "0"}}))
     assert same != seed_group_key(flat_values({"optim": {"lr": 0.2}}))
+
+
+def test_flat_values_bound_the_size_of_values() -> None:
+    options: object = "x"
+    for _ in range(12):
+        # Each list contains the one before eight times, as YAML's aliases do.
+        options = [options] * 8
+    assert flat_values({"optim": {"options": options}})["optim.options"] == TOO_LARGE

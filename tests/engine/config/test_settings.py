@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,15 @@ def test_stored_config_omits_packages() -> None:
 def test_code_packages_refuses_invalid_names() -> None:
     with raises_problem("invalid-value", "run.code_packages", "'torch.nn'"):
         resolve_config(None, ["run.code_packages=[torch.nn]"])
+
+
+def test_settings_refuse_link_to_inaccessible_file(settings: Path) -> None:
+    settings.symlink_to("/" + "a" * 300)
+    with raises_problem("not-readable", str(settings), os.strerror(errno.ENAMETOOLONG)):
+        read_code_packages()
+
+
+def test_settings_refuse_pipe(settings: Path) -> None:
+    os.mkfifo(settings)
+    with raises_problem("not-readable", str(settings)):
+        read_code_packages()

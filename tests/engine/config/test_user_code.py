@@ -257,3 +257,15 @@ def test_load_user_code_refuses_what_cannot_be_called(user_code_folder: Path) ->
 def test_load_user_code_accepts_callable_of_user_module(user_code_folder: Path, attribute: str) -> None:
     (user_code_folder / "owncode" / "borrows.py").write_text(BORROWS)
     assert callable(load_user_code("model.name", f"owncode.borrows:{attribute}", str(user_code_folder)))
+
+
+def test_user_model_reports_all_invalid_options_together(user_code_folder: Path) -> None:
+    problems = refusal(user_code_folder, "owncode.nets:build", hiden=7, num_classes=3)
+    assert has_problem(problems, "unknown-key", "model.options", "owncode.nets:build", "'hiden'", "hidden?")
+    assert has_problem(problems, "missing-value", "model.options", "owncode.nets:build", "hidden")
+    assert has_problem(problems, "fixed-value", "model.options", "num_classes")
+
+
+def test_load_user_code_reports_missing_folder(tmp_path: Path) -> None:
+    with raises_problem("not-found", "model.name", tmp_path / "nowhere", "(run.code)"):
+        load_user_code("model.name", "surely_not_there:build", str(tmp_path / "nowhere"))

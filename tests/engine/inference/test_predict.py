@@ -13,8 +13,9 @@ from PIL import Image
 
 from engine.data.augment.batch_ops import normalize
 from engine.data.sources.open import open_source
+from engine.inference.evaluate import evaluate_checkpoint
 from engine.inference.predict import find_input_files, predict
-from engine.inference.trained_model import load_trained_model
+from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
 from engine.runs.folder import RunFolder
 from support.gputrain_command import FinishedRun, Gputrain
 from support.messages import says
@@ -150,3 +151,33 @@ def test_predict_command_reports_folder_without_readable_image(
     assert says(done.stderr, "no-images")
     result = json.loads(call("predict", run.path, folder, "--json").stdout)
     assert result["images"] == [] and [Path(file["path"]).name for file in result["skipped"]] == files
+
+
+def photo_folder(folder: Path) -> Path:
+    """Write images of two classes in several sizes, modes and file formats, some rotated by EXIF orientation."""
+    rng = np.random.default_rng(0)
+    formats = [("RGB", "jpg", (40, 30)), ("L", "png", (20, 31)), ("RGBA", "png", (16, 16)), ("P", "png", (50, 17))]
+    for part in ("train", "val"):
+        for label in ("left", "right"):
+            (folder / part / label).mkdir(parents=True)
+            for number, (mode, suffix, (width, height)) in enumerate(formats * 2):
+                image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8)).convert(mode)
+                exif = Image.Exif()
+                exif[0x0112] = 6 if suffix == "jpg" and number else 1
+                image.save(folder / part / label / f"{number}.{suffix}", exif=exif)
+    return folder
+
+
+def test_predict_preprocesses_images_like_validation(tmp_path: Path) -> None:
+    photos = photo_folder(tmp_path / "photos")
+    data = {"dataset": "folder", "path": str(photos), "image_size": 12, "workers": 0}
+    run = saved_run(tmp_path / "a", data=data)
+    answers = list(predict(load_trained_model(run, device="cpu"), list(find_input_files([photos / "val"])), 1))
+    assert len(answers) == 16
+    confusion = [[0, 0], [0, 0]]
+    for answer in answers:
+        true, predicted = (
+            ("left", "right").index(name) for name in (answer.file.path.parent.name, answer.classes[0][0])
+        )
+        confusion[true][predicted] += 1
+    assert evaluate_checkpoint(read_trained_checkpoint(run), device="cpu").evaluation.confusion == confusion

@@ -114,3 +114,11 @@ def test_load_trained_rejects_weights_of_another_model(tmp_path: Path) -> None:
 def test_resolve_device_rejects_unavailable_device() -> None:
     with raises_problem("no-gpu", "--gpus"):
         resolve_device("cuda:99")
+
+
+def test_read_checkpoint_reports_run_without_checkpoint(tmp_path: Path) -> None:
+    with raises_problem("no-checkpoint", tmp_path.name):
+        read_trained_checkpoint(RunFolder(tmp_path))
+    RunFolder(tmp_path).command.touch()
+    with raises_problem("no-checkpoint", tmp_path.name, "is the run of a command"):
+        read_trained_checkpoint(RunFolder(tmp_path))

@@ -16,6 +16,7 @@ from engine.models.freeze import (
     classifier_paths,
     convert_to_sync_batch_norm,
     freeze,
+    nothing_to_synchronize,
     set_train_mode,
 )
 from engine.utils.errors import UsageError
@@ -159,3 +160,14 @@ def test_sync_batch_norm_normalizes_over_both_ranks(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.cat([rank["grad"] for rank in ranks]), images.grad, atol=1e-4, rtol=1e-4)
     for rank in ranks:
         torch.testing.assert_close(rank["mean"], whole.running_mean, atol=1e-6, rtol=1e-5)
+
+
+def test_sync_batch_norm_leaves_model_without_trainable_batch_norm_unchanged() -> None:
+    linear = build(name="linear", options={})
+    assert nothing_to_synchronize(linear, []) == "on a model without BatchNorm"
+    assert convert_to_sync_batch_norm(linear, []) is linear
+    model = build()
+    frozen = freeze(model, config(freeze="backbone").model)
+    assert nothing_to_synchronize(model, frozen) == "on a model whose BatchNorm layers are all frozen"
+    assert not any(isinstance(part, nn.SyncBatchNorm) for part in convert_to_sync_batch_norm(model, frozen).modules())
+    assert nothing_to_synchronize(model, []) == ""

@@ -13,6 +13,7 @@ from engine.data.sources.base import ItemFormat
 from engine.data.sources.formats import expected_input_format
 from engine.models.pretrained_input import (
     PretrainedInput,
+    describe_pretrained_input,
     find_pretrained_input,
     with_pretrained_input,
 )
@@ -96,3 +97,12 @@ def test_user_dataset_of_square_items_keeps_their_size_and_channels() -> None:
 )
 def test_models_without_pretrained_weights_of_a_library_have_no_input(model: dict[str, str]) -> None:
     assert find_pretrained_input(ModelConfig(**model)) is None  # type: ignore[arg-type]
+
+
+def test_description_says_which_values_are_those_of_the_weights() -> None:
+    assert describe_pretrained_input(filled(RESNET50), RESNET50) == "mean/std of ResNet50_Weights.IMAGENET1K_V2"
+    assert describe_pretrained_input(filled(NFNET, mean=(0.1, 0.2, 0.3), val_crop=192), NFNET) == (
+        "not the mean/std of dm_nfnet_f0.dm_in1k, whose own input is "
+        "train 192, evaluate resize 284 crop 256 bicubic squash"
+    )
+    assert describe_pretrained_input(filled(RESNET50), None) == ""

@@ -171,3 +171,16 @@ def test_summary_command_json_lists_every_layer() -> None:
         "trainable": 650,
         "multiply_adds": 2560,
     }
+
+
+def test_summary_applies_freeze() -> None:
+    summary = summary_of("resnet18", 64, 10, freeze="backbone")
+    assert (summary.parameters, summary.trainable) == (11_181_642, 5_130)
+    lines = [line.split() for line in layer_lines(summary, 1)]
+    trains_column = {line[0]: line[-1] for line in lines}
+    assert (trains_column["layer"], trains_column["resnet18"], trains_column["layer4"], trains_column["fc"]) == (
+        "trains",
+        "partly",
+        "frozen",
+        "yes",
+    )

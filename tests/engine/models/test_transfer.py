@@ -7,6 +7,8 @@ import hashlib
 import os
 import pickle
 import re
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision import models
 
+from engine.config.loader import validate_config
 from engine.config.schema import Config
 from engine.models.factory import build_model
-from engine.models.transfer import LoadedWeights, download_lock, load_weights, pretrained_weights
+from engine.models.transfer import LoadedWeights, copy_matching_weights, download_lock, load_weights, pretrained_weights
 from engine.models.weights_file import weights_problems
 from engine.runs.checkpoint_files import CHECKPOINT_KEYS
 from engine.training.checkpoint import save_checkpoint
@@ -297,3 +300,68 @@ def test_pretrained_weights_are_read_from_where_the_failed_download_says(torch_h
     assert advised is not None
     torch.save(models.squeezenet1_1().state_dict(), advised[1])
     assert load(model, **keys, weights="pretrained").num_loaded == 50
+
+
+def test_load_weights_detects_safetensors_by_content(tmp_path: Path) -> None:
+    source_weights = build().state_dict()
+    for name in ("w.safetensors", "w.bin"):
+        save_file(source_weights, tmp_path / name)
+        model = build()
+        load(model, weights=str(tmp_path / name))
+        assert same(model, source_weights)
+
+
+def test_load_weights_lists_skipped_entries_with_reason() -> None:
+    weights = build(classes=10).state_dict() | {"extra.weight": torch.zeros(3)}
+    del weights["bn1.bias"]
+    model = build()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    loaded = copy_matching_weights(model, weights, "weights of x")
+    assert loaded.skipped == (
+        "fc.weight (10x32 instead of 5x32)",
+        "fc.bias (10 instead of 5)",
+        "extra.weight (not in the model)",
+        "bn1.bias (not in the file)",
+    )
+    num_entries = sum(not name.endswith("_tracked") for name in before)
+    assert loaded.describe() == (
+        f"weights of x: loaded {num_entries - 3} of the {num_entries} entries of the model; "
+        f"skipped: {', '.join(loaded.skipped)}"
+    )
+    assert same(model, {name: before[name] for name in ("fc.weight", "fc.bias", "bn1.bias")})
+    assert torch.equal(model.state_dict()["conv1.weight"], weights["conv1.weight"])
+
+
+def test_load_weights_rejects_file_without_matching_entries(tmp_path: Path) -> None:
+    torch.save({"bn1.wieght": torch.zeros(4), "bn1.num_batches_tracked": torch.tensor(7)}, tmp_path / "w.pt")
+    with raises_problem("conflict", "model.weights", tmp_path / "w.pt", "bn1.wieght (", "bn1.weight?"):
+        load(build(), weights=str(tmp_path / "w.pt"))
+    torch.save(build(options={"width": 8}).state_dict(), tmp_path / "wide.pt")
+    with raises_problem("conflict", "model.weights", "conv1.weight (8x1x3x3 ", " 4x1x3x3), "):
+        load(build(), weights=str(tmp_path / "wide.pt"))
+
+
+def test_fetched_once_downloads_on_one_rank(torch_hub_cache: Path) -> None:
+    fetched = []
+
+    def rank() -> None:
+        with download_lock("https://example.org/weights-0a1b.pth"):
+            if not (torch_hub_cache / "weights-0a1b.pth").exists():
+                time.sleep(0.05)
+                fetched.append(1)
+                (torch_hub_cache / "weights-0a1b.pth").touch()
+
+    ranks = [threading.Thread(target=rank) for _ in range(4)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    assert len(fetched) == 1
+
+
+def test_pretrained_weights_are_rejected_for_models_without_any() -> None:
+    for name in ("cnn", "mycode.nets:build"):
+        with raises_problem("not-found", "model.weights", f" {name}"):
+            validate_config({"model": {"name": name, "weights": "pretrained"}})
+    with raises_problem("not-found", "model.weights", "timm ", " test_mambaout; "):
+        load(nn.Linear(1, 1), name="test_mambaout", options={}, weights="pretrained")

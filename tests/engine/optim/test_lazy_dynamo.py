@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from engine.optim.lazy_dynamo import unwrap_step
+from engine.optim.lazy_dynamo import dynamo_stub, unwrap_step
 from support.gputrain_command import ROOT
 
 TRAIN = """
@@ -91,3 +92,14 @@ def test_unwrap_step_keeps_step_wrapped_by_other_code() -> None:
     wrapped_by_torch = torch.optim.SGD(nn.Linear(1, 1).parameters())
     unwrap_step(wrapped_by_torch)
     assert "step" in vars(wrapped_by_torch)
+
+
+def test_dynamo_stub_is_not_installed_if_ddp_reads_other_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    monkeypatch.delitem(torch.__dict__, "_dynamo", raising=False)
+    with dynamo_stub():
+        assert "_dynamo" in torch.__dict__
+    assert "_dynamo" not in torch.__dict__
+    monkeypatch.setattr(DistributedDataParallel, "__init__", lambda self: torch._dynamo.config.optimize_ddp)
+    with dynamo_stub():
+        assert "_dynamo" not in torch.__dict__

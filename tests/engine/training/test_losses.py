@@ -177,3 +177,15 @@ def test_user_loss_that_returns_no_scalar_in_training_is_named(user_loss_code: s
     values = ("their_losses:each_of_many", "Tensor of float32, 4; ", "4 images")
     with raises_problem("invalid-value", "", *values, kind=UserCodeError):
         loss("loss.name=their_losses:each_of_many", user_loss_code)
+
+
+def test_user_loss_module_moves_to_device(user_loss_code: str) -> None:
+    device = torch.device("meta")
+    criterion = build_loss(
+        resolve_config(None, ["loss.name=their_losses:Focal", user_loss_code]).config, 3, lambda: COUNTS, device
+    )
+    assert criterion(LOGITS.to(device), LABELS.to(device)).device == device
+    assert torch.allclose(
+        loss("loss.name=their_losses:Focal", user_loss_code),
+        F.cross_entropy(LOGITS, LABELS, torch.tensor([1.0, 2.0, 3.0])),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 import yaml
+from torch.nn.parallel import DistributedDataParallel
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
@@ -224,3 +226,16 @@ def test_run_with_auto_batch_size_on_gpu_fills_memory(gputrain: Gputrain) -> Non
     done = gputrain("run", "--headless", *fake, "--gpus", "free:1", "--batch-size", "auto")
     assert done.returncode == 0, done.stderr
     assert "about the largest batch that fits into 90% of the free memory" in done.stderr
+
+
+def test_cause_of_gpu_oom_names_memory_of_other_processes() -> None:
+    error = torch.OutOfMemoryError(OOM_MESSAGE.format(others="Process 77 has 9.00 GiB memory in use. "))
+    assert "(79.1 of 79.2 GiB in use, 9.0 GiB of it by other processes)" in find_cause(error, config()).reason
+
+
+def test_trials_of_several_ranks_use_ddp_and_leave_the_process_as_it_was(trials: BatchSizeTrials) -> None:
+    environ = dict(os.environ)
+    assert trials.fits(2)
+    assert trials._state is not None and isinstance(trials._state.parallel_model, DistributedDataParallel)
+    trials.end()
+    assert dict(os.environ) == environ and not dist.is_initialized()

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from engine.runs.evaluations import EvaluationFile, SparseConfusion, read_evaluations
 from engine.training.metrics import (
     MAX_CONFUSION_CLASSES,
     Evaluation,
     EvaluationAccumulator,
 )
+from engine.utils.codec import write_record
 from support.runs.in_process import train_in_process
 
 CPU = torch.device("cpu")
@@ -64,3 +68,28 @@ def test_run_writes_last_and_best_evaluation(tmp_path: Path) -> None:
         rows = saved["confusion"]["rows"]
         assert sum(map(sum, rows)) == saved["images"] == 359
         assert sum(row[n] for n, row in enumerate(rows)) == round(saved["top1"] * 359)
+
+
+def test_evaluation_over_ranks_has_classes_on_rank_0_only() -> None:
+    labels = torch.tensor([0, 1, 1])
+    for rank, confusion in enumerate([[[1, 0], [0, 2]], []]):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
+        try:
+            accumulator = EvaluationAccumulator(CPU, 2)
+            accumulator.add(torch.tensor(0.5), F.one_hot(labels, 2).float(), labels)
+            evaluation = accumulator.all_reduce()
+        finally:
+            dist.destroy_process_group()
+        assert (evaluation.metrics.accuracy, evaluation.top5, evaluation.confusion) == (1.0, 1.0, confusion)
+
+
+def test_evaluation_file_of_many_classes_stores_only_counts_above_zero(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    labels = torch.arange(5000) % 1000
+    evaluation = evaluation_of(F.one_hot((labels + (torch.rand(5000) < 0.2)) % 1000, 1000).float(), labels, 1000)
+    stored = evaluation.to_stored(1)
+    content = EvaluationFile(classes=tuple(map(str, range(1000))), last=stored, best=stored)
+    write_record(tmp_path / "evaluation.json", content)
+    assert (tmp_path / "evaluation.json").stat().st_size < 200_000, "24 MB with all counts"
+    assert read_evaluations(tmp_path / "evaluation.json").best.counts.tolist() == evaluation.confusion
+    assert isinstance(stored.confusion, SparseConfusion)

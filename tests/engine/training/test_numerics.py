@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from engine.runs.event_lines import describe_run_setup
 from engine.runs.events import Event, StepEvent
 from engine.training.loop import clip_gradients, train_step
 from engine.training.train import run_training
@@ -246,3 +247,16 @@ def test_step_event_has_gradient_norm_of_its_last_step() -> None:
             assert trainer.state.step_log.latest_grad_norm is not None
             norms.append(trainer.state.step_log.latest_grad_norm.item())
     assert [event.grad_norm for event in events if isinstance(event, StepEvent)] == [norms[1], norms[3]]
+
+
+def test_plan_message_reports_frozen_parameters() -> None:
+    with single_rank_trainer("model.freeze=backbone") as trainer:
+        started = trainer.run_started()
+        assert (started.parameters, started.trainable_parameters) == (21_578, 2_570)
+        assert "21,578 parameters (2,570 trainable), " in describe_run_setup(started)
+
+
+def test_training_without_ema_reports_and_saves_none(tmp_path: Path) -> None:
+    (epoch,) = train_in_process(tmp_path, "run.epochs=1")
+    assert epoch.ema is None
+    assert torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)["ema"] is None

@@ -8,12 +8,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.config.loader import resolve_config
+from engine.data.limits import LoaderFootprint
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import open_source
+from engine.distributed.node_plan import plan_node
+from engine.distributed.rank_env import RankInfo
+from engine.inference.evaluate import evaluate_checkpoint
+from engine.inference.trained_model import read_trained_checkpoint
+from engine.runs.bottleneck import fixed_cost_share, model_flops_utilization
 from engine.runs.events import Event, RunStarted
+from engine.runs.folder import RunFolder
+from engine.training.batch_size import BatchSizeTrials
 from engine.training.checkpoint import load_checkpoint
+from engine.training.job import Job
 from engine.training.train import run_training
 from engine.training.warmup import count_flops_per_image
 from engine.utils.errors import UsageError
-from support.messages import has_problem
+from support.messages import has_problem, raises_problem
+from support.runs.factories import make_gpu_run_started, make_timed_epoch
 from support.runs.in_process import single_rank_trainer, train_in_process
 
 POOLED = """
@@ -75,3 +88,37 @@ def test_events_have_size_and_flops_of_epoch(recipe: tuple[str, ...]) -> None:
         run_training(trainer, [])
     [started] = [event for event in events if isinstance(event, RunStarted)]
     assert (started.train_size, started.input) == (12, "train 6 to 12 (6@1, 10@2, 12@3), evaluate 11 bilinear")
+
+
+def test_evaluation_of_run_uses_its_evaluation_size(recipe: tuple[str, ...], tmp_path: Path) -> None:
+    events = train_in_process(tmp_path / "run", *recipe, "run.epochs=3")
+    RunFolder(tmp_path / "run").config.write_text(f"run: {{code: {tmp_path}}}\nmodel: {{name: pooled_net:pooled}}\n")
+    checkpoint = read_trained_checkpoint(RunFolder(tmp_path / "run"))
+    result = evaluate_checkpoint(checkpoint, ["data.fake_val=32"], "val", "cpu")
+    best = max(events, key=lambda epoch: epoch.val_accuracy)
+    assert result.evaluation.metrics.loss == pytest.approx(best.val_loss, abs=1e-5)
+    with raises_problem("fixed-value", "data.size_schedule"):
+        evaluate_checkpoint(checkpoint, ["data.size_schedule=[8@1]"], "val", "cpu")
+
+
+def test_mfu_and_fixed_cost_use_size_of_epoch() -> None:
+    started = make_gpu_run_started(
+        flops=12e9, peak_tflops=1000.0, train_size=192, small_step_seconds=0.02, small_step_images=2
+    )
+    small = make_timed_epoch(images_per_second=10_000.0, train_size=160, flops=8e9)
+    large = make_timed_epoch(images_per_second=10_000.0, train_size=192, flops=12e9)
+    assert (model_flops_utilization(started, small), model_flops_utilization(started, large)) == (0.08, 0.12)
+    assert fixed_cost_share(started, small) is None
+    assert fixed_cost_share(started, large) is not None
+
+
+def test_largest_size_decides_batch_size_and_shared_memory(recipe: tuple[str, ...]) -> None:
+    config = resolve_config("digits", [*recipe, "device.gpus=cpu"]).config
+    source = open_source(config)
+    image_format = model_input_format(config, source)
+    assert LoaderFootprint.from_config(config, 1, 1, image_format).batch_bytes == 16 * (3 * 12**2 + 8)
+    plan = plan_node(config, [])
+    trials = BatchSizeTrials(Job(config, plan, None, False, None), RankInfo(0, 1, 0, 1), source)
+    assert trials.fits(2) and trials._state is not None
+    assert (trials._state.image_format.train_sizes, trials._state.image_format.val_size) == ((12,), 11)
+    trials.end()

@@ -13,7 +13,7 @@ import torch
 
 from engine.config.loader import validate_config
 from engine.distributed.failures import NonFiniteLossError
-from engine.runs.events import CheckpointSaved, Event, RunContinued, RunPaused
+from engine.runs.events import CheckpointSaved, Event, RunContinued, RunPaused, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.recorder import Recorder
 from engine.training import checkpoint_writer, rank_state, timing
@@ -191,3 +191,30 @@ def test_pause_writes_requested_checkpoint_and_stops_clocks(
     ]
     assert len({event.step for event in pause_events}) == 1
     assert [requested for _, requested in checkpoints(events)] == [True]
+
+
+def test_checkpoint_writer_rate_limits_full_disk_warnings_except_for_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    events: list[Event] = []
+    with single_rank_trainer(folder=tmp_path, events=events) as trainer:
+        monkeypatch.setattr(checkpoint_writer, "save_checkpoint", full)
+        writer, warnings = trainer._checkpoint_writer, []
+        for write in (
+            writer.write,
+            writer.write,
+            lambda: writer.write(requested=True),
+            writer.write_before_stop,
+            writer.write,
+        ):
+            write()
+            warnings.append(sum(isinstance(event, WarningEvent) for event in events))
+        writer._last_save_warning = time.monotonic() - checkpoint_writer.SAVE_WARNING_INTERVAL_SECONDS - 1
+        assert writer.write() == "No space left on device"
+    assert warnings == [1, 1, 2, 3, 3]
+    shown = [event for event in events if isinstance(event, WarningEvent)]
+    assert [event.code for event in shown] == ["not-writable"] * 4
+    assert all("step 0 " in event.message and ": No space left on device" in event.message for event in shown)

@@ -21,8 +21,12 @@ from engine.utils.codec import (
     encode_indented,
     field,
     find_record,
+    find_user_record,
     finite,
+    overwrite_record,
+    read_record,
     write_record,
+    write_user_record,
 )
 
 Text = Annotated[str, Meta(max_length=3)]
@@ -119,3 +123,16 @@ def test_codec_finds_nothing_in_missing_large_or_damaged_file(tmp_path: Path) ->
     assert find_record(path, Sample) is None
     path.write_bytes(b'{"format":1,"note":5}')
     assert find_record(path, Sample) is None
+
+
+def test_codec_reads_what_it_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_record(path, Sample(loss=None, note="long enough"))
+    assert path.read_text().startswith('{\n  "format": 1,\n  "loss": null,')
+    assert read_record(path, Sample) == Sample(loss=None, note="long enough")
+    overwrite_record(path, Sample())
+    assert read_record(path, Sample) == Sample()
+    write_user_record(tmp_path, "b.json", Sample(note="b"))
+    assert find_user_record(tmp_path, "b.json", Sample) == Sample(note="b")
+    (tmp_path / "b.json").chmod(0o666)
+    assert find_user_record(tmp_path, "b.json", Sample) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Timer
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from engine.utils.helper_process import (
+    HelperError,
     HelperExitedError,
     HelperProcess,
     HelperTimeoutError,
@@ -146,3 +148,17 @@ def test_helper_imports_nothing_from_working_folder(
     monkeypatch.chdir(tmp_path / "work")
     with start("parent.send(sys.argv)") as helper:
         assert helper.receive(list[str], PATIENCE_SECONDS) == ["-c"]
+
+
+def test_helper_receive_refuses_answer_of_another_kind() -> None:
+    with HelperProcess(r"import os; os.write(1, b'[1]\n')") as helper, pytest.raises(HelperError):
+        helper.receive(str, PATIENCE_SECONDS)
+
+
+def test_helper_receive_timeout_ignores_lines_that_are_not_json(start: Start) -> None:
+    # Lines that are not JSON do not restart the timeout.
+    with HelperProcess("import time\nwhile True: print('rubbish', flush=True); time.sleep(0.05)") as helper:
+        start_time = time.monotonic()
+        with pytest.raises(HelperTimeoutError):
+            helper.receive(str, 0.5)
+        assert time.monotonic() - start_time < 10

@@ -13,9 +13,11 @@ from engine.config.loader import find_config, presets, resolve_config
 from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
 from engine.doctor.machine import user_folder_checks
 from engine.models.catalog import (
+    CatalogModel,
     ModelListing,
     library_models,
 )
+from engine.utils.answers import Answer
 from engine.utils.codec import find_user_record, write_user_record
 from engine.utils.errors import UsageError
 from engine.utils.files import (
@@ -28,7 +30,7 @@ from engine.utils.files import (
 )
 from engine.utils.libraries import installed_version
 from support.messages import has_problem, raises_problem
-from tui.form.model import Form
+from tui.form.model import Form, load_last_form, save_last_form
 
 OTHER_UID = 12345
 FOLDERS = {"XDG_CACHE_HOME": cache_folder, "XDG_CONFIG_HOME": config_folder, "XDG_STATE_HOME": state_folder}
@@ -184,3 +186,23 @@ def test_lock_of_decoded_cache_cannot_be_held_by_other_users() -> None:
     (cache_folder() / "decoded" / "k.json").unlink()
     load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
     assert (cache_folder() / "decoded" / "k.lock").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.usefixtures("no_home")
+def test_caches_are_empty_without_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = ModelListing(models=(CatalogModel(source="torchvision", name="resnet18"),))
+    monkeypatch.setattr("engine.utils.libraries.ask_helper", lambda *_: Answer(listed))
+    assert find_user_record(cache_folder(), "a.json", ModelListing) is None
+    assert "resnet18" in [model.name for model in library_models("torchvision")]
+    decoded = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
+    assert int(decoded.images.sum()) == 4
+    assert load_last_form() == Form("digits")
+
+
+def test_foreign_form_choices_are_neither_read_nor_written() -> None:
+    save_last_form(Form("digits", {"run.epochs": "7"}))
+    assert load_last_form().overrides == {"run.epochs": "7"}
+    make_foreign(state_folder())
+    assert load_last_form() == Form("digits")
+    save_last_form(Form("digits", {"run.epochs": "9"}))
+    assert "9" not in (state_folder() / "form.json").read_text()

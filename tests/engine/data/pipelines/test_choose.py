@@ -8,11 +8,21 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from engine.config.loader import resolve_config
-from engine.data.pipelines.choose import choose_pipeline, pipeline_problems
+from engine.data.pipelines.choose import PipelineChoice, choose_pipeline, pipeline_problems, pipeline_warnings
 from engine.data.sources.open import open_source
+from engine.distributed.channel import Channel
+from engine.distributed.node_plan import plan_node
+from engine.distributed.rank_env import RankInfo
+from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.runs.control import RequestCounters
+from engine.training import train
+from engine.training.job import Job
 from engine.utils import host
+from engine.utils.errors import UsageError
+from engine.utils.process import SignalHandler
 from support.data.photo_folder import AUGMENT_OVERRIDES, open_photo_folder, write_photo_folder
 from support.messages import has_problem, raises_problem
 
@@ -86,3 +96,56 @@ def test_choose_pipeline_allows_quarter_of_free_memory_for_all_ranks(monkeypatch
 def test_config_rejects_impossible_memory_pipeline(overrides: list[str], value: str) -> None:
     with raises_problem("conflict", "data.pipeline", value):
         resolve_config(None, ["data.pipeline=memory", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("requested", "free", "expected"),
+    [
+        ("auto", (1 << 40, 0), ["memory", "memory"]),
+        ("auto", (0, 1 << 40), ["stream", "stream"]),
+        ("memory", (1 << 40, 0), ["memory", "memory"]),
+        ("memory", (0, 1 << 40), ["refused", "refused"]),
+    ],
+)
+def test_choose_pipeline_of_rank_0_applies_to_all_ranks(
+    requested: str, free: tuple[int, int], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ChosenError(Exception):
+        pass
+
+    def raise_choice(choice: PipelineChoice, *_: object, **__: object) -> None:
+        raise ChosenError(choice.pipeline)
+
+    # Stop each rank where it creates its input pipeline.
+    monkeypatch.setattr(train, "InputPipeline", raise_choice)
+    monkeypatch.setattr(host, "CGROUP_ROOT", Path("/nowhere"))
+    config = resolve_config("digits", ["device.ranks=2", "device.gpus=cpu", f"data.pipeline={requested}"]).config
+    job, store = Job(config, plan_node(config, []), None, False, open_source(config)), torch.distributed.HashStore()
+    channel = Channel(None, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    threads, choices, messages = torch.get_num_threads(), list[str](), set[str]()
+    for rank in (0, 1):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda rank=rank: Usage(free[rank], 1 << 40))
+        try:
+            train.train(job, RankInfo(rank, 2, rank, 2), store, channel)
+        except ChosenError as chosen:
+            choices.append(str(chosen))
+        except UsageError as error:
+            choices.append("refused")
+            messages.add(str(error))
+    torch.set_num_threads(threads)
+    assert choices == expected
+    assert len(messages) == (1 if "refused" in expected else 0)
+
+
+def test_pipeline_warnings_name_unused_keys() -> None:
+    in_memory = PipelineChoice("memory", "the decoded images take 18 KiB")
+    [warning] = pipeline_warnings(resolve_config("digits", ["data.workers=2"]).config, in_memory)
+    assert has_problem([warning], "no-effect", "", "data.workers=2 ", f"({in_memory.reason})", "data.pipeline=stream")
+    memory = resolve_config("digits", ["data.workers=2", "data.pipeline=memory"])
+    assert pipeline_warnings(memory.config, in_memory) == []
+    assert [key for key, _ in memory.no_effect] == ["data.workers"]
+    assert pipeline_warnings(resolve_config("digits", ["data.workers=0"]).config, in_memory) == []
+    assert pipeline_warnings(resolve_config("digits", []).config, in_memory) == []
+    fixed = resolve_config("digits", ["data.pipeline=fixed"]).config
+    [warning] = pipeline_warnings(fixed, PipelineChoice("fixed", "set by data.pipeline"))
+    assert has_problem([warning], "repeated-batch", "", "data.pipeline=fixed ")

@@ -111,3 +111,8 @@ def test_threads_load_image_files_without_transforms_per_image(overrides: list[s
     config = resolve_config(None, overrides).config
     assert uses_threads(config) == threads
     assert [loader_processes(config, workers) for workers in (1, 4, 5)] == ([1, 1, 2] if threads else [1, 4, 5])
+
+
+def test_threads_for_images_in_memory_are_refused() -> None:
+    with raises_problem("conflict", "data.worker_type", " digits; ", " processes "):
+        resolve_config(None, ["data.dataset=digits", "data.worker_type=threads"])

@@ -11,12 +11,16 @@ from engine.config.loader import resolve_config
 from engine.data.augment.batch_ops import erase
 from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_boxes
 from engine.data.batching import build_sampler
+from engine.data.pipelines import memory
 from engine.data.pipelines.choose import PipelineChoice
+from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.pipelines.input_pipeline import InputPipeline
+from engine.data.pipelines.memory import InMemoryLoader
 from engine.data.sampler import DistributedBatchSampler
+from engine.data.sources.base import ImageFormat
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from support.data.device_batches import assert_the_same, batches
+from support.data.device_batches import CPU, assert_the_same, batches
 from support.data.photo_folder import AUGMENT_OVERRIDES
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -157,3 +161,17 @@ def test_memory_pipeline_on_gpu_matches_cpu_without_sync(extra: tuple[str, ...])
         # CUDA divides by 255 as a multiplication, which differs in the last bit.
         tolerance = 0.01 if "resized" in str(extra) else 1e-6
         torch.testing.assert_close(batch.images.cpu(), expected_batch.images, atol=tolerance, rtol=1e-6)
+
+
+def test_memory_pipeline_groups_batches_by_memory_at_source_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = resolve_config(None, ["augment.resized_crop=true", "data.dataset=fake", "data.batch_size=16"]).config
+    source, small = open_source(config), ImageFormat(8, 3, (0.5,) * 3, (0.5,) * 3)
+    requests = list(DistributedBatchSampler(96, 32, 16, 0, 1, True, 0).requests(1))
+    loader = InMemoryLoader(load_in_memory(source, config, small), config, small, requests, CPU)
+    monkeypatch.setattr(memory, "MAX_PREPARED_BYTES", 2 * 16 * 3 * 32**2 * 4)
+    train, val = requests[:6], requests[6:]
+    for requests_of_part, group_sizes in ((train, [2, 2, 2]), (val, [2])):
+        pairs = [(request, ()) for request in requests_of_part]
+        assert [len(group) for group, _ in loader._group_requests(pairs, on_device=True)] == group_sizes

@@ -261,3 +261,23 @@ def test_folder_source_names_vanished_image(animal_folder: Path) -> None:
     deleted.unlink()
     with raises_problem("bad-image", "", deleted, kind=UnreadableImageError):
         source.load("train", np.array([0]))
+
+
+def test_folder_source_skips_named_pipe(animal_folder: Path) -> None:
+    os.mkfifo(animal_folder / "cat" / "pipe.png")
+    [skipped] = open_folder(animal_folder).skipped
+    assert skipped.startswith("cat/pipe.png (")
+
+
+def test_folder_source_names_dataset_of_tar_shards(tmp_path: Path) -> None:
+    shard = tmp_path / "train-0.tar"
+    shard.touch()
+    assert is_refused(shard, "not-a-folder", f"{shard} ", "webdataset ")
+    assert is_refused(tmp_path, "too-few-classes", f"{tmp_path} ", "data.dataset=webdataset")
+
+
+@pytest.mark.parametrize("names", [(), ("one",)])
+def test_folder_source_rejects_fewer_than_two_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        write_image(tmp_path / name / "1.png")
+    assert is_refused(tmp_path, "too-few-classes", f"{tmp_path} ", *(f" {name}" for name in names))

@@ -21,8 +21,8 @@ from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import BatchRequest, DistributedBatchSampler
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.formats import model_input_format
-from engine.data.sources.open import open_source
+from engine.data.sources.formats import expected_input_format, model_input_format
+from engine.data.sources.open import open_source, open_source_for_preflight
 from engine.utils.errors import UsageError
 from engine.utils.exits import exit_status
 from support.messages import has_problem, raises_problem
@@ -316,3 +316,9 @@ def test_float_tensors_of_unsupported_shapes_are_refused(
 ) -> None:
     with raises_problem("bad-image", None, *values, kind=kind):
         open_source(config(tmp_path, method(lines))).load("train", np.arange(2))
+
+
+def test_open_source_for_preflight_does_not_import_user_dataset(tmp_path: Path) -> None:
+    user_config = config(tmp_path, "raise SystemExit\n", "data.channels=1")
+    assert open_source_for_preflight(user_config) is None
+    assert (expected_input_format(user_config).size, expected_input_format(user_config).channels) == (224, 1)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from engine.config.loader import resolve_config
+from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.sources import webdataset
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.open import open_source, read_class_names
@@ -267,3 +268,12 @@ def test_tar_source_makes_class_names_distinct(tmp_path: Path) -> None:
 def test_tar_source_keeps_empty_classes_if_allowed(tmp_path: Path) -> None:
     source = open_members(tmp_path, sample_members(range(8)), "data.num_classes=4", "data.allow_empty=true")
     assert source.classes == ("0", "1", "2", "3")
+
+
+def test_tar_images_are_kept_in_memory_and_cached(tmp_path: Path, cache: Path) -> None:
+    pattern = write_shards(tmp_path)
+    config = resolve_config(None, ["data.dataset=webdataset", f"data.path={pattern}", "data.image_size=16"]).config
+    source = open_source(config)
+    loaded = load_in_memory(source, config, source.format)
+    assert np.array_equal(loaded.images["val"], source.load("val", np.arange(4))[0])
+    assert len(list((cache / "decoded").glob("*.npy"))) == 2
