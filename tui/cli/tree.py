@@ -225,13 +225,9 @@ GUESSES = {
 
 OPTION_GUESSES = {
     "bench --limit": "--synthetic-data",
-    "bench --strong": "--scaling strong",
     "compare --low-bandwidth": "gputrain attach RUN RUN --low-bandwidth",
     "compare --screen": "gputrain attach RUN RUN",
     "config --describe": "gputrain config describe",
-    "data --images": "--per-class",
-    "data --part": "--split",
-    "data pack --workers": "--threads",
     "evaluate --device": "--gpus",
     "evaluate --errors": "--list mistakes",
     "evaluate --limit": "--count",
