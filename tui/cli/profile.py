@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # As in `engine.runs.control`, which the help must not import.
 DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS = 10, 100
+# A run that hangs answers nothing.
+MAX_WAIT_SECONDS = 300
 
 
 @command(
@@ -84,11 +87,17 @@ def request_profile(folder: RunFolder, steps: int) -> Profiled:
     from engine.runs.folder import RunState
     from engine.runs.record_completion import open_run
     from engine.runs.sent_request import SentRequest
+    from engine.utils.units import format_duration
+
+    deadline = time.monotonic() + MAX_WAIT_SECONDS
 
     def answer(sent: SentRequest) -> Profiled | None:
         found = next((event for event in sent.events if isinstance(event, Profiled)), None)
         if found is None and not sent.state.live:
             fail(f"no profile of {folder.name}: it is {sent.state}", code="not-running")
+        if found is None and time.monotonic() > deadline:
+            advice = "the request stays, see it later with --stored"
+            fail(f"no profile of {folder.name} within {format_duration(MAX_WAIT_SECONDS)}; {advice}", code="timed-out")
         return found
 
     watch_other_hosts([folder])
