@@ -13,7 +13,7 @@ from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.rules import key_of_image_transform
 from engine.config.schema import Config
 from engine.data.sources.base import ImageFormat
-from engine.utils.errors import Problem
+from engine.utils.errors import Problem, UsageError
 from engine.utils.units import format_bytes
 
 SHM_PATH = Path("/dev/shm")  # noqa: S108 (a mount point, not a temporary file)
@@ -21,6 +21,9 @@ SHM_PATH = Path("/dev/shm")  # noqa: S108 (a mount point, not a temporary file)
 
 LABEL_BYTES = 8  # one int64 label
 
+
+# Descriptors of a rank: device files, sockets to other ranks, pipes to its DataLoader workers.
+BASE_OPEN_FILES = 64
 
 # Batches that decode threads load at the same time. With two of them no thread idles while the last images of a batch
 # are decoded, nor while the batch is sent.
@@ -113,6 +116,13 @@ def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Problem | 
         f"{advice}increase the shared memory (docker run --shm-size={ceil(1.5 * needed_bytes / 2**30)}g)",
         code="shm-full",
     )
+
+
+def check_open_files(limit: int | None) -> None:
+    """Raise UsageError if the hard open-file limit is too low for any rank; None means unlimited."""
+    if limit is not None and limit < BASE_OPEN_FILES:
+        reason = f"a process may open only {limit} files, but a run needs {BASE_OPEN_FILES}"
+        raise UsageError.one("open files", reason, "raise the limit with `ulimit -n 1024`", code="limit-too-low")
 
 
 # Of the 1.1 ms that a photo of 500x375 takes, about 0.15 ms hold the GIL: 4 threads hold it half of the time.

@@ -47,7 +47,7 @@ from engine.launch.node import (
     share_preflight,
 )
 from engine.launch.owned_run import AlreadyFinishedError, with_run_name
-from engine.launch.preflight import Preflight, run_preflight, source_opener
+from engine.launch.preflight import Preflight, find_problems, run_preflight, source_opener
 from engine.launch.progress import ProgressReporter, stderr_listener
 from engine.launch.request import RunRequest, watch_other_claim
 from engine.runs.control import consume_requests
@@ -189,8 +189,9 @@ def _under_torchrun() -> bool:
 def _connect(run: TrainingRun, this_rank: _ExternalRank) -> None:
     """Open the store of the ranks, restricted to this attempt. Raises UsageError and _RendezvousError."""
     config, rank_info = run.request.config, this_rank.rank_info
-    # Before the rendezvous, which imports torch.
-    raise_if_any(run.request.problems)
+    if problems := run.request.problems:
+        # Before the rendezvous, which imports torch. Rank 0 adds what else its own host refuses.
+        raise UsageError(problems if rank_info.rank > 0 else find_problems(run.request, rank_info))
     try:
         this_rank.opened = open_store(config, rank_info)
     except (RuntimeError, ValueError) as error:

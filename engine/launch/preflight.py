@@ -21,6 +21,7 @@ from engine.config.user_code import check_user_code
 from engine.data.archive import open_downloaded_source
 from engine.data.batching import build_sampler_from_counts, check_source, dataset_warnings, sampler_problems
 from engine.data.inspection_process import ImageCounts, check_user_data_code
+from engine.data.limits import check_open_files
 from engine.data.pipelines.choose import pipeline_problems
 from engine.data.sources.base import ImageSource
 from engine.data.sources.builtin import TORCHVISION_DATASETS
@@ -47,7 +48,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal import find_session_problem
 from engine.runs.recorder import Listener
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
-from engine.utils.host import has_bfloat16_instructions
+from engine.utils.host import has_bfloat16_instructions, max_open_files
 from engine.utils.libraries import training_problem
 
 # Choose the GPUs of this host, none for the CPU; the argument is whether to wait for them. Raises UsageError.
@@ -164,19 +165,21 @@ def _keys_without_effect(
     return list(dict.fromkeys([*request.warnings, *(part.warning for part in found), *requeue_warnings(config)]))
 
 
-def find_problems(request: RunRequest) -> list[Problem]:
+def find_problems(request: RunRequest, rank_info: RankInfo | None = None) -> list[Problem]:
     """Return all problems that a run would have now, without holding its GPUs or waiting for them."""
     config = request.config
 
     def preview(_wait: bool) -> Sequence[CudaDevice]:
         return preview_devices(config.device.gpus, fixed_terms(config), wait=config.waits)
 
-    return run_preflight(with_input_keys(request), preview).problems
+    return run_preflight(with_input_keys(request), preview, rank_info).problems
 
 
 def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInfo | None) -> None:
     """Check what does not depend on the number of ranks: model, user code, optimizer and run folder."""
     config = request.config
+    with collect_problems(problems):
+        check_open_files(max_open_files())
     with collect_problems(problems):
         check_model_name(config.model)
     with collect_problems(problems):

@@ -15,13 +15,14 @@ from engine.config.schema import Config
 from engine.data.limits import (
     LoaderFootprint,
     buffers_per_process,
+    check_open_files,
     shm_shortage,
 )
 from engine.data.sources.base import ImageFormat
 from engine.training.disk import checkpoint_bytes, disk_shortage, disk_warnings, max_new_checkpoints
 from engine.utils.errors import Problem
 from support.gputrain_command import Gputrain
-from support.messages import has_problem, says
+from support.messages import has_problem, raises_problem, says
 
 FOOTPRINT = LoaderFootprint(local_world_size=2, processes=4, prefetch=4, batch_bytes=12_800 << 10)
 
@@ -59,6 +60,13 @@ def test_footprint_of_decode_threads_depends_on_their_processes() -> None:
     shortage = shm_shortage(footprints[2], 1 << 20)
     assert is_shortage(shortage, "shm-full", " 1 MiB ", " 73.5 MiB", "data.prefetch")
     assert "data.workers" not in str(shortage)
+
+
+def test_too_few_open_files_for_any_rank_are_refused() -> None:
+    check_open_files(None)
+    check_open_files(64)
+    with raises_problem("limit-too-low", "open files", " 63 ", " 64;", "`ulimit -n 1024`"):
+        check_open_files(63)
 
 
 def test_disk_space_check_covers_kept_best_and_new_checkpoint(tmp_path: Path) -> None:
