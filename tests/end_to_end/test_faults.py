@@ -75,8 +75,6 @@ def test_watchdog_names_rank_without_progress(gputrain: Gputrain, kind: str, sta
     assert all(value in last_line(done) for value in ("rank 1 (cpu) ", " 2 s (run.watchdog)", " 11 steps ", state))
     if kind == "hang":
         assert "in trigger" in (gputrain.runs / "a" / "log.txt").read_text()
-        # Gloo's recorder; tests/rehearsal has that of NCCL.
-        assert re.search(r"rank 1 did not enter all-reduce \d+ \(2\.6 kB\), in which rank 0 waits", last_line(done))
 
 
 @pytest.mark.nightly

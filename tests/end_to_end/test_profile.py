@@ -31,13 +31,15 @@ def check_traces(profile: dict[str, Any]) -> None:
         path = Path(profile["folder"]) / rank["trace"]
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         names = [event["name"] for event in events if event.get("cat") == "user_annotation"]
-        first = profile["step"]
-        assert [f"gputrain: step {step}" for step in range(first, first + STEPS)] == [
+        # The end of an epoch cuts a profile short.
+        first, steps = profile["step"], len(rank["steps"])
+        assert steps == STEPS or profile["note"]
+        assert [f"gputrain: step {step}" for step in range(first, first + steps)] == [
             name for name in names if name.startswith("gputrain: step ")
         ][1:], "the first step warms up"
         for phase in ("data", "forward", "backward", "optimizer"):
-            assert names.count(f"gputrain: {phase}") == STEPS + 1
-        assert sum(event["name"] == "aten::addmm" for event in events) >= STEPS
+            assert names.count(f"gputrain: {phase}") == steps + 1
+        assert sum(event["name"] == "aten::addmm" for event in events) >= steps
 
 
 @pytest.mark.nightly
