@@ -148,3 +148,16 @@ def test_run_prints_progress_bar_on_terminal(repeated_digits_run: FinishedRun) -
     assert "images/s  loss" in output
     assert "epoch   2  train loss" in output
     assert "finished" in output
+
+
+def test_runs_command_lists_digits_run(digits_run: FinishedRun, shared_gputrain: SharedGputrain) -> None:
+    runs = json.loads(shared_gputrain("runs", "--json").stdout)["runs"]
+    row = next(row for row in runs if row["name"] == "digits")
+    assert (row["state"], row["epochs"], row["total_epochs"]) == ("finished", 15, 15)
+    assert ["digits", "finished", "15/15"] in [line.split()[:3] for line in shared_gputrain("runs").stdout.splitlines()]
+
+
+def test_logs_command_prints_run_log(digits_run: FinishedRun) -> None:
+    log = call("logs", digits_run.path).stdout
+    assert log == (digits_run.path / "log.txt").read_text()
+    assert "epoch  15 " in log

@@ -6,12 +6,16 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from engine.config.loader import resolve_config
+from engine.gpus.reservation import Reservation, user_lock
+from engine.gpus.reservation_reader import read_reservations
 from engine.launch.handshake import find_run_of_agents
 from engine.runs.claimed_run import claim_run
 from engine.runs.find import find_run
@@ -23,6 +27,8 @@ from support.messages import raises_problem
 from support.runs.event_factories import make_run_started
 from support.runs.factories import create_invalid_requests, make_run_folder
 from tui.pollers.runs import RunListPoller, RunPoller
+
+SOMEONE = 12345
 
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "1", "--name", "a"]
 
@@ -127,3 +133,70 @@ def test_run_readers_do_not_block_on_named_pipe(tmp_path: Path, name: str) -> No
     RunPoller(folder).poll()
     RunListPoller(tmp_path).poll()
     folder.history()
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def world_writable_folder() -> Iterator[Path]:
+    """A folder that other users can access, unlike pytest's temporary folders."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o1777)
+        yield folder
+
+
+def as_another_user(action: Callable[[], None]) -> int:
+    """Run `act` in a forked child as another user and return its exit code. No exec, because the other user may not be
+    able to read the interpreter."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(SOMEONE)
+            os.setuid(SOMEONE)
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_reservation_is_readable_by_all_and_writable_by_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_umask: None
+) -> None:
+    base = tmp_path / "shared"
+    base.mkdir(mode=0o1777)
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(base))
+    entry = Reservation()
+    with user_lock():
+        entry.enqueue("free:1", ["GPU-1"], "mine")
+        assert world_writable_paths(base) == []
+    assert all(path.stat().st_mode & stat.S_IROTH for path in base.rglob("*"))
+    entry.release()
+    assert list(base.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_reservation_queue_works_between_users(
+    world_writable_folder: Path, monkeypatch: pytest.MonkeyPatch, no_umask: None
+) -> None:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(world_writable_folder))
+    mine, theirs = Reservation(), Reservation()
+    mine.enqueue("free:1", ["GPU-0"], "mine")
+
+    def enqueue_as_second() -> None:
+        theirs.enqueue("free:1", ["GPU-1"], "theirs")
+        assert [reservation.run for reservation in read_reservations(remove_stale=True)] == ["mine", "theirs"]
+
+    assert as_another_user(enqueue_as_second) == 0
+    # The other process has ended; its entry is stale, but only its user may delete it.
+    assert [reservation.run for reservation in read_reservations(remove_stale=True)] == ["mine"]
+    mine.release()
+    assert [path.name for path in world_writable_folder.iterdir()] == [f"gputrain-{SOMEONE}"]

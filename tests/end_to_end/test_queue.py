@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,30 @@ def test_detached_runs_train_one_after_the_other(gputrain: Gputrain) -> None:
     assert started > ends[0]["time"]
     assert [event["type"] for event in events][:2] == ["waiting", "granted"]
     wait_for(lambda: not gputrain.processes(), "the end of the supervisors")
+
+
+def is_failed(gputrain: Gputrain, name: str) -> bool:
+    return run_state(gputrain, name) == "failed"
+
+
+@pytest.mark.nightly
+def test_detached_run_that_is_held_says_so_with_the_command_that_goes_on(gputrain: Gputrain) -> None:
+    line = ["run", "--gpus", "cpu", "--queue", "--detach", "--", "sh", "-c", "echo no such file; exit 1"]
+    for name in (gputrain(*line).stdout.strip(), gputrain(*line).stdout.strip()):
+        wait_for(partial(is_failed, gputrain, name), "the failure of the command")
+    held = gputrain(*line)
+    name = held.stdout.strip()
+    assert held.returncode == 0
+    assert held.stderr.startswith(f"{name} waits: held: ") and f"`gputrain queue release {name}`" in held.stderr
+    assert "no such file" in held.stderr and held.stderr.count("\n") == 1
+    assert gputrain("stop", name).returncode == 0
+
+
+def test_refused_detached_run_leaves_nothing(busy_host: Gputrain) -> None:
+    busy = busy_host("run", "digits", "--gpus", "free:1", "--detach")
+    assert busy.returncode == 2
+    assert says(busy.stderr, "gpu-in-use", "GPU 0: reserved by run holder")
+    missing = busy_host("run", *CPU_RUN, "--detach", "--after", "nix")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert says(missing.stderr, "unknown-run", "error: queue.after: nix: ")
+    assert not busy_host.runs.exists()

@@ -136,3 +136,17 @@ def test_sweep_of_a_torch_script_killed_twice_runs_each_trial_once(gputrain: Gpu
         assert row.value is not None
     assert not gputrain.processes()
     assert json.loads(gputrain("queue", "--json").stdout)["queue"] == []
+
+
+def test_small_sweep_of_a_script_finds_the_best_value_and_its_line(gputrain: Gputrain, tmp_path: Path) -> None:
+    (tmp_path / "fit.py").write_text(SCRIPT)
+    words = [sys.executable, "fit.py", "{lr}", "3", "0"]
+    options = ["--name", "s", "--gpus", "cpu", "--parallel", "3", "--sampler", "grid", "--cwd", str(tmp_path)]
+    done = gputrain("sweep", "--maximize", "val_accuracy", "lr=0.5,0.25,0.125", *options, "--", *words)
+    assert done.returncode == 0, done.stderr
+    shown = status(gputrain)
+    assert {row.params["lr"]: row.value for row in shown.trials} == {"0.5": 0.5, "0.25": 0.75, "0.125": 0.875}
+    assert shown.best is not None and shown.best.params == {"lr": "0.125"}
+    assert done.stderr.rstrip().endswith("fit.py 0.125 3 0") and "; its command: " in done.stderr
+    listed = json.loads(gputrain("runs", "--json", "sweep=s").stdout)["runs"]
+    assert sorted(run["state"] for run in listed) == ["finished"] * 3
