@@ -158,7 +158,7 @@ class Controller:
             self.study.report(number, step, value)
             length = trial.length(self.study.trials())
             is_pruned = PRUNED_AT in self.study.trial(number).user_attrs
-            # Also for a trial that is not pruned: others are compared with it.
+            # Optuna compares a trial only with those that it was asked about, so trial 0 is asked about, too.
             is_poor = not is_pruned and step < length and self.study.should_prune(number, length)
             if is_poor and may_prune:
                 self.study.set_attribute(number, PRUNED_AT, step)
