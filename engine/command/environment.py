@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from engine.command.inner_commands import InnerCommand, inner_commands
-from engine.command.spec import Command
+from engine.command.spec import Program
 from engine.gpus.unmonitored import VISIBILITY_VARIABLES
 from engine.utils.errors import Problem, raise_if_any
 from engine.utils.text import printable
@@ -45,7 +45,7 @@ def capture_environment(own: Mapping[str, str], settings: Sequence[str] = ()) ->
 
 
 def renew_environment(
-    command: Command, own: Mapping[str, str], settings: Sequence[str] = ()
+    command: Program, own: Mapping[str, str], settings: Sequence[str] = ()
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the environment of a stored command that starts again from the environment `own`, and the names of its
     variables that may have placeholders.

@@ -8,10 +8,10 @@ from __future__ import annotations
 import shlex
 
 from engine.command.environment import capture_environment
-from engine.command.spec import Command
+from engine.command.spec import Program
 
 
-def run_options(command: Command) -> list[str]:
+def run_options(command: Program) -> list[str]:
     """Return the options without those for the environment."""
     options = [] if command.stop_signal == "SIGINT" else ["--stop-signal", command.stop_signal]
     options += [] if command.tty else ["--no-tty"]
@@ -21,7 +21,7 @@ def run_options(command: Command) -> list[str]:
     return options
 
 
-def environment_options(command: Command) -> list[str]:
+def environment_options(command: Program) -> list[str]:
     """Return the options `--env` of a command that keeps its environment: what it would not inherit, and what was
     set."""
     kept = command.environment.keys() - capture_environment(command.environment).keys() - {*command.expanded}

@@ -43,7 +43,7 @@ AbsolutePath = Annotated[str, Meta(pattern=r"^/[^\0]*\Z")]
 StopSignal = Annotated[str, Meta(pattern=rf"^(?:{'|'.join(STOP_SIGNALS)})\Z")]
 
 
-class Command(FileRecord, frozen=True, kw_only=True):
+class Program(FileRecord, frozen=True, kw_only=True):
     """Content of `command.json`."""
 
     argv: Annotated[tuple[Argument, ...], ENTRIES, Meta(min_length=1)]
@@ -69,7 +69,7 @@ class Command(FileRecord, frozen=True, kw_only=True):
     """Arguments that follow those of `argv` when the command starts again in the same run, with the same
     placeholders."""
 
-    def has_same_program(self, other: Command) -> bool:
+    def has_same_program(self, other: Program) -> bool:
         """Whether both start the same program with the same arguments in the same folder. What surrounds it may
         differ: variables, metrics, and the arguments of a resume."""
         return (self.argv, self.cwd) == (other.argv, other.cwd)
@@ -89,7 +89,7 @@ class CommandFolder(Protocol):
     """Path of `command.json`."""
 
 
-def write_command(folder: CommandFolder, command: Command) -> None:
+def write_command(folder: CommandFolder, command: Program) -> None:
     """Store a command, readable for its user only. Raises OSError."""
     write_record(folder.command, command, private=True)
 
@@ -102,11 +102,11 @@ def has_command(folder: RunFolder) -> bool:
     return record is not None and record.command != ""
 
 
-def read_command(folder: CommandFolder) -> Command:
+def read_command(folder: CommandFolder) -> Program:
     """Return the stored command. Raises UsageError if it is missing or damaged."""
     try:
         data, _ = read_file(folder.command, MAX_COMMAND_BYTES)
-        return decode(data, Command)
+        return decode(data, Program)
     except OSError as error:
         raise _unusable(folder, f"cannot be read: {error.strerror}", "not-readable") from error
     except InvalidRecordError as error:
@@ -144,7 +144,7 @@ def foreign_command_reason(folder: CommandFolder) -> str | None:
     return foreign_reason(status, trust_root=False)
 
 
-def forget_environment(folder: RunFolder, command: Command) -> None:
+def forget_environment(folder: RunFolder, command: Program) -> None:
     """Delete the environment of a command that does not start again. Raises OSError."""
     write_command(folder, replace(command, environment={}))
 

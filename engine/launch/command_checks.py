@@ -13,7 +13,7 @@ from pathlib import Path
 from engine.command.devices import has_placeholder
 from engine.command.interpreters import script_line
 from engine.command.output_metrics import OutputMetrics
-from engine.command.spec import Command, has_command, read_command
+from engine.command.spec import Program, has_command, read_command
 from engine.launch.request import RunRequest, check_dependencies, limit_problems
 from engine.launch.run_code import with_code_copy
 from engine.notify.start import notify_problems
@@ -49,7 +49,7 @@ def find_command_problems(request: RunRequest) -> list[Problem]:
     return problems
 
 
-def find_other_program(folder: RunFolder, command: Command) -> list[Problem]:
+def find_other_program(folder: RunFolder, command: Program) -> list[Problem]:
     """Return why a command cannot go on as the run in a folder: that is a training, or the run of another command."""
     if not has_command(folder):
         reason = "is a training, which cannot go on as a command"
@@ -67,7 +67,7 @@ def find_other_program(folder: RunFolder, command: Command) -> list[Problem]:
     return [Problem(folder.name, reason, advice, code="name-in-use")]
 
 
-def folder_problem(request: RunRequest, command: Command) -> Problem | None:
+def folder_problem(request: RunRequest, command: Program) -> Problem | None:
     """Return why the working folder cannot be used. Whoever can rename it can let the command run other files."""
     try:
         number = file_number(os.stat(command.cwd).st_ino) if is_folder(Path(command.cwd)) else None  # noqa: PTH116
@@ -82,7 +82,7 @@ def folder_problem(request: RunRequest, command: Command) -> Problem | None:
     return Problem("--cwd", f"another folder has taken the place of {place}", advice, code="untrusted-code")
 
 
-def _program_problem(command: Command) -> Problem | None:
+def _program_problem(command: Program) -> Problem | None:
     program, file = command.argv[0], Path(command.cwd, command.argv[0])
     sought, path = str(file) if "/" in program else program, command.environment.get("PATH", os.defpath)
     # A finished run keeps no environment, and is refused for that.

@@ -12,7 +12,7 @@ from pathlib import Path
 from engine.command.metric_files import FIRST_SECONDS, METRICS_FOLDER, OUTPUT_FILE, MetricFiles
 from engine.command.metric_writer import MetricWriter, find_last_step
 from engine.command.output_metrics import OutputMetrics
-from engine.command.spec import Command
+from engine.command.spec import Program
 from engine.command.terminal import OutputLine
 from engine.foreign.figures import Figures
 from engine.foreign.parameters import Parameters
@@ -38,7 +38,7 @@ class RunningMetrics:
     def __init__(
         self,
         recorder: Recorder,
-        command: Command,
+        command: Program,
         parameters: Parameters,
         started_at: float,
         warn: Callable[[Problem], None],

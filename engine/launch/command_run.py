@@ -24,7 +24,7 @@ from engine.command.environment import torchrun_variables
 from engine.command.metric_files import make_metrics_folder
 from engine.command.process_tree import CommandProcess
 from engine.command.run_id import make_run_id
-from engine.command.spec import Command, forget_environment, write_command
+from engine.command.spec import Program, forget_environment, write_command
 from engine.command.stall import StallWatch
 from engine.command.stop import describe_unkillable
 from engine.command.terminal import Terminal, input_of_gputrain
@@ -69,12 +69,12 @@ class CommandRun(OwnedRun):
     """What the owner of a command run holds, see `OwnedRun`."""
 
     @property
-    def command(self) -> Command:
+    def command(self) -> Program:
         assert self.request.command is not None  # noqa: S101 - `launch_command` is called with one
         return self.request.command
 
     @cached_property
-    def started_command(self) -> Command:
+    def started_command(self) -> Program:
         """The command as it starts: in the copy of its code if there is one."""
         assert self.claimed is not None  # noqa: S101 - it starts in its folder
         return copied_command(self.command, self.code, self.claimed.folder)

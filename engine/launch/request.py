@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.command.spec import Command
+from engine.command.spec import Program
 from engine.config.code_trust import CodeTrust
 from engine.config.limits import read_limits
 from engine.config.schema import Config
@@ -54,7 +54,7 @@ class RunRequest:
     typed: frozenset[str] = frozenset()
     warnings: tuple[Problem, ...] = ()
     input_source: str = ""
-    command: Command | None = None
+    command: Program | None = None
     tags: tuple[str, ...] = ()
     program: tuple[str, ...] = ()
 

@@ -23,7 +23,7 @@ from engine.utils.text import printable
 
 if TYPE_CHECKING:
     from engine.code.record import CodeRecord
-    from engine.command.spec import Command
+    from engine.command.spec import Program
     from engine.launch.request import RunRequest
 
 
@@ -103,7 +103,7 @@ def with_code_copy(request: RunRequest) -> RunRequest:
     return replace(request, config=request.config.with_values(run={"code": str(place)}))
 
 
-def copied_command(command: Command, code: RunCode, folder: RunFolder) -> Command:
+def copied_command(command: Program, code: RunCode, folder: RunFolder) -> Program:
     """Return a command with the paths in the copy of its code: its working folder, absolute paths among its arguments,
     and where Python finds the packages of the repository."""
     place = code.copied_folder(folder)
@@ -148,7 +148,7 @@ class _Copy:
         is_copied = os.path.realpath(place) == str(Path(os.path.realpath(self.copy)) / real.relative_to(self.root))
         return str(place) if is_copied and os.path.lexists(place) else None
 
-    def environment(self, command: Command, place: Path) -> Mapping[str, str]:
+    def environment(self, command: Program, place: Path) -> Mapping[str, str]:
         """Return the environment of a command with the paths in the copy."""
         variables = dict(command.environment)
         given = variables.get("PYTHONPATH", "").split(os.pathsep)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.command.devices import PLACEHOLDERS, fill, find_placeholders
-from engine.command.spec import Command
+from engine.command.spec import Program
 from engine.config.code_trust import CodeTrust
 from engine.config.effects import deciding_keys
 from engine.config.loader import ConfigError, parse_value, resolve_config
@@ -56,7 +56,7 @@ class SweepPlan:
     config: Config
     preset: Mapping[str, Value]
     warnings: tuple[Problem, ...] = ()
-    command: Command | None = None
+    command: Program | None = None
 
 
 def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust) -> SweepPlan:
@@ -187,7 +187,7 @@ def _host_has_gpus() -> bool:
         return False
 
 
-def plan_script(settings: SweepSettings, command: Command, runs_dir: Path, *, trust: CodeTrust) -> SweepPlan:
+def plan_script(settings: SweepSettings, command: Program, runs_dir: Path, *, trust: CodeTrust) -> SweepPlan:
     """Validate the settings and the command, and choose the devices of the trials. Raises UsageError with every
     problem."""
     spaces, problems = settings.check()
@@ -216,7 +216,7 @@ def plan_script(settings: SweepSettings, command: Command, runs_dir: Path, *, tr
     return SweepPlan(settings, config, {}, command=command)
 
 
-def _placeholder_problems(command: Command, names: Sequence[str]) -> list[Problem]:
+def _placeholder_problems(command: Program, names: Sequence[str]) -> list[Problem]:
     """Return which parameters have no placeholder in the command, and which placeholders have no parameter."""
     words = [*command.argv, *(command.environment[name] for name in command.expanded)]
     found, problems = find_placeholders(words), list[Problem]()
@@ -237,7 +237,7 @@ def _placeholder_problems(command: Command, names: Sequence[str]) -> list[Proble
     return problems
 
 
-def fill_command(command: Command, values: Mapping[str, Value]) -> Command:
+def fill_command(command: Program, values: Mapping[str, Value]) -> Program:
     """Return a command with the values in place of their placeholders, in its words, in what `--env` sets, and in the
     places of its metric files."""
     texts = {name: value_text(value) for name, value in values.items()}

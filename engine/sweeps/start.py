@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from engine.command.spec import Command, read_command, write_command
+from engine.command.spec import Program, read_command, write_command
 from engine.config.loader import resolve_config
 from engine.config.run_name import name_from_stem, name_problem, normalize_name
 from engine.config.schema import as_stored
@@ -101,7 +101,7 @@ def create_sweep(folder: SweepFolder, plan: SweepPlan) -> None:
 
 
 def load_sweep(
-    folder: SweepFolder, numbers: dict[str, Any], *, trust_code: bool = False, command: Command | None = None
+    folder: SweepFolder, numbers: dict[str, Any], *, trust_code: bool = False, command: Program | None = None
 ) -> SweepPlan:
     """Load a sweep to continue it, and store other `numbers`, its `trials` and `parallel`. `command` is the stored one
     of a script, which the caller trusts. Raises UsageError."""

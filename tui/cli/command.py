@@ -19,7 +19,7 @@ Callback = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class Command:
+class Subcommand:
     """A function whose parameters are the arguments and options of a command, its class, and parts of its help."""
 
     callback: Callback
@@ -33,11 +33,11 @@ def command(
     *notes: str,
     exit_codes: Mapping[int, str] | None = None,
     kind: type[HelpCommand] = HelpCommand,
-) -> Callable[[Callback], Command]:
+) -> Callable[[Callback], Subcommand]:
     """Make a function a command. Its docstring is the help; it may raise UsageError, which becomes exit code 2."""
 
-    def make(callback: Callback) -> Command:
-        return Command(callback, kind, examples, make_epilog(callback.__doc__, *notes, exit_codes=exit_codes))
+    def make(callback: Callback) -> Subcommand:
+        return Subcommand(callback, kind, examples, make_epilog(callback.__doc__, *notes, exit_codes=exit_codes))
 
     return make
 

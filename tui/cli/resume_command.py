@@ -15,7 +15,7 @@ from tui.cli.console import print_warning
 from tui.cli.run_command import ON_RESUME, CommandOptions, command_option, split_on_resume
 
 if TYPE_CHECKING:
-    from engine.command.spec import Command
+    from engine.command.spec import Program
     from engine.runs.folder import RunFolder
     from engine.sweeps.folder import SweepFolder
 
@@ -37,7 +37,7 @@ def takes_resume_options(function: Callback) -> Callback:
     return expand_parameter(function, "options", parameters, combine)
 
 
-def stored_command(folder: RunFolder | SweepFolder, *, trust_code: bool) -> Command:
+def stored_command(folder: RunFolder | SweepFolder, *, trust_code: bool) -> Program:
     """Return the command of a run or sweep that is resumed, and warn of options in it that have no effect any more.
 
     Raises UsageError unless this user wrote or trusts it."""
@@ -65,7 +65,7 @@ def stored_command(folder: RunFolder | SweepFolder, *, trust_code: bool) -> Comm
     return command
 
 
-def renew_command(command: Command, options: CommandOptions) -> Command:
+def renew_command(command: Program, options: CommandOptions) -> Program:
     """Return a stored command with what changes when it starts again. Raises UsageError."""
     from engine.command.environment import renew_environment
     from engine.utils.codec import replace as with_values
@@ -78,7 +78,7 @@ def renew_command(command: Command, options: CommandOptions) -> Command:
     return with_values(command, environment=environment, expanded=expanded, on_resume=on_resume)
 
 
-def describe_command(command: Command, own: Mapping[str, str]) -> Iterator[str]:
+def describe_command(command: Program, own: Mapping[str, str]) -> Iterator[str]:
     """Yield lines that tell what a stored command would run, compared with the environment `own` of this shell."""
     from engine.utils.redaction import redact
     from engine.utils.text import printable

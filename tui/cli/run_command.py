@@ -28,7 +28,7 @@ from tui.cli.help_page import COMMAND_OPTIONS, CONFIG_OPTIONS
 from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
-    from engine.command.spec import Command
+    from engine.command.spec import Program
     from engine.launch.request import RunRequest
 
 TRAINING_OPTIONS = "Options of a training"
@@ -330,10 +330,10 @@ def check_keys(
     )
 
 
-def make_command(words: Sequence[str], options: CommandOptions) -> Command:
+def make_command(words: Sequence[str], options: CommandOptions) -> Program:
     """Return what a typed line starts. Raises UsageError."""
     from engine.command.environment import capture_environment
-    from engine.command.spec import Command
+    from engine.command.spec import Program
     from engine.utils.files import expand_user, file_number
 
     cwd = Path.cwd() if options.cwd is None else expand_user(options.cwd).absolute()
@@ -341,7 +341,7 @@ def make_command(words: Sequence[str], options: CommandOptions) -> Command:
         inode = file_number(cwd.stat().st_ino)
     except OSError as error:
         raise UsageError.one("--cwd", f"{cwd} cannot be used: {error.strerror}", code="not-found") from error
-    return Command(
+    return Program(
         argv=tuple(words),
         cwd=str(cwd),
         cwd_inode=inode,

@@ -44,7 +44,7 @@ from tui.cli.run_options import announce_watch
 from tui.cli.terminal import is_on_terminal, moves_cursor
 
 if TYPE_CHECKING:
-    from engine.command.spec import Command
+    from engine.command.spec import Program
     from engine.config.loader import ResolvedConfig
     from engine.launch.request import RunRequest
     from engine.utils.errors import Problem
@@ -179,7 +179,7 @@ def check_snapshot(request: RunRequest) -> None:
         require_repository(code_root(run.code))
 
 
-def print_command(request: RunRequest, command: Command) -> None:
+def print_command(request: RunRequest, command: Program) -> None:
     """Print what a command is and where it runs. Raises UsageError if it is refused."""
     from tui.cli.resume_command import describe_command
 

@@ -13,7 +13,7 @@ TRAIN, RUNS, RESULTS, PREPARE = TOP_PANELS = "Train", "Runs", "Results", "Prepar
 
 @dataclass(frozen=True)
 class Entry:
-    """A command: `module:name` of its `Command` in `tui.cli`, and the first sentence of its help.
+    """A command: `module:name` of its `Subcommand` in `tui.cli`, and the first sentence of its help.
 
     With `needs_torch`, it is refused where the extra `train` is not installed."""
 

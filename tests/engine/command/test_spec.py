@@ -11,7 +11,7 @@ import pytest
 
 from engine.command.spec import (
     MAX_COMMAND_BYTES,
-    Command,
+    Program,
     dropped_option_warnings,
     foreign_command_reason,
     forget_environment,
@@ -23,7 +23,7 @@ from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
 from support.messages import has_problem
 
-COMMAND = Command(
+COMMAND = Program(
     argv=("python", "train.py", "\udcff{gpus}"),
     cwd="/work",
     cwd_inode=7,
@@ -102,7 +102,7 @@ def test_options_that_earlier_versions_stored_are_warned_of_until_the_command_is
     assert len(found) == len(shown)
     assert all(has_problem(found, "no-effect", "", option) for option in shown)
     command = read_command(folder)
-    assert command == Command(argv=("x",), cwd="/", cwd_inode=1)
+    assert command == Program(argv=("x",), cwd="/", cwd_inode=1)
     write_command(folder, command)
     assert dropped_option_warnings(folder) == []
 

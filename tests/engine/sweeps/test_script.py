@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.command.spec import Command
+from engine.command.spec import Program
 from engine.config.code_trust import CodeTrust
 from engine.runs.metrics import Better
 from engine.sweeps.plan import SweepPlan, divide_gpus, fill_command, plan_script, trial_line
@@ -17,9 +17,9 @@ from engine.sweeps.settings import SweepSettings, typed_metric
 from support.messages import raises_problem
 
 
-def command(*argv: str, **fields: Any) -> Command:
+def command(*argv: str, **fields: Any) -> Program:
     place: dict[str, Any] = {"cwd": "/", "cwd_inode": Path("/").stat().st_ino, "environment": {"PATH": "/usr/bin:/bin"}}
-    return Command(argv=argv, **place | fields)
+    return Program(argv=argv, **place | fields)
 
 
 def plan(root: Path, space: dict[str, str], *argv: str, **settings: Any) -> SweepPlan:

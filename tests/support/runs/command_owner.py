@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.command.spec import Command
+from engine.command.spec import Program
 from engine.config.schema import Config
 from engine.launch.command_run import launch_command
 from engine.launch.request import RunRequest
@@ -24,11 +24,11 @@ from engine.utils.files import file_number
 CHANGED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
-def make_command(cwd: Path, *argv: str, **values: Any) -> Command:
+def make_command(cwd: Path, *argv: str, **values: Any) -> Program:
     """Return a command as `gputrain run -- ARGV` makes it in the folder `cwd`."""
     environment = values.pop("environment", {"PATH": os.environ["PATH"]})
     inode = file_number(cwd.stat().st_ino)
-    return Command(argv=argv, cwd=str(cwd), cwd_inode=inode, environment=environment, **values)
+    return Program(argv=argv, cwd=str(cwd), cwd_inode=inode, environment=environment, **values)
 
 
 class CommandRuns:

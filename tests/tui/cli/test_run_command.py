@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from engine.command.spec import Command, read_command, write_command
+from engine.command.spec import Program, read_command, write_command
 from engine.launch.request import RunRequest
 from engine.runs.folder import RunFolder
 from engine.utils.codec import replace
@@ -154,7 +154,7 @@ def open_run(requests: list[RunRequest], tmp_path: Path) -> RunFolder:
     folder.config.write_text("device: {gpus: cpu}\n")
     environment = {"LD_PRELOAD": "/evil.so", "TOKEN": "hunter2", "PATH": os.environ["PATH"]}
     argv = ("touch", "\x1b[2J", "x" * 10_000)
-    command = Command(argv=argv, cwd=str(tmp_path), cwd_inode=1, environment=environment, on_resume=("--evil",))
+    command = Program(argv=argv, cwd=str(tmp_path), cwd_inode=1, environment=environment, on_resume=("--evil",))
     write_command(folder, command)
     folder.path.chmod(0o777)
     return folder

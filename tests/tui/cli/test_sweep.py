@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner, Result
 
-from engine.command.spec import Command, write_command
+from engine.command.spec import Program, write_command
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
@@ -105,7 +105,7 @@ def test_sweep_of_a_script_refuses_line(root: Path, arguments: list[str], code: 
 
 
 def test_script_sweep_of_another_user_runs_its_command_only_with_trust(root: Path) -> None:
-    typed = Command(argv=("touch", "{lr}"), cwd="/", cwd_inode=1, environment={"PATH": "/bin"})
+    typed = Program(argv=("touch", "{lr}"), cwd="/", cwd_inode=1, environment={"PATH": "/bin"})
     settings = SweepSettings(
         space={"lr": "1,2"}, command="touch {lr}", metric="metrics.acc=high", device={"device.gpus": "cpu"}
     )
