@@ -20,7 +20,7 @@ from textual.command import CommandPalette, Provider
 from textual.screen import Screen
 
 from engine.utils.errors import Problem, UsageError
-from tui.keymap import GLOBAL_COMMANDS, LIST_COMMANDS, CommandProvider, make_bindings
+from tui.keymap import GLOBAL_KEYS, LIST_KEYS, KeyProvider, make_bindings
 from tui.phrases import resume_problem
 from tui.pollers.host import GpuPoller, HostPoller
 from tui.pollers.runs import RunListPoller
@@ -55,9 +55,9 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
     TITLE = "gputrain"
     # Textual loads the style sheet of a screen that is pushed, but not that of the default screen.
     CSS_PATH: ClassVar[list[str | PurePath]] = ["app.tcss", "screens/monitor.tcss"]
-    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {CommandProvider}
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {KeyProvider}
     BINDINGS: ClassVar[list[BindingType]] = [
-        *make_bindings(GLOBAL_COMMANDS),
+        *make_bindings(GLOBAL_KEYS),
         Binding("ctrl+c", "quit", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", show=False, priority=True),
     ]
@@ -405,9 +405,9 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         screen = self.screen
         if isinstance(screen, GputrainScreen):
             groups = {
-                "This screen": screen.SCREEN_COMMANDS,
-                "Lists": LIST_COMMANDS,
-                "Everywhere": screen.SHARED_COMMANDS,
+                "This screen": screen.SCREEN_KEYS,
+                "Lists": LIST_KEYS,
+                "Everywhere": screen.SHARED_KEYS,
             }
             readings = [READINGS[key] for key in screen.SHOWN_READINGS]
             self.push_screen(HelpDialog(groups, screen.is_available, readings))

@@ -11,8 +11,8 @@ from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 
 @dataclass(frozen=True)
-class Command:
-    """One command of a screen.
+class Key:
+    """One row of the table: keys of a screen with one effect.
 
     `key` is a Textual key name, several separated by commas, or empty. `action` is a method `action_…` of the screen,
     or of the app if prefixed with `app.`. A narrow footer shows the highest `priority` first; priority 0 is only in the
@@ -35,7 +35,7 @@ class Command:
 
     @property
     def key_labels(self) -> str:
-        """All keys of the command."""
+        """All of them."""
         return " ".join(KEY_LABELS.get(key, key) for key in self.keys)
 
     @property
@@ -76,242 +76,238 @@ KEY_LABELS = {
     "ctrl+n": "^n",
 }
 
-GLOBAL_COMMANDS = (
-    Command("question_mark,f1", "help", "Show all keys of this screen.", "app.help", 8),
-    Command("t", "theme", "Switch between the dark, the light and the terminal's own colors.", "app.next_theme", 1),
-    Command("ctrl+p", "commands", "Search the commands of this screen.", "app.command_palette", 2),
-    Command("q", "quit", "Quit. Runs continue.", "app.quit", 7),
+GLOBAL_KEYS = (
+    Key("question_mark,f1", "help", "Show all keys of this screen.", "app.help", 8),
+    Key("t", "theme", "Switch between the dark, the light and the terminal's own colors.", "app.next_theme", 1),
+    Key("ctrl+p", "commands", "Search the commands of this screen.", "app.command_palette", 2),
+    Key("q", "quit", "Quit. Runs continue.", "app.quit", 7),
 )
 # For screens with text fields, where letters are input.
-TYPING_GLOBAL_COMMANDS = (
-    Command("f1", "help", "Show all keys of this screen.", "app.help", 8),
-    Command("ctrl+p", "commands", "Search the commands of this screen.", "app.command_palette", 2),
-    Command("ctrl+c", "quit", "Quit. Runs continue.", "app.quit", 7),
+TYPING_GLOBAL_KEYS = (
+    Key("f1", "help", "Show all keys of this screen.", "app.help", 8),
+    Key("ctrl+p", "commands", "Search the commands of this screen.", "app.command_palette", 2),
+    Key("ctrl+c", "quit", "Quit. Runs continue.", "app.quit", 7),
 )
 # In the palette of every screen, without a key.
-PALETTE_COMMANDS = (
-    Command("", "theme", "Switch between the dark, the light and the terminal's own colors.", "app.next_theme", 0),
+PALETTE_KEYS = (
+    Key("", "theme", "Switch between the dark, the light and the terminal's own colors.", "app.next_theme", 0),
 )
 # Keys of `tui.widgets.lines`, for the help only.
-LIST_COMMANDS = (
-    Command("j,k", "move", "Move by one line, as the arrow keys do.", "", 0),
-    Command("ctrl+d,ctrl+u", "page", "Move by half a page; page down and page up by a page.", "", 0),
-    Command("g,G", "first, last", "Move to the first or the last line, as home and end do.", "", 0),
+LIST_KEYS = (
+    Key("j,k", "move", "Move by one line, as the arrow keys do.", "", 0),
+    Key("ctrl+d,ctrl+u", "page", "Move by half a page; page down and page up by a page.", "", 0),
+    Key("g,G", "first, last", "Move to the first or the last line, as home and end do.", "", 0),
 )
-BACK_COMMAND = Command("escape", "back", "Return to the previous screen; runs continue.", "back", 8)
+BACK_KEY = Key("escape", "back", "Return to the previous screen; runs continue.", "back", 8)
 
-MONITOR_COMMANDS = (
-    Command("space", "pick", "Pick this GPU for the next run, or mark this run; again, undo that.", "pick", 9),
-    Command("n", "new run", "Configure and start a new run.", "app.new_run", 9),
-    Command("enter", "open", "Open the GPU, the run, or what the process under the cursor writes.", "open", 6),
-    Command("r", "runs", "List all runs with their results.", "app.runs", 5),
-    Command(
-        "w", "watched", "Show what gputrain watch watches: runs of other programs, or a process.", "app.watched", 6
-    ),
-    Command("Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2),
-    Command("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 6),
-    Command("slash", "filter", "Show only processes and runs that contain this text.", "filter", 3),
-    Command("escape", "clear filter", "Show all processes and runs.", "back", 0),
-    Command("plus,equals_sign", "zoom in", "Show a shorter time in the graphs.", "zoom(-1)", 1),
-    Command("minus", "zoom out", "Show a longer time in the graphs.", "zoom(1)", 1),
-    Command("0", "all", "Show all of the past in the graphs, ten minutes at most.", "zoom_auto", 0),
-    Command("tab", "next panel", "Focus the next panel.", "app.focus_next", 2),
+MONITOR_KEYS = (
+    Key("space", "pick", "Pick this GPU for the next run, or mark this run; again, undo that.", "pick", 9),
+    Key("n", "new run", "Configure and start a new run.", "app.new_run", 9),
+    Key("enter", "open", "Open the GPU, the run, or what the process under the cursor writes.", "open", 6),
+    Key("r", "runs", "List all runs with their results.", "app.runs", 5),
+    Key("w", "watched", "Show what gputrain watch watches: runs of other programs, or a process.", "app.watched", 6),
+    Key("Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2),
+    Key("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 6),
+    Key("slash", "filter", "Show only processes and runs that contain this text.", "filter", 3),
+    Key("escape", "clear filter", "Show all processes and runs.", "back", 0),
+    Key("plus,equals_sign", "zoom in", "Show a shorter time in the graphs.", "zoom(-1)", 1),
+    Key("minus", "zoom out", "Show a longer time in the graphs.", "zoom(1)", 1),
+    Key("0", "all", "Show all of the past in the graphs, ten minutes at most.", "zoom_auto", 0),
+    Key("tab", "next panel", "Focus the next panel.", "app.focus_next", 2),
 )
-GPU_COMMANDS = (
-    Command("left,left_square_bracket", "previous", "Show the previous GPU.", "gpu(-1)", 6),
-    Command("right,right_square_bracket", "next", "Show the next GPU.", "gpu(1)", 7),
-    Command("space", "pick", "Pick this GPU for the next run, or unpick it.", "pick", 9),
-    Command("n", "new run", "Configure and start a new run.", "app.new_run", 6),
-    Command("enter", "open run", "Open the run that the process under the cursor writes.", "open", 5),
-    Command("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 4),
-    Command("plus,equals_sign", "zoom in", "Show a shorter time in the graphs.", "zoom(-1)", 3),
-    Command("minus", "zoom out", "Show a longer time in the graphs.", "zoom(1)", 3),
-    Command("0", "all", "Show all of the past in the graphs, ten minutes at most.", "zoom_auto", 0),
-    Command("tab", "next panel", "Focus the next panel.", "app.focus_next", 0),
-    BACK_COMMAND,
+GPU_KEYS = (
+    Key("left,left_square_bracket", "previous", "Show the previous GPU.", "gpu(-1)", 6),
+    Key("right,right_square_bracket", "next", "Show the next GPU.", "gpu(1)", 7),
+    Key("space", "pick", "Pick this GPU for the next run, or unpick it.", "pick", 9),
+    Key("n", "new run", "Configure and start a new run.", "app.new_run", 6),
+    Key("enter", "open run", "Open the run that the process under the cursor writes.", "open", 5),
+    Key("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 4),
+    Key("plus,equals_sign", "zoom in", "Show a shorter time in the graphs.", "zoom(-1)", 3),
+    Key("minus", "zoom out", "Show a longer time in the graphs.", "zoom(1)", 3),
+    Key("0", "all", "Show all of the past in the graphs, ten minutes at most.", "zoom_auto", 0),
+    Key("tab", "next panel", "Focus the next panel.", "app.focus_next", 0),
+    BACK_KEY,
 )
-RUNS_COMMANDS = (
-    Command("enter", "open", "Open this run, live or finished.", "open", 9),
-    Command("space", "mark", "Mark this run, or unmark it. Marks stay until the program ends.", "mark", 9),
-    Command("M", "mark all", "Mark all runs that the filter shows, or unmark them if all are marked.", "mark_all", 1),
-    Command("c", "compare", "Compare the curves and configs of the marked runs.", "compare", 8),
-    Command("slash", "filter", "Filter: failed lr>0.1 optim.name=adamw -tag=old. Also != ~ and *.", "filter", 6),
-    Command("o", "order", "Sort by another column; the same column again turns the order around.", "order", 6),
-    Command("w", "columns", "Choose the columns.", "columns", 5),
-    Command("s", "stop", "Stop this run at its next step and save a checkpoint.", "stop", 7),
-    Command("u", "resume", "Resume this run from its last checkpoint.", "resume", 7),
-    Command("a", "again", "Configure a new run with the config of this one.", "again", 5),
-    Command("n", "new run", "Configure and start a new run.", "app.new_run", 4),
-    Command("S", "sweep", "Open the sweep that this run is a trial of, else the latest sweep.", "sweep", 4),
-    Command("Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2),
-    Command("T", "tags", "Change the tags of the marked runs, else of this one.", "tags", 3),
-    Command("N", "note", "Write a note about this run.", "note", 3),
-    Command("A", "archive", "Archive the marked runs, else this one, or restore them from the archive.", "archive", 3),
-    Command("H", "archived", "Show or hide archived runs.", "archived", 2),
-    Command("D,delete", "delete", "Move the marked runs, else this one, to the trash.", "delete", 3),
-    Command("f", "full", "Show the list on the whole screen, or with the preview.", "full", 3),
-    BACK_COMMAND,
+RUNS_KEYS = (
+    Key("enter", "open", "Open this run, live or finished.", "open", 9),
+    Key("space", "mark", "Mark this run, or unmark it. Marks stay until the program ends.", "mark", 9),
+    Key("M", "mark all", "Mark all runs that the filter shows, or unmark them if all are marked.", "mark_all", 1),
+    Key("c", "compare", "Compare the curves and configs of the marked runs.", "compare", 8),
+    Key("slash", "filter", "Filter: failed lr>0.1 optim.name=adamw -tag=old. Also != ~ and *.", "filter", 6),
+    Key("o", "order", "Sort by another column; the same column again turns the order around.", "order", 6),
+    Key("w", "columns", "Choose the columns.", "columns", 5),
+    Key("s", "stop", "Stop this run at its next step and save a checkpoint.", "stop", 7),
+    Key("u", "resume", "Resume this run from its last checkpoint.", "resume", 7),
+    Key("a", "again", "Configure a new run with the config of this one.", "again", 5),
+    Key("n", "new run", "Configure and start a new run.", "app.new_run", 4),
+    Key("S", "sweep", "Open the sweep that this run is a trial of, else the latest sweep.", "sweep", 4),
+    Key("Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2),
+    Key("T", "tags", "Change the tags of the marked runs, else of this one.", "tags", 3),
+    Key("N", "note", "Write a note about this run.", "note", 3),
+    Key("A", "archive", "Archive the marked runs, else this one, or restore them from the archive.", "archive", 3),
+    Key("H", "archived", "Show or hide archived runs.", "archived", 2),
+    Key("D,delete", "delete", "Move the marked runs, else this one, to the trash.", "delete", 3),
+    Key("f", "full", "Show the list on the whole screen, or with the preview.", "full", 3),
+    BACK_KEY,
 )
 _FOREIGN_ACTIONS = ("open", "mark", "mark_all", "compare", "filter", "order", "columns", "full")
 # Of runs of other programs, which are only watched.
-FOREIGN_RUNS_COMMANDS = (
-    *(command for command in RUNS_COMMANDS if command.action in _FOREIGN_ACTIONS),
-    BACK_COMMAND,
+FOREIGN_RUNS_KEYS = (
+    *(key for key in RUNS_KEYS if key.action in _FOREIGN_ACTIONS),
+    BACK_KEY,
 )
 _CHANGES = ("stop", "resume", "again", "tags", "note", "archive", "delete")
 # Their keys are refused for runs of other programs.
-CHANGE_COMMANDS = tuple(command for command in RUNS_COMMANDS if command.action in _CHANGES)
-PROCESS_COMMANDS = (
-    Command("enter", "open", "Open the run under the cursor, which this process writes.", "open", 9),
-    Command("tab", "next panel", "Focus the next panel.", "app.focus_next", 5),
-    BACK_COMMAND,
+CHANGE_KEYS = tuple(key for key in RUNS_KEYS if key.action in _CHANGES)
+PROCESS_KEYS = (
+    Key("enter", "open", "Open the run under the cursor, which this process writes.", "open", 9),
+    Key("tab", "next panel", "Focus the next panel.", "app.focus_next", 5),
+    BACK_KEY,
 )
-SWEEP_COMMANDS = (
-    Command("enter", "open", "Open the run of this trial.", "open", 9),
-    Command("s", "stop", "Stop the sweep; its trials save a checkpoint.", "stop", 7),
-    BACK_COMMAND,
+SWEEP_KEYS = (
+    Key("enter", "open", "Open the run of this trial.", "open", 9),
+    Key("s", "stop", "Stop the sweep; its trials save a checkpoint.", "stop", 7),
+    BACK_KEY,
 )
-QUEUE_COMMANDS = (
-    Command("enter", "open", "Open this run.", "open", 6),
-    Command("h", "hold", "Keep this run from starting, or let it start again.", "hold", 9),
-    Command("K,shift+up", "move up", "Start this run before the one of yours above it.", "shift(-1)", 9),
-    Command("J,shift+down", "move down", "Start this run after the one of yours below it.", "shift(1)", 9),
-    Command("s", "cancel", "Remove this run from the queue; its folder stays.", "cancel", 8),
-    Command("u", "resume", "Start the interrupted runs again, in their old order.", "resume", 9),
-    Command("n", "new run", "Configure and start a new run.", "app.new_run", 3),
-    BACK_COMMAND,
+QUEUE_KEYS = (
+    Key("enter", "open", "Open this run.", "open", 6),
+    Key("h", "hold", "Keep this run from starting, or let it start again.", "hold", 9),
+    Key("K,shift+up", "move up", "Start this run before the one of yours above it.", "shift(-1)", 9),
+    Key("J,shift+down", "move down", "Start this run after the one of yours below it.", "shift(1)", 9),
+    Key("s", "cancel", "Remove this run from the queue; its folder stays.", "cancel", 8),
+    Key("u", "resume", "Start the interrupted runs again, in their old order.", "resume", 9),
+    Key("n", "new run", "Configure and start a new run.", "app.new_run", 3),
+    BACK_KEY,
 )
-X_RANGE_COMMANDS = (
-    Command("plus,equals_sign", "zoom in", "Show half the x range.", "zoom(0.5)", 3),
-    Command("minus", "zoom out", "Show twice the x range.", "zoom(2.0)", 2),
-    Command("0", "all", "Show the whole x range.", "zoom_all", 1),
-    Command("left", "cursor left", "Move the cursor that reads values to the left.", "cursor(-1)", 0),
-    Command("right", "cursor right", "Move the cursor that reads values to the right.", "cursor(1)", 0),
-    Command("comma,shift+left", "pan left", "Pan toward the start.", "pan(-0.25)", 0),
-    Command("full_stop,shift+right", "pan right", "Pan toward the end.", "pan(0.25)", 0),
+X_RANGE_KEYS = (
+    Key("plus,equals_sign", "zoom in", "Show half the x range.", "zoom(0.5)", 3),
+    Key("minus", "zoom out", "Show twice the x range.", "zoom(2.0)", 2),
+    Key("0", "all", "Show the whole x range.", "zoom_all", 1),
+    Key("left", "cursor left", "Move the cursor that reads values to the left.", "cursor(-1)", 0),
+    Key("right", "cursor right", "Move the cursor that reads values to the right.", "cursor(1)", 0),
+    Key("comma,shift+left", "pan left", "Pan toward the start.", "pan(-0.25)", 0),
+    Key("full_stop,shift+right", "pan right", "Pan toward the end.", "pan(0.25)", 0),
 )
-RUN_COMMANDS = (
-    Command("s", "stop", "Stop at the next step and save a checkpoint.", "stop", 9),
-    Command("C", "checkpoint", "Save a checkpoint at the next step.", "checkpoint", 6),
-    Command("p", "pause", "Pause at the next step, or continue.", "pause", 7),
-    Command("u", "resume", "Resume an ended run from its last checkpoint.", "resume", 9),
-    Command("a", "again", "Configure a new run with the config of this one.", "again", 2),
-    Command("x", "x axis", "Plot over epochs, steps, images or hours.", "x_axis", 5),
-    Command("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 5),
-    Command("L", "log scale", "Toggle the log scale of loss and learning rate.", "log_scale", 4),
-    *X_RANGE_COMMANDS,
-    Command("v", "confusion", "Show the confusion matrix and per-class accuracy.", "confusion", 4),
-    Command("P", "profile", "Measure where the time of training steps goes, or show the latest profile.", "profile", 3),
-    Command("f", "full", "Toggle full screen for the focused chart.", "full", 4),
-    Command("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)"),
-    Command("e", "export", "Save all points of the focused chart as CSV.", "export", 3),
-    Command("d", "config", "Show the config of this run.", "config", 2),
-    Command("l", "log", "Show the end of the log with full lines.", "log", 1),
-    BACK_COMMAND,
+RUN_KEYS = (
+    Key("s", "stop", "Stop at the next step and save a checkpoint.", "stop", 9),
+    Key("C", "checkpoint", "Save a checkpoint at the next step.", "checkpoint", 6),
+    Key("p", "pause", "Pause at the next step, or continue.", "pause", 7),
+    Key("u", "resume", "Resume an ended run from its last checkpoint.", "resume", 9),
+    Key("a", "again", "Configure a new run with the config of this one.", "again", 2),
+    Key("x", "x axis", "Plot over epochs, steps, images or hours.", "x_axis", 5),
+    Key("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 5),
+    Key("L", "log scale", "Toggle the log scale of loss and learning rate.", "log_scale", 4),
+    *X_RANGE_KEYS,
+    Key("v", "confusion", "Show the confusion matrix and per-class accuracy.", "confusion", 4),
+    Key("P", "profile", "Measure where the time of training steps goes, or show the latest profile.", "profile", 3),
+    Key("f", "full", "Toggle full screen for the focused chart.", "full", 4),
+    Key("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)"),
+    Key("e", "export", "Save all points of the focused chart as CSV.", "export", 3),
+    Key("d", "config", "Show the config of this run.", "config", 2),
+    Key("l", "log", "Show the end of the log with full lines.", "log", 1),
+    BACK_KEY,
 )
 # Of charts that are not known in advance.
-_CHART_COMMANDS = (
-    Command("c", "charts", "Choose the charts; the choice is remembered for this folder.", "charts", 9),
-    Command(
-        "X", "hide", "Hide the focused chart for this folder, such as a metric that was wrongly guessed.", "hide", 3
-    ),
-    Command("x", "x axis", "Plot over steps, epochs or hours.", "x_axis", 7),
-    Command("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 6),
-    Command("L", "log scale", "Toggle the log scale of all charts but accuracies.", "log_scale", 5),
-    *X_RANGE_COMMANDS,
-    Command("f", "full", "Toggle full screen for the focused chart.", "full", 5),
-    Command("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)"),
+_CHART_KEYS = (
+    Key("c", "charts", "Choose the charts; the choice is remembered for this folder.", "charts", 9),
+    Key("X", "hide", "Hide the focused chart for this folder, such as a metric that was wrongly guessed.", "hide", 3),
+    Key("x", "x axis", "Plot over steps, epochs or hours.", "x_axis", 7),
+    Key("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 6),
+    Key("L", "log scale", "Toggle the log scale of all charts but accuracies.", "log_scale", 5),
+    *X_RANGE_KEYS,
+    Key("f", "full", "Toggle full screen for the focused chart.", "full", 5),
+    Key("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)"),
 )
-FOREIGN_RUN_COMMANDS = (
-    *_CHART_COMMANDS,
-    Command("d", "parameters", "Show the parameters of this run.", "parameters", 6),
-    Command("l", "log", "Show the end of the log with full lines.", "log", 4),
-    Command("e", "export", "Save all points of the focused chart as CSV in the working directory.", "export", 3),
-    BACK_COMMAND,
+FOREIGN_RUN_KEYS = (
+    *_CHART_KEYS,
+    Key("d", "parameters", "Show the parameters of this run.", "parameters", 6),
+    Key("l", "log", "Show the end of the log with full lines.", "log", 4),
+    Key("e", "export", "Save all points of the focused chart as CSV in the working directory.", "export", 3),
+    BACK_KEY,
 )
-COMMAND_RUN_COMMANDS = (
-    Command("s", "stop", "Stop the command with its stop signal, then SIGTERM, then SIGKILL.", "stop", 9),
-    Command("u", "resume", "Start the command of an ended run again.", "resume", 9),
-    Command("a", "again", "Start this command again as a new run, with changes.", "again", 2),
-    *_CHART_COMMANDS,
-    Command("d", "command", "Show the command, its working folder and its parameters.", "parameters", 6),
-    Command("p", "processes", "Show the processes of the command, and what they use.", "processes", 6),
-    Command("l", "log", "Show the end of the log with full lines.", "log", 4),
-    Command("T", "tags", "Change the tags of this run.", "tags", 2),
-    Command("N", "note", "Write a note about this run.", "note", 2),
-    Command("A", "archive", "Archive this run, or restore it from the archive.", "archive", 2),
-    Command("e", "export", "Save all points of the focused chart as CSV.", "export", 3),
-    BACK_COMMAND,
+COMMAND_RUN_KEYS = (
+    Key("s", "stop", "Stop the command with its stop signal, then SIGTERM, then SIGKILL.", "stop", 9),
+    Key("u", "resume", "Start the command of an ended run again.", "resume", 9),
+    Key("a", "again", "Start this command again as a new run, with changes.", "again", 2),
+    *_CHART_KEYS,
+    Key("d", "command", "Show the command, its working folder and its parameters.", "parameters", 6),
+    Key("p", "processes", "Show the processes of the command, and what they use.", "processes", 6),
+    Key("l", "log", "Show the end of the log with full lines.", "log", 4),
+    Key("T", "tags", "Change the tags of this run.", "tags", 2),
+    Key("N", "note", "Write a note about this run.", "note", 2),
+    Key("A", "archive", "Archive this run, or restore it from the archive.", "archive", 2),
+    Key("e", "export", "Save all points of the focused chart as CSV.", "export", 3),
+    BACK_KEY,
 )
-PROFILE_COMMANDS = (
-    Command("P", "profile again", "Profile ten more training steps of this run.", "profile", 9),
-    BACK_COMMAND,
+PROFILE_KEYS = (
+    Key("P", "profile again", "Profile ten more training steps of this run.", "profile", 9),
+    BACK_KEY,
 )
-COMPARE_COMMANDS = (
-    Command("B", "band", "Show runs that differ in the seed alone as one band, or each of them.", "seeds", 8),
-    Command("enter", "open", "Open the run under the cursor.", "open", 4),
-    Command("c", "charts", "Choose the charts, among the metrics of runs of other programs.", "charts", 7),
-    Command("x", "x axis", "Plot over epochs, steps, images or hours.", "x_axis", 6),
-    Command("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 5),
-    Command("L", "log scale", "Toggle the log scale of all charts but the accuracy.", "log_scale", 4),
-    *X_RANGE_COMMANDS,
-    Command("f", "full", "Toggle full screen for the focused panel.", "full", 5),
-    Command("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)", 3),
-    Command("e", "export", "Save all points of the focused chart as CSV.", "export", 2),
-    BACK_COMMAND,
+COMPARE_KEYS = (
+    Key("B", "band", "Show runs that differ in the seed alone as one band, or each of them.", "seeds", 8),
+    Key("enter", "open", "Open the run under the cursor.", "open", 4),
+    Key("c", "charts", "Choose the charts, among the metrics of runs of other programs.", "charts", 7),
+    Key("x", "x axis", "Plot over epochs, steps, images or hours.", "x_axis", 6),
+    Key("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 5),
+    Key("L", "log scale", "Toggle the log scale of all charts but the accuracy.", "log_scale", 4),
+    *X_RANGE_KEYS,
+    Key("f", "full", "Toggle full screen for the focused panel.", "full", 5),
+    Key("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)", 3),
+    Key("e", "export", "Save all points of the focused chart as CSV.", "export", 2),
+    BACK_KEY,
 )
-CONFUSION_COMMANDS = (
-    Command("b", "best/last", "Switch between the best and the last epoch.", "other_epoch", 9),
-    Command("o", "order", "Sort classes by index or by accuracy, worst first.", "order", 7),
-    Command("enter", "images", "Show the images of this cell; in a list, select it in the matrix.", "images", 9),
-    Command("tab", "next panel", "Focus the next panel.", "app.focus_next", 5),
-    BACK_COMMAND,
+CONFUSION_KEYS = (
+    Key("b", "best/last", "Switch between the best and the last epoch.", "other_epoch", 9),
+    Key("o", "order", "Sort classes by index or by accuracy, worst first.", "order", 7),
+    Key("enter", "images", "Show the images of this cell; in a list, select it in the matrix.", "images", 9),
+    Key("tab", "next panel", "Focus the next panel.", "app.focus_next", 5),
+    BACK_KEY,
 )
-MISTAKES_COMMANDS = (
-    Command("left,left_square_bracket", "previous", "Show the previous list.", "list(-1)", 7),
-    Command("right,right_square_bracket,tab", "next list", "Show the next list.", "list(1)", 9),
-    Command("I", "evaluate", "Evaluate each image of the validation set; again, stop that.", "inspect", 8),
-    Command("ctrl+y", "copy path", "Copy the path of this image.", "copy", 6),
-    BACK_COMMAND,
+MISTAKES_KEYS = (
+    Key("left,left_square_bracket", "previous", "Show the previous list.", "list(-1)", 7),
+    Key("right,right_square_bracket,tab", "next list", "Show the next list.", "list(1)", 9),
+    Key("I", "evaluate", "Evaluate each image of the validation set; again, stop that.", "inspect", 8),
+    Key("ctrl+y", "copy path", "Copy the path of this image.", "copy", 6),
+    BACK_KEY,
 )
-FORM_COMMANDS = (
-    Command("ctrl+s", "start", "Validate the config and start the run.", "start", 9),
-    Command("enter", "choose", "List the choices of this field, or go to the next field.", "choose", 7),
-    Command("ctrl+f,slash", "search", "Search all fields.", "search", 5),
-    Command("ctrl+o", "more", "Show all fields, or only the common ones.", "more", 6),
-    Command("ctrl+n", "open config", "Open a config file of your own in the form.", "open_config", 3),
-    Command("f2", "command", "Run a command, such as python train.py, in place of a config.", "app.command", 2),
-    Command("ctrl+t", "save preset", "Save this config as a preset.", "save_preset", 4),
-    Command("ctrl+y", "copy command", "Copy the command that starts this run.", "copy", 4),
-    Command("ctrl+r", "defaults", "Reset all fields to their defaults; again, undo that.", "reset", 3),
-    BACK_COMMAND,
+FORM_KEYS = (
+    Key("ctrl+s", "start", "Validate the config and start the run.", "start", 9),
+    Key("enter", "choose", "List the choices of this field, or go to the next field.", "choose", 7),
+    Key("ctrl+f,slash", "search", "Search all fields.", "search", 5),
+    Key("ctrl+o", "more", "Show all fields, or only the common ones.", "more", 6),
+    Key("ctrl+n", "open config", "Open a config file of your own in the form.", "open_config", 3),
+    Key("f2", "command", "Run a command, such as python train.py, in place of a config.", "app.command", 2),
+    Key("ctrl+t", "save preset", "Save this config as a preset.", "save_preset", 4),
+    Key("ctrl+y", "copy command", "Copy the command that starts this run.", "copy", 4),
+    Key("ctrl+r", "defaults", "Reset all fields to their defaults; again, undo that.", "reset", 3),
+    BACK_KEY,
 )
-STARTING_COMMANDS = (Command("s", "stop", "Stop the run before training begins.", "stop", 9), BACK_COMMAND)
+STARTING_KEYS = (Key("s", "stop", "Stop the run before training begins.", "stop", 9), BACK_KEY)
 
 
-def make_bindings(commands: Sequence[Command]) -> list[Binding]:
-    """Return Textual bindings for the commands, hidden because the footer is our own widget."""
-    return [Binding(command.key, command.action, command.title, show=False) for command in commands]
+def make_bindings(keys: Sequence[Key]) -> list[Binding]:
+    """Return Textual bindings for the keys, hidden because the footer is our own widget."""
+    return [Binding(key.key, key.action, key.title, show=False) for key in keys]
 
 
-class CommandProvider(Provider):
+class KeyProvider(Provider):
     """Command palette with the commands of the current screen."""
 
-    def _commands(self) -> list[Command]:
-        """Return the commands of the screen, then those without a key that it does not have under a key."""
-        commands = list(getattr(self.screen, "COMMAND_TABLE", GLOBAL_COMMANDS))
-        actions = {command.action for command in commands}
-        return commands + [command for command in PALETTE_COMMANDS if command.action not in actions]
+    def _keys(self) -> list[Key]:
+        """Return the keys of the screen, then the rows without a key that it does not have with one."""
+        keys = list(getattr(self.screen, "KEY_TABLE", GLOBAL_KEYS))
+        actions = {key.action for key in keys}
+        return keys + [key for key in PALETTE_KEYS if key.action not in actions]
 
     async def discover(self) -> Hits:
-        for command in self._commands():
-            run = partial(self.screen.run_action, command.action)
-            yield DiscoveryHit(command.palette_label, run, help=command.help)
+        for key in self._keys():
+            run = partial(self.screen.run_action, key.action)
+            yield DiscoveryHit(key.palette_label, run, help=key.help)
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
-        for command in self._commands():
-            score = max(matcher.match(command.title), matcher.match(command.help))
+        for key in self._keys():
+            score = max(matcher.match(key.title), matcher.match(key.help))
             if score > 0:
-                run = partial(self.screen.run_action, command.action)
-                yield Hit(score, command.palette_label, run, help=command.help)
+                run = partial(self.screen.run_action, key.action)
+                yield Hit(score, key.palette_label, run, help=key.help)

@@ -13,7 +13,7 @@ from textual.strip import Strip
 
 from support.screen.demo_app import wait_until
 from tui.pictures import draw_picture, fit_picture
-from tui.widgets.picture import Picture
+from tui.widgets.picture import PicturePanel
 
 
 def halves(size: tuple[int, int] = (300, 200)) -> Image.Image:
@@ -53,10 +53,10 @@ def test_half_blocks_have_colors_of_image() -> None:
 class PictureApp(App[None]):
     """A picture alone, in a frame of fixed size."""
 
-    CSS = "Picture { width: 10; height: 5; }"
+    CSS = "PicturePanel { width: 10; height: 5; }"
 
     def compose(self) -> ComposeResult:
-        yield Picture()
+        yield PicturePanel()
 
 
 def test_picture_skips_images_that_were_scrolled_past() -> None:
@@ -71,7 +71,7 @@ def test_picture_skips_images_that_were_scrolled_past() -> None:
 
     async def scroll() -> None:
         async with PictureApp().run_test() as pilot:
-            picture = pilot.app.query_one(Picture)
+            picture = pilot.app.query_one(PicturePanel)
             picture.show("a", partial(load, "a"))
             await wait_until(pilot, first_is_loading.is_set)
             for name in "bcdefg":

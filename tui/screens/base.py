@@ -22,14 +22,14 @@ from textual.widgets import Input, Static
 from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder, RunState
 from engine.utils.errors import Problem, UsageError
-from tui.keymap import GLOBAL_COMMANDS, Command, make_bindings
+from tui.keymap import GLOBAL_KEYS, Key, make_bindings
 from tui.palette import ACCENT, NOTICE
 from tui.pollers.host import GpuPoller, HostPoller
 from tui.pollers.runs import RunListPoller
 from tui.pollers.watched import Poller, RefreshIntervals
 from tui.textual_internals import strips_of
 from tui.widgets.dimmed_screen import DimmedScreen
-from tui.widgets.entry import Entry
+from tui.widgets.entry import TextEntry
 from tui.widgets.keys import Keys
 from tui.widgets.text_line import TextLine
 
@@ -44,7 +44,7 @@ MIN_COLUMNS, MIN_ROWS = 60, 15
 PROBLEM_SECONDS = 10.0
 
 
-class Filter(Entry):
+class Filter(TextEntry):
     """A one-line filter, hidden until it is activated. Enter keeps the text and returns the focus; escape also clears
     and hides the line."""
 
@@ -207,23 +207,23 @@ def watch_other_hosts(app: AppServices, screen: Screen[None], folders: Sequence[
 class GputrainScreen(ResizableScreen[None]):
     """Base class of all screens.
 
-    A subclass sets `SCREEN_COMMANDS` and implements `compose_body` and `update_content`. `update_content` runs when the
+    A subclass sets `SCREEN_KEYS` and implements `compose_body` and `update_content`. `update_content` runs when the
     screen appears and once per poll interval while it is on top.
     """
 
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = ()
-    SHARED_COMMANDS: ClassVar[Sequence[Command]] = GLOBAL_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = ()
+    SHARED_KEYS: ClassVar[Sequence[Key]] = GLOBAL_KEYS
     SHOWS_RUNS: ClassVar[bool] = False
     SHOWN_READINGS: ClassVar[Sequence[str]] = ()
     """Keys of the readings whose meanings are in the help of the screen."""
-    COMMAND_TABLE: ClassVar[Sequence[Command]] = ()
+    KEY_TABLE: ClassVar[Sequence[Key]] = ()
 
     # Textual repaints the whole screen when the focus moves, although both widgets repaint themselves.
     focused: Reactive[Widget | None] = Reactive(None, repaint=False)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.COMMAND_TABLE = (*cls.SCREEN_COMMANDS, *cls.SHARED_COMMANDS)
+        cls.KEY_TABLE = (*cls.SCREEN_KEYS, *cls.SHARED_KEYS)
 
     def __init__(self, app: AppServices) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class GputrainScreen(ResizableScreen[None]):
         self.opened_at = self._updated_at = time.monotonic()
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]
-        for binding in make_bindings(self.SCREEN_COMMANDS):
+        for binding in make_bindings(self.SCREEN_KEYS):
             self.add_binding(binding)
 
     def follow(self, poller: AnyPoller) -> AnyPoller:
@@ -278,7 +278,7 @@ class GputrainScreen(ResizableScreen[None]):
         failed()
 
     def add_binding(self, binding: Binding) -> None:
-        """Bind the keys of one command on this instance."""
+        """Bind the keys of one row of the table on this instance."""
         for key in binding.key.split(","):
             # With priority, the letters that follow at once are typed into the filter, not handled by the list.
             self._bindings.bind(
@@ -288,10 +288,10 @@ class GputrainScreen(ResizableScreen[None]):
     def compose(self) -> ComposeResult:
         yield TextLine(id="title")
         yield from self.compose_body()
-        if any(command.action == "filter" for command in self.SCREEN_COMMANDS):
+        if any(key.action == "filter" for key in self.SCREEN_KEYS):
             self._filter = self.make_filter()
             yield self._filter
-        yield Keys(self.COMMAND_TABLE, self.is_available, self.title_of)
+        yield Keys(self.KEY_TABLE, self.is_available, self.title_of)
         yield Static(
             f"The terminal is too small: gputrain needs {MIN_COLUMNS} columns and {MIN_ROWS} lines. "
             "Enlarge it, press ? for help, or q to quit; runs continue.",
@@ -307,23 +307,23 @@ class GputrainScreen(ResizableScreen[None]):
         return True
 
     def make_filter(self) -> Filter:
-        """Return the filter of a screen that has the command for it."""
+        """Return the filter of a screen that has the key for it."""
         return Filter()
 
     def is_available(self, action: str) -> bool:
         """Whether an action has an effect in the current state; the footer hides the others."""
         return True
 
-    def title_of(self, command: Command) -> str:
-        """Return the footer title of a command in the current state, such as `continue` instead of `pause`."""
-        return command.title
+    def title_of(self, key: Key) -> str:
+        """Return the footer title of a key in the current state, such as `continue` instead of `pause`."""
+        return key.title
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         self.update_keys()
 
     def update_keys(self) -> None:
         """Update the footer after a change of the focus or of the state."""
-        self.query_one(Keys).update_commands()
+        self.query_one(Keys).update_shown()
 
     def on_mount(self) -> None:
         # Textual calls `on_mount` of each class, that of the subclass first.

@@ -10,10 +10,9 @@ from typing import ClassVar, Generic, TypeVar
 from textual import events, on
 from textual.containers import Container
 
-from engine.show.charts import Chart as ChartRow
-from engine.show.charts import Place, charts_of
+from engine.show.charts import Chart, Place, charts_of
 from tui.screens.run_layout import Layout
-from tui.widgets.chart import Chart
+from tui.widgets.chart import ChartPanel
 from tui.widgets.lines import Lines
 
 Room = TypeVar("Room")
@@ -29,7 +28,7 @@ class ChartPanels(Container, Generic[Room]):
     PLACE: ClassVar[Place]
     OTHER_PANELS: ClassVar[Sequence[str]] = ()
 
-    def __init__(self, id: str, room: Room, charts: Sequence[ChartRow] | None = None) -> None:  # noqa: A002 (Textual's name)
+    def __init__(self, id: str, room: Room, charts: Sequence[Chart] | None = None) -> None:  # noqa: A002 (Textual's name)
         """`charts` are the panels to make, by default the charts of the place."""
         super().__init__(id=id)
         self._rows = charts_of(self.PLACE) if charts is None else tuple(charts)
@@ -43,14 +42,14 @@ class ChartPanels(Container, Generic[Room]):
         self._arranged: tuple[Room, bool, list[str]] | None = None
         self._layout_of_room = self.layout_of(room)
 
-    def make_charts(self) -> Iterator[Chart]:
+    def make_charts(self) -> Iterator[ChartPanel]:
         """Yield a panel for each chart."""
-        return (Chart(chart.title, chart.id) for chart in self._rows)
+        return (ChartPanel(chart.title, chart.id) for chart in self._rows)
 
     @property
-    def chart_widgets(self) -> list[Chart]:
+    def chart_widgets(self) -> list[ChartPanel]:
         """The charts, hidden ones included. A query would match its selector with every widget of the screen."""
-        return [panel for panel in self.children if isinstance(panel, Chart)]
+        return [panel for panel in self.children if isinstance(panel, ChartPanel)]
 
     def layout_of(self, room: Room) -> Layout:
         """Return the layout for a room."""
@@ -73,7 +72,7 @@ class ChartPanels(Container, Generic[Room]):
         hidden = [panel for panel in self.chart_widgets if not panel.display]
         for panel in self.query(Lines):
             span = layout.span_of(str(panel.id))
-            panel.display = span > 0 and (panel.id in shown or not isinstance(panel, Chart))
+            panel.display = span > 0 and (panel.id in shown or not isinstance(panel, ChartPanel))
             if span:
                 panel.styles.column_span = span
         return any(panel.display for panel in hidden)
@@ -83,10 +82,10 @@ class ChartPanels(Container, Generic[Room]):
         return next((chart for chart in self._focused_charts if chart in slot), slot[0])
 
     @property
-    def active_chart(self) -> Chart:
+    def active_chart(self) -> ChartPanel:
         """The chart that was focused last, else the first one."""
         chart = self._focused_charts[0] if self._focused_charts else self.charts[0]
-        return self.get_child_by_id(chart, Chart)
+        return self.get_child_by_id(chart, ChartPanel)
 
     def toggle_full(self) -> None:
         """Show only the active chart, or all panels."""
@@ -116,5 +115,5 @@ class ChartPanels(Container, Generic[Room]):
 
     @on(events.DescendantFocus)
     def _focus_changed(self, event: events.DescendantFocus) -> None:
-        if isinstance(event.widget, Chart):
+        if isinstance(event.widget, ChartPanel):
             self._remember_chart(str(event.widget.id))

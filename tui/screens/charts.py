@@ -14,10 +14,10 @@ from textual.binding import Binding, BindingType
 
 from engine.utils.errors import Problem, UsageError
 from tui.charts.view import ChartView, Extent
-from tui.keymap import Command
+from tui.keymap import Key
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.chart_panels import ChartPanels
-from tui.widgets.chart import Chart
+from tui.widgets.chart import ChartPanel
 
 MAX_FILE_NAME_CHARACTERS = 60
 
@@ -48,7 +48,7 @@ class ChartScreen(GputrainScreen):
         """The data of the charts."""
         raise NotImplementedError
 
-    def draw_chart(self, chart: Chart) -> None:
+    def draw_chart(self, chart: ChartPanel) -> None:
         """Draw the curves of one chart."""
         raise NotImplementedError
 
@@ -60,7 +60,7 @@ class ChartScreen(GputrainScreen):
         """Draw all visible charts."""
         self._draw(self.panels.chart_widgets)
 
-    def _draw(self, charts: Sequence[Chart]) -> None:
+    def _draw(self, charts: Sequence[ChartPanel]) -> None:
         """Draw those of some charts that are visible."""
         for chart in charts:
             if chart.display and chart.id is not None:
@@ -71,13 +71,13 @@ class ChartScreen(GputrainScreen):
         return self.query_one(ChartPanels)
 
     @property
-    def active_chart(self) -> Chart:
+    def active_chart(self) -> ChartPanel:
         """The chart that was focused last."""
         return self.panels.active_chart
 
-    def title_of(self, command: Command) -> str:
+    def title_of(self, key: Key) -> str:
         """Return `all panels` while one panel fills the screen."""
-        return "all panels" if command.action == "full" and self.panels.is_full else command.title
+        return "all panels" if key.action == "full" and self.panels.is_full else key.title
 
     def is_available(self, action: str) -> bool:
         return action != "zoom_all" or self.view != self.view.reset_zoom()
@@ -113,7 +113,7 @@ class ChartScreen(GputrainScreen):
         self.view = self.view.move_cursor(self.chart_data, columns)
         self._show_cursor(self.panels.chart_widgets)
 
-    def _show_cursor(self, charts: Sequence[Chart]) -> None:
+    def _show_cursor(self, charts: Sequence[ChartPanel]) -> None:
         for chart in charts:
             # A hidden chart is drawn when it appears.
             if chart.display:

@@ -20,8 +20,8 @@ from engine.utils.text import printable
 from tui.palette import ACCENT, MUTED
 from tui.screens.base import Dialog
 from tui.tables.runs import SORT_SIGNS
-from tui.widgets.entry import Entry
-from tui.widgets.lines import Lines, Row
+from tui.widgets.entry import TextEntry
+from tui.widgets.lines import KeyedRow, Lines
 
 Result = TypeVar("Result")
 MAX_SHOWN_ROWS = 14
@@ -29,7 +29,7 @@ MAX_KEY_COLUMNS = 28
 NO_MATCH = Text("No column has such a name", MUTED)
 
 
-class SearchEntry(Entry):
+class SearchEntry(TextEntry):
     """The input of a search. `consume_key` handles a key before the input does, if it can."""
 
     def __init__(self, consume_key: Callable[[str], bool]) -> None:
@@ -78,7 +78,7 @@ class SearchDialog(Dialog[Result | None], Generic[Result]):
         """List the choices that contain the typed text."""
         text = self.query_one(SearchEntry).value.strip().lower()
         shown = [choice for choice in self._choices if text in choice.name.lower()]
-        self.query_one(Lines).set_rows([Row(choice.name, self._line(choice)) for choice in shown], (), NO_MATCH)
+        self.query_one(Lines).set_rows([KeyedRow(choice.name, self._line(choice)) for choice in shown], (), NO_MATCH)
 
     def _line(self, choice: ColumnChoice) -> Text:
         sign, style = self.sign_of(choice.name)

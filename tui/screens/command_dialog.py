@@ -17,7 +17,7 @@ from tui.form.command_lines import CommandLine, config_values, earlier_lines, li
 from tui.screens.base import AppServices, Dialog
 from tui.screens.dialogs import ask_to_share_gpus
 from tui.screens.form_rows import picked_gpus
-from tui.widgets.entry import Entry
+from tui.widgets.entry import TextEntry
 
 
 class CommandDialog(Dialog[list[str] | None]):
@@ -41,15 +41,15 @@ class CommandDialog(Dialog[list[str] | None]):
         with Vertical(classes="dialog wide") as box:
             box.border_title = "Run a command"
             yield Static("Command, in this working folder", classes="label", markup=False)
-            yield Entry(line.words, id="words", placeholder="python train.py --lr 0.1")
+            yield TextEntry(line.words, id="words", placeholder="python train.py --lr 0.1")
             yield Static("Options of gputrain run", classes="label", markup=False)
-            yield Entry(line.options, id="options", placeholder="--gpus free:2 --queue --name fit --time-limit 60")
+            yield TextEntry(line.options, id="options", placeholder="--gpus free:2 --queue --name fit --time-limit 60")
             yield Static("", classes="problem", markup=False)
             yield Static("enter start   tab options   ↑ ↓ earlier commands   esc cancel", classes="hint")
 
     @property
     def _line(self) -> CommandLine:
-        return CommandLine(self.query_one("#words", Entry).value, self.query_one("#options", Entry).value)
+        return CommandLine(self.query_one("#words", TextEntry).value, self.query_one("#options", TextEntry).value)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         try:
@@ -64,7 +64,7 @@ class CommandDialog(Dialog[list[str] | None]):
         self._position = min(max(self._position + steps, 0), len(self._lines) - 1)
         line = self._lines[self._position]
         for name, text in (("#words", line.words), ("#options", line.options)):
-            entry = self.query_one(name, Entry)
+            entry = self.query_one(name, TextEntry)
             entry.value, entry.cursor_position = text, len(text)
 
     def action_leave(self) -> None:

@@ -22,7 +22,7 @@ from engine.runs.run_row import RunRow, read_row
 from engine.utils.errors import Problem
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN, format_bytes, format_duration, format_percent
-from tui.keymap import COMMAND_RUN_COMMANDS, Command
+from tui.keymap import COMMAND_RUN_KEYS, Key
 from tui.palette import MUTED, STRONG, WARNING
 from tui.phrases import gpu_name, state_symbol
 from tui.pollers.foreign_run import ForeignRunPoller
@@ -58,8 +58,8 @@ STOP_QUESTIONS = {
 class CommandRunScreen(RunRequests, ForeignRunScreen):
     """Follows the run of a command, live or ended."""
 
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = COMMAND_RUN_COMMANDS
-    REFUSED_COMMANDS: ClassVar[Sequence[Command]] = ()
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = COMMAND_RUN_KEYS
+    REFUSED_KEYS: ClassVar[Sequence[Key]] = ()
     stop_questions = STOP_QUESTIONS
 
     def __init__(self, app: AppServices, folder: RunFolder) -> None:
@@ -166,10 +166,10 @@ class CommandRunScreen(RunRequests, ForeignRunScreen):
             return self.is_live and self._owner_poller.latest is not None
         return action == "log" or super().is_available(action)
 
-    def title_of(self, command: Command) -> str:
-        if command.action == "archive" and self.snapshot is not None and self.snapshot.row.archived:
+    def title_of(self, key: Key) -> str:
+        if key.action == "archive" and self.snapshot is not None and self.snapshot.row.archived:
             return "unarchive"
-        return super().title_of(command)
+        return super().title_of(key)
 
     def action_log(self) -> None:
         self.app.push_screen(LogDialog(self.folder.name, lambda: self.log_tail))

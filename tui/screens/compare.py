@@ -21,15 +21,14 @@ from engine.runs.curves import X_AXES
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
 from engine.runs.metrics import METRIC_PREFIX, METRICS, metric_of_key
-from engine.show.charts import CHARTS, Place, charts_of, metric_chart
-from engine.show.charts import Chart as ChartRow
+from engine.show.charts import CHARTS, Chart, Place, charts_of, metric_chart
 from engine.show.foreign_run import KeyedCurves, default_axis, further_keys
 from engine.show.table import fit
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from tui.charts.compare_view import CompareData, ComparedCurves
 from tui.charts.view import ChartView
-from tui.keymap import COMPARE_COMMANDS, Command
+from tui.keymap import COMPARE_KEYS, Key
 from tui.palette import BAD, WARNING
 from tui.pollers.compare import ComparePoller, ReadRun
 from tui.screens.base import AppServices
@@ -46,8 +45,8 @@ from tui.tables.compare import (
     fit_differences,
     run_letter,
 )
-from tui.widgets.chart import Chart, curve_value
-from tui.widgets.lines import Lines, Row, escape_markup
+from tui.widgets.chart import ChartPanel, curve_value
+from tui.widgets.lines import KeyedRow, Lines, escape_markup
 from tui.widgets.text_line import TextLine
 
 DRAIN_INTERVAL_SECONDS = 0.05
@@ -59,16 +58,16 @@ INITIAL_SMOOTHING = 0.02
 MAX_RAW_CURVES = 2
 
 
-def own_charts() -> dict[str, ChartRow]:
+def own_charts() -> dict[str, Chart]:
     """Return the charts of a comparison without a foreign run, by the ids of their panels."""
-    return {**CHARTS, **{panel: ChartRow(panel, "", {}) for panel in FURTHER_PANELS}}
+    return {**CHARTS, **{panel: Chart(panel, "", {}) for panel in FURTHER_PANELS}}
 
 
 class CompareScreen(ChartScreen):
     """Compares runs, live or ended. Those that differ in the seed alone are one band, until they are expanded."""
 
     CSS_PATH = "compare.tcss"
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = COMPARE_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = COMPARE_KEYS
 
     def __init__(self, app: AppServices, runs: Sequence[OpenedRun]) -> None:
         super().__init__(app)
@@ -139,7 +138,7 @@ class CompareScreen(ChartScreen):
     def chart_data(self) -> CompareData:
         return self.data
 
-    def draw_chart(self, chart: Chart) -> None:
+    def draw_chart(self, chart: ChartPanel) -> None:
         chart_id = str(chart.id)
         window = replace(self.view.window(self.data, chart_id), with_raw=len(self.data.entries) <= MAX_RAW_CURVES)
         chart.draw(
@@ -227,7 +226,7 @@ class CompareScreen(ChartScreen):
                 )
             )  # fmt: skip
         table = fit(ENTRY_COLUMNS, entries, panel.text_width)
-        panel.set_rows([Row(str(index), styled(table.line(entry))) for index, entry in enumerate(entries)])
+        panel.set_rows([KeyedRow(str(index), styled(table.line(entry))) for index, entry in enumerate(entries)])
         where = "latest" if self.view.cursor is None else f"{self.view.axis} {self.view.cursor:,.6g}"
         panel.set_titles(escape_markup(f"{row.title}, {where}"))
 
@@ -253,7 +252,7 @@ class CompareScreen(ChartScreen):
         """The curves of the foreign runs that have been read."""
         return [run for run in self.data.known if isinstance(run, KeyedCurves)]
 
-    def _chart_rows(self) -> list[ChartRow]:
+    def _chart_rows(self) -> list[Chart]:
         """Return the charts that the runs have a value for: those of every comparison, then those of foreign runs."""
         rows = list(charts_of(Place.COMPARE))
         names = [tuple(run.names) for run in self._foreign]
@@ -280,7 +279,7 @@ class CompareScreen(ChartScreen):
         self._num_charts = len(rows)
         rows = [replace(row, smoothed=row.smoothed and self._has_steps(row.id)) for row in rows]
         charts = dict(zip(panels.charts, rows, strict=False))
-        empty = ChartRow("", "", {})
+        empty = Chart("", "", {})
         self.view = replace(self.view, charts={panel: charts.get(panel, empty) for panel in panels.charts})
         panels.rename_charts(self.view.charts)
         axes = tuple(axis for axis in X_AXES if all(run.knows(axis) for run in self.data.known))
@@ -290,7 +289,7 @@ class CompareScreen(ChartScreen):
 
     def action_charts(self) -> None:
         """Choose the charts of a comparison with foreign runs."""
-        rows = [Row(row.id, Text(row.title)) for row in self._chart_rows()]
+        rows = [KeyedRow(row.id, Text(row.title)) for row in self._chart_rows()]
         shown = [row.id for row in self.view.charts.values()]
         title = f"Charts, {len(self.query_one(ComparePanels).charts)} at most"
         self.app.push_screen(MultiChoiceDialog(title, rows, shown), self._choose)
@@ -312,11 +311,11 @@ class CompareScreen(ChartScreen):
             return comparison is not None and bool(comparison.seed_groups)
         return super().is_available(action)
 
-    def title_of(self, command: Command) -> str:
+    def title_of(self, key: Key) -> str:
         """Return what the keys do in this state."""
-        if command.action == "seeds" and self._grouped:
+        if key.action == "seeds" and self._grouped:
             return "each seed"
-        return super().title_of(command)
+        return super().title_of(key)
 
     def action_seeds(self) -> None:
         """Show each run of a group, or the groups as bands."""

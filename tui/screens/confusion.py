@@ -17,7 +17,7 @@ from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem
 from engine.utils.text import printable
 from engine.utils.units import format_count, format_score
-from tui.keymap import CONFUSION_COMMANDS, Command
+from tui.keymap import CONFUSION_KEYS, Key
 from tui.palette import BAD, MUTED, STRONG
 from tui.pollers.files import watch_evaluations
 from tui.screens.base import AppServices, GputrainScreen
@@ -35,7 +35,7 @@ class ConfusionScreen(GputrainScreen):
     """Scores, confusion matrix, worst mistakes and per-class accuracy of one epoch."""
 
     CSS_PATH = "confusion.tcss"
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = CONFUSION_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = CONFUSION_KEYS
 
     def __init__(self, app: AppServices, folder: RunFolder) -> None:
         super().__init__(app)
@@ -150,10 +150,10 @@ class ConfusionScreen(GputrainScreen):
             name: EpochName = "best" if self._show_best else "last"
             self.app.push_screen(MistakesScreen(self.gputrain_app, self.folder, (name, epoch), cell))
 
-    def title_of(self, command: Command) -> str:
+    def title_of(self, key: Key) -> str:
         """Return `find` in a list: enter selects its row in the matrix."""
         in_list = any(lines.has_focus for lines in self.query(Lines)) and self.query_one(Matrix).display
-        return "find" if command.action == "images" and in_list else super().title_of(command)
+        return "find" if key.action == "images" and in_list else super().title_of(key)
 
     def action_other_epoch(self) -> None:
         self._show_best = not self._show_best

@@ -18,13 +18,13 @@ from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
 from engine.utils.text import pluralize, printable
 from tui.flags import WAITING_KEYS
-from tui.keymap import Command
+from tui.keymap import Key
 from tui.palette import BAD, MUTED, STRONG
 from tui.screens.base import AppServices, Dialog
 from tui.tables import wrap_text
 from tui.tables.keys import help_lines, meaning_lines
-from tui.widgets.entry import Entry
-from tui.widgets.lines import Lines, Row, escape_markup
+from tui.widgets.entry import TextEntry
+from tui.widgets.lines import KeyedRow, Lines, escape_markup
 
 # Of a dialog with a text: frame, empty line and hint.
 FRAME_ROWS = 4
@@ -36,7 +36,7 @@ class ChoiceDialog(Dialog[str | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "leave", show=False)]
 
-    def __init__(self, title: str, rows: Sequence[Row], note: str = "") -> None:
+    def __init__(self, title: str, rows: Sequence[KeyedRow], note: str = "") -> None:
         super().__init__()
         self._title, self._rows, self._note = title, list(rows), note
 
@@ -63,12 +63,12 @@ class ChoiceDialog(Dialog[str | None]):
 
 def stop_dialog(question: str) -> ChoiceDialog:
     """Ask whether to stop a run. Returns "yes" or "no"; "no" is first, so a stray enter stops nothing."""
-    return ChoiceDialog(question, [Row("no", Text("Keep it running")), Row("yes", Text("Stop"))])
+    return ChoiceDialog(question, [KeyedRow("no", Text("Keep it running")), KeyedRow("yes", Text("Stop"))])
 
 
 def confirm_dialog(question: str, about: str, no: str, yes: str) -> ChoiceDialog:
     """Ask a question. Returns "yes" or "no"; "no" is first, so that a stray enter changes nothing."""
-    return ChoiceDialog(question, [Row("no", Text(no)), Row("yes", Text(yes))], about)
+    return ChoiceDialog(question, [KeyedRow("no", Text(no)), KeyedRow("yes", Text(yes))], about)
 
 
 def ask_to_share_gpus(
@@ -104,7 +104,7 @@ class MultiChoiceDialog(Dialog[list[str] | None]):
         Binding("space", "turn", show=False),
     ]
 
-    def __init__(self, title: str, rows: Sequence[Row], selected: Sequence[str]) -> None:
+    def __init__(self, title: str, rows: Sequence[KeyedRow], selected: Sequence[str]) -> None:
         super().__init__()
         self._title, self._rows, self._selected = title, list(rows), set(selected)
 
@@ -122,7 +122,7 @@ class MultiChoiceDialog(Dialog[list[str] | None]):
     def _update_rows(self) -> None:
         marks = {True: Text("[x] ", STRONG), False: Text("[ ] ")}
         self.query_one(Lines).set_rows(
-            [Row(row.key, marks[row.key in self._selected] + row.text) for row in self._rows]
+            [KeyedRow(row.key, marks[row.key in self._selected] + row.text) for row in self._rows]
         )
 
     def action_turn(self) -> None:
@@ -162,7 +162,7 @@ class TextInputDialog(Dialog[str | None]):
         with Vertical(classes="dialog") as box:
             box.border_title = escape_markup(self._title)
             yield Static(self._note, classes="note", markup=False)
-            yield Entry(self._value)
+            yield TextEntry(self._value)
             yield Static("", classes="problem", markup=False)
             yield Static("enter confirm   esc cancel", classes="hint")
 
@@ -276,7 +276,7 @@ class HelpDialog(TextDialog):
 
     def __init__(
         self,
-        groups: Mapping[str, Sequence[Command]],
+        groups: Mapping[str, Sequence[Key]],
         is_available: Callable[[str], bool],
         readings: Sequence[GpuReading] = (),
     ) -> None:

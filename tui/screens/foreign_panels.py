@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.text import Text
 from textual.app import ComposeResult
 
-from engine.show.charts import Chart as ChartRow
+from engine.show.charts import Chart
 from tui.chart_choice import MAX_CHARTS
 from tui.screens.chart_panels import ChartPanels
 from tui.screens.run_layout import FRAME_ROWS, GRID_COLUMNS, MIN_CHART_ROWS, MIN_ROWS_WITH_LOG, Layout
@@ -18,7 +18,7 @@ from tui.tables.log_lines import fit_bar
 from tui.widgets.lines import Lines
 
 PANELS = tuple(f"chart-{number}" for number in range(MAX_CHARTS))
-NO_CHARTS = dict.fromkeys(PANELS, ChartRow("", "", {}))
+NO_CHARTS = dict.fromkeys(PANELS, Chart("", "", {}))
 # From these widths, two and three charts are beside each other.
 COLUMN_WIDTHS = (80, 140)
 GPU_PANEL, LOG_PANEL = "gpus", "log"
@@ -74,8 +74,8 @@ class ForeignPanels(ChartPanels[ForeignRoom]):
     OTHER_PANELS = (GPU_PANEL, LOG_PANEL)
 
     def __init__(self, id: str) -> None:  # noqa: A002 (Textual's name)
-        super().__init__(id, ForeignRoom(0, 0, 1, 0), [ChartRow(panel, "", {}) for panel in PANELS])
-        self.chosen: Mapping[str, ChartRow] = NO_CHARTS
+        super().__init__(id, ForeignRoom(0, 0, 1, 0), [Chart(panel, "", {}) for panel in PANELS])
+        self.chosen: Mapping[str, Chart] = NO_CHARTS
         """The charts by the ids of their panels; one without metrics in a panel that is not used."""
 
     def compose(self) -> ComposeResult:
@@ -87,7 +87,7 @@ class ForeignPanels(ChartPanels[ForeignRoom]):
     def layout_of(self, room: ForeignRoom) -> Layout:
         return foreign_layout(room, full=self.is_full)
 
-    def choose(self, charts: Sequence[ChartRow]) -> None:
+    def choose(self, charts: Sequence[Chart]) -> None:
         """Put these charts into the panels, the first ones of them if there are too many."""
         self.chosen = {**NO_CHARTS, **dict(zip(PANELS, charts, strict=False))}
         for widget in self.chart_widgets:

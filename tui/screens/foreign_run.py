@@ -18,7 +18,7 @@ from textual.binding import Binding
 
 from engine.foreign.activity import Activity, activity_text
 from engine.foreign.folders import ForeignRun, require_unwatched
-from engine.show.charts import Chart as ChartRow
+from engine.show.charts import Chart
 from engine.show.foreign_charts import Kind, group_metrics, kind_of
 from engine.show.foreign_curves import ForeignCurves
 from engine.utils.errors import Problem
@@ -27,7 +27,7 @@ from engine.utils.units import format_age, format_count
 from tui.chart_choice import MAX_CHARTS, FolderCharts, read_chart_choice, save_chart_choice
 from tui.charts.foreign_view import best_note, curves_for, data_notes
 from tui.charts.view import ChartView
-from tui.keymap import CHANGE_COMMANDS, FOREIGN_RUN_COMMANDS, Command
+from tui.keymap import CHANGE_KEYS, FOREIGN_RUN_KEYS, Key
 from tui.palette import BAD, MUTED, WARNING
 from tui.phrases import foreign_refusal
 from tui.pollers.foreign_run import ForeignRunPoller
@@ -40,8 +40,8 @@ from tui.screens.log import LogDialog
 from tui.tables import fact_lines
 from tui.tables.foreign_runs import parameter_text
 from tui.tables.log_lines import output_line
-from tui.widgets.chart import Chart
-from tui.widgets.lines import Row
+from tui.widgets.chart import ChartPanel
+from tui.widgets.lines import KeyedRow
 from tui.widgets.text_line import TextLine
 
 TICK_SECONDS = 0.1
@@ -54,8 +54,8 @@ class ForeignRunScreen(ChartScreen):
     """Follows one run of another program."""
 
     CSS_PATH = "run.tcss"
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = FOREIGN_RUN_COMMANDS
-    REFUSED_COMMANDS: ClassVar[Sequence[Command]] = CHANGE_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = FOREIGN_RUN_KEYS
+    REFUSED_KEYS: ClassVar[Sequence[Key]] = CHANGE_KEYS
 
     def __init__(self, app: AppServices, run: ForeignRun, process: ProcessPoller | OwnerPoller | None = None) -> None:
         """`process` watches the process of the run, if one is known."""
@@ -64,13 +64,13 @@ class ForeignRunScreen(ChartScreen):
         self.view = ChartView(axis="step", axes=("step",), charts=NO_CHARTS)
         self.run_poller = self.follow(self.make_poller(run))
         self._choice = read_chart_choice(run.choice_folder)
-        self._charts: list[ChartRow] = []
+        self._charts: list[Chart] = []
         self._grouped_names: list[str] = []
         self._drawn: tuple[ForeignCurves | None, int] = (None, -1)
         self._draw_time = -math.inf
         self._status_rows = 1
-        for command in self.REFUSED_COMMANDS:
-            self.add_binding(Binding(command.key, "refuse", command.title, show=False))
+        for key in self.REFUSED_KEYS:
+            self.add_binding(Binding(key.key, "refuse", key.title, show=False))
 
     def make_poller(self, run: ForeignRun) -> ForeignRunPoller:
         """Return what reads the run."""
@@ -138,7 +138,7 @@ class ForeignRunScreen(ChartScreen):
         panels.choose(chosen[:MAX_CHARTS] or (results or shown)[:DEFAULT_CHARTS])
         self.view = replace(self.view, charts=panels.chosen)
 
-    def draw_chart(self, chart: Chart) -> None:
+    def draw_chart(self, chart: ChartPanel) -> None:
         data, view, chart_id = self.chart_data, self.view, str(chart.id)
         row = view.charts[chart_id]
         curves, window = curves_for(data, row, view.axis), view.window(data, chart_id)
@@ -262,7 +262,7 @@ class ForeignRunScreen(ChartScreen):
             self.gputrain_app.show_toast(Problem("", "The run has no metrics yet", code="not-recorded"))
             return
         shown = [chart.id for chart in self.foreign_panels.chosen.values() if chart.metrics]
-        rows = [Row(chart.id, _chart_text(chart)) for chart in self._charts]
+        rows = [KeyedRow(chart.id, _chart_text(chart)) for chart in self._charts]
         title = f"Charts of {self.watched_run.name}, {MAX_CHARTS} at most"
         self.app.push_screen(MultiChoiceDialog(title, rows, shown), self._remember)
 
@@ -320,7 +320,7 @@ class ForeignRunScreen(ChartScreen):
         return self.watched_run.folder.name
 
 
-def _chart_text(chart: ChartRow) -> Text:
+def _chart_text(chart: Chart) -> Text:
     """Return the title of a chart, and the names of its metrics if they differ from it."""
     text, names = Text(chart.title, no_wrap=True, overflow="ellipsis"), list(chart.metrics)
     return text if names == [chart.title] else text.append(f"  {', '.join(names)}", MUTED)

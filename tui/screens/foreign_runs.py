@@ -16,7 +16,7 @@ from engine.runs.foreign_rows import FIRST_COLUMNS
 from engine.runs.run_row import RunRow
 from engine.runs.run_view import Parameters
 from engine.utils.text import pluralize, printable
-from tui.keymap import CHANGE_COMMANDS, FOREIGN_RUNS_COMMANDS, Command
+from tui.keymap import CHANGE_KEYS, FOREIGN_RUNS_KEYS, Key
 from tui.list_settings import FOREIGN_SETTINGS_FILE
 from tui.palette import MUTED
 from tui.phrases import foreign_refusal, own_runs_problem
@@ -32,7 +32,7 @@ FILTER_HINT = "lr>0.1 state=growing loss<0.5 adamw; enter keeps it, esc clears i
 class ForeignRunsScreen(RunTableScreen):
     """A table of runs of other programs that can be marked, filtered, sorted, compared and opened."""
 
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = FOREIGN_RUNS_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = FOREIGN_RUNS_KEYS
     SETTINGS_FILE = FOREIGN_SETTINGS_FILE
     DEFAULT_ORDER = "age"
 
@@ -44,8 +44,8 @@ class ForeignRunsScreen(RunTableScreen):
         self._names = ListNames()
         self._has_opened_only_run = False
         self.follow(self._found)
-        for command in CHANGE_COMMANDS:
-            self.add_binding(Binding(command.key, "refuse", command.title, show=False))
+        for key in CHANGE_KEYS:
+            self.add_binding(Binding(key.key, "refuse", key.title, show=False))
 
     @property
     def heading(self) -> str:

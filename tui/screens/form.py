@@ -29,7 +29,7 @@ from tui.form.completions import CATALOG_KEYS, Completer, Completion
 from tui.form.fields import NO_PRESET, PRESET_KEY, ConfigField, form_sections, help_text, preset_field
 from tui.form.model import Form, form_from_run, load_last_form, next_run_name, save_last_form, validate_form
 from tui.form.plan import check_title, field_facts, form_title, gpu_use, plan_text
-from tui.keymap import FORM_COMMANDS, TYPING_GLOBAL_COMMANDS, Command
+from tui.keymap import FORM_KEYS, TYPING_GLOBAL_KEYS, Key
 from tui.palette import MUTED
 from tui.screens import form_dialogs
 from tui.screens.base import AppServices, GputrainScreen
@@ -50,8 +50,8 @@ class FormScreen(GputrainScreen):
     """The form for a new run, or for another run with the config of an existing one."""
 
     CSS_PATH = "form.tcss"
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = FORM_COMMANDS
-    SHARED_COMMANDS: ClassVar[Sequence[Command]] = TYPING_GLOBAL_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = FORM_KEYS
+    SHARED_KEYS: ClassVar[Sequence[Key]] = TYPING_GLOBAL_KEYS
     AUTO_FOCUS = "#field-entry"
 
     def __init__(self, app: AppServices, run_config: Path | None = None) -> None:
@@ -176,10 +176,10 @@ class FormScreen(GputrainScreen):
         }
         return available.get(action, True)
 
-    def title_of(self, command: Command) -> str:
-        if command.action == "more" and self._shows_all:
+    def title_of(self, key: Key) -> str:
+        if key.action == "more" and self._shows_all:
             return "fewer"
-        return "errors" if command.action == "start" and self._all_problems() else command.title
+        return "errors" if key.action == "start" and self._all_problems() else key.title
 
     # Values
 

@@ -11,7 +11,7 @@ from tui.form.fields import NO_PRESET, ConfigField, FormSection, is_relevant, op
 from tui.form.model import Form
 from tui.tables.gpus import gpu_lines
 from tui.widgets.field_lines import FieldRow, Heading
-from tui.widgets.lines import Row
+from tui.widgets.lines import KeyedRow
 
 GPUS_KEY, RANKS_KEY = "device.gpus", "device.ranks"
 GPU_LINE_COLUMNS = 70
@@ -87,10 +87,10 @@ def _distance(info: ConfigField, query: str) -> int:
     return next((place for place, matches in enumerate(MATCHES) if matches(label, query)), len(MATCHES))
 
 
-def gpu_choices(snapshot: Snapshot, value: str) -> tuple[list[Row], list[str]]:
+def gpu_choices(snapshot: Snapshot, value: str) -> tuple[list[KeyedRow], list[str]]:
     """Return a row per GPU, and the keys of those that `device.gpus` names by index or UUID."""
     lines = gpu_lines(snapshot, GPU_LINE_COLUMNS)[1:]
-    rows = [Row(str(gpu.index), line) for gpu, line in zip(snapshot.gpus, lines, strict=True)]
+    rows = [KeyedRow(str(gpu.index), line) for gpu, line in zip(snapshot.gpus, lines, strict=True)]
     names = {name.strip() for name in value.split(",")}
     return rows, [str(gpu.index) for gpu in snapshot.gpus if names & {str(gpu.index), gpu.uuid}]
 

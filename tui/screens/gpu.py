@@ -21,14 +21,14 @@ from engine.utils.units import UNKNOWN, format_duration
 from tui.charts.gpu_loads import LOAD_READINGS
 from tui.charts.history import SPANS, shown_seconds
 from tui.charts.load_plot import LoadPlot
-from tui.keymap import GPU_COMMANDS, Command
+from tui.keymap import GPU_KEYS, Key
 from tui.palette import BAD, MUTED
 from tui.phrases import gpu_key, users_text
 from tui.screens.base import AppServices
 from tui.screens.gpu_processes import GpuProcessesScreen
 from tui.tables.gpu_readings import instance_lines, reading_lines
 from tui.tables.processes import list_gpu_processes, process_lines
-from tui.widgets.lines import Lines, Row
+from tui.widgets.lines import KeyedRow, Lines
 
 # A graph this wide has room for its mean and maximum.
 MIN_SUMMARY_WIDTH = 30
@@ -49,7 +49,7 @@ class GpuScreen(GpuProcessesScreen):
     """One GPU, by its key (`tui.phrases.gpu_key`). A GPU that does not answer keeps its last readings."""
 
     CSS_PATH = "gpu.tcss"
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = GPU_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = GPU_KEYS
     SHOWN_READINGS = tuple(READINGS)
 
     def __init__(self, app: AppServices, key: str) -> None:
@@ -166,7 +166,7 @@ class GpuScreen(GpuProcessesScreen):
         }
         self._signaler.remember(self._processes.values())
         panel.set_titles("Processes", self.holder_title())
-        rows = [Row(key, text) for key, text in zip(keys, texts, strict=True)]
+        rows = [KeyedRow(key, text) for key, text in zip(keys, texts, strict=True)]
         panel.set_rows(rows, [head], Text("No process uses this GPU", MUTED))
 
     def is_available(self, action: str) -> bool:
@@ -180,13 +180,13 @@ class GpuScreen(GpuProcessesScreen):
             return 0 <= self.span + (1 if action == "zoom(1)" else -1) < len(SPANS)
         return True
 
-    def title_of(self, command: Command) -> str:
-        if command.action == "pick" and self._key in self.gputrain_app.picked_gpu_uuids:
+    def title_of(self, key: Key) -> str:
+        if key.action == "pick" and self._key in self.gputrain_app.picked_gpu_uuids:
             return "unpick"
         process = self._selected_process()
-        if command.action == "open" and process is not None and process.run is None:
+        if key.action == "open" and process is not None and process.run is None:
             return "watch"
-        return command.title
+        return key.title
 
     def action_gpu(self, step: int) -> None:
         """Show the next or the previous GPU; after the last comes the first."""

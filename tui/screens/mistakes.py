@@ -24,7 +24,7 @@ from engine.utils.errors import Problem
 from engine.utils.text import printable
 from engine.utils.units import format_duration
 from tui.inspect_command import InspectCommand
-from tui.keymap import MISTAKES_COMMANDS, Command
+from tui.keymap import MISTAKES_KEYS, Key
 from tui.palette import ACCENT, BAD, MUTED, STRONG, WARNING
 from tui.pollers.files import LIST_KEYS, MAX_LISTED, InspectionLists, watch_inspection
 from tui.screens.base import AppServices, GputrainScreen
@@ -32,7 +32,7 @@ from tui.tables import styled
 from tui.tables.confusion import ARROW
 from tui.tables.mistakes import LIST_TITLES, ListKey, fact_lines, image_columns, image_path
 from tui.widgets.lines import LazyRows, Lines, escape_markup
-from tui.widgets.picture import Picture
+from tui.widgets.picture import PicturePanel
 from tui.widgets.text_line import TextLine
 
 EpochName = Literal["best", "last"]
@@ -43,7 +43,7 @@ class MistakesScreen(GputrainScreen):
     """Images of a cell of the confusion matrix, and the lists of confident mistakes, uncertain images and labels."""
 
     CSS_PATH = "mistakes.tcss"
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = MISTAKES_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = MISTAKES_KEYS
     # Instead of Textual's: there is one panel with a cursor.
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("tab", "list(1)", show=False),
@@ -73,7 +73,7 @@ class MistakesScreen(GputrainScreen):
         with Container(id="mistakes"):
             yield Lines(selectable=True, id="images", empty_text=Text(""))
             with Container(id="picture-panel"):
-                yield Picture(id="picture")
+                yield PicturePanel(id="picture")
                 facts = Lines(id="facts")
                 facts.can_focus = False
                 yield facts
@@ -164,7 +164,7 @@ class MistakesScreen(GputrainScreen):
 
     def _show_image(self) -> None:
         lists, image = self.inspection_poller.value, self.selected_image()
-        picture, facts = self.query_one(Picture), self.query_one("#facts", Lines)
+        picture, facts = self.query_one(PicturePanel), self.query_one("#facts", Lines)
         panel = self.query_one("#picture-panel")
         if lists is None or image is None:
             panel.border_title = None
@@ -186,10 +186,10 @@ class MistakesScreen(GputrainScreen):
             return self.inspection_poller.value is not None
         return super().is_available(action)
 
-    def title_of(self, command: Command) -> str:
+    def title_of(self, key: Key) -> str:
         """Return `stop` while the evaluation runs."""
-        is_stop = command.action == "inspect" and self.is_evaluating
-        return "stop evaluation" if is_stop else super().title_of(command)
+        is_stop = key.action == "inspect" and self.is_evaluating
+        return "stop evaluation" if is_stop else super().title_of(key)
 
     def action_list(self, step: int) -> None:
         if self.inspection_poller.value is not None:

@@ -21,7 +21,7 @@ from engine.show.readings import READINGS
 from engine.utils.errors import Problem
 from engine.utils.text import printable
 from tui.charts.history import SPANS
-from tui.keymap import MONITOR_COMMANDS, Command
+from tui.keymap import MONITOR_KEYS, Key
 from tui.palette import ACCENT, BAD, MUTED
 from tui.phrases import gpu_key, is_free, no_driver_problem, users
 from tui.screens.base import AppServices
@@ -32,7 +32,7 @@ from tui.screens.monitor_runs import MonitorRuns
 from tui.screens.run_marks import RunMarks
 from tui.tables.gpu_blocks import GpuBlocks, GpuView
 from tui.tables.processes import list_gpu_processes, process_lines, process_matches
-from tui.widgets.lines import Lines, Row
+from tui.widgets.lines import KeyedRow, Lines
 from tui.widgets.preview import Preview
 
 NAME = " gputrain  "
@@ -60,7 +60,7 @@ class Body(Panels):
 class MonitorScreen(GpuProcessesScreen):
     """GPUs, processes, host and runs. A host without a GPU has its CPU and memory in the place of the GPUs."""
 
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = MONITOR_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = MONITOR_KEYS
     SHOWS_RUNS = True
     SHOWN_READINGS = tuple(READINGS)
 
@@ -167,7 +167,7 @@ class MonitorScreen(GpuProcessesScreen):
             rows = []
             for gpu in snapshot.gpus:
                 first, *more = self._gpu_blocks.lines(gpu, picked=gpu_key(gpu) in picked)
-                rows.append(Row(gpu_key(gpu), first, tuple(more)))
+                rows.append(KeyedRow(gpu_key(gpu), first, tuple(more)))
             free = sum(is_free(gpu) for gpu in snapshot.gpus)
             title = f"GPUs  [$success b]{free} free[/]" if free else "GPUs  none free"
             lines.set_titles(title, self._picked_title())
@@ -217,7 +217,7 @@ class MonitorScreen(GpuProcessesScreen):
         known = sum(len(gpu.processes.value or ()) for gpu in self._gpus)
         panel.set_titles(self._count_title("Processes", len(self._processes), known), self.holder_title())
         empty = Text(self._no_match("processes", known) or "No process uses a GPU", MUTED)
-        rows = [Row(key, text) for key, text in zip(keys, texts, strict=True)]
+        rows = [KeyedRow(key, text) for key, text in zip(keys, texts, strict=True)]
         panel.set_rows(rows, [head], empty)
 
     def _show_host(self) -> None:
@@ -276,14 +276,14 @@ class MonitorScreen(GpuProcessesScreen):
             return self._open_title() is not None
         return action != "app.watched" or self.gputrain_app.watched_screen is not None
 
-    def title_of(self, command: Command) -> str:
-        if command.action == "open":
-            return self._open_title() or command.title
-        if command.action == "pick" and self.query_one("#runs").has_focus:
+    def title_of(self, key: Key) -> str:
+        if key.action == "open":
+            return self._open_title() or key.title
+        if key.action == "pick" and self.query_one("#runs").has_focus:
             return "mark run"
-        if command.action == "app.new_run" and (names := self._picked_names()):
+        if key.action == "app.new_run" and (names := self._picked_names()):
             return f"new run on {names}"
-        return command.title
+        return key.title
 
     def _open_title(self) -> str | None:
         """Return what enter does in the focused panel; None for nothing."""

@@ -13,14 +13,14 @@ from textual.app import ComposeResult
 
 from engine.foreign.process import ProcessId
 from engine.utils.text import printable
-from tui.keymap import PROCESS_COMMANDS, Command
+from tui.keymap import PROCESS_KEYS, Key
 from tui.palette import MUTED
 from tui.pollers.process import ProcessPoller, ProcessReading
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.host_panel import load_text
 from tui.tables.log_lines import fit_bar, output_line
 from tui.tables.process import gpu_lines, hidden_text, run_lines, tree_lines
-from tui.widgets.lines import Lines, Row, escape_markup
+from tui.widgets.lines import KeyedRow, Lines, escape_markup
 from tui.widgets.text_line import TextLine
 
 
@@ -28,7 +28,7 @@ class ProcessScreen(GputrainScreen):
     """One process and its descendants, by ID and start: an ID that is used again is another process."""
 
     CSS_PATH = "process.tcss"
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = PROCESS_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = PROCESS_KEYS
 
     def __init__(self, app: AppServices, process: ProcessId, *, opens_run: bool = True) -> None:
         """Opens the run of the process, unless it is shown below with `opens_run=False`."""
@@ -79,7 +79,9 @@ class ProcessScreen(GputrainScreen):
         written = self.query_one("#written", Lines)
         texts = run_lines(reading.runs, reading.ended_at, written.text_width)
         searching = "No run of it is found yet" if reading.has_searched else "Looking for its runs …"
-        written.set_rows([Row(str(index), text) for index, text in enumerate(texts)], empty_text=Text(searching, MUTED))
+        written.set_rows(
+            [KeyedRow(str(index), text) for index, text in enumerate(texts)], empty_text=Text(searching, MUTED)
+        )
         output = self.query_one("#output", Lines)
         name = printable(str(reading.log)) if reading.log is not None else "its output goes to no file"
         output.set_titles(f"Log  {escape_markup(name)}")

@@ -19,7 +19,7 @@ from engine.runs.profile_file import Profile
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_duration
-from tui.keymap import PROFILE_COMMANDS, Command
+from tui.keymap import PROFILE_KEYS, Key
 from tui.palette import BAD, MUTED, STRONG, WARNING
 from tui.pollers.files import ProfileReader, watch_profile
 from tui.screens.base import AppServices, GputrainScreen
@@ -32,7 +32,7 @@ class ProfileScreen(GputrainScreen):
     """Shows the newest profile of a run, and asks a live run for another one."""
 
     CSS_PATH = "profile.tcss"
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = PROFILE_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = PROFILE_KEYS
 
     def __init__(self, app: AppServices, folder: RunFolder, *, asks: bool) -> None:
         """`asks` requests a profile at once."""

@@ -17,7 +17,7 @@ from engine.queue.listing import QueueRow, RowState
 from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
-from tui.keymap import QUEUE_COMMANDS, Command
+from tui.keymap import QUEUE_KEYS, Key
 from tui.palette import BAD, MUTED
 from tui.pollers.files import QueueReader
 from tui.pollers.watched import Watched
@@ -25,7 +25,7 @@ from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.dialogs import ChoiceDialog
 from tui.tables import styled, wrap_text
 from tui.tables.queue import describe_row, queue_status_line, queue_table
-from tui.widgets.lines import Lines, Row
+from tui.widgets.lines import KeyedRow, Lines
 from tui.widgets.text_line import TextLine
 
 NOTHING_WAITS = "No run waits on this host. `gputrain run CONFIG --gpus free:2 --queue --detach` starts one."
@@ -35,7 +35,7 @@ class QueueScreen(GputrainScreen):
     """Lists the queue; its keys change the place of the selected run, which must be one of this user."""
 
     CSS_PATH = "queue.tcss"
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = QUEUE_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = QUEUE_KEYS
 
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
@@ -70,7 +70,7 @@ class QueueScreen(GputrainScreen):
             self.show_line("#queue-status", queue_status_line(self.rows))
             panel = self.query_one("#queue", Lines)
             table = queue_table(self.rows, panel.text_width)
-            rows = [Row(row.key, styled(table.line(row))) for row in self.rows]
+            rows = [KeyedRow(row.key, styled(table.line(row))) for row in self.rows]
             panel.set_rows(rows, [styled(table.header(MUTED))] if rows else [], Text(NOTHING_WAITS, MUTED))
         self._show_reason()
 
@@ -101,10 +101,10 @@ class QueueScreen(GputrainScreen):
             return any(not each.is_live for each in self.rows)
         return True
 
-    def title_of(self, command: Command) -> str:
-        if command.action == "hold" and (row := self.selected) is not None and row.state is RowState.HELD:
+    def title_of(self, key: Key) -> str:
+        if key.action == "hold" and (row := self.selected) is not None and row.state is RowState.HELD:
             return "release"
-        return command.title
+        return key.title
 
     def action_open(self) -> None:
         if (row := self._own_row("open")) is not None:
@@ -138,7 +138,7 @@ class QueueScreen(GputrainScreen):
             if key == "yes":
                 self._change(cancel)
 
-        rows = [Row("no", Text("Keep it in the queue")), Row("yes", Text("Cancel it"))]
+        rows = [KeyedRow("no", Text("Keep it in the queue")), KeyedRow("yes", Text("Cancel it"))]
         question = f"Cancel {printable(row.name)}? It leaves the queue and does not start."
         self.app.push_screen(ChoiceDialog(question, rows), answer)
 

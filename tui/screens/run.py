@@ -18,7 +18,7 @@ from engine.runs.curves import CurveData
 from engine.runs.folder import RunFolder, RunState
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from tui.keymap import RUN_COMMANDS, Command
+from tui.keymap import RUN_KEYS, Key
 from tui.palette import MUTED, WARNING
 from tui.pollers.runs import RunPoller, RunSnapshot
 from tui.screens.base import AppServices
@@ -28,7 +28,7 @@ from tui.screens.log import LogDialog
 from tui.screens.run_panels import PanelRoom, RunPanels
 from tui.screens.run_progress import bottleneck_text, progress_line, state_lines
 from tui.screens.run_requests import RunRequests
-from tui.widgets.chart import Chart
+from tui.widgets.chart import ChartPanel
 from tui.widgets.text_line import TextLine
 
 # A long journal is read in slices, so that the screen stays responsive meanwhile.
@@ -42,7 +42,7 @@ class RunScreen(RunRequests, ChartScreen):
     """Follows one run, live or ended, and sends it control requests."""
 
     CSS_PATH = "run.tcss"
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = RUN_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = RUN_KEYS
 
     def __init__(self, app: AppServices, folder: RunFolder) -> None:
         super().__init__(app)
@@ -100,7 +100,7 @@ class RunScreen(RunRequests, ChartScreen):
     def chart_data(self) -> CurveData:
         return self.data
 
-    def draw_chart(self, chart: Chart) -> None:
+    def draw_chart(self, chart: ChartPanel) -> None:
         data, view, chart_id = self.data, self.view, str(chart.id)
         curves, window = view.curves_for(data, chart_id), view.window(data, chart_id)
         chart.draw(curves, window, self.chart_note(chart_id), view.cursor, view.best_note(data, chart_id))
@@ -167,11 +167,11 @@ class RunScreen(RunRequests, ChartScreen):
             return snapshot is not None and snapshot.evaluated
         return super().is_available(action)
 
-    def title_of(self, command: Command) -> str:
+    def title_of(self, key: Key) -> str:
         """Return `continue` for a paused run, and `all panels` while one chart fills the screen."""
-        if command.action == "pause" and self.state is RunState.PAUSED:
+        if key.action == "pause" and self.state is RunState.PAUSED:
             return "continue"
-        return super().title_of(command)
+        return super().title_of(key)
 
     @property
     def state(self) -> RunState | None:

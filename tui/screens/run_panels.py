@@ -14,7 +14,7 @@ from tui.screens.chart_panels import ChartPanels
 from tui.screens.run_layout import Layout, PanelRoom, run_layout
 from tui.tables.log_lines import log_lines
 from tui.tables.ranks import rank_lines
-from tui.widgets.lines import Lines, Row
+from tui.widgets.lines import KeyedRow, Lines
 
 # The panel scrolls over these; the dialog shows more.
 MAX_LOG_LINES = 200
@@ -25,7 +25,7 @@ class LogPanel(Lines):
 
     follows = True
 
-    def set_rows(self, rows: Sequence[Row], header: Sequence[Text] = (), empty_text: Text | None = None) -> None:
+    def set_rows(self, rows: Sequence[KeyedRow], header: Sequence[Text] = (), empty_text: Text | None = None) -> None:
         super().set_rows(rows, header, empty_text)
         self._follow()
 

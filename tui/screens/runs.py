@@ -19,7 +19,7 @@ from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from tui.keymap import RUNS_COMMANDS, Command
+from tui.keymap import RUNS_KEYS, Key
 from tui.list_settings import SETTINGS_FILE
 from tui.screens.base import AppServices, Filter
 from tui.screens.dialogs import stop_dialog
@@ -36,7 +36,7 @@ ONE_RUN_ACTIONS = ("open", "again", "compare", "mark", "tags", "note", "archive"
 class RunsScreen(RunTableScreen):
     """A table of all runs that can be marked, filtered, sorted, opened, labelled and deleted."""
 
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = RUNS_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = RUNS_KEYS
     SHOWS_RUNS = True
     SETTINGS_FILE = SETTINGS_FILE
     DEFAULT_ORDER = "started_at"
@@ -100,12 +100,12 @@ class RunsScreen(RunTableScreen):
             return False
         return row is not None or action not in ONE_RUN_ACTIONS
 
-    def title_of(self, command: Command) -> str:
-        if command.action == "archived" and self._archived:
+    def title_of(self, key: Key) -> str:
+        if key.action == "archived" and self._archived:
             return "hide archived"
-        if command.action == "archive" and all(row.archived for row in self._target_rows()):
+        if key.action == "archive" and all(row.archived for row in self._target_rows()):
             return "unarchive"
-        return command.title
+        return key.title
 
     # Commands
 

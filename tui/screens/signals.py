@@ -17,7 +17,7 @@ from engine.utils.text import printable
 from tui.screens.base import AppServices
 from tui.screens.dialogs import ChoiceDialog
 from tui.tables import fact_lines
-from tui.widgets.lines import Row
+from tui.widgets.lines import KeyedRow
 
 SIGNALS = (
     (signal.SIGTERM, "Request termination"),
@@ -59,9 +59,9 @@ class ProcessSignaler:
         note = ""
         if process.run:
             note = f"Rank {process.rank} of run {process.run}: stop the run on its screen to save a checkpoint."
-        rows = [Row("0", Text("Send no signal"))]
+        rows = [KeyedRow("0", Text("Send no signal"))]
         lines = fact_lines({number.name: description for number, description in SIGNALS})
-        rows += [Row(str(int(number)), Text(line)) for (number, _), line in zip(SIGNALS, lines, strict=True)]
+        rows += [KeyedRow(str(int(number)), Text(line)) for (number, _), line in zip(SIGNALS, lines, strict=True)]
         start_time = self._start_times.get(process.pid)
 
         def send(number: str | None) -> None:

@@ -14,7 +14,7 @@ from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from tui.keymap import STARTING_COMMANDS, Command
+from tui.keymap import STARTING_KEYS, Key
 from tui.palette import BAD, MUTED, STRONG, WARNING
 from tui.screens.base import AppServices, GputrainScreen
 from tui.tables import wrap_text
@@ -28,7 +28,7 @@ class StartingScreen(GputrainScreen):
     """Shows the output of a launched run, and switches to the run screen when training begins."""
 
     CSS_PATH = "starting.tcss"
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = STARTING_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = STARTING_KEYS
 
     def __init__(self, app: AppServices, launched: LaunchedRun) -> None:
         super().__init__(app)

@@ -17,7 +17,7 @@ from engine.runs.folder import sweep_of_trial
 from engine.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
-from tui.keymap import SWEEP_COMMANDS, Command
+from tui.keymap import SWEEP_KEYS, Key
 from tui.palette import BAD, MUTED
 from tui.pollers.files import watch_sweep
 from tui.screens.base import AppServices, GputrainScreen
@@ -50,7 +50,7 @@ class SweepScreen(GputrainScreen):
     """The trials of one sweep."""
 
     CSS_PATH = "sweep.tcss"
-    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = SWEEP_COMMANDS
+    SCREEN_KEYS: ClassVar[Sequence[Key]] = SWEEP_KEYS
 
     def __init__(self, app: AppServices, folder: SweepFolder, trial: int | None = None) -> None:
         """`trial` is the number of the trial to select."""

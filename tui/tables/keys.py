@@ -8,7 +8,7 @@ from rich.text import Text
 
 from engine.show.readings import GpuReading
 from engine.show.table import GAP, NO_LIMIT, Column, fit
-from tui.keymap import Command
+from tui.keymap import Key
 from tui.palette import ACCENT, MUTED, STRONG
 from tui.tables import styled, wrap_text
 
@@ -20,21 +20,21 @@ READING_COLUMNS: tuple[Column[GpuReading], ...] = (
 )
 
 
-def help_lines(groups: Mapping[str, Sequence[Command]], is_available: Callable[[str], bool], width: int) -> list[Text]:
-    """Return a heading per group, and per command its keys, title and help, wrapped to `width` columns."""
-    columns: list[Column[Command]] = [
+def help_lines(groups: Mapping[str, Sequence[Key]], is_available: Callable[[str], bool], width: int) -> list[Text]:
+    """Return a heading per group, and per key its names, title and help, wrapped to `width` columns."""
+    columns: list[Column[Key]] = [
         Column("keys", "", lambda row: row.key_labels, style=lambda row: ACCENT if is_available(row.action) else MUTED),
         Column("title", "", lambda row: row.title, style=lambda row: "" if is_available(row.action) else MUTED),
         Column("help", "", lambda row: row.help),
     ]
-    table = fit(columns, [command for group in groups.values() for command in group], NO_LIMIT)
+    table = fit(columns, [key for group in groups.values() for key in group], NO_LIMIT)
     indent = sum(table.widths[:2]) + 2 * len(GAP)
     lines: list[Text] = []
     for title, group in groups.items():
         lines += [Text(""), Text(title, STRONG)] if lines else [Text(title, STRONG)]
-        for command in group:
-            first, *others = wrap_text(Text(command.help), max(width - indent, MIN_HELP_COLUMNS))
-            lines.append(styled(table.line(command, rest=("help", ((first.plain, MUTED),)))))
+        for key in group:
+            first, *others = wrap_text(Text(key.help), max(width - indent, MIN_HELP_COLUMNS))
+            lines.append(styled(table.line(key, rest=("help", ((first.plain, MUTED),)))))
             lines += [Text(" " * indent + other.plain, MUTED) for other in others]
     return lines
 

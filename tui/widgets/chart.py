@@ -23,7 +23,7 @@ TITLE_MARGIN = 4
 LEGEND_FORMATS = ((4, "  "), (4, " "), (3, "  "), (3, " "), (2, " "))
 
 
-class Chart(Lines):
+class ChartPanel(Lines):
     """A panel of curves with an optional cursor. The title shows the values at the cursor, or the latest values."""
 
     def __init__(self, title: str, id: str) -> None:  # noqa: A002 (Textual's name)

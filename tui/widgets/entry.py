@@ -14,7 +14,7 @@ INPUT_ACTIONS = {
 }
 
 
-class Entry(Input):
+class TextEntry(Input):
     """`Input` without a blinking cursor, which would send output over an otherwise idle connection."""
 
     # The height and the width of the line are fixed, so another value needs no layout of the screen.

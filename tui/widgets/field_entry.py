@@ -7,10 +7,10 @@ from collections.abc import Callable
 from textual import events
 from textual.widgets import Input
 
-from tui.widgets.entry import INPUT_ACTIONS, Entry
+from tui.widgets.entry import INPUT_ACTIONS, TextEntry
 
 
-class FieldEntry(Entry):
+class FieldEntry(TextEntry):
     """The input over the field under the cursor. `consume_key` handles a key before the input does, if it can;
     `on_typing` gets the text that the user changed, and `on_clicked` is called for a click."""
 

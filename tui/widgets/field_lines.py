@@ -14,7 +14,7 @@ from engine.utils.text import printable
 from tui.form.completions import DEFAULT_CHOICE, Completion
 from tui.form.fields import ConfigField
 from tui.palette import ACCENT, BAD, CURSOR, MUTED, STRONG, WARNING
-from tui.widgets.lines import Lines, Row
+from tui.widgets.lines import KeyedRow, Lines
 
 MARK_COLUMNS, LABEL_COLUMNS = 2, 18
 VALUE_COLUMN = MARK_COLUMNS + LABEL_COLUMNS + 2
@@ -103,11 +103,11 @@ class FieldLines(Lines, can_focus=False):
         lines = []
         for row in rows:
             if isinstance(row, Heading):
-                lines.append(Row(HEADING_PREFIX + row.title, heading_line(row, width)))
+                lines.append(KeyedRow(HEADING_PREFIX + row.title, heading_line(row, width)))
             else:
                 key = row.info.key
                 same = key in known and self._shown.get(key) == row
-                lines.append(known[key] if same else Row(key, field_line(row, width)))
+                lines.append(known[key] if same else KeyedRow(key, field_line(row, width)))
         self._shown = {row.info.key: row for row in rows if isinstance(row, FieldRow)}
         self._shown_width = width
         self.set_rows(lines, header, empty_text)
@@ -149,7 +149,7 @@ class CompletionLines(Lines, can_focus=False):
         columns = max(len(completion.label) for completion in completions) + 2
         details = max(len(completion.detail) for completion in completions)
         # Of two hundred, only the lines in view are made.
-        self.set_rows([Row(each.value, partial(completion_line, each, columns)) for each in completions])
+        self.set_rows([KeyedRow(each.value, partial(completion_line, each, columns)) for each in completions])
         values = [completion.value for completion in completions]
         self.select_key(current if current in values else values[0])
         return columns + details

@@ -21,7 +21,7 @@ from tui.form.checks import FormCheckResult
 from tui.form.fields import ConfigField
 from tui.form.model import lr_curve
 from tui.palette import MUTED
-from tui.widgets.chart import Chart
+from tui.widgets.chart import ChartPanel
 from tui.widgets.text_line import TextLine
 
 # While the number of images is unknown.
@@ -30,7 +30,7 @@ ASSUMED_STEPS_PER_EPOCH = 100
 LR_KEYS = ("optim.", "schedule.", "run.epochs")
 
 
-class LearningRateChart(Chart):
+class LearningRateChart(ChartPanel):
     """The planned learning rate. Its title shows the highest: the last one is close to 0."""
 
     def _legend_part(self, curve: Curve, decimals: int) -> str:

@@ -1,6 +1,6 @@
-"""The footer: the commands of a screen that work at the moment, with their keys. Each can be clicked.
+"""The footer: the keys of a screen that work at the moment, with their titles. Each can be clicked.
 
-`tui.keymap` holds the commands.
+`tui.keymap` holds the keys.
 """
 
 from __future__ import annotations
@@ -12,64 +12,62 @@ from rich.text import Text
 from textual import events
 from textual.widget import Widget
 
-from tui.keymap import Command
+from tui.keymap import Key
 from tui.palette import ACCENT, MUTED
 
 GAP_COLUMNS = 2
 
 
 class Keys(Widget):
-    """A one-line footer. In a narrow terminal it omits commands of low priority and keeps the order of the table."""
+    """A one-line footer. In a narrow terminal it omits keys of low priority and keeps the order of the table."""
 
     def __init__(
-        self, commands: Sequence[Command], is_available: Callable[[str], bool], title_of: Callable[[Command], str]
+        self, keys: Sequence[Key], is_available: Callable[[str], bool], title_of: Callable[[Key], str]
     ) -> None:
         super().__init__()
-        self._commands = [command for command in commands if command.priority > 0]
+        self._keys = [key for key in keys if key.priority > 0]
         self._is_available, self._title_of = is_available, title_of
-        self._titles: list[tuple[Command, str]] = []
+        self._titles: list[tuple[Key, str]] = []
 
-    def update_commands(self) -> None:
-        """Update the commands that work and their titles."""
-        titles = [
-            (command, self._title_of(command)) for command in self._commands if self._is_available(command.action)
-        ]
+    def update_shown(self) -> None:
+        """Update the keys that work and their titles."""
+        titles = [(key, self._title_of(key)) for key in self._keys if self._is_available(key.action)]
         if titles != self._titles:
             self._titles = titles
             self.refresh()
 
     def on_mount(self) -> None:
         # What works depends on widgets that may not be mounted yet.
-        self.call_after_refresh(self.update_commands)
+        self.call_after_refresh(self.update_shown)
 
-    def _visible_commands(self) -> list[tuple[int, Command, str]]:
-        """Return the first column, the command and its title for the commands that fit."""
+    def _visible_keys(self) -> list[tuple[int, Key, str]]:
+        """Return the first column, the key and its title for the keys that fit."""
         room, visible = self.size.width - 1, []
-        for command, title in sorted(self._titles, key=lambda titled: -titled[0].priority):
-            if (length := _columns(command, title)) > room:
+        for key, title in sorted(self._titles, key=lambda titled: -titled[0].priority):
+            if (length := _columns(key, title)) > room:
                 break
             room -= length + GAP_COLUMNS
-            visible.append(command)
+            visible.append(key)
         column, positions = 1, []
-        for command, title in self._titles:
-            if command in visible:
-                positions.append((column, command, title))
-                column += _columns(command, title) + GAP_COLUMNS
+        for key, title in self._titles:
+            if key in visible:
+                positions.append((column, key, title))
+                column += _columns(key, title) + GAP_COLUMNS
         return positions
 
     def render(self) -> Text:
         line = Text(no_wrap=True, end="")
-        for column, command, title in self._visible_commands():
+        for column, key, title in self._visible_keys():
             line.append(" " * (column - line.cell_len))
-            line.append(command.key_label, ACCENT)
+            line.append(key.key_label, ACCENT)
             line.append(f" {title}", MUTED)
         return line
 
     async def on_click(self, event: events.Click) -> None:
-        for column, command, title in self._visible_commands():
-            if column <= event.x < column + _columns(command, title):
-                await self.screen.run_action(command.action)
+        for column, key, title in self._visible_keys():
+            if column <= event.x < column + _columns(key, title):
+                await self.screen.run_action(key.action)
 
 
-def _columns(command: Command, title: str) -> int:
-    return cell_len(command.key_label) + 1 + cell_len(title)
+def _columns(key: Key, title: str) -> int:
+    return cell_len(key.key_label) + 1 + cell_len(title)

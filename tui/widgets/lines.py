@@ -30,7 +30,7 @@ NO_TEXT = Text("")
 
 
 @dataclass(frozen=True)
-class Row:
+class KeyedRow:
     """A line of text, and further lines below it. `key` identifies the row across updates for the cursor.
 
     `source` is the text, or returns it: a list of hundreds of runs formats only those that are visible.
@@ -45,7 +45,7 @@ class Row:
         return self.source if isinstance(self.source, Text) else self.source()
 
 
-class LazyRows(Sequence[Row]):
+class LazyRows(Sequence[KeyedRow]):
     """Rows of one line that are made when they are drawn: a list of 10,000 runs makes those that are visible.
 
     `keys` identifies the rows, and `make_text` returns the text of a row by its index.
@@ -53,23 +53,23 @@ class LazyRows(Sequence[Row]):
 
     def __init__(self, keys: Sequence[str], make_text: Callable[[int], Text]) -> None:
         self._keys, self._make_text = keys, make_text
-        self._made: dict[int, Row] = {}
+        self._made: dict[int, KeyedRow] = {}
 
     def __len__(self) -> int:
         return len(self._keys)
 
     @overload
-    def __getitem__(self, index: int) -> Row: ...
+    def __getitem__(self, index: int) -> KeyedRow: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: slice) -> list[KeyedRow]: ...
 
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+    def __getitem__(self, index: int | slice) -> KeyedRow | list[KeyedRow]:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
         row = self._made.get(index)
         if row is None:
-            row = self._made[index] = Row(self._keys[index], partial(self._make_text, index))
+            row = self._made[index] = KeyedRow(self._keys[index], partial(self._make_text, index))
         return row
 
     def find(self, key: str) -> int | None:
@@ -80,7 +80,7 @@ class LazyRows(Sequence[Row]):
             return None
 
 
-def find_row(rows: Sequence[Row], key: str) -> int | None:
+def find_row(rows: Sequence[KeyedRow], key: str) -> int | None:
     """Return the index of the row with this key; None if there is none."""
     if isinstance(rows, LazyRows):
         return rows.find(key)
@@ -140,7 +140,7 @@ class Lines(ScrollView, can_focus=True):
         frame_lines(self)
         self._selectable = selectable
         self._header: list[Text] = []
-        self._rows: Sequence[Row] = []
+        self._rows: Sequence[KeyedRow] = []
         self._cursor = 0
         self._line_style: tuple[Style, int] | None = None
         self._top = 0
@@ -189,7 +189,7 @@ class Lines(ScrollView, can_focus=True):
         """Index of the row under the cursor; None without rows or cursor."""
         return self._cursor if self._selectable and self._rows else None
 
-    def set_rows(self, rows: Sequence[Row], header: Sequence[Text] = (), empty_text: Text | None = None) -> None:
+    def set_rows(self, rows: Sequence[KeyedRow], header: Sequence[Text] = (), empty_text: Text | None = None) -> None:
         """Replace the rows; without rows, `empty_text` is shown. The cursor follows its row if that still exists."""
         key, before = self.selected_key, self._visible_lines()
         self._empty_text = empty_text or self._empty_text
@@ -211,7 +211,7 @@ class Lines(ScrollView, can_focus=True):
 
     def set_texts(self, texts: Sequence[Text], header: Sequence[Text] = ()) -> None:
         """Replace the rows by plain lines, identified by their position."""
-        self.set_rows([Row(str(index), text) for index, text in enumerate(texts)], header)
+        self.set_rows([KeyedRow(str(index), text) for index, text in enumerate(texts)], header)
 
     def _changed_region(self, y: int, width: int, old: tuple[Text, bool], new: tuple[Text, bool]) -> Region:
         """Return the cells of a line from the first to the last one that differs."""

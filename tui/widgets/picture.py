@@ -59,7 +59,7 @@ class PictureRequest:
             return replace(self, problem=Problem("", str(error) or type(error).__name__, code=code))
 
 
-class Picture(Widget):
+class PicturePanel(Widget):
     """Shows the image given to `show`, which a thread reads and draws.
 
     Images that are shown while it reads replace each other: a list that is scrolled quickly leaves no queue of them.
@@ -119,7 +119,7 @@ class Picture(Widget):
         if self.is_loading:
             self._replace(None, [Text("Loading …", MUTED)])
 
-    def on_picture_drawn(self) -> None:
+    def on_picture_panel_drawn(self) -> None:
         if not self.is_loading and (result := self._poller.value) is not None:
             problem = Text(printable(str(result.problem or "")), WARNING)
             self._replace(result.picture, wrap_text(problem, self.size.width))

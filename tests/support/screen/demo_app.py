@@ -236,10 +236,10 @@ def visible_text(pilot: Pilot[None], selector: str = "Screen") -> str:
 def clipped_widgets(screen: Widget) -> list[str]:
     """Return the panels and controls that extend beyond the window or their scrollable region."""
     clipped = []
-    for widget in screen.query("Lines, Chart, Keys, #title, #plan, #command, #about, #progress, .dialog"):
+    for widget in screen.query("Lines, ChartPanel, Keys, #title, #plan, #command, #about, #progress, .dialog"):
         if widget.display and widget.region and not screen.region.contains_region(widget.region):
             clipped.append(f"{widget} {widget.region}")
-    for control in screen.query("Chooser, Entry"):
+    for control in screen.query("Chooser, TextEntry"):
         if control.display and control.region.width and control.region.right > screen.region.right:
             clipped.append(f"{control} {control.region}")
     return clipped

@@ -36,7 +36,7 @@ async def each_layout(pilot: Pilot[None], layouts: Mapping[Size, str], *, fills:
         assert not fills or sum(widget.region.area for widget in widgets) == screen.region.area, size
         assert not [pair for pair in combinations(widgets, 2) if pair[0].region.overlaps(pair[1].region)], size
         assert clipped_widgets(screen) == [], size
-        actions = {command.action for _, command, _ in screen.query_one(Keys)._visible_commands()}
+        actions = {key.action for _, key, _ in screen.query_one(Keys)._visible_keys()}
         assert "app.help" in actions and smaller <= actions, size
         smaller = actions
         yield size

@@ -18,7 +18,7 @@ from support.screen.demo_app import demo_runs, visible_text, wait_until, wait_un
 from support.screen.screen_driver import press
 from tui.demo.server import FINISHED_RUN
 from tui.screens.mistakes import MistakesScreen
-from tui.widgets.picture import Picture
+from tui.widgets.picture import PicturePanel
 
 # Probabilities of cat, dog and owl, and the label.
 IMAGES = [
@@ -79,5 +79,5 @@ async def drawn(pilot: Pilot[None]) -> None:
     """Wait until list and picture are drawn."""
     for _ in range(2):
         await wait_until_idle(pilot)
-    await wait_until(pilot, lambda: not pilot.app.screen.query_one(Picture).is_loading)
+    await wait_until(pilot, lambda: not pilot.app.screen.query_one(PicturePanel).is_loading)
     await pilot.pause()

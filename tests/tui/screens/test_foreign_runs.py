@@ -115,8 +115,8 @@ def test_keys_that_would_change_a_run_are_refused_and_not_offered(tmp_path: Path
                 "belongs to another program",
             )
         assert not {"tags", "rename", "delete", "stop", "new run"} & {
-            command.title
-            for command in pilot.app.screen.COMMAND_TABLE  # type: ignore[attr-defined]
+            key.title
+            for key in pilot.app.screen.KEY_TABLE  # type: ignore[attr-defined]
         }
 
     drive(real_app(tmp_path / "runs"), act, (120, 30), notifications=True)

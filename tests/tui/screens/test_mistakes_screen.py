@@ -20,7 +20,7 @@ from support.screen.screen_driver import drive, press, real_app
 from tui import inspect_command
 from tui.screens.mistakes import MistakesScreen
 from tui.widgets.lines import Lines
-from tui.widgets.picture import Picture
+from tui.widgets.picture import PicturePanel
 
 FAILING_INSPECT = "import sys; sys.exit('error: data.path: /photos does not exist')"
 SLOW_INSPECT = "import time; time.sleep(60)"
@@ -72,7 +72,7 @@ def test_mistakes_screen_reports_other_epoch_and_damaged_files(run: RunFolder, t
         assert says(visible_text(pilot, "#picture"), "bad-image", "No such file or directory")
         await press(pilot, "down")
         await drawn(pilot)
-        result = screen.query_one("#picture", Picture)._poller.value
+        result = screen.query_one("#picture", PicturePanel)._poller.value
         assert result is not None and result.problem is not None
         assert has_problem([result.problem], "bad-image", "", "tabby\udcff.png")
         assert "tabby\\udcff.png" in visible_text(pilot, "#picture").replace(" ", "").replace("\n", "")

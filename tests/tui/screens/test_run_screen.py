@@ -94,7 +94,7 @@ def test_every_key_of_the_footer_works(demo_runs_folder: Path) -> None:
         await press(pilot, "left")
         assert screen.view.cursor is not None
         await press(pilot, "0", "f")
-        assert [chart.id for chart in screen.query("Chart") if chart.display] == ["loss"]
+        assert [chart.id for chart in screen.query("ChartPanel") if chart.display] == ["loss"]
         assert "f all panels" in visible_text(pilot, "Keys")
         await press(pilot, "f")
         for key in ("d", "l", "question_mark", "v"):
@@ -113,7 +113,7 @@ def test_tab_shows_charts_that_share_a_place_in_turn(demo_runs_folder: Path) -> 
         screen: Any = pilot.app.screen
         shown = []
         for _ in range(5):
-            shown.append([chart.id for chart in screen.query("Chart") if chart.display])
+            shown.append([chart.id for chart in screen.query("ChartPanel") if chart.display])
             await press(pilot, "tab")
         assert shown == [["loss"], ["accuracy"], ["lr"], ["grad_norm"], ["grad_norm"]]
         assert screen.focused.id == "loss", "after the ranks, the loss again"

@@ -18,7 +18,7 @@ from support.screen.demo_app import (
 from support.screen.screen_driver import drive, press, real_app
 from tui import keymap
 from tui.app import GputrainApp
-from tui.keymap import Command, CommandProvider
+from tui.keymap import Key, KeyProvider
 from tui.screens.command_run import CommandRunScreen
 from tui.screens.foreign_runs import ForeignRunsScreen
 from tui.screens.form import FormScreen
@@ -54,42 +54,42 @@ def test_monitor_screen_signals_only_process_that_was_shown(tmp_path: Path) -> N
 # All screens
 
 
-TABLES: dict[type[Any], tuple[Command, ...]] = {
-    MonitorScreen: keymap.MONITOR_COMMANDS,
-    RunScreen: keymap.RUN_COMMANDS,
-    RunsScreen: keymap.RUNS_COMMANDS,
-    ForeignRunsScreen: keymap.FOREIGN_RUNS_COMMANDS,
-    ProcessScreen: keymap.PROCESS_COMMANDS,
-    CommandRunScreen: keymap.COMMAND_RUN_COMMANDS,
-    FormScreen: keymap.FORM_COMMANDS,
-    GpuScreen: keymap.GPU_COMMANDS,
-    StartingScreen: keymap.STARTING_COMMANDS,
+TABLES: dict[type[Any], tuple[Key, ...]] = {
+    MonitorScreen: keymap.MONITOR_KEYS,
+    RunScreen: keymap.RUN_KEYS,
+    RunsScreen: keymap.RUNS_KEYS,
+    ForeignRunsScreen: keymap.FOREIGN_RUNS_KEYS,
+    ProcessScreen: keymap.PROCESS_KEYS,
+    CommandRunScreen: keymap.COMMAND_RUN_KEYS,
+    FormScreen: keymap.FORM_KEYS,
+    GpuScreen: keymap.GPU_KEYS,
+    StartingScreen: keymap.STARTING_KEYS,
 }
 
 
 @pytest.mark.parametrize("screen", TABLES, ids=lambda screen: screen.__name__)
 def test_screen_implements_every_command_of_its_table(screen: type[Any]) -> None:
-    for command in (*TABLES[screen], *keymap.GLOBAL_COMMANDS):
-        name = command.action.partition("(")[0]
+    for key in (*TABLES[screen], *keymap.GLOBAL_KEYS):
+        name = key.action.partition("(")[0]
         owner = GputrainApp if name.startswith("app.") else screen
-        assert hasattr(owner, f"action_{name.removeprefix('app.')}"), command
-    keys = [key for command in screen.COMMAND_TABLE for key in command.keys]
+        assert hasattr(owner, f"action_{name.removeprefix('app.')}"), key
+    keys = [name for key in screen.KEY_TABLE for name in key.keys]
     assert len(keys) == len(set(keys))
 
 
 def test_footer_help_and_palette_follow_command_table(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         screen: Any = pilot.app.screen
-        for command in keymap.MONITOR_COMMANDS:
-            shown = command.priority > 0 and screen.is_available(command.action)
-            title = f"{command.key_label} {screen.title_of(command)}"
+        for key in keymap.MONITOR_KEYS:
+            shown = key.priority > 0 and screen.is_available(key.action)
+            title = f"{key.key_label} {screen.title_of(key)}"
             assert (title in visible_text(pilot, "Keys")) is shown
-        provider = CommandProvider(pilot.app.screen, None)
+        provider = KeyProvider(pilot.app.screen, None)
         commands = [str(hit.display) async for hit in provider.discover()]  # type: ignore[union-attr]
         await press(pilot, "question_mark")
-        for command in (*keymap.MONITOR_COMMANDS, *keymap.GLOBAL_COMMANDS):
-            assert command.help in visible_text(pilot)
-            assert any(command.title in text for text in commands)
+        for key in (*keymap.MONITOR_KEYS, *keymap.GLOBAL_KEYS):
+            assert key.help in visible_text(pilot)
+            assert any(key.title in text for text in commands)
 
     drive(demo_app(demo_runs_folder), act, (140, 34))
 

@@ -8,12 +8,12 @@ import pytest
 from textual.app import App, ComposeResult
 from textual.events import Key
 
-from tui.widgets.entry import Entry
+from tui.widgets.entry import TextEntry
 
 
 class OneLine(App[None]):
     def compose(self) -> ComposeResult:
-        yield Entry("600.0", id="value")
+        yield TextEntry("600.0", id="value")
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_entry_handles_queued_keys_in_order(keys: list[str], value: str) -> None
     async def type_fast() -> str:
         app = OneLine()
         async with app.run_test() as pilot:
-            entry = app.query_one(Entry)
+            entry = app.query_one(TextEntry)
             entry.focus()
             await pilot.pause()
             entry.cursor_position = len(entry.value)
