@@ -23,7 +23,7 @@ from engine.utils.errors import Problem, UsageError
 from tui.keymap import GLOBAL_KEYS, LIST_KEYS, KeyProvider, make_bindings
 from tui.phrases import resume_problem
 from tui.pollers.host import GpuPoller, HostPoller
-from tui.pollers.runs import RunListPoller
+from tui.pollers.run_lists import RunListPoller
 from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, UNATTENDED_SECONDS, RefreshIntervals
 from tui.screens.base import Dialog, GputrainScreen, ResizableScreen, is_too_small
 from tui.screens.monitor import MonitorScreen
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from engine.foreign.process import ProcessId
     from engine.launch.detached import LaunchedRun
     from engine.runs.folder import RunFolder, RunState
-    from tui.pollers.foreign_runs import Search
     from tui.pollers.process import ProcessPoller
 
 MOUNT_POLL_SECONDS = 0.001
@@ -164,9 +163,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         elif self._compared:
             self.open_compare(self._compared)
         elif self.watched_paths:
-            from tui.pollers.foreign_runs import search_paths
-
-            self.open_foreign_runs(search_paths(self.watched_paths), ", ".join(map(str, self.watched_paths)))
+            self.open_watched_runs()
         elif self._process is not None:
             self.open_process(self._process)
         if self.watched_paths or self._process is not None:
@@ -224,11 +221,11 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
 
         self.push_screen(ForeignRunScreen(self, run, process))
 
-    def open_foreign_runs(self, search: Search, place: str) -> None:
-        """Open the list of the runs of other programs that a search finds in a place."""
-        from tui.screens.foreign_runs import ForeignRunsScreen
+    def open_watched_runs(self) -> None:
+        """Open the list of the runs of other programs below the paths of `gputrain watch`."""
+        from tui.screens.runs import RunsScreen
 
-        self.push_screen(ForeignRunsScreen(self, search, place))
+        self.push_screen(RunsScreen(self, self.watched_paths))
 
     def open_process(self, process: ProcessId) -> None:
         """Open the screen of a process, and of the run that it writes."""
@@ -354,13 +351,14 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
 
     def switch_to_run(self, folder: RunFolder) -> None:
         """Replace the form and the starting screen with the screen of the run."""
+        from tui.screens.command_run import CommandRunScreen
         from tui.screens.form import FormScreen
-        from tui.screens.run_requests import RunRequests
+        from tui.screens.run import RunScreen
         from tui.screens.starting import StartingScreen
 
         while isinstance(self.screen, StartingScreen | FormScreen) and len(self.screen_stack) > 1:
             self.pop_screen()
-        if not (isinstance(self.screen, RunRequests) and self.screen.folder == folder):
+        if not (isinstance(self.screen, RunScreen | CommandRunScreen) and self.screen.folder == folder):
             self.open_run(str(folder.path))
 
     def open_form(self, run_config: Path | None = None) -> None:
@@ -405,7 +403,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         screen = self.screen
         if isinstance(screen, GputrainScreen):
             groups = {
-                "This screen": screen.SCREEN_KEYS,
+                "This screen": screen.screen_keys,
                 "Lists": LIST_KEYS,
                 "Everywhere": screen.SHARED_KEYS,
             }

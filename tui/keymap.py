@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Flag, auto
 from functools import partial
 
 from textual.binding import Binding
 from textual.command import DiscoveryHit, Hit, Hits, Provider
+
+
+class Ability(Flag):
+    """What can be done with the runs of a screen: its keys are those rows of its table whose needs are met."""
+
+    WATCH = auto()
+    """Show charts and log, mark, compare: every run can."""
+    CHANGE = auto()
+    """Stop, resume, label: a run of gputrain."""
+    TRAIN = auto()
+    """Pause, checkpoint, profile, confusion matrix, config: a training."""
+    COMMAND = auto()
+    """Show the processes: the run of a command."""
+    CHOOSE = auto()
+    """Choose among the charts, show parameters: a run whose metrics another program wrote."""
+    ALL = WATCH | CHANGE | TRAIN | COMMAND | CHOOSE
 
 
 @dataclass(frozen=True)
@@ -16,7 +33,7 @@ class Key:
 
     `key` is a Textual key name, several separated by commas, or empty. `action` is a method `action_…` of the screen,
     or of the app if prefixed with `app.`. A narrow footer shows the highest `priority` first; priority 0 is only in the
-    help.
+    help. `needs` is what the runs of the screen must be able to.
     """
 
     key: str
@@ -24,6 +41,7 @@ class Key:
     help: str
     action: str
     priority: int = 1
+    needs: Ability = Ability.WATCH
 
     @property
     def keys(self) -> list[str]:
@@ -128,6 +146,7 @@ GPU_KEYS = (
     Key("tab", "next panel", "Focus the next panel.", "app.focus_next", 0),
     BACK_KEY,
 )
+CHANGE = Ability.CHANGE
 RUNS_KEYS = (
     Key("enter", "open", "Open this run, live or finished.", "open", 9),
     Key("space", "mark", "Mark this run, or unmark it. Marks stay until the program ends.", "mark", 9),
@@ -136,28 +155,31 @@ RUNS_KEYS = (
     Key("slash", "filter", "Filter: failed lr>0.1 optim.name=adamw -tag=old. Also != ~ and *.", "filter", 6),
     Key("o", "order", "Sort by another column; the same column again turns the order around.", "order", 6),
     Key("w", "columns", "Choose the columns.", "columns", 5),
-    Key("s", "stop", "Stop this run at its next step and save a checkpoint.", "stop", 7),
-    Key("u", "resume", "Resume this run from its last checkpoint.", "resume", 7),
-    Key("a", "again", "Configure a new run with the config of this one.", "again", 5),
-    Key("n", "new run", "Configure and start a new run.", "app.new_run", 4),
-    Key("S", "sweep", "Open the sweep that this run is a trial of, else the latest sweep.", "sweep", 4),
-    Key("Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2),
-    Key("T", "tags", "Change the tags of the marked runs, else of this one.", "tags", 3),
-    Key("N", "note", "Write a note about this run.", "note", 3),
-    Key("A", "archive", "Archive the marked runs, else this one, or restore them from the archive.", "archive", 3),
-    Key("H", "archived", "Show or hide archived runs.", "archived", 2),
-    Key("D,delete", "delete", "Move the marked runs, else this one, to the trash.", "delete", 3),
+    Key("s", "stop", "Stop this run at its next step and save a checkpoint.", "stop", 7, CHANGE),
+    Key("u", "resume", "Resume this run from its last checkpoint.", "resume", 7, CHANGE),
+    Key("a", "again", "Configure a new run with the config of this one.", "again", 5, CHANGE),
+    Key("n", "new run", "Configure and start a new run.", "app.new_run", 4, CHANGE),
+    Key("S", "sweep", "Open the sweep that this run is a trial of, else the latest sweep.", "sweep", 4, CHANGE),
+    Key(
+        "Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2, Ability.CHANGE
+    ),
+    Key("T", "tags", "Change the tags of the marked runs, else of this one.", "tags", 3, CHANGE),
+    Key("N", "note", "Write a note about this run.", "note", 3, CHANGE),
+    Key(
+        "A",
+        "archive",
+        "Archive the marked runs, else this one, or restore them from the archive.",
+        "archive",
+        3,
+        Ability.CHANGE,
+    ),
+    Key("H", "archived", "Show or hide archived runs.", "archived", 2, CHANGE),
+    Key("D,delete", "delete", "Move the marked runs, else this one, to the trash.", "delete", 3, CHANGE),
     Key("f", "full", "Show the list on the whole screen, or with the preview.", "full", 3),
     BACK_KEY,
 )
-_FOREIGN_ACTIONS = ("open", "mark", "mark_all", "compare", "filter", "order", "columns", "full")
-# Of runs of other programs, which are only watched.
-FOREIGN_RUNS_KEYS = (
-    *(key for key in RUNS_KEYS if key.action in _FOREIGN_ACTIONS),
-    BACK_KEY,
-)
 _CHANGES = ("stop", "resume", "again", "tags", "note", "archive", "delete")
-# Their keys are refused for runs of other programs.
+# Refused for runs of other programs, with the reason.
 CHANGE_KEYS = tuple(key for key in RUNS_KEYS if key.action in _CHANGES)
 PROCESS_KEYS = (
     Key("enter", "open", "Open the run under the cursor, which this process writes.", "open", 9),
@@ -295,7 +317,7 @@ class KeyProvider(Provider):
 
     def _keys(self) -> list[Key]:
         """Return the keys of the screen, then the rows without a key that it does not have with one."""
-        keys = list(getattr(self.screen, "KEY_TABLE", GLOBAL_KEYS))
+        keys = list(getattr(self.screen, "key_table", GLOBAL_KEYS))
         actions = {key.action for key in keys}
         return keys + [key for key in PALETTE_KEYS if key.action not in actions]
 

@@ -35,7 +35,8 @@ from support.runs.factories import (
     write_run_record,
 )
 from tui.charts.view import ChartView
-from tui.pollers.runs import MAX_LOG_LINE_LENGTH, RunListPoller, RunPoller, read_log_tail
+from tui.pollers.run_lists import RunListPoller
+from tui.pollers.runs import MAX_LOG_LINE_LENGTH, RunPoller, read_log_tail
 from tui.screens.run_progress import progress_line
 from tui.tables.ranks import rank_lines
 from tui.tables.runs import fit_monitor_list, fit_run_list, monitor_line, run_list_line

@@ -1,4 +1,4 @@
-"""Pollers of the list of runs and of one run, and what the preview of a run reads."""
+"""The poller of one run, and what the preview of a run reads."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from engine.queue.listing import QueueRow, list_queue
-from engine.runs.folder import RunFolder, RunState
+from engine.runs.folder import RunFolder
 from engine.runs.log import log_files, pending_file, read_pending
 from engine.runs.record_completion import open_run, with_stored_metrics
-from engine.runs.run_list import RunList
 from engine.runs.run_record import read_run_record
 from engine.runs.run_row import RunRow, make_row, read_row
 from engine.utils import codec
-from engine.utils.errors import Problem, UsageError
 from engine.utils.files import FileStamp, file_stamp, find_file_stamp, open_regular_file
 from tui.charts.history import LoadHistory
-from tui.pollers.watched import POLL_INTERVAL_SECONDS, Poller, Watched
+from tui.pollers.watched import Poller, Watched
 from tui.tables.ranks import rank_readings
 
 if TYPE_CHECKING:
@@ -34,9 +31,6 @@ if TYPE_CHECKING:
 RUN_POLL_INTERVAL_SECONDS = 0.5
 # Events are queued in batches, so that a screen that loads a long journal stays responsive.
 MAX_EVENTS_PER_BATCH, MAX_QUEUED_BATCHES = 400, 8
-# A run list is read in parts, short ones for the first page. Each part takes the time to sort the runs read so far.
-FIRST_READ_SECONDS, FIRST_RUNS = 0.1, 100
-READ_SECONDS, READ_PAUSE_SECONDS = 0.5, 0.02
 # The state of a run whose journal has more to read comes from its record first.
 SHOWN_AT_ONCE_BYTES = 1 << 20
 MAX_PREVIEWS = 64
@@ -46,63 +40,6 @@ MAX_LOG_BYTES = 1 << 16
 MAX_LOG_LINES = 2000
 # Longer lines fit on no screen, and are slow to draw.
 MAX_LOG_LINE_LENGTH = 4096
-
-
-class RunListPoller(Poller):
-    """Publishes the rows of all runs in a folder, latest start first; `enabled = False` suspends it.
-
-    No `Watched`: it publishes a part of the runs before it has read all.
-    Of thousands of runs, the newest are published first, and `complete` tells when all are. The same list object
-    means that no row has changed.
-    """
-
-    def __init__(self, runs_dir: Path, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
-        super().__init__("runs", interval_s)
-        self._list = RunList(runs_dir)
-        self.enabled = True
-        self._check_all = False
-        self.rows: list[RunRow] | None = None
-        self.complete = False
-        """Whether `rows` are all runs."""
-        self.count = 0
-        """Number of runs, read or not."""
-        self.waiting: list[QueueRow] = []
-        self.problem: Problem | None = None
-
-    def request_poll(self) -> None:
-        self._check_all = True
-        super().request_poll()
-
-    def poll(self) -> None:
-        if not self.enabled:
-            return
-        self._poll_once()
-        if not self.complete and self.on_first_result is not None:
-            # For the first page; it is called again when all runs have been read.
-            self.on_first_result()
-        while not self.complete and self.problem is None and not self._stop_event.is_set():
-            # Leaves the interpreter to the thread that draws.
-            self._stop_event.wait(READ_PAUSE_SECONDS)
-            self._poll_once()
-
-    def _poll_once(self) -> None:
-        try:
-            # A change by this program is shown at once.
-            check_all, self._check_all = self._check_all, False
-            seconds = FIRST_READ_SECONDS if len(self._list.rows) < FIRST_RUNS else READ_SECONDS
-            self._list.poll(seconds, check_all=check_all)
-        except UsageError as error:
-            self.rows, self.problem, self.complete = [], error.problems[0], True
-            return
-        waiting = list_queue()
-        self.rows, self.complete, self.count = self._list.rows, self._list.complete, self._list.count
-        # Most runs of this user are among the rows, as waiting ones.
-        folders = {row.folder for row in self._list.live_rows if row.state == RunState.WAITING}
-        self.waiting = [run for run in waiting if run.folder not in folders]
-        self.problem = None
-
-    def has_result(self) -> bool:
-        return self.rows is not None
 
 
 @dataclass(frozen=True)

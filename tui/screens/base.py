@@ -22,10 +22,11 @@ from textual.widgets import Input, Static
 from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder, RunState
 from engine.utils.errors import Problem, UsageError
-from tui.keymap import GLOBAL_KEYS, Key, make_bindings
+from tui.keymap import CHANGE_KEYS, GLOBAL_KEYS, Ability, Key, make_bindings
 from tui.palette import ACCENT, NOTICE
+from tui.phrases import foreign_refusal
 from tui.pollers.host import GpuPoller, HostPoller
-from tui.pollers.runs import RunListPoller
+from tui.pollers.run_lists import RunListPoller
 from tui.pollers.watched import Poller, RefreshIntervals
 from tui.textual_internals import strips_of
 from tui.widgets.dimmed_screen import DimmedScreen
@@ -36,7 +37,6 @@ from tui.widgets.text_line import TextLine
 if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
     from engine.foreign.process import ProcessId
-    from tui.pollers.foreign_runs import Search
     from tui.pollers.process import ProcessPoller
 
 MIN_COLUMNS, MIN_ROWS = 60, 15
@@ -172,8 +172,6 @@ class AppServices(Protocol):
 
     def open_foreign_run(self, run: ForeignRun, process: ProcessPoller | None = None) -> None: ...
 
-    def open_foreign_runs(self, search: Search, place: str) -> None: ...
-
     def open_process(self, process: ProcessId) -> None: ...
 
     def open_compare(self, runs: Sequence[Path | ForeignRun]) -> None: ...
@@ -213,29 +211,34 @@ class GputrainScreen(ResizableScreen[None]):
 
     SCREEN_KEYS: ClassVar[Sequence[Key]] = ()
     SHARED_KEYS: ClassVar[Sequence[Key]] = GLOBAL_KEYS
-    SHOWS_RUNS: ClassVar[bool] = False
+    shows_runs: bool = False
+    """Whether it shows the runs of the runs folder."""
     SHOWN_READINGS: ClassVar[Sequence[str]] = ()
     """Keys of the readings whose meanings are in the help of the screen."""
-    KEY_TABLE: ClassVar[Sequence[Key]] = ()
-
     # Textual repaints the whole screen when the focus moves, although both widgets repaint themselves.
     focused: Reactive[Widget | None] = Reactive(None, repaint=False)
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.KEY_TABLE = (*cls.SCREEN_KEYS, *cls.SHARED_KEYS)
-
-    def __init__(self, app: AppServices) -> None:
+    def __init__(self, app: AppServices, abilities: Ability = Ability.ALL) -> None:
+        """`abilities` are those of the runs that the screen shows. Keys that change runs say why others do not."""
         super().__init__()
-        self.gputrain_app = app
+        self.gputrain_app, self.abilities = app, abilities
+        self.screen_keys = [key for key in self.SCREEN_KEYS if key.needs in abilities]
         self._filter: Filter | None = None
         self.pollers: list[Poller] = []
         """The pollers of this screen alone."""
         self.opened_at = self._updated_at = time.monotonic()
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]
-        for binding in make_bindings(self.SCREEN_KEYS):
+        for binding in make_bindings(self.screen_keys):
             self.add_binding(binding)
+        if Ability.CHANGE not in abilities:
+            for key in CHANGE_KEYS:
+                self.add_binding(Binding(key.key, "refuse", key.title, show=False))
+
+    @property
+    def key_table(self) -> list[Key]:
+        """All keys that work on the screen, except in its lists."""
+        return [*self.screen_keys, *self.SHARED_KEYS]
 
     def follow(self, poller: AnyPoller) -> AnyPoller:
         """Run a poller of this screen from when it is mounted until it is left, and show its first result at once."""
@@ -288,10 +291,10 @@ class GputrainScreen(ResizableScreen[None]):
     def compose(self) -> ComposeResult:
         yield TextLine(id="title")
         yield from self.compose_body()
-        if any(key.action == "filter" for key in self.SCREEN_KEYS):
+        if any(key.action == "filter" for key in self.screen_keys):
             self._filter = self.make_filter()
             yield self._filter
-        yield Keys(self.KEY_TABLE, self.is_available, self.title_of)
+        yield Keys(self.key_table, self.is_available, self.title_of)
         yield Static(
             f"The terminal is too small: gputrain needs {MIN_COLUMNS} columns and {MIN_ROWS} lines. "
             "Enlarge it, press ? for help, or q to quit; runs continue.",
@@ -325,6 +328,10 @@ class GputrainScreen(ResizableScreen[None]):
         """Update the footer after a change of the focus or of the state."""
         self.query_one(Keys).update_shown()
 
+    def refuse_change(self, name: str) -> None:
+        """Say why a run of another program is not changed."""
+        self.gputrain_app.show_toast(foreign_refusal(name))
+
     def on_mount(self) -> None:
         # Textual calls `on_mount` of each class, that of the subclass first.
         for poller in self.pollers:
@@ -339,7 +346,7 @@ class GputrainScreen(ResizableScreen[None]):
             poller.close()
 
     def on_screen_resume(self) -> None:
-        self.gputrain_app.run_list_poller.enabled = self.SHOWS_RUNS
+        self.gputrain_app.run_list_poller.enabled = self.shows_runs
         # After the refresh, another screen may already be on top.
         self.call_after_refresh(self.update_if_on_top)
 

@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 
 from engine.utils.errors import Problem, UsageError
 from tui.charts.view import ChartView, Extent
-from tui.keymap import Key
+from tui.keymap import Ability, Key
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.chart_panels import ChartPanels
 from tui.widgets.chart import ChartPanel
@@ -39,8 +39,8 @@ class ChartScreen(GputrainScreen):
         Binding("shift+tab", "next_panel(-1)", show=False),
     ]
 
-    def __init__(self, app: AppServices) -> None:
-        super().__init__(app)
+    def __init__(self, app: AppServices, abilities: Ability = Ability.ALL) -> None:
+        super().__init__(app, abilities)
         self.view = ChartView()
 
     @property

@@ -29,7 +29,6 @@ from tui.pollers.foreign_run import ForeignRunPoller
 from tui.pollers.process import OwnerPoller, ProcessReading
 from tui.pollers.runs import RunPoller, RunSnapshot
 from tui.screens.base import AppServices
-from tui.screens.command_dialog import ask_command
 from tui.screens.dialogs import TextDialog
 from tui.screens.foreign_panels import MAX_LOG_LINES, ForeignRoom
 from tui.screens.foreign_run import ForeignRunScreen
@@ -39,7 +38,6 @@ from tui.screens.process import ProcessScreen
 from tui.screens.run import RunScreen
 from tui.screens.run_changes import RunChanges
 from tui.screens.run_progress import state_lines
-from tui.screens.run_requests import RunRequests
 from tui.tables import fact_lines
 from tui.tables.log_lines import log_lines
 from tui.tables.ranks import rank_lines
@@ -47,20 +45,13 @@ from tui.tables.run_facts import run_facts
 
 # The supervisor and the keeper, which start the command.
 COMMAND_DEPTH = 2
-STOP_QUESTIONS = {
-    RunState.RUNNING: "Stop the command, and all that it started?",
-    RunState.STARTING: "Stop the run before its command starts?",
-    RunState.WAITING: "Cancel the run? It leaves the queue and does not start.",
-    RunState.STOPPING: "Kill the command, and all that it started, at once?",
-}
 
 
-class CommandRunScreen(RunRequests, ForeignRunScreen):
+class CommandRunScreen(ForeignRunScreen):
     """Follows the run of a command, live or ended."""
 
     SCREEN_KEYS: ClassVar[Sequence[Key]] = COMMAND_RUN_KEYS
-    REFUSED_KEYS: ClassVar[Sequence[Key]] = ()
-    stop_questions = STOP_QUESTIONS
+    is_own = True
 
     def __init__(self, app: AppServices, folder: RunFolder) -> None:
         self.folder = folder
@@ -182,8 +173,14 @@ class CommandRunScreen(RunRequests, ForeignRunScreen):
             return
         self.app.push_screen(ProcessScreen(self.gputrain_app, process, opens_run=False))
 
+    def action_stop(self) -> None:
+        self._changes.stop(self.folder, self.state)
+
+    def action_resume(self) -> None:
+        self.gputrain_app.resume_run(self.folder, self.state)
+
     def action_again(self) -> None:
-        self.act(lambda: ask_command(self.app, self.gputrain_app, self.folder))
+        self._changes.again(self.folder)
 
     def action_tags(self) -> None:
         self._changes.tags(self._rows)
@@ -222,7 +219,7 @@ class CommandRunScreen(RunRequests, ForeignRunScreen):
         return self.folder.name
 
 
-def make_run_screen(app: AppServices, folder: RunFolder) -> RunRequests:
+def make_run_screen(app: AppServices, folder: RunFolder) -> CommandRunScreen | RunScreen:
     """Return the screen of a run: that of its command, or that of a training."""
     return CommandRunScreen(app, folder) if has_command(folder) else RunScreen(app, folder)
 

@@ -61,14 +61,14 @@ class ChoiceDialog(Dialog[str | None]):
         self.dismiss(None)
 
 
-def stop_dialog(question: str) -> ChoiceDialog:
-    """Ask whether to stop a run. Returns "yes" or "no"; "no" is first, so a stray enter stops nothing."""
-    return ChoiceDialog(question, [KeyedRow("no", Text("Keep it running")), KeyedRow("yes", Text("Stop"))])
+def confirm(app: App[Any], question: str, no: str, yes: str, then: Callable[[], object], about: str = "") -> None:
+    """Ask a question, and call `then` if the answer is `yes`; `no` is first, so that a stray enter changes nothing."""
 
+    def answer(key: str | None) -> None:
+        if key == "yes":
+            then()
 
-def confirm_dialog(question: str, about: str, no: str, yes: str) -> ChoiceDialog:
-    """Ask a question. Returns "yes" or "no"; "no" is first, so that a stray enter changes nothing."""
-    return ChoiceDialog(question, [KeyedRow("no", Text(no)), KeyedRow("yes", Text(yes))], about)
+    app.push_screen(ChoiceDialog(question, [KeyedRow("no", Text(no)), KeyedRow("yes", Text(yes))], about), answer)
 
 
 def ask_to_share_gpus(
@@ -87,13 +87,8 @@ def ask_to_share_gpus(
     if not in_use:
         start()
         return
-
-    def answer(key: str | None) -> None:
-        if key == "yes":
-            start()
-
     question = "Start on GPUs that are not free?"
-    app.push_screen(confirm_dialog(question, printable(in_use), "Do not start", "Start, and share them"), answer)
+    confirm(app, question, "Do not start", "Start, and share them", start, printable(in_use))
 
 
 class MultiChoiceDialog(Dialog[list[str] | None]):

@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding
 
 from engine.foreign.activity import Activity, activity_text
 from engine.foreign.folders import ForeignRun, require_unwatched
@@ -27,9 +26,8 @@ from engine.utils.units import format_age, format_count
 from tui.chart_choice import MAX_CHARTS, FolderCharts, read_chart_choice, save_chart_choice
 from tui.charts.foreign_view import best_note, curves_for, data_notes
 from tui.charts.view import ChartView
-from tui.keymap import CHANGE_KEYS, FOREIGN_RUN_KEYS, Key
+from tui.keymap import FOREIGN_RUN_KEYS, Ability, Key
 from tui.palette import BAD, MUTED, WARNING
-from tui.phrases import foreign_refusal
 from tui.pollers.foreign_run import ForeignRunPoller
 from tui.pollers.process import OwnerPoller, ProcessPoller, ProcessReading
 from tui.screens.base import AppServices
@@ -55,11 +53,11 @@ class ForeignRunScreen(ChartScreen):
 
     CSS_PATH = "run.tcss"
     SCREEN_KEYS: ClassVar[Sequence[Key]] = FOREIGN_RUN_KEYS
-    REFUSED_KEYS: ClassVar[Sequence[Key]] = CHANGE_KEYS
+    is_own = False
 
     def __init__(self, app: AppServices, run: ForeignRun, process: ProcessPoller | OwnerPoller | None = None) -> None:
         """`process` watches the process of the run, if one is known."""
-        super().__init__(app)
+        super().__init__(app, Ability.ALL if self.is_own else Ability.WATCH)
         self.watched_run, self._process = run, process
         self.view = ChartView(axis="step", axes=("step",), charts=NO_CHARTS)
         self.run_poller = self.follow(self.make_poller(run))
@@ -69,8 +67,6 @@ class ForeignRunScreen(ChartScreen):
         self._drawn: tuple[ForeignCurves | None, int] = (None, -1)
         self._draw_time = -math.inf
         self._status_rows = 1
-        for key in self.REFUSED_KEYS:
-            self.add_binding(Binding(key.key, "refuse", key.title, show=False))
 
     def make_poller(self, run: ForeignRun) -> ForeignRunPoller:
         """Return what reads the run."""
@@ -310,7 +306,7 @@ class ForeignRunScreen(ChartScreen):
 
     def action_refuse(self) -> None:
         """Say why nothing is changed."""
-        self.gputrain_app.show_toast(foreign_refusal(self.watched_run.name))
+        self.refuse_change(self.watched_run.name)
 
     def export_folder(self) -> tuple[Path, str]:
         require_unwatched(Path.cwd(), [self.watched_run.folder, *self.gputrain_app.watched_paths])

@@ -33,7 +33,7 @@ from tui.keymap import FORM_KEYS, TYPING_GLOBAL_KEYS, Key
 from tui.palette import MUTED
 from tui.screens import form_dialogs
 from tui.screens.base import AppServices, GputrainScreen
-from tui.screens.dialogs import ask_to_share_gpus, confirm_dialog
+from tui.screens.dialogs import ask_to_share_gpus, confirm
 from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows, picked_gpus, preset_choices
 from tui.widgets.field_lines import FieldRow, Heading
 from tui.widgets.field_list import FieldList
@@ -347,10 +347,4 @@ class FormScreen(GputrainScreen):
         if self.form == self._saved:
             await super().action_back()
             return
-
-        async def answer(key: str | None) -> None:
-            if key == "yes":
-                await self.gputrain_app.action_back()
-
-        dialog = confirm_dialog("Discard the changes?", "", "Continue to edit", "Discard the changes")
-        self.app.push_screen(dialog, answer)
+        confirm(self.app, "Discard the changes?", "Continue to edit", "Discard the changes", self.app.pop_screen)

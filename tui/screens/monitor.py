@@ -61,7 +61,7 @@ class MonitorScreen(GpuProcessesScreen):
     """GPUs, processes, host and runs. A host without a GPU has its CPU and memory in the place of the GPUs."""
 
     SCREEN_KEYS: ClassVar[Sequence[Key]] = MONITOR_KEYS
-    SHOWS_RUNS = True
+    shows_runs = True
     SHOWN_READINGS = tuple(READINGS)
 
     def __init__(self, app: AppServices) -> None:

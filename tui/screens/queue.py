@@ -22,7 +22,7 @@ from tui.palette import BAD, MUTED
 from tui.pollers.files import QueueReader
 from tui.pollers.watched import Watched
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
-from tui.screens.dialogs import ChoiceDialog
+from tui.screens.dialogs import confirm
 from tui.tables import styled, wrap_text
 from tui.tables.queue import describe_row, queue_status_line, queue_table
 from tui.widgets.lines import KeyedRow, Lines
@@ -134,13 +134,8 @@ class QueueScreen(GputrainScreen):
                 watch_other_hosts(self.gputrain_app, self, [RunFolder(Path(row.folder))])
             return edit.cancel(row)
 
-        def answer(key: str | None) -> None:
-            if key == "yes":
-                self._change(cancel)
-
-        rows = [KeyedRow("no", Text("Keep it in the queue")), KeyedRow("yes", Text("Cancel it"))]
         question = f"Cancel {printable(row.name)}? It leaves the queue and does not start."
-        self.app.push_screen(ChoiceDialog(question, rows), answer)
+        confirm(self.app, question, "Keep it in the queue", "Cancel it", partial(self._change, cancel))
 
     def action_resume(self) -> None:
         interrupted = [row for row in self.rows if not row.is_live]

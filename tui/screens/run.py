@@ -14,6 +14,7 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
+from engine.runs.control import RequestName
 from engine.runs.curves import CurveData
 from engine.runs.folder import RunFolder, RunState
 from engine.utils.errors import Problem
@@ -25,9 +26,9 @@ from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen
 from tui.screens.dialogs import ConfigDialog
 from tui.screens.log import LogDialog
+from tui.screens.run_changes import RunChanges
 from tui.screens.run_panels import PanelRoom, RunPanels
 from tui.screens.run_progress import bottleneck_text, progress_line, state_lines
-from tui.screens.run_requests import RunRequests
 from tui.widgets.chart import ChartPanel
 from tui.widgets.text_line import TextLine
 
@@ -38,7 +39,7 @@ IDLE_SECONDS = 0.25
 PROFILED_STATES = (RunState.STARTING, RunState.RUNNING, RunState.PAUSED)
 
 
-class RunScreen(RunRequests, ChartScreen):
+class RunScreen(ChartScreen):
     """Follows one run, live or ended, and sends it control requests."""
 
     CSS_PATH = "run.tcss"
@@ -49,6 +50,7 @@ class RunScreen(RunRequests, ChartScreen):
         self.folder = folder
         self.data = CurveData()
         self._poller = self.follow(RunPoller(folder))
+        self._changes = RunChanges(app, self)
         self._drawn_version = -1
         self._next_draw_time = 0.0
         self._first_update_done = False
@@ -179,13 +181,20 @@ class RunScreen(RunRequests, ChartScreen):
         return RunState(self._poller.latest.row.state) if self._poller.latest is not None else None
 
     def action_checkpoint(self) -> None:
-        self.send_request("checkpoint")
+        self._changes.request(self.folder, self.state, "checkpoint")
 
     def action_pause(self) -> None:
-        self.send_request("continue" if self.state is RunState.PAUSED else "pause")
+        request: RequestName = "continue" if self.state is RunState.PAUSED else "pause"
+        self._changes.request(self.folder, self.state, request)
+
+    def action_stop(self) -> None:
+        self._changes.stop(self.folder, self.state)
+
+    def action_resume(self) -> None:
+        self.gputrain_app.resume_run(self.folder, self.state)
 
     def action_again(self) -> None:
-        self.gputrain_app.open_form(self.folder.config)
+        self._changes.again(self.folder)
 
     def export_folder(self) -> tuple[Path, str]:
         if not self.folder.is_own:

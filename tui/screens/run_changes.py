@@ -1,7 +1,7 @@
-"""Changes of runs that the list asks for: tags, note, archive, and deletion. Files are changed in a thread.
+"""What the list and the screen of a run change: requests to the owner of a run, tags, note, archive and deletion.
 
-`engine.runs.labels` and `engine.runs.trash` change them. The list shows the change when its
-poller has read the runs again.
+`engine.runs.control` sends requests; `engine.runs.labels` and `engine.runs.trash` change files, in a thread. The list
+shows the change when its poller has read the runs again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from engine.runs.folder import RunFolder
+from engine.command.spec import has_command
+from engine.runs.control import RequestName, send_request
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.labels import MAX_NOTE_CHARACTERS, RunLabels, change_labels, check_labels
 from engine.runs.run_row import RunRow
 from engine.runs.trash import RunContents, move_to_trash, run_contents
@@ -19,11 +21,24 @@ from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_bytes
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
-from tui.screens.dialogs import TextInputDialog, confirm_dialog
+from tui.screens.command_dialog import ask_command
+from tui.screens.dialogs import TextInputDialog, confirm
 
 TAGS_NOTE = "Separated by blanks; letters, digits and . _ - / : are allowed."
 # Runs that the question about a deletion names.
 MAX_NAMED_RUNS = 8
+STOP_QUESTIONS = {
+    RunState.RUNNING: "Stop {}? It saves a checkpoint and can be resumed.",
+    RunState.PAUSED: "Stop {}? It saves a checkpoint and can be resumed.",
+    RunState.STARTING: "Stop {} before its first step?",
+    RunState.WAITING: "Cancel {}? It leaves the queue and does not start.",
+}
+COMMAND_STOP_QUESTIONS = {
+    RunState.RUNNING: "Stop the command of {}, and all that it started?",
+    RunState.STARTING: "Stop {} before its command starts?",
+    RunState.WAITING: "Cancel {}? It leaves the queue and does not start.",
+    RunState.STOPPING: "Kill the command of {}, and all that it started, at once?",
+}
 
 
 class RunChanges:
@@ -31,6 +46,39 @@ class RunChanges:
 
     def __init__(self, app: AppServices, screen: GputrainScreen) -> None:
         self._app, self._screen = app, screen
+
+    def request(self, folder: RunFolder, state: RunState | None, request: RequestName) -> None:
+        """Send a request to the owner of a run; a toast says why not. The state is None before the first poll."""
+        if state is None:
+            self._app.show_toast(Problem("", f"{folder.name} is still loading", code="not-loaded"))
+            return
+        if not state.live:
+            reason = f"{folder.name} is not running: it is {state}"
+            self._app.show_toast(Problem("", reason, code="not-running"))
+            return
+
+        def done(_: object) -> None:
+            # Toasts of earlier requests would cover the charts.
+            self._screen.app.clear_notifications()
+            self._app.show_toast(f"Sent the {request} request to {folder.name}; its log shows the effect")
+
+        self._screen.act(partial(send_request, folder.control, request), done)
+
+    def stop(self, folder: RunFolder, state: RunState | None) -> None:
+        """Stop a run, after a question that says what that means in its state."""
+        questions = COMMAND_STOP_QUESTIONS if has_command(folder) else STOP_QUESTIONS
+        send = partial(self.request, folder, state, "stop")
+        if state is None or state not in questions:
+            send()
+        else:
+            confirm(self._screen.app, questions[state].format(printable(folder.name)), "Keep it running", "Stop", send)
+
+    def again(self, folder: RunFolder) -> None:
+        """Configure a new run with the command or the config of this one."""
+        if has_command(folder):
+            self._screen.act(lambda: ask_command(self._screen.app, self._app, folder))
+        else:
+            self._app.open_form(folder.config)
 
     def _in_thread(
         self, rows: Sequence[RunRow], change: Callable[[RunRow], object], done: str, *, moves: bool = False
@@ -125,11 +173,8 @@ class RunChanges:
             move_to_trash(RunFolder(Path(row.folder)))
             marked.pop(row.folder, None)
 
-        def answer(key: str | None) -> None:
-            if key == "yes":
-                done = f"Moved {names(rows)} to the trash; `gputrain runs restore NAME` restores a run"
-                self._in_thread(rows, move, done, moves=True)
-
+        done = f"Moved {names(rows)} to the trash; `gputrain runs restore NAME` restores a run"
+        move_all = partial(self._in_thread, rows, move, done, moves=True)
         lines = [
             f"{printable(row.name)}  {row.state}  {item}"
             for row, item in zip(rows[:MAX_NAMED_RUNS], contents, strict=False)
@@ -141,7 +186,7 @@ class RunChanges:
             checkpoints = pluralize(sum(item.checkpoints for item in contents), "checkpoint")
             lines.append(f"In all: {pluralize(len(rows), 'run')}, {size}, {checkpoints}")
         question = f"Move {names(rows)} to the trash?"
-        self._screen.app.push_screen(confirm_dialog(question, "\n".join(lines), "Keep", "Move to the trash"), answer)
+        confirm(self._screen.app, question, "Keep", "Move to the trash", move_all, "\n".join(lines))
 
     def _is_live(self, row: RunRow) -> bool:
         """Whether a process owns the run; a toast says that it cannot be deleted."""

@@ -1,95 +1,379 @@
-"""The list of all runs in the runs folder: labels, archive, deletion, and what starts, stops and resumes runs.
+"""The list of runs: those in the runs folder, or those that other programs record, which are only watched.
 
-`tui.screens.run_table` shows the rows, and `tui.screens.run_changes` changes runs.
+`tui.pollers.run_lists` reads the rows, `engine.runs.run_view` filters and sorts them, `tui.tables.runs` makes the
+lines, and `tui.screens.run_changes` changes runs.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from operator import is_
 from pathlib import Path
 from typing import ClassVar
 
-from engine.runs.columns import ColumnChoice, column_choices, command_columns, commands_metrics
-from engine.runs.control import send_request
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Container
+from textual.worker import get_current_worker
+
+from engine.runs.columns import (
+    ColumnChoice,
+    column_choices,
+    command_columns,
+    commands_metrics,
+    foreign_column_choices,
+    known_columns,
+)
+from engine.runs.fields import Field
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metric_directions import read_directions
-from engine.runs.metrics import Better
+from engine.runs.metrics import NO_METRICS, Better
+from engine.runs.query import Query, parse_query
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
-from engine.utils.errors import Problem
-from engine.utils.text import printable
-from tui.keymap import RUNS_KEYS, Key
-from tui.list_settings import SETTINGS_FILE
-from tui.screens.base import AppServices, Filter
-from tui.screens.dialogs import stop_dialog
+from engine.runs.run_view import OwnMetricsFinder, Parameters, RunView, ViewRequest, make_view, query_of, same_rows
+from engine.runs.sort_order import SortOrder
+from engine.runs.trials import best_trial
+from engine.show.table import FittedTable
+from engine.utils import codec
+from engine.utils.text import pluralize, printable
+from tui.keymap import RUNS_KEYS, Ability, Key
+from tui.list_settings import (
+    FOREIGN_SETTINGS_FILE,
+    MAX_COLUMNS,
+    SETTINGS_FILE,
+    ListSettings,
+    read_list_settings,
+    save_list_settings,
+)
+from tui.palette import MUTED
+from tui.phrases import note, own_runs_problem
+from tui.pollers.run_lists import ForeignRunListPoller, RowsPoller
+from tui.screens.base import AppServices, Filter, GputrainScreen
 from tui.screens.run_changes import RunChanges
-from tui.screens.run_table import RunTableScreen
-from tui.tables.runs import DEFAULT_COLUMNS, NUM_FIRST_COLUMNS
+from tui.screens.run_marks import RunMarks
+from tui.tables import styled
+from tui.tables.foreign_runs import preview_lines
+from tui.tables.runs import DEFAULT_COLUMNS, NUM_FIRST_COLUMNS, fit_run_list, run_list_line
+from tui.widgets.lines import LazyRows, Lines, escape_markup
 from tui.widgets.preview import Preview
 
 FILTER_HINT = "failed optim.name=adamw val_accuracy>0.9 -tag=old; enter keeps it, esc clears it"
+FOREIGN_FILTER_HINT = "lr>0.1 state=growing loss<0.5 adamw; enter keeps it, esc clears it"
 NOT_OF_SWEEP = ("again", "note")
 ONE_RUN_ACTIONS = ("open", "again", "compare", "mark", "tags", "note", "archive", "delete")
+# More rows are filtered and sorted in a thread: 2,000 take 5 ms.
+MAX_INLINE_ROWS = 2000
+# While thousands of runs are read, more of them are shown as often as this.
+READING_SECONDS = 0.5
+# Frame and header of the list.
+LIST_FRAME_ROWS = 3
+# Some key figures and two charts of eight lines.
+MIN_PREVIEW_ROWS = 10
+# From this height, a long list shares the room with a preview, which needs no more than `PREVIEW_ROWS`.
+MIN_SHARED_ROWS, PREVIEW_ROWS = 30, 24
 
 
-class RunsScreen(RunTableScreen):
-    """A table of all runs that can be marked, filtered, sorted, opened, labelled and deleted."""
+def list_height(room: int, runs: int, *, full: bool) -> int:
+    """Return the lines of the list in `room` lines. The preview gets the rest; it is hidden if the list gets all.
 
+    With `full`, the list gets all.
+    """
+    wanted = runs + LIST_FRAME_ROWS
+    if full or runs == 0:
+        return room
+    if room >= MIN_SHARED_ROWS:
+        return min(wanted, max(room // 2, room - PREVIEW_ROWS))
+    return wanted if room - wanted >= MIN_PREVIEW_ROWS else room
+
+
+class RunsScreen(GputrainScreen):
+    """A table of runs that can be marked, filtered, sorted, compared and opened; those of gputrain also labelled,
+    stopped, resumed and deleted."""
+
+    CSS_PATH = "runs.tcss"
     SCREEN_KEYS: ClassVar[Sequence[Key]] = RUNS_KEYS
-    SHOWS_RUNS = True
-    SETTINGS_FILE = SETTINGS_FILE
-    DEFAULT_ORDER = "started_at"
 
-    def __init__(self, app: AppServices) -> None:
-        super().__init__(app, app.run_list_poller, app.marked_runs)
-        self._changes = RunChanges(app, self)
+    def __init__(self, app: AppServices, watched: Sequence[Path] = ()) -> None:
+        """Show the runs of other programs below the paths `watched`, by default those in the runs folder."""
+        super().__init__(app, Ability.WATCH if watched else Ability.ALL)
+        self._found = self.follow(ForeignRunListPoller(watched, app.intervals.poll_s)) if watched else None
+        self._place = printable(", ".join(map(str, watched)))
+        self.row_poller: RowsPoller = self._found or app.run_list_poller
+        self.shows_runs = self._found is None
+        self._default_order = "started_at" if self._found is None else "age"
+        self._settings_file = SETTINGS_FILE if self._found is None else FOREIGN_SETTINGS_FILE
+        self._settings = read_list_settings(self._settings_file)
+        self._marks, self._changes = RunMarks({} if watched else app.marked_runs), RunChanges(app, self)
+        self._opened: frozenset[str] = frozenset()
+        self._full = self._archived = self._waits_for_rows = self._has_rows = self._has_opened_only_run = False
+        self._query, self._query_text, self._problem = parse_query(""), "", ""
+        self._requested: ViewRequest | None = None
+        self._view = RunView(ViewRequest(()))
+        self._table: tuple[tuple[object, ...], FittedTable[RunRow]] | None = None
+        self._fields: list[Field] = []
+        self._own_metrics = OwnMetricsFinder()
+        self._order: SortOrder | None = None
+        self._drawn_order: SortOrder | None = None
+        self._parameters: Parameters = None if self._found is None else ()
+        """Names of the parameters of runs of other programs; None for runs of gputrain."""
+        self._shown_columns: Sequence[str] = ()
+
+    def compose_body(self) -> ComposeResult:
+        with Container(id="runs-body"):
+            runs = Lines(selectable=True, id="all-runs")
+            runs.set_titles("Runs")
+            yield runs
+            yield Preview(id="run-preview") if self._found is None else Lines(id="run-preview")
+
+    def make_filter(self) -> Filter:
+        return Filter(placeholder=FILTER_HINT if self._found is None else FOREIGN_FILTER_HINT)
+
+    def on_mount(self) -> None:
+        self.run_worker(self._load_fields, thread=True)
+
+    # What the list shows
 
     @property
-    def heading(self) -> str:
-        return f"runs in {self.gputrain_app.runs_dir}"
+    def _lines(self) -> Lines:
+        return self.query_one("#all-runs", Lines)
 
-    @property
-    def default_columns(self) -> tuple[str, ...]:
+    def _heading(self) -> str:
+        found = self._found
+        if found is None:
+            return f"runs in {self.gputrain_app.runs_dir}"
+        left_out = f", without {pluralize(len(found.own), 'run')} of gputrain" if found.own else ""
+        limited = ", not all of them" if found.is_partial else ""
+        return f"runs below {self._place}{left_out}{limited}"
+
+    def _no_runs_text(self) -> str:
+        if self._found is None:
+            return "No runs yet; press n to start one"
+        if self._found.own:
+            return printable(str(own_runs_problem(self._found.own, "gputrain-tui")))
+        return f"No run below {self._place} yet; it appears here when a trainer writes one"
+
+    def _default_columns(self) -> tuple[str, ...]:
+        """Return the names of the columns without chosen ones."""
+        if self._found is not None:
+            return tuple(self._found.columns)
         rows = self.row_poller.rows or ()
         if rows and all(row.record.command for row in rows):
             return command_columns(rows)
         first, rest = DEFAULT_COLUMNS[:NUM_FIRST_COLUMNS], DEFAULT_COLUMNS[NUM_FIRST_COLUMNS:]
         return tuple(dict.fromkeys((*first, *commands_metrics(rows), *rest)))
 
-    @property
-    def reading_text(self) -> str:
-        poller = self.gputrain_app.run_list_poller
-        return f"{len(poller.rows or ()):,} of {poller.count:,} runs read …"
+    def _find_choices(self, first: Sequence[str]) -> list[ColumnChoice]:
+        """Return the columns to choose from."""
+        find = column_choices if self._found is None else foreign_column_choices
+        return find(self._view.request.rows, first)
 
-    @property
-    def no_runs_text(self) -> str:
-        return "No runs yet; press n to start one"
-
-    def make_filter(self) -> Filter:
-        return Filter(placeholder=FILTER_HINT)
-
-    def make_preview(self) -> Preview:
-        return Preview(id="run-preview")
-
-    def preview_run(self, row: RunRow | None) -> None:
-        self.query_one(Preview).show_run(row)
-
-    def read_directions(self) -> Mapping[str, Better]:
-        # So that the first line needs no import.
-        default_values()
-        return read_directions(self.gputrain_app.runs_dir)
-
-    def find_choices(self, first: Sequence[str]) -> list[ColumnChoice]:
-        return column_choices(self._view.request.rows, first)
-
-    def open_row(self, row: RunRow) -> None:
-        """Open the run, or show or hide the trials of the sweep."""
-        if row.trials:
-            self._opened ^= {row.name}
-            self.update_content()
+    def _preview_run(self, row: RunRow | None) -> None:
+        """Show a run in the preview."""
+        panel = self.query_one("#run-preview", Lines)
+        if isinstance(panel, Preview):
+            panel.show_run(row)
+        elif row is None:
+            panel.set_titles("Preview")
+            panel.set_texts([Text("No run is selected", MUTED)])
         else:
-            self.gputrain_app.open_run(row.folder)
+            panel.set_titles(escape_markup(printable(row.name)))
+            panel.set_texts(preview_lines(row, panel.text_width, panel.size.height))
+
+    # Content
+
+    @property
+    def has_content(self) -> bool:
+        return self._has_rows
+
+    def update_content(self) -> None:
+        found, poller = self._found, self.row_poller
+        if found is not None:
+            self._follow_found(found)
+        self._request_view()
+        self._draw()
+        self.show_title(self._heading())
+        if poller.rows is not None and not poller.complete and not self._waits_for_rows:
+            self._waits_for_rows = True
+            self.set_timer(READING_SECONDS, self._show_more_rows)
+        if found is not None and found.has_searched and not self._has_opened_only_run:
+            self._has_opened_only_run = True
+            if found.own:
+                self.gputrain_app.show_toast(own_runs_problem(found.own, "gputrain-tui"))
+            if found.rows is not None and len(found.rows) == 1 and self.app.screen is self:
+                self._open_row(found.rows[0])
+
+    def _follow_found(self, found: ForeignRunListPoller) -> None:
+        """Have the runs on the page read first, and follow the parameters and the columns of the runs."""
+        top = round(self._lines.scroll_y)
+        found.visible = tuple(self._view.keys[top : top + self._lines.size.height])
+        if (self._parameters, self._shown_columns) != (found.parameters, found.columns):
+            self._parameters, self._shown_columns = found.parameters, found.columns
+            # Without the config schema it takes no time.
+            self._resolve_fields(NO_METRICS)
+
+    def _show_more_rows(self) -> None:
+        self._waits_for_rows = False
+        self.update_if_on_top()
+
+    def _load_fields(self) -> None:
+        """Resolve the columns, in a thread: the config schema takes 0.3 s to import."""
+        directions = NO_METRICS
+        if self._found is None:
+            # So that the first line needs no import.
+            default_values()
+            directions = read_directions(self.gputrain_app.runs_dir)
+        self._resolve_fields(directions)
+        self.app.call_from_thread(self.update_if_on_top)
+
+    def _resolve_fields(self, directions: Mapping[str, Better]) -> None:
+        """Find out what the names of the columns and of the order mean. `directions` are those of own metrics."""
+        self._own_metrics.directions = directions
+        self._fields = self._known(self._settings.columns or self._default_columns(), directions)
+        known = self._known([self._settings.sort_key] if self._settings.sort_key is not None else [], directions)
+        self._order = SortOrder(known[0], self._settings.reverse) if known else None
+
+    def _known(self, names: Sequence[str], directions: Mapping[str, Better]) -> list[Field]:
+        own = dict(self._own_metrics.find(self.row_poller.rows or ())[0]) if self._found is not None else directions
+        return known_columns(names, own, self._parameters)
+
+    def _request_view(self) -> None:
+        """Filter and sort the rows if anything has changed. What is shown stays while the filter has a mistake."""
+        text = self.query_one(Filter).value.strip()
+        rows = self.row_poller.rows or []
+        (own, arguments), parameters = self._own_metrics.find(rows), self._parameters
+        query = query_of(text, own, parameters, arguments)
+        self._problem = query if isinstance(query, str) else ""
+        if isinstance(query, Query):
+            self._query, self._query_text = query, text
+        minute = int(time.time() / 60) if "age" in self._query.fields else 0
+        request = ViewRequest(
+            rows, self._query_text, self._order, self._archived, minute, self._opened, own, parameters, arguments
+        )
+        before = self._requested
+        if before is not None and replace(before, rows=rows) == request and same_rows(before.rows, rows):
+            return
+        self._requested = request
+        if len(rows) <= MAX_INLINE_ROWS:
+            self._view = make_view(request, self._query)
+        else:
+            query = self._query
+
+            def work() -> None:
+                worker, view = get_current_worker(), make_view(request, query)
+                if not worker.is_cancelled:
+                    self.app.call_from_thread(self._show_view, view)
+
+            # Not a partial: Textual logs the repr of the function, and that of a partial contains all rows.
+            self.run_worker(work, thread=True, group="view", exclusive=True)
+
+    def _show_view(self, view: RunView) -> None:
+        if view.request is self._requested:
+            self._view = view
+            self._draw()
+            self.update_keys()
+
+    def _draw(self) -> None:
+        """Divide the height between the list and the preview below it, and show both."""
+        room = self.query_one("#runs-body").size.height
+        height = list_height(room, len(self._view.shown), full=self._full)
+        self._lines.styles.height = height if height < room else "1fr"
+        self.query_one("#run-preview").display = height < room
+        self._show_rows()
+        self._show_selected()
+
+    def _show_rows(self) -> None:
+        """Draw the rows of the list. Only the text of those that are visible is made."""
+        lines, view, poller = self._lines, self._view, self.row_poller
+        table = self._fit_table(lines.text_width)
+
+        def line(index: int) -> Text:
+            return styled(run_list_line(table, view.shown[index]))
+
+        lines.set_rows(LazyRows(view.keys, line), [styled(table.header(MUTED))], Text(self._empty_text(), MUTED))
+        # Of a list that is being read, keys need a page.
+        is_read = poller.rows is not None and (poller.complete or len(poller.rows) >= lines.size.height)
+        self._has_rows = self._has_rows or (is_read and view.request is self._requested)
+        if view.request.order is not self._drawn_order:
+            self._drawn_order = view.request.order
+            lines.scroll_to_cursor()
+
+    def _fit_table(self, width: int) -> FittedTable[RunRow]:
+        """Return the table of all rows, so that it stays the same while a filter is typed."""
+        request, fields = self._view.request, self._fields
+        with_message = not self.query_one("#run-preview").display
+        key = (request.rows, width, fields, request.order, with_message)
+        if self._table is None or not all(map(is_, self._table[0], key)):
+            table = fit_run_list(
+                request.rows, width, fields, request.order, with_message=with_message,
+                is_marked=lambda row: self._marks.contain(self._view.runs_of(row)),
+                is_opened=lambda row: row.name in self._opened,
+            )  # fmt: skip
+            self._table = key, table
+        return self._table[1]
+
+    def _empty_text(self) -> str:
+        poller = self.row_poller
+        if (problem := poller.problem or poller.unexpected_error) is not None:
+            return printable(str(problem))
+        if poller.rows is None:
+            return "Loading …"
+        if self._view.request.query:
+            return f"No run matches '{printable(self._view.request.query)}'; press esc to show all runs"
+        if self._view.hidden:
+            return f"All {pluralize(self._view.hidden, 'run')} are archived; press H to show them"
+        return self._no_runs_text()
+
+    def _show_selected(self) -> None:
+        """Show the selected run in the preview; without a preview, what must be known of it below the list."""
+        row, lines = self._selected_row(), self._lines
+        subtitle = "" if row is None or self.query_one("#run-preview").display else note(row)
+        room = max(lines.text_width - 4, 0)
+        subtitle = subtitle if len(subtitle) <= room else subtitle[: room - 1] + "…"
+        lines.set_titles(self._title(), escape_markup(subtitle))
+        self._preview_run(best_trial(self._view.runs_of(row)) if row is not None else None)
+
+    def _title(self) -> str:
+        """Return the mistake in the filter, else how many runs there are, as markup."""
+        if self._problem:
+            return f"[$warning]{escape_markup(printable(self._problem))}[/]"
+        poller = self.row_poller
+        if poller.rows is None:
+            return "Runs"
+        if not poller.complete and poller.problem is None:
+            return poller.reading_text
+        marked = len(self._marked_rows())
+        return escape_markup(self._view.count_text) + (f", [$accent]{marked} marked[/]" if marked else "")
+
+    def on_lines_moved(self, event: Lines.Moved) -> None:
+        if self._found is not None:
+            self._follow_found(self._found)
+        self._show_selected()
+        self.update_keys()
+
+    # Runs that a key is about
+
+    def _selected_row(self) -> RunRow | None:
+        index = self._lines.selected_index
+        return self._view.shown[index] if index is not None and index < len(self._view.shown) else None
+
+    def _selected_folder(self) -> RunFolder | None:
+        row = self._selected_row()
+        return None if row is None else RunFolder(Path(row.folder))
+
+    def _marked_rows(self) -> list[RunRow]:
+        """Return the rows of the marked runs that exist."""
+        return self._marks.rows(self.row_poller.rows or ())
+
+    def _target_rows(self) -> list[RunRow]:
+        """Return the marked runs, else the selected one."""
+        row = self._selected_row()
+        return self._marked_rows() or (self._view.runs_of(row) if row is not None else [])
+
+    # Keys
 
     def is_available(self, action: str) -> bool:
         row = self._selected_row()
@@ -107,53 +391,110 @@ class RunsScreen(RunTableScreen):
             return "unarchive"
         return key.title
 
-    # Commands
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        self.action_open()
+
+    def action_open(self) -> None:
+        if (row := self._selected_row()) is not None:
+            self._open_row(row)
+
+    def _open_row(self, row: RunRow) -> None:
+        """Open the run, or show or hide the trials of the sweep."""
+        if self._found is not None:
+            if (run := self._found.find_run(row.folder)) is not None:
+                self.gputrain_app.open_foreign_run(run)
+        elif row.trials:
+            self._opened ^= {row.name}
+            self.update_content()
+        else:
+            self.gputrain_app.open_run(row.folder)
+
+    def action_mark(self) -> None:
+        if (row := self._selected_row()) is None:
+            return
+        self._marks.toggle(self._view.runs_of(row))
+        self._show_rows()
+        self._lines.action_move(1)
+        self._show_selected()
+
+    def action_mark_all(self) -> None:
+        self._marks.toggle(self._view.matching)
+        self._draw()
+
+    def action_full(self) -> None:
+        self._full = not self._full
+        self.update_content()
+        # The size of the list follows in the next refresh.
+        self.call_after_refresh(self.update_if_on_top)
 
     def action_compare(self) -> None:
         """Compare the marked runs."""
-        rows = self._marked_rows()
-        if len(rows) < 2:
+        keys = [row.folder for row in self._marked_rows()]
+        found = [Path(key) if self._found is None else self._found.find_run(key) for key in keys]
+        runs = [run for run in found if run is not None]
+        if len(runs) < 2:
             self.gputrain_app.show_toast("Mark two runs or more with space to compare them")
         else:
-            self.gputrain_app.open_compare([Path(row.folder) for row in rows])
+            self.gputrain_app.open_compare(runs)
+
+    def action_order(self) -> None:
+        """Choose the column to sort by."""
+        from tui.screens.columns import SortDialog
+
+        order = self._order
+        names = [self._default_order, "name", *(field.name for field in self._fields)]
+
+        def sort_by(name: str | None) -> None:
+            if name is not None:
+                reverse = order is not None and name == order.field.name and not order.reverse
+                self._change_settings(codec.replace(self._settings, sort_key=name, reverse=reverse))
+
+        shown = order or SortOrder(self._known([self._default_order], NO_METRICS)[0])
+        self.app.push_screen(SortDialog(self._find_choices(names), shown), sort_by)
+
+    def action_columns(self) -> None:
+        """Choose the columns."""
+        from tui.screens.columns import ColumnsDialog
+
+        chosen, default = [field.name for field in self._fields], self._default_columns()
+        choices = self._find_choices(chosen)
+
+        def show(names: list[str] | None) -> None:
+            if names is not None:
+                # Columns that no run here has stay for other folders.
+                offered = {choice.name for choice in choices}
+                others = [name for name in self._settings.columns if name not in offered]
+                columns = () if tuple(names) == default else (*names, *others)[:MAX_COLUMNS]
+                self._change_settings(codec.replace(self._settings, columns=columns))
+
+        self.app.push_screen(ColumnsDialog(choices, chosen, default), show)
+
+    def _change_settings(self, settings: ListSettings) -> None:
+        self._settings = settings
+        self.run_worker(self._load_fields, thread=True)
+        self.act(partial(save_list_settings, settings, self._settings_file))
 
     def action_archived(self) -> None:
         self._archived = not self._archived
         self.update_content()
 
     def action_stop(self) -> None:
-        if (row := self._selected_row()) is None:
-            return
-        folder, state = RunFolder(Path(row.folder)), RunState(row.state)
-        if not state.live:
-            self.gputrain_app.show_toast(Problem("", f"{row.name} is not running: it is {state}", code="not-running"))
-            return
-
-        def answer(key: str | None) -> None:
-            if key == "yes":
-                done = f"Sent the stop request to {folder.name}"
-                self.act(partial(send_request, folder.control, "stop"), lambda _: self.gputrain_app.show_toast(done))
-
-        result = "All that its command started ends." if row.record.command else "It saves a checkpoint first."
-        self.app.push_screen(stop_dialog(f"Stop {printable(folder.name)}? {result}"), answer)
+        row, folder = self._selected_row(), self._selected_folder()
+        if row is not None and folder is not None:
+            self._changes.stop(folder, RunState(row.state))
 
     def action_resume(self) -> None:
-        if (row := self._selected_row()) is not None:
-            self.gputrain_app.resume_run(RunFolder(Path(row.folder)), RunState(row.state))
+        row, folder = self._selected_row(), self._selected_folder()
+        if row is not None and folder is not None:
+            self.gputrain_app.resume_run(folder, RunState(row.state))
 
     def action_sweep(self) -> None:
         row = self._selected_row()
         self.gputrain_app.open_sweep(row.name if row is not None else "")
 
     def action_again(self) -> None:
-        from tui.screens.command_dialog import ask_command
-
-        row = self._selected_row()
-        if row is not None and row.record.command:
-            folder = RunFolder(Path(row.folder))
-            self.act(lambda: ask_command(self.app, self.gputrain_app, folder))
-        elif row is not None:
-            self.gputrain_app.open_form(RunFolder(Path(row.folder)).config)
+        if (folder := self._selected_folder()) is not None:
+            self._changes.again(folder)
 
     def action_tags(self) -> None:
         self._changes.tags(self._target_rows())
@@ -166,3 +507,8 @@ class RunsScreen(RunTableScreen):
 
     def action_archive(self) -> None:
         self._changes.archive(self._target_rows())
+
+    def action_refuse(self) -> None:
+        """Say why nothing is changed."""
+        row = self._selected_row()
+        self.refuse_change("the run" if row is None else row.name)

@@ -21,7 +21,7 @@ from tui.keymap import SWEEP_KEYS, Key
 from tui.palette import BAD, MUTED
 from tui.pollers.files import watch_sweep
 from tui.screens.base import AppServices, GputrainScreen
-from tui.screens.dialogs import stop_dialog
+from tui.screens.dialogs import confirm
 from tui.tables import styled
 from tui.tables.sweeps import status_line, trial_table
 from tui.widgets.lines import LazyRows, Lines
@@ -119,14 +119,11 @@ class SweepScreen(GputrainScreen):
 
     def action_stop(self) -> None:
         """Ask the controller to stop the sweep."""
-
-        def answer(key: str | None) -> None:
-            if key == "yes":
-                done = f"Sent the stop request to {self.folder.name}"
-                stop = partial(send_request, self.folder.control, "stop")
-                self.act(stop, lambda _: self.gputrain_app.show_toast(done))
-
         status = self.sweep_poller.value
         is_script = status is not None and bool(status.settings.command)
         effect = "The commands of its trials are ended" if is_script else "Its trials save a checkpoint first"
-        self.app.push_screen(stop_dialog(f"Stop the sweep {printable(self.folder.name)}? {effect}."), answer)
+        question = f"Stop the sweep {printable(self.folder.name)}? {effect}."
+        done = f"Sent the stop request to {self.folder.name}"
+        send = partial(send_request, self.folder.control, "stop")
+        stop = partial(self.act, send, lambda _: self.gputrain_app.show_toast(done))
+        confirm(self.app, question, "Keep it running", "Stop", stop)

@@ -190,7 +190,7 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
     """Wait until the screen has read and drawn all pending events."""
     app = pilot.app
     assert isinstance(app, GputrainApp)
-    await wait_until(pilot, lambda: app.run_list_poller.complete or not getattr(app.screen, "SHOWS_RUNS", False))
+    await wait_until(pilot, lambda: app.run_list_poller.complete or not getattr(app.screen, "shows_runs", False))
     poller = getattr(app.screen, "_poller", None)
     if poller is not None:
         await wait_until(pilot, lambda: poller.caught_up and poller.events.empty() and poller.latest is not None)

@@ -14,7 +14,7 @@ from support.messages import says
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
-from tui.screens.dialogs import ConfigDialog, HelpDialog, epochs_dialog, stop_dialog
+from tui.screens.dialogs import ConfigDialog, HelpDialog, confirm, epochs_dialog
 from tui.screens.log import LogDialog
 from tui.screens.run import RunScreen
 
@@ -108,13 +108,13 @@ def test_config_dialog_marks_changed_keys(demo_runs_folder: Path) -> None:
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act, SIZE)
 
 
-def test_stop_dialog_selects_safe_answer(demo_runs_folder: Path) -> None:
+def test_question_selects_safe_answer(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        answers: list[str | None] = []
-        pilot.app.push_screen(stop_dialog("Stop?"), answers.append)
-        await pilot.pause()
-        await pilot.press("enter")
-        await wait_until(pilot, lambda: answers == ["no"])
+        done: list[str] = []
+        for keys in (("enter",), ("escape",), ("down", "enter")):
+            confirm(pilot.app, "Stop?", "Keep it", "Stop", lambda: done.append("stopped"))
+            await press(pilot, *keys)
+            assert done == (["stopped"] if "down" in keys else [])
 
     drive(demo_app(demo_runs_folder), act)
 

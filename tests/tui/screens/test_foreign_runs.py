@@ -22,10 +22,9 @@ from support.screen.demo_app import (
 from support.screen.screen_driver import drive, press, press_in_burst, real_app
 from tui.app import GputrainApp
 from tui.list_settings import FOREIGN_SETTINGS_FILE, ListSettings, read_list_settings, save_list_settings
-from tui.pollers.foreign_runs import search_paths
 from tui.screens.foreign_run import ForeignRunScreen
-from tui.screens.foreign_runs import ForeignRunsScreen
 from tui.screens.monitor import MonitorScreen
+from tui.screens.runs import RunsScreen
 from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -53,17 +52,18 @@ def app_of(pilot: Pilot[None]) -> GputrainApp:
     return pilot.app
 
 
-async def open_list(pilot: Pilot[None], path: Path) -> ForeignRunsScreen:
-    app_of(pilot).open_foreign_runs(search_paths([path]), str(path))
-    await wait_until(pilot, lambda: isinstance(pilot.app.screen, ForeignRunsScreen))
+async def open_list(pilot: Pilot[None], path: Path) -> RunsScreen:
+    app_of(pilot).watched_paths = [path]
+    app_of(pilot).open_watched_runs()
+    await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunsScreen))
     screen = pilot.app.screen
-    assert isinstance(screen, ForeignRunsScreen)
-    await wait_until(pilot, lambda: screen._found.complete)
+    assert isinstance(screen, RunsScreen)
+    await wait_until(pilot, lambda: screen.row_poller.complete)
     await refresh(pilot, screen)
     return screen
 
 
-async def refresh(pilot: Pilot[None], screen: ForeignRunsScreen) -> None:
+async def refresh(pilot: Pilot[None], screen: RunsScreen) -> None:
     """Show what the poller has, with the columns for it."""
     screen.update_content()
     await pilot.app.workers.wait_for_complete()
@@ -83,7 +83,7 @@ def test_list_shows_state_values_and_parameters_and_enter_opens_a_run(tmp_path: 
         await press(pilot, "enter")
         assert isinstance(pilot.app.screen, ForeignRunScreen)
         await press(pilot, "escape")
-        assert isinstance(pilot.app.screen, ForeignRunsScreen)
+        assert isinstance(pilot.app.screen, RunsScreen)
 
     drive(real_app(tmp_path / "runs"), act, (120, 30))
 
@@ -114,10 +114,8 @@ def test_keys_that_would_change_a_run_are_refused_and_not_offered(tmp_path: Path
                 "not-supported",
                 "belongs to another program",
             )
-        assert not {"tags", "rename", "delete", "stop", "new run"} & {
-            key.title
-            for key in pilot.app.screen.KEY_TABLE  # type: ignore[attr-defined]
-        }
+        shown = {key.title for key in pilot.app.screen.key_table}  # type: ignore[attr-defined]
+        assert "compare" in shown and not {"tags", "archive", "delete", "stop", "new run"} & shown
 
     drive(real_app(tmp_path / "runs"), act, (120, 30), notifications=True)
 
@@ -139,12 +137,12 @@ def test_key_of_the_monitor_leads_back_to_the_list_with_its_marks_and_values(tmp
 
     async def act(pilot: Pilot[None]) -> None:
         screen: Any = pilot.app.screen
-        await wait_until(pilot, lambda: screen._found.complete)
+        await wait_until(pilot, lambda: screen.row_poller.complete)
         await refresh(pilot, screen)
         await press(pilot, "space", "escape")
         assert type(pilot.app.screen) is MonitorScreen and "w watched" in visible_text(pilot, "Keys")
         await press(pilot, "w")
-        assert pilot.app.screen is screen and screen._found.num_read == 2
+        assert pilot.app.screen is screen and len(screen.row_poller.rows or ()) == 2
         assert names(pilot) == ["fast", "slow"] and "1 marked" in visible_text(pilot)
         await press(pilot, "escape")
         assert isinstance(pilot.app.screen, MonitorScreen)
@@ -158,7 +156,7 @@ def test_export_is_refused_below_a_watched_path(tmp_path: Path, watched: Path, m
 
     async def act(pilot: Pilot[None]) -> None:
         screen: Any = pilot.app.screen
-        await wait_until(pilot, lambda: screen._found.complete)
+        await wait_until(pilot, lambda: screen.row_poller.complete)
         await refresh(pilot, screen)
         await press(pilot, "enter", "e")
         await wait_until(pilot, lambda: bool(toasts(pilot)))

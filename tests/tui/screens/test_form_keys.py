@@ -140,4 +140,4 @@ def test_form_screen_footer_keys_work(tmp_path: Path) -> None:
             pilot.app.clear_notifications()
 
     drive(real_app(tmp_path / "runs"), act, (120, 34))
-    assert set(FOOTER) == {key.keys[0] for key in FormScreen.KEY_TABLE}
+    assert set(FOOTER) == {key.keys[0] for key in (*FormScreen.SCREEN_KEYS, *FormScreen.SHARED_KEYS)}

@@ -19,7 +19,7 @@ from support.screen.demo_app import demo_app, visible_text, wait_until, wait_unt
 from support.screen.screen_driver import drive, press, press_in_burst, real_app
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
-from tui.pollers.runs import RunListPoller
+from tui.pollers.run_lists import RunListPoller
 from tui.screens.columns import ColumnsDialog, SortDialog
 from tui.screens.compare import CompareScreen
 from tui.screens.monitor import MonitorScreen
@@ -216,13 +216,13 @@ def test_keys_in_a_burst_reach_the_dialog_that_their_first_key_opens(demo_runs_f
 def test_keys_typed_before_the_first_rows_wait_for_them(
     demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app, is_released, read = demo_app(demo_runs_folder), threading.Event(), RunListPoller._poll_once
+    app, is_released, read = demo_app(demo_runs_folder), threading.Event(), RunListPoller.poll_part
 
     def read_later(poller: RunListPoller) -> None:
         assert is_released.wait(30)
         read(poller)
 
-    monkeypatch.setattr(RunListPoller, "_poll_once", read_later)
+    monkeypatch.setattr(RunListPoller, "poll_part", read_later)
     monkeypatch.setattr("tui.app.MAX_CONTENT_WAIT_SECONDS", 30.0)
 
     async def main() -> None:
@@ -238,7 +238,7 @@ def test_keys_typed_before_the_first_rows_wait_for_them(
 
 def test_keys_reach_a_list_that_stays_empty(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app, is_released = demo_app(demo_runs_folder), threading.Event()
-    monkeypatch.setattr(RunListPoller, "_poll_once", lambda _: is_released.wait(30))
+    monkeypatch.setattr(RunListPoller, "poll_part", lambda _: is_released.wait(30))
     monkeypatch.setattr("tui.app.MAX_CONTENT_WAIT_SECONDS", 0.0)
 
     async def main() -> None:

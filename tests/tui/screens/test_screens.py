@@ -20,7 +20,6 @@ from tui import keymap
 from tui.app import GputrainApp
 from tui.keymap import Key, KeyProvider
 from tui.screens.command_run import CommandRunScreen
-from tui.screens.foreign_runs import ForeignRunsScreen
 from tui.screens.form import FormScreen
 from tui.screens.gpu import GpuScreen
 from tui.screens.monitor import MonitorScreen
@@ -58,7 +57,6 @@ TABLES: dict[type[Any], tuple[Key, ...]] = {
     MonitorScreen: keymap.MONITOR_KEYS,
     RunScreen: keymap.RUN_KEYS,
     RunsScreen: keymap.RUNS_KEYS,
-    ForeignRunsScreen: keymap.FOREIGN_RUNS_KEYS,
     ProcessScreen: keymap.PROCESS_KEYS,
     CommandRunScreen: keymap.COMMAND_RUN_KEYS,
     FormScreen: keymap.FORM_KEYS,
@@ -73,7 +71,7 @@ def test_screen_implements_every_command_of_its_table(screen: type[Any]) -> None
         name = key.action.partition("(")[0]
         owner = GputrainApp if name.startswith("app.") else screen
         assert hasattr(owner, f"action_{name.removeprefix('app.')}"), key
-    keys = [name for key in screen.KEY_TABLE for name in key.keys]
+    keys = [name for key in (*screen.SCREEN_KEYS, *screen.SHARED_KEYS) for name in key.keys]
     assert len(keys) == len(set(keys))
 
 

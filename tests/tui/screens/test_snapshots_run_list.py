@@ -17,7 +17,6 @@ from support.screen.demo_app import FROZEN_NOW, demo_app, demo_runs, visible_tex
 from support.screen.screen_driver import real_app
 from support.screen.screen_snapshots import Compare, matches_snapshot
 from tui.demo.server import FINISHED_RUN
-from tui.pollers.foreign_runs import search_paths
 
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 
@@ -51,11 +50,13 @@ def make_foreign_runs(root: Path) -> Path:
     return copied
 
 
-def test_list_of_runs_of_other_programs(snap_compare: Compare, tmp_path: Path) -> None:
+def test_list_of_runs_of_other_programs(snap_compare: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     watched, app = make_foreign_runs(tmp_path), real_app(Path("runs"))
 
     async def open_list(pilot: Pilot[None]) -> None:
-        app.open_foreign_runs(search_paths([watched]), "outputs")
+        app.watched_paths = [watched.relative_to(tmp_path)]
+        app.open_watched_runs()
         await wait_until(pilot, lambda: "6 runs" in visible_text(pilot))
         await pilot.press("f")
         await wait_until_idle(pilot)
