@@ -315,8 +315,8 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
 
         # A finished run has nothing left to do unless it gets more epochs.
         record = read_run_record(folder)
-        if state == "finished" and record is not None and record.epochs:
-            self.push_screen(epochs_dialog(folder.name, record.epochs), resume)
+        if state == "finished" and record is not None and (epochs := record.count("epochs")):
+            self.push_screen(epochs_dialog(folder.name, epochs), resume)
         else:
             resume("")
 

@@ -11,7 +11,6 @@ from engine.gpus.current_use import MAX_UNATTRIBUTED_BYTES, Obstacle, find_curre
 from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Snapshot
 from engine.gpus.unmonitored import torch_may_see_gpus
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.metrics import METRICS
 from engine.runs.run_record import DIVERGED
 from engine.runs.run_row import UNREADABLE, RunRow
 from engine.utils.errors import Problem
@@ -59,12 +58,12 @@ def state_style(row: RunRow) -> str:
 def epochs_text(row: RunRow) -> str:
     """Return how far a run is, of a sweep the number of its trials, and of a command its last step."""
     if row.record.command:
-        step = METRICS["step"].of_run(row.record)
+        step = row.record.values.get("step")
         return UNKNOWN if step is None else f"step {step}"
     if row.trials:
         return f"{row.trials} trials"
-    planned = row.record.total_epochs or (row.record.config or {}).get("run.epochs", "?")
-    return f"{row.record.epochs}/{planned}"
+    planned = row.record.count("total_epochs") or (row.record.config or {}).get("run.epochs", "?")
+    return f"{row.record.count('epochs')}/{planned}"
 
 
 def short_command(row: RunRow) -> str:
@@ -78,7 +77,8 @@ def when_text(row: RunRow) -> str:
     with time, not only with the row."""
     if not row.live or (row.record.command and row.state != RunState.WAITING):
         return f"{format_age(row.age_seconds)} ago"
-    return "" if row.record.eta_seconds is None else f"ETA {format_duration(row.record.eta_seconds)}"
+    eta_s = row.record.values.get("eta_seconds")
+    return "" if eta_s is None else f"ETA {format_duration(eta_s)}"
 
 
 def result_text(row: RunRow) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from engine.config.notify_section import Occasion
     from engine.runs.run_record import RunRecord
 
+BEST = "best_val_accuracy"
 MAX_TITLE_CHARS = 200
 MAX_LINE_CHARS = 600
 MAX_LINES = 6
@@ -80,7 +81,7 @@ def test_message(host: str) -> Message:
 def stall_sentence(record: RunRecord, seconds: float, watchdog_s: float) -> str:
     """Return how many seconds a run has made no progress, where it stands, and what will end it."""
     phase = f" ({record.phase})" if record.phase else ""
-    place = f"after step {record.step:,} in epoch {record.current_epoch}{phase}"
+    place = f"after step {record.count('step'):,} in epoch {record.current_epoch}{phase}"
     sentence = f"no progress for {format_duration(seconds)} {place}"
     if watchdog_s > seconds:
         sentence += f"; the watchdog ends the run after {format_duration(watchdog_s)} (run.watchdog)"
@@ -93,12 +94,11 @@ def granted_sentence(gpus: Sequence[str], waited_s: float) -> str:
 
 
 def _progress(record: RunRecord, *, with_best: bool) -> str:
-    if not record.total_epochs:
+    if not (planned := record.count("total_epochs")):
         return ""
-    text = f"{record.epochs} of {pluralize(record.total_epochs, 'epoch')} in {format_duration(record.seconds)}"
-    if with_best and record.best_val_accuracy is not None:
-        best = format_known("best_val_accuracy", record.best_val_accuracy)
-        text += f", {METRICS['best_val_accuracy'].label} {best}"
+    text = f"{record.count('epochs')} of {pluralize(planned, 'epoch')} in {format_duration(record.seconds)}"
+    if with_best and (best := format_known(BEST, record.values.get(BEST))):
+        text += f", {METRICS[BEST].label} {best}"
     return text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.report.runs import ReportedRun
 from engine.report.sections import Table, short_name, value_text
-from engine.runs.metrics import Aggregate, Metric, format_metric
+from engine.runs.metrics import Metric, Taken, format_metric
 from engine.show.table import Column
 from engine.utils.units import format_utc
 
@@ -32,7 +32,7 @@ def figures(run: ReportedRun, metrics: Iterable[Metric]) -> list[tuple[str, str]
     known = [
         (label, format_metric(metric, value))
         for label, metric, value in values
-        if value is not None and (metric.aggregate is not Aggregate.NOW or metric.key == "step")
+        if value is not None and (metric.taken is not Taken.NOW or metric.key == "step")
     ]
     return known[:MAX_FIGURES]
 

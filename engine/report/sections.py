@@ -12,8 +12,8 @@ from engine.config.differences import SESSION_KEYS
 from engine.report.runs import OwnRun
 from engine.runs.folder import RunState
 from engine.runs.metrics import (
-    Aggregate,
     Metric,
+    Taken,
     format_metric,
 )
 from engine.runs.run_config import default_values
@@ -76,7 +76,7 @@ def figures(run: OwnRun, metrics: Iterable[Metric]) -> list[tuple[str, str]]:
     values: list[tuple[str, str]] = []
     for metric in metrics:
         value = metric.of_run(run.compared.record)
-        if value is not None and metric.aggregate is not Aggregate.NOW:
+        if value is not None and metric.taken is not Taken.NOW:
             values.append((value_text(metric.label), format_metric(metric, value)))
     values.append(("training images", format_count(started.train_images)))
     values.append(("validation images", format_count(started.val_images)))

@@ -92,15 +92,15 @@ def value_texts(rows: Iterable[RunRow], values: Callable[[RunRow], Mapping[str, 
 
 def commands_metrics(rows: Sequence[RunRow]) -> list[str]:
     """Return the keys of the most important metric of commands without a validation accuracy, those of most first."""
-    records = [row.record for row in rows if row.record.command and row.record.best_val_accuracy is None]
+    records = [row.record for row in rows if row.record.command and row.record.values.get("best_val_accuracy") is None]
     counts = Counter(key for record in records for key in _known_metrics(record)[:1])
     return [key for key, _ in counts.most_common(MAX_LISTED_METRICS)]
 
 
 def _known_metrics(record: RunRecord) -> list[str]:
     """Return the keys of the metrics that a command has, the most important ones first."""
-    known = [key for key in FIRST_METRICS if METRICS[key].of_run(record) is not None]
-    return by_importance([*known, *(METRIC_PREFIX + name for name in record.metrics)])
+    known = [key for key in FIRST_METRICS if record.values.get(key) is not None]
+    return by_importance([*known, *(key for key in record.values if key.startswith(METRIC_PREFIX))])
 
 
 def command_columns(rows: Sequence[RunRow]) -> tuple[str, ...]:

@@ -75,8 +75,7 @@ class ComparedRun:
 
     def value(self, metric: Metric) -> float | None:
         """Return the value of a metric; None if it is unknown or not finite."""
-        # No format tells how many epochs are complete: some count from 0, others write during an epoch.
-        return None if self.is_foreign and metric.key == "epochs" else metric.of_run(self.record)
+        return metric.of_run(self.record)
 
     @property
     def dataset(self) -> tuple[int | None, ...]:
@@ -127,7 +126,7 @@ class Comparison:
     def shown_metrics(self) -> list[Metric]:
         """The metrics with a value in at least one run, except for `OMITTED_KEYS`, and for the GPUs if only other
         programs without any are compared."""
-        without_gpus = all(run.is_foreign and not run.record.gpus for run in self.runs)
+        without_gpus = all(run.is_foreign and not run.record.values.get("gpus") for run in self.runs)
         omitted = {*OMITTED_KEYS, *(("gpus",) if without_gpus else ())}
         return [
             metric
@@ -265,7 +264,7 @@ def _seed_groups(runs: Sequence[ComparedRun]) -> tuple[tuple[int, ...], ...]:
     alike: dict[object, list[int]] = {}
     for index, run in enumerate(runs):
         if run.config is not None and not run.is_foreign:
-            size = (run.record.ranks, run.record.global_batch, run.dataset)
+            size = (*map(run.record.values.get, ("ranks", "global_batch")), run.dataset)
             alike.setdefault((seed_group_key(run.config), size), []).append(index)
     seeds = [None if run.config is None else str(run.config.get(SEED_KEY)) for run in runs]
     return tuple(tuple(group) for group in alike.values() if len({seeds[run] for run in group}) > 1)

@@ -28,8 +28,6 @@ from engine.runs.metrics import (
     find_key,
     fold_name,
     foreign_metric,
-    key_by_name,
-    metric_of_key,
     own_metric,
 )
 from engine.runs.run_config import default_values
@@ -303,8 +301,8 @@ def _logged_field(name: str, *, best: bool = False) -> Field:
     field = _metric_field(foreign_metric(name, best=best))
 
     def last(row: RunRow) -> float | None:
-        key = row.metric_keys.get(name, "")
-        return METRICS[key].of_run(row.record) if key in METRICS else row.record.metrics.get(name)
+        key = row.record.metric_keys.get(name)
+        return None if key is None else row.record.values.get(key)
 
     return replace(field, name=f"best_{name}" if best else name, value=field.value if best else last)
 
@@ -319,7 +317,7 @@ def _config_field(key: str) -> Field:
         config = row.record.config
         if row.record.command:
             names, parameters = _parameter_names(key), row.record.command_parameters
-            known = (config or {}).get(key, row.record.last_values.get(names[-1]))
+            known = (config or {}).get(key, row.record.values.get(names[-1]))
             return next((parameters[name] for name in names if name in parameters), known)
         if config is None:
             return None
@@ -349,10 +347,10 @@ def _with_command_metric(field: Field, name: str, own: Mapping[str, Better]) -> 
     best = _own_field(logged, own, best=True)
 
     def value(row: RunRow) -> Any:
-        key = key_by_name(row.record, logged) if row.record.command else None
+        key = row.record.metric_keys.get(logged) if row.record.command else None
         if logged != name:
             return best.value(row) if key == METRIC_PREFIX + logged else field.value(row)
-        return field.value(row) if key is None else metric_of_key(key).of_run(row.record)
+        return field.value(row) if key is None else row.record.values.get(key)
 
     return replace(field, name=name, value=value, title=name)
 
@@ -361,8 +359,8 @@ def _with_registered(field: Field, registered: Metric, logged: str) -> Field:
     """Return the field of a metric that some runs call `logged`, and that is `registered` in all others."""
 
     def value(row: RunRow) -> Any:
-        found = key_by_name(row.record, logged) == METRIC_PREFIX + logged
-        return field.value(row) if found else registered.of_run(row.record)
+        is_own = METRIC_PREFIX + logged in row.record.values
+        return field.value(row) if is_own else registered.of_run(row.record)
 
     prefix = "best_" if field.name.startswith(BEST_PREFIX) else ""
     return replace(field, name=prefix + logged, value=value)

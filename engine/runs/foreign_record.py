@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from engine.foreign.figures import Figures
 from engine.foreign.reading import EPOCH_NAMES
-from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, registry_keys
-from engine.runs.run_record import NO_RECORD, RunRecord
+from engine.runs.metrics import HIGHEST_PREFIX, LOWEST_PREFIX, METRIC_PREFIX, METRICS, Better, registry_keys
+from engine.runs.run_record import NO_RECORD, RunRecord, with_logged
 from engine.utils import codec
 
 if TYPE_CHECKING:
@@ -57,30 +57,23 @@ def foreign_record(values: Mapping[str, Figures], keys: Mapping[str, str], updat
 
 
 def with_metrics(record: RunRecord, values: Mapping[str, Figures], keys: Mapping[str, str]) -> RunRecord:
-    """Return a record with the values of a run as its metrics, all of `METRIC_FIELDS`."""
+    """Return a record with the values of a run as its metrics."""
     keyed = {key: values[name] for name, key in keys.items()}
-    own = {key.removeprefix(METRIC_PREFIX): part for key, part in keyed.items() if key.startswith(METRIC_PREFIX)}
-    last = {key: part.last for key, part in keyed.items()}
-    val_loss, val_accuracy = keyed.get("val_loss"), keyed.get("val_accuracy")
-    return codec.replace(
-        record,
-        step=max(last_step(values) or 0, 0),
-        train_loss=last.get("train_loss"),
-        train_accuracy=last.get("train_accuracy"),
-        val_loss=last.get("val_loss"),
-        val_accuracy=last.get("val_accuracy"),
-        best_val_loss=None if val_loss is None else val_loss.low,
-        best_val_accuracy=None if val_accuracy is None else val_accuracy.high,
-        last_values={"lr": last["lr"]} if "lr" in last else {},
-        metrics={name: part.last for name, part in own.items()},
-        metric_names={key: name for name, key in keys.items() if key in METRICS},
-        **low_and_high(own),
-    )
+    numbers = {key: part.last for key, part in keyed.items() if part.last is not None or key.startswith(METRIC_PREFIX)}
+    if (step := last_step(values)) is not None:
+        numbers["step"] = max(step, 0)
+    best = {
+        "best_val_loss": keyed["val_loss"].low if "val_loss" in keyed else None,
+        "best_val_accuracy": keyed["val_accuracy"].high if "val_accuracy" in keyed else None,
+    }
+    numbers |= {key: value for key, value in best.items() if value is not None}
+    numbers |= low_and_high({name: values[name] for name, key in keys.items() if key.startswith(METRIC_PREFIX)})
+    return with_logged(record, numbers, {key: name for name, key in keys.items() if key in METRICS})
 
 
 def known_keys(rows: Iterable[RunRow]) -> list[str]:
     """Return the keys of the metrics of rows, those of most rows first."""
-    counts = Counter(key for row in rows for key in row.metric_keys.values())
+    counts = Counter(key for row in rows for key in row.record.metric_keys.values())
     return [key for key, _ in counts.most_common()]
 
 
@@ -89,9 +82,8 @@ def last_step(values: Mapping[str, Figures]) -> int | None:
     return max((part.step for part in values.values() if part.step is not None), default=None)
 
 
-def low_and_high(values: Mapping[str, Figures]) -> dict[str, dict[str, float]]:
-    """Return the fields of a record with the lowest and the highest value of each metric by its name."""
-    return {
-        "lowest_metrics": {name: part.low for name, part in values.items() if part.low is not None},
-        "highest_metrics": {name: part.high for name, part in values.items() if part.high is not None},
-    }
+def low_and_high(values: Mapping[str, Figures]) -> dict[str, float | None]:
+    """Return the lowest and the highest value of each metric by its name, as a record has them."""
+    lowest: dict[str, float | None]
+    lowest = {LOWEST_PREFIX + name: part.low for name, part in values.items() if part.low is not None}
+    return lowest | {HIGHEST_PREFIX + name: part.high for name, part in values.items() if part.high is not None}

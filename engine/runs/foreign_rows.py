@@ -30,10 +30,9 @@ def make_foreign_row(listed: ListedRun) -> RunRow:
         name=listed.run.name,
         folder=listed.key,
         state=listed.activity,
-        record=codec.replace(record, config=config, **low_and_high(listed.metrics)),
+        record=codec.replace(record, config=config, values=record.values | low_and_high(listed.metrics)),
         message=listed.note,
         format=", ".join(listed.run.formats),
-        metric_keys=keys,
     )
 
 

@@ -5,7 +5,6 @@ The recorder keeps it for the record of the run (`engine.runs.run_record`); the 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,6 @@ from engine.runs.bottleneck import (
 )
 from engine.runs.code_events import CodeChanged, CodeRecorded
 from engine.runs.command_events import CommandStarted
-from engine.runs.command_record import command_fields
 from engine.runs.events import (
     CheckpointSaved,
     ControlEvent,
@@ -42,7 +40,7 @@ from engine.runs.events import (
 from engine.runs.folder import RunState, final_state
 from engine.runs.gpu_stats import GpuStats
 from engine.runs.learning import LearningCurve, diagnose_learning
-from engine.runs.metrics import METRICS, stored_values
+from engine.runs.metrics import METRICS, values_of
 from engine.runs.records import Bottleneck, CodeSummary, Learning
 from engine.runs.run_devices import describe_run_devices, fully_trained_epochs, mean_epoch_seconds
 from engine.runs.run_record import RunRecord
@@ -51,8 +49,6 @@ from engine.utils.codec import or_none, replace
 # Events of the ranks are recorded up to seconds after later ones of the supervisor.
 CLOCK_STEP_SECONDS = 10.0
 MAX_ETA_SECONDS = 1e12
-# A damaged journal may claim any number.
-MAX_COUNT = 1 << 53
 NON_FINITE = "non-finite"
 """Code of a failure at a loss that is not finite, that of `NonFiniteLossError`."""
 
@@ -198,11 +194,6 @@ class History:
             self.seconds += max(self._latest_time - self._session_start, 0.0)
             self._session_start = None
 
-    def _median_images_per_second(self) -> float | None:
-        """Return the median throughput, without epochs that a resumed session only evaluated."""
-        rates = [epoch.images_per_second for epoch in self.epochs if epoch.images_per_second > 0]
-        return round(statistics.median(rates), 1) if rates else None
-
     @property
     def best(self) -> EpochEvent | None:
         """Best epoch by validation accuracy, see `Metric.best_of`."""
@@ -213,17 +204,14 @@ class History:
         """Estimated seconds to the end of the run at the latest speed; None if unknown."""
         if self.started is None or not self.started.steps_per_epoch:
             return None
-        remaining_epochs = self.started.epochs - self.steps_done / self.started.steps_per_epoch
+        epoch_s = 0.0
         if self.epochs and self.epochs[-1].seconds > 0:
-            return max(remaining_epochs, 0.0) * self.epochs[-1].seconds
-        if self.latest_step is None or self.latest_step.images_per_second <= 0:
-            return None
-        return (
-            max(remaining_epochs, 0.0)
-            * self.started.steps_per_epoch
-            * self.started.global_batch
-            / self.latest_step.images_per_second
-        )
+            epoch_s = self.epochs[-1].seconds
+        elif self.latest_step is not None and self.latest_step.images_per_second > 0:
+            images = self.started.steps_per_epoch * self.started.global_batch
+            epoch_s = images / self.latest_step.images_per_second
+        eta_s = max(self.started.epochs - self.steps_done / self.started.steps_per_epoch, 0.0) * epoch_s
+        return eta_s if epoch_s and eta_s <= MAX_ETA_SECONDS else None
 
     @property
     def latest_session_epoch(self) -> EpochEvent | None:
@@ -297,46 +285,29 @@ class History:
         event = self.waiting or self.finished
         return "" if event is None else event.message
 
+    @property
+    def trains(self) -> bool:
+        """Whether the ranks train."""
+        return self.state in (RunState.RUNNING, RunState.STOPPING)
+
+    @property
+    def rate_now(self) -> float | None:
+        """Latest training throughput, in images/s over all ranks; None unless it trains."""
+        latest = self.latest_step or self.latest_session_epoch
+        return latest.images_per_second if self.trains and latest is not None else None
+
     def record(self, config: Mapping[str, Any] | None = None) -> RunRecord:
         """Return the record of the run, with its changed config values by `section.key`; None if they are unknown."""
         started, state = self.started, self.state
-        last, best = (self.epochs[-1] if self.epochs else None), self.best
-        trains = state in (RunState.RUNNING, RunState.STOPPING)
-        losses = [loss for epoch in self.epochs if (loss := epoch.selection_loss) is not None]
-        metrics, latest = self._known_metrics(), self.latest_step or self.latest_session_epoch
-        eta_s = self.eta_s if trains else None
         record = RunRecord(
             state=state,
             message=self.message,
-            queue_place=None if self.waiting is None else or_none(self.waiting.place),
-            step=self.steps_done,
-            epochs=last.epoch if last else 0,
+            values=values_of(self),
             current_epoch=self.current_epoch,
             phase=self.phase if state.live else "",
-            train_loss=last.train_loss if last else None,
-            train_accuracy=last.train_accuracy if last else None,
-            val_loss=last.val_loss if last else None,
-            val_accuracy=last.val_accuracy if last else None,
-            metrics=last.metrics if last else {},
-            last_values=stored_values(last) if last else {},
-            best_epoch=best.epoch if best else None,
-            best_val_accuracy=best.selection_accuracy if best else None,
-            best_epoch_val_loss=best.selection_loss if best else None,
-            best_val_loss=min(losses, default=None),
-            test_loss=self.tested.loss if self.tested else None,
-            test_accuracy=self.tested.accuracy if self.tested else None,
-            lowest_metrics={name: min(values) for name, values in metrics.items()},
-            highest_metrics={name: max(values) for name, values in metrics.items()},
-            images_per_second=self._median_images_per_second(),
-            rate_now=latest.images_per_second if trains and latest is not None else None,
-            data_wait=self.data_wait,
-            mfu=self.mfu,
-            grad_norm=or_none(self.latest_step.grad_norm) if self.latest_step else None,
             bottleneck=self.bottleneck,
             learning=self.learning,
-            seconds=round(self.total_seconds, 3),
             seconds_per_epoch=mean_epoch_seconds(self.full_session_epochs),
-            eta_seconds=eta_s if eta_s is not None and eta_s <= MAX_ETA_SECONDS else None,
             started_at=self.session_time,
             updated_at=self._latest_time or None,
             config=None if config is None else dict(config),
@@ -344,37 +315,31 @@ class History:
             cpu_fallback=self.cpu_fallback,
             gpu_stats=[stats.summary(uuid) for uuid, stats in self.gpus.items()],
         )
+        if (start := self.command or started) is not None:
+            record = replace(
+                record,
+                host=start.host,
+                devices=describe_run_devices(start),
+                rank_devices=start.ranks,
+                versions=start.versions,
+            )
         if self.command is not None:
-            return replace(record, **command_fields(self.command, self.finished))
+            return replace(
+                record,
+                command=self.command.command,
+                command_parameters=self.command.parameters,
+                exit_code=None if self.finished is None else or_none(self.finished.exit_code),
+            )
         if started is None:
             return record
         return replace(
             record,
-            steps=min(started.epochs * started.steps_per_epoch, MAX_COUNT),
-            total_epochs=started.epochs,
             # A checkpoint after the last epoch is at the beginning of the next one.
             current_epoch=min(self.current_epoch, started.epochs),
-            host=started.host,
-            devices=describe_run_devices(started),
-            gpus=len(set(started.devices) - {"cpu"}),
-            ranks=started.world_size,
-            rank_devices=started.ranks,
-            global_batch=started.global_batch,
-            parameters=started.parameters,
             train_images=started.train_images,
             val_images=started.val_images,
             classes=started.classes,
-            versions=started.versions,
         )
-
-    def _known_metrics(self) -> dict[str, list[float]]:
-        """Return the finite values of each of the user's own metrics."""
-        known: dict[str, list[float]] = {}
-        for epoch in self.epochs:
-            for name, value in epoch.metrics.items():
-                if value is not None:
-                    known.setdefault(name, []).append(value)
-        return known
 
 
 def history_from_events(events: Iterable[Event]) -> History:

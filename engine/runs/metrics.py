@@ -9,21 +9,29 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
+from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from engine.runs.run_record import RunRecord
 from engine.utils.codec import or_none
 from engine.utils.units import format_count, format_duration, format_lr, format_number, format_rate, format_score
 
 if TYPE_CHECKING:
-    from engine.runs.events import EpochEvent
+    from engine.runs.events import EpochEvent, FinalTest, RunStarted
+    from engine.runs.history import History
+    from engine.runs.run_record import RunRecord
 
 METRIC_PREFIX, BEST_PREFIX = "metrics.", "best_metrics."
 """What the keys of the user's own metrics begin with: of the last epoch, and of the best one."""
+LOWEST_PREFIX, HIGHEST_PREFIX = "lowest_metrics.", "highest_metrics."
+"""What a record has in place of the best one, because the user may change which values are better."""
+OWN_GROUPS = ("metrics", "lowest_metrics", "highest_metrics")
+# A damaged journal may claim any number.
+MAX_COUNT = 1 << 53
 # A metric whose name contains one of these words is better when it is lower.
 _LOW_WORDS = frozenset((
     "loss", "losses", "logloss", "entropy", "crossentropy", "error", "errors", "err", "eer", "mae", "mse", "rmse",
@@ -46,19 +54,30 @@ class Better(StrEnum):
     NEITHER = ""
 
 
-class Aggregate(StrEnum):
-    """Which of the values that a metric takes during training the record has."""
+class Taken(StrEnum):
+    """How the number of a run is taken from the values that a metric has during training."""
 
     LAST = "last"
     """Of the last epoch."""
     BEST = "best"
-    """Of the best epoch."""
+    """Of the best epoch, see `Metric.best_of`."""
+    LOWEST = "lowest"
+    """The least one of all epochs."""
+    HIGHEST = "highest"
+    """The greatest one of all epochs."""
     MEDIAN = "median"
     """Median of all epochs."""
+    SUM = "sum"
+    """Sum of all epochs, or total of all sessions."""
     NOW = "now"
     """At the latest step."""
-    TOTAL = "total"
-    """Of all sessions together."""
+    NEVER = "never"
+    """A record has no value of it. It is only a curve."""
+
+
+_TAKE: dict[Taken, Callable[[list[float]], float]] = {
+    Taken.LOWEST: min, Taken.HIGHEST: max, Taken.MEDIAN: statistics.median, Taken.SUM: sum,
+}  # fmt: skip
 
 
 class Unit(Enum):
@@ -78,10 +97,10 @@ class Unit(Enum):
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of a run. `record` and `epoch` return None if the value is unknown or not finite.
+    """One metric of a run. `epoch` and `run` return None if the value is unknown or not finite.
 
     `label` is its name in lists, tables, pages and charts, and `description` what it means. Without `epoch`, it has no
-    curve over the epochs.
+    curve over the epochs. The number of a run is `taken` from the values of `epoch`, unless `run` returns it.
     """
 
     key: str
@@ -89,24 +108,35 @@ class Metric:
     description: str
     unit: Unit
     better: Better
-    aggregate: Aggregate
-    record: Callable[[RunRecord], float | None] | None = None
+    taken: Taken
     epoch: Callable[[EpochEvent], float | None] | None = None
-    is_stored: bool = False
-    """Whether the record has the value of the last epoch under the key of the metric, see `RunRecord.last_values`."""
+    run: Callable[[History], float | None] | None = None
+    source: str = ""
+    """Key of its number in `RunRecord.values`, if it is not `key`."""
 
     @property
     def is_recorded(self) -> bool:
         """Whether a record has a value of it. Else, it is only a curve."""
-        return self.is_stored or self.record is not None
+        return self.taken is not Taken.NEVER
 
     def of_run(self, record: RunRecord) -> float | None:
         """Return the value of a run; None if it is unknown or not finite."""
-        return record.last_values.get(self.key) if self.record is None else self.record(record)
+        return record.values.get(self.source or self.key)
 
     def of_epoch(self, epoch: EpochEvent) -> float | None:
         """Return the value of an epoch; None if it is unknown or not finite."""
         return None if self.epoch is None else self.epoch(epoch)
+
+    def of_history(self, history: History, best: EpochEvent | None) -> float | None:
+        """Return the number of a run with this history and this best epoch; None if it is unknown or not finite."""
+        if self.run is not None:
+            return self.run(history)
+        if self.taken in _TAKE:
+            known = [value for epoch in history.epochs if (value := self.of_epoch(epoch)) is not None]
+            value = _TAKE[self.taken](known) if known else None
+            return round(value, 1) if value is not None and self.unit is Unit.RATE else value
+        epoch = best if self.taken is Taken.BEST else history.epochs[-1] if history.epochs else None
+        return None if epoch is None else self.of_epoch(epoch)
 
     def merit(self, value: float | None) -> float:
         """Return a number that is larger for a better value, and the least for an unknown one."""
@@ -125,89 +155,120 @@ class Metric:
         )
 
 
-def _step(run: RunRecord) -> int | None:
-    """Return the step of a run. A command without metrics has none that is known."""
-    return None if run.command and not (run.step or run.metrics) else run.step
+def _top5(run: History) -> float | None:
+    """Return the top-5 accuracy of the last epoch. Among up to 5 classes, it is always 1."""
+    return run.epochs[-1].val_top5 if run.epochs and run.started is not None and run.started.classes > 5 else None
 
 
-def _top5(run: RunRecord) -> float | None:
-    """Return the top-5 accuracy of a run. Among up to 5 classes, it is always 1."""
-    return None if run.classes is not None and run.classes <= 5 else run.last_values.get("val_top5")
+Part = TypeVar("Part")
+
+
+def _of(
+    part: Callable[[History], Part | None], number: Callable[[Part], float | None]
+) -> Callable[[History], float | None]:
+    """Return the function that takes a number of a part of the history; None without that part."""
+
+    def take(history: History) -> float | None:
+        return None if (found := part(history)) is None else number(found)
+
+    return take
 
 
 def _rows() -> Iterable[Metric]:
     high, low, neither = Better.HIGH, Better.LOW, Better.NEITHER
-    last, best, now, total = Aggregate.LAST, Aggregate.BEST, Aggregate.NOW, Aggregate.TOTAL
+    last, best, now, total, never = Taken.LAST, Taken.BEST, Taken.NOW, Taken.SUM, Taken.NEVER
     score, share, count = Unit.SCORE, Unit.SHARE, Unit.COUNT
+    started: Callable[[History], RunStarted | None] = attrgetter("started")
+    best_epoch: Callable[[History], EpochEvent | None] = attrgetter("best")
+    tested: Callable[[History], FinalTest | None] = attrgetter("tested")
     return (
         Metric("best_val_accuracy", "best val acc", "validation accuracy of the best epoch, of the EMA weights if any",
-               score, high, best, lambda run: run.best_val_accuracy, lambda epoch: epoch.selection_accuracy),
+               score, high, best, lambda epoch: epoch.selection_accuracy),
         Metric("best_epoch", "best epoch", "epoch with the highest validation accuracy, of equals the lowest loss",
-               count, neither, best, lambda run: run.best_epoch),
+               count, neither, best, run=_of(best_epoch, lambda epoch: epoch.epoch)),
         Metric("best_epoch_val_loss", "val loss at best", "validation loss of the best epoch, of the EMA weights"
-               " if any", score, low, best, lambda run: run.best_epoch_val_loss),
+               " if any", score, low, best, run=_of(best_epoch, lambda epoch: epoch.selection_loss)),
         Metric("best_val_loss", "lowest val loss", "lowest validation loss of all epochs, of the EMA weights if any",
-               score, low, best, lambda run: run.best_val_loss, lambda epoch: epoch.selection_loss),
+               score, low, Taken.LOWEST, lambda epoch: epoch.selection_loss),
         Metric("test_accuracy", "test acc", "accuracy on the test images, evaluated once with the best epoch's weights",
-               score, high, best, lambda run: run.test_accuracy),
+               score, high, best, run=_of(tested, lambda test: test.accuracy)),
         Metric("test_loss", "test loss", "loss on the test images, evaluated once with the best epoch's weights",
-               score, low, best, lambda run: run.test_loss),
+               score, low, best, run=_of(tested, lambda test: test.loss)),
         Metric("val_accuracy", "val acc", "validation accuracy of the last epoch", score, high, last,
-               lambda run: run.val_accuracy, lambda epoch: epoch.val_accuracy),
+               lambda epoch: epoch.val_accuracy),
         Metric("val_loss", "val loss", "validation loss of the last epoch", score, low, last,
-               lambda run: run.val_loss, lambda epoch: epoch.val_loss),
+               lambda epoch: epoch.val_loss),
         Metric("train_accuracy", "train acc", "training accuracy of the last epoch", score, high, last,
-               lambda run: run.train_accuracy, lambda epoch: epoch.train_accuracy),
+               lambda epoch: epoch.train_accuracy),
         Metric("train_loss", "train loss", "training loss of the last epoch", score, low, last,
-               lambda run: run.train_loss, lambda epoch: epoch.train_loss),
-        Metric("epochs", "epochs", "completed epochs", count, neither, total, lambda run: run.epochs),
+               lambda epoch: epoch.train_loss),
+        Metric("epochs", "epochs", "completed epochs", count, neither, total,
+               run=lambda run: None if run.command else run.epochs[-1].epoch if run.epochs else 0),
         Metric("total_epochs", "planned epochs", "epochs that the run trains for", count, neither, total,
-               lambda run: run.total_epochs),
-        Metric("step", "step", "completed optimizer steps", count, neither, now, _step),
+               run=_of(started, lambda start: start.epochs)),
+        Metric("step", "step", "completed optimizer steps", count, neither, now,
+               run=lambda run: None if run.command else run.steps_done),
         Metric("steps", "planned steps", "optimizer steps that the run trains for", count, neither, total,
-               lambda run: run.steps),
+               run=_of(started, lambda start: min(start.epochs * start.steps_per_epoch, MAX_COUNT))),
         Metric("seconds", "duration", "duration of all sessions without pauses, or of an epoch", Unit.SECONDS, low,
-               total, lambda run: run.seconds or None, lambda epoch: epoch.seconds),
+               total, lambda epoch: epoch.seconds, lambda run: round(run.total_seconds, 3) or None),
         Metric("eta_seconds", "eta", "estimated time to the end of the run", Unit.SECONDS, low, now,
-               lambda run: run.eta_seconds),
+               run=lambda run: run.eta_s if run.trains else None),
         Metric("images_per_second", "images/s", "median training throughput of the epochs over all ranks", Unit.RATE,
-               high, Aggregate.MEDIAN,
-               lambda run: run.images_per_second, lambda epoch: epoch.images_per_second or None),
+               high, Taken.MEDIAN, lambda epoch: epoch.images_per_second or None),
         Metric("rate_now", "images/s now", "latest training throughput over all ranks", Unit.RATE, high, now,
-               lambda run: run.rate_now),
+               run=lambda run: run.rate_now),
         Metric("data_wait", "data wait", "share of the training time of the last epoch that the ranks waited for data",
-               share, low, last, lambda run: run.data_wait, lambda epoch: or_none(epoch.data_wait)),
-        Metric("mfu", "MFU", "model FLOPs utilization of the last epoch", share, high, last, lambda run: run.mfu),
+               share, low, last, lambda epoch: or_none(epoch.data_wait), lambda run: run.data_wait),
+        Metric("mfu", "MFU", "model FLOPs utilization of the last epoch", share, high, last, run=lambda run: run.mfu),
         Metric("grad_norm", "grad norm", "latest L2 norm of the gradient, before clipping", Unit.NUMBER, neither, now,
-               lambda run: run.grad_norm),
-        Metric("gpus", "GPUs", "number of GPUs, 0 on the CPU", count, neither, last, lambda run: run.gpus),
-        Metric("ranks", "ranks", "number of ranks on all nodes", count, neither, last, lambda run: run.ranks),
+               run=_of(lambda run: run.latest_step, lambda step: or_none(step.grad_norm))),
+        Metric("gpus", "GPUs", "number of GPUs, 0 on the CPU", count, neither, last,
+               run=lambda run: len(set(start.devices) - {"cpu"}) if (start := run.started or run.command) else None),
+        Metric("ranks", "ranks", "number of ranks on all nodes", count, neither, last,
+               run=_of(started, lambda start: start.world_size)),
         Metric("global_batch", "global batch", "images per step over all ranks", count, neither, last,
-               lambda run: run.global_batch),
+               run=_of(started, lambda start: start.global_batch)),
         Metric("parameters", "parameters", "number of model parameters", count, neither, last,
-               lambda run: run.parameters),
+               run=_of(started, lambda start: start.parameters)),
         Metric("queue_place", "queue place", "place in the queue while the run waits for GPUs only", count, low, now,
-               lambda run: run.queue_place),
+               run=_of(lambda run: run.waiting, lambda waiting: or_none(waiting.place))),
         Metric("val_top5", "val top-5", "validation top-5 accuracy of the last epoch", score, high, last,
-               _top5, lambda epoch: epoch.val_top5, is_stored=True),
-        Metric("ema_val_loss", "EMA val loss", "validation loss of the EMA weights", score, low, last,
-               epoch=lambda epoch: None if epoch.ema is None else epoch.ema.loss),
-        Metric("ema_val_accuracy", "EMA val acc", "validation accuracy of the EMA weights", score, high, last,
-               epoch=lambda epoch: None if epoch.ema is None else epoch.ema.accuracy),
-        Metric("ema_val_top5", "EMA val top-5", "validation top-5 accuracy of the EMA weights", score, high, last,
-               epoch=lambda epoch: None if epoch.ema is None else epoch.ema.top5),
-        Metric("lr", "lr", "learning rate at the end of the epoch", Unit.LR, neither, last,
-               epoch=lambda epoch: epoch.lr),
+               lambda epoch: epoch.val_top5, _top5),
+        Metric("ema_val_loss", "EMA val loss", "validation loss of the EMA weights", score, low, never,
+               lambda epoch: None if epoch.ema is None else epoch.ema.loss),
+        Metric("ema_val_accuracy", "EMA val acc", "validation accuracy of the EMA weights", score, high, never,
+               lambda epoch: None if epoch.ema is None else epoch.ema.accuracy),
+        Metric("ema_val_top5", "EMA val top-5", "validation top-5 accuracy of the EMA weights", score, high, never,
+               lambda epoch: None if epoch.ema is None else epoch.ema.top5),
+        Metric("lr", "lr", "learning rate at the end of the epoch", Unit.LR, neither, never,
+               lambda epoch: epoch.lr),
         Metric("skipped_steps", "skipped steps", "steps skipped because a loss or gradient was not finite", count, low,
-               total, epoch=lambda epoch: epoch.skipped_steps),
-        Metric("skipped_images", "skipped images", "unreadable images of the epoch", count, low, last,
-               epoch=lambda epoch: epoch.skipped_images),
+               never, lambda epoch: epoch.skipped_steps),
+        Metric("skipped_images", "skipped images", "unreadable images of the epoch", count, low, never,
+               lambda epoch: epoch.skipped_images),
     )  # fmt: skip
 
 
 NO_METRICS: Mapping[str, Better] = MappingProxyType({})
 """The directions of no metrics of the user's own."""
 METRICS: dict[str, Metric] = {row.key: row for row in _rows()}
+
+
+def values_of(history: History) -> dict[str, float | None]:
+    """Return the numbers of a run, `RunRecord.values`: of the metrics of the registry, and of the user's own ones."""
+    best = history.best
+    numbers = {row.key: row.of_history(history, best) for row in METRICS.values() if row.is_recorded}
+    values: dict[str, float | None] = {key: value for key, value in numbers.items() if value is not None}
+    known: dict[str, list[float]] = {}
+    for epoch in history.epochs:
+        for name, number in epoch.metrics.items():
+            if number is not None:
+                known.setdefault(name, []).append(number)
+    last = history.epochs[-1].metrics if history.epochs else {}
+    values |= {METRIC_PREFIX + name: value for name, value in last.items()}
+    values |= {LOWEST_PREFIX + name: min(found) for name, found in known.items()}
+    return values | {HIGHEST_PREFIX + name: max(found) for name, found in known.items()}
 
 
 # What other trainers call a metric of the registry, in lower case, the best name first. Names that may mean something
@@ -288,14 +349,12 @@ def own_metric(name: str, *, best: bool = False, better: Better | None = None) -
     direction = better_of_name(name) if better is None else better
     if not best:
         return Metric(
-            METRIC_PREFIX + name, name, f"your metric {name} of the last epoch", Unit.SCORE, direction, Aggregate.LAST,
-            lambda run: run.metrics.get(name), lambda epoch: epoch.metrics.get(name),
+            METRIC_PREFIX + name, name, f"your metric {name} of the last epoch", Unit.SCORE, direction, Taken.LAST,
+            lambda epoch: epoch.metrics.get(name),
         )  # fmt: skip
-    is_low = direction is Better.LOW
     return Metric(
         BEST_PREFIX + name, f"best {name}", f"your metric {name}, the best of all epochs", Unit.SCORE, direction,
-        Aggregate.BEST,
-        lambda run: (run.lowest_metrics if is_low else run.highest_metrics).get(name),
+        Taken.BEST, source=(LOWEST_PREFIX if direction is Better.LOW else HIGHEST_PREFIX) + name,
     )  # fmt: skip
 
 
@@ -349,10 +408,11 @@ def _words(name: str) -> set[str]:
 
 def own_metrics(records: Iterable[RunRecord], directions: Mapping[str, Better] = NO_METRICS) -> dict[str, Better]:
     """Return the directions of the user's own metrics in records, by name: those of `directions`, else of the name."""
-    names: dict[str, object] = {}
+    keys: dict[str, object] = {}
     for record in records:
-        names.update(record.metrics)
-        names.update(record.highest_metrics)
+        keys.update(record.values)
+    parts = (key.partition(".") for key in keys)
+    names = dict.fromkeys(name for group, _, name in parts if name and group in OWN_GROUPS)
     return {name: directions.get(name) or better_of_name(name) for name in names}
 
 
@@ -364,24 +424,12 @@ def metric_names(records: Iterable[RunRecord], directions: Mapping[str, Better] 
     return {name: better_of_name(name) for name in sorted(printed)} | own_metrics(rows, directions)
 
 
-def key_by_name(record: RunRecord, name: str) -> str | None:
-    """Return the key of the metric that a run calls so; None if it has none."""
-    if name in record.metrics:
-        return METRIC_PREFIX + name
-    return next((key for key, known in record.metric_names.items() if known == name and key in METRICS), None)
-
-
 def recorded_metrics(own: Mapping[str, Better]) -> list[Metric]:
     """Return the metrics that a record has a value of: those of METRICS, and `own` ones of the last and best epoch."""
     rows = [row for row in METRICS.values() if row.is_recorded]
     for name, better in own.items():
         rows += [own_metric(name, best=best, better=better) for best in (True, False)]
     return rows
-
-
-def stored_values(epoch: EpochEvent) -> dict[str, float | None]:
-    """Return the values of an epoch that its record stores by the key of their metric."""
-    return {row.key: row.of_epoch(epoch) for row in METRICS.values() if row.is_stored}
 
 
 def format_known(key: str, value: float | None, unknown: str = "") -> str:

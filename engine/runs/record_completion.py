@@ -15,13 +15,14 @@ from typing import NamedTuple
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import (
     MAX_RECORD_BYTES,
-    METRIC_FIELDS,
     NO_RECORD,
     RunRecord,
     StoredRecord,
     find_stored_record,
+    with_logged,
+    write_summary,
 )
-from engine.utils.codec import FORMAT, Header, InvalidRecordError, decode, replace, write_record
+from engine.utils.codec import FORMAT, Header, InvalidRecordError, decode, replace
 from engine.utils.files import config_folder, file_size, is_file, read_bytes
 
 # Reading as much takes a fifth of a second. Longer journals may come from another user.
@@ -94,7 +95,7 @@ def with_stored_metrics(record: RunRecord, stored: RunRecord | None) -> RunRecor
         return record
     if not record.command:
         record = replace(record, command=stored.command, command_parameters=stored.command_parameters)
-    return replace(record, **{name: getattr(stored, name) for name in METRIC_FIELDS})
+    return with_logged(record, stored.values, stored.metric_names)
 
 
 def _is_current(folder: RunFolder, record: RunRecord, written_ns: int) -> bool:
@@ -130,7 +131,7 @@ def _store(folder: RunFolder, record: RunRecord, journal_bytes: int, stored: Sto
             if file_size(folder.journal) != journal_bytes or find_stored_record(folder) != stored:
                 return
             if stored is None or record != stored.record:
-                write_record(folder.summary, record)
+                write_summary(folder.summary, record)
             times = [path.stat().st_mtime_ns for path in (folder.journal, folder.lock, folder.summary)]
             os.utime(folder.summary, ns=(max(times) + 1, max(times) + 1))
         finally:

@@ -35,7 +35,7 @@ from engine.runs.journal import Journal
 from engine.runs.log import MAX_COMMAND_LOG_BYTES, LogWriter, PendingLines
 from engine.runs.record_completion import with_stored_metrics
 from engine.runs.run_config import changed_values, read_changed_config
-from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
+from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record, stored_form, write_summary
 from engine.runs.sinks import Sink, describe_error, disk_problem
 from engine.runs.tensorboard import TensorBoardWriter
 from engine.utils import codec
@@ -277,10 +277,10 @@ class Recorder:
             record = with_stored_metrics(record, self._earlier_record)
         self._run_record = record = codec.replace(record, problem=problem)
         try:
-            codec.write_record(self.opened.summary, record, durable=durable)
+            write_summary(self.opened.summary, record, durable=durable)
         except OSError:
             # It needs no space on a full disk.
-            codec.overwrite_record(self.opened.summary, record)
+            codec.overwrite_record(self.opened.summary, stored_form(record))
         self._record_is_due = self._journal.is_behind
 
     def _history_record(self) -> RunRecord:

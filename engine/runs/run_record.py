@@ -2,14 +2,21 @@
 
 `engine.runs.history` makes it from the journal, which stays the truth, and `engine.runs.recorder` writes it while the
 run trains. `engine.runs.run_row` reads it. Importing it imports no events, so a run list appears early.
+
+Its numbers are `RunRecord.values`, by the keys of `engine.runs.metrics`. In the file, they are beside the other fields:
+`stored_form` and `read_back` are the only functions that know how.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from collections.abc import Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 from engine.foreign.activity import Activity
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.metrics import METRIC_PREFIX, METRICS, OWN_GROUPS, Unit
 from engine.runs.records import Bottleneck, CodeSummary, GpuSummary, Learning, LearningFault, RankDevice
 from engine.utils.codec import (
     ENTRIES,
@@ -23,7 +30,10 @@ from engine.utils.codec import (
     Seconds,
     UnixTime,
     decode,
+    define_record,
     field,
+    replace,
+    write_record,
 )
 from engine.utils.files import read_file
 from engine.utils.text import list_names
@@ -41,12 +51,8 @@ _MoreParts = _Scalar | Annotated[list[_Parts], _PARTS] | Annotated[dict[ConfigTe
 ConfigValue = _Scalar | Annotated[list[_MoreParts], _PARTS] | Annotated[dict[ConfigText, _MoreParts], _PARTS]
 
 
-class RunRecord(FileRecord, frozen=True, kw_only=True):
-    """Content of `summary.json`. A value is null if it is unknown, and a loss, accuracy or metric if it is not finite.
-
-    The owner of the run replaces it at most once a second, and at each change of the state. At the end of a session it
-    is a function of the journal and the config.
-    """
+class RunFields(FileRecord, frozen=True):
+    """What a record has beside numbers of the registry. A value is None if it is unknown."""
 
     state: RunState
     """State of the run as its owner knows it. One that is live while the run has no owner means that the run crashed,
@@ -55,75 +61,22 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
     """Why the run waits, or why or with which result it ended; "" while it trains."""
     problem: str = ""
     """Why the owner cannot record the run, as a clause; "" if it can."""
-    queue_place: Count | None = None
-    """Place in the queue, counted from 1, while the run waits for GPUs only."""
 
-    step: Count = 0
-    """Number of completed optimizer steps."""
-    steps: Count | None = None
-    """Number of optimizer steps that the run trains for."""
-    epochs: Count = 0
-    """Number of completed epochs."""
-    total_epochs: Count | None = None
-    """Number of epochs that the run trains for (`run.epochs`)."""
     current_epoch: Count = 0
     """Epoch that the ranks are in, counted from 1."""
     phase: str = ""
     """What the ranks do: training, validating, testing or saving; "" if unknown or ended."""
 
-    train_loss: Finite | None = None
-    """Training loss of the last epoch."""
-    train_accuracy: Finite | None = None
-    """Training accuracy of the last epoch, 0 to 1."""
-    val_loss: Finite | None = None
-    """Validation loss of the last epoch, of the weights that are trained."""
-    val_accuracy: Finite | None = None
-    """Validation accuracy of the last epoch, 0 to 1, of the weights that are trained."""
-    metrics: Annotated[dict[str, Finite | None], ENTRIES] = field(default_factory=dict)
-    """The user's own metrics of the last epoch, by name."""
-    last_values: Annotated[dict[str, Finite | None], ENTRIES] = field(default_factory=dict)
-    """Further metrics of the last epoch by their keys in `engine.runs.metrics`, such as `val_top5`."""
     metric_names: Annotated[dict[str, str], ENTRIES] = field(default_factory=dict)
     """What another program calls the metrics that have a key in `engine.runs.metrics`, by that key."""
-    best_epoch: Count | None = None
-    """Epoch with the highest validation accuracy, of the EMA weights if there are any; of equal epochs that with the
-    lowest validation loss, then the latest."""
-    best_val_accuracy: Finite | None = None
-    """Validation accuracy of the best epoch, 0 to 1, of the EMA weights if there are any."""
-    best_epoch_val_loss: Finite | None = None
-    """Validation loss of the best epoch, of the EMA weights if there are any."""
-    best_val_loss: Finite | None = None
-    """Lowest validation loss of all epochs, of the EMA weights if there are any."""
-    test_loss: Finite | None = None
-    """Loss on the test images, which are evaluated once at the end with the weights of the best epoch."""
-    test_accuracy: Finite | None = None
-    """Accuracy on the test images, 0 to 1."""
-    lowest_metrics: Annotated[dict[str, Finite], ENTRIES] = field(default_factory=dict)
-    """The lowest value of each of the user's own metrics over all epochs."""
-    highest_metrics: Annotated[dict[str, Finite], ENTRIES] = field(default_factory=dict)
-    """The highest value of each of the user's own metrics over all epochs."""
 
-    images_per_second: Number | None = None
-    """Median training throughput of the epochs, in images/s over all ranks."""
-    rate_now: Number | None = None
-    """Latest training throughput, in images/s over all ranks; null unless it trains."""
-    data_wait: Number | None = None
-    """Share of the training time of the latest epoch that the ranks waited for data, 0 to 1."""
-    mfu: Number | None = None
-    """Model FLOPs utilization of the latest epoch, 0 to 1."""
-    grad_norm: Finite | None = None
-    """Latest L2 norm of the gradient, before clipping."""
     bottleneck: Bottleneck | None = None
     """What limits the run, see `engine.runs.bottleneck`."""
     learning: Learning | None = None
     """What keeps the run from learning well, see `engine.runs.learning`."""
 
-    seconds: Seconds = 0.0
-    """Duration of all sessions of the run together, in seconds, without pauses."""
     seconds_per_epoch: Seconds | None = None
     """Mean duration of the epochs that the latest session trained from start to end, in seconds."""
-    eta_seconds: Seconds | None = None
-    """Estimated seconds to the end of the run; null unless it trains."""
     started_at: UnixTime | None = None
     """When the latest session started to train, or the first one to wait, in Unix seconds."""
     updated_at: UnixTime | None = None
@@ -143,16 +96,8 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
     """Host name of rank 0."""
     devices: str = ""
     """Devices of the latest session as text, such as `2 x H200 (GPU 0, 3)` or `the CPU`."""
-    gpus: Count | None = None
-    """Number of GPUs, 0 on the CPU."""
-    ranks: Count | None = None
-    """Number of ranks on all nodes."""
     rank_devices: Annotated[list[RankDevice], ENTRIES] = field(default_factory=list)
     """Process and device of each rank of the latest session."""
-    global_batch: Count | None = None
-    """Images per step over all ranks."""
-    parameters: Count | None = None
-    """Number of model parameters."""
     train_images: Count | None = None
     """Number of training images."""
     val_images: Count | None = None
@@ -166,24 +111,50 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
     gpu_stats: Annotated[list[GpuSummary], ENTRIES] = field(default_factory=list)
     """Statistics of each GPU over the run."""
 
+
+class RunRecord(RunFields, frozen=True):
+    """What is known of a run.
+
+    The owner of the run replaces it at most once a second, and at each change of the state. At the end of a session it
+    is a function of the journal and the config.
+    """
+
+    values: Annotated[dict[str, Finite | None], ENTRIES] = field(default_factory=dict)
+    """Its numbers: those of the registry by their keys, and by `metrics.NAME`, `lowest_metrics.NAME` and
+    `highest_metrics.NAME` the user's own ones of the last epoch and the least and greatest of all epochs. An unknown
+    number is missing; one of the user that is not finite is None."""
+
+    def count(self, key: str) -> int:
+        """Return a number of things; 0 if it is unknown."""
+        return int(self.values.get(key) or 0)
+
+    @property
+    def seconds(self) -> float:
+        """Duration of all sessions together, without pauses; 0 if it is unknown."""
+        return self.values.get("seconds") or 0.0
+
+    @property
+    def metric_keys(self) -> dict[str, str]:
+        """The keys of the metrics that another program logs, by its names for them."""
+        own = {key.removeprefix(METRIC_PREFIX): key for key in self.values if key.startswith(METRIC_PREFIX)}
+        return {name: key for key, name in self.metric_names.items() if key in METRICS} | own
+
     @property
     def divergence(self) -> str:
         """Why the run learned nothing that lasts: it diverged, or its last loss is not finite; "" if neither."""
         if self.learning is not None and self.learning.fault is LearningFault.DIVERGED:
             return self.learning.message
         # A training ends at a loss that is not finite, a command need not.
-        losses = {"train_loss": self.train_loss, "val_loss": self.val_loss}
-        known = {name: losses[key] for key, name in self.metric_names.items() if key in losses}
-        known |= {name: value for name, value in self.metrics.items() if "loss" in name.casefold()}
-        lost = [name for name, value in known.items() if value is None]
+        losses = {key: name for key, name in self.metric_names.items() if key in ("train_loss", "val_loss")}
+        losses |= {
+            key: key.removeprefix(METRIC_PREFIX)
+            for key in self.values
+            if key.startswith(METRIC_PREFIX) and "loss" in key.casefold()
+        }
+        lost = [name for key, name in losses.items() if self.values.get(key) is None]
         return f"the last {list_names(lost)} is not finite" if lost else ""
 
 
-METRIC_FIELDS = (
-    "step", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_loss", "best_val_accuracy",
-    "last_values", "metrics", "metric_names", "lowest_metrics", "highest_metrics",
-)  # fmt: skip
-"""What a run of another program has of metrics. They are in its own files, and not in the journal."""
 NO_RECORD = RunRecord(state=RunState.STARTING)
 """Stands for the record of a run without a readable record or journal."""
 
@@ -205,6 +176,83 @@ def read_run_record(folder: RunFolder) -> RunRecord | None:
     return None if stored is None else stored.record
 
 
+_LOGGED_KEYS = {
+    *("step", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_loss", "best_val_accuracy", "lr"),
+}
+
+
+def with_logged(record: RunRecord, values: Mapping[str, float | None], metric_names: Mapping[str, str]) -> RunRecord:
+    """Return the record of a run of another program with these metrics, which are in its own files, and not in the
+    journal."""
+
+    def is_logged(key: str) -> bool:
+        return key in _LOGGED_KEYS or key.partition(".")[0] in OWN_GROUPS
+
+    kept = {key: value for key, value in record.values.items() if not is_logged(key)}
+    logged = {key: value for key, value in values.items() if is_logged(key)}
+    return replace(record, values=kept | logged, metric_names=dict(metric_names))
+
+
+TOP_KEYS = (
+    "queue_place", "step", "steps", "epochs", "total_epochs", "train_loss", "train_accuracy", "val_loss",
+    "val_accuracy", "best_epoch", "best_val_accuracy", "best_epoch_val_loss", "best_val_loss", "test_loss",
+    "test_accuracy", "images_per_second", "rate_now", "data_wait", "mfu", "grad_norm", "seconds", "eta_seconds", "gpus",
+    "ranks", "global_batch", "parameters",
+)  # fmt: skip
+"""The numbers at the top level of `summary.json`. Others of the registry are in its `last_values`."""
+_ZEROS = {"step": 0, "epochs": 0, "seconds": 0.0}
+"""Numbers that are 0 in the file where they are unknown."""
+_TYPES: dict[Unit, Any] = {Unit.COUNT: Count, Unit.SECONDS: Seconds, Unit.RATE: Number, Unit.SHARE: Number}
+_VALUES: Any = Annotated[dict[str, Finite | None], ENTRIES]
+_FIELDS = attrgetter(*RunFields.__struct_fields__)
+_TOP_VALUES = attrgetter(*TOP_KEYS)
+StoredForm: Any = define_record(
+    "StoredForm",
+    {key: (_TYPES.get(METRICS[key].unit, Finite) | None, _ZEROS.get(key)) for key in TOP_KEYS}
+    | dict.fromkeys(("last_values", *OWN_GROUPS), (_VALUES, field(default_factory=dict))),
+    RunFields,
+)
+"""The content of `summary.json`."""
+
+
+def stored_form(record: RunRecord) -> RunFields:
+    """Return a record as `summary.json` and `--json` have it, with the numbers beside the other fields."""
+    groups: dict[str, dict[str, float | None]] = {name: {} for name in ("last_values", *OWN_GROUPS)}
+    top: dict[str, float | None] = {}
+    for key, value in record.values.items():
+        group, _, name = key.partition(".")
+        if key in TOP_KEYS:
+            top[key] = value
+        elif name and group in OWN_GROUPS:
+            groups[group][name] = value
+        else:
+            groups["last_values"][key] = value
+    form: RunFields = StoredForm(*_FIELDS(record), **top, **groups)
+    return form
+
+
+def read_back(stored: Any) -> RunRecord:
+    """Return the record of the content of `summary.json`."""
+    values = {key: value for key, value in zip(TOP_KEYS, _TOP_VALUES(stored), strict=True) if value is not None}
+    values |= stored.last_values
+    for group in OWN_GROUPS:
+        if found := getattr(stored, group):
+            values |= {f"{group}.{name}": value for name, value in found.items()}
+    if not stored.seconds:
+        del values["seconds"]
+    if stored.command:
+        # It has no epochs, and no steps without metrics.
+        del values["epochs"]
+        if not (stored.step or stored.metrics):
+            del values["step"]
+    return RunRecord(*_FIELDS(stored), values)  # type: ignore[call-arg]  # mypy knows no positional fields of it
+
+
+def write_summary(path: Path, record: RunRecord, *, durable: bool = False) -> None:
+    """Replace `summary.json` by a record. Raises OSError."""
+    write_record(path, stored_form(record), durable=durable)
+
+
 class StoredRecord(NamedTuple):
     """A record, and when it was written, in ns."""
 
@@ -216,6 +264,6 @@ def find_stored_record(folder: RunFolder) -> StoredRecord | None:
     """Return the stored record of a run; None if there is none."""
     try:
         data, status = read_file(f"{folder.path}/summary.json", MAX_RECORD_BYTES)
-        return StoredRecord(decode(data, RunRecord), status.st_mtime_ns)
+        return StoredRecord(read_back(decode(data, StoredForm)), status.st_mtime_ns)
     except (OSError, InvalidRecordError):
         return None

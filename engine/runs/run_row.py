@@ -9,18 +9,24 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from engine.runs.claim import MAX_TEXT_CHARS, observe_claim
 from engine.runs.folder import LIVE_STATES, RunFolder, RunState
 from engine.runs.labels import read_labels
 from engine.runs.record_completion import read_listed_record
 from engine.runs.run_config import all_values
-from engine.runs.run_record import DIVERGED, NO_RECORD, RunRecord, find_stored_record, read_run_record, shown_state
+from engine.runs.run_record import (
+    DIVERGED,
+    NO_RECORD,
+    RunRecord,
+    find_stored_record,
+    read_run_record,
+    shown_state,
+    stored_form,
+)
 from engine.runs.sinks import file_system_problem
-from engine.utils.codec import ENTRIES, UNSET, Seconds, UnsetType, asdict
+from engine.utils.codec import asdict
 from engine.utils.text import printable
 from engine.utils.units import format_duration
 
@@ -28,37 +34,6 @@ UNREADABLE = "unreadable"
 """What lists show in place of the state of a run whose files cannot be read."""
 # A live run with a problem of its disk has no news if its record is older than this.
 NO_NEWS_SECONDS = 2.0
-
-
-class RunValues(RunRecord, frozen=True, kw_only=True, tag=False):
-    """What `gputrain runs --json` prints of a run: its record, and what only a reader can tell. `state` is the state
-    now, `message` says why the run waits or ended, or why a live one records nothing, and `config` has every key of a
-    training, not only the changed ones."""
-
-    name: str
-    """Name of the run and of its folder."""
-    folder: str
-    """Path of the run folder."""
-    diverged: bool
-    """Whether it finished although it had diverged, or its last loss is not finite."""
-    unreadable: bool
-    """Whether its files cannot be read; then `message` says why."""
-    foreign: str | None
-    """Why other users can change the run, as a clause that follows its name; null if they cannot."""
-    tags: Annotated[tuple[str, ...], ENTRIES]
-    """Its tags (`gputrain runs tag`)."""
-    note: str
-    """Its note (`gputrain runs note`)."""
-    archived: bool
-    """Whether lists leave it out."""
-    sweep: str
-    """Sweep that the run is a trial of; "" if it is none."""
-    age_seconds: Seconds
-    """Seconds since the latest session started; 0 if unknown."""
-    config: Annotated[dict[str, Any], ENTRIES] | None = None
-    """The config values by `section.key`."""
-    columns: Annotated[dict[str, Any], ENTRIES] | UnsetType = UNSET
-    """The values of `--columns` by their keys; absent without the option."""
 
 
 class RunRow(NamedTuple):
@@ -69,7 +44,7 @@ class RunRow(NamedTuple):
     the run, None if they cannot. `tags`, `note` and `archived` are the labels of the run. `sweep` is the sweep that the
     run is a trial of, "" if it is none. A row that stands for a sweep has `trials`, their number
     (`engine.runs.trials`). `format` is that of the logs of a run of another program (`engine.runs.foreign_rows`), and
-    "" for a run of gputrain; `metric_keys` are the keys of its metrics by their names in the run.
+    "" for a run of gputrain.
     """
 
     name: str
@@ -85,10 +60,12 @@ class RunRow(NamedTuple):
     sweep: str = ""
     trials: int = 0
     format: str = ""
-    metric_keys: Mapping[str, str] = MappingProxyType({})
 
-    def values(self) -> RunValues:
-        """Return the row as what commands print of it as JSON."""
+    def to_json(self) -> dict[str, Any]:
+        """Return what commands print of the run as JSON: its record, and what only a reader can tell.
+
+        `state` is the state now, and `config` has every key of a training, not only the changed ones.
+        """
         config = self.record.config or {}
         # The other keys belong to trainings.
         is_complete = self.record.command or self.record.config is None
@@ -96,7 +73,7 @@ class RunRow(NamedTuple):
         own |= {"archived": self.archived, "sweep": self.sweep, "age_seconds": self.age_seconds}
         own |= {"state": self.state, "message": self.message, "diverged": self.shown_state == DIVERGED}
         own["config"] = config if is_complete else all_values(self.name, config)
-        return RunValues(**asdict(self.record) | own)
+        return asdict(stored_form(self.record)) | own
 
     @property
     def shown_state(self) -> str:

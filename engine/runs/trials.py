@@ -18,6 +18,8 @@ from engine.utils.codec import FileRecord, Meta, find_record, replace
 
 BEST_TRIAL_FILE = "best.json"
 MAX_BEST_TRIAL_BYTES = 4096
+UNSHARED_KEYS = ("images_per_second", "rate_now", "eta_seconds")
+"""Numbers of the best trial that say nothing about its sweep."""
 
 
 def group_trials(rows: Iterable[RunRow]) -> dict[str, list[RunRow]]:
@@ -63,7 +65,9 @@ def best_trial(trials: Sequence[RunRow]) -> RunRow:
     if recorded is not None and (best := next((row for row in trials if row.name == recorded.run), None)) is not None:
         return best
     metric = METRICS["best_val_accuracy"]
-    return max(trials, key=lambda row: metric.rank(metric.of_run(row.record), row.record.best_epoch_val_loss, 0))
+    return max(
+        trials, key=lambda row: metric.rank(metric.of_run(row.record), row.record.values.get("best_epoch_val_loss"), 0)
+    )
 
 
 def make_sweep_row(trials: Sequence[RunRow]) -> RunRow:
@@ -76,6 +80,7 @@ def make_sweep_row(trials: Sequence[RunRow]) -> RunRow:
     message = ", ".join(f"{count} {name}" for name, count in counts.items())
     starts = [row.record.started_at for row in trials if row.record.started_at is not None]
     updates = [row.record.updated_at for row in trials if row.record.updated_at is not None]
+    values = {key: value for key, value in best.record.values.items() if key not in UNSHARED_KEYS}
     return best._replace(
         name=best.sweep,
         sweep="",
@@ -85,13 +90,10 @@ def make_sweep_row(trials: Sequence[RunRow]) -> RunRow:
         message=f"{message}: {reasons.pop()}" if len(reasons) == 1 else message,
         record=replace(
             best.record,
-            images_per_second=None,
-            rate_now=None,
-            eta_seconds=None,
+            values=values | {"seconds": sum(row.record.seconds for row in trials)},
             bottleneck=None,
             learning=None,
             phase="",
-            seconds=sum(row.record.seconds for row in trials),
             started_at=max(starts, default=None),
             updated_at=max(updates, default=None),
         ),

@@ -13,8 +13,8 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import Better, own_metrics, recorded_metrics
 from engine.runs.root import runs_root
 from engine.runs.run_record import RunRecord
-from engine.runs.run_row import RunRow, RunValues
-from engine.utils.codec import ENTRIES, FORMAT, Finite, Integer, Record, asdict
+from engine.runs.run_row import RunRow
+from engine.utils.codec import ENTRIES, Finite, Integer, Record
 
 MAX_FIGURES = 40
 MAX_LINES = 20
@@ -22,7 +22,6 @@ MAX_LINE_CHARS = 500
 ENDED_BADLY = (RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED)
 # They describe the plan or the devices of a run, not what it has reached. The record has them.
 NO_FIGURES = frozenset({"total_epochs", "steps", "gpus", "ranks", "global_batch", "parameters", "queue_place"})
-COMMAND_FIGURES = frozenset({"epochs"})  # 0 for every command
 Figures = Annotated[dict[str, Finite], ENTRIES]
 
 
@@ -53,17 +52,6 @@ class RunOutcome(Record, frozen=True, kw_only=True):
     none."""
 
 
-class ShownRun(RunValues, frozen=True, kw_only=True, tag_field="format", tag=FORMAT):
-    """`gputrain runs show --json`: The values of `gputrain runs --json`, and what the run has reached."""
-
-    figures: Figures
-    """As in `RunOutcome`."""
-    failure: RunFailure | None
-    """As in `RunOutcome`."""
-    remedy: str
-    """As in `RunOutcome`."""
-
-
 def find_outcome(folder: RunFolder, row: RunRow, directions: Mapping[str, Better]) -> RunOutcome:
     """Return the outcome of a run. `directions` are those of the user's own metrics. Reads the journal of a run that
     failed."""
@@ -71,14 +59,8 @@ def find_outcome(folder: RunFolder, row: RunRow, directions: Mapping[str, Better
     return RunOutcome(figures=_figures(row.record, directions), failure=failure, remedy=_remedy(folder, row))
 
 
-def shown_run(row: RunRow, outcome: RunOutcome) -> ShownRun:
-    """Return what `gputrain runs show --json` prints."""
-    return ShownRun(**asdict(row.values()) | asdict(outcome))
-
-
 def _figures(record: RunRecord, directions: Mapping[str, Better]) -> dict[str, float]:
-    left_out = NO_FIGURES | COMMAND_FIGURES if record.command else NO_FIGURES
-    metrics = [metric for metric in recorded_metrics(own_metrics([record], directions)) if metric.key not in left_out]
+    metrics = [metric for metric in recorded_metrics(own_metrics([record], directions)) if metric.key not in NO_FIGURES]
     values = {metric.key: metric.of_run(record) for metric in metrics}
     known = [(key, value) for key, value in values.items() if value is not None]
     return dict(known[:MAX_FIGURES])

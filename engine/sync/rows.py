@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TypeVar
 
 from engine.runs.events import EpochEvent, Event, GpuEvent, RunResumed, RunStarted, StepEvent
-from engine.runs.metrics import METRICS, Aggregate, Unit
+from engine.runs.metrics import METRICS, Taken, Unit
 from engine.runs.records import GpuSample
 from engine.utils.codec import UNSET
 
@@ -118,7 +118,11 @@ def _epoch_metrics(epoch: EpochEvent) -> dict[str, float]:
     metrics = {"train/epoch": float(epoch.epoch)}
     for key, metric in METRICS.items():
         # At an epoch, the best metrics are those of the trained or of the EMA weights.
-        if metric.epoch is None or metric.aggregate is Aggregate.BEST or (key.startswith("ema_") and epoch.ema is None):
+        if (
+            metric.epoch is None
+            or metric.taken in (Taken.BEST, Taken.LOWEST)
+            or (key.startswith("ema_") and epoch.ema is None)
+        ):
             continue
         value = metric.epoch(epoch)
         if value is not None or metric.unit is Unit.SCORE:

@@ -98,7 +98,7 @@ class RunSync(ABC):
         # First the state and then the journal: that of an ended run is complete.
         record, self.run_state = open_run(self.folder)
         ended, size = not self.run_state.live, file_size(self.folder.journal)
-        if size == 0 or (record.ranks is None and not ended):
+        if size == 0 or (record.values.get("ranks") is None and not ended):
             return ended
         described = repr((read_flat_config(self.folder.config), read_labels(self.folder)))
         found = repr((size, described, self.run_state, ended))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -72,6 +72,15 @@ class Header(Record, frozen=True, kw_only=True):
     """The format of a record that may be of any version."""
 
     format: Any = None
+
+
+def define_record(name: str, declared: Mapping[str, tuple[Any, Any]], base: type[T]) -> type[T]:
+    """Return a class of records of `base` with more fields: their types and defaults by name."""
+    fields_of_name = [(key, *parts) for key, parts in declared.items()]
+    module = base.__module__
+    return msgspec.defstruct(
+        name, fields_of_name, bases=(base,), module=module, frozen=True, kw_only=True, tag_field="format", tag=FORMAT
+    )  # type: ignore[return-value]
 
 
 def finite(value: float) -> float | None:

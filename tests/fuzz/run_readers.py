@@ -22,7 +22,7 @@ from engine.runs.journal import JournalReader, to_line
 from engine.runs.ownership import Ownership, _owned_by_another
 from engine.runs.record_completion import open_run
 from engine.runs.records import GpuSample
-from engine.runs.run_record import RunRecord
+from engine.runs.run_record import StoredForm, read_back, stored_form
 from engine.runs.run_row import make_row
 from engine.show.table import plain_lines
 from engine.utils.codec import decode, encode, to_builtins
@@ -101,11 +101,11 @@ def read_run(root: Path) -> None:
     for event in JournalReader(run.journal).poll():
         assert (event_line(event) or "").isprintable()
     history = run.history()
-    decode(encode(history.record()), RunRecord)
+    read_back(decode(encode(stored_form(history.record())), StoredForm))
     read_row_of_run(root)
     opened = open_run(run)
     row = make_row(run, opened.record, opened.state)
-    json.dumps(to_builtins(row.values()))
+    json.dumps(to_builtins(row.to_json()))
     for line in (
         *plain_lines(listed_columns([row]), [row]),
         monitor_line(fit_monitor_list([row], 10, 80), row),
@@ -124,7 +124,7 @@ def read_row_of_run(root: Path) -> None:
     """Read the row of a list, from summary.json or without it from the journal."""
     folder = RunFolder(root / "a")
     row = row_of(folder)
-    json.dumps(to_builtins(row.values()))
+    json.dumps(to_builtins(row.to_json()))
     plain_lines(listed_columns([row]), [row])
     newest_first([folder])
 

@@ -19,8 +19,7 @@ from engine.runs.journal import to_line
 from engine.runs.log import PendingLines, log_files
 from engine.runs.ownership import Ownership
 from engine.runs.record_completion import read_journal_record
-from engine.runs.run_record import read_run_record
-from engine.utils.codec import write_record
+from engine.runs.run_record import read_run_record, write_summary
 from support.gputrain_command import wait_for
 from support.messages import has_problem
 from support.replace import replace
@@ -97,12 +96,12 @@ def test_run_poller_shows_newest_state_before_long_journal_is_read(tmp_path: Pat
     # The queue is not consumed, so the reader blocks near the beginning.
     wait_for(lambda: poller.latest is not None, "the newest state", 5)
     assert poller.latest is not None and not poller.caught_up
-    assert (poller.latest.row.state, poller.latest.row.record.step) == ("finished", 300_000)
+    assert (poller.latest.row.state, poller.latest.row.record.values.get("step")) == ("finished", 300_000)
     while not poller.caught_up:
         with suppress(queue.Empty):
             poller.events.get(timeout=0.1)
     record = poller.latest.row.record
-    assert (record.step, record.best_val_accuracy) == (300_000, 0.95)
+    assert (record.values.get("step"), record.values.get("best_val_accuracy")) == (300_000, 0.95)
     poller.close()
 
 
@@ -112,7 +111,7 @@ def test_run_poller_restarts_when_journal_shrinks(tmp_path: Path) -> None:
     poller.poll()
     folder.journal.write_text(to_line(make_run_started()) + "\n")
     poller.poll()
-    assert poller.latest is not None and poller.latest.row.record.epochs == 0
+    assert poller.latest is not None and poller.latest.row.record.values.get("epochs") == 0
     batches = [poller.events.get() for _ in range(poller.events.qsize())]
     assert [batch and len(batch) for batch in batches] == [2, None, 1]
 
@@ -125,7 +124,7 @@ def test_run_poller_completes_record_that_its_owner_left_behind(tmp_path: Path, 
         folder.summary.unlink()
     RunPoller(folder).poll()
     assert read_run_record(folder) == read_journal_record(folder).record
-    assert row_of(folder).record.val_accuracy == 0.5
+    assert row_of(folder).record.values.get("val_accuracy") == 0.5
 
 
 def test_run_list_poller_keeps_row_of_ended_run_until_it_changes(tmp_path: Path) -> None:
@@ -218,7 +217,7 @@ def test_run_poller_shows_why_the_owner_cannot_record(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started(time.time()))
     record = read_run_record(folder)
     assert record is not None
-    write_record(folder.summary, replace(record, problem="the disk is full", config={"optim.lr": 0.5}))
+    write_summary(folder.summary, replace(record, problem="the disk is full", config={"optim.lr": 0.5}))
     owner = Ownership(folder)
     poller = RunPoller(folder)
     poller.poll()

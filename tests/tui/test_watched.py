@@ -79,7 +79,7 @@ def run_source(folder: RunFolder) -> Source:
     def version() -> int | None:
         while not poller.events.empty():
             poller.events.get()
-        return None if poller.latest is None else poller.latest.row.record.epochs
+        return None if poller.latest is None else poller.latest.row.record.values.get("epochs")
 
     return Source(folder.journal, poller, lambda version: write_journal(folder, version), version, is_journal=True)
 

@@ -104,7 +104,6 @@ def list_runs(
     from engine.runs.root import runs_root
     from engine.runs.run_list import RunList
     from engine.runs.sort_order import SortOrder
-    from engine.utils.codec import replace
     from engine.utils.errors import UsageError, nearest
     from engine.utils.text import pluralize, printable
     from tui.cli.console import print_json, print_table
@@ -132,13 +131,12 @@ def list_runs(
     if quiet:
         sys.stdout.writelines(f"{printable(row.name)}\n" for row in rows)
     elif as_json:
-        values = [row.values() for row in rows]
-        if fields is not None:
-            values = [
-                replace(each, columns={field.name: field.value(row) for field in fields})
-                for row, each in zip(rows, values, strict=True)
-            ]
-        print_json({"runs": values})
+        columns_of = (
+            {}
+            if fields is None
+            else {row.folder: {"columns": {field.name: field.value(row) for field in fields}} for row in rows}
+        )
+        print_json({"runs": [row.to_json() | columns_of.get(row.folder, {}) for row in rows]})
     elif rows:
         sorted_by = order.field if sort and order is not None else None
         print_table(listed_columns(rows, sorted_by) if fields is None else field_columns(fields, rows), rows)

@@ -26,7 +26,8 @@ def show(*, folder: RunFolder, as_json: JsonOption = False) -> None:
     from engine.runs.metric_directions import read_directions
     from engine.runs.record_completion import open_run
     from engine.runs.run_row import make_row
-    from engine.show.outcome import find_outcome, shown_run
+    from engine.show.outcome import find_outcome
+    from engine.utils.codec import asdict
     from tui.cli.console import print_json, table_console
     from tui.tables import fact_lines
     from tui.tables.config import config_changes
@@ -36,7 +37,7 @@ def show(*, folder: RunFolder, as_json: JsonOption = False) -> None:
     row, directions = make_row(folder, *open_run(folder)), read_directions(folder.path.parent)
     outcome = find_outcome(folder, row, directions)
     if as_json:
-        print_json(shown_run(row, outcome))
+        print_json(row.to_json() | asdict(outcome))
         return
     console = table_console()
     facts = {"name": printable(row.name)} | run_facts(row, folder, directions)

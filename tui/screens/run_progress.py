@@ -49,17 +49,20 @@ def phase_label(row: RunRow) -> str:
 
 
 def _append_progress(line: Text, row: RunRow, width: int) -> None:
-    share = None if not row.record.steps else min(row.record.step / row.record.steps, 1.0)
+    values, count = row.record.values, row.record.count
+    step, steps, epochs = count("step"), count("steps"), count("total_epochs")
+    share = min(step / steps, 1.0) if steps else None
     tail = "" if share is None else f" {pad(format_share(share), 4, Align.RIGHT)}"
-    if row.record.eta_seconds is not None and share != 1.0:
-        tail += f"   ETA {format_duration(row.record.eta_seconds)}"
-    if row.record.total_epochs and row.record.steps:
-        per_epoch = max(row.record.steps // row.record.total_epochs, 1)
-        epoch = min(max(row.record.current_epoch, 1), row.record.total_epochs)
-        line.append(f"   epoch {epoch}/{row.record.total_epochs}")
+    if (eta_s := values.get("eta_seconds")) is not None and share != 1.0:
+        tail += f"   ETA {format_duration(eta_s)}"
+    if epochs and steps:
+        per_epoch = max(steps // epochs, 1)
+        epoch = min(max(row.record.current_epoch, 1), epochs)
+        line.append(f"   epoch {epoch}/{epochs}")
         if width >= 80:
-            line.append(f"   step {max(min(row.record.step - (epoch - 1) * per_epoch, per_epoch), 0)}/{per_epoch}")
-    rate = "" if row.record.rate_now is None else f"   {format_known('rate_now', row.record.rate_now)} images/s"
+            line.append(f"   step {max(min(step - (epoch - 1) * per_epoch, per_epoch), 0)}/{per_epoch}")
+    rate = format_known("rate_now", values.get("rate_now"))
+    rate = rate and f"   {rate} images/s"
     room = width - line.cell_len - len(tail) - 4
     if room - len(rate) >= MIN_BAR_COLUMNS:
         tail, room = tail + rate, room - len(rate)
@@ -70,17 +73,17 @@ def _append_progress(line: Text, row: RunRow, width: int) -> None:
 
 
 def _append_results(line: Text, row: RunRow, width: int) -> None:
-    parts = [f"epoch {row.record.epochs}/{row.record.total_epochs}" if row.record.total_epochs else ""]
-    if row.record.total_epochs and row.record.epochs == row.record.total_epochs:
-        parts = [pluralize(row.record.total_epochs, "epoch")]
+    values, done, planned = row.record.values, row.record.count("epochs"), row.record.count("total_epochs")
+    parts = [f"epoch {done}/{planned}" if planned else ""]
+    if planned and done == planned:
+        parts = [pluralize(planned, "epoch")]
     parts.append(f"in {format_duration(row.record.seconds)}" if row.record.seconds else "")
     line.append("   " + " ".join(filter(None, parts)))
-    if row.record.best_val_accuracy is not None:
-        line.append(f"   {METRICS['best_val_accuracy'].label} ")
-        line.append(format_known("best_val_accuracy", row.record.best_val_accuracy), GOOD)
-        line.append(f" @{row.record.best_epoch}" if row.record.best_epoch is not None else "")
-    last = format_known("val_accuracy", row.record.val_accuracy)
-    rate = format_known("images_per_second", row.record.images_per_second or None)
+    if best := format_known("best_val_accuracy", values.get("best_val_accuracy")):
+        line.append(f"   {METRICS['best_val_accuracy'].label} ").append(best, GOOD)
+        line.append(f" @{values['best_epoch']}" if "best_epoch" in values else "")
+    last = format_known("val_accuracy", values.get("val_accuracy"))
+    rate = format_known("images_per_second", values.get("images_per_second") or None)
     for text in (last and f"   {METRICS['val_accuracy'].label} {last}", rate and f"   {rate} images/s"):
         if line.cell_len + len(text) < width:
             line.append(text)
@@ -92,10 +95,11 @@ def bottleneck_text(row: RunRow, width: int) -> Text:
     line = Text(no_wrap=True, end="")
     if RunState(row.state) in FAILED_STATES:
         return line
-    figures = describe_efficiency(row.record.data_wait, row.record.mfu)
-    if row.record.grad_norm is not None and row.live:
-        grad_norm = f"{METRICS['grad_norm'].label} {format_known('grad_norm', row.record.grad_norm)}"
-        figures = "   ".join(filter(None, [figures, grad_norm]))
+    values = row.record.values
+    figures = describe_efficiency(values.get("data_wait"), values.get("mfu"))
+    grad_norm = format_known("grad_norm", values.get("grad_norm"))
+    if grad_norm and row.live:
+        figures = "   ".join(filter(None, [figures, f"{METRICS['grad_norm'].label} {grad_norm}"]))
     if row.record.bottleneck:
         line.append(f" {printable(row.record.bottleneck.message)}")
     room = width - line.cell_len - len(figures) - 1

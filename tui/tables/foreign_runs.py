@@ -11,7 +11,7 @@ from rich.text import Text
 from engine.foreign.activity import activity_text
 from engine.runs.fields import as_text
 from engine.runs.foreign_record import by_importance, foreign_record, last_step
-from engine.runs.metrics import Better, Metric, format_metric, metric_of_key
+from engine.runs.metrics import HIGHEST_PREFIX, LOWEST_PREFIX, Better, Metric, format_metric, metric_of_key
 from engine.runs.run_record import shown_state
 from engine.runs.run_row import RunRow
 from engine.show.foreign_run import RunSummary
@@ -69,7 +69,12 @@ def preview_lines(row: RunRow, width: int, height: int) -> list[Text]:
     record = row.record
     sign, style = state_symbol(row.shown_state)
     changed = "" if record.updated_at is None else f"changed {format_age(row.age_seconds)} ago"
-    facts = [printable(row.format), f"step {format_count(record.step)}" if record.metrics else "", changed, row.message]
+    facts = [
+        printable(row.format),
+        f"step {format_count(record.count('step'))}" if record.metric_keys else "",
+        changed,
+        row.message,
+    ]
     head = Text.assemble(
         (f"{sign} {activity_text(row.shown_state, record.updated_at)}", style or STRONG), no_wrap=True, end=""
     )
@@ -91,14 +96,14 @@ def preview_lines(row: RunRow, width: int, height: int) -> list[Text]:
 
 def _metric_lines(row: RunRow, width: int, room: int) -> list[Text]:
     record = row.record
-    names = {key: name for name, key in row.metric_keys.items()}
+    names = {key: name for name, key in record.metric_keys.items()}
     if not names or room < 2:
         return []
-    bounds = {Better.LOW: record.lowest_metrics, Better.HIGH: record.highest_metrics, Better.NEITHER: {}}
+    bounds = {Better.LOW: LOWEST_PREFIX, Better.HIGH: HIGHEST_PREFIX, Better.NEITHER: "no."}
     shown: list[MetricRow] = []
     for key in by_importance(names)[: room - 1]:
         metric = metric_of_key(key)
-        shown.append((metric, metric.of_run(record), bounds[metric.better].get(names[key])))
+        shown.append((metric, metric.of_run(record), record.values.get(bounds[metric.better] + names[key])))
     table: FittedTable[MetricRow] = fit(METRIC_COLUMNS, shown, width)
     return [styled(table.header(MUTED)), *(styled(table.line(metric)) for metric in shown)]
 

@@ -93,10 +93,14 @@ def figure_lines(row: RunRow, preview: RunPreview | None, width: int) -> list[Te
 
 def _result_lines(preview: RunPreview, width: int) -> list[Text]:
     record, lines = preview.record, list[Text]()
-    own = by_importance(METRIC_PREFIX + name for name in record.metrics)[:MAX_METRICS] if record.command else []
+    own = (
+        by_importance(key for key in record.values if key.startswith(METRIC_PREFIX))[:MAX_METRICS]
+        if record.command
+        else []
+    )
     for keys in (*METRIC_LINES, own):
         metrics = map(metric_of_key, keys)
-        values = ((metric, metric.of_run(record)) for metric in metrics if record.gpus or metric.key != "gpus")
+        values = ((metric, metric.of_run(record)) for metric in metrics if record.count("gpus") or metric.key != "gpus")
         known = [(metric.label, format_metric(metric, value)) for metric, value in values if value is not None]
         if not known:
             continue
@@ -105,7 +109,7 @@ def _result_lines(preview: RunPreview, width: int) -> list[Text]:
         for name, text in others:
             line.append(f"   {name} ", MUTED).append(text)
         lines += _field(label, line, width)
-    if record.ranks is not None:
+    if "ranks" in record.values:
         data = f"{format_count(record.classes or 0)} classes   {format_count(record.train_images or 0)} images"
         lines += _field("host", Text(f"{printable(record.host)}   {data}"), width)
     return lines

@@ -24,9 +24,6 @@ from engine.utils.trust import name_of_user
 from engine.utils.units import format_age, format_bytes, format_count, format_date
 from tui.phrases import ENDED_BADLY
 
-# The record of a command keeps 0 for these fields, because only trainings have epochs.
-TRAINING_FACTS = ("epochs",)
-
 
 def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) -> dict[str, str]:
     """Return names and printable values; what is not known has no name. `directions` are those of the user's metrics.
@@ -48,9 +45,8 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
         )
     own = own_metrics([record], directions)
     for metric in recorded_metrics(own):
-        if record.command and (metric.key in TRAINING_FACTS or (metric.key == "gpus" and not record.gpus)):
-            continue
-        if (value := metric.of_run(record)) is not None:
+        value = metric.of_run(record)
+        if value is not None and (value or metric.key != "gpus" or not record.command):
             facts[metric.label] = format_metric(metric, value)
     if assumed := [name for name in own if name not in directions and not names_direction(name)]:
         change = f"`gputrain runs better {shlex.quote(quote_key(assumed[0]))} low` changes it"

@@ -174,7 +174,7 @@ def listed_columns(rows: Sequence[RunRow], sorted_by: Field | None = None) -> li
     names = ["name", "state", "epochs", accuracy, *commands_metrics(rows), "age"]
     if rows and all(row.record.command for row in rows):
         names[2] = "step"
-        if all(row.record.best_val_accuracy is None for row in rows):
+        if all(row.record.values.get(accuracy) is None for row in rows):
             names.remove(accuracy)
     fields = {field.name: field for field in map(find_field, names)}
     if sorted_by is not None and sorted_by.name not in (*fields, "tags", "command"):
@@ -255,9 +255,10 @@ def _monitor_name(row: RunRow, is_marked: RowTest) -> Line:
 
 def _progress_cell(row: RunRow, meter_columns: int) -> Line:
     """Return how far a run that trains is, with a meter, else its state."""
-    if row.state != RunState.RUNNING or not row.record.steps:
+    steps = row.record.count("steps")
+    if row.state != RunState.RUNNING or not steps:
         return ((row.shown_state, state_style(row) if row.shown_state in (*ENDED_BADLY, DIVERGED) else ""),)
-    share = row.record.step / row.record.steps
+    share = row.record.count("step") / steps
     percent = format_share(share)
     bar = meter(share, meter_columns, GOOD)
     return (*spans(bar), (f" {percent}", "")) if meter_columns else ((percent, ""),)
@@ -265,7 +266,7 @@ def _progress_cell(row: RunRow, meter_columns: int) -> Line:
 
 def _best_cell(row: RunRow, *, is_short: bool = False) -> Line:
     metric = METRICS["best_val_accuracy"]
-    if row.record.command and row.record.best_val_accuracy is None:
+    if row.record.command and metric.of_run(row.record) is None:
         if not (keys := commands_metrics([row])):
             return ()
         metric = metric_of_key(keys[0])

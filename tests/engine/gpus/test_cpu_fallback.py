@@ -19,7 +19,7 @@ from engine.gpus.snapshot import Snapshot
 from engine.launch.preflight_process import PreflightResult
 from engine.runs.events import WarningEvent
 from engine.runs.history import history_from_events
-from engine.runs.run_record import RunRecord
+from engine.runs.run_record import StoredForm, read_back, stored_form
 from engine.utils.codec import decode, encode
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 from support.gputrain_command import ROOT
@@ -147,7 +147,7 @@ def test_summary_contains_reason_until_run_resumes_on_gpus() -> None:
     ]
     summary = history_from_events(events).record()
     assert summary.cpu_fallback == "no GPU is free"
-    assert decode(encode(summary), RunRecord).cpu_fallback == "no GPU is free"
+    assert read_back(decode(encode(stored_form(summary)), StoredForm)).cpu_fallback == "no GPU is free"
     assert history_from_events([*events, make_gpu_run_started()]).cpu_fallback == ""
 
 

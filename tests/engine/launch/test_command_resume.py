@@ -146,7 +146,7 @@ def test_metrics_of_a_resumed_command_continue_its_curves(runs: CommandRuns) -> 
     assert metrics is not None
     [reading] = RunFollower(metrics).poll()
     assert values_of(reading.points, "loss") == [(1, 1.5), (2, 2.5), (3, 3.5), (4, 4.5)]
-    assert (runs.record.step, runs.record.metrics["loss"], runs.record.lowest_metrics["loss"]) == (4, 4.5, 1.5)
+    assert [runs.record.values[key] for key in ("step", "metrics.loss", "lowest_metrics.loss")] == [4, 4.5, 1.5]
 
 
 def test_count_of_lines_without_steps_goes_on(runs: CommandRuns) -> None:
@@ -160,9 +160,9 @@ def test_count_of_lines_without_steps_goes_on(runs: CommandRuns) -> None:
 def test_record_keeps_its_metrics_until_there_are_new_ones(runs: CommandRuns) -> None:
     runs.run("sh", "-c", "test -e go && echo ready && sleep 0.2 && exit; echo loss: 3; touch go; exit 1")
     metrics = []
-    runs.when("ready", lambda: metrics.append(runs.record.metrics))
+    runs.when("ready", lambda: metrics.append(runs.record.values["metrics.loss"]))
     runs.run(command=read_command(runs.run_folder), config=RESUME)
-    assert metrics == [{"loss": 3}]
+    assert metrics == [3]
 
 
 # Slurm

@@ -108,9 +108,10 @@ def test_metrics_of_output_and_of_own_file_are_in_the_record(runs: CommandRuns) 
     program = 'echo "step 1 loss=0.5"; echo "step 2 loss=0.25"; echo \'{"step": 9, "acc": 0.75}\' >> $GPUTRAIN_METRICS'
     runs.run("sh", "-c", program)
     record = runs.record
-    assert (record.metrics["loss"], record.lowest_metrics["loss"], record.highest_metrics["loss"]) == (0.25, 0.25, 0.5)
-    assert record.metrics["acc"] == 0.75
-    assert record.step == 9
+    bounds = [record.values[f"{group}.loss"] for group in ("metrics", "lowest_metrics", "highest_metrics")]
+    assert bounds == [0.25, 0.25, 0.5]
+    assert record.values["metrics.acc"] == 0.75
+    assert record.values.get("step") == 9
 
 
 def test_metric_file_below_the_working_folder_is_found(runs: CommandRuns) -> None:
@@ -118,7 +119,7 @@ def test_metric_file_below_the_working_folder_is_found(runs: CommandRuns) -> Non
     old.write_text('{"step": 1, "before": 1.0}\n')
     wait_for(lambda: time.time() > old.stat().st_ctime + START_SLACK_SECONDS, "an old file")
     runs.run("sh", "-c", 'mkdir logs; echo \'{"step": 3, "score": 0.125}\' > logs/new.jsonl')
-    assert runs.record.metrics == {"score": 0.125}
+    assert runs.record.values["metrics.score"] == 0.125 and [*runs.record.metric_keys] == ["score"]
 
 
 @pytest.mark.parametrize(("waits", "output"), [(False, ["hello"]), (True, [])])

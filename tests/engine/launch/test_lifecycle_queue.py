@@ -61,7 +61,7 @@ def test_waiting_run_records_its_place_among_those_that_wait_for_gpus(
             waiting.report("no GPU is free")
             record = read_run_record(owned.folder)
             assert record is not None and record.state == "waiting"
-            return record.queue_place
+            return record.values.get("queue_place")
 
         assert report() == 2
         first.release()
@@ -72,7 +72,7 @@ def test_waiting_run_records_its_place_among_those_that_wait_for_gpus(
         assert event_line(events[0]) == "waiting: no GPU is free (place 2 in the queue)"
         waiting.leave([])
         record = read_run_record(owned.folder)
-        assert record is not None and (record.state, record.queue_place) == ("starting", None)
+        assert record is not None and (record.state, record.values.get("queue_place")) == ("starting", None)
     second.release()
 
 

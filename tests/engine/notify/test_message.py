@@ -18,8 +18,9 @@ from engine.runs.folder import RunState
 from engine.runs.records import Bottleneck, BottleneckKind
 from engine.runs.run_record import RunRecord
 from support.replace import replace
+from support.runs.factories import make_record
 
-RECORD = RunRecord(
+RECORD = make_record(
     state=RunState.STOPPED,
     epochs=2,
     total_epochs=3,
@@ -65,7 +66,7 @@ def test_message_lines_are_cut_only_above_their_limit() -> None:
 
 
 def test_stall_sentence_names_phase_and_only_a_watchdog_still_to_come() -> None:
-    record = replace(RECORD, step=1234, current_epoch=2, phase="validating")
+    record = replace(RECORD, values=RECORD.values | {"step": 1234}, current_epoch=2, phase="validating")
     sentence = stall_sentence(record, 300.0, 600.0)
     assert [part for part in ("5m00s", "1,234", "validating", "10m00s", "run.watchdog") if part not in sentence] == []
     assert "run.watchdog" not in stall_sentence(record, 300.0, 300.0)

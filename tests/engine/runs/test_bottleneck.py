@@ -15,6 +15,7 @@ from engine.runs.events import EpochEvent, Event, GpuEvent
 from engine.runs.folder import RunFolder
 from engine.runs.history import History, history_from_events
 from engine.runs.records import GpuSample
+from engine.runs.run_record import stored_form
 from engine.training.train import run_training
 from engine.utils.codec import encode
 from support.data.photo_folder import write_photo_folder
@@ -60,7 +61,7 @@ def test_bottleneck_is_data_for_slow_transform(tmp_path: Path) -> None:
     [timing] = history.epochs[-1].rank_timings
     assert timing.data_wait_seconds / timing.seconds == pytest.approx(wait, abs=0.01)
     assert timing.data_wait_seconds > 0.0005 * 64 * history.epochs[-1].step / 2
-    summary = json.loads(encode(history.record()))
+    summary = json.loads(encode(stored_form(history.record())))
     assert summary["data_wait"] == wait
     assert history.started is not None
     message = bottleneck_message(history.started, history.epochs[-1])
@@ -82,7 +83,7 @@ def test_bottleneck_is_compute_for_ordinary_cpu_run() -> None:
     history = train_history("data.image_size=32", "data.batch_size=64", "data.val_split=0.8")
     assert kind(history) is BottleneckKind.COMPUTE, history.bottleneck
     assert bottleneck_message(*[history.started, history.epochs[-1]]).startswith("CPU-bound")  # type: ignore[list-item]
-    assert history.record().mfu is None
+    assert history.record().values.get("mfu") is None
 
 
 @pytest.mark.nightly
@@ -239,7 +240,8 @@ def test_mfu_counts_all_gpus() -> None:
     assert model_flops_utilization(started, make_timed_epoch(images_per_second=12_000.0)) == pytest.approx(
         0.0373, abs=1e-4
     )
-    assert history_from_events([started, make_timed_epoch(images_per_second=100_000.0)]).record().mfu == 0.3108
+    record = history_from_events([started, make_timed_epoch(images_per_second=100_000.0)]).record()
+    assert record.values["mfu"] == 0.3108
     assert model_flops_utilization(make_gpu_run_started(flops=12.3e9), make_timed_epoch()) is None
     assert model_flops_utilization(make_gpu_run_started(peak_tflops=989.4), make_timed_epoch()) is None
 

@@ -12,7 +12,6 @@ from engine.runs.fields import find_field
 from engine.runs.folder import RunState
 from engine.runs.history import history_from_events
 from engine.runs.records import RankDevice
-from engine.utils.codec import to_builtins
 from support.runs.event_factories import make_command_started
 from support.runs.factories import make_run_folder, row_of
 
@@ -41,7 +40,7 @@ def test_record_tells_command_devices_duration_and_exit_code() -> None:
     rank = RankDevice(0, "h", 1, "GPU-1", "NVIDIA H200", 3)
     started = make_command_started(2.0, devices=["GPU-1"], ranks=[rank])
     record = history_from_events([started, RunFinished(time=9.0, state="failed", exit_code=3)]).record()
-    assert (record.command, record.devices, record.gpus) == (started.command, "H200 (GPU 3)", 1)
+    assert (record.command, record.devices, record.values.get("gpus")) == (started.command, "H200 (GPU 3)", 1)
     assert (record.seconds, record.exit_code, record.command_parameters) == (7.0, 3, {"lr": 0.1})
 
 
@@ -62,7 +61,7 @@ def test_log_line_of_the_start_names_process_devices_and_command() -> None:
 def test_fields_of_a_row_are_those_of_the_command(tmp_path: Path, name: str, value: object) -> None:
     row = row_of(make_run_folder(tmp_path, "a", make_command_started()))
     assert find_field(name).value(row) == value
-    assert to_builtins(row.values())["config"] == {}
+    assert row.to_json()["config"] == {}
 
 
 def test_config_key_is_a_parameter_of_its_name_unless_other_keys_have_that_name(tmp_path: Path) -> None:

@@ -190,8 +190,8 @@ def test_best_epoch_is_that_of_lower_loss_then_later_one_of_equal_accuracies(
         for number, (accuracy, loss) in enumerate(epochs, 1)
     ]
     record = history_from_events([make_run_started(), *events]).record()
-    assert record.best_epoch == best
-    assert (record.best_val_accuracy, record.best_epoch_val_loss) == epochs[best - 1]
+    assert record.values.get("best_epoch") == best
+    assert (record.values.get("best_val_accuracy"), record.values.get("best_epoch_val_loss")) == epochs[best - 1]
     data = CurveData()
     data.add_events([make_run_started(), *events])
     assert data.best is not None and data.best.epoch == best

@@ -12,7 +12,7 @@ from engine.notify.message import make_message
 from engine.report.page import make_page
 from engine.runs.curves import CurveData
 from engine.runs.folder import RunFolder
-from engine.runs.metrics import METRICS, Aggregate, Better, Metric, Unit
+from engine.runs.metrics import METRICS, Better, Metric, Taken, Unit
 from engine.runs.reduced_curves import reduce_curves
 from engine.show.table import plain_lines
 from engine.sync.rows import read_rows
@@ -38,8 +38,7 @@ def loss_gap(monkeypatch: pytest.MonkeyPatch) -> Metric:
         description="validation minus training loss",
         unit=Unit.SCORE,
         better=Better.LOW,
-        aggregate=Aggregate.LAST,
-        record=lambda run: difference(run.train_loss, run.val_loss),
+        taken=Taken.LAST,
         epoch=lambda epoch: difference(epoch.train_loss, epoch.val_loss),
     )
     monkeypatch.setitem(METRICS, metric.key, metric)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,8 +17,7 @@ from engine.runs.run_row import RunRow
 from engine.runs.sort_order import SortOrder
 from engine.utils.errors import UsageError
 from support.messages import has_problem, raises_problem
-from support.replace import replace
-from support.runs.factories import make_row
+from support.runs.factories import make_row, with_fields
 
 HOUR, DAY = 3600.0, 86_400.0
 NOW = time.time()
@@ -39,12 +37,8 @@ ROWS = [BEST, FAILED, NEW]
 OWN = own_metrics(row.record for row in ROWS)
 
 
-def with_record(row: RunRow, **values: Any) -> RunRow:
-    return row._replace(record=replace(row.record, **values))
-
-
 def accuracy_of(row: RunRow) -> float | None:
-    return row.record.best_val_accuracy
+    return row.record.values.get("best_val_accuracy")
 
 
 LOST = make_row("lost", "finished", metrics={"loss": None}, command="x")
@@ -158,8 +152,8 @@ ERRORS = {
 @pytest.mark.parametrize(("text", "expected"), [("age<2d", ["new"]), ("age>1d12h", ["long"])])
 def test_query_compares_age_since_start(text: str, expected: list[str]) -> None:
     rows = [
-        with_record(BEST._replace(name="new"), started_at=NOW - 2 * HOUR, updated_at=NOW),
-        with_record(FAILED._replace(name="long"), started_at=NOW - 3 * DAY, updated_at=NOW),
+        with_fields(BEST._replace(name="new"), started_at=NOW - 2 * HOUR, updated_at=NOW),
+        with_fields(FAILED._replace(name="long"), started_at=NOW - 3 * DAY, updated_at=NOW),
     ]
     assert [row.name for row in parse_query(text).filter(rows)] == expected
 
@@ -183,7 +177,7 @@ def test_query_reports_every_invalid_condition() -> None:
 
 
 def test_unknown_config_matches_no_condition() -> None:
-    unread = with_record(BEST, config=None)
+    unread = with_fields(BEST, config=None)
     assert parse_query("model=cnn").filter([unread]) == parse_query("model!=cnn").filter([unread]) == []
     assert find_field("lr").value(unread) is None and find_field("lr").value(FAILED) == 0.05
 
@@ -215,7 +209,7 @@ def test_negated_condition_matches_all_other_rows(name: str, sign: str, value: s
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=8), st.booleans())
 def test_sort_puts_unknown_values_last_and_keeps_order_of_equals(values: list[float | None], reverse: bool) -> None:
     rows = [
-        with_record(BEST._replace(name=str(number)), best_val_accuracy=value) for number, value in enumerate(values)
+        with_fields(BEST._replace(name=str(number)), best_val_accuracy=value) for number, value in enumerate(values)
     ]
     sorted_rows = SortOrder.parse("accuracy", reverse=reverse).sort(rows)
     direction = 1 if reverse else -1
@@ -228,7 +222,7 @@ def test_sort_begins_with_best_newest_and_first_name() -> None:
     assert SortOrder.parse("-accuracy").sort(ROWS) == [FAILED, BEST, NEW]
     assert SortOrder.parse("name").sort(ROWS) == [FAILED, BEST, NEW]
     assert SortOrder.parse("model", reverse=True).sort(ROWS) == [BEST, FAILED, NEW]
-    mixed = [with_record(BEST._replace(name=str(value)), config={"data.workers": value}) for value in ("auto", 4, 10)]
+    mixed = [with_fields(BEST._replace(name=str(value)), config={"data.workers": value}) for value in ("auto", 4, 10)]
     assert [row.name for row in SortOrder.parse("workers").sort(mixed)] == ["4", "10", "auto"]
 
 

@@ -15,8 +15,8 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership
 from engine.runs.record_completion import open_run, read_journal_record
-from engine.runs.run_record import RunRecord, read_run_record
-from engine.utils.codec import replace, write_record
+from engine.runs.run_record import RunRecord, read_run_record, write_summary
+from engine.utils.codec import replace
 from support.runs.event_factories import make_command_started, make_epoch, make_run_resumed, make_run_started
 from support.runs.factories import append_events, append_to_journal, make_run_folder
 
@@ -33,9 +33,9 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def test_record_of_crashed_run_is_completed_and_stored(folder: RunFolder) -> None:
     before = read_run_record(folder)
-    assert before is not None and before.epochs == 0
+    assert before is not None and before.values.get("epochs") == 0
     record, state = open_run(folder)
-    assert (record.epochs, record.val_accuracy, state) == (1, 0.5, RunState.CRASHED)
+    assert (record.values.get("epochs"), record.values.get("val_accuracy"), state) == (1, 0.5, RunState.CRASHED)
     assert read_run_record(folder) == record == read_journal_record(folder).record
 
 
@@ -52,7 +52,7 @@ def test_record_of_live_run_is_left_to_its_owner(folder: RunFolder) -> None:
     stored = folder.summary.read_bytes()
     owner = Ownership(folder)
     record, state = open_run(folder)
-    assert (record.epochs, state) == (0, "running")
+    assert (record.values.get("epochs"), state) == (0, "running")
     assert folder.summary.read_bytes() == stored
     owner.release()
 
@@ -75,10 +75,10 @@ def test_completed_record_is_not_stored_by_others_or_under_a_claim(folder: RunFo
     claim = {"format": 1, "host": "elsewhere", "pid": 1, "heartbeat": time.time() - 3600}
     folder.owner.write_text(json.dumps(claim))
     os.utime(folder.owner, (1, 1))
-    assert open_run(folder).record.epochs == 1
+    assert open_run(folder).record.values.get("epochs") == 1
     folder.owner.unlink()
     folder.path.chmod(0o777)
-    assert open_run(folder).record.epochs == 1
+    assert open_run(folder).record.values.get("epochs") == 1
     assert folder.summary.read_bytes() == stored
     folder.path.chmod(0o755)
     open_run(folder)
@@ -88,14 +88,14 @@ def test_completed_record_is_not_stored_by_others_or_under_a_claim(folder: RunFo
 @pytest.mark.parametrize("text", ['{"format": 2, "state": "x"}', "{"])
 def test_record_of_another_version_is_kept_and_a_damaged_one_replaced(folder: RunFolder, text: str) -> None:
     folder.summary.write_text(text)
-    assert open_run(folder).record.epochs == 1
+    assert open_run(folder).record.values.get("epochs") == 1
     assert (folder.summary.read_text() == text) == ("format" in text)
 
 
 def test_folder_that_is_no_run_gets_no_file(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.journal.write_text(EPOCH)
-    assert open_run(folder).record.epochs == 1
+    assert open_run(folder).record.values.get("epochs") == 1
     assert [path.name for path in folder.path.iterdir()] == ["events.jsonl"]
 
 
@@ -123,7 +123,8 @@ def test_record_of_crashed_command_keeps_its_metrics(tmp_path: Path) -> None:
     run = make_run_folder(tmp_path, "a", make_command_started(1.0))
     stored = read_run_record(run)
     assert stored is not None
-    write_record(run.summary, replace(stored, step=7, metrics={"loss": 0.5}))
+    write_summary(run.summary, replace(stored, values=stored.values | {"step": 7, "metrics.loss": 0.5}))
     append_to_journal(run, to_line(RunFinished(time=2.0, state="failed", exit_code=3)) + "\n")
     record, state = open_run(run)
-    assert (record.step, record.metrics, record.exit_code, state) == (7, {"loss": 0.5}, 3, RunState.FAILED)
+    assert (record.exit_code, state) == (3, RunState.FAILED)
+    assert (record.values["step"], record.values["metrics.loss"]) == (7, 0.5)

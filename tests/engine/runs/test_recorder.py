@@ -171,7 +171,7 @@ def test_record_of_a_command_that_waits_names_it_also_when_another_process_cance
     canceller.record(RunFinished(state="stopped"))
     canceller.close()
     row = read_row(folder)
-    assert row is not None and row.state == "stopped" and to_builtins(row.values()).items() >= command.items()
+    assert row is not None and row.state == "stopped" and to_builtins(row.to_json()).items() >= command.items()
 
 
 @contextmanager

@@ -17,9 +17,8 @@ from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
 from engine.runs.ownership import Ownership
 from engine.runs.run_list import RunList
-from engine.runs.run_record import read_run_record
+from engine.runs.run_record import read_run_record, write_summary
 from engine.runs.run_row import RunRow, read_row, unreadable_row
-from engine.utils.codec import write_record
 from support.messages import raises_problem
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
@@ -76,7 +75,7 @@ def test_list_keeps_rows_of_runs_from_the_future(root: Path, monkeypatch: pytest
     for folder in root.iterdir():
         record = read_run_record(RunFolder(folder))
         assert record is not None
-        write_record(folder / "summary.json", replace(record, started_at=ahead))
+        write_summary(folder / "summary.json", replace(record, started_at=ahead))
         for path in (*folder.iterdir(), folder):
             os.utime(path, (ahead, ahead))
     os.utime(root, (ahead, ahead))
@@ -95,7 +94,7 @@ def test_list_rereads_only_changed_runs(root: Path, monkeypatch: pytest.MonkeyPa
     read = read_names(monkeypatch)
     runs.poll()
     assert sorted(read) == ["run-3", "run-4"]
-    best = row_of(runs.rows, "run-3").record.best_val_accuracy
+    best = row_of(runs.rows, "run-3").record.values.get("best_val_accuracy")
     assert best == 0.99 and row_of(runs.rows, "run-4").tags == ("night",)
 
 
@@ -179,7 +178,7 @@ def test_list_reads_live_run_at_each_poll(root: Path) -> None:
     # Its folder may have the same time as before.
     age(folder.path)
     runs.poll()
-    assert row_of(runs.rows, "live").record.val_accuracy == 0.2
+    assert row_of(runs.rows, "live").record.values.get("val_accuracy") == 0.2
     ownership.release()
     for _ in range(2):
         runs.poll()

@@ -39,13 +39,13 @@ from engine.runs.journal import JournalReader
 from engine.runs.record_completion import read_journal_record
 from engine.runs.recorder import RECORD_INTERVAL_SECONDS, Recorder
 from engine.runs.records import GpuSample, Learning, LearningFault
-from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record, shown_state
+from engine.runs.run_record import RunRecord, StoredForm, read_back, read_run_record, shown_state, stored_form
 from engine.runs.run_row import read_row
 from engine.utils.codec import decode, encode
 from support.gputrain_command import ROOT
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
-from support.runs.factories import make_run_folder
+from support.runs.factories import make_record, make_run_folder
 from support.runs.recording_process import STEPS_PER_RECORD
 
 KILLS = 20
@@ -115,7 +115,7 @@ def test_record_is_that_of_the_journal_after_each_session_that_ends(run: list[li
             written, history = read_run_record(folder), history_from_events(JournalReader(folder.journal).poll())
             if session and isinstance(session[-1], RunFinished):
                 assert written == history.record({})
-            assert written is None or decode(encode(written), RunRecord) == written
+            assert written is None or read_back(decode(encode(stored_form(written)), StoredForm)) == written
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def recorded(tmp_path: Path) -> RunFolder:
 
 def written_record(folder: RunFolder) -> RunRecord:
     """The record in the file, all of whose fields are valid."""
-    return decode(folder.summary.read_bytes(), RunRecord)
+    return read_back(decode(folder.summary.read_bytes(), StoredForm))
 
 
 def test_recorder_replaces_record_once_a_second_and_at_each_change_of_state(recorded: RunFolder) -> None:
@@ -144,7 +144,7 @@ def test_recorder_replaces_record_once_a_second_and_at_each_change_of_state(reco
     ):
         recorder.record(event)
         record = written_record(recorded)
-        seen.append((record.state, record.step))
+        seen.append((record.state, record.values.get("step")))
     assert seen == [
         *(("waiting", 0), ("running", 0), ("running", 0), ("running", 0)),
         *(("paused", 2), ("running", 2), ("stopping", 2), ("stopping", 2)),
@@ -152,7 +152,7 @@ def test_recorder_replaces_record_once_a_second_and_at_each_change_of_state(reco
     now[0] += RECORD_INTERVAL_SECONDS
     # The loop of the owner calls it, so the last events before a long evaluation are not missed.
     recorder.catch_up()
-    assert written_record(recorded).step == 3
+    assert written_record(recorded).values["step"] == 3
     recorder.close()
 
 
@@ -202,12 +202,12 @@ def test_record_is_not_ahead_of_a_journal_that_cannot_be_written(
             now[0] += RECORD_INTERVAL_SECONDS
             recorder.record(make_step(step))
         record = written_record(recorded)
-        assert record.step <= 1 and "full" in record.problem
+        assert record.values.get("step") <= 1 and "full" in record.problem
     recorder.catch_up()
     now[0] += RECORD_INTERVAL_SECONDS
     recorder.record(make_step(4))
     record = written_record(recorded)
-    assert (record.step, record.problem) == (4, "")
+    assert (record.values.get("step"), record.problem) == (4, "")
     recorder.close()
 
 
@@ -221,7 +221,7 @@ def test_record_of_killed_run_is_never_ahead_of_its_journal_and_shows_it_as_cras
         folder = RunFolder(tmp_path / f"run-{number}")
         command = [sys.executable, "-m", "support.runs.recording_process", str(tmp_path), folder.name]
         process = subprocess.Popen(command, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"})
-        while (record := read_run_record(folder)) is None or record.step == 0:
+        while (record := read_run_record(folder)) is None or record.values.get("step") == 0:
             assert process.poll() is None
             time.sleep(0.01)
         time.sleep(number * 0.4 / KILLS)
@@ -230,12 +230,12 @@ def test_record_of_killed_run_is_never_ahead_of_its_journal_and_shows_it_as_cras
         record, events = read_run_record(folder), list(JournalReader(folder.journal).poll())
         assert record is not None
         steps = [event for event in events if isinstance(event, StepEvent)]
-        assert record.step <= steps[-1].step
+        assert record.values.get("step") <= steps[-1].step
         # The clock of the process counts its steps.
-        assert steps[-1].step - record.step <= STEPS_PER_RECORD
+        assert steps[-1].step - record.values.get("step") <= STEPS_PER_RECORD
         row = read_row(folder)
         assert row is not None and (row.state, row.record.state) == (RunState.CRASHED, RunState.RUNNING)
-        assert read_journal_record(folder).record.step == steps[-1].step
+        assert read_journal_record(folder).record.values.get("step") == steps[-1].step
 
 
 def test_record_is_not_written_at_each_event_while_the_disk_is_full(
@@ -275,7 +275,7 @@ def test_record_of_others_has_no_config_value_without_bounds(recorded: RunFolder
 
 def test_record_has_throughput_and_remaining_time_only_while_it_trains() -> None:
     trained = [make_run_started(), make_step(5), make_epoch(1)]
-    assert history_from_events(trained).record().rate_now is not None
+    assert history_from_events(trained).record().values.get("rate_now") is not None
     for event in (
         WaitingForGpus(message="waits"),
         RunPaused(step=10, epoch=1),
@@ -284,9 +284,11 @@ def test_record_has_throughput_and_remaining_time_only_while_it_trains() -> None
         make_run_resumed(10, 2.0),
     ):
         record = history_from_events([*trained, event]).record()
-        assert record.rate_now is None and (record.eta_seconds is None or record.state is RunState.RUNNING)
+        assert "rate_now" not in record.values
+        assert "eta_seconds" not in record.values or record.state is RunState.RUNNING
 
 
+FORMAT_1 = Path(__file__).parents[2] / "recordings" / "format-1" / "records"
 DIVERGED, OVERFITTING = (Learning(fault, str(fault)) for fault in (LearningFault.DIVERGED, LearningFault.OVERFITTING))
 
 
@@ -306,4 +308,24 @@ DIVERGED, OVERFITTING = (Learning(fault, str(fault)) for fault in (LearningFault
 def test_shown_state_marks_run_that_diverged_or_whose_last_loss_is_not_finite(
     state: str, values: dict[str, Any], shown: str
 ) -> None:
-    assert shown_state(state, replace(NO_RECORD, **values)) == shown
+    assert shown_state(state, make_record(**values)) == shown
+
+
+@pytest.mark.parametrize("name", ["training", "command"])
+def test_kept_record_is_read_and_written_with_the_same_keys(name: str) -> None:
+    """Both are of the version in which each number was a field of its own. The config, the times and so on are there,
+    too."""
+    data = (FORMAT_1 / f"{name}.json").read_bytes()
+    record = read_back(decode(data, StoredForm))
+    assert json.loads(encode(stored_form(record))) == json.loads(data)
+    expected = {
+        "training": {"best_val_accuracy": 0.8, "val_top5": 0.99, "seconds": 31.0, "metrics.f1": None, "steps": 30},
+        "command": {"step": 9, "train_loss": 0.25, "best_val_loss": 0.1, "lr": 0.001, "metrics.ppl": None},
+    }[name]
+    assert expected.items() <= record.values.items()
+    assert name == "training" or {"epochs", "val_loss"}.isdisjoint(record.values)
+
+
+def test_record_of_command_without_metrics_has_no_step() -> None:
+    record = make_record(command="x", step=0, epochs=0)
+    assert "step" not in record.values and json.loads(encode(stored_form(record)))["step"] == 0

@@ -12,14 +12,13 @@ from engine.runs.events import RankFailed, RunFinished, RunPaused, WaitingForGpu
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.ownership import Ownership
 from engine.runs.query import Query
-from engine.runs.run_record import RunRecord
 from engine.runs.run_row import RunRow
 from engine.runs.trash import move_to_trash
 from engine.show.awaited_run import CRASH_GRACE_SECONDS, RESTART_GRACE_SECONDS, Result, RunWait, parse_condition
 from support.messages import raises_problem
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
-from support.runs.factories import append_events, make_run_folder
+from support.runs.factories import append_events, make_record, make_run_folder, with_fields
 
 
 class Clock:
@@ -177,9 +176,8 @@ def test_condition_without_a_value_is_refused() -> None:
 
 @pytest.mark.parametrize("text", ["loss<0.5", "best_loss<0.2", "accuracy>0.8", "best_accuracy>0.9"])
 def test_condition_is_on_the_metric_that_a_command_prints_later_under_a_short_name(text: str) -> None:
-    waiting = RunRow("a", "/runs/a", RunState.RUNNING, RunRecord(state="running", command="python train.py"))
+    waiting = RunRow("a", "/runs/a", RunState.RUNNING, make_record(command="python train.py"))
     query, notes = parse_condition(text, [waiting], {})
     assert (notes, query.matches(waiting)) == ([], False)
     best = {"lowest_metrics": {"loss": 0.1}, "highest_metrics": {"accuracy": 0.95}}
-    record = replace(waiting.record, metrics={"loss": 0.4, "accuracy": 0.85}, **best)
-    assert query.matches(waiting._replace(record=record))
+    assert query.matches(with_fields(waiting, metrics={"loss": 0.4, "accuracy": 0.85}, **best))

@@ -47,7 +47,7 @@ def test_values_that_are_not_finite_are_counted_and_leave_gaps(tmp_path: Path) -
     assert curves.nonfinite_count == 2
     np.testing.assert_array_equal(curves.over("metrics.a", "step").points.y, [1, np.nan, np.nan])
     record = describe(data).record
-    assert (record.metrics, record.highest_metrics) == ({"a": None}, {"a": 1.0})
+    assert (record.values["metrics.a"], record.values["highest_metrics.a"]) == (None, 1.0)
 
 
 def test_curve_of_the_validation_is_that_of_the_best_epoch_too(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_long_curve_has_few_points_and_exact_extremes(tmp_path: Path) -> None:
     data = make_data(tmp_path, [{"step": step, "a": float(value)} for step, value in enumerate(values)])
     blocks = KeyedCurves(data.curves, max_blocks=100).over("metrics.a", "step")
     assert len(blocks.points.x) <= 200 and np.nanmax(blocks.points.y) == 7.0
-    assert describe(data).record.highest_metrics == {"a": 7.0}
+    assert describe(data).record.values["highest_metrics.a"] == 7.0
 
 
 def test_event_file_beside_a_csv_has_a_curve_over_epochs(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_data_follows_a_log_that_grows(tmp_path: Path) -> None:
     assert not data.read()
     with (tmp_path / "metrics.jsonl").open("a") as log:
         log.write('{"step": 2, "a": 3.0}\n')
-    assert data.read() and describe(data).record.metrics == {"a": 3.0}
+    assert data.read() and describe(data).record.values["metrics.a"] == 3.0
 
 
 def test_summary_reads_log_of_many_polls_whole(tmp_path: Path) -> None:

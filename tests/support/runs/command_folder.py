@@ -15,8 +15,8 @@ from engine.runs.folder import RunFolder
 from engine.runs.foreign_record import metric_keys, with_metrics
 from engine.runs.record_completion import read_journal_record
 from engine.runs.records import GpuSample, RankDevice
+from engine.runs.run_record import write_summary
 from engine.show.foreign_curves import CurveReader
-from engine.utils.codec import write_record
 from support.runs.command_owner import make_command
 from support.runs.event_factories import make_command_started
 from support.runs.factories import make_run_folder
@@ -67,7 +67,7 @@ def _write_record(folder: RunFolder) -> None:
     while reader.read_slice():
         pass
     values = {name: reader.curves.extremes(name) for name in reader.curves.names}
-    write_record(folder.summary, with_metrics(read_journal_record(folder).record, values, metric_keys(values)))
+    write_summary(folder.summary, with_metrics(read_journal_record(folder).record, values, metric_keys(values)))
 
 
 def make_gpu_event(time: float, *devices: str) -> GpuEvent:

@@ -26,9 +26,9 @@ from engine.runs.labels import RunLabels, change_labels
 from engine.runs.record_completion import read_journal_record
 from engine.runs.records import RankDevice, RankEpochTiming
 from engine.runs.run_config import changed_values
-from engine.runs.run_record import RunRecord
+from engine.runs.run_record import RunRecord, StoredForm, read_back, stored_form, write_summary
 from engine.runs.run_row import RunRow, read_row
-from engine.utils.codec import write_record
+from engine.utils.codec import asdict
 from support.replace import replace
 from support.runs.event_factories import make_command_started, make_epoch, make_run_started, make_step
 from tui.tables.runs import DEFAULT_COLUMNS
@@ -61,14 +61,24 @@ def make_command_run(root: Path, name: str) -> tuple[RunFolder, str]:
 
 def write_run_record(folder: RunFolder) -> None:
     """Write the record of a run, as its owner does."""
-    write_record(folder.summary, read_journal_record(folder).record)
+    write_summary(folder.summary, read_journal_record(folder).record)
 
 
 def make_row(name: str, state: str, folder: str | None = None, **fields: Any) -> RunRow:
     """Row of a run; `fields` are those of the row and of its record."""
     own = {key: fields.pop(key) for key in RunRow._fields if key in fields}
-    record = RunRecord(**{"state": RunState.RUNNING, **fields})
-    return RunRow(name, folder or f"/runs/{name}", state, record=record, **own)
+    return RunRow(name, folder or f"/runs/{name}", state, record=make_record(**fields), **own)
+
+
+def make_record(**fields: Any) -> RunRecord:
+    """Record of a run; `fields` are those of `summary.json`."""
+    return read_back(StoredForm(**{"state": RunState.RUNNING, **fields}))
+
+
+def with_fields(row: RunRow, **fields: Any) -> RunRow:
+    """The row of a run with other fields of its record, which are those of `summary.json`."""
+    known = asdict(stored_form(row.record))
+    return row._replace(record=make_record(**known | fields))
 
 
 def row_of(folder: RunFolder) -> RunRow:
@@ -136,7 +146,7 @@ def make_ended_runs(root: Path, count: int, *, epochs: int = 3) -> list[RunFolde
         changes = [f"run.seed={number % 10}", f"model.name={model}", f"optim.name={optimizer}", "data.dataset=digits"]
         text, changed = _config((*changes, f"optim.lr={0.1 / (number % 4 + 1)}"))
         folder.config.write_text(text)
-        write_record(folder.summary, history_from_events([*events, finished]).record(changed))
+        write_summary(folder.summary, history_from_events([*events, finished]).record(changed))
         folder.owner.write_text(json.dumps({"format": 1, "host": socket.gethostname(), "pid": 1, "heartbeat": None}))
         for path in (folder.config, folder.journal, folder.summary, folder.lock, folder.owner, folder.path):
             os.utime(path, (started, started))

@@ -19,8 +19,8 @@ from engine.gpus.snapshot import DRIVER, UNITS, Reading, Snapshot
 from engine.runs.events import RankFailed, RunFinished, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
-from engine.runs.run_record import read_run_record
-from engine.utils.codec import decode, write_record
+from engine.runs.run_record import read_run_record, write_summary
+from engine.utils.codec import decode
 from support.replace import replace
 from tui.app import GputrainApp
 from tui.charts.gpu_loads import GpuLoads
@@ -126,7 +126,7 @@ def demo_runs(root: Path) -> list[Ownership]:
             os.utime(path, (time.time() - seconds, time.time() - seconds))
         record = read_run_record(run)
         assert record is not None
-        write_record(run.summary, replace(record, started_at=round(time.time()) - seconds))
+        write_summary(run.summary, replace(record, started_at=round(time.time()) - seconds))
     return [Ownership(RunFolder(root / LIVE_RUN))]
 
 

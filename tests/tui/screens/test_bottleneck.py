@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from engine.runs.event_lines import event_line, event_lines
 from engine.runs.events import Event, RunFinished
@@ -12,7 +11,7 @@ from engine.runs.history import history_from_events
 from engine.runs.journal import to_line
 from engine.runs.run_row import RunRow
 from support.replace import replace
-from support.runs.factories import make_gpu_run_started, make_run_folder, make_timed_epoch, row_of
+from support.runs.factories import make_gpu_run_started, make_run_folder, make_timed_epoch, row_of, with_fields
 from tui.screens.run_progress import bottleneck_text
 
 GPU_RUN = make_gpu_run_started(flops=12.3e9, peak_tflops=3957.6)
@@ -23,10 +22,6 @@ def row(root: Path, *events: Event) -> RunRow:
     return row_of(make_run_folder(root, "a", *events))
 
 
-def with_record(run_row: RunRow, **changes: Any) -> RunRow:
-    return run_row._replace(record=replace(run_row.record, **changes))
-
-
 def test_bottleneck_text_fits_width(tmp_path: Path) -> None:
     run_row = row(tmp_path, GPU_RUN, DATA_WAIT_EPOCH)._replace(state="running")
     assert bottleneck_text(run_row, 80).plain == (
@@ -34,8 +29,8 @@ def test_bottleneck_text_fits_width(tmp_path: Path) -> None:
     )
     assert bottleneck_text(run_row, 78).plain == " waiting for data 34% of the time; try data.workers=4"
     assert bottleneck_text(run_row, 30).plain == " waiting for data 34% of the…"
-    assert bottleneck_text(with_record(run_row, bottleneck=None), 80).plain == " data wait 34%   MFU 6%"
-    assert bottleneck_text(with_record(run_row, bottleneck=None, data_wait=None, mfu=None), 80).plain == ""
+    assert bottleneck_text(with_fields(run_row, bottleneck=None), 80).plain == " data wait 34%   MFU 6%"
+    assert bottleneck_text(with_fields(run_row, bottleneck=None, data_wait=None, mfu=None), 80).plain == ""
 
 
 def test_lines_of_failed_run_omit_bottleneck() -> None:
