@@ -7,8 +7,7 @@ devices of the run. Every front end shows the same messages.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from engine.config.command_line import shown_value
 from engine.config.data_sections import IMAGE_FILE_DATASETS
 from engine.config.key_names import REMOVED_KEYS
 from engine.config.optimizer_options import COMMON_OPTIONS, OPTIMIZERS, accepts_key
-from engine.config.rules import ANY_USER_CODE, DEPENDS_ON, key_of_original_size
+from engine.config.rules import ANY_USER_CODE, DEPENDS_ON, Rule, broken_if, key_of_original_size
 from engine.config.schema import UNSTORED_KEYS, Config, fields, sections
 from engine.config.user_code import is_user_code, user_code_names
 from engine.utils.errors import Problem
@@ -33,16 +32,6 @@ class NoEffect(NamedTuple):
 
     key: str
     warning: Problem
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """`why` returns why `key` has no effect with this config, as a clause that follows "has no effect"; "" if it has
-    one. `others` are the keys that decide it."""
-
-    key: str
-    others: tuple[str, ...]
-    why: Callable[[Config], str]
 
 
 def keys_without_effect(config: Config, layers: Sequence[Mapping[str, Any]]) -> list[NoEffect]:
@@ -210,68 +199,58 @@ def _past_begin(text: str | None) -> str:
     return f"because {text} is in the past" if seconds is not None and seconds < now else ""
 
 
-def _unless(has_effect: Callable[[Config], object], why: str) -> Callable[[Config], str]:
-    return lambda config: "" if has_effect(config) else why
-
-
 _DEFAULTS = {key: field.default for key, field in fields()}
 _RULES = (
-    *(
-        _Rule(key, (other,), partial(_dependency, key, other, enabling))
-        for key, (other, enabling) in DEPENDS_ON.items()
-    ),
-    *(
-        _Rule(key, ("optim.name",), _without_weight_decay)
-        for key in ("optim.weight_decay", "optim.weight_decay_groups")
-    ),
-    _Rule(
+    *(Rule(key, (other,), partial(_dependency, key, other, enabling)) for key, (other, enabling) in DEPENDS_ON.items()),
+    *(Rule(key, ("optim.name",), _without_weight_decay) for key in ("optim.weight_decay", "optim.weight_decay_groups")),
+    Rule(
         "model.min_match",
         ("model.weights",),
-        _unless(lambda config: config.model.weights, "without model.weights"),
+        broken_if(lambda config: not config.model.weights, "without model.weights"),
     ),
-    _Rule(
+    Rule(
         "run.early_stop_min_delta",
         ("run.early_stop",),
-        _unless(lambda config: config.run.early_stop, "without run.early_stop"),
+        broken_if(lambda config: not config.run.early_stop, "without run.early_stop"),
     ),
     *(
-        _Rule(
+        Rule(
             key,
             (
                 *("model.name", "data.dataset", "loss.name", "augment.transform"),
                 *("optim.name", "schedule.name", "eval.metrics"),
             ),
-            _unless(user_code_names, "without user code (module:name)"),
+            broken_if(lambda config: not user_code_names(config), "without user code (module:name)"),
         )
         for key in ("run.code", "run.snapshot")
     ),
     *(
-        _Rule(key, ("data.workers",), _unless(lambda config: config.data.workers, "with data.workers=0"))
+        Rule(key, ("data.workers",), broken_if(lambda config: config.data.workers == 0, "with data.workers=0"))
         for key in ("data.prefetch", "data.worker_type")
     ),
-    _Rule(
+    Rule(
         "data.download",
         ("data.dataset", "data.archive"),
-        _unless(
-            lambda config: config.data.dataset != "folder" or config.data.archive,
+        broken_if(
+            lambda config: config.data.dataset == "folder" and not config.data.archive,
             "with data.dataset=folder without data.archive",
         ),
     ),
-    _Rule("data.val_split", ("data.val_path",), _unless(lambda config: not config.data.val_path, "with data.val_path")),
-    _Rule(
+    Rule("data.val_split", ("data.val_path",), broken_if(lambda config: config.data.val_path, "with data.val_path")),
+    Rule(
         "data.fit",
         ("data.dataset",),
-        _unless(lambda config: config.data.dataset not in SQUARE_DATASETS, "on square images"),
+        broken_if(lambda config: config.data.dataset in SQUARE_DATASETS, "on square images"),
     ),
-    _Rule(
+    Rule(
         "data.image_size",
         ("data.size_schedule", "data.val_crop"),
-        _unless(
-            lambda config: not config.data.size_schedule or not config.data.val_crop,
+        broken_if(
+            lambda config: config.data.size_schedule and config.data.val_crop,
             "with data.size_schedule and data.val_crop",
         ),
     ),
-    _Rule(
+    Rule(
         "data.interpolation",
         (
             *("data.dataset", "data.image_size", "data.val_crop", "data.val_resize"),
@@ -280,48 +259,48 @@ _RULES = (
         _without_resize,
     ),
     *(
-        _Rule(
+        Rule(
             key,
             ("data.dataset", "data.channels"),
-            _unless(
-                lambda config: config.data.channels != 1 and config.data.dataset not in GRAYSCALE_DATASETS,
+            broken_if(
+                lambda config: config.data.channels == 1 or config.data.dataset in GRAYSCALE_DATASETS,
                 "on grayscale images",
             ),
         )
         for key in ("augment.saturation", "augment.hue")
     ),
-    _Rule("loss.label_smoothing", ("loss.name",), _on_user_loss),
-    _Rule("loss.class_weights", ("loss.name",), _on_user_loss),
-    _Rule(
+    Rule("loss.label_smoothing", ("loss.name",), _on_user_loss),
+    Rule("loss.class_weights", ("loss.name",), _on_user_loss),
+    Rule(
         "optim.clip_norm_type",
         ("optim.clip_norm",),
-        _unless(lambda config: config.optim.clip_norm, "without optim.clip_norm"),
+        broken_if(lambda config: not config.optim.clip_norm, "without optim.clip_norm"),
     ),
-    _Rule(
+    Rule(
         "optim.decay_norms",
         ("optim.weight_decay",),
-        _unless(
-            lambda config: config.optim.weight_decay or any(config.optim.weight_decay_groups.values()),
+        broken_if(
+            lambda config: not (config.optim.weight_decay or any(config.optim.weight_decay_groups.values())),
             "without optim.weight_decay",
         ),
     ),
-    _Rule(
+    Rule(
         "device.ranks",
         ("device.gpus",),
-        _unless(
-            lambda config: config.device.gpus in ("auto", "cpu"),
+        broken_if(
+            lambda config: config.device.gpus not in ("auto", "cpu"),
             "on GPUs, which have one rank each; select GPUs with device.gpus (--gpus)",
         ),
     ),
-    _Rule(
+    Rule(
         "queue.priority",
         ("device.wait", "queue.after"),
-        _unless(lambda config: config.waits, "without device.wait (--queue)"),
+        broken_if(lambda config: not config.waits, "without device.wait (--queue)"),
     ),
-    _Rule(
+    Rule(
         "queue.min_free",
         ("device.gpus",),
-        _unless(lambda config: config.device.gpus != "cpu", "on the CPU (device.gpus=cpu)"),
+        broken_if(lambda config: config.device.gpus == "cpu", "on the CPU (device.gpus=cpu)"),
     ),
-    _Rule("queue.begin", (), lambda config: _past_begin(config.queue.begin)),
+    Rule("queue.begin", (), lambda config: _past_begin(config.queue.begin)),
 )

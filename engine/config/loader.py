@@ -18,13 +18,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from engine.config.conflicts import config_conflicts
 from engine.config.data_sections import OTHER_LABELS_ADVICE
 from engine.config.effects import NoEffect, keys_without_effect, lr_without_effect, removed_key, typed_without_effect
 from engine.config.file_layers import ConfigLayer, Layer, read_file_layers
 from engine.config.key_names import key_hint
 from engine.config.messages import problem_from_pydantic
 from engine.config.notify_section import FILE_PREFIX, URLS_KEY
-from engine.config.rules import PACKED_SUFFIX, config_conflicts
+from engine.config.rules import PACKED_SUFFIX
 from engine.config.schema import Config, as_dict, fields, is_text_field, sections
 from engine.config.section import USER_CODE_FILE
 from engine.config.settings import read_code_packages

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
+from engine.config.conflicts import config_conflicts
 from engine.config.data_sections import DataConfig
 from engine.config.loader import resolve_config
-from engine.config.rules import config_conflicts
 from engine.config.schema import Config, as_dict
 from engine.config.training_sections import AmpLevel
 from engine.data.inspection_process import find_item_format

@@ -23,8 +23,8 @@ ADVICE_MARK = "; "
 MAX_VARIANTS = 16  # of one text that contains conditions
 MIN_LETTERS = 8  # a text with fewer letters beside its values would be found in other texts
 # Positions of the arguments that are no reason.
-LOCATION_ARGUMENT = {"Problem": 0, "one": 0}
-ADVICE_ARGUMENT = {"Problem": 2, "one": 2, "Check": 4}
+LOCATION_ARGUMENT = {"Problem": 0, "one": 0, "Rule": 0}
+ADVICE_ARGUMENT = {"Problem": 2, "one": 2, "Check": 4, "Rule": 3}
 
 Blocks = tuple[tuple[ast.AST, str], ...]
 
@@ -156,7 +156,9 @@ def _message_texts(place: Place) -> list[str]:
     values += [(item.value, item.arg == "advice") for item in keywords]
     texts = []
     for value, is_advice in values:
-        for source in _definitions(value, place) if isinstance(value, ast.Name) else [value]:
+        for found in _definitions(value, place) if isinstance(value, ast.Name) else [value]:
+            is_rule = isinstance(found, ast.Call) and ast.unparse(found.func) == "broken_if"
+            source = found.args[1] if is_rule else found
             for variant in _returned_texts(source) or _variants(source):
                 text = " ".join(variant.split())
                 if " " in text.replace(PLACEHOLDER, "").strip():
@@ -205,7 +207,9 @@ def _returned_texts(value: ast.expr) -> list[str]:
 def _variants(node: ast.expr) -> list[str]:
     """Return the texts that an expression may have; a value that is not in the source is a placeholder."""
     if (text := _string(node)) is not None:
-        return [text]
+        return [re.sub(r"\{[a-z_]+\.[a-z_:]+\}", PLACEHOLDER, text)]
+    if isinstance(node, ast.Lambda):
+        return _variants(node.body)
     if isinstance(node, ast.IfExp):
         return [*_variants(node.body), *_variants(node.orelse)][:MAX_VARIANTS]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

@@ -136,8 +136,8 @@ def format_from_config(data: DataConfig, base: ImageFormat) -> ImageFormat:
         interpolation=data.interpolation or base.interpolation,
         epoch_sizes=data.epoch_sizes,
     )
-    if data.val_resize is not None and data.val_resize < image_format.val_size:
-        raise UsageError([val_resize_problem(data.val_resize, image_format.val_size)])
+    if problem := val_resize_problem(data.val_resize, image_format.val_size):
+        raise UsageError.one("data.val_resize", problem, code="conflict")
     return image_format
 
 

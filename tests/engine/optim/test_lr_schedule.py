@@ -11,7 +11,7 @@ import torch
 from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.lr_scheduler import LRScheduler
 
-from engine.config.rules import config_conflicts
+from engine.config.conflicts import config_conflicts
 from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig, ScheduleConfig

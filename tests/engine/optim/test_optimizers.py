@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
+from engine.config.conflicts import config_conflicts
 from engine.config.loader import resolve_config
 from engine.config.optimizer_options import OPTIMIZERS, RESERVED_ARGUMENTS, state_copies
-from engine.config.rules import config_conflicts
 from engine.config.schema import Config
 from engine.config.training_sections import DEFAULT_LRS, OptimConfig
 from engine.optim.optimizers import OPTIMIZER_CLASSES, build_optimizer, optimizer_step
