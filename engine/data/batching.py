@@ -13,7 +13,6 @@ from engine.config.schema import Config
 from engine.data.image_files import small_image_warnings
 from engine.data.sampler import DistributedBatchSampler, Part
 from engine.data.sources.base import ImageSource
-from engine.data.sources.encoded import EncodedSource
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import list_names
 
@@ -182,8 +181,7 @@ def dataset_warnings(config: Config, source: ImageSource) -> list[Problem]:
     """Return the warnings of a dataset: of its classes, its images, and images far smaller than the default input.
 
     `gputrain data`, the preflight and the form show them."""
-    warnings = list(source.warnings) if isinstance(source, EncodedSource) else []
-    warnings += empty_class_warnings(source) if config.data.allow_empty else []
+    warnings = [*source.warnings, *(empty_class_warnings(source) if config.data.allow_empty else [])]
     # Random labels of generated images may miss a class.
     if config.data.dataset != "fake":
         warnings += _unvalidated_class_warnings(source)
@@ -195,11 +193,6 @@ def check_dataset(config: Config, source: ImageSource) -> None:
     """Raise UsageError for a dataset that no run with this config can train on, whatever its batch size and ranks."""
     smallest = config.with_values(data={"batch_size": 1}, optim={"accumulate": 1})
     check_source(smallest, source, build_sampler(smallest, source, 1))
-
-
-def count_test_images(source: ImageSource) -> int:
-    """Return the number of images that a run evaluates once, at its end."""
-    return source.num_test_images if isinstance(source, EncodedSource) else 0
 
 
 def class_counts(source: ImageSource, part: Part = "train") -> NDArray[np.int64]:

@@ -19,7 +19,6 @@ from engine.config.schema import Config
 from engine.config.user_errors import UserCodeError
 from engine.data.augment.augmentation import apply_batch_params
 from engine.data.augment.mixup import build_mixer
-from engine.data.batching import count_test_images
 from engine.data.image_files import ImageFiles, examine_files
 from engine.data.pipelines.batch import BatchDataset
 from engine.data.sampler import PARTS, BatchRequest, Part
@@ -74,7 +73,7 @@ def open_dataset(config: Config) -> Dataset:
     """Open the dataset of a config as a run does. Raises UsageError."""
     config, _ = fill_input_keys(config)
     source = open_source(config)
-    parts: tuple[Part, ...] = (*PARTS, "test") if count_test_images(source) else PARTS
+    parts: tuple[Part, ...] = (*PARTS, "test") if source.num_images("test") else PARTS
     counts = {part: np.bincount(source.get_labels(part), minlength=len(source.classes)).tolist() for part in parts}
     files = examine_files(source, MAX_HEADERS) if isinstance(source, EncodedSource) else None
     return Dataset(config, source, model_input_format(config, source), counts, files)

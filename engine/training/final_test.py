@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from engine.data.batching import count_test_images
 from engine.data.pipelines.device import StreamingLoader
 from engine.data.pipelines.loader import BatchLoader
 from engine.distributed.collectives import broadcast_tensors
@@ -53,7 +52,7 @@ class PreparedTest:
 
 def prepare_test(trainer: Trainer) -> PreparedTest | None:
     """Load the best model and start to load the test images; None without them or their model. A collective."""
-    count, folder = count_test_images(trainer.source), trainer.job.folder
+    count, folder = trainer.source.num_images("test"), trainer.job.folder
     if not count or folder is None:
         return None
     state = trainer.state

@@ -22,7 +22,6 @@ from engine.data.batching import (
     build_sampler,
     check_source,
     class_counts,
-    count_test_images,
     sampler_warnings,
 )
 from engine.data.limits import SHM_PATH, LoaderFootprint, auto_workers, shm_shortage
@@ -224,7 +223,7 @@ def build_trainer(
     # The same seed on every rank: EMA and master weights are copied before DDP broadcasts the weights of rank 0.
     seed_everything(config.run.seed)
     lr_of_step = _lr_of_step(job, sampler)
-    own_metrics = OwnMetrics(config, num_classes, max(sampler.val_images, count_test_images(data.source)))
+    own_metrics = OwnMetrics(config, num_classes, max(sampler.val_images, data.source.num_images("test")))
     network, criterion, optimizer = _build_model(config, data, device, checkpoint)
     cpu_group, rank_devices = join_process_group(config, job.plan, device, rank_info, store)
     parallel_model = wrap_model(network.model, config.device, device, job.plan.devices_per_rank, sampler.world_size)

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from engine.config.precision import AmpChoice, describe_precision
-from engine.data.batching import count_test_images
 from engine.data.image_files import enlarged_edge, fitting_size
 from engine.data.limits import uses_threads
 from engine.data.pipelines.choose import PipelineChoice
@@ -287,7 +286,7 @@ class Trainer:
             steps_per_epoch=state.sampler.steps_per_epoch,
             train_images=state.sampler.train_images,
             val_images=state.sampler.val_images,
-            test_images=count_test_images(self.source),
+            test_images=self.source.num_images("test"),
             classes=len(self.source.classes),
             parameters=count_parameters(state.model),
             precision=self._describe_precision(),

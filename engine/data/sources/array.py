@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from engine.data.fingerprint import Fingerprint, hash_integers
 from engine.data.sampler import Indices, Part
-from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
+from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, Labels
 from engine.utils.errors import Problem
 
 
 @dataclass(frozen=True)
-class ArraySource:
+class ArraySource(ImageSource):
     """Images in memory, one N x C x H x W uint8 array per part, with N int64 labels.
 
     `cache_key` is the key of the images in the decoded cache, empty if they are not cached. `warning` is for the log.
@@ -23,17 +22,7 @@ class ArraySource:
     labels: dict[Part, Labels]
     cache_key: str = ""
     warning: Problem | None = None
-    in_memory: bool = field(default=True, init=False)
-    skipped: tuple[str, ...] = field(default=(), init=False)
-
-    def num_images(self, part: Part) -> int:
-        return len(self.labels[part])
-
-    def get_labels(self, part: Part) -> Labels:
-        return self.labels[part]
-
-    def fingerprint(self, part: Part) -> Fingerprint:
-        return Fingerprint(labels=hash_integers(self.labels[part]))
+    in_memory = True
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         images = self.images[part][indices]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.config.data_sections import DataConfig, Fit, Interpolation
 from engine.config.rules import val_resize_problem
-from engine.data.fingerprint import Fingerprint
+from engine.data.fingerprint import Fingerprint, hash_integers
 from engine.data.sampler import Indices, Part
 from engine.utils.codec import Count, Number, Record
-from engine.utils.errors import CodedError, UsageError
+from engine.utils.errors import CodedError, Problem, UsageError
 
 # uint8, or float32 for user datasets whose items are floating-point tensors, see `ImageFormat.dtype`.
 Images = NDArray[Any]
@@ -169,44 +170,37 @@ class UnreadableImageError(CodedError):
     code = "bad-image"
 
 
-class ImageSource(Protocol):
-    """Labeled images in a training and a validation part.
+class ImageSource(ABC):
+    """Labeled images in a training and a validation part, and for some folders in a part of test images.
 
-    A source is cheap to create and to pickle, and creating it does not import torch.
+    A source is cheap to create and to pickle, and creating it does not import torch. `format` has the size and channels
+    in which `load` returns images, and their normalization. `classes` are the class names, indexed by label, and
+    `labels` those of each part, N int64.
     """
 
-    @property
-    def format(self) -> ImageFormat:
-        """Size and channels in which `load` returns images, and their normalization."""
-        ...
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names, indexed by label."""
-        ...
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether the images are in memory or generated, so that `load` reads no files."""
-        ...
-
-    @property
-    def skipped(self) -> tuple[str, ...]:
-        """Unusable files found when the source was opened, each with the reason in parentheses."""
-        ...
+    format: ImageFormat
+    classes: tuple[str, ...]
+    labels: dict[Part, Labels]
+    in_memory = False
+    """Whether the images are in memory or generated, so that `load` reads no files."""
+    skipped: tuple[str, ...] = ()
+    """Unusable files found when the source was opened, each with the reason in parentheses."""
+    warnings: tuple[Problem, ...] = ()
+    """What of the images may not be meant, such as those of validation among those of training."""
 
     def num_images(self, part: Part) -> int:
         """Return the number of images of a part."""
-        ...
+        return len(self.labels.get(part, ()))
 
     def get_labels(self, part: Part) -> Labels:
-        """Return the labels of a part, N int64."""
-        ...
+        """Return the labels of a part, N int64. Raises UsageError if code of the user fails."""
+        return self.labels[part]
 
     def fingerprint(self, part: Part) -> Fingerprint:
         """Return the fingerprint of a part, from what the source knows without reading an image."""
-        ...
+        return Fingerprint(labels=hash_integers(self.get_labels(part)))
 
+    @abstractmethod
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         """Load images, N x C x H x W uint8 in the source's channels, and labels, N int64.
 
@@ -215,4 +209,3 @@ class ImageSource(Protocol):
         `engine.data.augment.batch_ops.convert_to_format` preprocesses; the others preprocess them. Raises
         UnreadableImageError.
         """
-        ...

@@ -8,7 +8,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from engine.config.data_sections import DataConfig
 from engine.data.fingerprint import Fingerprint
 from engine.data.sampler import PARTS, Indices, Part, stratified_split
 from engine.data.sources.array import ArraySource
-from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
+from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, Labels
 from engine.data.sources.decoded_cache import DecodedChunks, DecodedMetadata, compute_cache_key, load_or_decode
 from engine.utils.errors import UsageError
 from engine.utils.files import exclusive_lock, is_file
@@ -222,18 +222,17 @@ def _locked_folder(folder: Path, root: Path) -> Iterator[bool]:
 
 
 @dataclass(frozen=True)
-class FakeSource:
+class FakeSource(ImageSource):
     """Synthetic images, generated on load: each class is a bright square at a position of its own on noise."""
 
     format: ImageFormat
     classes: tuple[str, ...]
     counts: dict[Part, int]
     seed: int
-    in_memory: bool = field(default=True, init=False)
-    skipped: tuple[str, ...] = field(default=(), init=False)
+    in_memory = True
 
     def num_images(self, part: Part) -> int:
-        return self.counts[part]
+        return self.counts.get(part, 0)
 
     def get_labels(self, part: Part) -> Labels:
         return np.arange(self.counts[part]) % len(self.classes)

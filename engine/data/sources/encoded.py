@@ -5,16 +5,15 @@ A source reads the content of one file; this module decodes, crops and resizes i
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.data.sampler import Indices, Part
 from engine.data.sources import image
-from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
+from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, Labels
 from engine.data.sources.image import empty_images
 from engine.data.sources.resize import crop_format
-from engine.utils.errors import Problem
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,8 @@ class EncodedImage:
     name: Callable[[], str]
 
 
-class EncodedSource(ABC):
+class EncodedSource(ImageSource):
     """Base class of sources that read encoded image files. Reading and decoding may run in several threads."""
-
-    format: ImageFormat
-    in_memory = False
-    warnings: tuple[Problem, ...] = ()
-    """What of the images may not be meant, such as those of validation among those of training."""
 
     @property
     @abstractmethod
@@ -45,19 +39,6 @@ class EncodedSource(ABC):
     @abstractmethod
     def image_names(self, part: Part) -> Sequence[str]:
         """Return the names of the images of a part, such as paths relative to a folder."""
-
-    @abstractmethod
-    def num_images(self, part: Part) -> int:
-        """See `ImageSource.num_images`."""
-
-    @property
-    def num_test_images(self) -> int:
-        """Number of images of the part test, which only folders have."""
-        return 0
-
-    @abstractmethod
-    def get_labels(self, part: Part) -> Labels:
-        """See `ImageSource.get_labels`."""
 
     @abstractmethod
     def read_encoded(self, part: Part, index: int) -> EncodedImage:

@@ -96,10 +96,6 @@ class FolderSource(EncodedSource):
     warnings: tuple[Problem, ...]
 
     @property
-    def num_test_images(self) -> int:
-        return self.num_images("test") if "test" in self.paths else 0
-
-    @property
     def cache_root(self) -> str:
         return str(Path(self.root).resolve())
 
@@ -109,12 +105,6 @@ class FolderSource(EncodedSource):
 
     def image_names(self, part: Part) -> Sequence[str]:
         return self.paths[part]
-
-    def num_images(self, part: Part) -> int:
-        return len(self.paths[part])
-
-    def get_labels(self, part: Part) -> Labels:
-        return self.labels[part]
 
     def fingerprint(self, part: Part) -> Fingerprint:
         return Fingerprint(

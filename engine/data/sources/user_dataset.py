@@ -11,7 +11,7 @@ import operator
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -23,13 +23,14 @@ from engine.config.data_sections import DataConfig
 from engine.config.run_sections import RunConfig
 from engine.config.user_code import describe_value, load_user_code
 from engine.config.user_errors import describe_exception
-from engine.data.fingerprint import Fingerprint, hash_integers
+from engine.data.fingerprint import Fingerprint
 from engine.data.rng import fork_all_rngs
 from engine.data.sampler import PARTS, Indices, Part
 from engine.data.sources.base import (
     CropSpec,
     ImageFormat,
     Images,
+    ImageSource,
     ItemFormat,
     Labels,
     UnreadableImageError,
@@ -92,18 +93,16 @@ class UserDataset:
 
 
 @dataclass(frozen=True)
-class UserDatasetSource:
+class UserDatasetSource(ImageSource):
     """Image source of a user dataset. Holds a reference to the dataset, so that it pickles without the data."""
 
     dataset: UserDataset
     format: ImageFormat
     classes: tuple[str, ...]
     counts: dict[Part, int]
-    in_memory: bool = field(default=False, init=False)
-    skipped: tuple[str, ...] = field(default=(), init=False)
 
     def num_images(self, part: Part) -> int:
-        return self.counts[part]
+        return self.counts.get(part, 0)
 
     def get_labels(self, part: Part) -> Labels:
         """Raises UsageError."""
@@ -111,9 +110,7 @@ class UserDatasetSource:
 
     def fingerprint(self, part: Part) -> Fingerprint:
         """Return the fingerprint of the labels, empty unless the dataset lists them. Raises UsageError."""
-        if _labels_attribute(self.dataset, part) is None:
-            return Fingerprint()
-        return Fingerprint(labels=hash_integers(self.get_labels(part)))
+        return Fingerprint() if _labels_attribute(self.dataset, part) is None else super().fingerprint(part)
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         size = crop.size if crop is not None else self.format.val_size

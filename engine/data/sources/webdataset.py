@@ -55,12 +55,6 @@ class TarSource(EncodedSource):
     labels: dict[Part, Labels]
     skipped: tuple[str, ...]
 
-    def num_images(self, part: Part) -> int:
-        return len(self.rows[part])
-
-    def get_labels(self, part: Part) -> Labels:
-        return self.labels[part]
-
     def fingerprint(self, part: Part) -> Fingerprint:
         rows = self.rows[part]
         names, sizes = hash_integers(self.index.key_digests[rows]), hash_integers(self.index.sizes[rows])

@@ -165,7 +165,7 @@ def test_folder_source_has_test_images_beside_split(tmp_path: Path) -> None:
         write_image(tmp_path / path)
     source = open_folder(tmp_path)
     assert isinstance(source, folder.FolderSource)
-    assert (source.num_images("train"), source.num_images("val"), source.num_test_images) == (8, 2, 1)
+    assert (source.num_images("train"), source.num_images("val"), source.num_images("test")) == (8, 2, 1)
     assert source.load("test", np.arange(1))[1].tolist() == [1]
 
 
