@@ -140,22 +140,12 @@ def uses_threads(config: Config) -> bool:
     data = config.data
     if data.worker_type != "auto":
         return data.worker_type == "threads"
-    return data.dataset in ENCODED_DATASETS and not has_image_transforms(config)
+    return data.dataset in ENCODED_DATASETS and key_of_image_transform(config) is None
 
 
 def loader_processes(config: Config, workers: int) -> int:
     """Return the number of loader processes per rank for this many DataLoader workers or decode threads."""
     return ceil(workers / MAX_THREADS_PER_PROCESS) if uses_threads(config) else workers
-
-
-def has_image_transforms(config: Config) -> bool:
-    """Whether transforms run per image in Python, on the CPU."""
-    return key_of_image_transform(config) is not None
-
-
-def needs_workers(config: Config, *, in_memory: bool) -> bool:
-    """Whether DataLoader workers pay off: images are read from files or augmented one by one."""
-    return not in_memory or has_image_transforms(config)
 
 
 def auto_workers(cores: int, batch_size: int) -> int:

@@ -26,9 +26,8 @@ from torch.distributed import Store
 from engine.config.data_sections import AugmentConfig
 from engine.config.schema import Config
 from engine.data.pipelines.device import DeviceBatch, DeviceLoader
-from engine.data.pipelines.in_memory_images import in_memory_bytes
+from engine.data.pipelines.in_memory_images import memory_parts
 from engine.data.pipelines.memory import MAX_FREE_GPU_MEMORY_SHARE
-from engine.data.sampler import PARTS
 from engine.data.sources.base import ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.distributed.channel import Channel
@@ -129,8 +128,8 @@ class BatchSizeTrials:
 
     def _limit_gpu_memory(self, config: Config, source: ImageSource) -> None:
         """Reserve the memory of NCCL, and of a dataset that may be kept on the GPU."""
-        counts = [source.num_images(part) for part in PARTS]
-        dataset = in_memory_bytes(counts, config, source.format, model_input_format(config, source))
+        parts = memory_parts(source, config, model_input_format(config, source))
+        dataset = sum(math.prod(part.shape) for part in parts)
         may_reside = config.data.pipeline in ("auto", "memory") and config.device.parallel == "ddp"
         # DataParallel copies the model with NCCL, without a process group.
         uses_nccl = self._plan.devices_per_rank > 1 or (self._world_size > 1 and self._plan.uses_nccl)

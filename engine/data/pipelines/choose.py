@@ -5,14 +5,15 @@ Rank 0 chooses for all ranks of a run (`engine.training.train`). Preflight uses 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 from engine.config.pipeline import PipelineName
-from engine.config.rules import ORIGINAL_SIZE_REASONS, key_of_original_size
+from engine.config.rules import ORIGINAL_SIZE_REASONS, key_of_image_transform, key_of_original_size
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
-from engine.data.limits import needs_workers
-from engine.data.pipelines.in_memory_images import cache_keys, in_memory_bytes, uses_shared_cache
-from engine.data.sampler import PARTS
-from engine.data.sources.base import ImageFormat, ImageSource
+from engine.data.pipelines.in_memory_images import MemoryPart, memory_parts
+from engine.data.sources.base import ImageSource
 from engine.data.sources.decoded_cache import is_cached
 from engine.data.sources.formats import model_input_format
 from engine.utils.codec import Record
@@ -41,15 +42,17 @@ def choose_pipeline(config: Config, source: ImageSource, local_world_size: int) 
     requested = config.data.pipeline
     if requested in ("stream", "fixed"):
         return PipelineChoice(requested, _SET_BY_USER)
-    image_format = model_input_format(config, source)
-    size = in_memory_bytes([source.num_images(part) for part in PARTS], config, source.format, image_format)
+    parts = memory_parts(source, config, model_input_format(config, source))
+    size = sum(prod(part.shape) for part in parts)
     reason = _reason_to_stream(config, source) if requested == "auto" else None
-    reason = reason or memory_shortage(size if uses_shared_cache(source) else size * local_world_size)
+    reason = reason or memory_shortage(size if parts[0].is_shared else size * local_world_size)
     if requested == "auto":
-        reason = reason or _disk_shortage(size, source, config, image_format)
+        reason = reason or _disk_shortage(size, parts)
     if requested == "memory":
         if reason is not None:
-            raise UsageError([_memory_problem(reason)])
+            advice = "set data.pipeline=stream or reduce data.image_size"
+            problem = f"memory is impossible: {reason}"
+            raise UsageError.one("data.pipeline", problem, advice, code="not-supported")
         return PipelineChoice("memory", _SET_BY_USER)
     if reason is not None:
         return PipelineChoice("stream", reason)
@@ -81,22 +84,13 @@ def pipeline_problems(config: Config, source: ImageSource | None, local_world_si
     return problems
 
 
-def _memory_problem(reason: str) -> Problem:
-    return Problem(
-        "data.pipeline",
-        f"memory is impossible: {reason}",
-        "set data.pipeline=stream or reduce data.image_size",
-        code="not-supported",
-    )
-
-
 def _reason_to_stream(config: Config, source: ImageSource) -> str | None:
     """Return why DataLoader workers are preferable even if the images fit in memory; None if they are not."""
     if is_user_code(config.data.dataset):
         return "user datasets may generate items at random"
     if not source.in_memory and (key := key_of_original_size(config)) is not None:
         return f"{key} {ORIGINAL_SIZE_REASONS[key]}"
-    if needs_workers(config, in_memory=True):
+    if key_of_image_transform(config) is not None:
         return "augmentation runs per image, which DataLoader workers do in parallel"
     return None
 
@@ -112,10 +106,10 @@ def memory_shortage(size_bytes: int) -> str | None:
     )
 
 
-def _disk_shortage(size_bytes: int, source: ImageSource, config: Config, target_format: ImageFormat) -> str | None:
+def _disk_shortage(size_bytes: int, parts: Sequence[MemoryPart]) -> str | None:
     """Return why decoded images that are not cached yet do not fit on the disk of the cache; None if they fit."""
     try:
-        if not _needs_cache_write(source, config, target_format):
+        if all(not (key := part.cache_key) or is_cached(key) for part in parts):
             return None
         free = free_bytes(cache_folder())
     except OSError as error:
@@ -126,8 +120,3 @@ def _disk_shortage(size_bytes: int, source: ImageSource, config: Config, target_
         f"the decoded images take {format_bytes(size_bytes)} in {cache_folder()}, more than a quarter of the "
         f"{format_bytes(free)} of free space"
     )
-
-
-def _needs_cache_write(source: ImageSource, config: Config, target_format: ImageFormat) -> bool:
-    """Whether any of the images are not in the cache yet. Raises OSError."""
-    return uses_shared_cache(source) and not all(map(is_cached, cache_keys(source, config, target_format)))

@@ -6,9 +6,9 @@ the ranks of a node and later runs share one copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TypeGuard
+from math import prod
 
 import numpy as np
 
@@ -66,175 +66,127 @@ def load_in_memory(source: ImageSource, config: Config, image_format: ImageForma
     Training images keep the source's size if `augment.resized_crop` or `data.size_schedule` resizes them later. Raises
     UnreadableImageError if an image file is missing, or is unreadable and `data.on_bad` is fail.
     """
+    loaded = {each.part: each.load() for each in memory_parts(source, config, image_format)}
+    unread = {part: decoded.metadata.unread for part, decoded in loaded.items()}
+    reasons = [reason for reasons in unread.values() for reason in reasons.values()]
+    if reasons and config.data.on_bad == "fail":
+        raise UnreadableImageError(reasons[0])
+    images = {part: decoded.images for part, decoded in loaded.items()}
+    warnings = [decoded.warning for decoded in loaded.values() if decoded.warning]
     labels = {part: source.get_labels(part) for part in PARTS}
-    if isinstance(source, EncodedSource):
-        encoded_images = _load_encoded(source, labels)
-        reasons = [reason for part in PARTS for reason in encoded_images.unread.get(part, {}).values()]
-        if reasons and config.data.on_bad == "fail":
-            raise UnreadableImageError(reasons[0])
-        return encoded_images
-    formats = {part: in_memory_format(part, config, source.format, image_format) for part in PARTS}
-    if isinstance(source, ArraySource):
-        converted = {part: _converted_part(source, part, formats[part]) for part in PARTS}
-        images = {part: images for part, (images, _) in converted.items()}
-        problems = [problem for _, problem in converted.values() if problem]
-        return InMemoryImages(images, labels, warning=problems[0] if problems else None)
-    images = {
-        part: _convert(source.load(part, np.arange(source.num_images(part)))[0], formats[part], part) for part in PARTS
-    }
-    return InMemoryImages(images, labels)
+    return InMemoryImages(images, labels, unread, warnings[0] if warnings else None)
 
 
-def in_memory_format(part: Part, config: Config, source_format: ImageFormat, image_format: ImageFormat) -> ImageFormat:
-    """Return the format in which the images of a part are in memory, see `_part_preprocessing`."""
-    keeps_source_size = part == "train" and key_of_original_size(config) is not None
-    return replace(image_format, size=source_format.size) if keeps_source_size else image_format
-
-
-def _part_preprocessing(part: Part, image_format: ImageFormat) -> Preprocessing:
-    return image_format.preprocessing(training=part == "train")
-
-
-def in_memory_bytes(
-    counts: Sequence[int], config: Config, source_format: ImageFormat, image_format: ImageFormat
-) -> int:
-    """Return the size of the decoded images; `counts` are the numbers of training and validation images."""
-    formats = {part: in_memory_format(part, config, source_format, image_format) for part in PARTS}
-    sizes = [_part_preprocessing(part, part_format).size for part, part_format in formats.items()]
-    return sum(count * image_format.channels * size**2 for count, size in zip(counts, sizes, strict=True))
-
-
-def uses_shared_cache(source: ImageSource) -> TypeGuard[EncodedSource | ArraySource]:
-    """Whether the ranks of a node map the same cached array; otherwise each rank holds its own copy."""
-    return isinstance(source, EncodedSource) or (isinstance(source, ArraySource) and bool(source.cache_key))
-
-
-def cache_keys(source: EncodedSource | ArraySource, config: Config, image_format: ImageFormat) -> list[str]:
-    """Return the cache keys of the decoded images of a source. Raises OSError."""
-    if isinstance(source, EncodedSource):
-        return [_EncodedPart(source, part).cache_key for part in PARTS]
-    return [
-        _part_cache_key(source, part, in_memory_format(part, config, source.format, image_format)) for part in PARTS
-    ]
+def memory_parts(source: ImageSource, config: Config, image_format: ImageFormat) -> list[MemoryPart]:
+    """Return the parts of a source, to be loaded in the size and channels of a format."""
+    keeps_source_size = key_of_original_size(config) is not None
+    train_format = replace(image_format, size=source.format.size) if keeps_source_size else image_format
+    return [MemoryPart(source, "train", train_format), MemoryPart(source, "val", image_format)]
 
 
 @dataclass(frozen=True)
-class _EncodedPart:
-    """The images of a part of an encoded source, decoded in one way."""
+class MemoryPart:
+    """The images of one part of a source, and the format in which they are in memory."""
 
-    source: EncodedSource
+    source: ImageSource
     part: Part
+    target: ImageFormat
 
     @property
     def preprocessing(self) -> Preprocessing:
-        return _part_preprocessing(self.part, self.source.format)
+        """How images of the source become those in memory."""
+        return self.target.preprocessing(training=self.part == "train")
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        return (self.source.format.channels, self.preprocessing.size, self.preprocessing.size)
+    def shape(self) -> tuple[int, int, int, int]:
+        """N x C x H x W in memory."""
+        size = self.preprocessing.size
+        return self.source.num_images(self.part), self.target.channels, size, size
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the ranks of a node map the same cached array; otherwise each rank holds its own copy."""
+        return isinstance(self.source, EncodedSource) or bool(self._array_key)
 
     @property
     def cache_key(self) -> str:
-        """Raises OSError."""
-        parameters = {"channels": self.source.format.channels, "preprocessing": asdict(self.preprocessing)}
-        stamps = (self.source.cache_stamp(self.part, index) for index in range(self.source.num_images(self.part)))
-        return cache_key_of_stamps(parameters, stamps, self.source.cache_root)
+        """Key of the decoded images; "" if they are not cached. Raises OSError if an image file is missing."""
+        source, preprocessing, channels = self.source, self.preprocessing, self.target.channels
+        if isinstance(source, EncodedSource):
+            stamps = (source.cache_stamp(self.part, index) for index in range(source.num_images(self.part)))
+            parameters = {"channels": channels, "preprocessing": asdict(preprocessing)}
+            return cache_key_of_stamps(parameters, stamps, source.cache_root)
+        if not self._array_key or self._is_stored:
+            return self._array_key
+        key = f"{self._array_key}-{self.part}-{channels}x{preprocessing.size}"
+        key += "" if preprocessing.resize is None else f"-resize{preprocessing.resize}"
+        return key if preprocessing.interpolation == "bilinear" else f"{key}-{preprocessing.interpolation}"
+
+    @property
+    def _array_key(self) -> str:
+        return self.source.cache_key if isinstance(self.source, ArraySource) else ""
+
+    @property
+    def _is_stored(self) -> bool:
+        """Whether the images of the source have the format already."""
+        stored = self.source.format
+        return stored.channels == self.target.channels and self.preprocessing.keeps(stored.size)
 
     def load(self) -> DecodedImages:
         """Return the decoded images. Raises UnreadableImageError if an image file is missing."""
+        if isinstance(self.source, ArraySource) and self._is_stored:
+            return DecodedImages(self.source.images[self.part], DecodedMetadata())
         try:
             key = self.cache_key
         except OSError as error:
             raise UnreadableImageError(f"the image {error.filename} cannot be read: {error.strerror}") from error
+        if not key:
+            return DecodedImages(self._load_rows(range(self.shape[0])), DecodedMetadata())
         return load_or_decode(key, self._decode, self._is_valid)
-
-    def _load_image(self, index: int) -> Images | str:
-        """Return an image, C x H x W uint8, or the reason why it is unreadable."""
-        preprocessing = self.preprocessing
-        crop = CropSpec(preprocessing.size, None, preprocessing.interpolation) if self.part == "train" else None
-        try:
-            return self.source.load(self.part, np.array([index]), crop)[0].reshape(self.shape)
-        except UnreadableImageError as error:
-            return str(error)
 
     def _decode(self) -> DecodedChunks:
         unread: dict[int, str] = {}
-        shape = self.source.num_images(self.part), *self.shape
-        return DecodedChunks(shape, self._decode_chunks(unread), lambda: DecodedMetadata(unread=unread))
+        return DecodedChunks(self.shape, self._decode_chunks(unread), lambda: DecodedMetadata(unread=unread))
 
     def _decode_chunks(self, unread: dict[int, str]) -> Iterator[Images]:
         """Yield the images, with black ones for those that are added to `unread`."""
-        chunk_size = max(CHUNK_BYTES // int(np.prod(self.shape)), 1)
-        black, count = np.zeros(self.shape, np.uint8), self.source.num_images(self.part)
+        # Arrays are resized as floating-point numbers.
+        values = prod(self.shape[1:]) * (1 if isinstance(self.source, EncodedSource) else 4)
+        chunk_size = max(CHUNK_BYTES // values, 1)
+        rows = range(self.shape[0])
+        chunks = [rows[first : first + chunk_size] for first in range(0, len(rows), chunk_size)]
+        if not isinstance(self.source, EncodedSource):
+            yield from map(self._load_rows, chunks)
+            return
+        black = np.zeros(self.shape[1:], np.uint8)
         with CancellingPool(available_cores()) as pool:
-            for first in range(0, count, chunk_size):
-                chunk = range(first, min(first + chunk_size, count))
-                loaded = list(zip(chunk, pool.map(self._load_image, chunk), strict=True))
+            for chunk in chunks:
+                loaded = list(zip(chunk, pool.map(self._load_file, chunk), strict=True))
                 unread |= {index: image for index, image in loaded if isinstance(image, str)}
                 yield np.stack([black if isinstance(image, str) else image for _, image in loaded])
 
-    def _is_valid(self, metadata: DecodedMetadata) -> bool:
-        # An image that was unreadable when the cache was written, for example by an I/O error, may be readable now.
-        count = self.source.num_images(self.part)
-        return all(index < count and isinstance(self._load_image(index), str) for index in metadata.unread)
+    def _load_file(self, index: int) -> Images | str:
+        """Return an image of a file, C x H x W uint8, or the reason why it is unreadable."""
+        preprocessing = self.preprocessing
+        crop = CropSpec(preprocessing.size, None, preprocessing.interpolation) if self.part == "train" else None
+        try:
+            return self.source.load(self.part, np.array([index]), crop)[0].reshape(self.shape[1:])
+        except UnreadableImageError as error:
+            return str(error)
 
+    def _load_rows(self, rows: range) -> Images:
+        """Return images that the source has in memory or generates, converted to the format."""
+        images = self.source.load(self.part, np.array(rows))[0]
+        if self._is_stored:
+            return images
+        import torch
 
-def _load_encoded(source: EncodedSource, labels: Mapping[Part, Labels]) -> InMemoryImages:
-    loaded = {part: _EncodedPart(source, part).load() for part in PARTS}
-    warnings = [decoded.warning for decoded in loaded.values() if decoded.warning]
-    return InMemoryImages(
-        {part: decoded.images for part, decoded in loaded.items()},
-        labels,
-        {part: decoded.metadata.unread for part, decoded in loaded.items()},
-        warnings[0] if warnings else None,
-    )
+        from engine.data.augment.batch_ops import convert_to_format
 
-
-def _part_cache_key(source: ArraySource, part: Part, target_format: ImageFormat) -> str:
-    if _has_format(source, part, target_format):
-        return source.cache_key
-    preprocessing = _part_preprocessing(part, target_format)
-    key = f"{source.cache_key}-{part}-{target_format.channels}x{preprocessing.size}"
-    if preprocessing.resize is not None:
-        key += f"-resize{preprocessing.resize}"
-    return key if preprocessing.interpolation == "bilinear" else f"{key}-{preprocessing.interpolation}"
-
-
-def _has_format(source: ArraySource, part: Part, target_format: ImageFormat) -> bool:
-    return source.format.channels == target_format.channels and _part_preprocessing(part, target_format).keeps(
-        source.format.size
-    )
-
-
-def _converted_part(source: ArraySource, part: Part, target_format: ImageFormat) -> tuple[Images, Problem | None]:
-    """Return the images of a part in the target format, cached if the source has a cache key, and a warning or None."""
-    images, size = source.images[part], _part_preprocessing(part, target_format).size
-    if _has_format(source, part, target_format):
-        return images, None
-    if not source.cache_key:
-        return _convert(images, target_format, part), None
-    shape = (len(images), target_format.channels, size, size)
-
-    def decode() -> DecodedChunks:
-        chunk_size = max(CHUNK_BYTES // (4 * int(np.prod(shape[1:]))), 1)
-        return DecodedChunks(
-            shape,
-            (
-                _convert(images[first : first + chunk_size], target_format, part)
-                for first in range(0, len(images), chunk_size)
-            ),
+        return (
+            convert_to_format(torch.from_numpy(images), self.target, training=self.part == "train").contiguous().numpy()
         )
 
-    decoded = load_or_decode(_part_cache_key(source, part, target_format), decode)
-    return decoded.images, decoded.warning
-
-
-def _convert(images: Images, target_format: ImageFormat, part: Part) -> Images:
-    import torch
-
-    from engine.data.augment.batch_ops import convert_to_format
-
-    if images.shape[1] == target_format.channels and _part_preprocessing(part, target_format).keeps(images.shape[-1]):
-        return images
-    converted = convert_to_format(torch.from_numpy(np.array(images)), target_format, training=part == "train")
-    return converted.contiguous().numpy()
+    def _is_valid(self, metadata: DecodedMetadata) -> bool:
+        # An image that was unreadable when the cache was written, for example by an I/O error, may be readable now.
+        return all(index < self.shape[0] and isinstance(self._load_file(index), str) for index in metadata.unread)
