@@ -13,10 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from engine.data.sampler import PARTS
-from engine.data.sources.base import ImageSource
 from engine.distributed.watchdog import Phase
 from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, PhaseChanged, WarningEvent
@@ -56,15 +53,9 @@ class CheckpointWriter:
     when it calls `poll`, between two steps.
     """
 
-    def __init__(
-        self,
-        state: RankState,
-        source: ImageSource,
-        folder: RunFolder | None,
-        cpu_group: dist.ProcessGroup,
-    ) -> None:
-        self._state, self._classes, self._folder, self._cpu_group = state, source.classes, folder, cpu_group
-        self._writes = folder is not None and dist.get_rank() == 0
+    def __init__(self, state: RankState) -> None:
+        self._state, self._folder, source = state, state.job.folder, state.pipeline.source
+        self._writes = self._folder is not None and state.rank_info.rank == 0
         # Before training, because a million files take a quarter of a second.
         self._fingerprints = {part: asdict(source.fingerprint(part)) for part in PARTS} if self._writes else {}
         self._config = state.config.checkpoint
@@ -149,7 +140,7 @@ class CheckpointWriter:
             state.channel.send(PhaseChanged(phase="saving", step=position.step, epoch=position.epoch))
         self.wait()
         self._last_saved_step, self._last_save_time = position.step, time.monotonic()
-        content = gather_state(state, self._classes, self._cpu_group)
+        content = gather_state(state)
         if content is None or self._folder is None:
             return None
         content |= {"best_epoch": self._best_epoch, "best_accuracy": self._best_accuracy, "best_loss": self._best_loss}

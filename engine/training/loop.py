@@ -80,7 +80,7 @@ def training_loop(trainer: Trainer) -> Outcome:
 
 def train_epoch(state: RankState, handle_requests: RequestHandler) -> bool:
     """Train on the remaining steps of the epoch; return False if all ranks agreed to stop before its end."""
-    set_train_mode(state.model, state.frozen_modules)
+    set_train_mode(state.model, state.network.frozen)
     while state.position.step_in_epoch < state.sampler.steps_per_epoch:
         if handle_requests():
             return False
@@ -134,7 +134,7 @@ def train_step(state: RankState) -> None:
     state.position.step += 1
     state.position.step_in_epoch += 1
     if state.ema is not None:
-        state.ema.update(state.optimized_model, state.position.step)
+        state.ema.update(state.network.optimized_model, state.position.step)
     if marks is not None:
         marks.begin("other")
     state.log_step(results, nonfinite, grad_norm, lr)

@@ -17,7 +17,6 @@ from torch.autograd.profiler import profile
 from engine.distributed.watchdog import Phase
 from engine.runs.control import MAX_PROFILE_STEPS
 from engine.runs.events import Profiled
-from engine.runs.folder import RunFolder
 from engine.runs.sinks import describe_error
 from engine.training.memory import release_free_memory
 from engine.training.profile_report import ProfileError, write_profile
@@ -34,15 +33,8 @@ class StepProfiler:
     `clocks_stopped` excludes work between two steps from the throughput. A run without a folder takes no profile.
     """
 
-    def __init__(
-        self,
-        state: RankState,
-        folder: RunFolder | None,
-        cpu_group: dist.ProcessGroup,
-        clocks_stopped: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._state, self._folder, self._cpu_group = state, folder, cpu_group
-        self._clocks_stopped = clocks_stopped
+    def __init__(self, state: RankState, clocks_stopped: Callable[[], AbstractContextManager[None]]) -> None:
+        self._state, self._clocks_stopped = state, clocks_stopped
         self._profiler: profile | None = None
         """What records the steps; None if no profile is being taken."""
         self._marks = StepMarks(state.device)
@@ -116,7 +108,7 @@ class StepProfiler:
                 if not steps:
                     raise ProfileError(note, code="too-small")
                 recorded = self._problem or (profiler, self._marks.parts(), WARMUP_STEPS)
-                folder = write_profile(self._state, self._folder, self._cpu_group, recorded, self._wanted, note)
+                folder = write_profile(self._state, recorded, self._wanted, note)
                 release_free_memory()
         except ProfileError as error:
             steps, note = 0, str(error)

@@ -20,7 +20,6 @@ from torch.autograd.profiler import profile
 
 from engine.distributed.collectives import gather_bytes
 from engine.distributed.watchdog import Phase
-from engine.runs.folder import RunFolder
 from engine.runs.profile_file import (
     MAX_TRACE_BYTES,
     PARTS,
@@ -47,14 +46,7 @@ class ProfileError(CodedError):
     """No profile could be taken. The message says why in a clause."""
 
 
-def write_profile(
-    state: RankState,
-    folder: RunFolder | None,
-    cpu_group: dist.ProcessGroup,
-    recorded: Recorded | str,
-    requested: int,
-    note: str,
-) -> str:
+def write_profile(state: RankState, recorded: Recorded | str, requested: int, note: str) -> str:
     """Write the profile of all ranks on rank 0; return its folder, relative to the run. A collective.
 
     `recorded` says why there is no profile of this rank if it is a text. Raises ProfileError on rank 0 if the profile
@@ -62,10 +54,11 @@ def write_profile(
     """
     state.enter_phase(Phase.PROFILE)
     mine, trace = _profile_of_rank(recorded, state)
-    answers = [_read_answer(data) for data in gather_bytes(encode(mine), cpu_group)]
-    traces = _gather_traces(trace, state, cpu_group)
+    answers = [_read_answer(data) for data in gather_bytes(encode(mine), state.cpu_group)]
+    traces = _gather_traces(trace, state)
     if dist.get_rank() != 0:
         return ""
+    folder = state.job.folder
     ranks = [answer.value for answer in answers if answer.value is not None]
     problems = [
         f"rank {rank} has no profile: {problem.reason}"
@@ -101,7 +94,7 @@ def _read_answer(data: bytes) -> Answer[RankProfile]:
         return Answer(problems=(Problem("", f"it {error}", code="library-failed"),))
 
 
-def _gather_traces(trace: bytes, state: RankState, cpu_group: dist.ProcessGroup) -> dict[int, bytes]:
+def _gather_traces(trace: bytes, state: RankState) -> dict[int, bytes]:
     """Return the traces of the first ranks on rank 0, nothing on other ranks. A collective of these ranks.
 
     One rank after the other: a gather would pad those of all ranks to the longest.
@@ -111,14 +104,14 @@ def _gather_traces(trace: bytes, state: RankState, cpu_group: dist.ProcessGroup)
         state.enter_phase(Phase.PROFILE)
         size = torch.tensor([len(trace)])
         if rank == sender:
-            dist.send(size, 0, group=cpu_group)
+            dist.send(size, 0, group=state.cpu_group)
             if trace:
-                dist.send(torch.frombuffer(bytearray(trace), dtype=torch.uint8), 0, group=cpu_group)
+                dist.send(torch.frombuffer(bytearray(trace), dtype=torch.uint8), 0, group=state.cpu_group)
         elif rank == 0:
-            dist.recv(size, sender, group=cpu_group)
+            dist.recv(size, sender, group=state.cpu_group)
             received = torch.empty(int(size), dtype=torch.uint8)
             if len(received):
-                dist.recv(received, sender, group=cpu_group)
+                dist.recv(received, sender, group=state.cpu_group)
             traces[sender] = received.numpy().tobytes()
     return {sender: data for sender, data in traces.items() if data}
 

@@ -27,7 +27,7 @@ def run_range_test(trainer: Trainer, lr_range: LrRange, warnings: Sequence[Probl
     """
     state, curve = trainer.state, LossCurve(lr_range)
     trainer.start_run(warnings)
-    set_train_mode(state.model, state.frozen_modules)
+    set_train_mode(state.model, state.network.frozen)
     with manual_gc() as trainer.collect_garbage:
         for _ in range(lr_range.steps):
             if trainer.handle_requests():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import NamedTuple, cast
 
 import torch
@@ -16,32 +16,35 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from engine.config.schema import Config
-from engine.data.augment.mixup import MixupCutmix
+from engine.data.augment.mixup import build_mixer
 from engine.data.pipelines.device import DeviceBatch, DeviceLoader
+from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sampler import DistributedBatchSampler, Part
-from engine.data.sources.base import ImageFormat, UnreadableImageError
+from engine.data.sources.base import UnreadableImageError
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
 from engine.distributed.collectives import broadcast_tensors
 from engine.distributed.parallel import batch_device
+from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Phase
 from engine.models.compile import eager_for_partial_batch
-from engine.models.ema import ModelEma
 from engine.models.memory_format import resolve_memory_format
 from engine.models.precision import (
+    build_grad_scaler,
     input_dtype,
     master_params_to_model_params,
     model_grads_to_master_grads,
     tf32_is_on,
 )
+from engine.models.training_model import TrainingModel
 from engine.optim.plateau import PlateauFactor
 from engine.runs.early_stop import EarlyStop
 from engine.runs.events import WarningEvent
-from engine.training.losses import Criterion
+from engine.training.job import Job
+from engine.training.losses import Criterion, build_validation_loss
 from engine.training.metrics import MetricAccumulator
 from engine.training.own_metrics import Outputs, OwnMetrics, gather_outputs
-from engine.training.step_log import StepLog
+from engine.training.step_log import SkippedSteps, StepLog
 from engine.training.timing import PhaseTimer
 
 # More consecutive batches without a readable image mean a broken disk or mount, not broken images.
@@ -78,55 +81,56 @@ class HeldOutImages(NamedTuple):
 class RankState:
     """Everything that one rank trains with.
 
-    `parallel_model` is `model` wrapped in DistributedDataParallel or DataParallel. `master` holds the float32 master
-    weights that the optimizer updates instead of the model's own, or is None. `batches` yields the batches of training
-    and evaluation in their order, on `batch_device`. `cpu_group` is a Gloo process group for tensors in host memory.
+    `parallel_model` is the model of `network` wrapped in DistributedDataParallel or DataParallel. `cpu_group` is a Gloo
+    process group for tensors in host memory.
     """
 
-    config: Config
-    device: torch.device
+    job: Job
+    rank_info: RankInfo
     sampler: DistributedBatchSampler
-    model: nn.Module
+    pipeline: InputPipeline
+    device: torch.device
+    network: TrainingModel
     parallel_model: nn.Module
-    master: nn.Module | None
-    frozen_modules: list[nn.Module]
     criterion: Criterion
-    validation_loss: Criterion
-    mixer: MixupCutmix | None
     optimizer: Optimizer
-    scaler: torch.amp.GradScaler
-    plateau: PlateauFactor
-    early_stop: EarlyStop
     own_metrics: OwnMetrics
     cpu_group: dist.ProcessGroup
-    ema: ModelEma | None
-    batches: DeviceLoader
-    image_format: ImageFormat
-    num_classes: int
     channel: Channel
-    agreement: Agreement
-    step_log: StepLog
+    skipped: InitVar[SkippedSteps]
     lr_of_step: Callable[[int], float]
     """Learning rate of a step, counted from 1 in the data of all epochs, without the factor of schedule `plateau`."""
     position: Position
-    train_metrics: MetricAccumulator
 
-    def __post_init__(self) -> None:
-        self.batch_device = batch_device(self.config.device, self.device)
-        self.timer = PhaseTimer(self.device)
-        self.skips_nonfinite = self.config.optim.nonfinite == "skip"
-        self.input_dtype = input_dtype(self.config.precision)
-        self.uses_tf32 = tf32_is_on(self.device)
-        self.memory_format = resolve_memory_format(self.config, self.model, self.device)
+    def __post_init__(self, skipped: SkippedSteps) -> None:
+        self.config = config = self.job.config
+        self.model, self.master, self.ema = self.network.model, self.network.master, self.network.ema
+        self.image_format, self.num_classes = self.pipeline.image_format, len(self.pipeline.source.classes)
+        self.batch_device = batch_device(config.device, self.device)
+        self.memory_format = resolve_memory_format(config, self.model, self.device)
+        # The batches of training and evaluation in their order.
+        self.batches = self.pipeline.device_loader(self.batch_device, self.memory_format)
+        self.mixer = build_mixer(config, self.num_classes)
+        self.validation_loss = build_validation_loss(config, self.num_classes, self.device, self.criterion)
+        self.scaler = build_grad_scaler(config.precision, self.device)
+        self.plateau, self.early_stop = PlateauFactor(config.schedule), EarlyStop(config.run)
+        self.agreement, self.timer = Agreement(self.cpu_group), PhaseTimer(self.device)
+        self.train_metrics = MetricAccumulator(self.device)
+        self.skips_nonfinite = config.optim.nonfinite == "skip"
+        self.step_log = StepLog(
+            log_every=config.run.log_every,
+            global_batch=self.sampler.global_batch,
+            device=self.device,
+            channel=self.channel,
+            skipped=skipped,
+            emits_events=self.rank_info.rank == 0,
+            may_skip=self.skips_nonfinite,
+        )
+        self.input_dtype, self.uses_tf32 = input_dtype(config.precision), tf32_is_on(self.device)
         self._reported_files: set[str] = set()
         self._consecutive_unreadable = 0
         # Cached: iterating over all modules in every step is slow.
         self._parameters = list(self.model.parameters())
-
-    @property
-    def optimized_model(self) -> nn.Module:
-        """The model whose weights the optimizer updates."""
-        return self.master or self.model
 
     def is_last_epoch(self, epoch: int) -> bool:
         """Return whether training ends with this epoch. Call after its evaluation."""

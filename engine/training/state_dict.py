@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from io import BytesIO
 from typing import Any
@@ -28,7 +28,7 @@ LIVE_KEYS = ("model", "ema", "optimizer")
 Memory = tuple[int, torch.device, torch.dtype, torch.Size, tuple[int, ...]]
 
 
-def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.ProcessGroup) -> dict[str, Any] | None:
+def gather_state(state: RankState) -> dict[str, Any] | None:
     """Return the content of a checkpoint on rank 0, None on other ranks. A collective.
 
     The values of `LIVE_KEYS` are those of `live_state`. `CheckpointWriter` adds the best evaluation and the
@@ -42,14 +42,14 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
     }
     buffer = BytesIO()
     torch.save(local, buffer)
-    rank_files = gather_bytes(buffer.getvalue(), cpu_group)
+    rank_files = gather_bytes(buffer.getvalue(), state.cpu_group)
     if dist.get_rank() != 0:
         return None
     if state.ema is not None:
         state.ema.copy_buffers(state.model)
     return {
         "config": as_stored(state.config),
-        "classes": list(classes),
+        "classes": list(state.pipeline.source.classes),
         "image_format": asdict(state.image_format),
         "tf32": state.uses_tf32,
         **live_state(state),

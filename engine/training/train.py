@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from torch.optim import Optimizer
 
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
-from engine.data.augment.mixup import build_mixer
 from engine.data.batching import (
     build_sampler,
     check_source,
@@ -33,50 +31,35 @@ from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
 from engine.distributed.messages import decide_on_rank_0
-from engine.distributed.parallel import batch_device, wrap_model
+from engine.distributed.parallel import wrap_model
 from engine.distributed.process_group import join_process_group
 from engine.distributed.rank_env import RankInfo
 from engine.gpus.numa import bind_to_node
 from engine.models.freeze import set_train_mode
-from engine.models.memory_format import resolve_memory_format
-from engine.models.precision import build_grad_scaler, max_scaler_skips
+from engine.models.precision import max_scaler_skips
 from engine.models.training_model import TrainingModel, build_training_model
 from engine.optim.lr_schedule import lr_factor, lr_scaling_factor, scaled_lr, schedule_length_problems
 from engine.optim.optimizers import build_optimizer
-from engine.optim.plateau import PlateauFactor
 from engine.optim.user_schedule import load_user_schedule
-from engine.runs.early_stop import EarlyStop
 from engine.runs.events import WarningEvent
 from engine.training.device import init_device
 from engine.training.job import Job, Outcome
 from engine.training.loop import forward_backward, training_loop
-from engine.training.losses import Criterion, build_loss, build_validation_loss
+from engine.training.losses import Criterion, build_loss
 from engine.training.memory import manual_gc
-from engine.training.metrics import MetricAccumulator
 from engine.training.own_metrics import OwnMetrics
 from engine.training.range_test import run_range_test
 from engine.training.rank_state import Position, RankState
 from engine.training.resume import describe_lr_rise, load_for_resume
 from engine.training.rng import seed_everything
-from engine.training.step_log import SkippedSteps, StepLog
+from engine.training.step_log import SkippedSteps
 from engine.training.trainer import Trainer
 from engine.training.warmup import warm_up
 from engine.utils.answers import Answer
 from engine.utils.errors import Problem, collect_problems, raise_if_any
 from engine.utils.host import free_bytes
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """Input side of one rank: image source, sampler, the image format of the model, and the input pipeline."""
-
-    source: ImageSource
-    sampler: DistributedBatchSampler
-    image_format: ImageFormat
-    pipeline: InputPipeline
 
 
 def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outcome:
@@ -119,11 +102,11 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
         rank_info,
         store,
     )
-    data, pipeline_notes = _start_pipeline(job, source, sampler, position, choice)
-    warnings = [*notes, *pipeline_notes]
+    pipeline = _start_pipeline(job, source, sampler, position, choice)
+    warnings = [*notes, *pipeline.warnings]
     try:
         # 4. Build device, model, optimizer and process group, and restore their state.
-        trainer = build_trainer(job, rank_info, store, channel, data, checkpoint)
+        trainer = build_trainer(job, rank_info, store, channel, sampler, pipeline, checkpoint=checkpoint)
         if checkpoint:
             trainer.restore(checkpoint)
             # Frees as much memory as model and optimizer take.
@@ -139,7 +122,7 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
             outcome = dry_run(trainer, warnings) if job.folder is None else run_training(trainer, warnings)
     except Exception:
         # The process group is not destroyed: that would wait for ranks that wait for this one.
-        data.pipeline.raise_if_worker_died()
+        pipeline.raise_if_worker_died()
         raise
     dist.destroy_process_group()
     return outcome
@@ -165,7 +148,7 @@ def dry_run(trainer: Trainer, warnings: Sequence[Problem]) -> Outcome:
     state = trainer.state
     # First, because a batch that does not fit into shared memory may never arrive.
     trainer.emit_warnings(warnings)
-    set_train_mode(state.model, state.frozen_modules)
+    set_train_mode(state.model, state.network.frozen)
     forward_backward(state, state.next_train_batch(), 0)
     trainer.emit(trainer.run_started())
     trainer.warn_skipped_files()
@@ -178,8 +161,8 @@ def _start_pipeline(
     sampler: DistributedBatchSampler,
     position: Position,
     choice: PipelineChoice,
-) -> tuple[TrainingData, list[Problem]]:
-    """Start loading the batches from a position on. Also returns warnings for the log."""
+) -> InputPipeline:
+    """Start loading the batches from a position on."""
     config, plan = job.config, job.plan
     image_format = model_input_format(config, source)
     workers = 0
@@ -210,74 +193,50 @@ def _start_pipeline(
         workers,
         devices_per_rank=plan.devices_per_rank,
     )
-    warnings += pipeline.warnings
-    return TrainingData(source, sampler, image_format, pipeline), warnings
+    pipeline.warnings = [*warnings, *pipeline.warnings]
+    return pipeline
 
 
 def build_trainer(
-    job: Job, rank_info: RankInfo, store: Store, channel: Channel, data: TrainingData, checkpoint: dict[str, Any] | None
+    job: Job,
+    rank_info: RankInfo,
+    store: Store,
+    channel: Channel,
+    sampler: DistributedBatchSampler,
+    pipeline: InputPipeline,
+    *,
+    checkpoint: dict[str, Any] | None = None,
 ) -> Trainer:
     """Build the device, model, optimizer and process group of one rank. Raises UsageError."""
-    config, sampler, num_classes = job.config, data.sampler, len(data.source.classes)
+    config, source = job.config, pipeline.source
     device = init_device(config, job.plan, rank_info)
     # The same seed on every rank: EMA and master weights are copied before DDP broadcasts the weights of rank 0.
     seed_everything(config.run.seed)
     lr_of_step = _lr_of_step(job, sampler)
-    own_metrics = OwnMetrics(config, num_classes, max(sampler.val_images, data.source.num_images("test")))
-    network, criterion, optimizer = _build_model(config, data, device, checkpoint)
+    own_metrics = OwnMetrics(config, len(source.classes), max(sampler.val_images, source.num_images("test")))
+    network, criterion, optimizer = _build_model(config, sampler, pipeline, device, checkpoint)
     cpu_group, rank_devices = join_process_group(config, job.plan, device, rank_info, store)
     parallel_model = wrap_model(network.model, config.device, device, job.plan.devices_per_rank, sampler.world_size)
-    step_log = StepLog(
-        log_every=config.run.log_every,
-        global_batch=sampler.global_batch,
-        device=device,
-        channel=channel,
-        skipped=_skipped_steps(config, checkpoint),
-        emits_events=rank_info.rank == 0,
-        may_skip=config.optim.nonfinite == "skip",
-    )
     state = RankState(
-        config=config,
-        device=device,
+        job=job,
+        rank_info=rank_info,
         sampler=sampler,
-        model=network.model,
+        pipeline=pipeline,
+        device=device,
+        network=network,
         parallel_model=parallel_model,
-        master=network.master,
-        frozen_modules=network.frozen,
-        ema=network.ema,
         criterion=criterion,
-        validation_loss=build_validation_loss(config, num_classes, device, criterion),
-        mixer=build_mixer(config, num_classes),
         optimizer=optimizer,
-        scaler=build_grad_scaler(config.precision, device),
-        plateau=PlateauFactor(config.schedule),
-        early_stop=EarlyStop(config.run),
         own_metrics=own_metrics,
         cpu_group=cpu_group,
-        batches=data.pipeline.device_loader(
-            batch_device(config.device, device), resolve_memory_format(config, network.model, device)
-        ),
-        image_format=data.image_format,
-        num_classes=num_classes,
         channel=channel,
-        agreement=Agreement(cpu_group),
-        step_log=step_log,
+        skipped=_skipped_steps(config, checkpoint),
         lr_of_step=lr_of_step,
         position=resume_position(checkpoint, sampler),
-        train_metrics=MetricAccumulator(device),
     )
     # Another seed on each rank: dropout must not drop the same units everywhere.
     seed_everything(config.run.seed + rank_info.rank)
-    return Trainer(
-        job=job,
-        rank_info=rank_info,
-        state=state,
-        source=data.source,
-        rank_devices=rank_devices,
-        notes=network.notes,
-        pipeline_choice=data.pipeline.pipeline_choice,
-        warmup=warm_up(state, cpu_group),
-    )
+    return Trainer(state, rank_devices, warm_up(state))
 
 
 def _lr_of_step(job: Job, sampler: DistributedBatchSampler) -> Callable[[int], float]:
@@ -294,16 +253,20 @@ def _lr_of_step(job: Job, sampler: DistributedBatchSampler) -> Callable[[int], f
 
 
 def _build_model(
-    config: Config, data: TrainingData, device: torch.device, checkpoint: dict[str, Any] | None
+    config: Config,
+    sampler: DistributedBatchSampler,
+    pipeline: InputPipeline,
+    device: torch.device,
+    checkpoint: dict[str, Any] | None,
 ) -> tuple[TrainingModel, Criterion, Optimizer]:
     """Build model, loss and optimizer. Raises UsageError with the problems of all three."""
-    classes, problems = data.source.classes, list[Problem]()
+    source, problems = pipeline.source, list[Problem]()
     with collect_problems(problems):
-        criterion = build_loss(config, len(classes), lambda: class_counts(data.source), device)
+        criterion = build_loss(config, len(source.classes), lambda: class_counts(source), device)
     with collect_problems(problems):
-        network = build_training_model(config, data.image_format, classes, device, problems, checkpoint)
+        network = build_training_model(config, pipeline.image_format, source.classes, device, problems, checkpoint)
         optimizer = build_optimizer(
-            config.optim, network.optimized_model, data.sampler.num_devices, config.run, network.notes
+            config.optim, network.optimized_model, sampler.num_devices, config.run, network.notes
         )
     raise_if_any(problems)
     return network, criterion, optimizer

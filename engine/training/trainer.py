@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -20,10 +19,7 @@ import torch.distributed as dist
 from engine.config.precision import AmpChoice, describe_precision
 from engine.data.image_files import enlarged_edge, fitting_size
 from engine.data.limits import uses_threads
-from engine.data.pipelines.choose import PipelineChoice
-from engine.data.sources.base import ImageSource
 from engine.distributed.failures import FinalCheckpointError
-from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Phase
 from engine.models.factory import weight_bytes
 from engine.optim.lr_schedule import rising_steps, scaled_lr
@@ -45,7 +41,7 @@ from engine.runs.records import RankDevice, RankEpochTiming
 from engine.runs.sinks import Sink, disk_problem
 from engine.training.checkpoint_writer import CheckpointWriter
 from engine.training.disk import disk_warnings
-from engine.training.job import Job, Outcome
+from engine.training.job import Outcome
 from engine.training.losses import guessing_loss
 from engine.training.memory import empty_cache, gather_peak_memory, reset_peak_memory
 from engine.training.metrics import Evaluation, Metrics
@@ -67,23 +63,14 @@ PAUSE_POLL_SECONDS = 0.1
 GC_INTERVAL_STEPS = 500
 
 
-@dataclass(kw_only=True, eq=False)
 class Trainer:
-    """One rank, ready to train. `notes` are messages for the log."""
+    """One rank, ready to train."""
 
-    job: Job
-    rank_info: RankInfo
-    state: RankState
-    source: ImageSource
-    rank_devices: list[RankDevice]
-    notes: Sequence[Problem]
-    pipeline_choice: PipelineChoice
-    warmup: WarmupResult
-
-    def __post_init__(self) -> None:
-        self.config = self.job.config
-        self._checkpoint_writer = CheckpointWriter(self.state, self.source, self.job.folder, self.state.cpu_group)
-        channel = self.state.channel
+    def __init__(self, state: RankState, rank_devices: list[RankDevice], warmup: WarmupResult) -> None:
+        self.state, self.rank_devices, self.warmup = state, rank_devices, warmup
+        self.job, self.config, self.source, self._rank = state.job, state.config, state.pipeline.source, state.rank_info
+        self._checkpoint_writer = CheckpointWriter(state)
+        channel = state.channel
         self._evaluation_sink = Sink(
             "evaluation.json",
             # Only rank 0 writes it. A method of this object would be a reference cycle.
@@ -91,9 +78,9 @@ class Trainer:
             # The recorder reports a full disk.
             on_error=lambda error: disk_problem(error) is not None,
         )
-        self._epoch_clock, self._first_step = EpochClock(self.state.restart_step_clock), 0
+        self._epoch_clock, self._first_step = EpochClock(state.restart_step_clock), 0
         self._train_seconds, self._timings = 0.0, list[RankEpochTiming]()
-        self._profiler = StepProfiler(self.state, self.job.folder, self.state.cpu_group, self._epoch_clock.stopped)
+        self._profiler = StepProfiler(state, self._epoch_clock.stopped)
         self._is_training = False
         self.collect_garbage: Callable[[], object] = lambda: None
 
@@ -166,7 +153,7 @@ class Trainer:
     def _poll_requests(self) -> RequestCounters:
         """Return the requests that this rank has received; rank 0 adds those of the checkpoint timer."""
         requests = self.state.channel.poll_requests()
-        if self.rank_info.rank == 0 and self._checkpoint_writer.timer_fires():
+        if self._rank.rank == 0 and self._checkpoint_writer.timer_fires():
             requests.timed_checkpoints += 1
         return requests
 
@@ -232,7 +219,7 @@ class Trainer:
         epoch = self.state.position.epoch
         metrics = evaluation.metrics
         best = self._checkpoint_writer.update_best(epoch, metrics.accuracy, metrics.loss)
-        if self.rank_info.rank == 0 and self.job.folder is not None:
+        if self._rank.rank == 0 and self.job.folder is not None:
             folder, last = self.job.folder, evaluation.to_stored(epoch)
 
             def write() -> None:
@@ -259,12 +246,12 @@ class Trainer:
     def restore(self, checkpoint: dict[str, Any]) -> None:
         """Restore everything but model and position from a checkpoint; warn of what cannot be restored."""
         self._checkpoint_writer.restore(checkpoint)
-        for warning in restore_state(self.state, checkpoint, self.rank_info.rank):
+        for warning in restore_state(self.state, checkpoint, self._rank.rank):
             self.emit(WarningEvent.of(warning))
 
     def emit(self, event: Event) -> None:
         """Emit an event once for all ranks."""
-        if self.rank_info.rank == 0:
+        if self._rank.rank == 0:
             self.state.channel.send(event)
 
     def run_started(self) -> RunStarted:
@@ -276,7 +263,7 @@ class Trainer:
             format=FORMAT,
             name=name,
             host=socket.gethostname(),
-            world_size=self.rank_info.world_size,
+            world_size=self._rank.world_size,
             devices=[rank_device.device for rank_device in self.rank_devices],
             ranks=self.rank_devices,
             backend=dist.get_backend(),
@@ -294,8 +281,8 @@ class Trainer:
             workers=state.batches.workers,
             worker_type="threads" if uses_threads(self.config) else "processes",
             image_format=state.image_format.describe(),
-            pipeline=self.pipeline_choice.pipeline,
-            pipeline_reason=self.pipeline_choice.reason,
+            pipeline=self.state.pipeline.choice.pipeline,
+            pipeline_reason=self.state.pipeline.choice.reason,
             pipeline_auto=self.config.data.pipeline == "auto",
             batch_size=state.sampler.batch_size,
             cores=self.job.plan.threads_per_rank,
@@ -325,7 +312,7 @@ class Trainer:
     def warn_skipped_files(self) -> None:
         """Warn of the files of the dataset that are no readable images, and of the folders that are not used."""
         skipped = self.source.skipped
-        if not skipped or self.rank_info.rank != 0:
+        if not skipped or self._rank.rank != 0:
             return
         more = ""
         if len(skipped) > MAX_LISTED_FILES:
@@ -346,13 +333,13 @@ class Trainer:
     def emit_warnings(self, warnings: Sequence[Problem]) -> None:
         """Emit the notes of the setup, `warnings`, and those about disk space."""
         disk_problems: list[Problem] = []
-        if self.rank_info.rank == 0 and self.job.folder is not None:
+        if self._rank.rank == 0 and self.job.folder is not None:
             disk_problems = disk_warnings(self.config, self.job.folder.checkpoints, weight_bytes(self.state.model))
-        for problem in (*self.notes, *warnings, *disk_problems):
+        for problem in (*self.state.network.notes, *warnings, *disk_problems):
             self.emit(WarningEvent.of(problem))
 
     def _write_classes(self) -> None:
-        if self.rank_info.rank == 0 and self.job.folder is not None:
+        if self._rank.rank == 0 and self.job.folder is not None:
             names = {str(index): name for index, name in enumerate(self.source.classes)}
             with suppress(OSError), self.job.folder.opened() as opened:
                 replace_file(opened.class_indices, lambda file: file.write(encode_indented(names) + b"\n"))

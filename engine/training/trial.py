@@ -21,7 +21,7 @@ from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.rank_state import RankState
-from engine.training.train import TrainingData, build_trainer
+from engine.training.train import build_trainer
 from engine.utils.process import SignalHandler
 
 FIXED_PIPELINE = PipelineChoice("fixed", "the trial needs only one batch")
@@ -44,8 +44,8 @@ def build_trial_state(
     image_format = model_input_format(config, source)
     sampler = build_sampler(config, source, world_size, devices_per_rank=plan.devices_per_rank)
     channel = Channel(None, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
-    input_pipeline = InputPipeline(FIXED_PIPELINE, source, config, image_format, ())
+    pipeline = InputPipeline(FIXED_PIPELINE, source, config, image_format, ())
     torch.set_num_threads(plan.threads_per_rank)
-    data = TrainingData(source, sampler, image_format, input_pipeline)
     rank_info = RankInfo(0, 1, local_rank, plan.local_world_size)
-    return build_trainer(Job(config, plan, None, False, source), rank_info, dist.HashStore(), channel, data, None).state
+    job, store = Job(config, plan, None, False, source), dist.HashStore()
+    return build_trainer(job, rank_info, store, channel, sampler, pipeline).state

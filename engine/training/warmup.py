@@ -54,7 +54,7 @@ class WarmupResult:
     peak_tflops: float | UnsetType
 
 
-def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
+def warm_up(state: RankState) -> WarmupResult:
     """Run forward and backward passes, compile the model if configured, and restore the model's state.
 
     DDP rebuilds its gradient buckets after the first backward pass, which changes the order of summation: without
@@ -63,15 +63,15 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
     """
     buffers = {name: buffer.clone() for name, buffer in state.model.named_buffers()}
     rng_before = rng_state(state.device)
-    set_train_mode(state.model, state.frozen_modules)
+    set_train_mode(state.model, state.network.frozen)
     model = state.config.model
     if model.compile and state.sampler.rank == 0:
         message = f"compiling {model.name} (model.compile_mode {model.compile_mode}), which can take minutes"
         state.channel.send(WarningEvent(message=message, code="compiling"))
-    result = _measure(state, cpu_group)
+    result = _measure(state)
     if model.compile:
         _warm_up_compiled(state)
-        set_train_mode(state.model, state.frozen_modules)
+        set_train_mode(state.model, state.network.frozen)
     state.zero_grad()
     with torch.no_grad():
         for name, buffer in state.model.named_buffers():
@@ -80,7 +80,7 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
     return result
 
 
-def _measure(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
+def _measure(state: RankState) -> WarmupResult:
     """Check that the model can train on a small batch, time its step, and count its operations on rank 0.
 
     Raises UsageError. A collective.
@@ -89,14 +89,14 @@ def _measure(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
     # cuDNN keeps its choice for a shape, so batches of the size of the training are benchmarked at once.
     with _cudnn_heuristics() if batch_size < state.sampler.batch_size else nullcontext():
         _first_step(state, batch_size)
-        seconds = _fastest_step_seconds(state, batch_size, cpu_group)
+        seconds = _fastest_step_seconds(state, batch_size)
         flops: dict[int, float | UnsetType] = dict.fromkeys(sizes, UNSET)
         peak: float | UnsetType = UNSET
         if state.device.type == "cuda":
             # A user's own forward pass may contain collectives.
             if state.sampler.rank == 0 or is_user_code(state.config.model.name):
                 flops = {size: count_flops_per_image(state, size) for size in sizes}
-            peak = _total_peak_tflops(state, cpu_group)
+            peak = _total_peak_tflops(state)
     return WarmupResult(seconds, batch_size, flops, peak)
 
 
@@ -141,13 +141,13 @@ def _forward_backward(state: RankState, batch_size: int, size: int | None = None
     logits.float().sum().backward()
 
 
-def _fastest_step_seconds(state: RankState, batch_size: int, cpu_group: dist.ProcessGroup) -> float:
+def _fastest_step_seconds(state: RankState, batch_size: int) -> float:
     """A collective."""
     # Not timed: DDP's rebuilt buckets are used for the first time.
     _timed_step(state, batch_size)
     first = _timed_step(state, batch_size)
     longest = torch.tensor(first, dtype=torch.float64)
-    dist.all_reduce(longest, dist.ReduceOp.MAX, group=cpu_group)
+    dist.all_reduce(longest, dist.ReduceOp.MAX, group=state.cpu_group)
     more = EXTRA_TIMED_STEPS if longest.item() < SHORT_STEP_SECONDS else 0
     return min([first, *(_timed_step(state, batch_size) for _ in range(more))])
 
@@ -194,17 +194,17 @@ def count_flops_per_image(state: RankState, size: int | None = None) -> float | 
         # Only the MFU depends on it.
         return UNSET
     finally:
-        set_train_mode(state.model, state.frozen_modules)
+        set_train_mode(state.model, state.network.frozen)
 
 
-def _total_peak_tflops(state: RankState, cpu_group: dist.ProcessGroup) -> float | UnsetType:
+def _total_peak_tflops(state: RankState) -> float | UnsetType:
     """Return the peak TFLOPS of all GPUs of the run together, UNSET if one is unknown. A collective."""
     first = torch.device(state.device).index or 0
     indices = range(first, first + state.sampler.devices_per_rank)
     names, precision = map(torch.cuda.get_device_name, indices), state.config.precision
     peaks = [peak_tflops(name, precision, tf32=state.uses_tf32) for name in names]
     total = torch.tensor(sum(math.nan if peak is None else peak for peak in peaks), dtype=torch.float64)
-    dist.all_reduce(total, group=cpu_group)
+    dist.all_reduce(total, group=state.cpu_group)
     return UNSET if total.isnan() else total.item()
 
 
@@ -229,7 +229,7 @@ def evaluate_random_batch(state: RankState, batch_size: int) -> None:
     state.model.eval()
     with torch.no_grad():
         _forward(state, state.model, batch_size, state.device, size=state.image_format.val_size)
-    set_train_mode(state.model, state.frozen_modules)
+    set_train_mode(state.model, state.network.frozen)
 
 
 def _warm_up_compiled(state: RankState) -> None:

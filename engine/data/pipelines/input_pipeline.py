@@ -24,7 +24,8 @@ from engine.data.sources.jpeg import decoder_warning
 
 
 class InputPipeline:
-    """The chosen input pipeline: one batch per request. `warnings` are for the log.
+    """The images of a rank, their format and the pipeline that loads them: one batch per request. `warnings` are for
+    the log.
 
     With `workers` > 0 the constructor forks the loader processes: create it before the process initializes CUDA or
     starts threads. `devices_per_rank` is that of `BatchLoader`.
@@ -35,7 +36,7 @@ class InputPipeline:
 
     def __init__(
         self,
-        pipeline_choice: PipelineChoice,
+        choice: PipelineChoice,
         source: ImageSource,
         config: Config,
         image_format: ImageFormat,
@@ -43,8 +44,8 @@ class InputPipeline:
         workers: int = 0,
         devices_per_rank: int = 1,
     ) -> None:
-        self._source, self._config, self._format, self._requests = source, config, image_format, requests
-        self.pipeline_choice, pipeline = pipeline_choice, pipeline_choice.pipeline
+        self.choice, self.source, self.image_format = choice, source, image_format
+        self._config, self._requests, pipeline = config, requests, choice.pipeline
         self._in_memory = load_in_memory(source, config, image_format) if pipeline == "memory" else None
         self._loader = (
             BatchLoader(source, config, image_format, requests, workers, devices_per_rank)
@@ -62,16 +63,18 @@ class InputPipeline:
         self, device: torch.device, memory_format: torch.memory_format = torch.preserve_format
     ) -> DeviceLoader:
         """Return the iterator over the batches on a device, for a model of a memory format. Call it once."""
+        images, config, requests = self.image_format, self._config, self._requests
         if self._in_memory is not None:
-            return InMemoryLoader(self._in_memory, self._config, self._format, self._requests, device, memory_format)
+            return InMemoryLoader(self._in_memory, config, images, requests, device, memory_format)
         if self._loader is not None:
-            return StreamingLoader(self._loader, self._format, device, memory_format)
+            return StreamingLoader(self._loader, images, device, memory_format)
 
         def load_batch(request: BatchRequest) -> DeviceBatch:
-            batches = BatchLoader(self._source, self._config, self._format, [request], 0)
-            return next(StreamingLoader(batches, self._format, device, memory_format))
+            return next(
+                StreamingLoader(BatchLoader(self.source, config, images, [request], 0), images, device, memory_format)
+            )
 
-        return FixedBatchLoader(load_batch, self._requests, self._format)
+        return FixedBatchLoader(load_batch, requests, images)
 
     def raise_if_worker_died(self) -> None:
         """Raise LoaderProcessError if a DataLoader worker has died, see `BatchLoader.raise_if_worker_died`."""

@@ -83,7 +83,7 @@ def test_warmup_counts_operations_on_rank_0_only() -> None:
     with single_rank_trainer("model.name=linear", on_gpu=True) as trainer:
         assert trainer.warmup.flops_by_size[8] > 0
         trainer.state.sampler = replace(trainer.state.sampler, rank=1)
-        assert set(warm_up(trainer.state, trainer.state.cpu_group).flops_by_size.values()) == {UNSET}
+        assert set(warm_up(trainer.state).flops_by_size.values()) == {UNSET}
 
 
 @pytest.mark.parametrize("images", [GRAY, COLOR], ids=["gray", "color"])

@@ -84,10 +84,10 @@ def test_checkpoint_of_half_model_holds_float32_master_weights(level: str, tmp_p
         run_training(trainer, [])
         saved = last_checkpoint_weights(tmp_path)
         assert {value.dtype for value in saved.values()} <= {torch.float32, torch.int64}
-        trained = trainer.state.optimized_model.state_dict()
+        trained = trainer.state.network.optimized_model.state_dict()
         assert all(
             torch.equal(saved[name], trained[name].float())
-            for name, _ in trainer.state.optimized_model.named_parameters()
+            for name, _ in trainer.state.network.optimized_model.named_parameters()
         )
         means = trainer.state.model.state_dict()["1.running_mean"]
         assert torch.equal(saved["1.running_mean"], means.float())

@@ -145,7 +145,7 @@ def test_warmup_benchmarks_cudnn_for_batches_of_training_only(batch_size: int, e
     with single_rank_trainer("model.name=linear", f"data.batch_size={batch_size}") as trainer:
         hook = register_module_forward_pre_hook(lambda *_: seen.add(torch.backends.cudnn.benchmark))
         try:
-            warm_up(trainer.state, trainer.state.cpu_group)
+            warm_up(trainer.state)
         finally:
             hook.remove()
         assert torch.backends.cudnn.benchmark

@@ -28,7 +28,7 @@ from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
 from engine.training.device import cuda_uuid
 from engine.training.job import Job
-from engine.training.train import TrainingData, build_trainer, resume_position, run_training
+from engine.training.train import build_trainer, resume_position, run_training
 from engine.training.trainer import Trainer
 from engine.utils.process import SignalHandler
 
@@ -75,8 +75,7 @@ def single_rank_trainer(
     # With tests running in parallel, more threads only contend for cores.
     torch.set_num_threads(1)
     try:
-        data = TrainingData(source, sampler, image_format, pipeline)
-        trainer = build_trainer(job, rank_info, dist.HashStore(), channel, data, state)
+        trainer = build_trainer(job, rank_info, dist.HashStore(), channel, sampler, pipeline, checkpoint=state)
         if state is not None:
             trainer.restore(state)
             state.clear()
