@@ -20,7 +20,7 @@ ChartId = Annotated[str, Meta(min_length=1, max_length=3000)]
 
 
 class FolderCharts(Record, frozen=True, kw_only=True):
-    """The charts of the runs in one folder, by their ids in `engine.show.foreign_charts`.
+    """The charts of the runs in one folder, by their ids in `engine.show.charts`.
 
     Without chosen `charts`, a screen shows the first ones that are not `hidden`.
     """

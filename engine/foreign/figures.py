@@ -25,6 +25,10 @@ class Figures:
     low: float | None
     high: float | None
 
+    def is_between(self, lowest: float, highest: float) -> bool:
+        """Whether there are values, and all lie within limits."""
+        return self.low is not None and self.high is not None and lowest <= self.low <= self.high <= highest
+
 
 @dataclass(slots=True)
 class _Metric:

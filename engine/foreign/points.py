@@ -1,4 +1,4 @@
-"""The points that a poll of a foreign log found, one by one or as columns.
+"""The points of curves, one by one or as columns: what a poll of a log, or of a journal, found.
 
 Readers of rows append single points. A reader that parses many records at once, such as `event_records`, adds columns.
 """
@@ -23,6 +23,29 @@ class Point(NamedTuple):
     value: float
     epoch: float | None = None
     time: float | None = None
+
+
+@dataclass(frozen=True)
+class StepAxes:
+    """Where the steps of a training are on its x axes. The times of its points are seconds of training."""
+
+    steps_per_epoch: int
+    sessions: tuple[tuple[int, int], ...]
+    """Last step before each session, and the images of a step in it: a resumed session may have another batch size."""
+
+    def positions(self, steps: NDArray[np.float64], axis: str) -> NDArray[np.float64]:
+        """Return epochs, steps or images; steps where the axis is unknown."""
+        import numpy as np
+
+        if axis == "epoch" and self.steps_per_epoch > 0:
+            return steps / self.steps_per_epoch
+        if axis == "images" and self.sessions:
+            starts, batches = np.array(self.sessions, np.float64).T
+            before = np.append(0.0, np.cumsum(np.diff(starts) * batches[:-1]))
+            session = np.maximum(np.searchsorted(starts, steps, "right") - 1, 0)
+            images: NDArray[np.float64] = before[session] + (steps - starts[session]) * batches[session]
+            return images
+        return steps
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -145,7 +168,11 @@ class Points:
 
     def before(self, step: int) -> Points:
         """Return the points of lower steps."""
-        return Points(point for point in self if point.step < step)
+        kept = Points()
+        for part in self._parts:
+            kept.add_columns(part.at(part.steps < step))
+        kept.extend(point for point in self._rows if point.step < step)
+        return kept
 
     def __len__(self) -> int:
         return sum(map(len, self._parts)) + len(self._rows)

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from engine.foreign.points import Point, Points
+from engine.foreign.points import Point, Points, StepAxes
 from engine.utils.text import printable
 
 # 10,000 values of W&B take 250 ms of CPU time.
@@ -49,7 +49,8 @@ class Reading:
 
     `drop_from` voids the earlier points of this source from that step on, before `points` are added: a file was
     replaced (`-inf`: all points), or its writer restarted. `parameters` are those that this poll found.
-    `problem` is why a part cannot be read. `has_ended` tells that the writer has recorded its end.
+    `problem` is why a part cannot be read. `has_ended` tells that the writer has recorded its end. Only the journal of
+    a training has `axes`.
     """
 
     points: Points = field(default_factory=Points)
@@ -59,6 +60,7 @@ class Reading:
     total_bytes: int = 0
     problem: str | None = None
     has_ended: bool = False
+    axes: StepAxes | None = None
 
     @property
     def share(self) -> float:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from engine.report.lines import chart_lines, draw_lines, shortened
 from engine.report.pictures import data_uri
 from engine.report.plot import METADATA, X_LABELS
-from engine.report.runs import ForeignReport, ReportedRun
+from engine.report.runs import ReportedRun
 from engine.report.style import drawing
-from engine.show.charts import Chart, Place, charts_of, metric_chart
-from engine.show.foreign_charts import curve_labels, group_metrics
-from engine.show.foreign_run import default_axis, further_keys
+from engine.runs.curves import default_axis
+from engine.show.charts import Chart, Place, charts_of, curve_labels, group_metrics, metric_chart
+from engine.show.foreign_run import further_keys
 
 # Inches. At the width of a phone, a point of the figure is a point of the screen.
 CHART_SIZE = (4.2, 2.4)
@@ -66,7 +66,7 @@ def curve_charts(groups: Sequence[Sequence[ReportedRun]]) -> tuple[list[PageChar
 
 def _charts(runs: Sequence[ReportedRun]) -> Iterator[tuple[Chart, Mapping[str, str]]]:
     """Yield the charts of these runs, and names of metrics for their legends."""
-    foreign = [run.curves for run in runs if isinstance(run, ForeignReport)]
+    foreign = [run.curves for run in runs if not run.curves.is_own]
     if len(runs) > 1:
         charts = charts_of(Place.REPORT_OF_SEVERAL)
         further = further_keys(foreign, {chart.id for chart in charts})
@@ -76,7 +76,7 @@ def _charts(runs: Sequence[ReportedRun]) -> Iterator[tuple[Chart, Mapping[str, s
     else:
         # Training and validation share one chart, by the names of their metrics.
         keys = foreign[0].keys
-        for chart in group_metrics(foreign[0].names):
+        for chart in group_metrics(keys):
             metrics = {keys[name]: source for name, source in chart.metrics.items()}
             labels = {keys[name]: label for name, label in curve_labels(chart).items()}
             yield replace(chart, metrics=metrics), labels

@@ -47,5 +47,5 @@ def notes(run: ReportedRun) -> Iterator[str]:
     """Yield what a reader should know before the figures."""
     if run.compared.problem is not None:
         yield run.compared.problem
-    if run.curves.nonfinite_count:
-        yield f"{run.curves.nonfinite_count:,} values are not finite; the curves have gaps there."
+    if count := run.curves.count_not_finite(run.curves.keys):
+        yield f"{count:,} values are not finite; the curves have gaps there."

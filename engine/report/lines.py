@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.report.runs import ForeignReport, ReportedRun
+from engine.report.runs import ReportedRun
 from engine.report.style import COLORS, dashes
-from engine.runs.curves import XAxis
+from engine.runs.curves import BlockSeries, XAxis
 from engine.runs.metrics import find_metric
-from engine.runs.reduced_curves import BlockSeries
 from engine.runs.series import Series, mask_nonpositive, mean_and_spread, smooth
 from engine.show.charts import Chart, Source
 from engine.utils.text import printable
@@ -78,9 +77,9 @@ def chart_lines(
 
 def _group_line(chart: Chart, key: str, runs: Sequence[ReportedRun], axis: XAxis, smoothing: float) -> Line:
     # Few points are values of epochs, not of steps.
-    is_short = any(isinstance(run, ForeignReport) and not run.curves.is_long(key) for run in runs)
-    share = smoothing if chart.is_smoothed(key) and not is_short else 0.0
-    return make_line([run.curves.over(key, axis) for run in runs], share)
+    is_long = all(run.curves.is_long(key) for run in runs)
+    share = smoothing if chart.is_smoothed(key) and is_long else 0.0
+    return make_line([run.curves.over(run.curves.name_of(key), axis) for run in runs], share)
 
 
 def make_line(blocks: Sequence[BlockSeries], smoothing: float = 0.0) -> Line:

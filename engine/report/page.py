@@ -33,7 +33,7 @@ from engine.utils.units import UNKNOWN
 
 TEMPLATE, STYLE_SHEET = "page.html", "page.css"
 # Twice the points of a chart, which is 340 points wide.
-PAGE_BLOCKS = 700
+PAGE_COLUMNS = 700
 MAX_TITLE_RUNS = 3
 
 
@@ -50,7 +50,7 @@ def make_page(
     """
     require_comparable(len(found))
     environment = _environment()
-    runs = [read_reported_run(run, PAGE_BLOCKS, on_read) for run in found]
+    runs = [read_reported_run(run, PAGE_COLUMNS, on_read) for run in found]
     comparison = compare_runs([run.compared for run in runs], directions)
     columns = comparison.columns(grouped=True)
     charts, more_charts = curve_charts([[runs[run] for run in column.runs] for column in columns])

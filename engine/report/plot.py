@@ -19,17 +19,17 @@ from engine.config.command_line import format_value
 from engine.config.differences import is_neutral
 from engine.report.lines import Line, chart_lines, draw_lines, shortened
 from engine.report.output import MARK
-from engine.report.runs import ForeignReport, ReportedRun, read_reported_run
+from engine.report.runs import ReportedRun, read_reported_run
 from engine.report.style import drawing
 from engine.runs.comparison import Column, Comparison, compare_runs, require_comparable
-from engine.runs.curves import XAxis
+from engine.runs.curves import XAxis, default_axis
 from engine.runs.fields import ALIASES
 from engine.runs.find import OpenedRun
+from engine.runs.journal_source import STEP_METRICS
 from engine.runs.keys import parse_key
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, find_key
-from engine.runs.reduced_curves import STEP_CURVES
 from engine.show.charts import Place, charts_of, find_chart
-from engine.show.foreign_run import OnRead, default_axis, further_keys
+from engine.show.foreign_run import OnRead, further_keys
 from engine.utils.errors import Problem, UsageError, did_you_mean
 
 # Without dates and versions, so that the same runs give the same bytes.
@@ -77,7 +77,7 @@ def find_panel(name: str, own: Collection[str] = (), foreign: Mapping[str, str] 
     name = parse_key(name)
     wanted = name.casefold().replace("-", "_")
     curves = [chart.id for chart in charts_of(Place.PLOT)]
-    curves += [key for key, metric in METRICS.items() if metric.epoch is not None or key in STEP_CURVES]
+    curves += [key for key, metric in METRICS.items() if metric.epoch is not None or key in STEP_METRICS]
     if wanted in curves:
         return wanted
     if (own_name := name.removeprefix(METRIC_PREFIX)) in own:
@@ -175,8 +175,8 @@ def _axis(runs: Sequence[ReportedRun], wanted: XAxis | None) -> XAxis:
     if wanted is None:
         return default_axis(run.curves for run in runs)
     for run in runs:
-        if isinstance(run, ForeignReport) and not run.curves.knows(wanted):
-            known = " or ".join(axis for axis in X_LABELS if all(other.curves.knows(axis) for other in runs))
+        if not run.curves.is_own and wanted not in run.curves.axes:
+            known = " or ".join(axis for axis in X_LABELS if all(axis in other.curves.axes for other in runs))
             raise UsageError.one("--x", f"{run.name} has no record of {wanted}", f"use {known}", code="not-recorded")
     return wanted
 
@@ -190,7 +190,7 @@ def _panel_keys(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[str]:
     def has_curve(chart: str) -> bool:
         return any(run.curves.has(key) for key in find_chart(chart).metrics for run in runs)
 
-    foreign_curves = [run.curves for run in runs if isinstance(run, ForeignReport)]
+    foreign_curves = [run.curves for run in runs if not run.curves.is_own]
     foreign = {name: key for curves in foreign_curves for name, key in curves.keys.items()}
     if not names:
         shown = {key for name in DEFAULT_METRICS for key in find_chart(name).metrics}

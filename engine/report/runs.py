@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.runs.comparison import ComparedRun, describe_run, read_flat_config
-from engine.runs.curves import CurveData
+from engine.runs.curves import MAX_METRIC_COLUMNS, Curves
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
-from engine.runs.journal_follower import JournalFollower
-from engine.runs.reduced_curves import MAX_BLOCKS, reduce_curves
-from engine.show.foreign_run import Curves, KeyedCurves, OnRead, describe, read_whole
+from engine.runs.journal_source import journal_run
+from engine.show.foreign_run import OnRead, describe, read_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,24 +33,19 @@ class OwnRun(ReportedRun):
     history: History
 
 
-@dataclass(frozen=True, eq=False)
-class ForeignReport(ReportedRun):
-    """A foreign run."""
-
-    curves: KeyedCurves
-
-
-def read_reported_run(run: OpenedRun, max_blocks: int = MAX_BLOCKS, on_read: OnRead | None = None) -> ReportedRun:
-    """Read a run. Its curves have at most `max_blocks` blocks each, so a long run takes no more space than a short one.
+def read_reported_run(
+    run: OpenedRun, max_columns: int = MAX_METRIC_COLUMNS, on_read: OnRead | None = None
+) -> ReportedRun:
+    """Read a run. Its curves have at most `max_columns` points and blocks each, so a long run takes no more space than
+    a short one.
 
     A million `step` events take about 5 s. What cannot be read is a `problem` of `compared`.
     """
     if not isinstance(run, RunFolder):
-        reader = read_whole(run, on_read)
-        return ForeignReport(describe(reader), KeyedCurves(reader.curves, max_blocks))
-    journal, history, data = JournalFollower(run.journal), History(), CurveData()
-    for event in journal.events():
-        history.add(event)
-        data.add(event)
-    compared = describe_run(run, history.record(), read_flat_config(run.config), journal.problem)
-    return OwnRun(compared, reduce_curves(data, max_blocks), run, history)
+        reader = read_whole(run, on_read, max_columns)
+        return ReportedRun(describe(reader), reader.curves)
+    history = History()
+    reader = read_whole(journal_run(run, on_event=history.add), max_columns=max_columns)
+    problem = "; ".join(reader.problems) or None
+    compared = describe_run(run, history.record(), read_flat_config(run.config), problem)
+    return OwnRun(compared, reader.curves, run, history)

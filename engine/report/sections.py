@@ -11,6 +11,7 @@ from engine.config.command_line import format_value, repeat_arguments
 from engine.config.differences import SESSION_KEYS
 from engine.report.runs import OwnRun
 from engine.runs.folder import RunState
+from engine.runs.journal_source import COUNTED
 from engine.runs.metrics import (
     Metric,
     Taken,
@@ -148,7 +149,7 @@ def notes(run: OwnRun) -> Iterator[str]:
         yield run.compared.problem
     if run.history.cpu_fallback:
         yield run.history.cpu_fallback
-    if run.curves.nonfinite_count:
-        yield f"{run.curves.nonfinite_count:,} losses or results are not finite; the curves have gaps there."
+    if count := run.curves.count_not_finite(COUNTED):
+        yield f"{count:,} losses or results are not finite; the curves have gaps there."
     if RunState(run.compared.state).live:
         yield "The run is not over: this is its state when the report was made."

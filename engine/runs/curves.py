@@ -1,283 +1,440 @@
-"""Curve data of a run: journal events accumulated into arrays.
+"""The curves of a run in bounded memory: the one store that screens, previews, comparisons, reports and figures read.
 
-`tui.screens.run` adds the events as they arrive, `engine.report` adds all of them at once.
+A source yields the points of a run: `engine.runs.journal_source` those of a training, `engine.foreign` those that other
+programs record. `engine.runs.curve_reader` reads sources into a store. Each metric keeps its latest points one by one,
+and older ones in blocks that grow with the number of points: steps, minimum, maximum, mean and last value of a block.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, StepEvent
-from engine.runs.metrics import METRIC_PREFIX, METRICS, own_metric
+from engine.foreign.figures import Figures
+from engine.foreign.points import PointColumns, Points, StepAxes
+from engine.foreign.reading import EPOCH_NAMES, Reading
+from engine.runs.foreign_record import metric_keys
+from engine.runs.metrics import METRIC_PREFIX, METRICS
 from engine.runs.series import FloatArray, Series
-from engine.utils.codec import Count, Finite, Number, Record, finite, or_none
+from engine.utils.codec import finite
 
 XAxis = Literal["epoch", "step", "images", "hours"]
 X_AXES: tuple[XAxis, ...] = ("epoch", "step", "images", "hours")
+"""Those of a training, its first one first; the logs of other programs have `FOREIGN_AXES`."""
+FOREIGN_AXES: tuple[XAxis, ...] = ("step", "epoch", "hours")
+
+# Rows of a metric's table; a column is a point, or a block of points that follow each other. They are in groups of what
+# a block takes: of its first point, of its last one, the sum, the minimum, and the maximum.
+_EPOCH, _TIME, _LAST, _NUMBER, _SUM, _FINITE, _SIZE, _STEP_LOW, _LOW, _STEP_HIGH, _HIGH = range(11)
+"""Epoch and time; value, and number in the order of reading; sum and number of the finite values, and number of points;
+lowest step and value; highest step and value."""
+_OF_FIRST, _OF_LAST, _ADDED = slice(_EPOCH, _LAST), slice(_LAST, _SUM), slice(_SUM, _STEP_LOW)
+_LOWEST, _HIGHEST = slice(_STEP_LOW, _STEP_HIGH), slice(_STEP_HIGH, _HIGH + 1)
+_NUM_ROWS = 11
+# 45 MB for all metrics together: metrics beyond MAX_RUN_METRICS are not read.
+MAX_COLUMNS = 1 << 19
+# A terminal has 500 columns of two dots at most: half of MAX_METRIC_COLUMNS zooms in twice without a loss.
+MIN_METRIC_COLUMNS, MAX_METRIC_COLUMNS = 256, 4096
+MAX_RUN_METRICS = MAX_COLUMNS // MIN_METRIC_COLUMNS
+FIRST_COLUMNS = 32
+# A curve of fewer points has values of epochs rather than of steps, and is not averaged.
+MIN_SMOOTHED_POINTS = 100
+# A metric of the validation of other programs is a curve of the best epochs, too, which is chosen by it.
+SELECTION_KEYS = {"best_val_loss": "val_loss", "best_val_accuracy": "val_accuracy"}
+# Metrics that are asked for several values in one epoch: 2,000 take 0.7 s.
+MAX_ASKED_METRICS = 64
 
 
-# A corrupt journal may claim any step; this bounds the memory for steps whose losses are missing.
-MAX_MISSING_STEPS = 10_000_000
-# More curves of the user's own metrics than a chart can show.
-MAX_OWN_METRICS = 64
+@dataclass(frozen=True)
+class Extremes(Figures):
+    """Also the number of points of a metric, and of those that are not finite. `step` is the highest one of a block if
+    the points after it were dropped."""
 
-
-class GrowingArray:
-    """A float array that grows on demand; unset values are NaN."""
-
-    def __init__(self) -> None:
-        self._values = np.full(1024, np.nan)
-        self.length = 0
-
-    def set(self, start: int, values: FloatArray | list[float | None]) -> None:
-        """Set the values from index `start` on; a gap before `start` is filled with NaN, and None becomes NaN."""
-        end = start + len(values)
-        if end > len(self._values):
-            grown = np.full(max(end, 2 * len(self._values)), np.nan)
-            grown[: self.length] = self._values[: self.length]
-            self._values = grown
-        self._values[start:end] = values
-        self.length = max(self.length, end)
-
-    def append(self, value: float | None) -> None:
-        """Append a value; None becomes NaN."""
-        if self.length == len(self._values):
-            self.set(self.length, np.array([math.nan]))
-            self.length -= 1
-        self._values[self.length] = math.nan if value is None else value
-        self.length += 1
-
-    def truncate(self, length: int) -> None:
-        if length < self.length:
-            self._values[length : self.length] = np.nan
-            self.length = length
-
-    @property
-    def values(self) -> FloatArray:
-        return self._values[: self.length]
+    count: int
+    not_finite: int
 
 
 @dataclass(frozen=True, eq=False)
-class StepAxes:
-    """Converts steps to positions on the x axes."""
+class BlockSeries:
+    """A curve over an x axis. `points` has the extremes of each block, `means` the mean; the same object without
+    blocks."""
 
-    steps_per_epoch: int
-    times: Series
-    """Seconds of training at some steps."""
-    sessions: Series
-    """Global batch size (`y`) of the steps after step `x`: a resumed session may have another one."""
+    points: Series
+    means: Series
 
-    def knows(self, axis: XAxis) -> bool:
-        """Whether steps have positions on an axis."""
-        match axis:
-            case "epoch":
-                return self.steps_per_epoch > 0
-            case "hours":
-                return len(self.times.x) > 0
-            case "images":
-                return len(self.sessions.x) > 0
-        return True
-
-    def positions(self, steps: FloatArray, axis: XAxis) -> FloatArray:
-        """Return epochs, steps, images or hours of training; steps where the axis is unknown."""
-        if axis == "epoch" and self.steps_per_epoch > 0:
-            return steps / self.steps_per_epoch
-        if axis == "hours" and len(self.times.x):
-            hours: FloatArray = np.interp(steps, self.times.x, self.times.y) / 3600
-            return hours
-        if axis == "images" and len(self.sessions.x):
-            starts, batches = self.sessions.x, self.sessions.y
-            before = np.append(0.0, np.cumsum(np.diff(starts) * batches[:-1]))
-            session = np.maximum(np.searchsorted(starts, steps, "right") - 1, 0)
-            images: FloatArray = before[session] + (steps - starts[session]) * batches[session]
-            return images
-        return steps
+    @property
+    def is_reduced(self) -> bool:
+        return self.points is not self.means
 
 
-class BestEpoch(Record, frozen=True, kw_only=True):
-    """The epoch with the highest validation accuracy, of the EMA weights if there are any, and its last step."""
+_NO_SERIES = Series(np.empty(0), np.empty(0))
+NO_BLOCKS = BlockSeries(_NO_SERIES, _NO_SERIES)
 
-    epoch: Count
-    step: Number
-    accuracy: Finite
+
+@dataclass(frozen=True)
+class BestEpoch:
+    """The epoch with the highest validation accuracy, of the EMA weights if there are any, and its x position."""
+
+    epoch: int
+    x: float
+    accuracy: float
     of_ema: bool
 
 
-class CurveData:
-    """The curves of one run. `version` increases with every change."""
+class _Metric:
+    """The points of one metric. What `columns` returned once does not change."""
 
     def __init__(self) -> None:
-        self.version = 0
-        self.reset()
-
-    def reset(self) -> None:
-        """Discard all events."""
-        self.version += 1
-        self.steps_per_epoch = 0
-        self.nonfinite_count = 0
-        """Number of losses and epoch metrics that are NaN or infinite, those of the EMA weights excluded."""
-        self._losses = GrowingArray()
-        """Training loss of each step, starting with step 1."""
-        self._missing_steps_left = MAX_MISSING_STEPS
-        self._step_positions: dict[XAxis, GrowingArray] = {}
-        """x positions of those steps, per axis."""
-        self._step_events = {name: GrowingArray() for name in ("step", "time", "lr", "grad_norm")}
-        """Columns of the `step` events."""
-        self._epoch_events = {name: GrowingArray() for name in ("epoch", "step")}
-        """Columns of the `epoch` events."""
-        self._metrics = {key: metric for key, metric in METRICS.items() if metric.epoch is not None}
-        """Metrics of the epochs by their key, also the user's own ones (`eval.metrics`)."""
-        self._epoch_metrics = {key: GrowingArray() for key in self._metrics}
-        """Their values in each epoch; NaN where unknown."""
-        self._time_offset_s = 0.0
-        """Added to the time of an event; the sum is its training time, without pauses and gaps between sessions."""
-        self._pause_start: float | None = None
-        self._sessions: list[tuple[int, int]] = []
-        """Last step before each session, and the global batch size of the session."""
-
-    def add_events(self, events: Iterable[Event] | None) -> None:
-        """Add events in journal order. None means that the journal was recreated, so all curves are reset."""
-        if events is None:
-            self.reset()
-        for event in events or ():
-            self.add(event)
-
-    def add(self, event: Event) -> None:
-        """Add one event; events must come in journal order."""
-        match event:
-            case RunStarted():
-                first_step = max(event.from_step, 0) if isinstance(event, RunResumed) else 0
-                if event.steps_per_epoch != self.steps_per_epoch or first_step == 0:
-                    self._step_positions.clear()
-                self.steps_per_epoch = event.steps_per_epoch
-                del self._sessions[bisect_left(self._sessions, (first_step,)) :]
-                self._sessions.append((first_step, event.global_batch))
-                trained = float(self._step_events["time"].values[-1]) if self._step_events["time"].length else 0.0
-                if isinstance(event, RunResumed):
-                    self._truncate_after(event.from_step)
-                self._time_offset_s, self._pause_start = trained - event.time, None
-            case RunPaused():
-                self._pause_start = event.time
-            case RunContinued():
-                self._time_offset_s -= event.time - (self._pause_start or event.time)
-                self._pause_start = None
-            case StepEvent():
-                first = event.step - len(event.losses)
-                gap = max(first - self._losses.length, 0)
-                if first < 0 or gap > self._missing_steps_left:
-                    return
-                self._missing_steps_left -= gap
-                self.nonfinite_count += event.losses.count(None)
-                self._losses.set(first, event.losses)
-                columns = self._step_events
-                columns["step"].append(event.step)
-                columns["time"].append(event.time + self._time_offset_s)
-                columns["lr"].append(event.lr)
-                columns["grad_norm"].append(or_none(event.grad_norm))
-            case EpochEvent():
-                self._add_own_metrics(event)
-                results = (event.train_loss, event.train_accuracy, event.val_loss, event.val_accuracy)
-                self.nonfinite_count += results.count(None)
-                self._epoch_events["epoch"].append(event.epoch)
-                self._epoch_events["step"].append(event.step)
-                for key, numbers in self._epoch_metrics.items():
-                    numbers.append(self._metrics[key].of_epoch(event))
-            case _:
-                return
-        self.version += 1
-
-    def _add_own_metrics(self, event: EpochEvent) -> None:
-        """Add the metrics that only this epoch has, before its values are added."""
-        for metric in map(own_metric, event.metrics):
-            if metric.key not in self._metrics and len(self._metrics) < len(METRICS) + MAX_OWN_METRICS:
-                self._metrics[metric.key], self._epoch_metrics[metric.key] = metric, GrowingArray()
-                self._epoch_metrics[metric.key].set(0, [math.nan] * self._epoch_events["epoch"].length)
-
-    def _truncate_after(self, step: int) -> None:
-        self._losses.truncate(step)
-        self._step_positions.clear()
-        step_columns = [*self._step_events.values()]
-        epoch_columns = [*self._epoch_events.values(), *self._epoch_metrics.values()]
-        for steps, columns in ((self._step_events["step"], step_columns), (self._epoch_events["step"], epoch_columns)):
-            kept = int(np.searchsorted(steps.values, step, "right"))
-            for numbers in columns:
-                numbers.truncate(kept)
+        self._columns: FloatArray = np.empty((_NUM_ROWS, FIRST_COLUMNS))
+        self.length = 0
 
     @property
-    def last_step(self) -> int:
-        last = self._epoch_events["step"].values[-1] if self._epoch_events["step"].length else 0
-        return max(self._losses.length, int(last))
+    def columns(self) -> FloatArray:
+        return self._columns[:, : self.length]
+
+    def add(self, points: FloatArray, limit: int) -> None:
+        """Add points as columns. Beyond `limit` columns, all but the last point are put together in blocks."""
+        position = 0
+        while position < points.shape[1]:
+            if self.length >= limit:
+                self._reduce(limit // 2)
+            part = points[:, position : position + limit - self.length]
+            self._make_room(part.shape[1], limit)
+            self._columns[:, self.length : self.length + part.shape[1]] = part
+            self.length += part.shape[1]
+            position += part.shape[1]
+
+    def shrink(self, limit: int) -> None:
+        """Keep at most about `limit` columns."""
+        if self.length > limit:
+            self._reduce(limit // 2)
+        elif self._columns.shape[1] > limit:
+            self._columns = self.columns.copy()
+
+    def _make_room(self, num_columns: int, limit: int) -> None:
+        wanted = self.length + num_columns
+        if wanted > self._columns.shape[1]:
+            grown = np.empty((_NUM_ROWS, min(max(wanted, 2 * self._columns.shape[1]), limit)))
+            grown[:, : self.length] = self.columns
+            self._columns = grown
+
+    def _reduce(self, max_blocks: int) -> None:
+        """Put columns together: at most `max_blocks`, and two for the last point.
+
+        Blocks of 2**n points are halved in number when n grows.
+        """
+        columns = self.columns
+        size = columns[_SIZE]
+        block_size = 2.0 ** math.ceil(math.log2(max(size.sum() / max_blocks, 1)))
+        blocks = (np.cumsum(size) - size) // block_size
+        is_start = np.append(True, np.diff(blocks) != 0)
+        # The last value stays exact where the curve ends.
+        last = int(np.argmax(columns[_NUMBER]))
+        is_start[last : last + 2] = True
+        starts = np.flatnonzero(is_start)
+        ends = np.append(starts[1:], len(size)) - 1
+        groups = (
+            columns[_OF_FIRST, starts],
+            columns[_OF_LAST, ends],
+            np.add.reduceat(columns[_ADDED], starts, axis=1),
+            # fmin and fmax ignore NaN unless all values are NaN.
+            np.fmin.reduceat(columns[_LOWEST], starts, axis=1),
+            np.fmax.reduceat(columns[_HIGHEST], starts, axis=1),
+        )
+        self._columns, self.length = np.concatenate(groups), len(starts)
+
+    def drop_from(self, step: float) -> None:
+        """Forget the points from a step on, with the block that this step is in."""
+        self._columns = self.columns[:, self.columns[_STEP_HIGH] < step]
+        self.length = self._columns.shape[1]
+
+
+class Curves:
+    """The curves of all metrics of a run, by name. One thread adds points, others may read.
+
+    Of a training, the names are the keys of `engine.runs.metrics`. Comparisons and reports ask for the curves of any
+    run by those keys, see `name_of`.
+    """
+
+    def __init__(self, num_logs: int = 1, max_columns: int = MAX_METRIC_COLUMNS) -> None:
+        """A metric has at most `max_columns` points and blocks, of 88 bytes each."""
+        self._lock = threading.Lock()
+        self._metrics: dict[str, _Metric] = {}
+        # A reading voids points of its own log only.
+        self._names: list[list[str]] = [[] for _ in range(num_logs)]
+        self._step_axes: StepAxes | None = None
+        self._has_epochs = False
+        self._limit = self._max_columns = max_columns
+        self._start_time = math.inf
+        # What was asked for, with the version that it is of.
+        self._last_x: dict[XAxis, tuple[int, float]] = {}
+        self._drawn: dict[tuple[str, XAxis], tuple[int, BlockSeries]] = {}
+        self._keys: tuple[int, dict[str, str], dict[str, str]] = (-1, {}, {})
+        self.version = 0
+        """Changes with the points."""
+        self.is_limited = False
+        """Whether the run has more metrics than are kept."""
+        self.num_points = 0
+        """Number of points that were read, also those that were dropped."""
+
+    def add(self, readings: Sequence[Reading]) -> None:
+        """Add what a poll of each log has found."""
+        with self._lock:
+            for names, reading in zip(self._names, readings, strict=True):
+                if reading.drop_from is not None:
+                    self._drop(names, reading.drop_from)
+            # A metric may move to another log, which voids the points of the one that had it.
+            for names, reading in zip(self._names, readings, strict=True):
+                if reading.points:
+                    self._add(names, reading.points)
+                if reading.axes is not None:
+                    self.version += reading.axes != self._step_axes
+                    self._step_axes, self._start_time = reading.axes, 0.0
+
+    def _drop(self, names: list[str], step: float) -> None:
+        self.version += 1
+        for name in names:
+            self._metrics[name].drop_from(step)
+        if step == -math.inf:
+            for name in names:
+                del self._metrics[name]
+            names.clear()
+        if not any(metric.length for metric in self._metrics.values()):
+            self._start_time = math.inf
+
+    def _add(self, names: list[str], points: Points) -> None:
+        if len(self._metrics) >= MAX_RUN_METRICS:
+            self.is_limited = self.is_limited or not points.names <= self._metrics.keys()
+            points = points.only(self._metrics.__contains__)
+            if not points:
+                return
+        columns = points.columns()
+        order = np.argsort(columns.name_index, kind="stable")
+        table = _point_table(columns, first_number=self.num_points)[:, order]
+        ends = np.cumsum(np.bincount(columns.name_index, minlength=len(columns.names))).tolist()
+        for name in columns.names:
+            if name not in self._metrics:
+                self._metrics[name] = _Metric()
+                names.append(name)
+        num_long = sum(metric.length > MIN_METRIC_COLUMNS for metric in self._metrics.values())
+        left = MAX_COLUMNS - (len(self._metrics) - num_long) * MIN_METRIC_COLUMNS
+        limit = min(max(left // max(num_long, 1), MIN_METRIC_COLUMNS), self._max_columns)
+        if limit < self._limit:
+            for metric in self._metrics.values():
+                metric.shrink(limit)
+            self._limit = limit
+        for name, start, end in zip(columns.names, [0, *ends], ends, strict=False):
+            self._metrics[name].add(table[:, start:end], self._limit)
+        self.version += 1
+        self.num_points += len(points)
+        self._has_epochs = self._has_epochs or bool(np.isfinite(table[_EPOCH]).any())
+        if np.isfinite(table[_TIME]).any():
+            self._start_time = min(self._start_time, float(np.nanmin(table[_TIME])))
+
+    def _columns(self, name: str) -> FloatArray:
+        """Return the columns of a metric, which do not change; none of an unknown one."""
+        with self._lock:
+            return self._metrics.get(name, _NO_METRIC).columns
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the metrics that have points."""
+        with self._lock:
+            return [name for name, metric in self._metrics.items() if metric.length]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether these are the curves of a training, whose names are keys."""
+        return self._step_axes is not None
+
+    @property
+    def axes(self) -> tuple[XAxis, ...]:
+        """The x axes that the run has: the step, and what it recorded of epochs, images and times."""
+        with self._lock:
+            own = self._step_axes
+            known = {"step": True, "hours": math.isfinite(self._start_time)}
+            known["images"] = own is not None and bool(own.sessions)
+            known["epoch"] = (
+                own.steps_per_epoch > 0 if own is not None else self._has_epochs or self._epochs() is not None
+            )
+        order = X_AXES if own is not None else FOREIGN_AXES
+        return tuple(axis for axis in order if known[axis])
+
+    def extremes(self, name: str) -> Extremes:
+        """Return the extremes of a metric; those of no points for an unknown one."""
+        columns = self._columns(name)
+        if not columns.size:
+            return Extremes(None, None, None, None, 0, 0)
+        count, num_finite = int(columns[_SIZE].sum()), int(columns[_FINITE].sum())
+        low, high = float(np.fmin.reduce(columns[_LOW])), float(np.fmax.reduce(columns[_HIGH]))
+        latest = np.argmax(columns[_NUMBER])
+        last, step = float(columns[_LAST, latest]), int(columns[_STEP_HIGH, latest])
+        return Extremes(step, finite(last), finite(low), finite(high), count, count - num_finite)
 
     def last_x(self, axis: XAxis) -> float:
-        """Return the x position of the latest step; 1 before the first step."""
-        position = float(self.x_positions(np.array([float(max(self.last_step, 1))]), axis)[0])
-        return position if position > 0 else 1.0
+        """Return the x position of the latest point of all metrics; 1 without one beyond 0."""
+        with self._lock:
+            version, last = self._last_x.get(axis, (-1, 0.0))
+            if version != self.version:
+                latest = (self._latest(metric.columns, axis) for metric in self._metrics.values())
+                last = max(latest, default=0.0)
+                self._last_x[axis] = (self.version, last)
+        return last if last > 0 else 1.0
 
-    def train_loss(self, axis: XAxis) -> Series:
-        """Return the training loss of every step."""
-        positions, length = self._step_positions.setdefault(axis, GrowingArray()), self._losses.length
-        if positions.length < length:
-            # There may be millions of steps, so compute only the positions that are new.
-            positions.set(positions.length, self.x_positions(np.arange(positions.length + 1.0, length + 1.0), axis))
-        return Series(positions.values[:length], self._losses.values)
+    def _latest(self, columns: FloatArray, axis: XAxis) -> float:
+        if not columns.size:
+            return 0.0
+        return finite(float(np.fmax.reduce(self._positions(columns, columns[_STEP_HIGH], axis)))) or 0.0
 
-    def epoch_metric(self, key: str, axis: XAxis) -> Series:
-        """Return a metric of the epochs, such as `val_loss`, `ema_val_accuracy` or `metrics.NAME`."""
-        return Series(self.x_positions(self._epoch_events["step"].values, axis), self._epoch_metrics[key].values)
+    def over(self, name: str, axis: XAxis) -> BlockSeries:
+        """Return the curve of a metric over an x axis, over steps if the run does not have it; an empty curve of an
+        unknown metric."""
+        version, drawn = self._drawn.get((name, axis), (-1, NO_BLOCKS))
+        if version != self.version:
+            version, known = self.version, axis if axis in self.axes else "step"
+            drawn = self._over(name, known)
+            self._drawn[name, axis] = (version, drawn)
+        return drawn
 
-    def epoch_metrics(self, axis: XAxis) -> dict[str, Series]:
-        """Return all metrics of the epochs by key, the user's own ones as `metrics.NAME`."""
-        return {key: self.epoch_metric(key, axis) for key in self._metrics}
+    def _over(self, name: str, axis: XAxis) -> BlockSeries:
+        columns = self._columns(name)
+        with self._lock:
+            x = self._positions(columns, (columns[_STEP_LOW] + columns[_STEP_HIGH]) / 2, axis)
+        order = np.argsort(x, kind="stable")
+        order = order[np.isfinite(x[order])]
+        if not len(order):
+            return NO_BLOCKS
+        x, low, high, last = x[order], columns[_LOW, order], columns[_HIGH, order], columns[_LAST, order]
+        if columns[_SIZE].max() == 1:
+            points = Series(x, last)
+            return BlockSeries(points, points)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means = columns[_SUM, order] / columns[_FINITE, order]
+        means[~np.isfinite(means)] = math.nan
+        # The two points of a block follow the curve.
+        is_rising = np.diff(last, prepend=last[0]) >= 0
+        pair = np.where(is_rising, [low, high], [high, low])
+        return BlockSeries(Series(np.repeat(x, 2), pair.T.reshape(-1)), Series(x, means))
 
-    def own_metrics(self, axis: XAxis) -> dict[str, Series]:
-        """Return the user's own metrics by name."""
-        own = [key for key in self._metrics if key.startswith(METRIC_PREFIX)]
-        return {key.removeprefix(METRIC_PREFIX): self.epoch_metric(key, axis) for key in own}
+    def block_size(self, name: str) -> int:
+        """Return the number of points in the largest block of a metric; 1 if every point is there."""
+        return int(self._columns(name)[_SIZE].max(initial=1))
 
-    def step_metric(self, name: Literal["lr", "grad_norm"], axis: XAxis) -> Series:
-        """Return the learning rate or the gradient norm at every `step` event."""
-        return Series(self.x_positions(self._step_events["step"].values, axis), self._step_events[name].values)
+    def _positions(self, columns: FloatArray, steps: FloatArray, axis: XAxis) -> FloatArray:
+        """Return the positions of columns whose steps are `steps`."""
+        if axis == "hours":
+            hours: FloatArray = (columns[_TIME] - self._start_time) / 3600
+            return hours
+        if self._step_axes is not None:
+            return self._step_axes.positions(steps, axis)
+        if axis == "step":
+            return steps
+        recorded: FloatArray = columns[_EPOCH]
+        if np.isnan(recorded).all() and (epochs := self._epochs()) is not None:
+            recorded = np.interp(steps, *epochs)
+        return recorded
 
-    @property
-    def has_grad_norm(self) -> bool:
-        """Whether the journal has gradient norms."""
-        return bool(np.isfinite(self._step_events["grad_norm"].values).any())
-
-    @property
-    def best(self) -> BestEpoch | None:
-        """The best epoch, see `Metric.best_of`; None without a validation accuracy."""
-        ema, selection, losses = (
-            self._epoch_metrics[key].values for key in ("ema_val_accuracy", "best_val_accuracy", "best_val_loss")
-        )
-        if not np.isfinite(selection).any():
+    def _epochs(self) -> tuple[FloatArray, FloatArray] | None:
+        """Return steps and their epochs, for metrics that were recorded without: of a metric that is the epoch, as the
+        TensorBoard files of Lightning have it, else of the metric with the most epochs, which another log recorded."""
+        named = [self._metrics[name].columns for name in EPOCH_NAMES if name in self._metrics]
+        found = next(((columns[_STEP_LOW], columns[_LAST]) for columns in named if columns.size), None)
+        if found is None and self._has_epochs:
+            columns = max((metric.columns for metric in self._metrics.values()), key=_num_epochs)
+            found = columns[_STEP_LOW], columns[_EPOCH]
+        if found is None:
             return None
-        best = METRICS["best_val_accuracy"]
-        equals = np.flatnonzero(selection == np.nanmax(selection)).tolist()
-        index = max(equals, key=lambda at: best.rank(float(selection[at]), finite(float(losses[at])), at))
-        epoch, step = (self._epoch_events[name].values[index] for name in ("epoch", "step"))
-        return BestEpoch(
-            epoch=int(epoch),
-            step=float(step),
-            accuracy=float(selection[index]),
-            of_ema=bool(np.isfinite(ema[index])),
-        )
-
-    def x_positions(self, steps: FloatArray, axis: XAxis) -> FloatArray:
-        """Convert steps to positions on an x axis: epochs, steps, images or hours of training."""
-        return self.axes.positions(steps, axis)
+        steps, epochs = found
+        order = np.argsort(steps, kind="stable")
+        order = order[np.isfinite(epochs[order])]
+        return (steps[order], epochs[order]) if len(order) else None
 
     @property
-    def axes(self) -> StepAxes:
-        """The x axes; their arrays change with the next event."""
-        starts, batches = zip(*self._sessions, strict=True) if self._sessions else ((), ())
-        return StepAxes(
-            self.steps_per_epoch,
-            Series(self._step_events["step"].values, self._step_events["time"].values),
-            Series(np.array(starts, np.float64), np.maximum(np.array(batches, np.float64), 0.0)),
+    def keys(self) -> dict[str, str]:
+        """The key of each metric by its name, without that of the epoch."""
+        if self._keys[0] != self.version:
+            version, names = self.version, self.names
+            keys = {name: name for name in names} if self.is_own else metric_keys(self.values(names))
+            self._keys = version, keys, {key: name for name, key in keys.items()}
+        return self._keys[1]
+
+    def values(self, names: Iterable[str]) -> dict[str, Extremes]:
+        """Return the extremes of metrics."""
+        return {name: self.extremes(name) for name in names}
+
+    def name_of(self, key: str) -> str:
+        """Return the name of the metric with a key; "" if the run has none."""
+        _ = self.keys
+        names = self._keys[2]
+        return names.get(key) or names.get(SELECTION_KEYS.get(key, ""), "")
+
+    def has(self, key: str) -> bool:
+        """Whether the metric with a key has a finite value."""
+        return self.extremes(self.name_of(key)).low is not None
+
+    def is_long(self, key: str) -> bool:
+        """Whether the curve of a key has enough points to be averaged over them."""
+        return self.is_own or self.extremes(self.name_of(key)).count >= MIN_SMOOTHED_POINTS
+
+    @property
+    def own_names(self) -> list[str]:
+        """The names of the metrics that are not in the registry."""
+        return [key.removeprefix(METRIC_PREFIX) for key in self.keys.values() if key.startswith(METRIC_PREFIX)]
+
+    def count_not_finite(self, names: Iterable[str]) -> int:
+        """Return the number of values of metrics that are NaN or infinite."""
+        return sum(self.extremes(name).not_finite for name in names)
+
+    @property
+    def repeats_epochs(self) -> bool:
+        """Whether a metric has several values in one epoch, which would be above each other."""
+        if self.is_own:
+            return False
+        longest = sorted(self.names, key=lambda name: -self._columns(name).shape[1])[:MAX_ASKED_METRICS]
+        positions = (self.over(name, "epoch").means.x for name in longest if name in self.keys)
+        return any(bool((np.diff(x) == 0).any()) for x in positions)
+
+    def best(self, axis: XAxis) -> BestEpoch | None:
+        """Return the best epoch of a training, see `Metric.best_of`; None without a validation accuracy."""
+        scores, losses = self._columns("best_val_accuracy"), self._columns("best_val_loss")
+        if not self.is_own or not np.isfinite(scores[_HIGH]).any():
+            return None
+        accuracy = float(np.nanmax(scores[_HIGH]))
+        equals = np.flatnonzero(scores[_HIGH] == accuracy).tolist()
+        best = max(
+            equals, key=lambda at: METRICS["best_val_accuracy"].rank(accuracy, finite(float(losses[_LOW, at])), at)
         )
+        column = scores[:, [best]]
+        with self._lock:
+            x = float(self._positions(column, column[_STEP_HIGH], axis)[0])
+        return BestEpoch(int(scores[_EPOCH, best]), x, accuracy, self.has("ema_val_accuracy"))
+
+
+_NO_METRIC = _Metric()
+
+
+def default_axis(runs: Iterable[Curves]) -> XAxis:
+    """Return epochs as the x axis if all runs have them, and not the same epoch for many steps; else steps."""
+    return "epoch" if all("epoch" in run.axes and not run.repeats_epochs for run in runs) else "step"
+
+
+def _num_epochs(columns: FloatArray) -> int:
+    return int(np.isfinite(columns[_EPOCH]).sum())
+
+
+def _point_table(points: PointColumns, *, first_number: int) -> FloatArray:
+    """Return a column for each point. A value that is not finite becomes NaN."""
+    table = np.empty((_NUM_ROWS, len(points)))
+    table[_STEP_LOW] = table[_STEP_HIGH] = points.steps
+    table[_EPOCH], table[_TIME] = points.epochs, points.times
+    is_finite = np.isfinite(points.values)
+    values = np.where(is_finite, points.values, math.nan)
+    table[_LOW] = table[_HIGH] = table[_LAST] = values
+    table[_FINITE], table[_SUM] = is_finite, np.where(is_finite, values, 0.0)
+    table[_SIZE], table[_NUMBER] = 1.0, first_number + np.arange(len(points))
+    return table

@@ -33,9 +33,7 @@ def metric_keys(values: Mapping[str, Figures]) -> dict[str, str]:
 
 def _can_be(key: str, values: Figures) -> bool:
     """Whether the values can be those of a metric of the registry, whose accuracies are shares and not percent."""
-    if METRICS[key].better is not Better.HIGH or values.low is None or values.high is None:
-        return True
-    return 0 <= values.low <= values.high <= 1
+    return METRICS[key].better is not Better.HIGH or values.low is None or values.is_between(0, 1)
 
 
 def by_importance(keys: Iterable[str]) -> list[str]:

@@ -66,14 +66,18 @@ class JournalFollower(JournalReader):
         """Yield the unread events, at least one list, which may be empty. A list has the events of at most
         `READ_CHUNK_BYTES` bytes. `is_stopped` ends the reading between two of them."""
         while True:
-            start, before_tail = self.offset, self._tail_start - self.offset
-            if before_tail > 0:
-                events = list(self.poll(min(before_tail, READ_CHUNK_BYTES), self._kinds))
-            else:
-                events = list(self.poll(READ_CHUNK_BYTES))
-            if self.offset == start:
-                # The journal is gone, or cannot be read.
-                self._size = start
-            yield events
+            yield self.read(READ_CHUNK_BYTES)
             if not self.unread_bytes or is_stopped():
                 return
+
+    def read(self, max_bytes: int) -> list[Event]:
+        """Return the unread events of the next `max_bytes` bytes."""
+        start, before_tail = self.offset, self._tail_start - self.offset
+        if before_tail > 0:
+            events = list(self.poll(min(before_tail, max_bytes), self._kinds))
+        else:
+            events = list(self.poll(max_bytes))
+        if self.offset == start:
+            # The journal is gone, or cannot be read.
+            self._size = start
+        return events

@@ -1,17 +1,25 @@
-"""The table of charts: which curves each one has, where it is shown, and how it is drawn.
+"""The charts: which curves each one has, where it is shown, and how it is drawn.
 
-The screens (`tui.charts`), and the pages and figures of `gputrain report` (`engine.report`) take their charts from
-`CHARTS`. A chart of one metric has the label of that metric in `engine.runs.metrics`, without `best`. To add a chart,
-add a row.
+Screens (`tui.charts`), and the pages and figures of `gputrain report` (`engine.report`) take the charts of a training
+from the table `CHARTS`; to add a chart, add a row. A chart of one metric has the label of that metric in
+`engine.runs.metrics`, without `best`. Metrics that are not known in advance are grouped by their names
+(`group_metrics`): those of training and validation share a chart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum, Flag, auto
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, Flag, IntEnum, auto
+from typing import TYPE_CHECKING
 
-from engine.runs.metrics import NO_METRICS, Better, Unit, find_metric
+from engine.foreign.reading import EPOCH_NAMES, STEP_NAMES
+from engine.runs.metrics import METRIC_PREFIX, NO_METRICS, Better, Unit, better_of_name, find_metric
+
+if TYPE_CHECKING:
+    from engine.runs.curves import Curves
 
 
 class Source(Enum):
@@ -31,8 +39,7 @@ class Place(Flag):
     """Where a chart is shown."""
 
     RUN = auto()
-    """The screen of a run."""
-    PREVIEW = auto()
+    """The screen of a run; the first ones are in its preview, too."""
     COMPARE = auto()
     """The screen that compares runs."""
     REPORT_OF_ONE = auto()
@@ -57,6 +64,8 @@ class Chart:
     """Whether its y axis begins at zero in a report."""
     color: int = 1
     """Number of the color of a chart of one curve."""
+    marked: Better = Better.NEITHER
+    """Which value of its validation a screen marks as the best one."""
     places: Place = Place.PLOT
 
     def is_smoothed(self, key: str) -> bool:
@@ -78,7 +87,7 @@ def metric_chart(
     is_share = metric.unit is Unit.SHARE or (metric.unit is Unit.SCORE and metric.better is Better.HIGH)
     # A curve has the values of all epochs, also that of the metric by which the best epoch is chosen.
     title = metric.label.removeprefix("best ").removeprefix("lowest ") if metric.epoch is not None else metric.label
-    return Chart(key, title, {key: Source.ONLY}, smoothed, not is_share, from_zero, color, places)
+    return Chart(key, title, {key: Source.ONLY}, smoothed, not is_share, from_zero, color, places=places)
 
 
 _REPORTS = Place.REPORT_OF_ONE | Place.REPORT_OF_SEVERAL
@@ -86,7 +95,7 @@ _ROWS = (
     Chart(
         "loss", "loss",
         {"train_loss": Source.TRAINING, "val_loss": Source.VALIDATION, "ema_val_loss": Source.EMA},
-        smoothed=True, places=Place.RUN | Place.PREVIEW | Place.REPORT_OF_ONE | Place.PLOT,
+        smoothed=True, places=Place.RUN | Place.REPORT_OF_ONE | Place.PLOT,
     ),
     Chart(
         "accuracy", "accuracy",
@@ -94,7 +103,7 @@ _ROWS = (
             "train_accuracy": Source.TRAINING, "val_accuracy": Source.VALIDATION, "ema_val_accuracy": Source.EMA,
             "val_top5": Source.TOP5,
         },
-        log=False, places=Place.RUN | Place.PREVIEW | Place.REPORT_OF_ONE,
+        log=False, marked=Better.HIGH, places=Place.RUN | Place.REPORT_OF_ONE,
     ),
     metric_chart("train_loss", smoothed=True, places=Place.COMPARE | Place.REPORT_OF_SEVERAL),
     metric_chart("best_val_accuracy", places=Place.COMPARE | Place.REPORT_OF_SEVERAL),
@@ -114,3 +123,133 @@ def charts_of(place: Place) -> tuple[Chart, ...]:
 def find_chart(key: str, directions: Mapping[str, Better] = NO_METRICS) -> Chart:
     """Return a chart of the table by its id, or the chart of any other metric."""
     return CHARTS.get(key) or metric_chart(key, directions=directions)
+
+
+# The word of a name that says what a metric was measured on, in lower case.
+SOURCE_WORDS = {
+    "train": Source.TRAINING, "training": Source.TRAINING,
+    "val": Source.VALIDATION, "valid": Source.VALIDATION, "validation": Source.VALIDATION, "dev": Source.VALIDATION,
+    "eval": Source.VALIDATION, "evaluation": Source.VALIDATION,
+    "test": Source.TEST, "testing": Source.TEST,
+}  # fmt: skip
+_SEPARATORS = "/_.: -"
+_SOURCE_WORD = re.compile(rf"(?<![^{_SEPARATORS}])({'|'.join(SOURCE_WORDS)})(?:[{_SEPARATORS}]+|$)", re.IGNORECASE)
+_WORD = re.compile(r"[a-z]+")
+# Lightning's name of a metric that is logged for each step and each epoch.
+_INTERVALS = ("_step", "_epoch")
+_ACCURACY_WORDS = frozenset((
+    "accuracy", "acc", "top", "f", "map", "auc", "auroc", "precision", "recall", "iou", "miou", "dice", "bleu", "rouge",
+    "psnr", "ssim", "score", "reward",
+))  # fmt: skip
+_PROGRESS_WORDS = frozenset({"runtime", "samples", "steps", "seconds", "second", "time", "fps", "flos", "hp"})
+_PROGRESS_NAMES = frozenset((*EPOCH_NAMES, *STEP_NAMES))
+# Own metrics of a training on the chart of the accuracy, whose legend has room for no more.
+MAX_SHARES = 3
+_SOURCE_ORDER = (Source.TRAINING, Source.ONLY, Source.VALIDATION, Source.TEST)
+
+
+class Kind(IntEnum):
+    """What a chart shows, in the order of the charts."""
+
+    LOSS = 0
+    """A loss, an error or another metric that is better when it is lower."""
+    ACCURACY = 1
+    """A score that is better when it is higher."""
+    LR = 2
+    OTHER = 3
+    PROGRESS = 4
+    """How far and how fast the run has got."""
+
+
+def run_charts(curves: Curves) -> list[Chart]:
+    """Return the charts of a run, the most important ones first.
+
+    A training has those of the table, with its own metrics that share the scale of the accuracy, 0 to 1. The metrics of
+    any other run are grouped.
+    """
+    names = curves.names
+    if not curves.is_own:
+        return group_metrics(names)
+    values = curves.values(name for name in names if name.startswith(METRIC_PREFIX))
+    shares = [name for name, part in values.items() if part.is_between(0, 1)][:MAX_SHARES]
+    shown = {Source.TRAINING, Source.VALIDATION, Source.ONLY} | ({Source.EMA} if "ema_val_loss" in names else set())
+    charts = []
+    for chart in charts_of(Place.RUN):
+        metrics = {name: source for name, source in chart.metrics.items() if source in shown}
+        metrics |= dict.fromkeys(shares if chart.id == "accuracy" else (), Source.ONLY)
+        charts.append(replace(chart, metrics=metrics))
+    return charts
+
+
+def group_metrics(names: Iterable[str]) -> list[Chart]:
+    """Return the charts of metrics, the most important ones first.
+
+    The first loss, the first accuracy and the learning rate come before all others. The id of a chart is the part that
+    the names of its metrics have in common, in lower case.
+    """
+    known = dict.fromkeys(names)
+    groups: dict[str, dict[str, Source]] = {}
+    titles: dict[str, str] = {}
+    for name in known:
+        title, source = split_name(_without_interval(name, known))
+        titles.setdefault(title.lower(), title)
+        groups.setdefault(title.lower(), {})[name] = source
+    charts = [_make_chart(key, titles[key], metrics) for key, metrics in groups.items()]
+    charts.sort(key=lambda chart: (kind_of(chart.id), chart.id != "loss", chart.id))
+    firsts = {kind_of(chart.id): chart for chart in reversed(charts)}
+    leading = [firsts[kind] for kind in (Kind.LOSS, Kind.ACCURACY, Kind.LR) if kind in firsts]
+    return leading + [chart for chart in charts if chart not in leading]
+
+
+def split_name(name: str) -> tuple[str, Source]:
+    """Return a name without the word that says what was measured on, and what that word says.
+
+    `train/box_loss` is `box_loss` of the training, `val_loss` is `loss` of the validation.
+    """
+    match = _SOURCE_WORD.search(name)
+    title = _SOURCE_WORD.sub("", name).strip(_SEPARATORS)
+    # The only word of a name is the name.
+    return (title, SOURCE_WORDS[match[1].lower()]) if match is not None and title else (name, Source.ONLY)
+
+
+def curve_labels(chart: Chart) -> dict[str, str]:
+    """Return the label of each metric of a chart: its source, and what else its name has if others have that source."""
+    if len(chart.metrics) == 1 and Source.ONLY in chart.metrics.values():
+        return dict.fromkeys(chart.metrics, "")
+    labels = {name: source.value or name.removeprefix(METRIC_PREFIX) for name, source in chart.metrics.items()}
+    counts = Counter(labels.values())
+    for name, label in labels.items():
+        if counts[label] > 1:
+            interval = next((suffix[1:] for suffix in _INTERVALS if name.endswith(suffix)), "")
+            labels[name] = f"{label} {interval}" if interval else name
+    return labels
+
+
+def kind_of(title: str) -> Kind:
+    """Return what a chart shows, by the words of its title."""
+    words = set(_WORD.findall(title.lower()))
+    if title.lower() in _PROGRESS_NAMES or words & _PROGRESS_WORDS:
+        return Kind.PROGRESS
+    if better_of_name(title) is Better.LOW:
+        return Kind.LOSS
+    if "lr" in words or {"learning", "rate"} <= words:
+        return Kind.LR
+    return Kind.ACCURACY if words & _ACCURACY_WORDS else Kind.OTHER
+
+
+def _without_interval(name: str, known: Mapping[str, object]) -> str:
+    """Return the common part of the names that Lightning gives a metric of each step and of each epoch."""
+    base = next((name.removesuffix(suffix) for suffix in _INTERVALS if name.endswith(suffix)), name)
+    return base if all(base + suffix in known for suffix in _INTERVALS) else name
+
+
+def _make_chart(key: str, title: str, metrics: Mapping[str, Source]) -> Chart:
+    if len(metrics) > 1:
+        # Keras and Hugging Face name the loss of the training `loss`.
+        metrics = {name: Source.TRAINING if source is Source.ONLY else source for name, source in metrics.items()}
+    ordered = dict(sorted(metrics.items(), key=lambda item: _SOURCE_ORDER.index(item[1])))
+    kind = kind_of(key)
+    color = CHARTS["lr"].color if kind is Kind.LR else 1
+    marked = {Kind.LOSS: Better.LOW, Kind.ACCURACY: Better.HIGH}.get(kind, Better.NEITHER)
+    is_log, is_smoothed = kind is not Kind.ACCURACY, kind is not Kind.LR
+    return Chart(key, title, ordered, smoothed=is_smoothed, log=is_log, color=color, marked=marked)

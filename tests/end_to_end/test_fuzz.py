@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from engine.config.loader import ResolvedConfig, resolve_config
 from engine.config.schema import Config, as_dict, fields, sections
 from engine.config.yaml_io import parse_yaml, to_yaml
-from engine.runs.curves import CurveData
+from engine.runs.curves import Curves
 from engine.runs.event_lines import event_line
 from engine.runs.events import (
     CheckpointSaved,
@@ -35,15 +35,17 @@ from engine.runs.events import (
 from engine.runs.folder import RunFolder
 from engine.runs.history import history_from_events
 from engine.runs.journal import EVENT_TYPES, JournalReader, event_type, from_line, to_line
+from engine.runs.journal_source import JournalPoints
 from engine.runs.record_completion import open_run, read_journal_record
 from engine.runs.records import GpuSample
+from engine.show.charts import run_charts
 from engine.show.table import plain_lines
 from engine.utils.codec import encode
 from engine.utils.errors import UsageError
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from support.runs.factories import default_fields, make_run_folder, row_of
 from tui.charts.plot import plot
-from tui.charts.view import ChartView
+from tui.charts.view import ChartView, curves_for
 from tui.pollers.runs import RunPoller
 from tui.screens.run_progress import progress_line
 from tui.tables.ranks import rank_lines
@@ -258,11 +260,11 @@ def read_like_screens(path: Path) -> None:
     feed.poll()
     assert feed.latest is not None and feed.caught_up
     rank_lines(feed.latest.ranks, None, 80, 2)
-    data, view = CurveData(), ChartView()
+    data, points, view = Curves(), JournalPoints(), ChartView()
     while not feed.events.empty():
-        data.add_events(feed.events.get())
-    for curve in ("loss", "accuracy", "lr"):
-        plot(view.curves_for(data, curve), view.window(data, curve), 40, 8)
+        data.add([points.read(feed.events.get() or ())])
+    for chart in run_charts(data):
+        plot(curves_for(data, chart, view.axis), view.window(data, chart.id), 40, 8)
 
 
 @fuzz

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from engine.launch.detached import LaunchedRun
-from engine.runs.curves import CurveData
+from engine.runs.curves import Curves
 from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
+from engine.runs.journal_source import JournalPoints
 from engine.runs.log import PendingLines, log_files
 from engine.runs.ownership import Ownership
 from engine.runs.record_completion import read_journal_record
@@ -69,9 +70,9 @@ def test_run_list_poller_with_malformed_file_still_lists_all_runs(tmp_path: Path
     run_poller.poll()
     assert run_poller.latest is not None
     rank_lines(run_poller.latest.ranks, None, 80, 2)
-    data = CurveData()
+    data, points = Curves(), JournalPoints()
     while not run_poller.events.empty():
-        data.add_events(run_poller.events.get())
+        data.add([points.read(run_poller.events.get() or ())])
     assert ChartView().x_limits(data)[1] > 0
 
 

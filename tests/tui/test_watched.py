@@ -99,7 +99,7 @@ def compare_source(folder: RunFolder) -> Source:
 
     def version() -> int | None:
         curves = poller.runs[0].curves
-        return None if curves is None else len(curves.metrics["val_accuracy"].points.y)
+        return None if curves is None else curves.extremes("val_accuracy").count
 
     return Source(folder.journal, poller, lambda version: write_journal(folder, version), version, is_journal=True)
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.runs.curves import XAxis
-from engine.runs.reduced_curves import NO_BLOCKS
+from engine.runs.curves import NO_BLOCKS, Curves, XAxis
 from engine.runs.series import mean_and_spread
-from engine.show.foreign_run import Curves
 from tui.charts.plot import Curve
 from tui.palette import series_style
 
@@ -46,11 +44,6 @@ class CompareData:
         """Return the x position of the latest step of all runs; 1 before the first step."""
         return max((run.last_x(axis) for run in self.known), default=0.0) or 1.0
 
-    @property
-    def has_grad_norm(self) -> bool:
-        """Whether a run has gradient norms, or none has been read."""
-        return not self.known or any(run.has("grad_norm") for run in self.known)
-
     def curves_for(self, chart_id: str, axis: XAxis) -> list[Curve]:
         """Return a curve for each entry."""
         return [_entry_curve(entry, chart_id, axis) for entry in self.entries]
@@ -58,16 +51,18 @@ class CompareData:
     @property
     def block_steps(self) -> int:
         """Steps in one block of the most reduced training loss; 1 if every step is there."""
-        return max((run.block_steps for run in self.known), default=1)
+        return max((run.block_size(run.name_of("train_loss")) for run in self.known), default=1)
 
 
 def _entry_curve(entry: ComparedCurves, chart_id: str, axis: XAxis) -> Curve:
     known = [run for run in entry.runs if run is not None]
-    blocks = [run.over(chart_id, axis) for run in known]
+    blocks = [run.over(run.name_of(chart_id), axis) for run in known]
     if len(blocks) > 1:
         mean, band = mean_and_spread([block.means for block in blocks])
         return Curve(entry.name, mean, "braille", entry.style, mark=entry.letter, band=band)
     block = blocks[0] if blocks else NO_BLOCKS
-    star_x = known[0].best_x(axis) if known and chart_id == "best_val_accuracy" else None
+    best = known[0].best(axis) if known and chart_id == "best_val_accuracy" else None
     means = block.means if block.is_reduced else None
-    return Curve(entry.name, block.points, "braille", entry.style, star_x, entry.letter, means)
+    return Curve(
+        entry.name, block.points, "braille", entry.style, best.x if best is not None else None, entry.letter, means
+    )

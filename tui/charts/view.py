@@ -1,6 +1,6 @@
-"""The view of a run's charts: x axis, zoom, pan, smoothing, log scale and cursor.
+"""The view of the charts of runs: x axis, zoom, pan, smoothing, log scale and cursor; and the curves of one run.
 
-`tui.screens.run` changes it on key presses; the data is in `engine.runs.curves`.
+`tui.screens.charts` changes the view on key presses; the data is in `engine.runs.curves`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.runs.curves import X_AXES, CurveData, XAxis
-from engine.runs.metrics import format_known
-from engine.runs.series import Series
-from engine.show.charts import CHARTS, Chart, Source
+from engine.runs.curves import X_AXES, Curves, XAxis
+from engine.runs.metrics import Better, format_known
+from engine.show.charts import CHARTS, Chart, Source, curve_labels
 from engine.utils.text import printable
 from engine.utils.units import format_number
 from tui.charts.plot import Curve, PlotWindow
@@ -22,14 +21,10 @@ from tui.palette import series_style
 
 SMOOTHING_LEVELS = (0.0, 0.02, 0.1)
 CURSOR_STEP_SHARE = 0.01
-# Marker and style of the curves of a run; the frame of a panel has no room for the names of others.
-CURVE_STYLES = {
-    Source.TRAINING: ("braille", series_style(1)),
-    Source.VALIDATION: ("dashed", series_style(2)),
-    Source.EMA: ("dashed", series_style(4)),
-}
+# Dashes tell the curves of a chart apart where colors cannot.
+DASHED = (Source.VALIDATION, Source.EMA, Source.TEST)
+COLORS = 6
 LR_STYLE = series_style(CHARTS["lr"].color)
-OWN_METRIC_STYLES = tuple(map(series_style, (3, 5, 6)))
 
 
 class Extent(Protocol):
@@ -66,45 +61,6 @@ class ChartView:
         (low, high), chart = self.x_limits(data), self.charts[chart_id]
         smoothing = self.smoothing if chart.smoothed else 0.0
         return PlotWindow(low, high, self.log and chart.log, smoothing, self.axis)
-
-    def curves_for(self, data: CurveData, chart_id: str) -> list[Curve]:
-        """Return the curves of a chart of the screen of a run. A star marks the best epoch."""
-        chart, best, curves = self.charts[chart_id], data.best, list[Curve]()
-        starred = None if best is None else Source.EMA if best.of_ema else Source.VALIDATION
-        for key, source in chart.metrics.items():
-            series = _series_of(data, key, self.axis)
-            if source is Source.ONLY:
-                curves.append(Curve("", series, "braille", series_style(chart.color)))
-            elif source in CURVE_STYLES and (source is not Source.EMA or np.isfinite(series.y).any()):
-                star_x = None
-                if best is not None and source is starred:
-                    star_x = float(data.x_positions(np.array([best.step]), self.axis)[0])
-                curves.append(Curve(source.value, series, *CURVE_STYLES[source], star_x))
-        return curves + (self._own_curves(data) if chart_id == "accuracy" else [])
-
-    def _own_curves(self, data: CurveData) -> list[Curve]:
-        """Return the user's own metrics that share the scale of the accuracy, 0 to 1."""
-        shares = [
-            (name, series)
-            for name, series in data.own_metrics(self.axis).items()
-            if np.isfinite(series.y).any() and np.nanmin(series.y) >= 0 and np.nanmax(series.y) <= 1
-        ]
-        return [
-            Curve(printable(name), series, "dashed", style)
-            for (name, series), style in zip(shares, OWN_METRIC_STYLES, strict=False)
-        ]
-
-    def best_note(self, data: CurveData, chart_id: str) -> str:
-        """Return the best validation accuracy and its epoch, for the accuracy chart."""
-        best = data.best if chart_id == "accuracy" else None
-        return "" if best is None else f"★ best {format_known('best_val_accuracy', best.accuracy)} @{best.epoch}"
-
-    def subtitle(self, data: CurveData, chart_id: str) -> str:
-        """Describe the position of the cursor, log scale, smoothing, and the number of non-finite values."""
-        words = self.settings(chart_id)
-        if data.nonfinite_count and chart_id == "loss":
-            words.append(f"{data.nonfinite_count} not finite")
-        return "  ".join(words)
 
     def settings(self, chart_id: str) -> list[str]:
         """Describe the position of the cursor, log scale and smoothing."""
@@ -158,11 +114,44 @@ class ChartView:
         return replace(self, cursor=min(max(cursor, low), high))
 
 
-def _series_of(data: CurveData, key: str, axis: XAxis) -> Series:
-    """Return a metric of each step, if it is known for each, else of each epoch."""
-    match key:
-        case "train_loss":
-            return data.train_loss(axis)
-        case "lr" | "grad_norm":
-            return data.step_metric(key, axis)
-    return data.epoch_metric(key, axis)
+def curves_for(data: Curves, chart: Chart, axis: XAxis) -> list[Curve]:
+    """Return the curves of a chart of one run. A star marks the best value of the validation."""
+    labels, (best, star_x, _) = curve_labels(chart), _best_of(data, chart, axis)
+    curves = list[Curve]()
+    for index, (name, source) in enumerate(chart.metrics.items()):
+        blocks = data.over(name, axis)
+        is_dashed = source in DASHED or (source is Source.ONLY and len(chart.metrics) > 1)
+        style = series_style((chart.color - 1 + index) % COLORS + 1)
+        means = blocks.means if blocks.is_reduced else None
+        marker, star = "dashed" if is_dashed else "braille", star_x if name == best else None
+        curves.append(Curve(printable(labels[name]), blocks.points, marker, style, star, means=means))
+    return curves
+
+
+def best_note(data: Curves, chart: Chart) -> str:
+    """Return the best value of the validation, of a chart that has one."""
+    return _best_of(data, chart, "step")[2]
+
+
+def _best_of(data: Curves, chart: Chart, axis: XAxis) -> tuple[str, float | None, str]:
+    """Return the metric of a chart whose best value is starred, the x position of the star, and a note on the value: of
+    a training, those of its best epoch."""
+    name = next((name for name, source in chart.metrics.items() if source is Source.VALIDATION), "")
+    points, is_marked = data.over(name, axis).points, chart.marked is not Better.NEITHER
+    if data.is_own and name and (best := data.best(axis)) is not None:
+        note = f"★ best {format_known('best_val_accuracy', best.accuracy)} @{best.epoch}" if is_marked else ""
+        return f"ema_{name}" if best.of_ema else name, best.x, note
+    if data.is_own or not is_marked or not np.isfinite(points.y).any():
+        return "", None, ""
+    index = int((np.nanargmin if chart.marked is Better.LOW else np.nanargmax)(points.y))
+    return name, float(points.x[index]), f"★ best {format_number(float(points.y[index]))}"
+
+
+def data_notes(data: Curves, chart: Chart) -> list[str]:
+    """Return how many values of a chart are not finite, and how many points are in one block."""
+    not_finite = data.count_not_finite(chart.metrics)
+    block_size = max((data.block_size(name) for name in chart.metrics), default=1)
+    return [
+        *([f"{not_finite:,} not finite"] if not_finite else []),
+        *([f"blocks of {block_size:,} points"] if block_size > 1 else []),
+    ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.foreign.activity import Activity, judge
 from engine.foreign.folders import ForeignRun
 from engine.foreign.log_file import find_log_file
-from engine.show.foreign_curves import CurveReader
+from engine.runs.curve_reader import CurveReader
 from engine.utils.files import file_stamp
 from tui.pollers.runs import read_log_tail
 from tui.pollers.watched import Poller, Watched

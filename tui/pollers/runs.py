@@ -24,7 +24,7 @@ from tui.tables.ranks import rank_readings
 if TYPE_CHECKING:
     from engine.runs.events import EpochEvent, Event, GpuEvent, RankFailed
     from engine.runs.history import History
-    from tui.pollers.preview import CommandPreviewReader, PreviewReader
+    from tui.pollers.preview import PreviewReader
     from tui.tables.preview import RunPreview
     from tui.tables.ranks import RankReadings
 
@@ -160,7 +160,7 @@ class RunPreviews:
 
     def __init__(self) -> None:
         self._folder: str | None = None
-        self._readers: dict[str, PreviewReader | CommandPreviewReader] = {}
+        self._readers: dict[str, PreviewReader] = {}
         self._previews: dict[str, RunPreview] = {}
 
     def request(self, folder: str | None) -> None:
@@ -177,9 +177,9 @@ class RunPreviews:
         if folder is None:
             return None
         # Imports NumPy and the config schema, which the first screen does not need.
-        from tui.pollers.preview import make_preview_reader
+        from tui.pollers.preview import PreviewReader
 
-        reader = self._readers.pop(folder, None) or make_preview_reader(RunFolder(Path(folder)))
+        reader = self._readers.pop(folder, None) or PreviewReader(RunFolder(Path(folder)))
         self._readers[folder] = reader
         preview = self._previews[folder] = reader.poll()
         while len(self._readers) > MAX_PREVIEWS:

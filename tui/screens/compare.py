@@ -17,12 +17,12 @@ from textual.app import ComposeResult
 from engine.command.metric_files import CommandMetrics
 from engine.foreign.folders import require_unwatched
 from engine.runs.comparison import Column, Comparison
-from engine.runs.curves import X_AXES
+from engine.runs.curves import X_AXES, Curves, default_axis
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
 from engine.runs.metrics import METRIC_PREFIX, METRICS, metric_of_key
-from engine.show.charts import CHARTS, Chart, Place, charts_of, metric_chart
-from engine.show.foreign_run import KeyedCurves, default_axis, further_keys
+from engine.show.charts import Chart, Place, charts_of, metric_chart
+from engine.show.foreign_run import further_keys
 from engine.show.table import fit
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
@@ -33,7 +33,7 @@ from tui.palette import BAD, WARNING
 from tui.pollers.compare import ComparePoller, ReadRun
 from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen, file_name_of
-from tui.screens.compare_panels import FURTHER_PANELS, MIN_CHARTS, RUNS_PANEL, TABLE_PANEL, ComparePanels, CompareRoom
+from tui.screens.compare_panels import RUNS_PANEL, TABLE_PANEL, ComparePanels, CompareRoom
 from tui.screens.dialogs import MultiChoiceDialog
 from tui.tables import styled
 from tui.tables.compare import (
@@ -58,11 +58,6 @@ INITIAL_SMOOTHING = 0.02
 MAX_RAW_CURVES = 2
 
 
-def own_charts() -> dict[str, Chart]:
-    """Return the charts of a comparison without a foreign run, by the ids of their panels."""
-    return {**CHARTS, **{panel: Chart(panel, "", {}) for panel in FURTHER_PANELS}}
-
-
 class CompareScreen(ChartScreen):
     """Compares runs, live or ended. Those that differ in the seed alone are one band, until they are expanded."""
 
@@ -71,14 +66,14 @@ class CompareScreen(ChartScreen):
 
     def __init__(self, app: AppServices, runs: Sequence[OpenedRun]) -> None:
         super().__init__(app)
-        self.view = ChartView(smoothing=INITIAL_SMOOTHING, charts=own_charts())
+        self.view = ChartView(smoothing=INITIAL_SMOOTHING)
         self.compare_poller = self.follow(ComparePoller(runs))
         self.data = CompareData()
         self._runs: tuple[ReadRun, ...] = ()
         self._comparison: Comparison | None = None
         self._columns: list[Column] = []
         self._choice: tuple[str, ...] | None = None
-        self._num_charts = MIN_CHARTS
+        self._num_charts = 0
         self._grouped_names: list[tuple[str, ...]] = []
         self._further_keys: list[str] = []
         self._grouped = True
@@ -248,43 +243,39 @@ class CompareScreen(ChartScreen):
         self.action_open()
 
     @property
-    def _foreign(self) -> list[KeyedCurves]:
+    def _foreign(self) -> list[Curves]:
         """The curves of the foreign runs that have been read."""
-        return [run for run in self.data.known if isinstance(run, KeyedCurves)]
+        return [run for run in self.data.known if not run.is_own]
 
     def _chart_rows(self) -> list[Chart]:
-        """Return the charts that the runs have a value for: those of every comparison, then those of foreign runs."""
-        rows = list(charts_of(Place.COMPARE))
-        names = [tuple(run.names) for run in self._foreign]
+        """Return the charts that the runs have a value for: those of every comparison, then those of foreign runs.
+
+        Runs of gputrain have all of the first ones before they have values, except for the gradient norm."""
+        rows, runs = list(charts_of(Place.COMPARE)), self.data.known
+        names = [tuple(run.keys) for run in self._foreign]
         if names != self._grouped_names:
             # Thousands of names take longer to group than a frame.
             self._grouped_names, self._further_keys = names, further_keys(self._foreign, {row.id for row in rows})
-        known = [row for row in rows if any(run.has(row.id) for run in self.data.known)]
+        expected = {row.id for row in rows if not names and (row.id != "grad_norm" or not runs)}
+        known = [row for row in rows if row.id in expected or any(run.has(row.id) for run in runs)]
         return known + [metric_chart(key, smoothed=True) for key in self._further_keys]
 
-    def _has_steps(self, key: str) -> bool:
-        """Whether a curve has values of steps in each run, which are averaged, and not of epochs."""
-        return all(not isinstance(run, KeyedCurves) or run.is_long(key) for run in self.data.known if run.has(key))
-
     def _choose_charts(self) -> None:
-        """Give each panel its chart. Comparisons without a foreign run have those of `engine.show.charts`."""
-        panels = self.query_one(ComparePanels)
-        self._num_charts = MIN_CHARTS + self.data.has_grad_norm
-        if not self._foreign:
-            return
-        rows = self._chart_rows()
+        """Give each panel its chart."""
+        panels, rows, runs = self.query_one(ComparePanels), self._chart_rows(), self.data.known
         if self._choice is not None:
             rows = [row for row in rows if row.id in self._choice] or rows
         rows = rows[: len(panels.charts)]
         self._num_charts = len(rows)
-        rows = [replace(row, smoothed=row.smoothed and self._has_steps(row.id)) for row in rows]
-        charts = dict(zip(panels.charts, rows, strict=False))
-        empty = Chart("", "", {})
-        self.view = replace(self.view, charts={panel: charts.get(panel, empty) for panel in panels.charts})
-        panels.rename_charts(self.view.charts)
-        axes = tuple(axis for axis in X_AXES if all(run.knows(axis) for run in self.data.known))
+        # Curves with values of epochs are not averaged.
+        is_long = {row.id: all(run.is_long(row.id) for run in runs if run.has(row.id)) for row in rows}
+        rows = [replace(row, smoothed=row.smoothed and is_long[row.id]) for row in rows]
+        charts = dict.fromkeys(panels.charts, Chart("", "", {})) | dict(zip(panels.charts, rows, strict=False))
+        self.view = replace(self.view, charts=charts)
+        panels.rename_charts(charts)
+        axes = tuple(axis for axis in X_AXES if all(axis in run.axes for run in runs))
         if axes != self.view.axes:
-            axis = default_axis(self.data.known) if self.view.axes == X_AXES else self.view.axis
+            axis = default_axis(runs) if self.view.axes == X_AXES else self.view.axis
             self.view = replace(self.view, axes=axes, axis=axis if axis in axes else "step")
 
     def action_charts(self) -> None:

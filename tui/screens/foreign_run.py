@@ -17,15 +17,13 @@ from textual.app import ComposeResult
 
 from engine.foreign.activity import Activity, activity_text
 from engine.foreign.folders import ForeignRun, require_unwatched
-from engine.show.charts import Chart
-from engine.show.foreign_charts import Kind, group_metrics, kind_of
-from engine.show.foreign_curves import ForeignCurves
+from engine.runs.curves import Curves
+from engine.show.charts import Chart, Kind, kind_of, run_charts
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_age, format_count
 from tui.chart_choice import MAX_CHARTS, FolderCharts, read_chart_choice, save_chart_choice
-from tui.charts.foreign_view import best_note, curves_for, data_notes
-from tui.charts.view import ChartView
+from tui.charts.view import ChartView, best_note, curves_for, data_notes
 from tui.keymap import FOREIGN_RUN_KEYS, Ability, Key
 from tui.palette import BAD, MUTED, WARNING
 from tui.pollers.foreign_run import ForeignRunPoller
@@ -64,7 +62,7 @@ class ForeignRunScreen(ChartScreen):
         self._choice = read_chart_choice(run.choice_folder)
         self._charts: list[Chart] = []
         self._grouped_names: list[str] = []
-        self._drawn: tuple[ForeignCurves | None, int] = (None, -1)
+        self._drawn: tuple[Curves | None, int] = (None, -1)
         self._draw_time = -math.inf
         self._status_rows = 1
 
@@ -91,7 +89,7 @@ class ForeignRunScreen(ChartScreen):
         return self.query_one(ForeignPanels)
 
     @property
-    def chart_data(self) -> ForeignCurves:
+    def chart_data(self) -> Curves:
         return self.run_poller.reader.curves
 
     def _show_news(self) -> None:
@@ -118,7 +116,7 @@ class ForeignRunScreen(ChartScreen):
         """Find the charts of the metrics that have points, and the x axes."""
         names = self.chart_data.names
         if names != self._grouped_names:
-            self._grouped_names, self._charts = names, group_metrics(names)
+            self._grouped_names, self._charts = names, run_charts(self.chart_data)
             self._choose()
         axes = self.chart_data.axes
         if axes != self.view.axes:

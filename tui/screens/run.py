@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,10 +16,13 @@ from rich.text import Text
 from textual.app import ComposeResult
 
 from engine.runs.control import RequestName
-from engine.runs.curves import CurveData
+from engine.runs.curves import Curves
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.journal_source import MAX_STEP_COLUMNS, JournalPoints
+from engine.show.charts import run_charts
 from engine.utils.errors import Problem
 from engine.utils.text import printable
+from tui.charts.view import best_note, curves_for, data_notes
 from tui.keymap import RUN_KEYS, Key
 from tui.palette import MUTED, WARNING
 from tui.pollers.runs import RunPoller, RunSnapshot
@@ -48,10 +52,11 @@ class RunScreen(ChartScreen):
     def __init__(self, app: AppServices, folder: RunFolder) -> None:
         super().__init__(app)
         self.folder = folder
-        self.data = CurveData()
+        self.data = Curves(max_columns=MAX_STEP_COLUMNS)
+        self._points = JournalPoints()
         self._poller = self.follow(RunPoller(folder))
         self._changes = RunChanges(app, self)
-        self._drawn_version = -1
+        self._drawn: tuple[Curves | None, int] = (None, -1)
         self._next_draw_time = 0.0
         self._first_update_done = False
         self._idle_until = 0.0
@@ -80,7 +85,9 @@ class RunScreen(ChartScreen):
                 batch = self._poller.events.get_nowait()
             except queue.Empty:
                 break
-            self.data.add_events(batch)
+            if batch is None:
+                self.data, self._points = Curves(max_columns=MAX_STEP_COLUMNS), JournalPoints()
+            self.data.add([self._points.read(batch or ())])
         if self._poller.caught_up and self._first_update_done:
             self._idle_until = now + IDLE_SECONDS
         due = (
@@ -88,27 +95,29 @@ class RunScreen(ChartScreen):
             if self._poller.caught_up and self._poller.events.empty()
             else now >= self._next_draw_time + 1.0
         )
-        if due and self.data.version != self._drawn_version:
+        if due and (self.data, self.data.version) != self._drawn:
             self.draw_charts()
 
     def draw_charts(self) -> None:
         self._next_draw_time = time.monotonic() + (
-            self.gputrain_app.intervals.charts_s if self._drawn_version >= 0 else 0.5
+            self.gputrain_app.intervals.charts_s if self._drawn[0] is not None else 0.5
         )
-        self._drawn_version = self.data.version
+        self._drawn = (self.data, self.data.version)
+        self.view = replace(self.view, charts={**self.view.charts, **{row.id: row for row in run_charts(self.data)}})
         super().draw_charts()
 
     @property
-    def chart_data(self) -> CurveData:
+    def chart_data(self) -> Curves:
         return self.data
 
     def draw_chart(self, chart: ChartPanel) -> None:
         data, view, chart_id = self.data, self.view, str(chart.id)
-        curves, window = view.curves_for(data, chart_id), view.window(data, chart_id)
-        chart.draw(curves, window, self.chart_note(chart_id), view.cursor, view.best_note(data, chart_id))
+        row, window = view.charts[chart_id], view.window(data, chart_id)
+        curves = curves_for(data, row, view.axis)
+        chart.draw(curves, window, self.chart_note(chart_id), view.cursor, best_note(data, row))
 
     def chart_note(self, chart_id: str) -> str:
-        return self.view.subtitle(self.data, chart_id)
+        return "  ".join([*self.view.settings(chart_id), *data_notes(self.data, self.view.charts[chart_id])])
 
     def update_content(self) -> None:
         snapshot = self._poller.latest
@@ -135,10 +144,10 @@ class RunScreen(ChartScreen):
             height=self.size.height - status_lines - 2,
             ranks=max(len(started.ranks), 1) if started else 1,
             log_lines=len(snapshot.log),
-            has_grad_norm=self.data.has_grad_norm or self.data.last_step == 0,
+            has_grad_norm=self.data.has("grad_norm") or not self.data.num_points,
             has_loads=bool(snapshot.ranks.loads),
         )
-        if self.query_one(RunPanels).fit(room) and self._drawn_version >= 0:
+        if self.query_one(RunPanels).fit(room) and self._drawn[0] is not None:
             self.call_after_refresh(self.draw_charts)
 
     def _message_lines(self, snapshot: RunSnapshot) -> list[Text]:
@@ -152,7 +161,7 @@ class RunScreen(ChartScreen):
         if snapshot.row.state == RunState.STARTING:
             return [Text(" Starting the ranks", MUTED)]
         if not self._poller.caught_up:
-            return [Text(f" Reading the journal: {self.data.last_step:,} steps so far", WARNING)]
+            return [Text(f" Reading the journal: {int(self.data.last_x('step')):,} steps so far", WARNING)]
         return []
 
     def is_available(self, action: str) -> bool:

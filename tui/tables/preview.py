@@ -17,7 +17,6 @@ from engine.runs.folder import RunState
 from engine.runs.foreign_record import by_importance
 from engine.runs.metrics import METRIC_PREFIX, METRICS, format_metric, metric_of_key
 from engine.runs.run_row import RunRow
-from engine.show.charts import Place, charts_of
 from engine.show.table import pad
 from engine.utils.text import printable
 from engine.utils.units import format_count
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from tui.charts.plot import Curve, PlotWindow
     from tui.tables.config import ConfigChange
 
-PREVIEW_CHARTS = charts_of(Place.PREVIEW)
 MAX_CHARTS, MAX_METRICS, MAX_COMMAND_LINES = 2, 4, 2
 LABEL_COLUMNS = 14
 # The metrics of each line; the first known one gives the line its label.
@@ -53,7 +51,7 @@ class RunPreview:
     window: PlotWindow
     record: RunRecord
     changes: tuple[ConfigChange, ...]
-    charts: tuple[Chart, ...] = PREVIEW_CHARTS
+    charts: tuple[Chart, ...]
 
     def parameter_lines(self, width: int) -> list[Text]:
         """Return the config keys that the run changed, or the parameters of its command."""

@@ -15,8 +15,8 @@ from PIL import Image
 from engine.report.lines import make_line
 from engine.report.plot import PlotOptions, column_labels, file_format, find_panel, make_plot, parse_width
 from engine.runs.comparison import compare_runs, read_run
+from engine.runs.curves import BlockSeries
 from engine.runs.metrics import Better
-from engine.runs.reduced_curves import BlockSeries
 from engine.runs.series import Series
 from support.messages import raises_problem
 from support.replace import replace

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.runs.curves import CurveData
 from engine.runs.events import (
     CheckpointSaved,
     ControlEvent,
@@ -29,6 +28,7 @@ from engine.runs.journal import (
     to_line,
 )
 from support.replace import replace
+from support.runs.curves import curves_of
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 
 
@@ -192,6 +192,5 @@ def test_best_epoch_is_that_of_lower_loss_then_later_one_of_equal_accuracies(
     record = history_from_events([make_run_started(), *events]).record()
     assert record.values.get("best_epoch") == best
     assert (record.values.get("best_val_accuracy"), record.values.get("best_epoch_val_loss")) == epochs[best - 1]
-    data = CurveData()
-    data.add_events([make_run_started(), *events])
-    assert data.best is not None and data.best.epoch == best
+    found = curves_of(make_run_started(), *events).best("epoch")
+    assert found is not None and found.epoch == best

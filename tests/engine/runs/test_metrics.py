@@ -10,13 +10,12 @@ import pytest
 
 from engine.notify.message import make_message
 from engine.report.page import make_page
-from engine.runs.curves import CurveData
 from engine.runs.folder import RunFolder
 from engine.runs.metrics import METRICS, Better, Metric, Taken, Unit
-from engine.runs.reduced_curves import reduce_curves
 from engine.show.table import plain_lines
 from engine.sync.rows import read_rows
 from support.replace import replace
+from support.runs.curves import curves_of
 from support.runs.event_factories import make_epoch, make_run_started, make_step
 from support.runs.factories import make_run_folder, row_of
 from tui.tables.runs import listed_columns
@@ -56,9 +55,8 @@ def test_metric_row_appears_in_rows_that_sync_sends(loss_gap: Metric) -> None:
 
 
 def test_metric_row_has_curve(loss_gap: Metric) -> None:
-    data = CurveData()
-    data.add_events([make_run_started(), *EPOCHS])
-    assert reduce_curves(data).over(loss_gap.key, "epoch").points.y.tolist() == [0.125, 0.125]
+    curves = curves_of(make_run_started(), *EPOCHS)
+    assert curves.over(loss_gap.key, "epoch").points.y.tolist() == [0.125, 0.125]
 
 
 def test_label_of_registry_appears_in_report_list_and_message(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

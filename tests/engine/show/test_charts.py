@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from engine.runs.journal_source import STEP_METRICS
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better
-from engine.runs.reduced_curves import STEP_CURVES
 from engine.show.charts import CHARTS, Chart, Source, find_chart
 
 
 @pytest.mark.parametrize("chart", CHARTS.values(), ids=CHARTS)
 def test_chart_draws_metrics_that_have_curves(chart: Chart) -> None:
-    assert all(key in STEP_CURVES or METRICS[key].epoch is not None for key in chart.metrics)
+    assert all(key in STEP_METRICS or METRICS[key].epoch is not None for key in chart.metrics)
 
 
 @pytest.mark.parametrize("chart", [chart for chart in CHARTS.values() if len(chart.metrics) == 1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.show.foreign_charts import Kind, curve_labels, group_metrics, kind_of
+from engine.show.charts import Kind, curve_labels, group_metrics, kind_of
 
 LAYOUTS = {
     "ultralytics": (

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from engine.foreign.folders import find_runs
+from engine.runs.curve_reader import CurveReader
+from engine.runs.curves import default_axis
 from engine.runs.metrics import Better, foreign_metric, registry_keys
-from engine.show.foreign_curves import CurveReader
-from engine.show.foreign_run import KeyedCurves, default_axis, describe, summarize
+from engine.show.foreign_run import describe, summarize
 from support.foreign import event, event_file, scalar
 
 
@@ -43,34 +44,25 @@ def test_metric_of_unknown_meaning_has_no_direction() -> None:
 
 def test_values_that_are_not_finite_are_counted_and_leave_gaps(tmp_path: Path) -> None:
     data = make_data(tmp_path, [{"step": 1, "a": 1.0}, {"step": 2, "a": float("nan")}, {"step": 3, "a": float("inf")}])
-    curves = KeyedCurves(data.curves)
-    assert curves.nonfinite_count == 2
-    np.testing.assert_array_equal(curves.over("metrics.a", "step").points.y, [1, np.nan, np.nan])
+    curves = data.curves
+    assert curves.count_not_finite(curves.names) == 2
+    np.testing.assert_array_equal(curves.over("a", "step").points.y, [1, np.nan, np.nan])
     record = describe(data).record
     assert (record.values["metrics.a"], record.values["highest_metrics.a"]) == (None, 1.0)
 
 
 def test_curve_of_the_validation_is_that_of_the_best_epoch_too(tmp_path: Path) -> None:
     data = make_data(tmp_path, [{"step": 1, "val/loss": 0.5}, {"step": 2, "val/loss": 0.25}])
-    curves = KeyedCurves(data.curves)
-    np.testing.assert_array_equal(curves.over("best_val_loss", "step").points.y, [0.5, 0.25])
+    curves = data.curves
+    np.testing.assert_array_equal(curves.over(curves.name_of("best_val_loss"), "step").points.y, [0.5, 0.25])
     assert curves.has("best_val_loss") and not curves.has("best_val_accuracy")
 
 
 def test_epochs_are_the_axis_unless_many_steps_have_the_same(tmp_path: Path) -> None:
     rows = [{"step": step, "epoch": step, "a": 1.0} for step in range(4)]
-    assert default_axis([KeyedCurves(make_data(tmp_path, rows).curves)]) == "epoch"
+    assert default_axis([make_data(tmp_path, rows).curves]) == "epoch"
     rows = [{"step": step, "epoch": step // 2, "a": 1.0} for step in range(4)]
-    assert default_axis([KeyedCurves(make_data(tmp_path, rows).curves)]) == "step"
-
-
-def test_long_curve_has_few_points_and_exact_extremes(tmp_path: Path) -> None:
-    values = np.sin(np.arange(5000) / 100)
-    values[1234] = 7.0
-    data = make_data(tmp_path, [{"step": step, "a": float(value)} for step, value in enumerate(values)])
-    blocks = KeyedCurves(data.curves, max_blocks=100).over("metrics.a", "step")
-    assert len(blocks.points.x) <= 200 and np.nanmax(blocks.points.y) == 7.0
-    assert describe(data).record.values["highest_metrics.a"] == 7.0
+    assert default_axis([make_data(tmp_path, rows).curves]) == "step"
 
 
 def test_event_file_beside_a_csv_has_a_curve_over_epochs(tmp_path: Path) -> None:
@@ -79,9 +71,9 @@ def test_event_file_beside_a_csv_has_a_curve_over_epochs(tmp_path: Path) -> None
     (tmp_path / "events.out.tfevents.1.host").write_bytes(event_file(*events))
     data = CurveReader(find_runs(tmp_path).runs[0])
     data.read()
-    curves = KeyedCurves(data.curves)
+    curves = data.curves
     assert default_axis([curves]) == "epoch"
-    np.testing.assert_array_equal(curves.over("train_loss", "epoch").points.x, [1, 2])
+    np.testing.assert_array_equal(curves.over(curves.name_of("train_loss"), "epoch").points.x, [1, 2])
 
 
 def test_data_follows_a_log_that_grows(tmp_path: Path) -> None:

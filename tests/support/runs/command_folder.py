@@ -10,13 +10,13 @@ from typing import Any
 from engine.command.metric_files import OUTPUT_FILE
 from engine.command.run_metrics import MetricsFinder
 from engine.command.spec import write_command
+from engine.runs.curve_reader import CurveReader
 from engine.runs.events import Event, GpuEvent, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.foreign_record import metric_keys, with_metrics
 from engine.runs.record_completion import read_journal_record
 from engine.runs.records import GpuSample, RankDevice
 from engine.runs.run_record import write_summary
-from engine.show.foreign_curves import CurveReader
 from support.runs.command_owner import make_command
 from support.runs.event_factories import make_command_started
 from support.runs.factories import make_run_folder

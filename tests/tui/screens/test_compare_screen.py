@@ -94,15 +94,15 @@ def test_compare_follows_a_live_run(root: Path) -> None:
 
     async def act(pilot: Pilot[None]) -> None:
         screen = await compare(pilot, root, ["slow", "live"])
-        steps = screen.data.entries[1].runs[0].last_step  # type: ignore[union-attr]
+        steps = screen.data.entries[1].runs[0].last_x("step")  # type: ignore[union-attr]
         assert "running" in visible_text(pilot, f"#{RUNS_PANEL}")
         append_to_journal(live, "".join(to_line(event) + "\n" for event in events[half:]))
-        await wait_until(pilot, lambda: screen.compare_poller.runs[1].curves.last_step > steps)  # type: ignore[union-attr]
+        await wait_until(pilot, lambda: screen.compare_poller.runs[1].curves.last_x("step") > steps)  # type: ignore[union-attr]
         append_to_journal(live, to_line(RunFinished(time=50.0, state="finished")) + "\n")
         owner.release()
         await wait_until(pilot, lambda: not screen.compare_poller.runs[1].is_live)
         await until_shown(pilot, screen)
-        assert screen.data.entries[1].runs[0].last_step == 4 * STEPS_PER_EPOCH  # type: ignore[union-attr]
+        assert screen.data.entries[1].runs[0].last_x("step") == 4 * STEPS_PER_EPOCH  # type: ignore[union-attr]
 
     drive(real_app(root), act, SIZE)
 

@@ -1,4 +1,4 @@
-"""The curves of a foreign run have exact extremes, however they were read."""
+"""The curves of a run have exact extremes, however they were read."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from engine.foreign.folders import find_runs
 from engine.foreign.points import Point, Points
 from engine.foreign.reading import Reading
-from engine.show import foreign_curves
-from engine.show.foreign_curves import CurveReader, Extremes, ForeignCurves
+from engine.runs import curves as curves_module
+from engine.runs.curve_reader import CurveReader
+from engine.runs.curves import Curves, Extremes
 from support.large_run import write_large_run
 
 SMALL_LIMIT = 16
@@ -29,8 +30,7 @@ READINGS = st.lists(st.tuples(st.none() | st.just(-math.inf), POINTS), max_size=
 def small_blocks() -> Iterator[None]:
     """Blocks after a few points, so that a short list has many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(foreign_curves, "MIN_METRIC_COLUMNS", SMALL_LIMIT)
-        patch.setattr(foreign_curves, "MAX_METRIC_COLUMNS", SMALL_LIMIT)
+        patch.setattr(curves_module, "MIN_METRIC_COLUMNS", SMALL_LIMIT)
         yield
 
 
@@ -52,7 +52,7 @@ def test_curves_have_exact_extremes_after_any_polls(
     raw: list[Point] = []
     for drop, found in read:
         raw = [point for point in raw if drop is None or point.step < drop] + [Point(*point) for point in found]
-    curves = ForeignCurves(1)
+    curves = Curves(1, SMALL_LIMIT)
     for drop, found in read:
         curves.add([Reading(Points([Point(*point) for point in found]), drop_from=drop)])
     for name in "ab":
@@ -61,7 +61,7 @@ def test_curves_have_exact_extremes_after_any_polls(
 
 
 def test_curves_of_a_long_metric_have_extremes_and_means_of_blocks() -> None:
-    curves = ForeignCurves(1)
+    curves = Curves(1, SMALL_LIMIT)
     values = [float(index % 7) for index in range(1000)]
     for start in range(0, 1000, 10):
         curves.add([Reading(points(*values[start : start + 10], start=start))])
@@ -74,20 +74,20 @@ def test_curves_of_a_long_metric_have_extremes_and_means_of_blocks() -> None:
 
 
 def test_value_that_is_not_finite_is_a_gap() -> None:
-    curves = ForeignCurves(1)
+    curves = Curves(1)
     curves.add([Reading(points(1.0, math.inf, 2.0))])
     assert np.isnan(curves.over("loss", "step").points.y).tolist() == [False, True, False]
 
 
 def test_drop_concerns_the_metrics_of_its_own_log() -> None:
-    curves = ForeignCurves(2)
+    curves = Curves(2)
     curves.add([Reading(points(1.0, 2.0, name="a")), Reading(points(1.0, 2.0, name="b"))])
     curves.add([Reading(drop_from=1), Reading()])
     assert (curves.extremes("a").count, curves.extremes("b").count) == (1, 2)
 
 
 def test_axes_are_those_that_were_recorded() -> None:
-    curves = ForeignCurves(1)
+    curves = Curves(1)
     curves.add([Reading(points(1.0, 2.0))])
     assert curves.axes == ("step",)
     found = [Point("acc", 4, 0.5, epoch=1.0, time=1.8e9), Point("acc", 8, 0.6, epoch=2.0, time=1.8e9 + 7200)]
@@ -98,23 +98,22 @@ def test_axes_are_those_that_were_recorded() -> None:
 
 
 def test_metric_of_a_log_without_epochs_has_those_of_another_log() -> None:
-    curves = ForeignCurves(2)
+    curves = Curves(2)
     epochs = Points(Point("acc", step, 0.5, epoch=step / 10) for step in (0, 10, 20))
     curves.add([Reading(points(1.0, 2.0, start=10)), Reading(epochs)])
     assert curves.over("loss", "epoch").points.x.tolist() == pytest.approx([1, 1.1])
 
 
 def test_metric_named_epoch_is_the_axis_of_a_log_without_epochs() -> None:
-    curves = ForeignCurves(1)
+    curves = Curves(1)
     curves.add([Reading(Points([Point("epoch", 0, 0.0), Point("epoch", 10, 2.0), Point("loss", 5, 0.3)]))])
     assert curves.axes == ("step", "epoch")
     assert curves.over("loss", "epoch").points.x.tolist() == [1]
 
 
 def test_metrics_that_appear_later_take_columns_from_the_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign_curves, "MAX_COLUMNS", 100 * 32)
-    monkeypatch.setattr(foreign_curves, "MAX_METRIC_COLUMNS", 1600)
-    curves = ForeignCurves(1)
+    monkeypatch.setattr(curves_module, "MAX_COLUMNS", 100 * 32)
+    curves = Curves(1, 1600)
     names = ["first", *(f"metric-{number}" for number in range(99))]
     for name in names:
         curves.add([Reading(points(*map(float, range(300)), name=name))])
@@ -123,8 +122,8 @@ def test_metrics_that_appear_later_take_columns_from_the_earlier_ones(monkeypatc
 
 
 def test_number_of_metrics_of_a_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign_curves, "MAX_RUN_METRICS", 2)
-    curves = ForeignCurves(1)
+    monkeypatch.setattr(curves_module, "MAX_RUN_METRICS", 2)
+    curves = Curves(1)
     for name in "abc":
         curves.add([Reading(points(1.0, name=name))])
     assert curves.names == ["a", "b"] and curves.is_limited
@@ -132,7 +131,7 @@ def test_number_of_metrics_of_a_run_is_bounded(monkeypatch: pytest.MonkeyPatch) 
 
 def test_reader_skips_images_and_has_exact_extremes(tmp_path: Path) -> None:
     known = write_large_run(tmp_path / "events.out.tfevents.1.host", num_events=40_000, num_bytes=20 << 20)
-    reader = CurveReader(find_runs(tmp_path).runs[0])
+    reader = CurveReader(find_runs(tmp_path).runs[0], SMALL_LIMIT)
     while reader.read_slice():
         pass
     assert reader.share == 1

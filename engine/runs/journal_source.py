@@ -1,0 +1,162 @@
+"""The journal of a training as a source of points, like the logs that other programs write (`engine.foreign`).
+
+It is the only source that tells more than points: `on_event` gets each event, for the states of the run.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from engine.foreign.folders import ForeignRun
+from engine.foreign.points import Point, PointColumns, Points, StepAxes
+from engine.foreign.reading import POLL_BYTES, Log, Reading
+from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, StepEvent
+from engine.runs.folder import RunFolder
+from engine.runs.journal_follower import JournalFollower
+from engine.runs.metrics import METRICS, own_metric
+from engine.runs.series import FloatArray
+from engine.utils.codec import UNSET
+
+MAX_STEP_COLUMNS = 1 << 16
+"""Points and blocks of each curve on the screen of a run: 6 MB for a curve of the steps, in which each of 64,000
+steps is exact, and a thousandth of a million steps still has 16 blocks or more."""
+EPOCH_LOSS = "train_loss_epoch"
+"""Name of the mean training loss of each epoch; `train_loss` has that of each step."""
+STEP_QUANTITIES = ("lr", "grad_norm")
+"""Fields of a `StepEvent` that are curves."""
+STEP_METRICS = ("train_loss", *STEP_QUANTITIES)
+"""Metrics with values of steps; all others have one for each epoch."""
+# Metrics of an epoch that each epoch has: without a finite value, the curve has a gap.
+RESULTS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_loss", "best_val_accuracy")
+COUNTED = (EPOCH_LOSS, *RESULTS[:4])
+"""Metrics whose values that are not finite are counted."""
+
+
+class JournalPoints:
+    """Turns the events of a journal, in their order, into points: losses and quantities of steps, metrics of epochs.
+
+    The time of a point is the training time in seconds, without pauses and the gaps between sessions.
+    """
+
+    def __init__(self) -> None:
+        self._axes = StepAxes(0, ())
+        self._step, self._trained_s = 0, 0.0
+        """The latest step with an event, and its training time."""
+        self._offset_s = 0.0
+        """Added to the time of an event, the sum is its training time."""
+        self._pause_start: float | None = None
+        self._steps: list[StepEvent] = []
+        """Those whose points are not made yet."""
+
+    def read(self, events: Iterable[Event]) -> Reading:
+        """Return the points of events. A resumed run voids those of the steps after its checkpoint."""
+        reading = Reading()
+        for event in events:
+            match event:
+                case StepEvent():
+                    self._steps.append(event)
+                case EpochEvent():
+                    self._add_steps(reading.points)
+                    reading.points.extend(self._epoch_points(event))
+                case RunStarted():
+                    self._add_steps(reading.points)
+                    self._start_session(event, reading)
+                case RunPaused():
+                    self._pause_start = event.time
+                case RunContinued():
+                    self._add_steps(reading.points)
+                    self._offset_s -= event.time - (self._pause_start or event.time)
+                    self._pause_start = None
+        self._add_steps(reading.points)
+        reading.axes = self._axes
+        return reading
+
+    def _start_session(self, event: RunStarted, reading: Reading) -> None:
+        first_step = event.from_step if isinstance(event, RunResumed) else 0
+        earlier = self._axes.sessions[: bisect_left(self._axes.sessions, (first_step,))]
+        self._axes = StepAxes(event.steps_per_epoch, (*earlier, (first_step, event.global_batch)))
+        self._offset_s, self._pause_start, self._step = self._trained_s - event.time, None, first_step
+        if isinstance(event, RunResumed):
+            reading.points = reading.points.before(first_step + 1)
+            reading.drop_from = min(first_step + 1, math.inf if reading.drop_from is None else reading.drop_from)
+
+    def _add_steps(self, points: Points) -> None:
+        """Add the points of the step events that have been read."""
+        events = [event for event in self._steps if event.step >= len(event.losses)]
+        self._steps = []
+        if not events:
+            return
+        lengths = [len(event.losses) for event in events]
+        ends = np.array([event.step for event in events], np.int64)
+        times = np.array([event.time for event in events]) + self._offset_s
+        losses = np.array([loss for event in events for loss in event.losses], np.float64)
+        steps = np.repeat(ends - np.cumsum(lengths), lengths) + np.arange(1, len(losses) + 1)
+        loss_times = np.interp(steps, [self._step, *ends], [self._trained_s, *times])
+        points.add_columns(_columns("train_loss", steps, losses, loss_times))
+        for name in STEP_QUANTITIES:
+            values = [getattr(event, name) for event in events]
+            known = np.array([value is not UNSET for value in values])
+            numbers = np.array([None if value is UNSET else value for value in values], np.float64)
+            points.add_columns(_columns(name, ends[known], numbers[known], times[known]))
+        self._step, self._trained_s = int(ends[-1]), float(times[-1])
+
+    def _epoch_points(self, event: EpochEvent) -> Iterable[Point]:
+        """Yield the metrics of an epoch that are known. Its results have gaps where they are not finite."""
+        values = {key: metric.of_epoch(event) for key, metric in METRICS.items() if metric.epoch is not None}
+        values = {key: value for key, value in values.items() if value is not None or key in RESULTS}
+        values[EPOCH_LOSS] = values["train_loss"]
+        values |= {own_metric(name).key: value for name, value in event.metrics.items()}
+        for name, value in values.items():
+            if name not in STEP_METRICS:
+                number = math.nan if value is None else value
+                yield Point(name, event.step, number, event.epoch, self._trained_s)
+
+
+def _columns(name: str, steps: np.ndarray, values: FloatArray, times: FloatArray) -> PointColumns:
+    count = len(steps)
+    return PointColumns((name,), np.zeros(count, np.int16), steps, values, np.full(count, np.nan), times)
+
+
+class JournalSource:
+    """Follows the journal of a training."""
+
+    def __init__(
+        self,
+        path: Path,
+        kinds: tuple[type[Event], ...] = (),
+        on_event: Callable[[Event], object] = lambda event: None,
+    ) -> None:
+        """With `kinds`, a long journal is read as `JournalFollower` does."""
+        self._journal, self._on_event = JournalFollower(path, kinds), on_event
+        self._points = JournalPoints()
+
+    def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
+        """Read the events of at most about `max_bytes`."""
+        was_replaced = self._journal.look()
+        if was_replaced:
+            self._points = JournalPoints()
+        events = self._journal.read(max_bytes)
+        reading = self._points.read(events)
+        if was_replaced:
+            reading.drop_from = -math.inf
+        for event in events:
+            self._on_event(event)
+        reading.read_bytes = self._journal.offset
+        reading.total_bytes = reading.read_bytes + self._journal.unread_bytes
+        reading.problem = self._journal.problem
+        return reading
+
+
+def journal_run(
+    folder: RunFolder,
+    kinds: tuple[type[Event], ...] = (),
+    on_event: Callable[[Event], object] = lambda event: None,
+) -> ForeignRun:
+    """Return a run whose only log is its journal, for `CurveReader`."""
+    log = Log("journal", (folder.journal,), lambda: JournalSource(folder.journal, kinds, on_event))
+    return ForeignRun(folder.name, folder.path, (log,), str(folder.path))

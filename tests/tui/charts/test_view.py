@@ -1,0 +1,72 @@
+"""The visible part of curves, and the curves of the charts of a training."""
+
+from __future__ import annotations
+
+from engine.runs.curves import Curves, XAxis
+from engine.runs.events import StepEvent
+from engine.runs.journal_source import JournalPoints
+from engine.show.charts import run_charts
+from support.replace import replace
+from support.runs.curves import curves_of
+from support.runs.event_factories import make_epoch, make_run_started, make_step
+from tui.charts.plot import Curve
+from tui.charts.view import ChartView, best_note, curves_for
+
+
+def steps(last: int, losses: list[float]) -> StepEvent:
+    return replace(make_step(last), losses=losses)
+
+
+def drawn(data: Curves, chart_id: str, axis: XAxis = "epoch") -> list[Curve]:
+    return curves_for(data, {chart.id: chart for chart in run_charts(data)}[chart_id], axis)
+
+
+def test_ema_accuracy_is_a_curve_of_its_own() -> None:
+    plain = curves_of(make_run_started(), make_epoch(1, 0.5))
+    assert [curve.label for curve in drawn(plain, "accuracy")] == ["train", "val"]
+    averaged = curves_of(make_run_started(), replace(make_epoch(1, 0.5), ema_val_accuracy=0.75, ema_val_loss=0.5))
+    *_, ema = drawn(averaged, "accuracy")
+    assert (ema.label, ema.series.y.tolist(), ema.star_x) == ("ema", [0.75], 1.0)
+
+
+def visible_range(view: ChartView, data: Curves) -> tuple[float, float]:
+    low, high = view.x_limits(data)
+    return round(low, 6), round(high, 6)
+
+
+def test_view_zoom_follows_latest_point() -> None:
+    data, source = Curves(), JournalPoints()
+    data.add([source.read([make_run_started(), steps(40, [1.0] * 40)])])
+    assert visible_range(ChartView(), data) == (0, 4)
+    zoomed = ChartView().zoom(data, 0.5)
+    assert visible_range(zoomed, data) == (2, 4)
+    data.add([source.read([steps(80, [1.0] * 40)])])
+    assert visible_range(zoomed, data) == (6, 8)
+    assert visible_range(zoomed.pan(data, -0.5), data) == (5, 7)
+    assert visible_range(zoomed.pan(data, -9.0), data) == (0, 2)
+    assert visible_range(zoomed.pan(data, -9.0).zoom(data, 2.0), data) == (0, 4)
+    assert visible_range(zoomed.reset_zoom(), data) == (0, 8)
+
+
+def test_view_cursor_stays_in_window_and_reads_nearest_point() -> None:
+    data, view = curves_of(make_run_started(), steps(40, [float(n) for n in range(40)])), ChartView("step")
+    assert view.move_cursor(data, 1).cursor == 40
+    moved = view.move_cursor(data, 1).move_cursor(data, -50)
+    assert moved.cursor == 20
+    assert drawn(data, "loss", "step")[0].series.value_at(20) == 19
+    assert moved.move_cursor(data, -500).cursor == 0
+
+
+def test_curves_star_the_best_epoch() -> None:
+    data = curves_of(make_run_started(), make_epoch(1, 0.5), make_epoch(2, 0.75), make_epoch(3, 0.7))
+    assert best_note(data, run_charts(data)[1]) == "★ best 0.7500 @2"
+    assert [curve.star_x for curve in drawn(data, "accuracy")] == [None, 2.0]
+    assert [curve.star_x for curve in drawn(data, "loss")] == [None, 2.0]
+    assert best_note(data, run_charts(data)[0]) == ""
+
+
+def test_own_metrics_between_0_and_1_are_curves_of_the_accuracy_chart() -> None:
+    epochs = [replace(make_epoch(number), metrics={"f1": 0.25, "entropy": 3.0 - number}) for number in (1, 2, 3)]
+    data = curves_of(make_run_started(), *epochs)
+    assert [(curve.label, curve.marker) for curve in drawn(data, "accuracy")[2:]] == [("f1", "dashed")]
+    assert [curve.label for curve in drawn(data, "loss")] == ["train", "val"]
