@@ -1,4 +1,4 @@
-"""The kept files of format 1 are still read: `recordings/make_format_1.py` wrote one of each stored format.
+"""The kept files of format 1 are still read: `recordings/format-1` has one of each stored format.
 
 The run was stopped within its second epoch: digits on two ranks, a linear model, SGD with momentum, EMA, mixup and one
 DataLoader worker per rank. It still opens, evaluates, exports and resumes. `resumed.json` contains the losses that the

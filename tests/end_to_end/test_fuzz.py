@@ -1,9 +1,7 @@
-"""Fuzz the readers of configs and journals: a config is accepted or rejected with a `UsageError`, and invalid lines of
-a journal are skipped."""
+"""Fuzz configs: one is accepted or rejected with a `UsageError`. `tests/fuzz` has the readers of files."""
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -18,38 +16,7 @@ from hypothesis import strategies as st
 from engine.config.loader import ResolvedConfig, resolve_config
 from engine.config.schema import Config, as_dict, fields, sections
 from engine.config.yaml_io import parse_yaml, to_yaml
-from engine.runs.curves import Curves
-from engine.runs.event_lines import event_line
-from engine.runs.events import (
-    CheckpointSaved,
-    ControlEvent,
-    Event,
-    GpuEvent,
-    RankFailed,
-    RunFinished,
-    RunPaused,
-    RunResumed,
-    RunStarted,
-    WarningEvent,
-)
-from engine.runs.folder import RunFolder
-from engine.runs.history import history_from_events
-from engine.runs.journal import EVENT_TYPES, JournalReader, event_type, from_line, to_line
-from engine.runs.journal_source import JournalPoints
-from engine.runs.record_completion import open_run, read_journal_record
-from engine.runs.records import GpuSample
-from engine.show.charts import run_charts
-from engine.show.table import plain_lines
-from engine.utils.codec import encode
 from engine.utils.errors import UsageError
-from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
-from support.runs.factories import default_fields, make_run_folder, row_of
-from tui.charts.plot import plot
-from tui.charts.view import ChartView, curves_for
-from tui.pollers.runs import RunPoller
-from tui.screens.run_progress import progress_line
-from tui.tables.ranks import rank_lines
-from tui.tables.runs import fit_monitor_list, fit_run_list, listed_columns, monitor_line, run_list_line
 
 # Deterministic examples. To try many more:
 # GPUTRAIN_FUZZ=20000 pytest --timeout=0 tests/end_to_end/test_fuzz.py
@@ -164,117 +131,3 @@ def test_resolve_accepts_or_rejects_any_base_chain(a: Any, b: Any, c: Any, value
     }
     with config_files(**texts) as folder:
         check_config(str(folder / "a.yaml"))
-
-
-EVENTS: list[Event] = [
-    *(make_run_started(), make_step(1), make_epoch(1), make_run_resumed(3, 5.0), make_step(4), make_epoch(2, 0.9)),
-    *(
-        WarningEvent(message="ä", code="no-effect"),
-        CheckpointSaved(path="p", step=1, epoch=1),
-        ControlEvent(request="stop", by="me", outcome="yes"),
-    ),
-    RunPaused(step=4, epoch=2),
-    RankFailed(rank=0, device="cpu", cause="why", code="rank-failed"),
-    GpuEvent(gpus=[GpuSample("GPU-1", "h", "ok", util=3.0, memory_used=5, throttle=["power"])]),
-    RunFinished(state="finished"),
-]
-LINES = [to_line(event) for event in EVENTS]
-
-
-@st.composite
-def nearly_valid_lines(draw: st.DrawFn) -> str:
-    """Draw the line of an event with some fields changed or missing."""
-    values = json.loads(draw(st.sampled_from(LINES)))
-    for name in draw(st.lists(st.sampled_from(sorted(values)), max_size=3)):
-        values[name] = draw(VALUES)
-    for name in draw(st.lists(st.sampled_from(sorted(values)), max_size=1)):
-        del values[name]
-    return json.dumps(values)
-
-
-@st.composite
-def damaged_journals(draw: st.DrawFn) -> bytes:
-    """Draw a journal that is truncated, has changed bytes, or has a part moved."""
-    data = bytearray("\n".join(draw(st.lists(st.sampled_from(LINES), max_size=8))).encode() + b"\n")
-    for position, value in draw(st.lists(st.tuples(st.integers(0, 1 << 12), st.integers(0, 255)), max_size=6)):
-        data[position % len(data)] = value
-    start = draw(st.integers(0, len(data)))
-    return bytes(data[draw(st.integers(0, start)) :] + data[:start])
-
-
-JOURNALS = st.one_of(
-    st.binary(max_size=80),
-    st.lists(st.one_of(nearly_valid_lines(), st.sampled_from(LINES), VALUES.map(json.dumps)), max_size=6).map(
-        lambda lines: "\n".join([*lines, ""]).encode()
-    ),
-    damaged_journals(),
-)
-
-
-@fuzz
-@given(st.one_of(nearly_valid_lines(), VALUES.map(json.dumps), st.text()))
-def test_from_line_returns_event_or_none_for_any_line(line: str) -> None:
-    event = from_line(line)
-    if event is None:
-        return
-    assert type(event) is EVENT_TYPES[event.type]
-    assert (event_line(event) or "").isprintable()
-    assert to_line(event).isprintable()
-    assert from_line(to_line(event)) is not None
-
-
-@fuzz
-@given(JOURNALS, st.integers(1, 200))
-def test_history_reads_any_journal(data: bytes, max_bytes: int) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = make_run_folder(Path(name), "a")
-        folder.journal.write_bytes(data)
-        whole = list(JournalReader(folder.journal).poll())
-        reader, parts = JournalReader(folder.journal), list[Event]()
-        while reader.offset < len(data):
-            parts += reader.poll(max_bytes)
-        assert list(map(to_line, parts)) == list(map(to_line, whole))
-        history = history_from_events(whole)
-        assert history.steps_done >= 0
-        encode(history.record())
-        read_like_screens(folder.path)
-
-
-def has_start_of_another_format(data: bytes) -> bool:
-    """Whether a complete line starts a session and lacks what every start has."""
-    lines = data.split(b"\n")[:-1]
-    return any(event_type(line) in (RunStarted, RunResumed) and from_line(line) is None for line in lines)
-
-
-def read_like_screens(path: Path) -> None:
-    """Read the run like `gputrain runs` and the run screen do."""
-    folder = RunFolder(path)
-    folder.summary.unlink(missing_ok=True)
-    row = row_of(folder)
-    assert row.unreadable == has_start_of_another_format(folder.journal.read_bytes())
-    plain_lines(listed_columns([row]), [row])
-    monitor_line(fit_monitor_list([row], 10, 80), row)
-    run_list_line(fit_run_list([row], 200, default_fields(), with_message=True), row)
-    progress_line(row, 100)
-    feed = RunPoller(folder)
-    feed.poll()
-    assert feed.latest is not None and feed.caught_up
-    rank_lines(feed.latest.ranks, None, 80, 2)
-    data, points, view = Curves(), JournalPoints(), ChartView()
-    while not feed.events.empty():
-        data.add([points.read(feed.events.get() or ())])
-    for chart in run_charts(data):
-        plot(curves_for(data, chart, view.axis), view.window(data, chart.id), 40, 8)
-
-
-@fuzz
-@given(st.lists(JOURNALS, max_size=4).map(b"\n".join))
-def test_record_of_any_journal_is_completed(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = make_run_folder(Path(name), "a")
-        folder.summary.unlink()
-        folder.journal.write_bytes(data)
-        record = read_journal_record(folder).record
-        assert open_run(folder).record == record
-        # It is stored, unless the journal has no event, or a part that cannot be read.
-        assert folder.summary.exists() == (record.started_at is not None and not has_start_of_another_format(data))

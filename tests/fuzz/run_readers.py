@@ -12,6 +12,7 @@ from pathlib import Path
 from engine.runs import ownership
 from engine.runs.claimed_run import check_claim
 from engine.runs.control import RequestCounters, consume_requests
+from engine.runs.curves import Curves
 from engine.runs.evaluations import mistakes
 from engine.runs.event_lines import event_line
 from engine.runs.events import CheckpointSaved, ControlEvent, GpuEvent, RankFailed, RunFinished, RunPaused, WarningEvent
@@ -19,16 +20,20 @@ from engine.runs.find import find_run, newest_first
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.history import History
 from engine.runs.journal import JournalReader, to_line
+from engine.runs.journal_source import JournalPoints
 from engine.runs.ownership import Ownership, _owned_by_another
 from engine.runs.record_completion import open_run
 from engine.runs.records import GpuSample
 from engine.runs.run_record import StoredForm, read_back, stored_form
 from engine.runs.run_row import make_row
+from engine.show.charts import run_charts
 from engine.show.table import plain_lines
 from engine.utils.codec import decode, encode, to_builtins
 from engine.utils.errors import UsageError
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from support.runs.factories import default_fields, make_run_folder, row_of
+from tui.charts.plot import plot
+from tui.charts.view import ChartView, curves_for
 from tui.pollers.files import watch_evaluations
 from tui.pollers.runs import RunPoller, read_log_tail
 from tui.screens.run_progress import progress_line
@@ -118,6 +123,11 @@ def read_run(root: Path) -> None:
     feed.poll()
     assert feed.latest is not None
     rank_lines(feed.latest.ranks, None, 80, 2)
+    data, points, view = Curves(), JournalPoints(), ChartView()
+    while not feed.events.empty():
+        data.add([points.read(feed.events.get() or ())])
+    for chart in run_charts(data):
+        plot(curves_for(data, chart, view.axis), view.window(data, chart.id), 40, 8)
 
 
 def read_row_of_run(root: Path) -> None:
