@@ -1,7 +1,7 @@
 """Why a command failed: which rank failed first, its last lines, the OOM killer, and known errors of CUDA.
 
 All of it comes from the exit code, the last lines of output and the files of torchrun (`PET_LOG_DIR`, see
-`engine.command.environment`), so it is a guess that names its source. `engine.launch.command_run` records it.
+`engine.command.environment`), so it is a guess that names its source. `engine.launch.program_run` records it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The command of a run, `RUN/command.json`: what `gputrain run -- COMMAND` starts, where, and with which environment.
 
-`tui.cli` makes it of a typed line, `engine.launch.command_run` stores it once the run folder is claimed, and reads it
+`tui.cli` makes it of a typed line, `engine.launch.program_run` stores it once the run folder is claimed, and reads it
 again to resume the run. It holds secrets and it is code, so only its user may read it and nobody else may have written
 it.
 """

@@ -1,6 +1,6 @@
 """A command that shows no sign of life: no output, no metric, no work on its GPUs.
 
-`engine.launch.command_run` polls `StallWatch` and records its warning, of which `engine.notify` sends a message.
+`engine.launch.program_run` polls `StallWatch` and records its warning, of which `engine.notify` sends a message.
 """
 
 from __future__ import annotations

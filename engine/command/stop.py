@@ -55,7 +55,7 @@ class StopSequence:
         leftover_grace_s: float = LEFTOVER_GRACE_SECONDS,
         kill_grace_s: float = KILL_GRACE_SECONDS,
     ) -> None:
-        self._process, self._stop_signal = process, stop_signal
+        self._process, self.stop_signal = process, stop_signal
         self._grace_s, self._leftover_grace_s, self._kill_grace_s = grace_s, leftover_grace_s, kill_grace_s
         self._next_step_at = math.inf
         self._has_ended = False
@@ -96,7 +96,7 @@ class StopSequence:
     def _take(self, step: Step) -> None:
         self.step = step
         if step is Step.STOP:
-            self._process.signal_group(self._stop_signal)
+            self._process.signal_group(self.stop_signal)
         else:
             self._process.end_all(signal.SIGKILL if step is Step.KILL else signal.SIGTERM)
         grace_s = self._leftover_grace_s if self._has_ended else self._grace_s

@@ -1,6 +1,6 @@
 """The terminal of a command: a pty of fixed size, or two pipes with `--no-tty`, and the lines of its output.
 
-`engine.launch.command_supervisor` passes the descriptors to `engine.command.process_tree`, waits until one is readable,
+`engine.launch.program_run` passes the descriptors to `engine.command.process_tree`, waits until one is readable,
 and calls `read`, which never blocks. Nobody types here: stdin is `/dev/null`, or in the foreground a pipe or file that
 gputrain itself has as stdin. The pty should not become the controlling terminal, so that a program which asks for a
 password through `/dev/tty` fails at once instead of waiting.

@@ -1,7 +1,7 @@
 """The failure of a rank that SIGABRT has killed, from the lines that it left in the log.
 
 When a collective times out or CUDA fails, the watchdog thread of torch's ProcessGroupNCCL ends the process before
-Python can report an exception (pytorch#126544). `engine.launch.supervisor` then reads the cause here.
+Python can report an exception (pytorch#126544). `engine.launch.ranks` then reads the cause here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Connection between a rank and the owner of its run: events to the owner, control requests to the rank.
 
 The owner is the supervisor, or rank 0 itself under torchrun and srun. `engine.training` uses `Channel`,
-`engine.launch.supervisor` the other end, `RankConnection`.
+`engine.launch.ranks` the other end, `RankConnection`.
 """
 
 from __future__ import annotations

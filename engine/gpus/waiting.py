@@ -1,6 +1,6 @@
 """A waiting run that becomes a small process (`sleeper`), and the program that it becomes again.
 
-`allocation` decides when a run sleeps, `engine.launch.owned_run` which locks and commands it sleeps with.
+`allocation` decides when a run sleeps, `engine.launch.phases` which locks and commands it sleeps with.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Why a command is refused: its folder, its program, and what the user set for its run.
 
-`command_run` checks before the run waits for GPUs, and the folder again at each start.
+`program_run` checks before the run waits for GPUs, and the folder again at each start.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from engine.command.interpreters import script_line
 from engine.command.output_metrics import OutputMetrics
 from engine.command.spec import Program, has_command, read_command
 from engine.launch.request import RunRequest, check_dependencies, limit_problems
-from engine.launch.run_code import with_code_copy
-from engine.notify.start import notify_problems
-from engine.runs.folder import RunFolder
+from engine.launch.run_code import copied_command, stored_code
+from engine.launch.survivors import check_survivors
+from engine.notify.run_messages import notify_problems
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.root import is_run_folder
-from engine.utils.errors import Problem, UsageError, collect_problems
+from engine.runs.run_record import read_run_record
+from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.files import file_number, is_folder
 from engine.utils.redaction import redact_argv
 from engine.utils.text import printable
@@ -27,18 +29,17 @@ from engine.utils.text import printable
 MAX_SHOWN_CHARS = 1000  # of a stored command, in an error
 
 
-def find_command_problems(request: RunRequest) -> list[Problem]:
+def find_command_problems(request: RunRequest, command: Program) -> list[Problem]:
     """Return every reason to refuse a command that can be found before it waits for GPUs."""
-    command, problems = request.command, [*request.problems]
-    assert command is not None  # noqa: S101 - see `launch_command`
-    started = with_code_copy(request).command or command
+    problems = [*request.problems]
+    folder, started = request.resumed_folder, command
+    if folder is not None and request.config.run.snapshot:
+        started = copied_command(command, stored_code(folder), folder)
     if (problem := folder_problem(request, started) or _program_problem(started)) is not None:
         problems.append(problem)
-    run = request.config.run
-    if run.name is not None and (run.resume or run.requeue) and is_run_folder(request.runs_dir / run.name):
-        # Of a folder of others, the claim says more.
-        folder = RunFolder(request.runs_dir / run.name)
-        problems += find_other_program(folder, command) if folder.is_own else []
+    # Of a folder of others, the claim says more.
+    if folder is not None and is_run_folder(folder.path) and folder.is_own:
+        problems += find_other_program(folder, command)
     with collect_problems(problems):
         OutputMetrics(command.parse)
     with collect_problems(problems):
@@ -65,6 +66,17 @@ def find_other_program(folder: RunFolder, command: Program) -> list[Problem]:
     reason = f"is the run of another command: {printable(line[:MAX_SHOWN_CHARS])}, in {place}"
     advice = f"`gputrain resume {folder.name}` starts that one again; a new run needs another --name"
     return [Problem(folder.name, reason, advice, code="name-in-use")]
+
+
+def check_resumed_command(folder: RunFolder, command: Program) -> Problem | None:
+    """Return that a run has nothing left to do. Raises UsageError if the command cannot go on as the run."""
+    raise_if_any(find_other_program(folder, command))
+    record = read_run_record(folder)
+    if record is not None and record.state is RunState.FINISHED:
+        reason = f"{folder.name} has already finished; start the command again as a new run"
+        return Problem("", reason, code="already-finished")
+    check_survivors(folder)
+    return None
 
 
 def folder_problem(request: RunRequest, command: Program) -> Problem | None:

@@ -1,6 +1,6 @@
 """The metrics of a running command: found in its output and in its files, and kept in the record of the run.
 
-`command_supervisor` polls it. Reading is bounded, so that a command without metrics costs nearly nothing.
+`program_run` polls it. Reading is bounded, so that a command without metrics costs nearly nothing.
 """
 
 from __future__ import annotations

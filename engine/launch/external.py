@@ -1,4 +1,4 @@
-"""The driver of one rank that torchrun or srun started: the steps of `launcher` without a supervisor.
+"""One rank that torchrun or srun started: the steps of `training` without a supervisor.
 
 Rank 0 owns the run: it claims the folder, writes the journal and reports refusals for all ranks. The ranks exchange
 what they decide through the store of their rendezvous (`handshake`, `node`).
@@ -11,8 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,10 +23,12 @@ from engine.distributed.node_plan import lowest_capability, prepare_environment
 from engine.distributed.rank_env import TORCHRUN_RUN_ID, RankInfo, rank_info_from_env
 from engine.distributed.rendezvous import open_store
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter, Watchdog
+from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import CudaDevice
 from engine.launch.external_failures import find_root_cause, publish_failure, watchdog_thread
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.handshake import (
+    Announcement,
     PreparedJob,
     RankZeroEndedError,
     check_versions,
@@ -38,7 +40,7 @@ from engine.launch.handshake import (
     wait_for_message,
 )
 from engine.launch.input_keys import with_input_keys
-from engine.launch.lifecycle import TrainingRun
+from engine.launch.lifecycle import end_training
 from engine.launch.node import (
     MultiNodeGpuUsage,
     allocate_node_gpus,
@@ -46,15 +48,28 @@ from engine.launch.node import (
     publish_gpu_usage,
     share_preflight,
 )
-from engine.launch.owned_run import AlreadyFinishedError, with_run_name
+from engine.launch.phases import (
+    AlreadyFinishedError,
+    Granted,
+    Held,
+    Recording,
+    Requested,
+    RunListener,
+    Unrecorded,
+    grant_allocated,
+)
 from engine.launch.preflight import Preflight, find_problems, run_preflight, source_opener
 from engine.launch.progress import ProgressReporter, stderr_listener
 from engine.launch.request import RunRequest, watch_other_claim
-from engine.runs.control import consume_requests
-from engine.runs.events import ControlEvent, Event, RunStarted, WarningEvent
+from engine.launch.run_code import RunCode
+from engine.launch.settle import SettledConfig, settle_config
+from engine.launch.slurm import requeue_clause
+from engine.launch.training import begin_training, make_job
+from engine.runs.control import RequestCounters
+from engine.runs.events import ControlEvent, Event, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import OwnershipLostError
-from engine.runs.recorder import Listener, Recorder
+from engine.runs.recorder import Listener
 from engine.runs.sinks import Sink
 from engine.training.job import Job, RunResult, StartMethod
 from engine.utils.errors import CodedError, Problem, UsageError, raise_if_any
@@ -68,27 +83,17 @@ POLL_SECONDS = 0.5
 REPORT_TIMEOUT_SECONDS = 10  # for the first rank of a host to start and to report an invalid config
 
 
-@dataclass
+@dataclass(frozen=True)
 class _ExternalRank:
-    """A rank that torchrun or srun started. `_connect` opens the store that connects it to the other ranks."""
+    """A rank that torchrun or srun started, which no other rank knows yet."""
 
     rank_info: RankInfo
     start_method: StartMethod
     stop_flag: SignalHandler
-    opened: Store | None = None
-    store_is_exclusive: bool = False
-    """Whether the store holds only keys of this attempt: torchrun keeps one store over all restarts."""
-    cleanup: ExitStack = field(default_factory=ExitStack)
-    """Closed after the recorder: `recorder.closed` ends the thread that uses these resources."""
 
     @property
     def rank(self) -> int:
         return self.rank_info.rank
-
-    @property
-    def store(self) -> Store:
-        assert self.opened is not None  # noqa: S101 - set by `_connect`, the first step
-        return self.opened
 
     def check_stop(self) -> None:
         """Raise KeyboardInterrupt if this process has received a stop signal."""
@@ -97,9 +102,21 @@ class _ExternalRank:
 
     def share_exit_code(self, code: ExitCode) -> None:
         """Send the exit code of rank 0 to the other ranks, which acknowledge it."""
-        if self.store_is_exclusive and self.rank == 0:
+
+
+@dataclass(frozen=True)
+class _ConnectedRank(_ExternalRank):
+    """A rank that has met the others. Its store holds only keys of this attempt: torchrun keeps one over all
+    restarts."""
+
+    store: Store
+    announcements: Sequence[Announcement]
+    """Those of all ranks, on rank 0."""
+
+    def share_exit_code(self, code: ExitCode) -> None:
+        if self.rank == 0:
             share_exit_code(self.store, code, self.rank_info.world_size)
-        elif self.store_is_exclusive:
+        else:
             exit_code_of_rank_0(self.store)
 
 
@@ -120,9 +137,11 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
     os.environ.update(variables)
     this_rank = _ExternalRank(rank_info, start_method, SignalHandler())
     this_rank.stop_flag.install()
-    run = TrainingRun(request, listener if this_rank.rank == 0 else stderr_listener(this_rank.rank))
+    shown = RunListener(listener if this_rank.rank == 0 else stderr_listener(this_rank.rank))
     try:
-        code = _run(run, this_rank)
+        with Held() as held:
+            this_rank = connected = _connect(this_rank, request)
+            code = _run(connected, Requested(request, shown, held))
     except RankZeroEndedError as error:
         code = error.exit_code
     except AlreadyFinishedError:
@@ -140,12 +159,10 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
         print(f"error: {error}", file=sys.stderr)
         code = ExitCode.FAILED
     except KeyboardInterrupt:
-        run.discard()
         print(Problem("", f"rank {this_rank.rank} was stopped before the run began", code="stopped"), file=sys.stderr)
         code = ExitCode.STOPPED
         this_rank.share_exit_code(code)
     except UsageError as error:
-        run.discard()
         if this_rank.rank == 0:
             this_rank.share_exit_code(ExitCode.USAGE_ERROR)
             raise
@@ -153,76 +170,80 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
     except BaseException:
         this_rank.share_exit_code(ExitCode.FAILED)
         raise
-    finally:
-        run.release()
-        this_rank.cleanup.close()
     # torchrun restarts the ranks if one ends with anything but 0.
     return ExitCode.FINISHED if code == ExitCode.STOPPED and launcher == "env" else code
 
 
-def _run(run: TrainingRun, this_rank: _ExternalRank) -> ExitCode:
-    """The steps of the driver: a rendezvous of the ranks, then those of `launcher._run`."""
-    _connect(run, this_rank)
+def _run(this_rank: _ConnectedRank, requested: Requested) -> ExitCode:
+    """The steps of `training.run_training`, on all ranks together."""
     # Ends before the training, whose DataLoader workers are forked and must not inherit the thread.
     with heartbeat(this_rank.store, this_rank.rank):
+        requested = replace(requested, request=with_input_keys(_agree_on_request(this_rank, requested)))
+        granted, preflight = _run_preflight_on_all_ranks(this_rank, requested)
         if this_rank.rank == 0:
-            watch_other_claim(run.request, run.listener, this_rank.check_stop)
-        run.request = with_input_keys(run.request)
-        preflight = _run_preflight_on_all_ranks(run, this_rank)
-        job = (
-            _prepare_and_broadcast(run, this_rank, preflight)
-            if this_rank.rank == 0
-            else _receive_job(run, this_rank, preflight)
-        )
+            run = begin_training(granted, preflight)
+            job = make_job(run, preflight)
+            send(this_rank.store, "job", PreparedJob.of(job))
+        else:
+            run, job = _receive_job(this_rank, granted, preflight)
     prepare_environment(job.plan, os.environ)
-    result = _train(run, this_rank, job)
+    result = _train(this_rank, run, replace(job, start_method=this_rank.start_method))
     if this_rank.rank > 0:
         return {"finished": ExitCode.FINISHED, "stopped": ExitCode.STOPPED}.get(result.state, ExitCode.FAILED)
-    requeues = job.config.run.requeue and this_rank.stop_flag.time_limit_near
-    return run.end(result, should_requeue=requeues)
+    is_requeued = job.config.run.requeue and this_rank.stop_flag.time_limit_near and result.state == "stopped"
+    return end_training(run, result, requeue_clause() if is_requeued else "")
 
 
 def _under_torchrun() -> bool:
     return TORCHRUN_RUN_ID in os.environ
 
 
-def _connect(run: TrainingRun, this_rank: _ExternalRank) -> None:
+def _connect(this_rank: _ExternalRank, request: RunRequest) -> _ConnectedRank:
     """Open the store of the ranks, restricted to this attempt. Raises UsageError and _RendezvousError."""
-    config, rank_info = run.request.config, this_rank.rank_info
-    if problems := run.request.problems:
+    rank_info, stop_flag = this_rank.rank_info, this_rank.stop_flag
+    if problems := request.problems:
         # Before the rendezvous, which imports torch. Rank 0 adds what else its own host refuses.
-        raise UsageError(problems if rank_info.rank > 0 else find_problems(run.request, rank_info))
+        raise UsageError(problems if rank_info.rank > 0 else find_problems(request, rank_info))
     try:
-        this_rank.opened = open_store(config, rank_info)
+        store = open_store(request.config, rank_info)
     except (RuntimeError, ValueError) as error:
         cause = find_cause(error)
         raise _RendezvousError(cause.reason, code=cause.code) from error
     import torch.distributed as dist
 
-    name, announcements = handshake(this_rank.store, rank_info, this_rank.stop_flag)
-    this_rank.opened, this_rank.store_is_exclusive = dist.PrefixStore(name, this_rank.store), True
-    if rank_info.rank > 0:
-        return
-    check_versions(announcements)
+    name, announcements = handshake(store, rank_info, stop_flag)
+    store = dist.PrefixStore(name, store)
+    return _ConnectedRank(rank_info, this_rank.start_method, stop_flag, store, announcements)
+
+
+def _agree_on_request(this_rank: _ConnectedRank, requested: Requested) -> RunRequest:
+    """Return the request of this rank; on rank 0, that to go on if torchrun has restarted the ranks. Raises
+    UsageError."""
+    request = requested.request
+    if this_rank.rank > 0:
+        return request
+    check_versions(this_rank.announcements)
     if _under_torchrun():
-        request = replace(run.request, agents=tuple(rank.agent for rank in announcements))
-        run.request = continue_run_of_agents(request, run.listener, this_rank.check_stop)
+        request = replace(request, agents=tuple(rank.agent for rank in this_rank.announcements))
+        request = continue_run_of_agents(request, requested.listener, this_rank.check_stop)
+    watch_other_claim(request, requested.listener, this_rank.check_stop)
+    return request
 
 
-def _run_preflight_on_all_ranks(run: TrainingRun, this_rank: _ExternalRank) -> Preflight:
+def _run_preflight_on_all_ranks(this_rank: _ConnectedRank, requested: Requested) -> tuple[Granted, Preflight]:
     """Check the request on every host. Raises UsageError on rank 0, with the problems of all hosts."""
-    rank_info, store, stop_flag = this_rank.rank_info, this_rank.store, this_rank.stop_flag
+    rank_info, store, stop_flag, request = this_rank.rank_info, this_rank.store, this_rank.stop_flag, requested.request
+    # A rank whose GPUs are refused does not begin: rank 0 tells it so.
+    grants = [Granted(requested, GpuAllocation(), None, ())]
 
     def allocate(_wait: bool) -> Sequence[CudaDevice]:
-        run.allocation = allocate_node_gpus(run.request, rank_info, store, stop_flag, run.listener)
-        if rank_info.local_rank == 0:
-            run.show_gpu_warnings()
-        return run.allocation.devices
+        allocation = allocate_node_gpus(request, rank_info, store, stop_flag, requested.listener)
+        grants.append(grant_allocated(requested, allocation, shows_warnings=rank_info.local_rank == 0))
+        return allocation.devices
 
     try:
-        if stop_flag.is_set:
-            raise KeyboardInterrupt
-        preflight = run_preflight(run.request, allocate, rank_info, source_opener(run.listener))
+        this_rank.check_stop()
+        preflight = run_preflight(request, allocate, rank_info, source_opener(requested.listener))
     except RankZeroEndedError:
         # A write would create the file of a FileStore again, which rank 0 has removed.
         raise
@@ -238,52 +259,42 @@ def _run_preflight_on_all_ranks(run: TrainingRun, this_rank: _ExternalRank) -> P
     if this_rank.rank > 0:
         with suppress(RuntimeError):
             share_preflight(rank_info, store, preflight.problems, capability=capability)
-        return preflight
+        return grants[-1], preflight
     others = collect_preflights(rank_info, store, stop_flag)
     raise_if_any(merge_problems(preflight.problems, others))
     if plan is not None:
         lowest = lowest_capability([capability, *(other.capability for other in others)])
-        preflight.use_plan(replace(plan, capability=lowest), run.request.config)
-    return preflight
+        preflight.use_plan(replace(plan, capability=lowest), request.config)
+    return grants[-1], preflight
 
 
-def _prepare_and_broadcast(run: TrainingRun, this_rank: _ExternalRank, preflight: Preflight) -> Job:
-    """Prepare the run on rank 0, and send its folder and what was auto to the other ranks. Raises UsageError."""
-    job = run.prepare(preflight)
-    folder = None if job.folder is None else str(job.folder.path)
-    batch_size, amp = job.config.data.batch_size, job.config.precision.amp
-    capability = job.plan.capability
-    message = PreparedJob(folder=folder, resumed=job.resumed, batch_size=batch_size, amp=amp, capability=capability)
-    send(this_rank.store, "job", message)
-    return job
-
-
-def _receive_job(run: TrainingRun, this_rank: _ExternalRank, preflight: Preflight) -> Job:
+def _receive_job(this_rank: _ConnectedRank, granted: Granted, preflight: Preflight) -> tuple[Unrecorded, Job]:
     """Wait for the job of rank 0. Raises RankZeroEndedError if there is none."""
     message = wait_for_message(this_rank.store, "job", PreparedJob, this_rank.stop_flag)
-    assert preflight.plan is not None  # noqa: S101 - else rank 0 would have refused the run
-    config, folder = run.request.config, None
+    config = granted.requested.request.config
     config = config.with_values(data={"batch_size": message.batch_size}, precision={"amp": message.amp})
+    settled, folder = SettledConfig(config, config), None
     if message.folder is not None:
         folder = RunFolder(Path(message.folder))
         with suppress(OSError):
             # This host may not share the file system of rank 0.
             folder = folder.identified()
-        config = with_run_name(config, folder)
-        run.allocation.reservation.set_run_name(folder.name)
-    plan = replace(preflight.plan, capability=message.capability)
-    job = Job(config, plan, folder, message.resumed, preflight.source, lr_range=run.request.lr_range)
-    return replace(job, input_source=run.request.input_source)
+        settled = settle_config(config, folder, RunCode(), is_resumed=False)
+        granted.allocation.reservation.set_run_name(folder.name)
+    run = Unrecorded(granted, settled)
+    plan = replace(preflight.accepted_plan, capability=message.capability)
+    return run, replace(make_job(run, preflight), plan=plan, folder=folder, resumed=message.resumed, amp_reason="")
 
 
 def _exit_code_of_refused_rank(this_rank: _ExternalRank, error: UsageError) -> ExitCode:
     """Return the exit code of rank 0, whose error is the same or the cause of this one; else report this one."""
-    shared = exit_code_of_rank_0(this_rank.store) if this_rank.store_is_exclusive else None
+    store = this_rank.store if isinstance(this_rank, _ConnectedRank) else None
+    shared = None if store is None else exit_code_of_rank_0(store)
     # Without a rendezvous, the first rank of each host reports for its host.
-    if shared is None and (this_rank.store_is_exclusive or this_rank.rank_info.local_rank == 0):
+    if shared is None and (store is not None or this_rank.rank_info.local_rank == 0):
         for problem in error.problems:
             print(f"error: rank {this_rank.rank}: {problem}", file=sys.stderr)
-    if not this_rank.store_is_exclusive and _under_torchrun():
+    if store is None and _under_torchrun():
         # torchrun ends all ranks once one has exited: let the first rank of this host print its report.
         deadline = time.monotonic() + REPORT_TIMEOUT_SECONDS
         while this_rank.rank_info.local_rank > 0 and not this_rank.stop_flag.is_set and time.monotonic() < deadline:
@@ -291,33 +302,33 @@ def _exit_code_of_refused_rank(this_rank: _ExternalRank, error: UsageError) -> E
     return ExitCode.USAGE_ERROR if shared is None else shared
 
 
-def _train(run: TrainingRun, this_rank: _ExternalRank, job: Job) -> RunResult:
+def _train(this_rank: _ConnectedRank, run: Unrecorded, job: Job) -> RunResult:
     """Train to the end; rank 0 records the events and serves the control requests. Raises UsageError."""
     from engine.training.train import train
 
-    rank_info, stop_flag, recorder = this_rank.rank_info, this_rank.stop_flag, run.recorder
+    rank_info, stop_flag, store = this_rank.rank_info, this_rank.stop_flag, this_rank.store
+    recorder = run.recorder if isinstance(run, Recording) else None
     device = job.plan.devices[job.plan.device_index(rank_info.local_rank)]
-    heartbeats = Heartbeats(1)
+    heartbeats, requests = Heartbeats(1), RequestCounters()
     watches_gpus = rank_info.local_rank == 0 and job.folder is not None
-    usage = GpuUsagePoller([gpu.uuid for gpu in run.allocation.devices] if watches_gpus else [])
-    this_rank.cleanup.callback(usage.close)
-    watchdog = watchdog_thread(
-        Watchdog(heartbeats, job.config.run.watchdog), rank_info, device, this_rank.store, recorder
-    )
+    usage = GpuUsagePoller(run.gpus if watches_gpus else [])
+    # Once the record is closed, which ends the thread that uses it.
+    run.granted.requested.held.processes.callback(usage.close)
+    watchdog = watchdog_thread(Watchdog(heartbeats, job.config.run.watchdog), rank_info, device, store, recorder)
     emit: Listener = run.emit
-    if recorder is not None:
-        emit = _monitoring_listener(run, recorder, MultiNodeGpuUsage(usage, this_rank.store), heartbeats)
+    if isinstance(run, Recording):
+        emit = _monitoring_listener(run, requests, MultiNodeGpuUsage(usage, store), heartbeats)
 
     def on_poll() -> None:
         # DataLoader workers are forked before the first poll, and must not inherit the thread.
         if not watchdog.is_alive():
             watchdog.start()
         if recorder is None:
-            publish_gpu_usage(usage, this_rank.store, rank_info)
+            publish_gpu_usage(usage, store, rank_info)
 
-    channel = Channel(emit, stop_flag, run.requests, HeartbeatWriter(heartbeats, 0), on_poll)
+    channel = Channel(emit, stop_flag, requests, HeartbeatWriter(heartbeats, 0), on_poll)
     try:
-        outcome = train(replace(job, start_method=this_rank.start_method), rank_info, this_rank.store, channel)
+        outcome = train(job, rank_info, store, channel)
         if recorder is not None and outcome == "stopped" and not recorder.history.stopping:
             # Stopped by a signal, to this rank or to another one.
             recorder.record(ControlEvent(request="stop", by=stop_flag.signal_name or "a signal", outcome="done"))
@@ -327,28 +338,28 @@ def _train(run: TrainingRun, this_rank: _ExternalRank, job: Job) -> RunResult:
     except Exception as error:
         failure = rank_failure(this_rank.rank, device, error, job.config)
         if this_rank.rank == 0:
-            failure = find_root_cause(failure, rank_info.world_size, this_rank.store)
+            failure = find_root_cause(failure, rank_info.world_size, store)
         else:
-            publish_failure(failure, this_rank.store)
+            publish_failure(failure, store)
             print(f"{describe_failure(failure)}\n{failure.traceback}", file=sys.stderr)
         return RunResult("failed", failure)
 
 
 def _monitoring_listener(
-    run: TrainingRun, recorder: Recorder, nodes: MultiNodeGpuUsage, heartbeats: Heartbeats
+    run: Recording, requests: RequestCounters, nodes: MultiNodeGpuUsage, heartbeats: Heartbeats
 ) -> Listener:
     """Return a listener whose first event starts a thread for heartbeats, progress, GPU readings and control requests.
 
     Not earlier, because DataLoader workers are forked before and must not inherit the thread."""
-    control, progress = recorder.folder.control, ProgressReporter(run.listener)
-    readings = Sink("the reading of the GPUs", lambda problem: run.emit(WarningEvent.of(problem)))
+    progress = ProgressReporter(run.granted.requested.listener)
+    readings = Sink("the reading of the GPUs", run.warn)
 
     def read_gpus() -> None:
         for event in nodes.poll():
             run.emit(event)
 
     def watch() -> None:
-        while not recorder.closed.wait(POLL_SECONDS):
+        while not run.recorder.closed.wait(POLL_SECONDS):
             try:
                 run.keep_alive()
             except OwnershipLostError as error:
@@ -357,9 +368,9 @@ def _monitoring_listener(
                 exit_now(ExitCode.FAILED)
             progress.poll(heartbeats)
             readings.attempt(read_gpus)
-            for request in consume_requests(control):
-                outcome = run.requests.apply(request.request, request.steps)
-                recorder.record(ControlEvent(request=request.request, by=request.by, outcome=outcome))
+            for request in run.requests():
+                outcome = requests.apply(request.request, request.steps)
+                run.recorder.record(ControlEvent(request=request.request, by=request.by, outcome=outcome))
 
     thread = threading.Thread(target=watch, name="control", daemon=True)
 

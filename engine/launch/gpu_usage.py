@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
-from engine.command.devices import misplaced_use
-from engine.command.process_tree import CommandProcess
 from engine.gpus.monitor import DriverMonitor, first_snapshot
 from engine.gpus.reservation_entry import ReservedRank
 from engine.gpus.snapshot import Gpu, SamplerOptions, Snapshot
@@ -16,7 +14,6 @@ from engine.gpus.unmonitored import has_driver_library
 from engine.runs.command_events import CommandStarted
 from engine.runs.events import Event, GpuEvent, RunStarted, WaitingForGpus
 from engine.runs.records import GpuSample
-from engine.utils.errors import Problem
 
 USAGE_INTERVAL_SECONDS = 5.0
 RECORDED_READINGS = (
@@ -101,21 +98,6 @@ def _samples(gpu: Gpu, host: str, uuids: Collection[str]) -> list[GpuSample]:
         )
         for instance in instances
     ]
-
-
-def misplaced_use_check(
-    process: CommandProcess, reserved: Collection[str], run: str, warn: Callable[[Problem], None]
-) -> Callable[[Snapshot], None]:
-    """Return what warns once of each GPU that a command uses without a reservation."""
-    warned: set[Problem] = set()
-
-    def check(snapshot: Snapshot) -> None:
-        problem = misplaced_use(snapshot, {member.pid for member in process.members()}, reserved, run)
-        if problem is not None and problem not in warned:
-            warned.add(problem)
-            warn(problem)
-
-    return check
 
 
 def waiting_emitter(emit: Callable[[Event], None]) -> Callable[[str], None]:

@@ -37,6 +37,8 @@ from engine.utils.process import SignalHandler, boot_id, process_start_ticks
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from engine.training.job import Job
+
 STORE_POLL_SECONDS = 0.05
 HEARTBEAT_POLLS = 20  # number of polls between two readings of the sender's heartbeat
 EXIT_TIMEOUT_SECONDS = 5.0  # a rank that exits before the run began waits this long for the others
@@ -79,6 +81,17 @@ class PreparedJob(Record, frozen=True, kw_only=True):
     batch_size: Count | Literal["auto"]
     amp: AmpLevel
     capability: tuple[Count, Count] | None
+
+    @classmethod
+    def of(cls, job: Job) -> PreparedJob:
+        """Return the message about a job of rank 0."""
+        return cls(
+            folder=None if job.folder is None else str(job.folder.path),
+            resumed=job.resumed,
+            batch_size=job.config.data.batch_size,
+            amp=job.config.precision.amp,
+            capability=job.plan.capability,
+        )
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 opened.
 
 A run with pretrained weights takes the input transform of the weights, a resumed one that of its first session.
-`launcher`, `external`, `preflight` and `preflight_process` call it, and `engine.doctor`.
+`settle`, `external`, `preflight` and `preflight_process` call it, and `engine.doctor`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,9 @@ def with_input_keys(request: RunRequest) -> RunRequest:
     the precision of the latter.
 
     Keys that cannot be resolved stay unset; the preflight reports why."""
-    config, run = request.config, request.config.run
-    if run.name is not None and (run.resume or run.requeue):
-        saved = saved_config(RunFolder(request.runs_dir / run.name))
-        if saved is not None:
-            return replace(request, config=_with_saved_precision(_with_saved_input(config, saved), saved))
+    config, folder = request.config, request.resumed_folder
+    if folder is not None and (saved := saved_config(folder)) is not None:
+        return replace(request, config=_with_saved_precision(_with_saved_input(config, saved), saved))
     try:
         pretrained = find_pretrained_input(config.model)
         if pretrained is None:

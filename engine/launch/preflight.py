@@ -37,7 +37,7 @@ from engine.launch.request import RunRequest, check_dependencies, limit_problems
 from engine.launch.slurm import requeue_warnings
 from engine.models.catalog import check_model_name
 from engine.models.weights_file import weights_problems
-from engine.notify.start import notify_problems
+from engine.notify.run_messages import notify_problems
 from engine.optim.lr_schedule import schedule_length_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
 from engine.optim.user_schedule import check_user_schedule
@@ -72,10 +72,17 @@ class Preflight:
     amp: AmpChoice = field(default_factory=lambda: AmpChoice("off"))
     batch_size: int | None = None
 
-    def resolved(self, config: Config) -> Config:
+    def chosen(self, config: Config) -> Config:
         """Return a config with the level of `precision.amp` and the batch size that the preflight chose."""
         batch_size = config.data.batch_size if self.batch_size is None else self.batch_size
         return config.with_values(data={"batch_size": batch_size}, precision={"amp": self.amp.level})
+
+    @property
+    def accepted_plan(self) -> NodePlan:
+        """The plan of a run without problems. Raises UsageError for any other."""
+        if self.plan is None:
+            raise UsageError(self.problems)
+        return self.plan
 
     def use_plan(self, plan: NodePlan, config: Config) -> None:
         """Set the plan, and the level of `precision.amp` on its devices."""
@@ -209,9 +216,8 @@ def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInf
 
 def _check_run_folder(request: RunRequest) -> None:
     """Raises UsageError if the run folder cannot be created, or the run in it cannot be resumed with this config."""
-    run = request.config.run
-    resume = run.resume or run.requeue
-    folder = check_claim(request.runs_dir, run.name, resume=resume, trust_owner=request.trust_owner)
+    is_resumed = request.resumed_folder is not None
+    folder = check_claim(request.runs_dir, request.config.run.name, resume=is_resumed, trust_owner=request.trust_owner)
     if folder is not None:
         check_resumed_config(request.config, folder)
 

@@ -1,6 +1,6 @@
 """What a user requests, and the checks that every run has, whatever it starts.
 
-`tui.cli` makes requests; `launcher`, `external` and `command_run` carry them out.
+`tui.cli` makes requests; `launcher` carries them out.
 """
 
 from __future__ import annotations
@@ -58,6 +58,12 @@ class RunRequest:
     tags: tuple[str, ...] = ()
     program: tuple[str, ...] = ()
 
+    @property
+    def resumed_folder(self) -> RunFolder | None:
+        """The folder of the run to resume, which may not exist (`run.requeue`); None for a new run."""
+        run = self.config.run
+        return RunFolder(self.runs_dir / run.name) if run.name is not None and (run.resume or run.requeue) else None
+
 
 def limit_problems(request: RunRequest) -> list[Problem]:
     """Return why a run exceeds the limits of its user, whatever else runs."""
@@ -71,16 +77,15 @@ def watch_other_claim(request: RunRequest, listener: Listener, check_stop: Calla
     """If the run to resume is claimed by another host, watch until it is known whether its process lives.
 
     Before the preflight, which would reserve GPUs for a run that cannot start. `check_stop` may raise."""
-    run = request.config.run
-    if run.name is None or not (run.resume or run.requeue) or request.dry_run or request.problems:
+    folder = request.resumed_folder
+    if folder is None or request.dry_run or request.problems:
         return
-    owner = RunFolder(request.runs_dir / run.name).owner
+    owner = folder.owner
     observed, waits = observe_claim(owner), uncertain_claims([owner])
     if observed is None or not waits:
         return
-    message = (
-        f"{run.name} is claimed by {observed.claim.process}; watching its heartbeat for up to {max(waits.values()):g} s"
-    )
+    process, seconds = observed.claim.process, max(waits.values())
+    message = f"{folder.name} is claimed by {process}; watching its heartbeat for up to {seconds:g} s"
     listener(WarningEvent(message=message, code="already-running"))
     watch_claims([owner], check_stop)
 

@@ -1,6 +1,6 @@
 """The code of a run in the process that owns it: recorded when the run is made, compared or copied when it starts.
 
-`engine.launch.owned_run` calls it for trainings and for commands. The code of a command is that around its working
+`engine.launch.phases` calls it for trainings and for commands. The code of a command is that around its working
 folder, the code of a training that of its user code (`run.code`). A training without user code has none: its code is
 gputrain, whose version each session records.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,10 +24,9 @@ from engine.utils.text import printable
 if TYPE_CHECKING:
     from engine.code.record import CodeRecord
     from engine.command.spec import Program
-    from engine.launch.request import RunRequest
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunCode:
     """The recorded code of a run. `event` reports it if it was recorded now, and `warning` says why it is not."""
 
@@ -89,18 +88,9 @@ def code_changed(code: RunCode, folder: RunFolder, cwd: Path, known: str) -> Cod
     return None if change.message == known else change
 
 
-def with_code_copy(request: RunRequest) -> RunRequest:
-    """Return the request to resume a run with the paths in its copy of the code, if it has one."""
-    run = request.config.run
-    if run.name is None or not (run.resume or run.requeue) or not run.snapshot:
-        return request
-    folder = RunFolder(request.runs_dir / run.name)
-    code = stored_code(folder)
-    if (place := code.copied_folder(folder)) is None:
-        return request
-    if request.command is not None:
-        return replace(request, command=copied_command(request.command, code, folder))
-    return replace(request, config=request.config.with_values(run={"code": str(place)}))
+def copied_code_folder(folder: RunFolder) -> Path | None:
+    """Return the working folder of a run that is resumed in its copy of the code; None without a copy."""
+    return stored_code(folder).copied_folder(folder)
 
 
 def copied_command(command: Program, code: RunCode, folder: RunFolder) -> Program:

@@ -27,6 +27,11 @@ def requeue_warnings(config: Config) -> list[Problem]:
     return [Problem("", "run.requeue=true has no effect: this is not a Slurm job", code="no-effect")]
 
 
+def requeue_clause() -> str:
+    """Requeue the Slurm job of this process, and return what became of it, behind a semicolon; "" outside of Slurm."""
+    return "" if slurm_job_id() is None else f"; {requeue_job()}"
+
+
 def requeue_job() -> str:
     """Requeue the Slurm job of this process, and return what became of it, as a clause for the end of the run.
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from engine.config.loader import resolve_config
 from engine.notify.message import make_message
-from engine.notify.start import is_notified, send_logged
+from engine.notify.run_messages import is_notified
+from engine.notify.sender import send_logged
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.record_completion import open_run
 from engine.runs.run_row import state_message

@@ -1,6 +1,6 @@
 """Word the messages about a run: the sentence that the screen shows, the progress, and the command to go on.
 
-`observer` decides when one is sent. All text is plain, escaped and bounded: names and errors come from files.
+`run_messages` decides when one is sent. All text is plain, escaped and bounded: names and errors come from files.
 """
 
 from __future__ import annotations

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 from engine.notify.destinations import Destination, read_destinations
 from engine.notify.message import Message
+from engine.runs.folder import RunFolder
 from engine.utils.errors import not_installed
+from engine.utils.files import append_to_file
 from engine.utils.text import printable
 
 MAX_REASON_CHARS = 200
+MAX_LOG_BYTES = 1 << 18
 # Of these services of apprise, the host says which one it is, and is no secret.
 WEB_HOOKS = ("JSON", "XML", "Form")
 # Shorter parts of a URL are not secrets, and would blank out half of an error message.
@@ -106,3 +111,17 @@ def redact(text: str, url: str) -> str:
         if len(part) >= MIN_SECRET_CHARS:
             text = text.replace(part, "…")
     return printable(" ".join(text.split()))
+
+
+def send_logged(folder: RunFolder, message: Message, references: Sequence[str]) -> None:
+    """Send a message, and append what became of it to `notify.log` of the run, which only this user can read."""
+    for delivery in send_message(message, references):
+        line = printable(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {message.occasion}: {delivery.line}")
+        with suppress(OSError):
+            handle = append_to_file(folder.notify_log)
+            try:
+                os.fchmod(handle, 0o600)
+                if os.fstat(handle).st_size < MAX_LOG_BYTES:
+                    os.write(handle, f"{line}\n".encode())
+            finally:
+                os.close(handle)

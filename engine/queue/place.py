@@ -1,6 +1,6 @@
 """The place of this run in the queue while its supervisor waits: serves requests, follows the runs to wait for.
 
-`engine.launch.lifecycle` creates it once the run folder is claimed, and `engine.gpus.allocation` polls its terms once
+`engine.launch.phases` creates it once the run folder is claimed, and `engine.gpus.allocation` polls its terms once
 per second.
 """
 

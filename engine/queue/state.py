@@ -1,6 +1,6 @@
 """The place of a run in the queue, which `RUN/queue.json` keeps over a reboot; its reservation in /tmp is lost then.
 
-Only the owner of the run writes the file. `place` and `engine.launch.lifecycle` update it; `listing` reads it to find
+Only the owner of the run writes the file. `place` and `engine.launch.phases` update it; `listing` reads it to find
 runs whose wait was interrupted.
 """
 

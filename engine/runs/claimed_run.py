@@ -1,6 +1,6 @@
 """The folder of a run that this process owns: created for a new run, or that of the run to resume.
 
-`engine.launch.lifecycle` claims it before the ranks start, and `engine.launch.preflight` checks before that whether the
+`engine.launch.phases` claims it before the ranks start, and `engine.launch.preflight` checks before that whether the
 claim can succeed. `engine.runs.ownership` locks it.
 """
 
@@ -33,6 +33,10 @@ class ClaimedRun:
     ownership: Ownership
     is_new: bool
     created_parents: list[Path] = field(default_factory=list)
+
+    def keep(self) -> None:
+        """Keep the folder, in which the run has started."""
+        self.is_new = False
 
     def discard(self) -> None:
         """Delete a new run folder and the parents created with it; keep the folder of a resumed run."""

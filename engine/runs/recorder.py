@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
@@ -22,6 +22,7 @@ from engine.runs.events import (
     EpochEvent,
     Event,
     FlushJournal,
+    GpuEvent,
     RankFailed,
     RunFinished,
     RunResumed,
@@ -54,6 +55,16 @@ RECORD_INTERVAL_SECONDS = 1.0
 COMMAND_RECORD_INTERVAL_SECONDS = 1.5
 
 
+class Follower(Protocol):
+    """Follows the events that are recorded, and the clock, and never blocks."""
+
+    def add(self, event: Event) -> None:
+        """Follow an event."""
+
+    def poll(self) -> None:
+        """Follow the clock."""
+
+
 class Recorder:
     """Writes every event of a run to its folder and passes it to the listener.
 
@@ -69,6 +80,7 @@ class Recorder:
         *,
         command: str = "",
         parameters: Parameters | None = None,
+        follower: Follower | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the files of the run folder; without a `config`, it keeps the one that it has.
@@ -110,11 +122,13 @@ class Recorder:
         self._log_sink, self._config_sink = make_sink(folder.log.name), make_sink(folder.config.name)
         self._tensorboard_sink = make_sink(f"{folder.tensorboard.name}/")
         self._record_sink = make_sink(folder.summary.name)
+        self._follower, self._follower_sink = follower, Sink("the messages", self._warn, clock=clock)
         self._sinks = (self._log_sink, self._config_sink, self._tensorboard_sink, self._record_sink)
         self._config_is_due = self._curves_are_due = self._record_is_due = False
         self._clock, self._recorded_at = clock, -math.inf
         self._recorded: tuple[RunState, str] | None = None
         """State and problem that were written last."""
+        self._has_started, self._early_usage = False, None  # type: bool, GpuEvent | None
         record = self._history_record()
         self._earlier_record = stored if self._command else None
         self._run_record = (
@@ -151,9 +165,15 @@ class Recorder:
                 self._write_journal(self._journal.catch_up)
                 self._write_sinks()
                 self._report_recovery()
-                self._record_warnings()
+            if self._follower is not None:
+                self._follower_sink.attempt(self._follower.poll)
+            self._record_warnings()
 
     def _record(self, event: Event, listener: Listener) -> None:
+        if isinstance(event, GpuEvent) and not self._has_started:
+            # It belongs to the session that starts, so it is recorded behind its start.
+            self._early_usage = event
+            return
         if isinstance(event, FlushJournal):
             self._write_journal(self._sync_journal)
         else:
@@ -179,8 +199,15 @@ class Recorder:
                 self._write_journal(self._sync_journal)
             self._write_sinks(force=is_end)
             listener(event)
+            if (follower := self._follower) is not None:
+                self._follower_sink.attempt(lambda: follower.add(event), force=True)
             if is_end:
                 self._show_last_warnings()
+            if isinstance(event, RunStarted | CommandStarted):
+                self._has_started = True
+                if (early := self._early_usage) is not None:
+                    self._record(codec.replace(early, time=event.time), listener)
+                    self._early_usage = None
         self._report_recovery()
         self._record_warnings()
 

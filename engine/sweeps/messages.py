@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from engine.config.notify_section import Occasion
 from engine.config.schema import Config
 from engine.notify.message import make_end_message
+from engine.notify.run_messages import is_notified
 from engine.notify.sender import send_message
-from engine.notify.start import is_notified
 from engine.sweeps.folder import SweepFolder
 from engine.utils.errors import Problem
 from engine.utils.exit_codes import ExitCode

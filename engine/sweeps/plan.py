@@ -208,7 +208,7 @@ def plan_script(settings: SweepSettings, command: Program, runs_dir: Path, *, tr
         trials=min(settings.trials, grid_size(spaces, None)) if settings.sampler == "grid" else settings.trials,
     )
     first = fill_command(command, first_values(settings))
-    problems += find_command_problems(RunRequest(config, runs_dir, "sweep", code_trust=trust, command=first))
+    problems += find_command_problems(RunRequest(config, runs_dir, "sweep", code_trust=trust, command=first), first)
     for share in divide_gpus(device["device.gpus"], settings.parallel):
         with collect_problems(problems):
             check_devices_exist(share)

@@ -1,6 +1,6 @@
 """Describe how a process ended, from its exit code or signal.
 
-`engine.launch.supervisor` uses it for ranks, `engine.data` for DataLoader workers.
+`engine.launch.ranks` uses it for ranks, `engine.data` for DataLoader workers.
 """
 
 from __future__ import annotations

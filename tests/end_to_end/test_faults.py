@@ -18,7 +18,7 @@ import torch
 
 from engine.config.loader import resolve_config
 from engine.distributed.watchdog import Heartbeat, Phase, lagging_ranks
-from engine.launch.lifecycle import TrainingRun
+from engine.launch.phases import claim
 from engine.launch.request import RunRequest
 from engine.runs.control import send_request
 from engine.training.checkpoint import load_newest
@@ -27,6 +27,7 @@ from support.gputrain_command import Gputrain, find_rank_pids, read_events, read
 from support.messages import says
 from support.runs.event_factories import make_run_started
 from support.runs.factories import make_run_folder
+from support.runs.run_owner import Owner
 
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=5", "--name", "a"]
 # Three times the goals: a failed rank is named within 2 s, and all processes end within 5 s.
@@ -317,9 +318,9 @@ def test_requeued_job_starts_its_command_again_in_the_same_run(gputrain: Gputrai
 def test_requeued_job_resumes_its_run(tmp_path: Path) -> None:
     make_run_folder(tmp_path, "a", make_run_started())
     config = resolve_config(None, ["run.name=a", "run.requeue=true"]).config
-    run = TrainingRun(RunRequest(config, tmp_path, "a"), lambda _: None)
-    assert not run.claim(config).is_new
-    run.release()
+    owned = Owner(RunRequest(config, tmp_path, "a"))
+    with owned.held:
+        assert not claim(owned.requested, config).run.is_new
 
 
 @pytest.mark.nightly

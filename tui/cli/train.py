@@ -324,11 +324,11 @@ def repeats_stored_run(resolved: ResolvedConfig, root: Path) -> bool:
 
 def raise_problems(request: RunRequest) -> None:
     """Raise UsageError, with all problems of the preflight, if the config of a request is invalid."""
-    if request.command is not None:
+    if (command := request.command) is not None:
         from engine.launch.command_checks import find_command_problems
         from engine.utils.errors import raise_if_any
 
-        raise_if_any(find_command_problems(request))
+        raise_if_any(find_command_problems(request, command))
     elif request.problems:
         from engine.launch.preflight import find_problems
         from engine.utils.errors import UsageError
@@ -338,19 +338,13 @@ def raise_problems(request: RunRequest) -> None:
 
 def run_headless(request: RunRequest, *, as_json: bool) -> None:
     """Carry out a request in the foreground and exit with the exit code of the run. Raises UsageError."""
+    from engine.launch.launcher import launch
     from tui.cli.progress import BackgroundPrinter, make_printer
 
     config_copies.close()
     printer = BackgroundPrinter(make_printer(json=as_json, dry_run=request.dry_run))
     try:
-        if request.command is not None:
-            from engine.launch.command_run import launch_command
-
-            code = launch_command(request, printer)
-        else:
-            from engine.launch.launcher import launch
-
-            code = launch(request, printer)
+        code = launch(request, printer)
     finally:
         printer.close()
     # A regular exit takes a second with torch loaded and blocks on a pipe whose reader has stopped reading.

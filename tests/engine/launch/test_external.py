@@ -23,7 +23,6 @@ from engine.distributed.rank_env import RankInfo
 from engine.gpus.selection import CudaDevice
 from engine.launch import external, handshake
 from engine.launch.handshake import continue_run_of_agents, heartbeat, wait_for_key
-from engine.launch.lifecycle import TrainingRun
 from engine.launch.node import collect_preflights, share_preflight
 from engine.launch.preflight import Preflight
 from engine.launch.request import RunRequest
@@ -36,11 +35,12 @@ from support.messages import has_problem, raises_problem, says
 from support.replace import replace
 from support.runs.event_factories import make_run_started
 from support.runs.factories import find_free_port, make_run_folder
+from support.runs.run_owner import Owner
 
 PATCHED_RUN = """
 import os, signal, sys, time
 import tui
-from engine.launch import external, lifecycle
+from engine.launch import external, phases
 
 def replaced_preflight(*_):
     {preflight}
@@ -219,8 +219,8 @@ def test_rank_0_plans_with_the_lowest_capability_of_all_ranks(tmp_path: Path, mo
     monkeypatch.setattr(external, "run_preflight", lambda *_: planned)
     store = HashStore()
     share_preflight(RankInfo(1, 2, 0, 1), store, capability=(7, 0))
-    rank_0 = external._ExternalRank(RankInfo(0, 2, 0, 1), "torchrun", SignalHandler(), store)
-    preflight = external._run_preflight_on_all_ranks(TrainingRun(request, lambda _: None), rank_0)
+    rank_0 = external._ConnectedRank(RankInfo(0, 2, 0, 1), "torchrun", SignalHandler(), store, [])
+    _, preflight = external._run_preflight_on_all_ranks(rank_0, Owner(request).requested)
     assert preflight.plan is not None and preflight.plan.capability == (7, 0)
     assert preflight.amp.level == "off"
 

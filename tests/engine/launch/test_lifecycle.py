@@ -13,17 +13,20 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.distributed.node_plan import NodePlan
 from engine.gpus import reservation
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation_entry import ReservedRank
 from engine.gpus.reservation_reader import read_reservations
-from engine.launch import owned_run
-from engine.launch.lifecycle import TrainingRun, should_restart
-from engine.launch.owned_run import AlreadyFinishedError
-from engine.launch.preflight import Preflight, run_preflight
+from engine.launch import phases
+from engine.launch.gpu_usage import GpuUsagePoller
+from engine.launch.lifecycle import end_training, restart_after
+from engine.launch.phases import AlreadyFinishedError
+from engine.launch.preflight import run_preflight
+from engine.launch.ranks import Ranks
 from engine.launch.request import RunRequest
+from engine.launch.supervise import Supervisor
+from engine.launch.training import make_job
 from engine.queue.state import QueueStage, read_queue_state
 from engine.runs import ownership
 from engine.runs.events import RunFinished, WarningEvent
@@ -37,9 +40,7 @@ from engine.utils.exit_codes import ExitCode
 from support.messages import has_problem, says
 from support.replace import replace
 from support.runs.event_factories import make_run_started
-from support.runs.run_owner import FAILED, make_ended_run, owner
-
-PREFLIGHT = Preflight(plan=NodePlan(("cpu",), (None,), 1, 1, 0, "gloo"))
+from support.runs.run_owner import FAILED, PREFLIGHT, Owner, make_ended_run, owner
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +52,8 @@ def test_owner_records_early_warnings_and_shows_them_once(tmp_path: Path) -> Non
     fallback, shared = Problem("", "on the CPU", code="gpu-fallback"), Problem("", "shared", code="gpu-in-use")
     empty = Problem("data.path", "empty", code="no-images")
     with owner(tmp_path) as owned:
-        owned.run.allocation = GpuAllocation(warnings=[fallback, shared], cpu_fallback=fallback)
-        owned.run.show_gpu_warnings()
-        owned.run.prepare(replace(PREFLIGHT, warnings=[empty]))
+        allocated = GpuAllocation(warnings=[fallback, shared], cpu_fallback=fallback)
+        owned.begin(replace(PREFLIGHT, warnings=[empty]), allocated)
         for events in (owned.shown, owned.recorded()):
             warnings = [replace(each, time=0.0) for each in events if isinstance(each, WarningEvent)]
             assert warnings == [
@@ -73,7 +73,7 @@ def test_owner_resumes_run_that_has_something_left_to_do(
     with owner(tmp_path, run={"resume": True, "epochs": epochs}) as owned:
         job = None
         with nullcontext() if is_left else pytest.raises(AlreadyFinishedError):
-            job = owned.run.prepare(PREFLIGHT)
+            job = owned.prepare()
         assert (job is not None and job.resumed) == is_left
         assert len(owned.warnings) == (not is_left)
         assert is_left or says(owned.warnings[0], "already-finished", "a ", "2 epochs", "run.epochs")
@@ -81,10 +81,9 @@ def test_owner_resumes_run_that_has_something_left_to_do(
 
 def test_owner_that_is_refused_its_claim_leaves_the_folder_to_others(tmp_path: Path) -> None:
     folder = make_ended_run(tmp_path, "finished")
-    with owner(tmp_path, run={"resume": True, "epochs": 1}) as owned:
-        with pytest.raises(AlreadyFinishedError):
-            owned.run.prepare(PREFLIGHT)
-        assert not folder.is_owned()
+    with pytest.raises(AlreadyFinishedError), owner(tmp_path, run={"resume": True, "epochs": 1}) as owned:
+        owned.prepare()
+    assert not folder.is_owned()
 
 
 @pytest.mark.parametrize(
@@ -105,9 +104,9 @@ def test_owner_and_preflight_refuse_to_resume_run_of_another_format(
         file.write(json.dumps(started) + "\n" + to_line(RunFinished(state="stopped")) + "\n")
     recorded = folder.journal.read_bytes()
     with owner(tmp_path, run={"resume": True}) as owned:
-        [problem] = run_preflight(owned.run.request, lambda wait: []).problems
+        [problem] = run_preflight(owned.requested.request, lambda wait: []).problems
         with pytest.raises(UsageError) as raised:
-            owned.run.prepare(PREFLIGHT)
+            owned.prepare()
     assert raised.value.problems == [problem]
     assert has_problem([problem], "wrong-version", str(folder.journal), reason, "--name")
     assert folder.journal.read_bytes() == recorded
@@ -127,10 +126,10 @@ def test_owner_records_how_the_run_ended(
     tmp_path: Path, result: RunResult, has_checkpoint: bool, code: ExitCode, values: list[str]
 ) -> None:
     with owner(tmp_path) as owned:
-        owned.run.prepare(PREFLIGHT)
+        run = owned.begin()
         if has_checkpoint:
             (owned.folder.checkpoints / "last.pt").touch()
-        assert owned.run.end(result) == code
+        assert end_training(run, result) == code
         *before, finished = owned.recorded()
     assert isinstance(finished, RunFinished)
     assert finished.state == result.state.replace("killed", "stopped")
@@ -143,8 +142,7 @@ def test_owner_records_how_the_run_ended(
 @pytest.mark.parametrize(("result", "code"), [(RunResult("finished"), ExitCode.FINISHED), (FAILED, ExitCode.FAILED)])
 def test_dry_run_leaves_no_folder_and_shows_its_failure(tmp_path: Path, result: RunResult, code: ExitCode) -> None:
     with owner(tmp_path, dry_run=True) as owned:
-        assert owned.run.prepare(PREFLIGHT) is not None
-        assert owned.run.end(result) == code
+        assert end_training(owned.begin(), result) == code
         messages = [event.message for event in owned.shown if isinstance(event, RunFinished)]
         assert messages == ["rank 0 (cpu) failed: killed"] * (result is FAILED)
     assert list(tmp_path.iterdir()) == []
@@ -154,13 +152,12 @@ def test_detached_owner_writes_to_the_log_and_no_longer_to_its_starter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs: list[Path | None] = []
-    monkeypatch.setattr(owned_run, "redirect_output", logs.append)
+    monkeypatch.setattr(phases, "redirect_output", logs.append)
     with owner(tmp_path, detached=True) as owned:
-        owned.run.prepare(PREFLIGHT)
-        owned.run.emit(WarningEvent(message="slow", code="no-effect"))
+        run = owned.record()
+        run.emit(WarningEvent(message="slow", code="no-effect"))
         assert [log.read_text() for log in logs if log is not None] == [owned.folder.log.read_text()]
         assert owned.shown == []
-        assert owned.run.is_kept
         state = read_queue_state(owned.folder)
         assert state is not None
         assert state.stage is QueueStage.GRANTED
@@ -168,21 +165,21 @@ def test_detached_owner_writes_to_the_log_and_no_longer_to_its_starter(
 
 def test_owner_stores_the_batch_size_that_the_ranks_found(tmp_path: Path) -> None:
     with owner(tmp_path, data={"batch_size": "auto"}) as owned:
-        job = owned.run.prepare(PREFLIGHT)
-        assert job.config.data.batch_size == "auto" and job.folder is not None
-        owned.run.emit(replace(make_run_started(), batch_size=48))
-        assert resolve_config(str(job.folder.config)).config.data.batch_size == 48
+        run = owned.record()
+        assert run.settled.used.data.batch_size == "auto"
+        run.emit(replace(make_run_started(), batch_size=48))
+        assert resolve_config(str(run.folder.config)).config.data.batch_size == 48
 
 
 @pytest.mark.parametrize(
-    ("state", "should_requeue", "calls"),
+    ("state", "is_near", "calls"),
     [("stopped", True, "requeue 77\n"), ("finished", True, ""), ("stopped", False, "")],
 )
 def test_owner_requeues_slurm_job_only_of_run_that_its_time_limit_stops(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     state: Literal["stopped", "finished"],
-    should_requeue: bool,
+    is_near: bool,
     calls: str,
 ) -> None:
     log, scontrol = tmp_path / "calls", tmp_path / "bin" / "scontrol"
@@ -192,9 +189,12 @@ def test_owner_requeues_slurm_job_only_of_run_that_its_time_limit_stops(
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", str(scontrol.parent), prepend=os.pathsep)
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    with owner(tmp_path / "runs") as owned:
-        owned.run.prepare(PREFLIGHT)
-        owned.run.end(RunResult(state), should_requeue=should_requeue)
+    with owner(tmp_path / "runs", run={"requeue": True}) as owned:
+        run = owned.record()
+        child = Ranks(run, make_job(run, PREFLIGHT), iter([]))
+        supervisor = Supervisor(run, child, GpuUsagePoller([]))
+        supervisor.signals.time_limit_near = is_near
+        child.finish(RunResult(state), supervisor.signals, supervisor.requeue)
         assert log.read_text() == calls
         finished = owned.recorded()[-1]
         assert isinstance(finished, RunFinished)
@@ -213,16 +213,17 @@ def test_owner_requeues_slurm_job_only_of_run_that_its_time_limit_stops(
 def test_ranks_restart_after_failure_that_may_not_recur(result: RunResult, stopping: bool, restarts: bool) -> None:
     history = history_from_events([make_run_started()])
     history.stopping = stopping
-    assert should_restart(result, history) == restarts
+    assert (restart_after(result, history) is not None) == restarts
 
 
 def test_owner_publishes_gpu_ranks_of_started_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
     with owner(tmp_path / "runs") as owned:
-        owned.run.allocation.reservation.reserve(["GPU-1"], "all", ["GPU-1"], "a")
-        owned.run.prepare(PREFLIGHT)
+        allocated = GpuAllocation()
+        allocated.reservation.reserve(["GPU-1"], "all", ["GPU-1"], "a")
+        run = owned.record(allocation=allocated)
         ranks = [RankDevice(0, socket.gethostname(), os.getpid(), "GPU-1")]
-        owned.run.emit(replace(make_run_started(), ranks=ranks))
+        run.emit(replace(make_run_started(), ranks=ranks))
         [published] = read_reservations()
         assert published.ranks == (ReservedRank("a", 0, os.getpid(), "GPU-1"),)
     assert read_reservations() == []
@@ -234,17 +235,17 @@ def test_owner_renews_heartbeat_and_keeps_reservation_from_tmp_cleaners(
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
     monkeypatch.setattr(ownership, "HEARTBEAT_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(reservation, "BEAT_SECONDS", -1.0)
-    owned = TrainingRun(RunRequest(Config(), tmp_path / "runs", "a"), lambda _: None)
-    owned.enter_queue()
-    owned.allocation.reservation.set_terms(QueueTerms(folder="/runs/a"))
-    owned.allocation.reservation.enqueue("free:1", ["GPU-0"], "a")
-    [folder] = list_runs(tmp_path / "runs")
-    folder.owner.write_text(json.dumps(json.loads(folder.owner.read_text()) | {"heartbeat": 0}))
-    reserved = [*tmp_path.glob("gputrain-*/*")]
-    for path in reserved:
-        os.utime(path, (0, 0))
-    owned.keep_alive()
-    assert json.loads(folder.owner.read_text())["heartbeat"] > 0
-    assert sorted(path.suffix for path in reserved) == [".folder", ".json", ".lock"]
-    assert all(max(path.stat().st_mtime, path.stat().st_atime) > 0 for path in reserved)
-    owned.release()
+    allocated, owned = GpuAllocation(), Owner(RunRequest(Config(), tmp_path / "runs", "a"))
+    allocated.reservation.set_terms(QueueTerms(folder="/runs/a"))
+    allocated.reservation.enqueue("free:1", ["GPU-0"], "a")
+    with owned.held:
+        run = owned.record(allocation=allocated)
+        [folder] = list_runs(tmp_path / "runs")
+        folder.owner.write_text(json.dumps(json.loads(folder.owner.read_text()) | {"heartbeat": 0}))
+        reserved = [*tmp_path.glob("gputrain-*/*")]
+        for path in reserved:
+            os.utime(path, (0, 0))
+        run.keep_alive()
+        assert json.loads(folder.owner.read_text())["heartbeat"] > 0
+        assert sorted(path.suffix for path in reserved) == [".folder", ".json", ".lock"]
+        assert all(max(path.stat().st_mtime, path.stat().st_atime) > 0 for path in reserved)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config, as_stored
+from engine.gpus.allocation import GpuAllocation
 from engine.gpus.reservation import Reservation
-from engine.launch.lifecycle import TrainingRun
-from engine.launch.owned_run import AlreadyFinishedError
+from engine.launch import phases
+from engine.launch.lifecycle import end_training
+from engine.launch.phases import AlreadyFinishedError, EndedBeforeStartError, grant_allocated
 from engine.launch.preflight import Preflight, run_preflight
 from engine.launch.request import RunRequest
+from engine.launch.training import begin_training
+from engine.queue.dependencies import DependencyError
+from engine.queue.place import CancelledError
 from engine.queue.state import QueueStage, is_interrupted, read_queue_state
 from engine.runs.control import send_request
 from engine.runs.event_lines import event_line
@@ -21,25 +25,26 @@ from engine.runs.events import RunFinished, WaitingForGpus
 from engine.runs.folder import list_runs
 from engine.runs.run_record import read_run_record
 from engine.utils.codec import or_none
+from engine.utils.errors import UsageError
 from engine.utils.exit_codes import ExitCode
 from support.messages import says
 from support.replace import replace
 from support.runs.event_factories import make_run_started
 from support.runs.factories import make_run_folder
-from support.runs.run_owner import FAILED, make_ended_run, owner
+from support.runs.run_owner import FAILED, PREFLIGHT, Owner, make_ended_run, owner
 
 
 def test_owner_does_not_queue_run_that_has_nothing_left_to_do(tmp_path: Path) -> None:
     make_ended_run(tmp_path, "finished")
     with owner(tmp_path, run={"resume": True, "epochs": 2}) as owned, pytest.raises(AlreadyFinishedError):
-        owned.run.enter_queue()
+        owned.queue()
 
 
 def test_owner_finds_end_that_only_the_journal_of_a_killed_run_has(tmp_path: Path) -> None:
     folder = make_ended_run(tmp_path, "finished")
     folder.summary.write_text('{"format": 1, "state": "running"}')
     with owner(tmp_path, run={"resume": True, "epochs": 2}) as owned, pytest.raises(AlreadyFinishedError):
-        owned.run.enter_queue()
+        owned.queue()
 
 
 def test_waiting_run_records_its_place_among_those_that_wait_for_gpus(
@@ -53,7 +58,7 @@ def test_waiting_run_records_its_place_among_those_that_wait_for_gpus(
     first, second = Reservation(), Reservation()
     first.enqueue("free:1", ["GPU-1"], "first")
     with owner(tmp_path / "runs") as owned:
-        waiting = owned.run.enter_queue()
+        waiting = owned.queue().place
 
         def report(**terms: object) -> int | None:
             second.set_terms(replace(waiting.poll_terms()[0], **terms), None)
@@ -78,9 +83,9 @@ def test_waiting_run_records_its_place_among_those_that_wait_for_gpus(
 
 def test_owner_keeps_folder_of_resumed_run_that_does_not_start(tmp_path: Path) -> None:
     make_ended_run(tmp_path, "stopped")
-    with owner(tmp_path, run={"resume": True}) as owned:
-        owned.run.enter_queue()
-        owned.run.discard()
+    with pytest.raises(UsageError), owner(tmp_path, run={"resume": True}) as owned:
+        owned.queue()
+        raise UsageError([])
     state = read_queue_state(owned.folder)
     assert state is not None
     assert state.stage is QueueStage.ENDED
@@ -88,10 +93,10 @@ def test_owner_keeps_folder_of_resumed_run_that_does_not_start(tmp_path: Path) -
 
 
 def test_owner_takes_run_out_of_queue_that_fails_before_it_starts(tmp_path: Path) -> None:
-    owned = TrainingRun(RunRequest(Config(), tmp_path, "a"), lambda _: None)
-    owned.enter_queue().leave([])
-    owned.end(FAILED)
-    owned.release()
+    owned = Owner(RunRequest(Config(), tmp_path, "a"))
+    with owned.held:
+        granted = grant_allocated(owned.requested, GpuAllocation(), owned.queue())
+        end_training(begin_training(granted, PREFLIGHT), FAILED)
     [folder] = list_runs(tmp_path)
     state = read_queue_state(folder)
     assert state is not None
@@ -101,23 +106,23 @@ def test_owner_takes_run_out_of_queue_that_fails_before_it_starts(tmp_path: Path
 
 def test_run_that_waits_again_still_reduces_default_batch_size(tmp_path: Path) -> None:
     with owner(tmp_path, data={"dataset": "fake", "fake_train": 20}) as owned:
-        owned.run.enter_queue()
+        owned.queue()
     config = resolve_config(str(owned.folder.config), ["run.resume=true", "device.gpus=cpu"]).config
     preflight = run_preflight(RunRequest(config, tmp_path, "a"), lambda wait: ())
     assert preflight.problems == []
-    assert preflight.resolved(config).data.batch_size == 20
+    assert preflight.chosen(config).data.batch_size == 20
 
 
 def test_started_run_stores_default_batch_size() -> None:
-    assert as_stored(Preflight().resolved(Config()))["data"]["batch_size"] == Config().data.batch_size
+    assert as_stored(Preflight().chosen(Config()))["data"]["batch_size"] == Config().data.batch_size
 
 
 def test_owner_keeps_dependencies_of_run_whose_wait_was_interrupted(tmp_path: Path) -> None:
     make_run_folder(tmp_path, "b", make_run_started(), RunFinished(state="finished"))
     with owner(tmp_path, queue={"after": ["b"]}) as owned:
-        owned.run.enter_queue()
+        owned.queue()
     with owner(tmp_path, run={"resume": True}) as owned:
-        place = owned.run.enter_queue()
+        place = owned.queue().place
         assert [dependency.name for dependency in place.state.after] == ["b"]
 
 
@@ -125,7 +130,7 @@ def test_run_behind_stopped_run_is_held_until_it_is_released(tmp_path: Path) -> 
     for name, state in (("b", "stopped"), ("c", "finished")):
         make_run_folder(tmp_path, name, make_run_started(), RunFinished(state=state))
     with owner(tmp_path, queue={"after": ["b", "c"]}) as owned:
-        place = owned.run.enter_queue()
+        place = owned.queue().place
         terms, reason = place.poll_terms()
         assert terms.blocked == "held"
         assert "`gputrain resume b`" in reason and "`gputrain queue release a`" in reason
@@ -135,11 +140,13 @@ def test_run_behind_stopped_run_is_held_until_it_is_released(tmp_path: Path) -> 
 
 
 def test_interrupted_wait_of_run_can_be_resumed(tmp_path: Path) -> None:
-    with owner(tmp_path) as owned:
-        owned.run.enter_queue()
-        assert owned.run.interrupt() == ExitCode.FAILED
-        [warning] = owned.warnings
-        assert says(warning, "interrupted", "`gputrain queue resume a`")
+    make_ended_run(tmp_path, "stopped")
+    with pytest.raises(EndedBeforeStartError) as ended, owner(tmp_path, run={"resume": True}) as owned:
+        owned.queue().place.report("no GPU is free")
+        raise KeyboardInterrupt
+    assert ended.value.exit_code == ExitCode.FAILED
+    [warning] = owned.warnings
+    assert says(warning, "interrupted", "`gputrain queue resume a`")
     assert is_interrupted(owned.folder)
 
 
@@ -152,31 +159,46 @@ def test_interrupted_wait_of_run_can_be_resumed(tmp_path: Path) -> None:
         (True, True, True, False),
     ],
 )
-def test_folder_of_run_that_ends_before_it_starts_is_kept_if_it_holds_more_than_a_wait(
+def test_run_that_is_refused_before_it_starts_records_why_if_its_folder_holds_more_than_a_wait(
     tmp_path: Path, resumes: bool, has_waited: bool, starts: bool, is_kept: bool
 ) -> None:
     if resumes:
         make_ended_run(tmp_path, "stopped")
-    with owner(tmp_path, run={"resume": resumes}) as owned:
-        assert not owned.run.is_kept
-        place = owned.run.enter_queue()
+    raised = pytest.raises(EndedBeforeStartError if is_kept else UsageError)
+    with raised, owner(tmp_path, run={"resume": resumes}) as owned:
+        queued = owned.queue()
         if has_waited:
-            place.report("no GPU is free")
+            queued.place.report("no GPU is free")
         if starts:
-            owned.run.emit(make_run_started())
-        assert owned.run.is_kept == is_kept
-        assert place.state.stage is (QueueStage.STARTED if starts else QueueStage.WAITING)
+            granted = grant_allocated(owned.requested, GpuAllocation(), queued)
+            begin_training(granted, PREFLIGHT).emit(make_run_started())
+        raise UsageError.one("", "refused", code="conflict")
+    state = read_queue_state(owned.folder)
+    assert (state is not None) == owned.folder.path.exists() == resumes
+    if state is not None:
+        assert state.stage is (QueueStage.STARTED if starts else QueueStage.ENDED)
+        assert any(isinstance(each, RunFinished) and each.message == "refused" for each in owned.recorded()) == is_kept
 
 
-@pytest.mark.parametrize(("state", "watched"), [("failed", True), ("stopped", False)])
+@pytest.mark.parametrize(
+    ("error", "state", "occasions"),
+    [
+        (DependencyError("b failed", code="dependency-failed"), "failed", ["failed"]),
+        (CancelledError("b failed"), "stopped", []),
+    ],
+)
 def test_run_that_ends_in_the_queue_is_reported_unless_its_user_cancelled_it(
-    tmp_path: Path, state: Literal["failed", "stopped"], watched: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, state: str, occasions: list[str]
 ) -> None:
-    with owner(tmp_path) as owned:
-        owned.run.enter_queue()
-        assert owned.run.end_before_start(state, "b failed") == ExitCode.FAILED
-        assert (owned.run._notifier is not None) == watched
-        finished = owned.recorded()[-1]
-        assert isinstance(finished, RunFinished)
-        assert (finished.state, finished.message) == (state, "b failed")
+    sent: list[str] = []
+    monkeypatch.setattr(phases, "send_logged", lambda folder, message, urls: sent.append(message.occasion))
+    make_ended_run(tmp_path, "stopped")
+    notify = {"urls": ["env:NOWHERE"], "when": ["failed", "stopped"], "min_minutes": 0}
+    with pytest.raises(EndedBeforeStartError), owner(tmp_path, run={"resume": True}, notify=notify) as owned:
+        owned.queue().place.report("waits for b")
+        raise error
+    assert sent == occasions
+    finished = owned.recorded()[-1]
+    assert isinstance(finished, RunFinished)
+    assert (finished.state, finished.message) == (state, "b failed")
     assert not is_interrupted(owned.folder)

@@ -18,11 +18,12 @@ from engine.data.inspection_process import ImageCounts
 from engine.distributed.rank_env import RankInfo
 from engine.gpus import allocation, cpu_fallback, device_preview, unmonitored
 from engine.gpus.selection import CudaDevice, NotFreeError
-from engine.launch import launcher, preflight
+from engine.launch import preflight
 from engine.launch import request as run_request
-from engine.launch.lifecycle import TrainingRun
+from engine.launch.phases import Held, Requested, RunListener
 from engine.launch.preflight import Preflight, run_preflight
 from engine.launch.request import RunRequest, watch_other_claim
+from engine.launch.training import run_training
 from engine.runs.events import Event, WarningEvent
 from engine.runs.folder import list_runs
 from engine.utils.errors import Problem
@@ -31,6 +32,7 @@ from support.data.photo_folder import write_photo_folder
 from support.messages import has_problem, raises_problem
 from support.runs.event_factories import make_run_started
 from support.runs.factories import make_run_folder
+from support.runs.run_owner import Owner
 
 
 @pytest.fixture(autouse=True)
@@ -71,9 +73,8 @@ def test_run_that_waits_is_refused_before_it_has_a_place_in_the_queue(
     monkeypatch.setattr(unmonitored, "unmonitored_gpus", lambda _: [])
     settings = [f"device.gpus={selection}", "device.wait=true", "device.ranks=1", *overrides]
     request = RunRequest(resolve_config("digits", settings).config, tmp_path, "run", detached=True)
-    run = TrainingRun(request, lambda _: None)
-    with raises_problem(code, location):
-        launcher._run(run, None)
+    with raises_problem(code, location), Held() as held:
+        run_training(Requested(request, RunListener(lambda _: None), held))
     assert list_runs(tmp_path) == []
 
 
@@ -119,14 +120,12 @@ def test_preflight_does_not_warn_of_float16_on_gpu(tmp_path: Path) -> None:
 def test_run_records_precision_that_auto_chose(tmp_path: Path, capability: tuple[int, int], level: str) -> None:
     gpus = (CudaDevice(0, "GPU-0", "H100", None, capability=capability),)
     request, preflight = preflight_of(tmp_path, "precision.amp=auto", gpus=gpus)
-    owned = TrainingRun(request, lambda event: None)
-    try:
+    owned = Owner(request)
+    with owned.held:
         job = owned.prepare(preflight)
-        assert job is not None and job.folder is not None
+        assert job.folder is not None
         assert job.config.precision.amp == level
         assert resolve_config(str(job.folder.config), ()).config.precision.amp == level
-    finally:
-        owned.release()
 
 
 @pytest.mark.parametrize(
@@ -163,13 +162,11 @@ def test_run_reduces_default_batch_size_to_training_images(tmp_path: Path, accum
     preflight = run_preflight(request, lambda wait: ())
     assert preflight.problems == []
     assert has_problem(preflight.warnings, "too-large", "data.batch_size", " 64 ", f" {batch_size} ", " 12 ")
-    owned = TrainingRun(request, lambda event: None)
-    try:
+    owned = Owner(request)
+    with owned.held:
         job = owned.prepare(preflight)
-        assert job is not None and job.folder is not None
+        assert job.folder is not None
         assert resolve_config(str(job.folder.config), ()).config.data.batch_size == batch_size
-    finally:
-        owned.release()
 
 
 def test_preflight_reduces_default_batch_size_to_user_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

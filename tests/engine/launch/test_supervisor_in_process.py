@@ -13,7 +13,7 @@ import pytest
 
 from engine.distributed.channel import PipeChannel
 from engine.distributed.watchdog import Phase
-from engine.launch import supervisor
+from engine.launch import ranks
 from engine.runs.control import send_request
 from engine.runs.events import ControlEvent, WarningEvent
 from engine.runs.folder import RunFolder
@@ -32,8 +32,8 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_supervisor_leaves_ranks_without_progress_alone_until_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.05)
-    monkeypatch.setattr(supervisor, "STOP_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(ranks, "STOP_TIMEOUT_SECONDS", 0.05)
 
     def idle(channel: PipeChannel) -> Outcome:
         channel.enter_phase(1, Phase.FORWARD)
@@ -109,7 +109,7 @@ def test_supervisor_kills_ranks_on_second_sigint() -> None:
 
 
 def test_supervisor_kills_ranks_that_do_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "STOP_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(ranks, "STOP_TIMEOUT_SECONDS", 0.2)
     run = Supervised(hang, hang)
     run.signals.request_stop("SIGTERM")
     reason = "no rank made progress for 0.2 s after the stop request, so no checkpoint was saved"
@@ -117,7 +117,7 @@ def test_supervisor_kills_ranks_that_do_not_stop(monkeypatch: pytest.MonkeyPatch
 
 
 def test_supervisor_waits_for_slow_checkpoint_after_stop_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "STOP_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(ranks, "STOP_TIMEOUT_SECONDS", 0.05)
 
     def save(channel: PipeChannel) -> Outcome:
         channel.enter_phase(3, Phase.CHECKPOINT)
@@ -136,7 +136,7 @@ def test_supervisor_waits_for_slow_checkpoint_after_stop_request(monkeypatch: py
 
 
 def test_supervisor_ends_run_soon_after_failure_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.2)
     run = Supervised(hang, fail)
     assert cause_of(run.run()) == "1: ValueError: bad image"
     assert run.ranks.alive() == []
@@ -151,7 +151,7 @@ def test_supervisor_blames_oom_killer_only_if_it_has_killed_since_the_start(
         return "finished"
 
     remaining = list(counts)
-    monkeypatch.setattr(supervisor, "oom_kill_count", lambda: remaining.pop(0))
+    monkeypatch.setattr(ranks, "oom_kill_count", lambda: remaining.pop(0))
     cause = describe_exit(-signal.SIGKILL, oom_killed=oom_killed)
     result = Supervised(finish, kill_itself).run()
     assert cause_of(result) == f"1: {cause}"
@@ -207,7 +207,7 @@ def test_killed_rank_starter_ends_ranks_and_is_reported() -> None:
 
 
 def test_supervisor_names_process_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.05)
 
     def fail_on_stop(channel: PipeChannel) -> Outcome:
         wait_for_stop(channel)
@@ -235,7 +235,7 @@ def test_supervisor_names_process_that_cannot_be_killed(monkeypatch: pytest.Monk
 def test_watchdog_names_rank_that_hangs_and_logs_its_traceback(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "TRACEBACK_WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(ranks, "TRACEBACK_WAIT_SECONDS", 1.0)
 
     def wait(channel: PipeChannel) -> Outcome:
         channel.enter_phase(4, Phase.BACKWARD)
@@ -256,7 +256,7 @@ def test_supervisor_blames_rank_that_others_waited_for_in_vain(
     monkeypatch: pytest.MonkeyPatch, loses_peer: bool
 ) -> None:
     # A rank that loses its connection exits by itself, so nothing is left to wait for.
-    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 30.0 if loses_peer else 0.1)
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 30.0 if loses_peer else 0.1)
     both_train = multiprocessing.get_context("fork").Barrier(2)
 
     def time_out(channel: PipeChannel) -> Outcome:
@@ -280,7 +280,7 @@ def test_supervisor_blames_rank_that_others_waited_for_in_vain(
 def test_supervisor_blames_hung_rank_if_torch_aborts_rank_that_waits_for_it(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.1)
     both_train = multiprocessing.get_context("fork").Barrier(2)
     # The lines of torch's ProcessGroupNCCL when a collective times out.
     message = (
@@ -311,7 +311,7 @@ def test_supervisor_blames_hung_rank_if_torch_aborts_rank_that_waits_for_it(
 def test_failure_of_a_rank_does_not_cut_off_a_checkpoint_that_another_rank_writes(
     saving: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.1)
 
     def save_and_hang(channel: PipeChannel) -> Outcome:
         channel.set_saving(saving)

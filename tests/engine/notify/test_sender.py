@@ -8,8 +8,8 @@ import pytest
 
 from engine.config.schema import Config
 from engine.notify.message import test_message as make_test_message
-from engine.notify.sender import redact, send_message
-from engine.notify.start import send_held
+from engine.notify.run_messages import Outbox, RunMessages
+from engine.notify.sender import redact, send_logged, send_message
 from support.gputrain_command import wait_for
 from support.messages import says
 from support.runs.factories import make_run_folder
@@ -61,7 +61,8 @@ def test_message_about_held_batch_names_reason_and_command(monkeypatch: pytest.M
         monkeypatch.setenv("ANSWERS", answers.url)
         for when in ([], ["held"]):
             config = Config.model_validate({"notify": {"urls": ["env:ANSWERS"], "when": when}})
-            send_held(folder, config, "a-1 and a-2 failed within 30 s")
+            outbox = Outbox(lambda message, urls=config.notify.urls: send_logged(folder, message, urls))
+            RunMessages(folder, config, outbox).hold("a-1 and a-2 failed within 30 s")
         wait_for(lambda: folder.notify_log.exists() and "sent" in folder.notify_log.read_text(), "the message")
     [message] = answers.received
     assert "a-3" in message["title"]

@@ -10,7 +10,6 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.gpus import allocation
 from engine.gpus.queue_terms import MAX_TIME
-from engine.launch.lifecycle import TrainingRun
 from engine.launch.request import RunRequest
 from engine.queue import place as place_module
 from engine.queue.edit import find_own_row, set_begin
@@ -20,6 +19,7 @@ from engine.runs.control import send_request
 from engine.runs.folder import RunFolder
 from engine.utils.units import format_date
 from support.messages import raises_problem
+from support.runs.run_owner import Owner
 
 NOW = 1_795_000_000.0
 
@@ -32,9 +32,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def queued(runs: Path, begin: str) -> TrainingRun:
+def queued(runs: Path, begin: str) -> Owner:
     settings = ["run.name=late", "run.resume=true", "device.gpus=cpu", f"queue.begin={begin}"]
-    return TrainingRun(RunRequest(resolve_config("digits", settings).config, runs, "late"), lambda _: None)
+    return Owner(RunRequest(resolve_config("digits", settings).config, runs, "late"))
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 def test_run_is_blocked_until_its_begin_time(runs: Path, clock: list[float]) -> None:
     run = queued(runs, "now+2h")
-    place = run.enter_queue()
+    place = run.queue().place
     terms, reason = place.poll_terms()
     assert (terms.blocked, terms.begin, reason) == ("begin", NOW + 7200, f"begins at {format_date(NOW + 7200)}")
     clock[0] = NOW + 7201
@@ -59,19 +59,19 @@ def test_run_is_blocked_until_its_begin_time(runs: Path, clock: list[float]) -> 
 
 def test_begin_time_survives_restart_of_owner(runs: Path, clock: list[float]) -> None:
     first = queued(runs, "now+2h")
-    first.enter_queue()
+    first.queue()
     # As after a kill: nothing is recorded.
     first.release()
     clock[0] = NOW + 3600
     second = queued(runs, "now+2h")
-    state = second.enter_queue().state
+    state = second.queue().place.state
     assert state.begin == NOW + 7200
     second.release()
 
 
 def test_request_changes_begin_time(runs: Path, clock: list[float]) -> None:
     run = queued(runs, "now+2h")
-    place = run.enter_queue()
+    place = run.queue().place
     for begin, is_valid in ((NOW + 60, True), (2 * MAX_TIME, False), (-1.0, False), (0.0, True)):
         send_request(place.folder.control, "begin", begin=begin)
         before = place.state.begin
@@ -84,7 +84,7 @@ def test_request_changes_begin_time(runs: Path, clock: list[float]) -> None:
 
 def test_interrupted_run_keeps_begin_time_in_list_and_refuses_to_change_it(runs: Path) -> None:
     run = queued(runs, "now+2h")
-    begin = run.enter_queue().state.begin
+    begin = run.queue().place.state.begin
     run.release()
     row = find_own_row("late", runs, list_queue(runs))
     assert (row.state, row.begin) == (RowState.INTERRUPTED, begin)

@@ -23,7 +23,8 @@ from engine.distributed.failures import describe_failure, find_cause, rank_failu
 from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
-from engine.launch.batch_size import with_previous_batch_size
+from engine.launch.run_code import RunCode
+from engine.launch.settle import settle_config
 from engine.runs.control import RequestCounters
 from engine.runs.events import Event
 from engine.runs.folder import RunFolder
@@ -198,13 +199,12 @@ def test_smallest_batch_of_all_ranks_holds_for_all(
 
 
 def test_resumed_job_has_the_batch_size_of_its_run(tmp_path: Path) -> None:
-    cfg = config("data.batch_size=auto")
-    job = Job(cfg, plan_node(cfg, []), RunFolder(tmp_path), True, None)
-    assert with_previous_batch_size(job) == job
-    job_folder = RunFolder(tmp_path)
-    for stored in ("auto", 48):
-        job_folder.config.write_text(f"data: {{batch_size: {stored}}}\n")
-        assert with_previous_batch_size(job).config.data.batch_size == stored
+    cfg, folder = config("data.batch_size=auto"), RunFolder(tmp_path)
+    for stored in (None, "auto", 48):
+        if stored is not None:
+            folder.config.write_text(f"data: {{batch_size: {stored}}}\n")
+        settled = settle_config(cfg, folder, RunCode(), is_resumed=True)
+        assert settled.used.data.batch_size == settled.stored.data.batch_size == (stored or "auto")
 
 
 @pytest.mark.nightly

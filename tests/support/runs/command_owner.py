@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.command.spec import Program
 from engine.config.schema import Config
-from engine.launch.command_run import launch_command
+from engine.launch.launcher import launch
 from engine.launch.request import RunRequest
 from engine.runs.event_lines import CommandOutput
 from engine.runs.events import Event
@@ -49,7 +49,7 @@ class CommandRuns:
         sections["device"] = {"gpus": "cpu"} | sections["device"]
         request = RunRequest(Config().with_values(**sections), self.folder, "a", command=command, **of_request)
         with unchanged_process():
-            return launch_command(request, self.events.append)
+            return launch(request, self.events.append)
 
     @property
     def run_folder(self) -> RunFolder:

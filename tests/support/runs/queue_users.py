@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from typing import Any
 from engine.config.schema import Config
 from engine.gpus import allocation
 from engine.gpus.snapshot import Snapshot
-from engine.launch.lifecycle import TrainingRun
+from engine.launch.phases import EndedBeforeStartError, grant_allocated
 from engine.launch.request import RunRequest
 from engine.queue.place import CancelledError
 from engine.queue.state import QueueStage
 from engine.runs.events import RunFinished
+from support.runs.run_owner import Owner
 
 
 def become_user(uid: int) -> None:
@@ -112,38 +114,38 @@ class SharedHost:
             allocation.has_driver_library = lambda: True  # type: ignore[attr-defined]
             allocation.DriverMonitor = lambda options: StillMonitor(snapshot, self.period_s)  # type: ignore[assignment,misc]
             allocation.gpus_unknown_to_nvml = lambda snapshot: []
-        owned = TrainingRun(RunRequest(run.config(), self.runs_dir(run.uid), run.name), lambda event: None)
-        place = owned.enter_queue()
-        waiting = False
+        owned = Owner(RunRequest(run.config(), self.runs_dir(run.uid), run.name))
+        with suppress(EndedBeforeStartError), owned.held:
+            self._wait_and_run(run, owned)
+
+    def _wait_and_run(self, run: QueuedUserRun, owned: Owner) -> None:
+        queued, waiting = owned.queue(), False
 
         def on_wait(reason: str) -> None:
             nonlocal waiting
-            place.report(reason)
+            queued.place.report(reason)
             if not waiting:
                 waiting = True
                 self.write("waits", run)
 
         try:
-            owned.allocation = allocation.allocate_devices(
+            allocated = allocation.allocate_devices(
                 f"free:{run.gpus}",
                 run.name,
                 wait=True,
                 on_wait=on_wait,
-                poll_terms=place.poll_terms,
+                poll_terms=queued.place.poll_terms,
             )
-        except CancelledError as error:
-            owned.end_before_start("stopped", str(error))
+        except CancelledError:
             self.write("cancelled", run)
-        else:
-            devices = [device.index for device in owned.allocation.devices]
-            self.write("starts", run, devices=devices, arrived=owned.allocation.reservation.since)
-            place.leave([device.uuid for device in owned.allocation.devices])
-            time.sleep(run.seconds)
-            place.save(stage=QueueStage.STARTED)
-            assert owned.recorder is not None
-            owned.recorder.record(RunFinished(state="finished"))
-            self.write("ends", run)
-        owned.release()
+            raise
+        devices = [device.index for device in allocated.devices]
+        self.write("starts", run, devices=devices, arrived=allocated.reservation.since)
+        grant_allocated(owned.requested, allocated, queued)
+        time.sleep(run.seconds)
+        queued.place.save(stage=QueueStage.STARTED)
+        queued.claimed.recorder.record(RunFinished(state="finished"))
+        self.write("ends", run)
 
     def write(self, event: str, run: QueuedUserRun, **values: Any) -> None:
         line = json.dumps({"time": time.time(), "event": event, "run": run.name, "uid": run.uid} | values) + "\n"

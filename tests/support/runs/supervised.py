@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
 from engine.config.schema import Config
 from engine.distributed.channel import PipeChannel
 from engine.distributed.node_plan import NodePlan
-from engine.distributed.watchdog import Heartbeat, Heartbeats, Phase
-from engine.launch.supervisor import Supervisor
-from engine.runs.control import RequestCounters
+from engine.distributed.watchdog import Phase
+from engine.gpus.allocation import GpuAllocation
+from engine.launch.gpu_usage import GpuUsagePoller
+from engine.launch.phases import Granted, Held, Requested, RunListener, Unrecorded
+from engine.launch.ranks import Ranks
+from engine.launch.request import RunRequest
+from engine.launch.settle import SettledConfig
+from engine.launch.supervise import Supervisor
+from engine.runs.control import ControlRequest, consume_requests
 from engine.runs.events import Event, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.training.job import Job, Outcome, RunResult
-from engine.utils.process import SignalHandler
 from support.runs.forked_ranks import Body, ForkedRanks
 
 PLAN = NodePlan(("cpu", "cpu"), (None, None), 2, 1, 0, "gloo")
+
+
+@dataclass(frozen=True)
+class SupervisedRun(Unrecorded):
+    """A run that only collects its events, with a folder for requests. `on_tick` is called by each tick."""
+
+    folder: RunFolder | None
+    on_tick: Callable[[], None]
+
+    def keep_alive(self) -> None:
+        self.on_tick()
+
+    def requests(self) -> Iterable[ControlRequest]:
+        return () if self.folder is None else consume_requests(self.folder.control)
 
 
 class Supervised:
@@ -26,17 +47,20 @@ class Supervised:
 
     def __init__(self, *bodies: Body, folder: RunFolder | None = None, watchdog: float = 0.0) -> None:
         config = Config.model_validate({"run": {"watchdog": watchdog}, "device": {"start_method": "fork"}})
-        self.job = Job(config, PLAN, folder, resumed=False, source=None)
-        self.ranks, self.signals, self.requests = ForkedRanks(*bodies), SignalHandler(), RequestCounters()
         self.events: list[Event] = []
-        self.heartbeats: list[Heartbeat] = []
+        self._on_tick: Callable[[], None] = lambda: None
+        requested = Requested(RunRequest(config, Path(), "a"), RunListener(self.events.append), Held())
+        granted = Granted(requested, GpuAllocation(), None, ())
+        run = SupervisedRun(granted, SettledConfig(config, config), folder, lambda: self._on_tick())
+        self.ranks = ForkedRanks(*bodies)
+        child = Ranks(run, Job(config, PLAN, folder, resumed=False, source=None), iter([self.ranks]))
+        self.requests, self._supervisor = child.requests, Supervisor(run, child, GpuUsagePoller([]))
+        self.signals = self._supervisor.signals
 
     def run(self, on_tick: Callable[[], None] = lambda: None) -> RunResult:
-        def tick(heartbeats: Heartbeats) -> None:
-            self.heartbeats = heartbeats.read()
-            on_tick()
-
-        return Supervisor(self.job, self.ranks, self.signals, self.events.append, tick, self.requests).run()
+        self._on_tick = on_tick
+        result: RunResult = self._supervisor.run_once()
+        return result
 
     @property
     def messages(self) -> list[str]:

@@ -1,25 +1,26 @@
-"""The observer finds each occasion of a session once, from the journal and the clock."""
+"""Each occasion of a session is found once, from the recorded events and the clock."""
 
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.notify_section import OCCASIONS
-from engine.notify.observer import SessionObserver
+from engine.notify.message import Message
+from engine.notify.run_messages import Outbox, RunMessages
 from engine.runs.events import (
     Event,
     GpuEvent,
+    GpusGranted,
     PhaseChanged,
     RankFailed,
     RunContinued,
     RunFinished,
     RunPaused,
+    WaitingForGpus,
     WarningEvent,
 )
 from engine.runs.folder import RunFolder
@@ -37,42 +38,58 @@ FAILURE = RankFailed(time=START + 5, rank=1, device="cpu", cause="division by ze
 FINISHED = RunFinished(time=START + 9, state="finished", message="best accuracy 0.5000 in epoch 1")
 
 
-@dataclass
+class Sent(Outbox):
+    """The messages that were put, instead of a thread that sends them."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: None)
+        self.messages: list[Message] = []
+
+    def put(self, message: Message) -> None:
+        self.messages.append(message)
+
+
 class ObservedRun:
-    """A run and its observer with a clock that the test sets."""
+    """A run and its messages with a clock that the test sets."""
 
-    folder: RunFolder
-    now: float = 0.0
-    observer: SessionObserver = field(init=False)
+    def __init__(self, folder: RunFolder, *overrides: str) -> None:
+        self.folder, self.now = folder, 0.0
+        self.watch(*overrides)
 
-    def watch(self, *overrides: str, **options: Any) -> None:
+    def watch(self, *overrides: str) -> None:
         occasions = [] if any("when" in each for each in overrides) else [f"notify.when=[{','.join(OCCASIONS)}]"]
-        config = resolve_config(None, [*occasions, *overrides]).config
-        self.observer = SessionObserver(self.folder, config, clock=lambda: self.now, **options)
+        config = resolve_config(None, ["notify.urls=[env:ANSWERS]", *occasions, *overrides]).config
+        self._sent = Sent()
+        self.messages = RunMessages(self.folder, config, self._sent, clock=lambda: self.now)
 
     def record(self, *events: Event) -> None:
         append_events(self.folder, *events)
+        for event in events:
+            self.messages.add(event)
+
+    def take(self) -> list[Message]:
+        """Return the messages since the last call."""
+        self.messages.poll()
+        found, self._sent.messages = self._sent.messages, []
+        return found
 
     def poll(self, after_s: float = 1.0, events: tuple[Event, ...] = ()) -> list[str]:
         """Return the occasions of a poll `after_s` seconds after the last one."""
         self.now += after_s
-        if events:
-            self.record(*events)
-        return [message.occasion for message in self.observer.poll()]
+        self.record(*events)
+        return [message.occasion for message in self.take()]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> ObservedRun:
-    observed = ObservedRun(make_run_folder(tmp_path / "runs", "digits-3"))
-    observed.watch("run.watchdog=600")
-    return observed
+    return ObservedRun(make_run_folder(tmp_path / "runs", "digits-3"), "run.watchdog=600")
 
 
 def test_finished_run_is_reported_once_with_result_diagnosis_and_command(run: ObservedRun) -> None:
     started = replace(make_run_started(START), small_step_seconds=0.001, small_step_images=2, batch_size=64)
     assert run.poll(events=(started, make_step(5, time=START + 1))) == []
     run.record(replace(make_epoch(1, time=START + 2), data_wait=0.5), FINISHED)
-    (message,) = run.observer.poll()
+    (message,) = run.take()
     assert message.title == f"digits-3 finished on {socket.gethostname()}"
     assert message.level == "success"
     result, diagnosis, *rest = message.body.splitlines()
@@ -82,14 +99,14 @@ def test_finished_run_is_reported_once_with_result_diagnosis_and_command(run: Ob
         "1 of 3 epochs in 9s",
         f"gputrain attach digits-3 --runs-dir {run.folder.path.parent}",
     ]
-    assert run.observer.ended
+    assert run.poll(events=(RunFinished(time=START + 10, state="failed"),)) == []
 
 
 def test_failed_run_is_reported_with_rank_cause_and_resume_command(run: ObservedRun) -> None:
     run.folder.checkpoints.mkdir()
     (run.folder.checkpoints / "last.pt").touch()
     run.record(make_run_started(START), FAILURE, RunFinished(time=START + 6, state="failed", message="long"))
-    (message,) = run.observer.poll()
+    (message,) = run.take()
     assert message.occasion == "failed"
     cause, *rest = message.body.splitlines()
     assert "rank 1 (cpu)" in cause and cause.endswith(FAILURE.cause)
@@ -102,10 +119,8 @@ def test_failed_run_is_reported_with_rank_cause_and_resume_command(run: Observed
 def test_unselected_occasion_and_short_run_send_nothing(run: ObservedRun) -> None:
     run.watch("notify.when=[failed]")
     assert run.poll(events=(make_run_started(START), FINISHED)) == []
-    assert run.observer.ended
     run.watch("notify.min_minutes=1")
     assert run.poll(events=(make_run_started(START), FINISHED)) == []
-    assert run.observer.ended
 
 
 def test_restart_of_ranks_is_no_crash(run: ObservedRun) -> None:
@@ -119,7 +134,6 @@ def test_earlier_sessions_are_not_reported(run: ObservedRun) -> None:
     run.record(make_run_started(1.0), replace(FAILURE, time=2.0), RunFinished(time=3.0, state="failed"))
     run.watch()
     assert run.poll() == []
-    assert not run.observer.ended
     assert run.poll(events=(make_run_resumed(3, START), FINISHED)) == ["finished"]
 
 
@@ -127,7 +141,7 @@ def test_stall_is_reported_once_until_progress(run: ObservedRun) -> None:
     run.poll(events=(make_run_started(START), make_step(5, time=START + 1)))
     assert [run.poll(50) for _ in range(5)] == [[]] * 5
     run.now += 50
-    (message,) = run.observer.poll()
+    (message,) = run.take()
     assert message.title.startswith("digits-3 makes no progress")
     sentence = message.body.splitlines()[0]
     assert all(value in sentence for value in ("5m00s", "step 5", "epoch 1", "10m00s", "run.watchdog"))
@@ -160,7 +174,7 @@ def test_warnings_of_a_command_are_messages_and_its_journal_is_no_sign_of_a_stal
     for code, occasion in (("stalled", "stalled"), ("non-finite", "nan"), ("process-failed", "restarted")):
         assert run.poll(events=(WarningEvent(message="why", code=code),)) == [occasion]
     run.record(WarningEvent(message="loss is NaN at step 3", code="non-finite"))
-    (message,) = run.observer.poll()
+    (message,) = run.take()
     assert (message.title.partition(" on ")[0], message.body.splitlines()[0]) == (
         "digits-3 has a loss that is not finite",
         "loss is NaN at step 3",
@@ -192,8 +206,8 @@ def test_gpu_that_runs_at_its_power_cap_is_reported_only_as_bottleneck(run: Obse
 
 
 def test_granted_gpus_are_reported_after_a_wait(run: ObservedRun) -> None:
-    run.watch(waited_s=7500.0, granted=("GPU-a", "GPU-b"))
-    (message,) = run.observer.poll()
+    run.record(WaitingForGpus(message="no GPU is free"), GpusGranted(devices=["GPU-a", "GPU-b"], seconds=7500.0))
+    (message,) = run.take()
     assert message.occasion == "granted"
     sentence = message.body.splitlines()[0]
     assert all(value in sentence for value in ("2 GPUs", "2h05m", "GPU-a, GPU-b"))

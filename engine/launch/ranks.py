@@ -1,0 +1,248 @@
+"""The ranks of a training as the child of a run (`supervise`): their events, requests to them, failures and stalls.
+
+A start goes through `RankStarter` and leaves no process behind."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing import connection as mp_connection
+from multiprocessing.connection import Pipe
+
+from engine.data.limits import uses_threads
+from engine.distributed.aborts import abort_failure, read_log_tail
+from engine.distributed.channel import FLUSH_ACK, RankConnection
+from engine.distributed.failures import describe_failure, late_ranks, root_cause
+from engine.distributed.node_plan import prepare_environment
+from engine.distributed.watchdog import (
+    Heartbeat,
+    Heartbeats,
+    Phase,
+    Watchdog,
+    describe_progress,
+    describe_stall,
+    lagging_ranks,
+)
+from engine.gpus.snapshot import Snapshot
+from engine.launch.gpu_usage import GpuUsagePoller
+from engine.launch.lifecycle import end_training, restart_after
+from engine.launch.phases import Recording, Unrecorded
+from engine.launch.progress import ProgressReporter
+from engine.launch.rank_process import DUMP_TRACEBACK_SIGNAL
+from engine.launch.rank_starter import RankStarter
+from engine.launch.settle import settle_config
+from engine.runs.control import REQUEST_NAMES, ControlRequest, RequestCounters
+from engine.runs.events import ConfigRejected, Event, FlushJournal, GpuEvent, RankFailed, WarningEvent
+from engine.training.job import Job, RunResult
+from engine.utils import codec
+from engine.utils.errors import Problem, raise_if_any
+from engine.utils.exit_codes import ExitCode
+from engine.utils.exits import describe_exit, oom_kill_count
+from engine.utils.process import SignalHandler, blocked_reason
+
+TICK_SECONDS = 0.1
+GRACE_SECONDS = 1.0  # for the other ranks to report and exit after the first failure
+SAVE_GRACE_SECONDS = 60.0  # more for a rank that is writing the checkpoint of an earlier step
+STOP_TIMEOUT_SECONDS = 30.0  # without progress of any rank after a stop request, the run ends without a checkpoint
+TRACEBACK_WAIT_SECONDS = 0.3  # time for a hung rank to write its traceback to the log
+
+
+class Ranks:
+    """The ranks of a training, which this process starts through rank starters."""
+
+    shares_gpus, outlives_folder, pause_s = False, False, 0.0
+
+    def __init__(self, run: Unrecorded, job: Job, starters: Iterator[RankStarter]) -> None:
+        """`starters` are those of the first start and of the restarts."""
+        self._run, self._job, self._starters = run, job, starters
+        self.requests = RequestCounters()
+        self._progress = ProgressReporter(run.granted.requested.listener)
+
+    def start(self, usage: GpuUsagePoller) -> StartedRanks:
+        """Start the ranks, with the state of the run at its last start."""
+        prepare_environment(self._job.plan, os.environ)
+        starter = next(self._starters)
+        return StartedRanks(self._job, starter, self._run.emit, self.requests, self._progress)
+
+    def restart_reason(self, result: RunResult) -> WarningEvent | None:
+        run = self._run
+        if not isinstance(run, Recording) or (failure := restart_after(result, run.recorder.history)) is None:
+            return None
+        run.emit(failure)
+        where = "its last checkpoint" if run.folder.resumable else "the beginning"
+        resumed = run.recorder.history.started is not None
+        used = settle_config(self._job.config, run.folder, run.claimed.code, is_resumed=resumed).used
+        self._job = replace(self._job, config=used, resumed=resumed)
+        message = f"{describe_failure(failure)}; restarting from {where}"
+        return WarningEvent(message=message, code="rank-failed")
+
+    def finish(self, result: RunResult, signals: SignalHandler, requeue: Callable[[], str]) -> int:
+        return end_training(self._run, result, requeue() if result.state in ("stopped", "killed") else "")
+
+
+class StartedRanks:
+    """One start of the ranks: forwards their events and requests to them, and detects failures."""
+
+    tick_s = TICK_SECONDS
+
+    def __init__(
+        self,
+        job: Job,
+        starter: RankStarter,
+        emit: Callable[[Event], None],
+        requests: RequestCounters,
+        progress: ProgressReporter,
+    ) -> None:
+        self._job, self._starter, self._emit, self._requests = job, starter, emit, requests
+        self._progress = progress
+        self._failures: dict[int, RankFailed] = {}
+        self._problems: list[Problem] = []
+        self._killed, self._kill_at = "", math.inf
+        """Why the ranks were killed without a checkpoint, and when they are killed because one has failed."""
+        self._heartbeats = Heartbeats(job.plan.local_world_size)
+        self._watchdog = Watchdog(self._heartbeats, job.config.run.watchdog)
+        self._stop_watchdog = Watchdog(self._heartbeats, STOP_TIMEOUT_SECONDS, exempt_phase=Phase.CHECKPOINT)
+        self._initial_oom_kills = oom_kill_count()
+        log = job.folder.log if job.folder else None
+        self._log_start = log.stat().st_size if log is not None and log.exists() else 0
+        pipes = [Pipe() for _ in range(job.plan.local_world_size)]
+        starter.start_ranks(job, [theirs for _, theirs in pipes], self._heartbeats)
+        self._connections = [RankConnection(mine) for mine, _ in pipes]
+        if requests.paused:
+            self._send("pause")
+
+    def goes_on(self) -> bool:
+        if not self._starter.alive() or self._killed:
+            return False
+        if self._requests.stop and self._stop_watchdog.expired() is not None:
+            reason = f"no rank made progress for {STOP_TIMEOUT_SECONDS:g} s after the stop request"
+            self._killed = f"{reason}, so no checkpoint was saved"
+            return False
+        if self._kill_at == math.inf and (heartbeats := self._watchdog.expired()) is not None:
+            alive = {rank: heartbeats[rank] for rank in self._starter.alive()}
+            lagging = lagging_ranks(alive or dict(enumerate(heartbeats)))
+            self._report_stall(heartbeats, lagging, f"no progress for {self._watchdog.timeout_s:g} s (run.watchdog)")
+            return False
+        if self._kill_at == math.inf and (self._failures or self._problems):
+            self._kill_at = time.monotonic() + GRACE_SECONDS
+        # A failure of another rank need not cost a checkpoint that is being written.
+        saves = any(self._heartbeats.is_saving(rank) for rank in self._starter.alive())
+        return time.monotonic() <= self._kill_at + (SAVE_GRACE_SECONDS if saves else 0)
+
+    def tick(self) -> None:
+        self._progress.poll(self._heartbeats)
+
+    def see_gpus(self, usage: GpuEvent, snapshot: Snapshot | None) -> None:
+        """A rank uses no other GPUs than its own."""
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._requests.stop
+
+    def serve(self, request: ControlRequest, *, is_second: bool) -> str:
+        """Send a request to all ranks, which count requests as `RequestCounters` does."""
+        name, steps = request.request, request.steps
+        outcome = self._requests.apply(name, steps)
+        if name in REQUEST_NAMES:
+            self._send(f"{name} {steps}" if name == "profile" else name)
+        return outcome
+
+    def _send(self, message: str) -> None:
+        for connection in self._connections:
+            connection.send(message)
+
+    def kill(self) -> None:
+        self._killed = "killed by a second SIGINT"
+
+    def end(self) -> RunResult:
+        if not self._killed:
+            self._poll_ranks(TICK_SECONDS)
+            # If ranks failed only because a collective timed out, the rank that they waited for has failed.
+            heartbeats = self._heartbeats.read()
+            if late := late_ranks(self._failures, heartbeats):
+                self._report_stall(heartbeats, late, "a collective timed out")
+        # DataLoader workers die with their rank.
+        self._starter.kill()
+        if self._killed:
+            return RunResult("killed", reason=self._killed)
+        raise_if_any(self._problems)
+        if self._failures:
+            failure = root_cause(list(self._failures.values()))
+            pids = [str(self._starter.pids[rank]) for rank in self._starter.alive() if self._starter.pids]
+            if pids:
+                reason = f"; process {', '.join(pids)} cannot be killed and still holds its memory and its GPU"
+                failure = codec.replace(failure, cause=failure.cause + reason, repeats=True)
+            return RunResult("failed", failure)
+        codes = map(self._starter.exit_code, range(self._job.plan.local_world_size))
+        return RunResult("stopped" if ExitCode.STOPPED in codes else "finished")
+
+    def close(self) -> None:
+        self._starter.kill()
+        for connection in self._connections:
+            connection.close()
+        self._heartbeats.close()
+
+    def wait(self, until: float) -> float:
+        self._poll_ranks(max(until - time.monotonic(), 0.0))
+        return until
+
+    def _poll_ranks(self, max_seconds: float) -> None:
+        """Wait for messages of the ranks, handle them, and note the ranks that have died."""
+        connections = [connection for connection in self._connections if connection.is_open]
+        starter = [self._starter.fileno()] if self._starter.is_open else []
+        mp_connection.wait([*(connection.fileno() for connection in connections), *starter], max_seconds)
+        # Exits first: whatever a dead rank has written can then be read.
+        self._starter.poll()
+        codes = {rank: self._starter.exit_code(rank) for rank in range(self._job.plan.local_world_size)}
+        for connection in connections:
+            for event in connection.receive():
+                self._handle_event(event)
+                if isinstance(event, FlushJournal):
+                    connection.send(FLUSH_ACK)
+        if self._starter.failure is not None:
+            self._handle_event(self._starter.failure)
+        for rank, code in codes.items():
+            expected = code in (ExitCode.FINISHED, ExitCode.STOPPED) or bool(self._problems)
+            if code is not None and not expected and rank not in self._failures:
+                self._failures[rank] = self._exit_failure(rank, code)
+
+    def _exit_failure(self, rank: int, code: int) -> RankFailed:
+        """Return the failure of a rank that has exited without reporting one."""
+        device, log = self._job.plan.devices[rank], self._job.folder.log if self._job.folder else None
+        if code == -signal.SIGABRT and log is not None:
+            return abort_failure(rank, device, read_log_tail(log, self._log_start))
+        out_of_memory = None if self._initial_oom_kills is None else oom_kill_count() != self._initial_oom_kills
+        prefix = "the process that started the ranks exited: " if self._starter.died_early else ""
+        end = describe_exit(code, oom_killed=out_of_memory, threaded=uses_threads(self._job.config))
+        return RankFailed(rank=rank, device=device, cause=f"{prefix}{end}", code=end.code)
+
+    def _report_stall(self, heartbeats: list[Heartbeat], lagging: list[int], problem: str) -> None:
+        """Record the rank that the others wait for as failed, and write its traceback to the log."""
+        pids, alive = dict(enumerate(self._starter.pids)), self._starter.alive()
+        states = {rank: blocked_reason(pids[rank]) if rank in pids else "" for rank in lagging}
+        # Of equally lagging ranks, the one whose process is blocked holds up the others.
+        blamed = [rank for rank in lagging if states[rank]] or lagging
+        for rank in blamed:
+            if rank in pids and rank in alive:
+                os.kill(pids[rank], DUMP_TRACEBACK_SIGNAL)
+        time.sleep(TRACEBACK_WAIT_SECONDS)
+        first = blamed[0]
+        details = [describe_progress(heartbeats[first])]
+        if states[first] or first in alive:
+            details.append(states[first] or "its traceback is in the log")
+        cause = describe_stall(problem, blamed, len(heartbeats), *details)
+        self._failures[first] = RankFailed(
+            rank=first, device=self._job.plan.devices[first], cause=cause, code="rank-hung"
+        )
+
+    def _handle_event(self, event: Event) -> None:
+        if isinstance(event, RankFailed):
+            self._failures.setdefault(event.rank, event)
+        elif isinstance(event, ConfigRejected):
+            self._problems = self._problems or event.problems
+        else:
+            self._emit(event)

@@ -1,0 +1,185 @@
+"""The supervisor of a run: it watches the ranks of a training or a command, and does for both what a run needs.
+
+That is the start and the restarts, control requests and signals, the time limit, GPU readings, heartbeats, and the end.
+How events come and how a stop is asked is the business of a `Child`: `ranks`, `program_run`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from engine.config.limits import read_limits
+from engine.gpus.snapshot import Snapshot
+from engine.launch.gpu_usage import GpuUsagePoller
+from engine.launch.phases import Ended, Recording, Unrecorded
+from engine.launch.slurm import requeue_clause
+from engine.runs.control import ControlRequest
+from engine.runs.events import ControlEvent, GpuEvent, RunFinished, WarningEvent
+from engine.runs.ownership import RunFolderGoneError
+from engine.runs.sinks import Sink
+from engine.utils.errors import UsageError
+from engine.utils.process import SignalHandler
+
+PAUSE_STEP_SECONDS = 0.1
+EndT = TypeVar("EndT", covariant=True)
+ResultT = TypeVar("ResultT")
+
+
+class Started(Protocol[EndT]):
+    """One start of a child. Its processes end with `close` at the latest."""
+
+    tick_s: float
+    """How often `tick` is called, in seconds."""
+
+    def goes_on(self) -> bool:
+        """Return whether the child has not ended, and need not be ended."""
+
+    def wait(self, until: float) -> float:
+        """Wait for what the child says until a monotonic time at most, and emit it. Return when to tick next."""
+
+    def tick(self) -> None:
+        """Do what is due. Must not block."""
+
+    def see_gpus(self, usage: GpuEvent, snapshot: Snapshot | None) -> None:
+        """Compare a reading of the GPUs with what the child does."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop was requested."""
+
+    def serve(self, request: ControlRequest, *, is_second: bool) -> str:
+        """Carry out a control request, and return its outcome. `is_second`: a stop was requested before."""
+
+    def kill(self) -> None:
+        """End the child without a checkpoint."""
+
+    def end(self) -> EndT:
+        """End all processes, and return how the child ended. Raises UsageError if it refuses the config."""
+
+    def close(self) -> None:
+        """Release what the start holds."""
+
+
+class Child(Protocol[ResultT]):
+    """What a run starts, and again after a failure."""
+
+    shares_gpus: bool
+    """Whether a program of somebody else may use other GPUs than those of the run."""
+    outlives_folder: bool
+    """Whether it is asked to stop, and not ended, when the run folder was moved or deleted."""
+    pause_s: float
+    """Time before a restart."""
+
+    def start(self, usage: GpuUsagePoller) -> Started[ResultT]:
+        """Start the processes. Raises UsageError."""
+
+    def restart_reason(self, result: ResultT) -> WarningEvent | None:
+        """Record a failure after which the child restarts, and return its warning, without the number of the restart;
+        None if the child does not restart."""
+
+    def finish(self, result: ResultT, signals: SignalHandler, requeue: Callable[[], str]) -> int:
+        """Record how the run ended, and return the exit code. A run that was stopped calls `requeue`."""
+
+
+def supervise(run: Unrecorded, child: Child[ResultT]) -> Ended:
+    """Run a child to its end, restart it if it fails, and record how the run ended.
+
+    Raises UsageError if it cannot be started, and OwnershipLostError."""
+    restart = 0
+    usage = GpuUsagePoller(run.gpus if isinstance(run, Recording) else [], processes=child.shares_gpus)
+    supervisor = Supervisor(run, child, usage)
+    supervisor.signals.install()
+    try:
+        result = supervisor.run_once()
+        while restart < run.max_restarts and (warning := child.restart_reason(result)) is not None:
+            restart += 1
+            message = f"{warning.message} (restart {restart} of {run.max_restarts})"
+            run.emit(WarningEvent(message=message, code=warning.code))
+            if supervisor.is_stopped_within(child.pause_s):
+                break
+            result = supervisor.run_once()
+        return Ended(child.finish(result, supervisor.signals, supervisor.requeue))
+    except UsageError as error:
+        if restart > 0:
+            run.emit(RunFinished(state="failed", message=str(error)))
+        raise
+    finally:
+        usage.close()
+
+
+class Supervisor:
+    """Supervises the starts of a child, which share the time limit."""
+
+    def __init__(self, run: Unrecorded, child: Child[Any], usage: GpuUsagePoller) -> None:
+        self._run, self._child, self._usage = run, child, usage
+        self.signals = SignalHandler()
+        self._readings = Sink("the reading of the GPUs", run.warn)
+        self._limit_min, self._limit = read_limits().minutes(run.settled.used)
+        self._began = time.monotonic()
+
+    def run_once(self) -> Any:
+        """Start the child, and run it to its end. Raises as `supervise` does."""
+        started, next_tick = self._child.start(self._usage), 0.0
+        try:
+            while True:
+                # At least once: a child that ends at once is restarted, which a stop request must end.
+                self._serve_signals(started)
+                if time.monotonic() >= next_tick:
+                    next_tick = time.monotonic() + started.tick_s
+                    self._tick(started)
+                if not started.goes_on():
+                    return started.end()
+                next_tick = started.wait(next_tick)
+        finally:
+            started.close()
+
+    def is_stopped_within(self, seconds: float) -> bool:
+        """Wait before a restart. Return whether a signal requests a stop meanwhile."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.signals.is_set:
+                return True
+            self._run.keep_alive()
+            time.sleep(PAUSE_STEP_SECONDS)
+        return False
+
+    def requeue(self) -> str:
+        """Requeue the Slurm job of the run if its time limit is near. Return what became of it, as a last clause."""
+        wanted = self._run.settled.used.run.requeue and self.signals.time_limit_near and not self.signals.kill_requested
+        return requeue_clause() if wanted else ""
+
+    def _tick(self, started: Started[Any]) -> None:
+        started.tick()
+        try:
+            self._run.keep_alive()
+        except RunFolderGoneError as error:
+            if not self._child.outlives_folder:
+                raise
+            # The command may save what it has. The journal is open, and ends in the folder that was moved.
+            if not self.signals.is_set:
+                self._run.emit(WarningEvent(message=str(error), code=error.code))
+                self.signals.request_stop("gputrain, whose run folder is gone")
+        self._readings.attempt(lambda: self._read_gpus(started))
+        if self._limit_min and time.monotonic() - self._began > 60 * self._limit_min:
+            self.signals.request_stop(self._limit)
+        # Requests that wait together are one: a suspended supervisor may find that of an impatient script twice.
+        is_second = started.is_stopping
+        for request in self._run.requests():
+            self._serve(started, request, is_second=is_second)
+
+    def _read_gpus(self, started: Started[Any]) -> None:
+        if (event := self._usage.poll()) is not None:
+            self._run.emit(event)
+            started.see_gpus(event, self._usage.snapshot)
+
+    def _serve(self, started: Started[Any], request: ControlRequest, *, is_second: bool = False) -> None:
+        outcome = started.serve(request, is_second=is_second)
+        self._run.emit(ControlEvent(request=request.request, by=request.by, outcome=outcome))
+
+    def _serve_signals(self, started: Started[Any]) -> None:
+        if self.signals.signal_name is not None and not started.is_stopping:
+            self._serve(started, ControlRequest(request="stop", by=self.signals.signal_name))
+        if self.signals.kill_requested:
+            started.kill()

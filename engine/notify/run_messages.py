@@ -1,0 +1,212 @@
+"""The messages of one session of a run: its owner feeds the recorded events, and a thread sends what they occasion.
+
+Neither `add` nor `poll` waits for a service, so a slow or dead one delays no run. `engine.launch.phases` makes one for
+each run that it claims, and `engine.runs.recorder` feeds it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+
+from engine.config.notify_section import URLS_KEY, Occasion
+from engine.config.schema import Config
+from engine.notify.destinations import has_destinations, read_destinations
+from engine.notify.message import Message, granted_sentence, make_end_message, make_message, stall_sentence
+from engine.runs.bottleneck import BottleneckKind, heat_bottleneck
+from engine.runs.command_events import CommandStarted
+from engine.runs.events import Event, GpusGranted, RankFailed, RunFinished, RunStarted, WaitingForGpus, WarningEvent
+from engine.runs.folder import RunFolder
+from engine.runs.history import History
+from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
+from engine.utils.errors import Problem, not_installed
+
+POLL_SECONDS = 1.0
+# The end of a run waits this long for its last message.
+LAST_MESSAGE_SECONDS = 15.0
+MAX_WAITING_MESSAGES = 50
+# A run stalls if it takes this many times as long as its longest step, evaluation or checkpoint so far.
+STALL_RATIO = 3.0
+# Occasions by the codes of what the supervisor of a command warns of: it sees what does not reach the journal, such as
+# a progress bar.
+COMMAND_OCCASIONS: dict[str, Occasion] = {"stalled": "stalled", "non-finite": "nan", "process-failed": "restarted"}
+# A poll that comes this late means that this process or the host was suspended.
+SUSPENDED_SECONDS = 60.0
+
+
+def is_notified(config: Config) -> bool:
+    """Whether a run sends messages."""
+    return bool(config.notify.when) and has_destinations(config.notify.urls)
+
+
+def notify_problems(config: Config) -> list[Problem]:
+    """Return why messages of a new run could not be sent. A resumed run warns instead: it must not fail over this."""
+    return [replace(problem, location=URLS_KEY) for problem in _problems(config)] if config.notify.urls else []
+
+
+def _problems(config: Config) -> list[Problem]:
+    if not is_notified(config):
+        return []
+    missing = [] if find_spec("apprise") else [Problem("", not_installed("apprise"), code="not-installed")]
+    return missing + read_destinations(config.notify.urls)[1]
+
+
+class Outbox:
+    """Sends messages one after the other from a thread; of too many that wait, the oldest are dropped."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send = send
+        self._messages: deque[Message] = deque(maxlen=MAX_WAITING_MESSAGES)
+        self._is_due, self._is_closing = threading.Event(), False
+        # Started by the first message: most runs send none, and workers that a rank forks must not inherit it.
+        self._thread = threading.Thread(target=self._work, name="messages", daemon=True)
+
+    def put(self, message: Message) -> None:
+        """Send a message soon."""
+        self._messages.append(message)
+        self._is_due.set()
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Wait for the messages, at most `LAST_MESSAGE_SECONDS`."""
+        self._is_closing = True
+        self._is_due.set()
+        if self._thread.ident is not None:
+            self._thread.join(LAST_MESSAGE_SECONDS)
+
+    def _work(self) -> None:
+        while self._messages or not self._is_closing:
+            self._is_due.wait()
+            self._is_due.clear()
+            while self._messages:
+                self._send(self._messages.popleft())
+
+
+class RunMessages:
+    """Finds the occasions of the session of a run that starts when it is made, and puts their messages into `outbox`.
+
+    It does nothing for a run without messages."""
+
+    def __init__(
+        self, folder: RunFolder, config: Config, outbox: Outbox, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder, self._config, self._outbox, self._clock = folder, config, outbox, clock
+        self._is_on = is_notified(config)
+        self._history = History()
+        """State of the session, without earlier ones."""
+        self._started = self._slowed = self._stalled = self._waits = False
+        self._failure: RankFailed | None = None
+        self._last_poll = clock()
+        self._progress: tuple[object, ...] = ()
+        """Where the run stands; it made progress when this has changed, at `_progress_at`."""
+        self._progress_at = self._longest_s = 0.0
+
+    def warnings(self) -> list[Problem]:
+        """Return why messages cannot be sent."""
+        return [replace(each, reason=f"{each.reason}; the run goes on without") for each in _problems(self._config)]
+
+    def add(self, event: Event) -> None:
+        """Follow an event that was recorded."""
+        if not self._is_on:
+            return
+        if isinstance(event, WaitingForGpus):
+            self._waits = True
+        elif isinstance(event, GpusGranted):
+            self._waits = False
+            self._send("granted", granted_sentence(event.devices, event.seconds))
+        else:
+            self._history.add(event)
+            self._follow(event)
+
+    def _follow(self, event: Event) -> None:
+        if isinstance(event, RunStarted | CommandStarted):
+            # A start of the ranks after a failure in this session (`run.max_restarts`).
+            if isinstance(event, RunStarted) and self._started and self._failure is not None:
+                self._send("restarted", self._describe_failure(self._failure))
+            self._started, self._failure, self._progress, self._longest_s = True, None, (), 0.0
+        elif isinstance(event, RankFailed):
+            self._failure = event
+        elif isinstance(event, WarningEvent) and self._history.command is not None:
+            if (occasion := COMMAND_OCCASIONS.get(event.code)) is not None:
+                self._send(occasion, event.message)
+        elif isinstance(event, RunFinished):
+            self._end(event)
+
+    def _end(self, event: RunFinished) -> None:
+        record = self._history.record()
+        if event.state == "failed":
+            sentence = event.message if self._failure is None else self._describe_failure(self._failure)
+            self._send("failed", sentence, record)
+        elif record.seconds >= 60 * self._config.notify.min_minutes and not self._waits:
+            self._send("finished" if event.state == "finished" else "stopped", event.message, record)
+        self._is_on = False
+
+    @staticmethod
+    def _describe_failure(failure: RankFailed) -> str:
+        # It takes 20 ms to import, and most commands do not fail.
+        from engine.distributed.failures import describe_failure
+
+        return describe_failure(failure)
+
+    def poll(self) -> None:
+        """Follow the clock. To be called at least once per second."""
+        now = self._clock()
+        if not self._is_on or not self._started or now - self._last_poll < POLL_SECONDS:
+            return
+        self._poll_stall(now)
+        self._poll_throttling()
+        self._last_poll = now
+
+    def _poll_stall(self, now: float) -> None:
+        history, stall_minutes = self._history, self._config.notify.stall_minutes
+        if history.command is not None or stall_minutes == 0:
+            return
+        place = (history.steps_done, history.current_epoch, history.phase, len(history.epochs))
+        is_late = now - self._last_poll > SUSPENDED_SECONDS
+        if place != self._progress or is_late or history.paused or history.failures:
+            if self._progress and not (is_late or history.paused):
+                self._longest_s = max(self._longest_s, now - self._progress_at)
+            self._progress, self._progress_at, self._stalled = place, now, False
+        elif now - self._progress_at >= max(60 * stall_minutes, STALL_RATIO * self._longest_s) and not self._stalled:
+            self._stalled = True
+            record = self._record()
+            sentence = stall_sentence(record, now - self._progress_at, self._config.run.watchdog)
+            self._send("stalled", sentence, record)
+
+    def _poll_throttling(self) -> None:
+        history = self._history
+        if self._slowed:
+            return
+        bottleneck = heat_bottleneck(history.started, history.throttling, time.time())
+        if bottleneck is None and history.bottleneck is not None:
+            # Power limits a busy GPU often. It counts if it is what limits the run.
+            bottleneck = history.bottleneck if history.bottleneck.kind is BottleneckKind.THROTTLED else None
+        if bottleneck is not None:
+            self._slowed = True
+            self._send("slowed", bottleneck.message)
+
+    def hold(self, reason: str) -> None:
+        """Send why the run and the rest of its batch are held."""
+        path = self._folder.path
+        command = f"gputrain queue release {shlex.quote(path.name)} --runs-dir {shlex.quote(str(path.parent))}"
+        lines = [reason, f"start the rest with: {command}"]
+        if self._is_on and "held" in self._config.notify.when:
+            self._outbox.put(make_end_message("held", f"the batch of {path.name}", socket.gethostname(), lines))
+
+    def _record(self) -> RunRecord:
+        return read_run_record(self._folder) or NO_RECORD
+
+    def _send(self, occasion: Occasion, sentence: str, record: RunRecord | None = None) -> None:
+        if occasion not in self._config.notify.when:
+            return
+        # The folder may have been moved since.
+        path, host, resumable = self._folder.path, socket.gethostname(), self._folder.resumable
+        record = record or self._record()
+        self._outbox.put(make_message(occasion, sentence, host, path, record, resumable=resumable))
