@@ -7,10 +7,11 @@ The numbers are those of `engine.runs.metrics`. `engine.runs.query` filters and 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cache
+from functools import cache, cached_property, partial
 from typing import Any
 
 from engine.foreign.activity import Activity
@@ -28,6 +29,7 @@ from engine.runs.metrics import (
     find_key,
     fold_name,
     foreign_metric,
+    metric_names,
     own_metric,
 )
 from engine.runs.run_config import default_values
@@ -137,7 +139,7 @@ _FOREIGN_ALIASES = {"run": "name", "updated": "updated_at", "changed": "age", "f
 _SYNONYMS = {"lr": "learning_rate", "learning_rate": "lr"}
 _BEST = re.compile(r"\Abest[_ ]")
 _LAST_PART = re.compile(r"[./]")
-_UNKNOWN = object()
+_UNKNOWN, _UNKNOWN_KEY = object(), "is no metric of a run and no config key"
 COMMAND_PREFIX = "command."
 """Of the names of fields that are parameters of commands, whatever they are called."""
 _KINDS = {Unit.SCORE: Kind.SHARE, Unit.SHARE: Kind.SHARE, Unit.SECONDS: Kind.DURATION}
@@ -167,104 +169,147 @@ ALIASES: Mapping[str, str] = {
 }
 
 
-def find_field(
-    name: str,
-    own: Mapping[str, Better] = NO_METRICS,
-    parameters: Collection[str] | None = None,
-    arguments: Collection[str] = (),
-) -> Field:
-    """Return the field that a name means: a metric, a field of every row, an alias, a config key, the last part of one
-    config key only, one of the metrics in `own`, as `metric_names` returns them, a metric by what other programs call
-    it, or one of the `arguments`, parameters of commands (`command_arguments`). The heading of a field is a name of it,
-    too.
+@dataclass(frozen=True)
+class Names:
+    """What a name can mean in some rows, besides the fields that every run has.
 
-    Runs of other programs have `parameters` instead of config keys, whose names these are; it is None for runs of
-    gputrain. Raises UsageError, with the nearest known name.
+    `metrics` are the names that the runs have for their metrics, with the directions, and `parameters` those of the
+    parameters of commands and foreign runs. Foreign runs have parameters in place of config keys.
     """
-    if parameters is not None:
-        return _find_foreign_field(name, own, parameters)
-    wanted = name.casefold()
-    wanted = ALIASES.get(fold_name(name), _HEADINGS.get(fold_name(name), wanted))
-    if (field := _find_shared_field(wanted)) is not None:
-        logged = _BEST.sub("", name)
-        return _with_command_metric(field, name, own) if name in own or logged in own else field
+
+    metrics: tuple[tuple[str, Better], ...] = ()
+    parameters: tuple[str, ...] = ()
+    is_foreign: bool = False
+
+    @cached_property
+    def directions(self) -> dict[str, Better]:
+        """The directions of the metrics by name."""
+        return dict(self.metrics)
+
+
+NO_NAMES = Names()
+
+
+def names_of(
+    rows: Iterable[RunRow], directions: Mapping[str, Better] = NO_METRICS, *, is_foreign: bool = False
+) -> Names:
+    """Return the names of rows, those of most rows first. `directions` are the stored ones of the user's metrics."""
+    rows = list(rows)
+    metrics = metric_names((row.record for row in rows), directions)
+    counts = Counter(key for row in rows for key in row.record.command_parameters)
+    return Names(tuple(metrics.items()), tuple(key for key, _ in counts.most_common()), is_foreign)
+
+
+def find_field(name: str, names: Names = NO_NAMES) -> Field:
+    """Return the field that a name means, in this order: a field or metric of every run, also by its alias or heading;
+    `metrics.NAME`, `best_metrics.NAME` and `command.NAME`; a config key, also by its last part; a metric or a parameter
+    of the runs; a metric by what other programs call it.
+
+    Foreign runs have few of these fields, and names of theirs go before the others. Raises UsageError, with the nearest
+    known name.
+    """
+    field = _every_field(name, names) or _prefixed_field(name, names)
+    if field is None and not names.is_foreign:
+        field = _config_key_field(name)
+    if field is None:
+        key = find_key(name) or ""
+        is_known = key in FOREIGN_METRICS or not names.is_foreign
+        other = _metric_field(METRICS[key]) if key in METRICS and is_known else None
+        field = _named_field(name, names, other) or other
+    if field is not None:
+        return field
+    if not names.is_foreign:
+        from engine.config.key_names import REMOVED_KEYS
+
+        wanted = name.casefold().replace(" ", "_")
+        if any(wanted in (key, key.partition(".")[2]) for key in REMOVED_KEYS):
+            reason = "is a config key of an earlier version, and runs cannot be listed by it"
+            raise UsageError.one(name, reason, "search the config.yaml in their folders for it", code="unknown-key")
+    found = nearest(name.casefold(), known_names(names))
+    advice = "" if found is None else f"did you mean {quote_key(found)}?"
+    reason = "is no metric and no parameter of these runs" if names.is_foreign else _UNKNOWN_KEY
+    raise UsageError.one(name, reason, advice, code="unknown-key")
+
+
+def _every_field(name: str, names: Names) -> Field | None:
+    """Return a field or a metric of every run."""
+    folded = fold_name(name)
+    if names.is_foreign:
+        key = _FOREIGN_ALIASES.get(folded, folded)
+        field = _shared_field(key) if key in (*FOREIGN_FIELDS, *FOREIGN_METRICS) else None
+        changes: dict[str, Any] = {"state": {"choices": (*Activity, *SHOWN_STATES)}, "age": {"title": "changed"}}
+        return field and replace(field, **changes.get(key, {}))
+    field = _shared_field(ALIASES.get(folded, _HEADINGS.get(folded, folded)))
+    logged = name if name in names.directions else _BEST.sub("", name)
+    if (shared := field) is None or logged not in names.directions:
+        return field
+    of_command = _logged_field(logged, names, shared, best=logged != name)
+
+    def value(row: RunRow) -> Any:
+        return of_command.value(row) if row.record.command else shared.value(row)
+
+    # Its heading is the name, because it is not the same metric for all runs.
+    return replace(shared, name=name, title=name, value=value)
+
+
+def _prefixed_field(name: str, names: Names) -> Field | None:
+    """Return the field of a name that says what it is. The name of a metric is not folded: it is the user's."""
     for prefix in (METRIC_PREFIX, BEST_PREFIX):
-        if wanted.startswith(prefix) and wanted != prefix:
-            # Not folded: the name of a metric is the user's.
-            return _own_field(name[len(prefix) :], own, best=prefix == BEST_PREFIX)
-    if wanted.startswith(COMMAND_PREFIX) and wanted != COMMAND_PREFIX:
-        return _argument_field(name[len(COMMAND_PREFIX) :])
+        if name.casefold().startswith(prefix) and len(name) > len(prefix) and name not in names.parameters:
+            return _metric_field(_own_row(name[len(prefix) :], names, best=prefix == BEST_PREFIX))
+    is_parameter = name.casefold().startswith(COMMAND_PREFIX) and not names.is_foreign
+    return _parameter_field(name[len(COMMAND_PREFIX) :], names) if is_parameter and name != COMMAND_PREFIX else None
+
+
+def _config_key_field(name: str) -> Field | None:
+    """Return the field of a config key: by its name, an alias, its last part, or an option of a model or optimizer, as
+    `model.options.width`. Raises UsageError for a part of several keys."""
+    wanted = ALIASES.get(fold_name(name), _HEADINGS.get(fold_name(name), name.casefold()))
     if wanted in ALIASES.values() and wanted not in METRICS:
         return _config_field(wanted)
     keys, wanted = default_values(), wanted.replace(" ", "_")
     if wanted in keys:
         return _config_field(wanted)
-    # An option of the model or the optimizer: model.options.width.
     section, _, rest = wanted.partition(".")
     parent, _, option = rest.partition(".")
     if option and isinstance(keys.get(f"{section}.{parent}"), dict):
         return _option_field(f"{section}.{parent}", name.split(".", 2)[2])
-    matches = [key for key in keys if key.partition(".")[2] == wanted]
-    if len(matches) == 1:
-        return _config_field(matches[0])
-    if matches:
-        raise UsageError.one(
-            name, f"is part of several config keys: {', '.join(matches)}; write one of them", code="ambiguous-name"
-        )
-    registered = METRICS.get(find_key(name) or "")
-    for logged in (name, _BEST.sub("", name)):
-        if logged in own:
-            field = _own_field(logged, own, best=logged != name)
-            return field if registered is None else _with_registered(field, registered, logged)
-    if name in arguments:
-        return _argument_field(name)
-    if registered is not None:
-        return _metric_field(registered)
-    from engine.config.key_names import REMOVED_KEYS
-
-    if any(wanted in (key, key.partition(".")[2]) for key in REMOVED_KEYS):
-        reason = "is a config key of an earlier version, and runs cannot be listed by it"
-        raise UsageError.one(name, reason, "search the config.yaml in their folders for it", code="unknown-key")
-    found = nearest(wanted, known_names([*own, *arguments]))
-    advice = "" if found is None else f"did you mean {quote_key(found)}?"
-    raise UsageError.one(name, "is no metric of a run and no config key", advice, code="unknown-key")
+    return _only_one(name, [key for key in keys if key.partition(".")[2] == wanted], "config keys", _config_field)
 
 
-def _find_foreign_field(name: str, own: Collection[str], parameters: Collection[str]) -> Field:
-    """Return a field of runs of other programs: one of every row, a metric of the registry, a parameter, a metric by
-    the name that the runs have for it, or the last part of one of these only. Raises UsageError."""
-    folded = name.casefold()
-    shared = _FOREIGN_ALIASES.get(folded, folded)
-    if shared in FOREIGN_FIELDS or shared in FOREIGN_METRICS:
-        if shared == "state":
-            return replace(ROW_FIELDS[shared], choices=(*Activity, *SHOWN_STATES))
-        if shared == "age":
-            return replace(ROW_FIELDS[shared], title="changed")
-        return _metric_field(METRICS[shared]) if shared in METRICS else ROW_FIELDS[shared]
-    for prefix in (METRIC_PREFIX, BEST_PREFIX):
-        if name.startswith(prefix) and name != prefix and name not in parameters:
-            return _metric_field(foreign_metric(name[len(prefix) :], best=prefix == BEST_PREFIX))
-    for wanted in (name, _SYNONYMS.get(folded, name)):
-        if wanted in parameters:
-            return _parameter_field(wanted)
-        if wanted in own:
-            return _metric_field(METRICS["lr"]) if wanted == "lr" else _logged_field(wanted)
-        if (rest := wanted.removeprefix("best_")) != wanted and rest in own:
-            return _logged_field(rest, best=True)
-        # `lr` of `optimizer.lr`, `loss` of `train/loss`.
-        folded = wanted.casefold()
-        for names, make in ((parameters, _parameter_field), (own, _logged_field)):
-            matches = [key for key in names if _LAST_PART.split(key)[-1].casefold() == folded]
-            if len(matches) == 1:
-                return make(matches[0])
-            if matches:
-                reason = f"is part of several names: {list_names(sorted(matches), 5)}; write one of them"
-                raise UsageError.one(name, reason, code="ambiguous-name")
-    if (key := find_key(name)) in FOREIGN_METRICS:
-        return _metric_field(METRICS[key])
-    found = nearest(folded, known_names(own, parameters))
-    advice = "" if found is None else f"did you mean {quote_key(found)}?"
-    raise UsageError.one(name, "is no metric and no parameter of these runs", advice, code="unknown-key")
+def _named_field(name: str, names: Names, other: Field | None) -> Field | None:
+    """Return the field of a metric or a parameter that the runs call so; `other` is what other runs have for it.
+
+    Of foreign runs, `lr` is also the only one whose last part it is, such as `optimizer.lr`."""
+    metrics, parameter = names.directions, partial(_parameter_field, names=names)
+    if not names.is_foreign:
+        logged = next((each for each in (name, _BEST.sub("", name)) if each in metrics), None)
+        if logged is None:
+            return parameter(name) if name in names.parameters else None
+        if other is None:
+            return _metric_field(_own_row(logged, names, best=logged != name))
+        return _logged_field(logged, names, other, best=logged != name)
+    last = partial(_logged_field, names=names)
+    for wanted in (name, _SYNONYMS.get(name.casefold(), name)):
+        if wanted in names.parameters:
+            return parameter(wanted)
+        if wanted in metrics:
+            return _metric_field(METRICS["lr"]) if wanted == "lr" else last(wanted)
+        if (logged := wanted.removeprefix("best_")) in metrics:
+            return _logged_field(logged, names, best=True)
+        for known, make in ((names.parameters, parameter), (metrics, last)):
+            matches = [key for key in known if _LAST_PART.split(key)[-1].casefold() == wanted.casefold()]
+            if (field := _only_one(name, matches, "names", make)) is not None:
+                return field
+    return None
+
+
+def _only_one(name: str, matches: Sequence[str], things: str, make: Callable[[str], Field]) -> Field | None:
+    """Return the field of the only key that a name is a part of. Raises UsageError if there are several."""
+    if len(matches) > 1:
+        reason = f"is part of several {things}: {list_names(sorted(matches), 5)}; write one of them"
+        raise UsageError.one(name, reason, code="ambiguous-name")
+    return make(matches[0]) if matches else None
 
 
 def field_names() -> list[str]:
@@ -275,36 +320,42 @@ def field_names() -> list[str]:
     ]
 
 
-def known_names(own: Iterable[str] = (), parameters: Iterable[str] | None = None) -> list[str]:
-    """Return all names that `find_field` knows: fields of every run, aliases, config keys, and the `own` metrics.
+def known_names(names: Names = NO_NAMES) -> list[str]:
+    """Return all names that `find_field` knows: fields of every run, aliases, config keys, and `names`.
 
-    Imports the config schema, unless `parameters` are those of runs of other programs.
+    Imports the config schema, unless they are those of foreign runs.
     """
-    if parameters is not None:
-        return [*FOREIGN_FIELDS, *FOREIGN_METRICS, *parameters, *own]
+    theirs = [*names.directions, *names.parameters]
+    if names.is_foreign:
+        return [*FOREIGN_FIELDS, *FOREIGN_METRICS, *theirs]
     aliases = [name for name, key in ALIASES.items() if key not in METRICS or METRICS[key].is_recorded]
-    return [*field_names(), *aliases, *(key for key in default_values() if key not in ALIASES), *own]
+    return [*field_names(), *aliases, *(key for key in default_values() if key not in ALIASES), *theirs]
 
 
-def _find_shared_field(wanted: str) -> Field | None:
+def _shared_field(wanted: str) -> Field | None:
     name = fold_name(wanted)
     metric = METRICS.get(name)
     return ROW_FIELDS.get(name) if metric is None or not metric.is_recorded else _metric_field(metric)
 
 
-def _own_field(name: str, own: Mapping[str, Better], *, best: bool) -> Field:
-    return _metric_field(own_metric(name, best=best, better=own.get(name)))
+def _own_row(name: str, names: Names, *, best: bool) -> Metric:
+    if names.is_foreign:
+        return foreign_metric(name, best=best)
+    return own_metric(name, best=best, better=names.directions.get(name))
 
 
-def _logged_field(name: str, *, best: bool = False) -> Field:
-    """Return the field of a metric of runs of other programs by the name that they have for it, whatever its key."""
-    field = _metric_field(foreign_metric(name, best=best))
+def _logged_field(logged: str, names: Names, other: Field | None = None, *, best: bool = False) -> Field:
+    """Return the field of the metric that a run itself calls `logged`, whatever its key, or of its best value. Runs
+    that have none have the value of `other`."""
+    metric = _own_row(logged, names, best=best)
 
-    def last(row: RunRow) -> float | None:
-        key = row.record.metric_keys.get(name)
-        return None if key is None else row.record.values.get(key)
+    def value(row: RunRow) -> Any:
+        key = row.record.metric_keys.get(logged)
+        if key is None or (best and key in METRICS and not names.is_foreign):
+            return None if other is None else other.value(row)
+        return row.record.values.get(metric.source if best else key)
 
-    return replace(field, name=f"best_{name}" if best else name, value=field.value if best else last)
+    return replace(_metric_field(metric), name=f"best_{logged}" if best else logged, value=value)
 
 
 def _metric_field(metric: Metric) -> Field:
@@ -338,53 +389,12 @@ def _parameter_names(key: str) -> tuple[str, ...]:
     return (key, *aliases, *([short] if is_unique else []))
 
 
-def _with_command_metric(field: Field, name: str, own: Mapping[str, Better]) -> Field:
-    """Return a field that is, for a command, the metric that it calls so, such as `loss`, or the best value of it, as
-    `best_accuracy`, if it has one.
-
-    Its heading is that name, because it is not the same metric for all runs."""
-    logged = name if name in own else _BEST.sub("", name)
-    best = _own_field(logged, own, best=True)
-
-    def value(row: RunRow) -> Any:
-        key = row.record.metric_keys.get(logged) if row.record.command else None
-        if logged != name:
-            return best.value(row) if key == METRIC_PREFIX + logged else field.value(row)
-        return field.value(row) if key is None else row.record.values.get(key)
-
-    return replace(field, name=name, value=value, title=name)
-
-
-def _with_registered(field: Field, registered: Metric, logged: str) -> Field:
-    """Return the field of a metric that some runs call `logged`, and that is `registered` in all others."""
-
-    def value(row: RunRow) -> Any:
-        is_own = METRIC_PREFIX + logged in row.record.values
-        return field.value(row) if is_own else registered.of_run(row.record)
-
-    prefix = "best_" if field.name.startswith(BEST_PREFIX) else ""
-    return replace(field, name=prefix + logged, value=value)
-
-
-def _argument_field(key: str) -> Field:
+def _parameter_field(key: str, names: Names) -> Field:
     def value(row: RunRow) -> Any:
         found = row.record.command_parameters.get(key, _UNKNOWN)
         return None if found is _UNKNOWN else "none" if found is None else found
 
-    return Field(COMMAND_PREFIX + key, Kind.PARAMETER, value, title=key)
-
-
-def command_arguments(rows: Iterable[RunRow]) -> tuple[str, ...]:
-    """Return the names of the parameters that the commands of the rows have."""
-    return tuple(dict.fromkeys(key for row in rows for key in row.record.command_parameters))
-
-
-def _parameter_field(key: str) -> Field:
-    def value(row: RunRow) -> Any:
-        found = (row.record.config or {}).get(key, _UNKNOWN)
-        return None if found is _UNKNOWN else "none" if found is None else found
-
-    return Field(key, Kind.PARAMETER, value)
+    return Field(key if names.is_foreign else COMMAND_PREFIX + key, Kind.PARAMETER, value, title=key)
 
 
 def _option_field(key: str, option: str) -> Field:

@@ -16,17 +16,16 @@ import math
 import operator
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from typing import Any
 
 from engine.config.run_name import normalize_name
-from engine.runs.fields import Field, Kind, as_text, find_field
+from engine.runs.fields import NO_NAMES, Field, Kind, Names, as_text, find_field
 from engine.runs.folder import RunState
 from engine.runs.keys import KEY_PATTERN, parse_key, quote_key, split_unquoted, unquote
-from engine.runs.metrics import NO_METRICS, Better
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean
@@ -46,8 +45,6 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
 }
 Predicate = Callable[[RunRow], bool]
-Names = Collection[str]
-Own = Mapping[str, Better]
 
 
 @dataclass(frozen=True)
@@ -73,24 +70,22 @@ class Query:
         return [row for row in rows if self.matches(row)]
 
 
-def parse_query(
-    words: str | Sequence[str], own: Own = NO_METRICS, parameters: Names | None = None, arguments: Names = ()
-) -> Query:
+def parse_query(words: str | Sequence[str], names: Names = NO_NAMES) -> Query:
     """Parse a query: one text, or words of a command line, each of which may contain several conditions.
 
-    Quotes keep blanks together. The names are those of `find_field`. Raises UsageError with all invalid conditions.
+    Quotes keep blanks together. Raises UsageError with all invalid conditions.
     """
     texts = [words] if isinstance(words, str) else words
-    predicates, problems, names = list[Predicate](), list[Problem](), set[str]()
+    predicates, problems, keys = list[Predicate](), list[Problem](), set[str]()
     parts = [part for text in texts for part in _split(text)]
     for word in parts:
         with collect_problems(problems):
-            predicate, field = _parse_word(word, own, parameters, arguments)
+            predicate, field = _parse_word(word, names)
             predicates.append(predicate)
-            names |= {field.name} if field is not None else set()
+            keys |= {field.name} if field is not None else set()
     if problems:
         raise UsageError(problems)
-    return Query(" ".join(texts), tuple(parts), tuple(predicates), frozenset(names))
+    return Query(" ".join(texts), tuple(parts), tuple(predicates), frozenset(keys))
 
 
 def condition_keys(text: str) -> list[str]:
@@ -104,11 +99,11 @@ def _split(text: str) -> list[str]:
     return text.split() if parts is None else parts
 
 
-def _parse_word(word: str, own: Own, parameters: Names | None, arguments: Names) -> tuple[Predicate, Field | None]:
+def _parse_word(word: str, names: Names) -> tuple[Predicate, Field | None]:
     """Return the condition of a word, and the field it is on. Raises UsageError."""
     sign, key, comparison, value = _parts_of(word)
     if key:
-        field = find_field(key, own, parameters, arguments)
+        field = find_field(key, names)
         predicate = _parse_condition(field, comparison, value)
     else:
         predicate, field = _parse_plain(value), None
@@ -332,13 +327,13 @@ _PARSERS: Mapping[Kind, Callable[[str], Operand | None]] = {
 """How each kind reads a value in lower case; others are text."""
 
 
-def parse_columns(text: str, own: Mapping[str, Better] = NO_METRICS, arguments: Collection[str] = ()) -> list[Field]:
+def parse_columns(text: str, names: Names = NO_NAMES) -> list[Field]:
     """Return the fields of comma-separated keys. Raises UsageError with a problem for each unknown one."""
     fields, problems = list[Field](), list[Problem]()
     parts = split_unquoted(text, ",".__contains__, '"')
     for part in filter(str.strip, text.split(",")) if parts is None else parts:
         with collect_problems(problems):
-            fields.append(find_field(parse_key(part.strip()), own, None, arguments))
+            fields.append(find_field(parse_key(part.strip()), names))
     if problems:
         raise UsageError(problems)
     if not fields:

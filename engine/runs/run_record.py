@@ -27,10 +27,11 @@ from engine.utils.codec import (
     InvalidRecordError,
     Meta,
     Number,
+    Record,
     Seconds,
     UnixTime,
     decode,
-    define_record,
+    define_file_record,
     field,
     replace,
     write_record,
@@ -51,7 +52,7 @@ _MoreParts = _Scalar | Annotated[list[_Parts], _PARTS] | Annotated[dict[ConfigTe
 ConfigValue = _Scalar | Annotated[list[_MoreParts], _PARTS] | Annotated[dict[ConfigText, _MoreParts], _PARTS]
 
 
-class RunFields(FileRecord, frozen=True):
+class RunFields(Record, frozen=True):
     """What a record has beside numbers of the registry. A value is None if it is unknown."""
 
     state: RunState
@@ -206,16 +207,16 @@ _TYPES: dict[Unit, Any] = {Unit.COUNT: Count, Unit.SECONDS: Seconds, Unit.RATE: 
 _VALUES: Any = Annotated[dict[str, Finite | None], ENTRIES]
 _FIELDS = attrgetter(*RunFields.__struct_fields__)
 _TOP_VALUES = attrgetter(*TOP_KEYS)
-StoredForm: Any = define_record(
+StoredForm: Any = define_file_record(
     "StoredForm",
     {key: (_TYPES.get(METRICS[key].unit, Finite) | None, _ZEROS.get(key)) for key in TOP_KEYS}
     | dict.fromkeys(("last_values", *OWN_GROUPS), (_VALUES, field(default_factory=dict))),
-    RunFields,
+    (RunFields, FileRecord),
 )
 """The content of `summary.json`."""
 
 
-def stored_form(record: RunRecord) -> RunFields:
+def stored_form(record: RunRecord) -> FileRecord:
     """Return a record as `summary.json` and `--json` have it, with the numbers beside the other fields."""
     groups: dict[str, dict[str, float | None]] = {name: {} for name in ("last_values", *OWN_GROUPS)}
     top: dict[str, float | None] = {}
@@ -227,7 +228,7 @@ def stored_form(record: RunRecord) -> RunFields:
             groups[group][name] = value
         else:
             groups["last_values"][key] = value
-    form: RunFields = StoredForm(*_FIELDS(record), **top, **groups)
+    form: FileRecord = StoredForm(*_FIELDS(record), **top, **groups)
     return form
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import is_
 
-from engine.runs.fields import command_arguments, known_names
-from engine.runs.metrics import NO_METRICS, Better, metric_names
+from engine.runs.fields import NO_NAMES, Names, known_names, names_of
+from engine.runs.metrics import NO_METRICS
 from engine.runs.query import Query, parse_query
 from engine.runs.run_row import RunRow
 from engine.runs.sort_order import SortOrder
@@ -18,9 +18,6 @@ from engine.runs.trials import fold_trials, group_trials
 from engine.utils.errors import UsageError
 from engine.utils.text import pluralize, printable
 
-OwnMetrics = tuple[tuple[str, Better], ...]
-"""The user's own metrics, with their directions."""
-Parameters = tuple[str, ...] | None
 # Fewer letters begin some key by chance.
 MIN_KEY_LENGTH = 3
 
@@ -38,12 +35,8 @@ class ViewRequest:
     """Minute of the clock for a query that names the age; 0 for others."""
     opened: frozenset[str] = frozenset()
     """Names of the sweeps whose trials are shown below their row."""
-    own: OwnMetrics = ()
-    """The user's own metrics in the rows, which a query can name."""
-    parameters: Parameters = None
-    """Names of the parameters in the rows, which a query can name; None for runs of gputrain."""
-    arguments: tuple[str, ...] = ()
-    """Names of the parameters of commands in the rows, which a query can name."""
+    names: Names = NO_NAMES
+    """What a query can name in the rows."""
 
 
 @dataclass(frozen=True)
@@ -81,30 +74,28 @@ class RunView:
         return group_trials(self.matching)
 
 
-class OwnMetricsFinder:
-    """Finds the user's own metrics in the rows of a list, and the arguments of commands, once for the same list.
-    `directions` are those of their runs folder."""
+class NamesFinder:
+    """Finds what a query can name in the rows of a list, once for the same list. `directions` are those of their runs
+    folder."""
 
-    def __init__(self) -> None:
-        self.directions = NO_METRICS
+    def __init__(self, *, is_foreign: bool = False) -> None:
+        self.directions, self._is_foreign = NO_METRICS, is_foreign
         self._seen: tuple[object, object] = (None, None)
-        self._found: tuple[OwnMetrics, tuple[str, ...]] = ((), ())
+        self._found = NO_NAMES
 
-    def find(self, rows: Sequence[RunRow]) -> tuple[OwnMetrics, tuple[str, ...]]:
-        """Return the own metrics of the rows, and the names of the parameters of commands in them."""
+    def find(self, rows: Sequence[RunRow]) -> Names:
+        """Return the names of the rows."""
         if self._seen[0] is not rows or self._seen[1] is not self.directions:
-            own = tuple(metric_names((row.record for row in rows), self.directions).items())
-            self._seen, self._found = (rows, self.directions), (own, command_arguments(rows))
+            self._seen = (rows, self.directions)
+            self._found = names_of(rows, self.directions, is_foreign=self._is_foreign)
         return self._found
 
 
 @lru_cache(maxsize=32)
-def query_of(
-    text: str, own: OwnMetrics = (), parameters: Parameters = None, arguments: tuple[str, ...] = ()
-) -> Query | str:
+def query_of(text: str, names: Names = NO_NAMES) -> Query | str:
     """Return the query of a text, or why it is none, in one line."""
     try:
-        return parse_query(text, dict(own), parameters, arguments)
+        return parse_query(text, names)
     except UsageError as error:
         return "; ".join(str(problem) for problem in error.problems)
 
@@ -127,10 +118,10 @@ def make_view(request: ViewRequest, query: Query) -> RunView:
 def _without_key(text: str, request: ViewRequest) -> Query | None:
     """Return the query without its last word if that is the beginning of a key."""
     rest, _, word = text.rpartition(" ")
-    names = known_names([*(name for name, _ in request.own), *request.arguments], request.parameters)
-    if len(word) < MIN_KEY_LENGTH or not any(name.casefold().startswith(word.casefold()) for name in names):
+    names = map(str.casefold, known_names(request.names))
+    if len(word) < MIN_KEY_LENGTH or not any(name.startswith(word.casefold()) for name in names):
         return None
-    query = query_of(rest, request.own, request.parameters, request.arguments)
+    query = query_of(rest, request.names)
     return query if isinstance(query, Query) else None
 
 

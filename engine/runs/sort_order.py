@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 
-from engine.runs.fields import Field, as_text, find_field
+from engine.runs.fields import NO_NAMES, Field, Names, as_text, find_field
 from engine.runs.keys import parse_key
-from engine.runs.metrics import NO_METRICS, Better
 from engine.runs.run_row import RunRow
 
 
@@ -20,17 +19,10 @@ class SortOrder:
     reverse: bool = False
 
     @classmethod
-    def parse(
-        cls,
-        name: str,
-        own: Mapping[str, Better] = NO_METRICS,
-        arguments: Collection[str] = (),
-        *,
-        reverse: bool = False,
-    ) -> SortOrder:
+    def parse(cls, name: str, names: Names = NO_NAMES, *, reverse: bool = False) -> SortOrder:
         """Return the order by a key; a minus before it reverses. Raises UsageError for an unknown key."""
         is_reversed = name.startswith("-")
-        return cls(find_field(parse_key(name.removeprefix("-")), own, None, arguments), reverse is not is_reversed)
+        return cls(find_field(parse_key(name.removeprefix("-")), names), reverse is not is_reversed)
 
     @property
     def descending(self) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 
 from engine.runs.claim import read_claim
-from engine.runs.fields import as_text, command_arguments, find_field
+from engine.runs.fields import as_text, find_field, names_of
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import (
     BEST_PREFIX,
@@ -21,7 +22,6 @@ from engine.runs.metrics import (
     Better,
     better_of_name,
     fold_name,
-    metric_names,
 )
 from engine.runs.query import Query, condition_keys, parse_query
 from engine.runs.record_completion import open_run
@@ -149,8 +149,8 @@ def parse_condition(text: str, rows: Sequence[RunRow], directions: Mapping[str, 
     wrong.
 
     Raises UsageError if it is no condition."""
-    own, arguments = metric_names((row.record for row in rows), directions), command_arguments(rows)
-    notes = []
+    names, notes = names_of(rows, directions), list[str]()
+    own = dict(names.metrics)
     keys, words = condition_keys(text), text.split()
     is_condition = keys or any(word in set(RunState) for word in words)
     if not is_condition or any(word.startswith("-") for word in words):
@@ -162,7 +162,7 @@ def parse_condition(text: str, rows: Sequence[RunRow], directions: Mapping[str, 
             # A command may print a metric that it calls so: `loss` is then that one, and not the validation loss.
             own.setdefault(logged, directions.get(logged) or better_of_name(logged))
         try:
-            find_field(key, own, None, arguments)
+            find_field(key, replace(names, metrics=tuple(own.items())))
         except UsageError as error:
             [problem] = error.problems
             if problem.code != "unknown-key":
@@ -170,15 +170,15 @@ def parse_condition(text: str, rows: Sequence[RunRow], directions: Mapping[str, 
             name = key.removeprefix(METRIC_PREFIX).removeprefix(BEST_PREFIX).removeprefix("best_")
             own[name] = directions.get(name) or better_of_name(name)
             notes.append(f"no run has {key} yet{f'; {problem.advice}' if problem.advice else ''}")
-    return parse_query(text, own, None, arguments), notes
+    return parse_query(text, replace(names, metrics=tuple(own.items()))), notes
 
 
 def unmet_reason(condition: Query, row: RunRow, directions: Mapping[str, Better]) -> str:
     """Return why a run that has finished does not meet a condition."""
-    own, arguments, found = metric_names([row.record], directions), command_arguments([row]), list[str]()
+    names, found = names_of([row], directions), list[str]()
     for key in condition_keys(condition.text):
         value = None
         with suppress(UsageError):
-            value = find_field(key, own, None, arguments).value(row)
+            value = find_field(key, names).value(row)
         found.append(f"{key} is {'unknown' if value is None else as_text(value)}")
     return f"finished without {condition.text}{': ' if found else ''}{', '.join(found)}"

@@ -74,13 +74,10 @@ class Header(Record, frozen=True, kw_only=True):
     format: Any = None
 
 
-def define_record(name: str, declared: Mapping[str, tuple[Any, Any]], base: type[T]) -> type[T]:
-    """Return a class of records of `base` with more fields: their types and defaults by name."""
-    fields_of_name = [(key, *parts) for key, parts in declared.items()]
-    module = base.__module__
-    return msgspec.defstruct(
-        name, fields_of_name, bases=(base,), module=module, frozen=True, kw_only=True, tag_field="format", tag=FORMAT
-    )  # type: ignore[return-value]
+def define_file_record(name: str, declared: Mapping[str, tuple[Any, Any]], bases: tuple[type[Record], ...]) -> Any:
+    """Return a class of files with the fields of `bases`, and further ones: their types and defaults by name."""
+    own = [(key, *parts) for key, parts in declared.items()]
+    return msgspec.defstruct(name, own, bases=bases, module=bases[0].__module__, frozen=True, kw_only=True)
 
 
 def finite(value: float) -> float | None:

@@ -97,9 +97,8 @@ def list_runs(
 
     Lists the runs that meet all conditions. A condition after a minus must not hold.
     """
-    from engine.runs.fields import command_arguments
+    from engine.runs.fields import names_of
     from engine.runs.metric_directions import read_directions
-    from engine.runs.metrics import metric_names
     from engine.runs.query import parse_columns, parse_query
     from engine.runs.root import runs_root
     from engine.runs.run_list import RunList
@@ -117,12 +116,11 @@ def list_runs(
     run_list = RunList(root)
     _read(run_list)
     # The metrics of the runs are keys, too.
-    own = metric_names((row.record for row in run_list.rows), directions)
-    arguments = command_arguments(run_list.rows)
-    fields = None if columns is None else parse_columns(columns, own, arguments)
+    names = names_of(run_list.rows, directions)
+    fields = None if columns is None else parse_columns(columns, names)
     # The list is sorted by start, newest first, as it is read.
-    order = SortOrder.parse(sort or "started_at", own, arguments, reverse=reverse) if sort or reverse else None
-    query = parse_query(words or [], own, None, arguments)
+    order = SortOrder.parse(sort or "started_at", names, reverse=reverse) if sort or reverse else None
+    query = parse_query(words or [], names)
     options = ListOptions(query, order, count, with_archived, folds=not (as_json or quiet))
     rows = options.choose(run_list.rows)
     for row in rows:

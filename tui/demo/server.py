@@ -36,6 +36,7 @@ from engine.runs.history import History
 from engine.runs.journal import Journal, from_line
 from engine.runs.ownership import Ownership
 from engine.runs.run_config import read_changed_config
+from engine.runs.run_record import write_summary
 from engine.utils import codec
 from engine.utils.codec import Record, decode, write_record
 
@@ -98,7 +99,7 @@ class ReplayedRun:
             best = max(evaluated, key=lambda evaluation: evaluation.top1)
             content = EvaluationFile(classes=self._evaluations.classes, last=evaluated[-1], best=best)
             write_record(self.folder.evaluation, content)
-        write_record(self.folder.summary, self._history.record(self._config))
+        write_summary(self.folder.summary, self._history.record(self._config))
 
     def close(self) -> None:
         self._journal.close()

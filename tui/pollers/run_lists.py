@@ -8,8 +8,9 @@ from pathlib import Path
 from engine.foreign.folders import ForeignRun, FoundRuns, RunFinder
 from engine.foreign.run_list import ForeignRunList, ListedRun
 from engine.queue.listing import QueueRow, list_queue
+from engine.runs.columns import FIRST_COLUMNS, run_columns
 from engine.runs.folder import RunState
-from engine.runs.foreign_rows import FIRST_COLUMNS, default_columns, make_foreign_row, parameter_names
+from engine.runs.foreign_rows import make_foreign_row
 from engine.runs.run_list import RunList
 from engine.runs.run_row import RunRow
 from engine.utils.errors import Problem, UsageError
@@ -104,8 +105,6 @@ class ForeignRunListPoller(RowsPoller):
         self._listed: object = None
         self.visible: Collection[str] = ()
         """Keys of the runs that are read first."""
-        self.parameters: tuple[str, ...] = ()
-        """Names of the parameters of the runs."""
         self.columns: Sequence[str] = FIRST_COLUMNS
         """The columns without chosen ones."""
         self.has_searched = self.is_partial = False
@@ -139,7 +138,7 @@ class ForeignRunListPoller(RowsPoller):
             is_same = known is not None and known[0] is listed
             self._rows[listed.key] = known if known is not None and is_same else (listed, make_foreign_row(listed))
         rows = [row for _, row in self._rows.values()]
-        self.parameters, self.columns = parameter_names(rows), default_columns(rows)
+        self.columns = run_columns(rows, is_foreign=True)
         self.rows = rows
 
     @property

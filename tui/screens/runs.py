@@ -22,10 +22,9 @@ from textual.worker import get_current_worker
 from engine.runs.columns import (
     ColumnChoice,
     column_choices,
-    command_columns,
     commands_metrics,
-    foreign_column_choices,
     known_columns,
+    run_columns,
 )
 from engine.runs.fields import Field
 from engine.runs.folder import RunFolder, RunState
@@ -34,7 +33,7 @@ from engine.runs.metrics import NO_METRICS, Better
 from engine.runs.query import Query, parse_query
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
-from engine.runs.run_view import OwnMetricsFinder, Parameters, RunView, ViewRequest, make_view, query_of, same_rows
+from engine.runs.run_view import NamesFinder, RunView, ViewRequest, make_view, query_of, same_rows
 from engine.runs.sort_order import SortOrder
 from engine.runs.trials import best_trial
 from engine.show.table import FittedTable
@@ -115,12 +114,10 @@ class RunsScreen(GputrainScreen):
         self._view = RunView(ViewRequest(()))
         self._table: tuple[tuple[object, ...], FittedTable[RunRow]] | None = None
         self._fields: list[Field] = []
-        self._own_metrics = OwnMetricsFinder()
+        self._names = NamesFinder(is_foreign=bool(watched))
         self._order: SortOrder | None = None
         self._drawn_order: SortOrder | None = None
-        self._parameters: Parameters = None if self._found is None else ()
-        """Names of the parameters of runs of other programs; None for runs of gputrain."""
-        self._shown_columns: Sequence[str] = ()
+        self._followed: tuple[object, Sequence[str]] = (None, ())
 
     def compose_body(self) -> ComposeResult:
         with Container(id="runs-body"):
@@ -162,14 +159,13 @@ class RunsScreen(GputrainScreen):
             return tuple(self._found.columns)
         rows = self.row_poller.rows or ()
         if rows and all(row.record.command for row in rows):
-            return command_columns(rows)
+            return run_columns(rows)
         first, rest = DEFAULT_COLUMNS[:NUM_FIRST_COLUMNS], DEFAULT_COLUMNS[NUM_FIRST_COLUMNS:]
         return tuple(dict.fromkeys((*first, *commands_metrics(rows), *rest)))
 
     def _find_choices(self, first: Sequence[str]) -> list[ColumnChoice]:
         """Return the columns to choose from."""
-        find = column_choices if self._found is None else foreign_column_choices
-        return find(self._view.request.rows, first)
+        return column_choices(self._view.request.rows, first, is_foreign=self._found is not None)
 
     def _preview_run(self, row: RunRow | None) -> None:
         """Show a run in the preview."""
@@ -207,11 +203,12 @@ class RunsScreen(GputrainScreen):
                 self._open_row(found.rows[0])
 
     def _follow_found(self, found: ForeignRunListPoller) -> None:
-        """Have the runs on the page read first, and follow the parameters and the columns of the runs."""
+        """Have the runs on the page read first, and follow the names and the columns of the runs."""
         top = round(self._lines.scroll_y)
         found.visible = tuple(self._view.keys[top : top + self._lines.size.height])
-        if (self._parameters, self._shown_columns) != (found.parameters, found.columns):
-            self._parameters, self._shown_columns = found.parameters, found.columns
+        followed = self._names.find(found.rows or ()), found.columns
+        if self._followed != followed:
+            self._followed = followed
             # Without the config schema it takes no time.
             self._resolve_fields(NO_METRICS)
 
@@ -231,28 +228,26 @@ class RunsScreen(GputrainScreen):
 
     def _resolve_fields(self, directions: Mapping[str, Better]) -> None:
         """Find out what the names of the columns and of the order mean. `directions` are those of own metrics."""
-        self._own_metrics.directions = directions
+        self._names.directions = directions
         self._fields = self._known(self._settings.columns or self._default_columns(), directions)
         known = self._known([self._settings.sort_key] if self._settings.sort_key is not None else [], directions)
         self._order = SortOrder(known[0], self._settings.reverse) if known else None
 
     def _known(self, names: Sequence[str], directions: Mapping[str, Better]) -> list[Field]:
-        own = dict(self._own_metrics.find(self.row_poller.rows or ())[0]) if self._found is not None else directions
-        return known_columns(names, own, self._parameters)
+        known = self._names.find(self.row_poller.rows or ())
+        return known_columns(names, replace(known, metrics=(*directions.items(), *known.metrics)))
 
     def _request_view(self) -> None:
         """Filter and sort the rows if anything has changed. What is shown stays while the filter has a mistake."""
         text = self.query_one(Filter).value.strip()
         rows = self.row_poller.rows or []
-        (own, arguments), parameters = self._own_metrics.find(rows), self._parameters
-        query = query_of(text, own, parameters, arguments)
+        names = self._names.find(rows)
+        query = query_of(text, names)
         self._problem = query if isinstance(query, str) else ""
         if isinstance(query, Query):
             self._query, self._query_text = query, text
         minute = int(time.time() / 60) if "age" in self._query.fields else 0
-        request = ViewRequest(
-            rows, self._query_text, self._order, self._archived, minute, self._opened, own, parameters, arguments
-        )
+        request = ViewRequest(rows, self._query_text, self._order, self._archived, minute, self._opened, names)
         before = self._requested
         if before is not None and replace(before, rows=rows) == request and same_rows(before.rows, rows):
             return

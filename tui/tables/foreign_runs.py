@@ -114,7 +114,7 @@ def parameter_text(value: Any) -> str:
 
 
 def _parameter_lines(row: RunRow, width: int, room: int) -> list[Text]:
-    parameters = sorted((row.record.config or {}).items())
+    parameters = sorted(row.record.command_parameters.items())
     if not parameters:
         return [Text("no parameters found", MUTED)]
     more = len(parameters) - (room - 1)

@@ -10,12 +10,11 @@ import pytest
 from engine.foreign.activity import Activity
 from engine.foreign.folders import RunFinder, find_runs
 from engine.foreign.run_list import Figures, ForeignRunList, ListedRun
-from engine.runs.columns import foreign_column_choices
+from engine.runs.columns import column_choices, run_columns
 from engine.runs.comparison import compare_runs
-from engine.runs.fields import find_field
+from engine.runs.fields import Names, find_field, names_of
 from engine.runs.foreign_record import foreign_record, known_keys, metric_keys
-from engine.runs.foreign_rows import default_columns, make_foreign_row, parameter_names
-from engine.runs.metrics import own_metrics
+from engine.runs.foreign_rows import make_foreign_row
 from engine.runs.query import parse_query
 from engine.runs.run_row import RunRow
 from engine.show.foreign_run import read_run
@@ -42,7 +41,7 @@ def rows(tmp_path: Path) -> list[RunRow]:
 
 
 def found(rows: list[RunRow], text: str) -> list[str]:
-    query = parse_query(text, own_metrics(row.record for row in rows), parameter_names(rows))
+    query = parse_query(text, names_of(rows, is_foreign=True))
     return [row.name for row in query.filter(rows)]
 
 
@@ -84,19 +83,19 @@ def test_query_refuses_what_these_runs_do_not_have(rows: list[RunRow], text: str
 
 def test_last_part_of_several_names_is_ambiguous() -> None:
     with pytest.raises(UsageError) as caught:
-        find_field("lr", {}, ("optimizer.lr", "scheduler.lr"))
+        find_field("lr", Names((), ("optimizer.lr", "scheduler.lr"), is_foreign=True))
     assert caught.value.problems[0].code == "ambiguous-name"
-    assert find_field("depth", {}, ("model.depth",)).name == "model.depth"
+    assert find_field("depth", Names((), ("model.depth",), is_foreign=True)).name == "model.depth"
 
 
 def test_default_columns_are_losses_and_parameters_that_differ(rows: list[RunRow]) -> None:
-    columns = default_columns(rows)
+    columns = run_columns(rows, is_foreign=True)
     assert columns[:7] == ("state", "age", "step", "val_loss", "val_accuracy", "train_loss", "metrics.acc")
     assert columns[7:] == ("lr", "model.name", "format")
 
 
 def test_columns_to_choose_are_metrics_by_their_keys_and_parameters(rows: list[RunRow]) -> None:
-    names = [choice.name for choice in foreign_column_choices(rows, ["state"])]
+    names = [choice.name for choice in column_choices(rows, ["state"], is_foreign=True)]
     assert names[:3] == ["state", "lr", "model.name"]
     assert names[3:8] == ["best_val_loss", "val_loss", "best_val_accuracy", "val_accuracy", "train_loss"]
     assert names[8:10] == ["best_metrics.acc", "metrics.acc"]
@@ -111,9 +110,8 @@ def test_list_and_comparison_have_the_same_values_labels_and_directions(tmp_path
     followed.poll(5.0)
     [listed] = followed.runs
     row, compared = make_foreign_row(listed), read_run(listed.run)
-    own = own_metrics([row.record])
     for metric in compare_runs([compared]).shown_metrics:
-        field = find_field(metric.key, own, ())
+        field = find_field(metric.key, Names(is_foreign=True))
         assert (field.value(row), field.label) == (compared.value(metric), metric.label)
         assert field.metric is not None and field.metric.better is metric.better
     assert set(known_keys([row])) == {"val_loss", "val_accuracy", "metrics.lr-Adam", "metrics.top1"}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runs.fields import field_names, find_field
+from engine.runs.fields import Names, field_names, find_field, names_of
 from engine.runs.keys import quote_key
-from engine.runs.metrics import METRIC_PREFIX, Better, better_of_name, own_metrics
+from engine.runs.metrics import METRIC_PREFIX, Better, better_of_name
 from engine.runs.query import parse_columns, parse_query
 from engine.runs.run_row import RunRow
 from engine.runs.sort_order import SortOrder
@@ -34,7 +34,7 @@ FAILED = make_row(
 )  # fmt: skip
 NEW = make_row("Stopped-early", "running", archived=True)
 ROWS = [BEST, FAILED, NEW]
-OWN = own_metrics(row.record for row in ROWS)
+OWN = names_of(ROWS)
 
 
 def accuracy_of(row: RunRow) -> float | None:
@@ -243,7 +243,7 @@ def test_key_of_any_metric_is_found_in_query_sort_and_columns(name: str, best: b
     values = {name: 0.5}
     row = make_row("a", "finished", metrics=values, highest_metrics=values, lowest_metrics=values)
     key = f"best_{METRIC_PREFIX}{name}" if best else METRIC_PREFIX + name
-    own = own_metrics([row.record])
+    own = names_of([row])
     assert parse_query(f"finished {quote_key(key)}>=0.5", own).filter([row]) == [row]
     assert parse_query([f"-{quote_key(key)}>=0.5"], own).filter([row]) == []
     assert (
@@ -253,7 +253,7 @@ def test_key_of_any_metric_is_found_in_query_sort_and_columns(name: str, best: b
 
 
 def test_bare_name_of_metric_means_config_key_and_metric_of_registry_first() -> None:
-    own = dict.fromkeys(("lr", "val_loss", "f1", "best_f1"), Better.HIGH)
+    own = Names(tuple((name, Better.HIGH) for name in ("lr", "val_loss", "f1", "best_f1")))
     names = [field.name for field in parse_columns("lr,val_loss,f1,best_f1,best_best_f1,metrics.lr", own)]
     assert names == ["optim.lr", "val_loss", "metrics.f1", "metrics.best_f1", "best_metrics.best_f1", "metrics.lr"]
 

@@ -244,13 +244,13 @@ def test_record_is_not_written_at_each_event_while_the_disk_is_full(
     recorder = Recorder(recorded, Config(), lambda _: None, clock=lambda: 0.0)
     recorder.record(make_run_started())
     writes = []
-    monkeypatch.setattr("engine.runs.recorder.codec.write_record", lambda *_, **__: writes.append(1))
+    monkeypatch.setattr("engine.runs.recorder.write_summary", lambda *_, **__: writes.append(1))
     monkeypatch.setattr("engine.runs.journal.os.write", fail_to_write)
     recorder.record(ControlEvent(request="stop", by="a", outcome=""))
     for step in range(1, 50):
         recorder.record(make_step(step))
     # At the change of the state, and at that of the problem.
-    assert len(writes) <= 2
+    assert 1 <= len(writes) <= 2
     monkeypatch.undo()
     recorder.close()
 

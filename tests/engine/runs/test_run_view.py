@@ -8,7 +8,7 @@ import pytest
 
 from engine.runs.query import Query
 from engine.runs.run_row import RunRow
-from engine.runs.run_view import OwnMetrics, RunView, ViewRequest, make_view, query_of
+from engine.runs.run_view import RunView, ViewRequest, make_view, query_of
 from engine.runs.sort_order import SortOrder
 from support.runs.factories import make_row
 
@@ -17,10 +17,10 @@ def row(name: str, **values: Any) -> RunRow:
     return make_row(name, **({"state": "finished", "val_loss": 0.2398} | values))
 
 
-def view_of(rows: list[RunRow], text: str = "", own: OwnMetrics = (), **options: Any) -> RunView:
-    query = query_of(text, own)
+def view_of(rows: list[RunRow], text: str = "", **options: Any) -> RunView:
+    query = query_of(text)
     assert isinstance(query, Query), query
-    return make_view(ViewRequest(rows, text, own=own, **options), query)
+    return make_view(ViewRequest(rows, text, **options), query)
 
 
 def names(view: RunView) -> list[str]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.runs.fields import find_field
+from engine.runs.fields import Names, find_field
+from engine.runs.metrics import Better
 from engine.runs.run_row import RunRow
 from engine.runs.sort_order import SortOrder
 from engine.show.table import FittedTable, line_width
@@ -53,10 +54,12 @@ def test_chosen_message_column_leaves_the_columns_after_it() -> None:
     assert re.split(r"  +", text_of(table, failed))[1:3] == ["not finite", "3/3"]
 
 
-@pytest.mark.parametrize("names", [{"own": (), "parameters": ["epochs"]}, {"own": ["epochs"], "parameters": ()}])
-def test_epochs_of_other_programs_are_what_they_recorded(names: dict[str, Any]) -> None:
-    other = make_row("other", "growing", config={"epochs": 6}, metrics={"epochs": 6.0})
-    assert text_of(fit_run_list([other], 80, [find_field("epochs", **names)]), other).split() == ["●", "other", "6"]
+@pytest.mark.parametrize(
+    "names", [Names((), ("epochs",), is_foreign=True), Names((("epochs", Better.LOW),), is_foreign=True)]
+)
+def test_epochs_of_other_programs_are_what_they_recorded(names: Names) -> None:
+    other = make_row("other", "growing", command_parameters={"epochs": 6}, metrics={"epochs": 6.0})
+    assert text_of(fit_run_list([other], 80, [find_field("epochs", names)]), other).split() == ["●", "other", "6"]
 
 
 def test_table_formats_config_values_and_figures() -> None:
