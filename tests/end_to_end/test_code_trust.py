@@ -71,24 +71,6 @@ def test_export_takes_code_packages_from_settings_that_its_advice_names(
     assert "no module torchvision" not in call("export", run.path).stderr
 
 
-def test_summary_trusts_foreign_code_only_with_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "shared.yaml"
-    path.write_text("model: {name: 'their_nets:build'}\n")
-    path.chmod(0o666)
-    (tmp_path / "their_nets.py").write_text(
-        "from torch import nn\n\ndef build(classes):\n    open('ran', 'w').close()\n"
-        "    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))\n"
-    )
-    refused = call("models", "show", path)
-    assert (refused.exit_code, (tmp_path / "ran").exists()) == (2, False)
-    assert says(refused.stderr, "untrusted-code", "their_nets:build")
-    trusted = call("models", "show", path, "--trust-code")
-    assert (tmp_path / "ran").exists()
-    [warning] = [line for line in trusted.stderr.splitlines() if "--trust-code" in line]
-    assert says(warning, "untrusted-code", "their_nets:build", tmp_path / "their_nets.py")
-
-
 def test_config_prints_foreign_code_without_importing_it(shared_config: Path) -> None:
     printed = call("config", shared_config, "--diff")
     assert (printed.exit_code, "their_code:loss" in printed.stdout) == (0, True)

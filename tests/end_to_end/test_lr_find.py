@@ -107,21 +107,6 @@ def test_lr_find_warns_of_typed_keys_that_it_does_not_use(gputrain: Gputrain) ->
     assert "up to 20 steps" in done.stderr
 
 
-def test_lr_find_writes_lr_into_config_file(gputrain: Gputrain) -> None:
-    config = gputrain.folder / "mine.yaml"
-    config.write_text("base: digits.yaml\n# how it learns\noptim: {lr: 0.3, name: sgd}  # from a paper\n")
-    gputrain.folder.joinpath("digits.yaml").write_text(
-        "data: {dataset: digits, batch_size: 64}\nmodel: {name: linear}\nschedule: {warmup_steps: 10000}\n"
-    )
-    done = gputrain("lr-find", "mine.yaml", "--gpus", "cpu", "--set", "--seed", "2")
-    assert done.returncode == 0, done.stderr
-    [value] = [line.split()[0].partition("=")[2] for line in done.stdout.splitlines() if "optim.lr=" in line]
-    before, after = config.read_text(), f"optim: {{lr: {value}, name: sgd}}  # from a paper"
-    assert before == f"base: digits.yaml\n# how it learns\n{after}\n"
-    assert done.stdout.splitlines()[-1] == f"{config}: set"
-    assert "1 rank on the CPU, global batch size 64, up to 100 steps with optim.lr from 1e-6 to 10" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "location", "values"),
     [

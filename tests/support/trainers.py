@@ -13,11 +13,10 @@ SCRIPTS = Path(__file__).parents[1] / "trainers"
 
 @dataclass(frozen=True)
 class Trainer:
-    """A trainer: its packages besides torch, and its script, "" if only a command needs it (`trainer_commands`). The
-    first package has the version of the trainer."""
+    """A trainer: its packages besides torch, and its script. The first package has the version of the trainer."""
 
     requirements: tuple[str, ...]
-    script: str = ""
+    script: str
 
     @property
     def package(self) -> str:
@@ -38,8 +37,6 @@ TRAINERS = {
     # Its default store needs two more packages.
     "mlflow": Trainer(("mlflow-skinny", "sqlalchemy", "alembic"), "train_mlflow.py"),
     "torchtitan": Trainer(("torchtitan", "tensorboard"), "train_torchtitan.py"),
-    "sentence-transformers": Trainer(("sentence-transformers", "datasets", "accelerate")),
-    "uv": Trainer(("uv",)),
 }
 
 

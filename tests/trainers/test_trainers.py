@@ -149,7 +149,7 @@ def assert_same_curves(found: dict[str, list[tuple[int, float]]], logged: dict[s
             assert is_equal, f"{name} at {step}: {value} was logged as {expected}"
 
 
-@pytest.mark.parametrize("name", [name for name, trainer in TRAINERS.items() if trainer.script])
+@pytest.mark.parametrize("name", TRAINERS)
 @pytest.mark.timeout(300)
 def test_metrics_of_trainer_are_followed(name: str, tmp_path: Path) -> None:
     python = python_of(Path(ENVIRONMENTS or "", name))

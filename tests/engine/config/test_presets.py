@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from engine.config.loader import presets, resolve_config
 from engine.data.sources.formats import expected_input_format
 from engine.models.summary import build_meta_model
-from engine.optim.lr_schedule import lr_factor, scaled_lr
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -50,14 +48,3 @@ def test_model_of_preset_accepts_its_images(name: str) -> None:
     model = build_meta_model(config, image_format.channels, classes, image_format.size).eval()
     for size in (*image_format.train_sizes, image_format.val_size):
         assert model(torch.empty(1, image_format.channels, size, size, device="meta")).shape == (1, classes)
-
-
-def test_imagenet_rn50_has_learning_rate_and_ema_of_source() -> None:
-    config = resolve_config("imagenet-rn50", ["data.path=/photos"]).config
-    steps = 1251
-    assert scaled_lr(config.optim, 8) == 0.5
-    for epoch in (5, 6, 300, 599):
-        expected = (1 + np.cos(np.pi * (epoch - 5) / 595)) / 2
-        assert lr_factor(config.schedule, epoch * steps + 1, steps, 600) == pytest.approx(expected)
-    # torchvision averages every 32 steps and scales 1 - decay by GPUs x batch x steps / epochs.
-    assert config.model.ema**32 == pytest.approx(1 - (1 - 0.99998) * 8 * 128 * 32 / 600, abs=1e-5)

@@ -45,15 +45,6 @@ def test_resume_works_across_memory_formats(name: str, tmp_path: Path) -> None:
             assert (value - other_weights[key]).abs().mean() < 1e-4
 
 
-@pytest.mark.parametrize("pipeline", ["memory", "stream"])
-def test_batches_have_memory_format_of_model(pipeline: str) -> None:
-    recipe = (*SMALL, "data.dataset=fake", f"data.pipeline={pipeline}", "data.workers=0", "model.channels_last=on")
-    with single_rank_trainer(*recipe) as trainer:
-        images = trainer.state.next_train_batch().images
-        assert images.is_contiguous(memory_format=torch.channels_last)
-        assert not images.is_contiguous()
-
-
 @pytest.mark.parametrize(
     ("recipe", "capability", "last"),
     [

@@ -20,7 +20,6 @@ from engine.runs.bottleneck import fixed_cost_share, model_flops_utilization
 from engine.runs.events import Event, RunStarted
 from engine.runs.folder import RunFolder
 from engine.training.batch_size import BatchSizeTrials
-from engine.training.checkpoint import load_checkpoint
 from engine.training.job import Job
 from engine.training.train import run_training
 from engine.training.warmup import count_flops_per_image
@@ -44,17 +43,6 @@ SCHEDULE = ("data.size_schedule=[6@1,10@2,12@3]", "data.image_size=11")
 def recipe(tmp_path: Path) -> tuple[str, ...]:
     (tmp_path / "pooled_net.py").write_text(POOLED)
     return (*FAKE, *SCHEDULE, f"run.code={tmp_path}", "model.name=pooled_net:pooled")
-
-
-def test_resumed_run_continues_size_schedule(recipe: tuple[str, ...], tmp_path: Path) -> None:
-    options = (*recipe, "augment.erasing=0.5", "augment.resized_crop=true", "checkpoint.keep=9")
-    whole = train_in_process(tmp_path / "whole", *options)
-    assert [epoch.train_size for epoch in whole] == [6, 10, 12]
-    first = sorted((tmp_path / "whole" / "checkpoints").glob("step-*.pt"))[0]
-    assert load_checkpoint(first)["epoch"] == 2
-    resumed = train_in_process(tmp_path / "resumed", *options, checkpoint=first)
-    losses = [(epoch.train_size, epoch.train_loss, epoch.val_loss) for epoch in resumed]
-    assert losses == [(epoch.train_size, epoch.train_loss, epoch.val_loss) for epoch in whole[1:]]
 
 
 @pytest.mark.nightly

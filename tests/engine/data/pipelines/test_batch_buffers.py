@@ -29,17 +29,6 @@ def constant(value: int, size: int = SIZE) -> Tensor:
     return torch.full((COUNT, CHANNELS, size, size), value, dtype=torch.uint8)
 
 
-def test_buffers_return_the_images_that_were_sent() -> None:
-    buffers = BatchBuffers(1, 2, NUM_BYTES)
-    sent = load_batch(buffers, 7)
-    assert sent.memory is not None
-    assert sent.memory.is_shared()
-    batch = buffers.receive(sent)
-    assert torch.equal(batch.images, constant(7))
-    assert batch.images.is_contiguous(memory_format=torch.channels_last)
-    assert batch.labels.tolist() == [0, 1]
-
-
 def test_buffers_keep_a_batch_while_a_view_of_it_exists() -> None:
     buffers = BatchBuffers(1, 1, NUM_BYTES)
     view = buffers.receive(load_batch(buffers, 1)).images[1:, 0]

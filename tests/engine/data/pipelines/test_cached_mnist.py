@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -75,22 +74,6 @@ def test_mnist_from_cache_does_not_import_torchvision(tmp_path: Path) -> None:
         for overrides in (["data.image_size=32", "data.channels=3"],)
     ]
     assert outputs == ["memory (64, 3, 32, 32) False\n"]
-
-
-@pytest.mark.parametrize(
-    "damaged", [{"classes": 3}, {"labels": None}, {"labels": {"train": ["0"], "val": [0]}}], ids=str
-)
-def test_mnist_cache_is_rebuilt_when_labels_are_damaged(
-    damaged: dict[str, object], tmp_path: Path, cache: Path
-) -> None:
-    write_mnist(tmp_path)
-    config = resolve_config(None, ["data.dataset=mnist", f"data.path={tmp_path}"]).config
-    expected = open_source(config).get_labels("val")
-    (metadata_file,) = cache.glob("*.json")
-    metadata = json.loads(metadata_file.read_text())
-    metadata |= damaged
-    metadata_file.write_text(json.dumps(metadata))
-    assert np.array_equal(open_source(config).get_labels("val"), expected)
 
 
 def test_mnist_is_cached_at_requested_size(tmp_path: Path, cache: Path) -> None:

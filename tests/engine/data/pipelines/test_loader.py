@@ -46,25 +46,6 @@ def reference_batches(request: pytest.FixtureRequest) -> tuple[str, list[Batch]]
     return request.param, batches(0, request.param)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_batches_are_same_for_any_number_of_workers(workers: int, reference_batches: tuple[str, list[Batch]]) -> None:
-    with_workers = batches(workers, reference_batches[0])
-    assert len(reference_batches[1]) == len(with_workers) == 2 * (6 + 3)
-    for batch, other_batch in zip(reference_batches[1], with_workers, strict=True):
-        assert torch.equal(batch.images, other_batch.images)
-        assert torch.equal(batch.labels, other_batch.labels)
-
-
-@pytest.mark.parametrize("first", [1, 4, 6])
-def test_batches_after_resume_continue_epoch(first: int, reference_batches: tuple[str, list[Batch]]) -> None:
-    resumed = batches(0, reference_batches[0], first)
-    assert len(resumed) == len(reference_batches[1]) - first
-    assert all(
-        torch.equal(batch.images, other_batch.images)
-        for batch, other_batch in zip(reference_batches[1][first:], resumed, strict=True)
-    )
-
-
 def test_batches_vary_by_epoch_only_for_training(reference_batches: tuple[str, list[Batch]]) -> None:
     crop, loaded = reference_batches
     config = resolve_config(None, ["data.channels=3"]).config

@@ -50,18 +50,6 @@ def test_memory_pipeline_applies_per_image_transforms_like_stream() -> None:
     assert_the_same(batches("memory", config, source, sampler), batches("stream", config, source, sampler))
 
 
-@pytest.mark.parametrize("first", [(1, 0), (1, 3), (2, 1)])
-@pytest.mark.parametrize("rank", [0, 2])
-def test_memory_pipeline_matches_stream_for_rank_accumulation_and_resume(first: tuple[int, int], rank: int) -> None:
-    config = resolve_config(None, AUGMENT_OVERRIDES).config
-    source = open_source(config)
-    sampler = DistributedBatchSampler(203, 37, 8, rank, 3, False, 0, accumulate=2)
-    in_memory = batches("memory", config, source, sampler, first)
-    assert_the_same(in_memory, batches("stream", config, source, sampler, first))
-    assert {batch.ends_step for batch in in_memory} == {True, False}
-    assert len({len(batch.labels) for batch in in_memory}) > 1
-
-
 @pytest.mark.parametrize("size", [12, 32, 50])
 def test_memory_pipeline_resized_crop_matches_stream_within_two_levels(size: int) -> None:
     overrides = ["augment.resized_crop=true", "augment.flip=true", "data.dataset=fake", "data.batch_size=16"]

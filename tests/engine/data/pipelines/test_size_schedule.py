@@ -10,9 +10,6 @@ import torch
 from PIL import Image
 
 from engine.config.loader import resolve_config
-from engine.config.pipeline import PipelineName
-from engine.config.resume import find_changes, immutable_key_problems
-from engine.config.schema import as_dict
 from engine.data.pipelines.choose import PipelineChoice, choose_pipeline
 from engine.data.pipelines.device import DeviceBatch
 from engine.data.pipelines.input_pipeline import InputPipeline
@@ -66,25 +63,6 @@ def test_size_schedule_does_not_change_evaluation_size(overrides: list[str], des
     assert image_format.describe() == described
     assert [image_format.at_epoch(epoch).size for epoch in (1, 2, 3, 99)] == [12, 20, 20, 20]
     assert {image_format.at_epoch(epoch).val_size for epoch in (1, 2)} == {image_format.val_size}
-
-
-def test_resumed_run_keeps_size_schedule() -> None:
-    saved = as_dict(resolve_config(None, [TWO_SIZES]).config)
-    config = resolve_config(None, ["data.size_schedule=[12@1,20@3]"]).config
-    [problem] = immutable_key_problems(find_changes(saved, config))
-    assert has_problem([problem], "resume-differs", "data.size_schedule")
-
-
-def train_sides(of_two_epochs: list[DeviceBatch]) -> list[int]:
-    return [batch.images.shape[-1] for batch in of_two_epochs]
-
-
-@pytest.mark.parametrize("pipeline", ["stream", "memory", "fixed"])
-@pytest.mark.parametrize("crop", [[], ["augment.resized_crop=true"]])
-def test_batches_have_size_of_their_epoch(pipeline: PipelineName, crop: list[str]) -> None:
-    config = resolve_config(None, [TWO_SIZES, *crop, "augment.erasing=1", "data.val_crop=10"]).config
-    of_two_epochs = batches(pipeline, config, open_source(config), SMALL)
-    assert train_sides(of_two_epochs) == [12] * 3 + [10] * 2 + [20] * 3 + [10] * 2
 
 
 @pytest.mark.parametrize(

@@ -37,16 +37,6 @@ def decode(data: bytes, mode: str, denominator: int = 1) -> Images | None:
     return jpeg.decode(data, mode, *size, denominator)
 
 
-@pytest.mark.parametrize("stored", ["RGB", "L"])
-@pytest.mark.parametrize(("channels", "mode"), [(3, "RGB"), (1, "L")])
-def test_read_image_full_size_jpeg_matches_pillow(tmp_path: Path, stored: str, channels: int, mode: str) -> None:
-    path, image_format = write_photo(tmp_path / "photo.jpg", stored), ImageFormat(SIZE, channels, (), ())
-    assert decode(path.read_bytes(), mode) is not None
-    for get_box in (center_box, lambda height, width: (30, 20, width - 11, height - 3)):
-        pixels, expected = read_image(path, image_format, get_box), read_with_pillow(path, mode, get_box(260, 300))
-        assert np.abs(pixels.astype(int) - expected).max() <= 1 + (stored != mode)
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -224,15 +224,6 @@ def test_download_into_unwritable_folder_is_one_sentence(tmp_path: Path) -> None
         open_source(config("data.dataset=mnist", f"data.path={tmp_path}/file", "data.download=true"))
 
 
-def test_fake_source_has_requested_count_and_size() -> None:
-    fake_config = config("data.dataset=fake", "data.image_size=20", "data.num_classes=4", "data.fake_train=50")
-    source = open_source(fake_config)
-    images, labels = source.load("train", np.arange(8))
-    assert (images.shape, source.num_images("train"), labels.tolist()) == ((8, 3, 20, 20), 50, [0, 1, 2, 3, 0, 1, 2, 3])
-    assert (images == open_source(fake_config).load("train", np.arange(8))[0]).all()
-    assert (images != open_source(fake_config).load("val", np.arange(8))[0]).any()
-
-
 def test_check_source_reports_all_config_mismatches_together() -> None:
     bad_config = config("data.num_classes=3", "data.batch_size=2000", "data.mean=[0.1, 0.2]")
     source = open_source(bad_config)
