@@ -99,15 +99,13 @@ class _Metric:
 
     def add(self, points: FloatArray, limit: int) -> None:
         """Add points as columns. Beyond `limit` columns, all but the last point are put together in blocks."""
-        position = 0
-        while position < points.shape[1]:
-            if self.length >= limit:
-                self._reduce(limit // 2)
-            part = points[:, position : position + limit - self.length]
-            self._make_room(part.shape[1], limit)
-            self._columns[:, self.length : self.length + part.shape[1]] = part
-            self.length += part.shape[1]
-            position += part.shape[1]
+        start, self.length = self.length, self.length + points.shape[1]
+        if self.length > self._columns.shape[1]:
+            grown = np.empty((_NUM_ROWS, max(self.length, min(2 * self._columns.shape[1], limit))))
+            grown[:, :start] = self._columns[:, :start]
+            self._columns = grown
+        self._columns[:, start : self.length] = points
+        self.shrink(limit)
 
     def shrink(self, limit: int) -> None:
         """Keep at most about `limit` columns."""
@@ -115,13 +113,6 @@ class _Metric:
             self._reduce(limit // 2)
         elif self._columns.shape[1] > limit:
             self._columns = self.columns.copy()
-
-    def _make_room(self, num_columns: int, limit: int) -> None:
-        wanted = self.length + num_columns
-        if wanted > self._columns.shape[1]:
-            grown = np.empty((_NUM_ROWS, min(max(wanted, 2 * self._columns.shape[1]), limit)))
-            grown[:, : self.length] = self.columns
-            self._columns = grown
 
     def _reduce(self, max_blocks: int) -> None:
         """Put columns together: at most `max_blocks`, and two for the last point.
@@ -214,8 +205,9 @@ class Curves:
             if not points:
                 return
         columns = points.columns()
-        order = np.argsort(columns.name_index, kind="stable")
-        table = _point_table(columns, first_number=self.num_points)[:, order]
+        table = _point_table(columns, first_number=self.num_points)
+        if len(columns.names) > 1:
+            table = table[:, np.argsort(columns.name_index, kind="stable")]
         ends = np.cumsum(np.bincount(columns.name_index, minlength=len(columns.names))).tolist()
         for name in columns.names:
             if name not in self._metrics:
@@ -305,21 +297,23 @@ class Curves:
         columns = self._columns(name)
         with self._lock:
             x = self._positions(columns, (columns[_STEP_LOW] + columns[_STEP_HIGH]) / 2, axis)
-        order = np.argsort(x, kind="stable")
-        order = order[np.isfinite(x[order])]
-        if not len(order):
+        if not (x[1:] >= x[:-1]).all() or not np.isfinite(x[-1:]).all():
+            order = np.argsort(x, kind="stable")
+            order = order[np.isfinite(x[order])]
+            columns, x = columns[:, order], x[order]
+        if not len(x):
             return NO_BLOCKS
-        x, low, high, last = x[order], columns[_LOW, order], columns[_HIGH, order], columns[_LAST, order]
+        low, high, last = columns[_LOW], columns[_HIGH], columns[_LAST]
         if columns[_SIZE].max() == 1:
             points = Series(x, last)
             return BlockSeries(points, points)
         with np.errstate(divide="ignore", invalid="ignore"):
-            means = columns[_SUM, order] / columns[_FINITE, order]
+            means = columns[_SUM] / columns[_FINITE]
         means[~np.isfinite(means)] = math.nan
         # The two points of a block follow the curve.
-        is_rising = np.diff(last, prepend=last[0]) >= 0
-        pair = np.where(is_rising, [low, high], [high, low])
-        return BlockSeries(Series(np.repeat(x, 2), pair.T.reshape(-1)), Series(x, means))
+        is_rising = np.append(True, last[1:] >= last[:-1])
+        pairs = np.where(is_rising, low, high), np.where(is_rising, high, low)
+        return BlockSeries(Series(np.repeat(x, 2), np.stack(pairs, 1).reshape(-1)), Series(x, means))
 
     def block_size(self, name: str) -> int:
         """Return the number of points in the largest block of a metric; 1 if every point is there."""

@@ -22,9 +22,9 @@ from engine.runs.metrics import METRICS, own_metric
 from engine.runs.series import FloatArray
 from engine.utils.codec import UNSET
 
-MAX_STEP_COLUMNS = 1 << 16
-"""Points and blocks of each curve on the screen of a run: 6 MB for a curve of the steps, in which each of 64,000
-steps is exact, and a thousandth of a million steps still has 16 blocks or more."""
+MAX_STEP_COLUMNS = 1 << 15
+"""Points and blocks of each curve on the screen of a run, 3 MB for a curve of the steps: up to 32,768 steps are exact,
+and a hundredth of a million steps still has 150 blocks."""
 EPOCH_LOSS = "train_loss_epoch"
 """Name of the mean training loss of each epoch; `train_loss` has that of each step."""
 STEP_QUANTITIES = ("lr", "grad_norm")
@@ -61,7 +61,6 @@ class JournalPoints:
                 case StepEvent():
                     self._steps.append(event)
                 case EpochEvent():
-                    self._add_steps(reading.points)
                     reading.points.extend(self._epoch_points(event))
                 case RunStarted():
                     self._add_steps(reading.points)
@@ -100,9 +99,9 @@ class JournalPoints:
         points.add_columns(_columns("train_loss", steps, losses, loss_times))
         for name in STEP_QUANTITIES:
             values = [getattr(event, name) for event in events]
-            known = np.array([value is not UNSET for value in values])
-            numbers = np.array([None if value is UNSET else value for value in values], np.float64)
-            points.add_columns(_columns(name, ends[known], numbers[known], times[known]))
+            known = [index for index, value in enumerate(values) if value is not UNSET]
+            numbers = np.array([values[index] for index in known], np.float64)
+            points.add_columns(_columns(name, ends[known], numbers, times[known]))
         self._step, self._trained_s = int(ends[-1]), float(times[-1])
 
     def _epoch_points(self, event: EpochEvent) -> Iterable[Point]:
@@ -111,10 +110,10 @@ class JournalPoints:
         values = {key: value for key, value in values.items() if value is not None or key in RESULTS}
         values[EPOCH_LOSS] = values["train_loss"]
         values |= {own_metric(name).key: value for name, value in event.metrics.items()}
+        time = self._steps[-1].time + self._offset_s if self._steps else self._trained_s
         for name, value in values.items():
             if name not in STEP_METRICS:
-                number = math.nan if value is None else value
-                yield Point(name, event.step, number, event.epoch, self._trained_s)
+                yield Point(name, event.step, math.nan if value is None else value, event.epoch, time)
 
 
 def _columns(name: str, steps: np.ndarray, values: FloatArray, times: FloatArray) -> PointColumns:
