@@ -11,8 +11,7 @@ import os
 import signal
 import stat
 from contextlib import suppress
-from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from engine.runs.folder import RunFolder
 from engine.runs.run_record import read_run_record
@@ -82,14 +81,7 @@ class _DroppedOptions(Record, frozen=True, kw_only=True):
     slurm_env: bool = True
 
 
-class CommandFolder(Protocol):
-    """The folder of a run, or of a sweep whose trials run the command."""
-
-    command: Path
-    """Path of `command.json`."""
-
-
-def write_command(folder: CommandFolder, command: Program) -> None:
+def write_command(folder: RunFolder, command: Program) -> None:
     """Store a command, readable for its user only. Raises OSError."""
     write_record(folder.command, command, private=True)
 
@@ -102,7 +94,7 @@ def has_command(folder: RunFolder) -> bool:
     return record is not None and record.command != ""
 
 
-def read_command(folder: CommandFolder) -> Program:
+def read_command(folder: RunFolder) -> Program:
     """Return the stored command. Raises UsageError if it is missing or damaged."""
     try:
         data, _ = read_file(folder.command, MAX_COMMAND_BYTES)
@@ -113,7 +105,7 @@ def read_command(folder: CommandFolder) -> Program:
         raise _unusable(folder, str(error), error.code) from error
 
 
-def dropped_option_warnings(folder: CommandFolder) -> list[Problem]:
+def dropped_option_warnings(folder: RunFolder) -> list[Problem]:
     """Return a warning for each option of a stored command that earlier versions had and that has no effect any more.
 
     Once the command is stored again, there are none."""
@@ -132,7 +124,7 @@ def dropped_option_warnings(folder: CommandFolder) -> list[Problem]:
     return found
 
 
-def foreign_command_reason(folder: CommandFolder) -> str | None:
+def foreign_command_reason(folder: RunFolder) -> str | None:
     """Return why somebody else may have written a stored command, as a clause that follows its name; None if only this
     user can."""
     try:
@@ -149,5 +141,5 @@ def forget_environment(folder: RunFolder, command: Program) -> None:
     write_command(folder, replace(command, environment={}))
 
 
-def _unusable(folder: CommandFolder, reason: str, code: str) -> UsageError:
+def _unusable(folder: RunFolder, reason: str, code: str) -> UsageError:
     return UsageError.one(str(folder.command), reason, "start the command again as a new run", code=code)

@@ -2,7 +2,8 @@
 
 The lock of the run decides about a process of this kernel, in whatever container and under whatever host name it runs,
 unless somebody has deleted it: a live owner writes it again with its next heartbeat.
-Not every network file system shares locks between hosts, so a heartbeat decides about another host. Clocks differ, so
+Not every network file system shares locks between hosts, and some have no write locks, so a heartbeat decides about
+another host and about an owner without a write lock. Clocks differ, so
 a process is alive if its heartbeat was seen to change, and dead if it was seen unchanged for
 `HEARTBEAT_TIMEOUT_SECONDS`. Until then, lists show a guess from its date, and `watch_claims` waits for more.
 
@@ -71,7 +72,7 @@ class Claim(FileRecord, frozen=True, kw_only=True):
     journal_start: Count = 0
     """Size of the journal in bytes when the process acquired the run: its events follow."""
     write_lock: bool = False
-    """Whether the process holds a write lock on the lock file. Else an `flock` shows that it lives."""
+    """Whether the process holds a write lock on the lock file. Else its heartbeat shows that it lives."""
 
     @property
     def process(self) -> str:
@@ -113,7 +114,7 @@ class Claim(FileRecord, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class ObservedClaim:
-    """A claim of a process that may be on another host. `moves`: this process has seen its heartbeat change lately.
+    """A claim of a process whose lock may not be visible. `moves`: this process has seen its heartbeat change lately.
     `still_s` is for how long it has seen it unchanged, in seconds. `written_at` is the Unix time of the file."""
 
     claim: Claim
@@ -179,14 +180,12 @@ def read_claim(owner: Path) -> Claim | None:
 def observe_claim(owner: Path) -> ObservedClaim | None:
     """Return the claim of a process that has not released the run, and what this process has seen of its heartbeat.
 
-    None if the lock alone decides: no process of another kernel claims the run, and nobody has deleted its lock."""
-    return _observe(owner, read_claim(owner))
-
-
-def _observe(owner: Path, claim: Claim | None) -> ObservedClaim | None:
+    None if the lock alone decides: the run has no claim, or one of a process of this kernel that holds a write lock,
+    which nobody has deleted."""
+    claim = read_claim(owner)
     if claim is None or claim.heartbeat is None:
         return None
-    if claim.is_of_this_kernel and is_file(owner.with_name(LOCK_FILE)):
+    if claim.is_of_this_kernel and claim.write_lock and is_file(owner.with_name(LOCK_FILE)):
         return None
     try:
         folder, status = owner.parent.stat(), owner.stat()
@@ -204,21 +203,14 @@ def _observe(owner: Path, claim: Claim | None) -> ObservedClaim | None:
     return ObservedClaim(claim, status.st_mtime, sighting.moved and still_s < HEARTBEAT_TIMEOUT_SECONDS, still_s)
 
 
-def counts_flock(claim: Claim | None) -> bool:
-    """Whether the owner of a run with this claim may hold only an `flock`, which any reader of the file can hold, too:
-    that of an earlier gputrain, or a file system without write locks."""
-    return claim is None or (not claim.write_lock and claim.heartbeat is not None)
-
-
 def is_claimed(owner: Path) -> bool:
     """Whether a live process owns the run, as far as this process can know without waiting."""
-    claim = read_claim(owner)
-    observed = _observe(owner, claim)
+    observed = observe_claim(owner)
     # The clock of a host that booted again may be behind its last heartbeat: no date decides about a namesake.
     if observed is not None and (observed.moves or not observed.claim.is_of_namesake):
         return observed.lives
     try:
-        return is_held(owner.with_name(LOCK_FILE), counts_flock=counts_flock(claim))
+        return is_held(owner.with_name(LOCK_FILE))
     except OSError:
         return False
 

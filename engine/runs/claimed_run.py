@@ -16,7 +16,6 @@ from itertools import count
 from pathlib import Path
 
 from engine.runs.control import consume_requests
-from engine.runs.find import require_own
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder
 from engine.runs.ownership import Ownership, check_not_owned
 from engine.runs.root import LAST_RUN, is_run_folder
@@ -54,7 +53,7 @@ def check_claim(root: Path, name: str | None, *, resume: bool, trust_owner: bool
     Does not watch claims of other hosts. Raises UsageError as `claim_run` does."""
     if name is not None and resume and is_run_folder(root / name):
         folder = RunFolder(root / name)
-        require_own(folder, trust_owner=trust_owner)
+        folder.require_own(trust_owner=trust_owner)
         check_not_owned(folder)
         return folder
     if name is not None and os.path.lexists(root / name):
@@ -90,7 +89,7 @@ def claim_run(
         path = _create_run_folder(root, name, stem) if is_new else root / str(name)
         try:
             folder = RunFolder(path).identified()
-            require_own(folder, trust_owner=trust_owner)
+            folder.require_own(trust_owner=trust_owner)
             folder.restrict_umask()
             claimed = ClaimedRun(folder, Ownership(folder, agents), is_new, new_parents)
         except BaseException:

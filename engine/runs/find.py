@@ -202,22 +202,8 @@ def newest_first(runs: Sequence[RunFolder]) -> list[RunFolder]:
 
 def _checked(run: RunFolder, *, trust_owner: bool) -> RunFolder:
     """Return the folder, identified. Raises UsageError as `require_own` does, and if it cannot be examined."""
-    require_own(run, trust_owner=trust_owner)
+    run.require_own(trust_owner=trust_owner)
     try:
         return run.identified()
     except OSError as error:
         raise UsageError.one(str(run.path), f"cannot be opened: {error.strerror}", code="not-readable") from error
-
-
-def require_own(run: RunFolder, *, trust_owner: bool, can_trust: bool = True) -> None:
-    """Raise UsageError if the run contains a link, or if other users can change it and they are not trusted.
-
-    `can_trust` is False for a command without --trust-owner."""
-    if (problem := run.link_problem()) is not None:
-        raise UsageError.one(
-            str(run.path), f"this run {problem}", "replace the link by what it leads to", code="is-link"
-        )
-    if not trust_owner and (problem := run.foreign_reason()) is not None:
-        closes = f"remove write permission for others with `chmod -R go-w {shlex.quote(str(run.path))}`"
-        advice = [closes] * run.is_of_this_user + [TRUST_OWNER_ADVICE] * can_trust
-        raise UsageError.one(str(run.path), f"this run {problem}", ", or ".join(advice), code="foreign-writable")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.runs.claim import LOCK_FILE, is_claimed
 from engine.runs.root import is_listed, is_run_folder
@@ -61,8 +62,8 @@ class RunState(StrEnum):
 LIVE_STATES = frozenset({RunState.WAITING, RunState.STARTING, RunState.RUNNING, RunState.PAUSED, RunState.STOPPING})
 
 
-class _Entry:
-    """A file or folder of a run: the attribute is its path."""
+class PathOf:
+    """A file or folder of a run or a sweep: the attribute is its path."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -79,58 +80,59 @@ class RunFolder:
     moved or deleted meanwhile, and another one may take its place.
     """
 
+    kind: ClassVar[str] = "run"
     path: Path
     number: tuple[int, int] | None = field(default=None, compare=False)
 
-    config = _Entry("config.yaml")
+    config = PathOf("config.yaml")
     """Resolved config, enough to repeat the run."""
-    command = _Entry("command.json")
+    command = PathOf("command.json")
     """What the run starts, if that is the command of another program, see `engine.command.spec`."""
-    code = _Entry("code")
+    code = PathOf("code")
     """Folder of the code of the run as it was when the run was made, see `engine.code.record`."""
-    metrics = _Entry("metrics")
+    metrics = PathOf("metrics")
     """Folder of the metrics of a command, see `engine.command.metric_files`."""
-    torchrun = _Entry("torchrun")
+    torchrun = PathOf("torchrun")
     """Folder of the logs that torchrun writes for each rank of a command."""
-    journal = _Entry("events.jsonl")
+    journal = PathOf("events.jsonl")
     """Journal of the run, see `engine.runs.events`."""
-    summary = _Entry("summary.json")
+    summary = PathOf("summary.json")
     """Record of the run, see `engine.runs.run_record`."""
-    labels = _Entry("labels.json")
+    labels = PathOf("labels.json")
     """Tags, note and archive flag that the user has set, see `engine.runs.labels`."""
-    log = _Entry("log.txt")
+    log = PathOf("log.txt")
     """Log lines of the run, and the output of its ranks."""
-    notify_log = _Entry("notify.log")
+    notify_log = PathOf("notify.log")
     """What became of the messages about the run, see `engine.notify`."""
-    checkpoints = _Entry("checkpoints")
+    checkpoints = PathOf("checkpoints")
     """Folder of the checkpoints, see `engine.runs.checkpoint_files`."""
-    tensorboard = _Entry("tensorboard")
+    tensorboard = PathOf("tensorboard")
     """Folder of the TensorBoard event files."""
-    exports = _Entry("exports")
+    exports = PathOf("exports")
     """Folder of the charts that the screen exports."""
-    control = _Entry("control")
+    control = PathOf("control")
     """Folder of the control requests, see `engine.runs.control`."""
-    owner = _Entry("owner.json")
+    owner = PathOf("owner.json")
     """Host, process and heartbeat of the owner, see `engine.runs.claim`."""
-    lock = _Entry(LOCK_FILE)
+    lock = PathOf(LOCK_FILE)
     """Lock file on which the owner holds a write lock, see `engine.utils.locks`."""
-    private_lock = _Entry(".lock")
+    private_lock = PathOf(".lock")
     """Lock file that only its user can open, which decides who owns the run."""
-    queue = _Entry("queue.json")
+    queue = PathOf("queue.json")
     """Place of the run in the queue for GPUs, see `engine.queue.state`."""
-    class_indices = _Entry("class_indices.json")
+    class_indices = PathOf("class_indices.json")
     """Class names by index, as a JSON object."""
-    evaluation = _Entry("evaluation.json")
+    evaluation = PathOf("evaluation.json")
     """Per-class results of the last and the best epoch; see `engine.runs.evaluations`."""
-    inspection = _Entry("inspection.npz")
+    inspection = PathOf("inspection.npz")
     """Results of each image of the last `gputrain evaluate --list`, see `engine.runs.inspection`."""
-    export = _Entry("export")
+    export = PathOf("export")
     """Folder to which `gputrain export` writes by default."""
-    sync = _Entry("sync")
+    sync = PathOf("sync")
     """Folder of what was sent to other services, see `engine.sync.state`."""
-    profiles = _Entry("profile")
+    profiles = PathOf("profile")
     """Folder of the profiles of training steps, see `engine.runs.profile_file`."""
-    skipped_files = _Entry("skipped_files.txt")
+    skipped_files = PathOf("skipped_files.txt")
     """List of the dataset files that are not used; written only if the warning cannot name them all."""
 
     def identified(self) -> RunFolder:
@@ -210,6 +212,19 @@ class RunFolder:
         links = (name for name, status in self._opened_entries() if stat.S_ISLNK(status.st_mode))
         return next((f"contains the link {name}" for name in links), None)
 
+    def require_own(self, *, trust_owner: bool, can_trust: bool = True) -> None:
+        """Raise UsageError if the run contains a link, or if other users can change it and they are not trusted.
+
+        `can_trust` is False for a command without --trust-owner."""
+        if (problem := self.link_problem()) is not None:
+            advice = "replace the link by what it leads to"
+            raise UsageError.one(str(self.path), f"this {self.kind} {problem}", advice, code="is-link")
+        if not trust_owner and (problem := self.foreign_reason()) is not None:
+            closes = f"remove write permission for others with `chmod -R go-w {shlex.quote(str(self.path))}`"
+            advice = ", or ".join([closes] * self.is_of_this_user + [TRUST_OWNER_ADVICE] * can_trust)
+            reason = f"this {self.kind} is not trusted: it {problem}"
+            raise UsageError.one(str(self.path), reason, advice, code="foreign-writable")
+
     def restrict_umask(self) -> None:
         """Let no file that this process creates from here on be more open than the folder."""
         os.umask(os.umask(0o077) | ~self.status().st_mode & 0o777)
@@ -261,14 +276,18 @@ def final_state(state: str) -> RunState:
 
 def list_runs(root: Path) -> list[RunFolder]:
     """Return all runs in `root` by name. Raises UsageError if the folder cannot be read."""
+    return [RunFolder(path) for path in paths_in(root) if is_listed(path.name) and is_run_folder(path)]
+
+
+def paths_in(root: Path) -> list[Path]:
+    """Return what is in a runs folder by name, nothing without one. Raises UsageError if it cannot be read."""
     try:
-        paths = list(root.iterdir())
+        return sorted(root.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         reason = f"{root} cannot be read: {error.strerror}"
         raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-readable") from error
-    return [RunFolder(path) for path in sorted(paths) if is_listed(path.name) and is_run_folder(path)]
 
 
 def sweep_of_trial(run_name: str) -> tuple[str, int] | None:

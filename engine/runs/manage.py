@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.config.run_name import name_problem, normalize_name
-from engine.runs.find import find_run, require_own
+from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import locked_ended_run
 from engine.runs.root import LAST_RUN, is_run_folder
@@ -26,7 +26,7 @@ def rename_run(folder: RunFolder, name: str) -> RunFolder:
     live, or if other users can change it.
     """
     name = check_new_name(name)
-    require_own(folder, trust_owner=False, can_trust=False)
+    folder.require_own(trust_owner=False, can_trust=False)
     if name == folder.name:
         raise UsageError.one(name, "is the name that the run has", code="name-in-use")
     root = folder.path.parent

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
-from engine.runs.claim import Claim, counts_flock, observe_claim, read_claim, watch_claims
+from engine.runs.claim import Claim, observe_claim, read_claim, watch_claims
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import read_run_record
 from engine.utils.codec import overwrite_record, replace, write_record
@@ -60,25 +60,14 @@ class Ownership:
         Watches a claim of another host for seconds, unless this process has done that before, see `watch_claims`."""
         self.folder = folder
         self._last_heartbeat, self._token = -math.inf, uuid.uuid4().hex
-        lock = _retry(partial(_try_lock, folder))
-        if lock is None:
-            raise _owned_by_another(folder)
+        self._lock = lock = _acquire(folder, _resume_advice(folder))
         try:
-            # Not every network file system shares locks between hosts.
-            watch_claims([folder.owner])
-            _check_unclaimed(folder)
-            if folder.is_gone:
-                # It was renamed or moved to the trash while this process waited for its lock.
-                raise _moved(folder)
-            if lock.is_taken():
-                # Somebody had deleted the lock of a live process, which has written it again.
-                raise _owned_by_another(folder)
             # A record that is older than its lock may be that of an earlier session.
             lock.publish()
         except BaseException:
             lock.close()
             raise
-        self._lock, self._journal_start = lock, file_size(folder.journal)
+        self._journal_start = file_size(folder.journal)
         self._earlier_claim = read_claim(folder.owner)
         self._claim = Claim(
             host=socket.gethostname(),
@@ -166,36 +155,47 @@ def locked_ended_run(folder: RunFolder) -> Iterator[RunFolder]:
 
     Raises UsageError if a process owns the run, or if its path leads elsewhere, and OSError.
     """
-    advice = f"stop it first with `gputrain stop {shlex.quote(folder.name)}`"
     known = folder.identified()
-    watch_claims([known.owner])
-    _check_unclaimed(known, advice)
-    lock = None
-    if observe_claim(known.owner) is not None or not known.is_owned():
-        lock = _retry(partial(_try_lock, known))
-    if lock is None:
-        raise _owned_by_another(known, advice)
+    lock = _acquire(known, f"stop it first with `gputrain stop {shlex.quote(folder.name)}`")
     try:
-        if known.is_gone:
-            raise _moved(folder)
         yield known
     finally:
         lock.close()
 
 
+def _acquire(folder: RunFolder, advice: str) -> OwnerLock:
+    """Return the lock of an identified run that no process owns. Raises UsageError and OSError."""
+    lock = _retry(partial(OwnerLock.take, folder.lock, folder.private_lock))
+    if lock is None:
+        raise _owned_by_another(folder, advice)
+    try:
+        # Not every network file system shares locks between hosts.
+        watch_claims([folder.owner])
+        observed = observe_claim(folder.owner)
+        # Somebody may have deleted the lock of a live process, which has written it again.
+        if (observed is not None and observed.moves) or lock.is_taken():
+            raise _owned_by_another(folder, advice)
+        if folder.is_gone:
+            # It was renamed or moved to the trash while this process waited for its lock.
+            raise UsageError.one(folder.name, f"{folder.path} was moved or deleted meanwhile", code="run-changed")
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
 def check_not_owned(folder: RunFolder) -> None:
     """Raise UsageError if a process owns the run. Does not watch claims of other hosts."""
-    if observe_claim(folder.owner) is not None:
-        _check_unclaimed(folder)
-    elif _retry(lambda: None if folder.is_owned() else folder) is None:
-        raise _owned_by_another(folder)
+    observed = observe_claim(folder.owner)
+    is_owned = _retry(lambda: None if folder.is_owned() else folder) is None if observed is None else observed.moves
+    if is_owned:
+        raise _owned_by_another(folder, _resume_advice(folder))
 
 
 def _retry(attempt: Callable[[], T | None]) -> T | None:
     """Call `attempt` for about a second until it returns a value, and return that value.
 
-    After a `kill -9`, orphaned DataLoader workers hold the lock until they have exited. `is_held` takes a shared lock
-    for an instant when a reader checks the state of the run of an earlier gputrain."""
+    After a `kill -9`, orphaned DataLoader workers hold the lock until they have exited."""
     for _ in range(20):
         if (result := attempt()) is not None:
             return result
@@ -203,29 +203,13 @@ def _retry(attempt: Callable[[], T | None]) -> T | None:
     return None
 
 
-def _try_lock(folder: RunFolder) -> OwnerLock | None:
-    """Return the lock of a run; None if another process holds it. Raises OSError."""
-    is_flock = counts_flock(read_claim(folder.owner))
-    return OwnerLock.take(folder.lock, folder.private_lock, counts_flock=is_flock)
-
-
 def try_lock_unclaimed(folder: RunFolder) -> OwnerLock | None:
     """Return the lock of a run, which the caller closes; None if a process owns it, or one of another host claims it.
     Does not wait. Raises OSError."""
-    return None if observe_claim(folder.owner) is not None else _try_lock(folder)
+    return None if observe_claim(folder.owner) is not None else OwnerLock.take(folder.lock, folder.private_lock)
 
 
-def _check_unclaimed(folder: RunFolder, advice: str | None = None) -> None:
-    """Raise UsageError if a process on another host owns the run, as far as this process has seen.
-
-    Call `watch_claims` before."""
-    observed = observe_claim(folder.owner)
-    if observed is not None and observed.moves:
-        reason = f"is already running as {observed.claim.process}"
-        raise UsageError.one(folder.name, reason, advice or _stop_advice(folder), code="already-running")
-
-
-def _owned_by_another(folder: RunFolder, advice: str | None = None) -> UsageError:
+def _owned_by_another(folder: RunFolder, advice: str) -> UsageError:
     claim = read_claim(folder.owner)
     process = "process ? on another host" if claim is None else claim.process
     observed = observe_claim(folder.owner)
@@ -237,14 +221,8 @@ def _owned_by_another(folder: RunFolder, advice: str | None = None) -> UsageErro
         )
     record = read_run_record(folder)
     does = "waiting for GPUs" if record is not None and record.state is RunState.WAITING else "running"
-    return UsageError.one(
-        folder.name, f"is already {does} as {process}", advice or _stop_advice(folder), code="already-running"
-    )
+    return UsageError.one(folder.name, f"is already {does} as {process}", advice, code="already-running")
 
 
-def _stop_advice(folder: RunFolder) -> str:
+def _resume_advice(folder: RunFolder) -> str:
     return f"stop it with `gputrain stop {shlex.quote(folder.name)}`, or use a new name with --name"
-
-
-def _moved(folder: RunFolder) -> UsageError:
-    return UsageError.one(folder.name, f"{folder.path} was moved or deleted meanwhile", code="run-changed")

@@ -174,7 +174,7 @@ def detach_sweep(folder: SweepFolder, command: Sequence[str], flags: Sequence[st
     root = folder.path.parent
     launched = start_detached([*command, "sweep", "resume", folder.name, "--runs-dir", str(root), *flags], root)
     deadline = time.monotonic() + DETACH_TIMEOUT_SECONDS
-    while not folder.is_running() and launched.exit_code is None and time.monotonic() < deadline:
+    while not folder.is_owned() and launched.exit_code is None and time.monotonic() < deadline:
         time.sleep(0.05)
     if launched.exit_code:
         reason = "; ".join(launched.output_lines()[-3:]) or "it ended at once"

@@ -126,7 +126,7 @@ class SweepReader:
         settings = read_settings(self.folder.settings)
         if self._study is None and self.folder.journal.exists():
             self._study = open_study(self.folder, settings)
-        running = self.folder.is_running()
+        running = self.folder.is_owned()
         with journal_errors(self.folder.journal):
             trials = [] if self._study is None else self._study.trials()
             rows = tuple(self._row(trial, has_controller=running) for trial in trials)

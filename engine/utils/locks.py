@@ -14,7 +14,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-from engine.utils.files import has_flock, opened
+from engine.utils.files import opened
 
 # struct flock of fcntl(2): l_type, l_whence, l_start, l_len, l_pid.
 _FLOCK = struct.Struct("hhqqi")
@@ -50,36 +50,32 @@ def has_write_lock(lock_fd: int) -> bool:
     return bool(_FLOCK.unpack_from(answer)[0] == fcntl.F_WRLCK)
 
 
-def is_held(path: Path, *, counts_flock: bool) -> bool:
-    """Whether the owner of a lock file lives. Raises OSError.
-
-    `counts_flock`: an owner that takes no write lock, because its gputrain or the file system has none, may hold it."""
+def is_held(path: Path) -> bool:
+    """Whether the owner of a lock file lives. Raises OSError, also where there are no write locks."""
     with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as lock_fd:
         if any(os.path.samestat(os.fstat(fd), os.fstat(lock_fd)) for _, fd in _inherited.values()):
             return False
-        return has_write_lock(lock_fd) or (counts_flock and has_flock(lock_fd))
+        return has_write_lock(lock_fd)
 
 
 class OwnerLock:
     """A lock that no other user can hold, while all users see whether its owner lives.
 
     The `flock` on `private_path`, which only its user can open, decides who owns it. From `publish` on, the write lock
-    on `path` shows it to others, and the `flock` there to earlier gputrains, which have no other.
+    on `path` shows it to others, unless the file system has no such locks.
     """
 
     def __init__(self, path: Path, private_path: Path, private_fd: int) -> None:
         self._path, self._private_path, self._private_fd = path, private_path, private_fd
         self.fd: int | None = None
-        """Descriptor of `path`, None before it exists."""
+        """Descriptor of `path`, None before it is published."""
         self.has_write_lock = False
         self.is_inherited = False
         """Whether this process held it before it became another program."""
 
     @classmethod
-    def take(cls, path: Path, private_path: Path, *, counts_flock: bool) -> OwnerLock | None:
-        """Take the lock without showing it to others yet; None if another process holds it. Raises OSError.
-
-        `counts_flock` is that of `is_held`."""
+    def take(cls, path: Path, private_path: Path) -> OwnerLock | None:
+        """Take the lock without showing it to others yet; None if another process holds it. Raises OSError."""
         with suppress(OSError):
             status = private_path.stat()
             if (fds := _inherited.pop((status.st_dev, status.st_ino), None)) is not None:
@@ -89,32 +85,18 @@ class OwnerLock:
         if (private_fd := _try_flock(private_path)) is None:
             return None
         lock = cls(path, private_path, private_fd)
-        try:
-            if lock._take_path(counts_flock=counts_flock):
-                return lock
-        except BaseException:
-            lock.close()
-            raise
+        # Somebody may have deleted the private file of a live owner.
+        if not lock.is_taken():
+            return lock
         lock.close()
         return None
-
-    def _take_path(self, *, counts_flock: bool) -> bool:
-        """Keep earlier gputrains from owning it. Return False if an owner lives: its private file may be deleted."""
-        with suppress(FileNotFoundError):
-            self.fd = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return not counts_flock and not self.is_taken()
-            return os.path.samestat(os.fstat(self.fd), self._path.stat()) and not self.is_taken()
-        return True
 
     def is_taken(self) -> bool:
         """Whether another process shows that it owns it, which has written `path` again after it was deleted."""
         if self.has_write_lock and self.fd is not None and _is_file(self.fd, self._path):
             return False
         try:
-            return is_held(self._path, counts_flock=False)
+            return is_held(self._path)
         except OSError:
             return False
 
@@ -126,7 +108,6 @@ class OwnerLock:
         temporary.unlink(missing_ok=True)
         new_fd = _create(temporary)
         try:
-            fcntl.flock(new_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.has_write_lock = take_write_lock(new_fd)
             os.fchmod(new_fd, 0o600 | (self._path.parent.stat().st_mode & 0o044))
             temporary.replace(self._path)

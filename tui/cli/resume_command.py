@@ -17,7 +17,6 @@ from tui.cli.run_command import ON_RESUME, CommandOptions, command_option, split
 if TYPE_CHECKING:
     from engine.command.spec import Program
     from engine.runs.folder import RunFolder
-    from engine.sweeps.folder import SweepFolder
 
 # Of what a stored command would run, in an error.
 MAX_SHOWN_CHARS, MAX_VARIABLE_CHARS, MAX_SHOWN_VARIABLES = 4000, 200, 100
@@ -37,7 +36,7 @@ def takes_resume_options(function: Callback) -> Callback:
     return expand_parameter(function, "options", parameters, combine)
 
 
-def stored_command(folder: RunFolder | SweepFolder, *, trust_code: bool) -> Program:
+def stored_command(folder: RunFolder, *, trust_code: bool) -> Program:
     """Return the command of a run or sweep that is resumed, and warn of options in it that have no effect any more.
 
     Raises UsageError unless this user wrote or trusts it."""

@@ -190,7 +190,7 @@ def run(
         typer.echo("\n".join(map(printable, dry_run_lines(folder, plan))))
         return
     if is_sweep_folder(folder.path):
-        folder.require_own()
+        folder.require_own(trust_owner=False)
     else:
         create_sweep(folder, plan)
     _control(folder, given, detach=detach, trust_owner=trust_owner, trust_code=trust_code)
@@ -266,12 +266,12 @@ def stop(*, name: NameArgument = "last", runs_dir: RunsDirOption = None, trust_o
     Waits until it has stopped. `gputrain sweep resume NAME` continues it.
     """
     folder = find_sweep(runs_root(runs_dir), name, trust_owner=trust_owner)
-    if not folder.is_running():
+    if not folder.is_owned():
         typer.echo(f"{folder.name} is not running.", err=True)
         return
     send_request(folder.control, "stop")
     typer.echo(f"Waiting for {folder.name} and its trials to stop.", err=True)
-    while folder.is_running():
+    while folder.is_owned():
         time.sleep(0.2)
     typer.echo(f"{folder.name} has stopped.", err=True)
 

@@ -1,4 +1,4 @@
-"""Locks of a folder as its owner, other processes, other users and earlier gputrains see them."""
+"""Locks of a folder as its owner, other processes and other users see them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def take(folder: Path, *, counts_flock: bool = False) -> OwnerLock | None:
-    return OwnerLock.take(folder / "lock", folder / ".lock", counts_flock=counts_flock)
+def take(folder: Path) -> OwnerLock | None:
+    return OwnerLock.take(folder / "lock", folder / ".lock")
 
 
 def owned(folder: Path) -> OwnerLock:
@@ -66,11 +66,11 @@ def lock_as_stranger(path: Path, held: list[int]) -> None:
 
 def test_lock_has_one_owner_and_shows_whether_it_lives(folder: Path) -> None:
     lock = owned(folder)
-    assert is_held(folder / "lock", counts_flock=False) and take(folder) is None
+    assert is_held(folder / "lock") and take(folder) is None
     assert (folder / "lock").stat().st_mode & 0o777 == 0o644
     assert (folder / ".lock").stat().st_mode & 0o777 == 0o600
     lock.close()
-    assert not is_held(folder / "lock", counts_flock=True)
+    assert not is_held(folder / "lock")
     owned(folder).close()
 
 
@@ -80,9 +80,9 @@ def test_stranger_who_locks_the_readable_file_neither_owns_it_nor_keeps_it(
 ) -> None:
     owned(folder).close()
     lock_as_stranger(folder / "lock", stranger_locks)
-    assert not is_held(folder / "lock", counts_flock=False)
+    assert not is_held(folder / "lock")
     lock = owned(folder)
-    assert lock.has_write_lock and is_held(folder / "lock", counts_flock=False)
+    assert lock.has_write_lock and is_held(folder / "lock")
     lock.close()
     with pytest.raises(PermissionError):
         lock_as_stranger(folder / ".lock", stranger_locks)
@@ -94,7 +94,7 @@ def test_owner_writes_deleted_files_again(folder: Path, deleted: tuple[str, ...]
     for name in deleted:
         (folder / name).unlink()
     lock.renew()
-    assert is_held(folder / "lock", counts_flock=False) and take(folder) is None
+    assert is_held(folder / "lock") and take(folder) is None
     lock.close()
     owned(folder).close()
 
@@ -114,18 +114,3 @@ def test_process_that_took_a_deleted_lock_sees_that_its_owner_lives(folder: Path
 def test_files_are_not_empty_so_that_cleanups_leave_them(folder: Path) -> None:
     owned(folder).close()
     assert all((folder / name).stat().st_size for name in ("lock", ".lock"))
-
-
-def test_earlier_gputrain_and_this_one_keep_each_other_out(folder: Path) -> None:
-    """An earlier one knows only the `flock` on the readable file."""
-    with (folder / "lock").open("a") as earlier:
-        fcntl.flock(earlier, fcntl.LOCK_EX)
-        assert is_held(folder / "lock", counts_flock=True) and take(folder, counts_flock=True) is None
-    taken = take(folder, counts_flock=True)
-    assert taken is not None
-    with (folder / "lock").open("a") as earlier, pytest.raises(BlockingIOError):
-        fcntl.flock(earlier, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    taken.publish()
-    with (folder / "lock").open("a") as earlier, pytest.raises(BlockingIOError):
-        fcntl.flock(earlier, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    taken.close()
