@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from engine.foreign.reading import POLL_BYTES, Columns, MetricNames, Reading, row_points
 from engine.foreign.restarts import Restarts
@@ -139,6 +140,53 @@ class RowFile:
 
     def read(self, max_bytes: int, reading: Reading) -> None:
         """Add what is new in the open file. Raises OSError."""
+        raise NotImplementedError
+
+
+class FolderFile(Protocol):
+    """A file of a `FileFolder`."""
+
+    file: GrowingFile
+    is_held: bool
+    """Whether the files after it have to wait for the next poll."""
+
+    def poll(self, max_bytes: int, reading: Reading) -> tuple[int, bool]:
+        """Add what is new, and return the bytes read and whether the file was replaced. Raises OSError."""
+        ...
+
+
+class FileFolder:
+    """A source that follows files of one folder, which begin again together. Its format adds the files that are new."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._names = MetricNames()
+        self._files: dict[Path, FolderFile] = {}
+
+    def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
+        """Read at most about `max_bytes`, from the first file on."""
+        reading, left = Reading(), max_bytes
+        self.add_files()
+        for path, each in self._files.items():
+            try:
+                num_read, was_replaced = each.poll(left, reading)
+            except OSError as error:
+                reading.problem = f"{path.relative_to(self._folder)} cannot be read: {error.strerror}"
+                continue
+            if was_replaced:
+                # The points of the files cannot be told apart, so that all files are read again.
+                self._files.clear()
+                return Reading(drop_from=-math.inf, total_bytes=1)
+            left -= num_read
+            if each.is_held:
+                break
+        reading.read_bytes = sum(each.file.offset for each in self._files.values())
+        reading.total_bytes = sum(each.file.size for each in self._files.values())
+        reading.problem = reading.problem or self._names.problem
+        return reading
+
+    def add_files(self) -> None:
+        """Add the files that are new."""
         raise NotImplementedError
 
 

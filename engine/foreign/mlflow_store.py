@@ -8,13 +8,12 @@ https://github.com/mlflow/mlflow/blob/master/mlflow/store/tracking/file_store.py
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.foreign.growing_file import GrowingFile
+from engine.foreign.growing_file import FileFolder, GrowingFile
 from engine.foreign.parameters import MAX_KEY_LENGTH, MAX_PARAMETERS, flatten, parse_scalar
 from engine.foreign.points import Point
 from engine.foreign.reading import (
@@ -22,7 +21,6 @@ from engine.foreign.reading import (
     POLL_BYTES,
     Listing,
     Log,
-    MetricNames,
     Reading,
     parse_number,
     to_step,
@@ -72,37 +70,23 @@ def _files_below(folder: Path, max_files: int) -> Iterator[tuple[str, Path]]:
                     return
 
 
-class MlflowRun:
+class MlflowRun(FileFolder):
     """Follows the files of one run."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._names = MetricNames()
-        self._files: dict[str, _MetricFile] = {}
+        super().__init__(folder)
         self._params: set[str] = set()
 
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
         """Read the complete lines of at most about `max_bytes`, and the parameters that are new."""
-        reading = Reading(parameters=self._new_parameters(), has_ended=_has_end_time(self._folder / META))
-        for name, path in _files_below(self._folder / METRICS, MAX_METRICS):
-            if name not in self._files and (known := self._names.get(name)) is not None:
-                self._files[name] = _MetricFile(known, path)
-        left = max_bytes
-        for file in self._files.values():
-            try:
-                num_read, was_replaced = file.poll(left, reading)
-            except OSError as error:
-                reading.problem = f"{METRICS}/{file.name} cannot be read: {error.strerror}"
-                continue
-            if was_replaced:
-                # `drop_from` voids the points of all metrics.
-                self._files.clear()
-                return Reading(drop_from=-math.inf, total_bytes=1)
-            left -= num_read
-        reading.read_bytes = sum(file.file.offset for file in self._files.values())
-        reading.total_bytes = sum(file.file.size for file in self._files.values())
-        reading.problem = reading.problem or self._names.problem
+        reading = super().poll(max_bytes)
+        reading.parameters, reading.has_ended = self._new_parameters(), _has_end_time(self._folder / META)
         return reading
+
+    def add_files(self) -> None:
+        for name, path in _files_below(self._folder / METRICS, MAX_METRICS):
+            if path not in self._files and (known := self._names.get(name)) is not None:
+                self._files[path] = _MetricFile(known, path)
 
     def _new_parameters(self) -> dict[str, bool | int | float | str | None]:
         found = {}
@@ -128,14 +112,15 @@ def _has_end_time(path: Path) -> bool:
 
 
 class _MetricFile:
-    """The file of one metric."""
+    """The file of one metric, see `FolderFile`."""
+
+    is_held = False
 
     def __init__(self, name: str, path: Path) -> None:
-        self.name, self.file = name, GrowingFile(path)
+        self._name, self.file = name, GrowingFile(path)
         self._num_rows = 0
 
     def poll(self, max_bytes: int, reading: Reading) -> tuple[int, bool]:
-        """Add the points of new lines, and return the bytes read and whether the file was replaced. Raises OSError."""
         with self.file.opened() as was_replaced:
             if was_replaced or max_bytes <= 0:
                 return 0, was_replaced
@@ -153,4 +138,4 @@ class _MetricFile:
         self._num_rows += 1
         if step is not None:
             time = to_unix_time(time_ms / 1000) if time_ms is not None else None
-            reading.points.append(Point(self.name, step, value, None, time))
+            reading.points.append(Point(self._name, step, value, None, time))

@@ -10,7 +10,6 @@ all else. Damaged data is no message, or reads as a message without scalars.
 
 from __future__ import annotations
 
-import math
 import re
 import struct
 from collections.abc import Iterable, Iterator
@@ -19,13 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.foreign.growing_file import GrowingFile
+from engine.foreign.growing_file import FileFolder, GrowingFile
 from engine.foreign.parameters import flatten
 from engine.foreign.points import Point, Points
 from engine.foreign.protobuf import ProtobufError, fields, packed_varints, text_of, to_signed
 from engine.foreign.reading import (
     MAX_STEP,
-    POLL_BYTES,
     Listing,
     Log,
     MetricNames,
@@ -68,38 +66,13 @@ def event_files(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if ".tfevents." in name or name.endswith(".tfevents"))[:MAX_FILES]
 
 
-class EventFolder:
-    """Follows the event files of one folder, and of its subfolders with hyperparameters."""
+class EventFolder(FileFolder):
+    """Follows the event files of one folder, and of its subfolders with hyperparameters, from the oldest file on."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files: dict[Path, _EventFile] = {}
-        self._names = MetricNames()
-
-    def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
-        """Read at most about `max_bytes` of new records, from the oldest file on."""
-        reading = Reading()
+    def add_files(self) -> None:
         for path in self.list_files():
             if path not in self._files:
-                self._files[path] = _EventFile(path, self._names)
-        for file in self._files.values():
-            left = max_bytes - reading.read_bytes
-            try:
-                num_read, was_replaced = file.poll(left, reading)
-            except OSError as error:
-                reading.problem = f"{file.name} cannot be read: {error.strerror}"
-                continue
-            if was_replaced:
-                # The points of the files cannot be told apart, so that all files are read again.
-                self._files.clear()
-                return Reading(drop_from=-math.inf, total_bytes=1)
-            reading.read_bytes += num_read
-            if file.is_held:
-                break
-        reading.read_bytes = sum(file.offset for file in self._files.values())
-        reading.total_bytes = sum(file.size for file in self._files.values())
-        reading.problem = reading.problem or self._names.problem
-        return reading
+                self._files[path] = _EventReader(path, self._names)
 
     def list_files(self) -> Iterator[Path]:
         """Yield the event files of the folder and its subfolders."""
@@ -109,26 +82,14 @@ class EventFolder:
             yield from (part.folder / name for name in event_files(part.files))
 
 
-class _EventFile:
-    """One event file and the position of the first unread record."""
+class _EventReader:
+    """One event file and the position of the first unread record, see `FolderFile`."""
 
     def __init__(self, path: Path, names: MetricNames) -> None:
-        self._file = GrowingFile(path)
+        self.file = GrowingFile(path)
         self._names = names
         self._tags: dict[bytes, str | None] = {}
         self.is_held = False
-
-    @property
-    def name(self) -> str:
-        return self._file.path.name
-
-    @property
-    def offset(self) -> int:
-        return self._file.offset
-
-    @property
-    def size(self) -> int:
-        return self._file.size
 
     def poll(self, max_bytes: int, reading: Reading) -> tuple[int, bool]:
         """Add the points of new records, and return the number of bytes read and whether the file was replaced.
@@ -136,16 +97,16 @@ class _EventFile:
         `is_held` then tells that the next record begins a session, which the next poll reads. Raises OSError.
         """
         self.is_held, num_read, wanted = False, 0, MIN_READ_BYTES * 4
-        with self._file.opened() as was_replaced:
-            while not was_replaced and not self.is_held and num_read < max_bytes and self._file.unread_bytes:
-                data = self._file.read(wanted)
+        with self.file.opened() as was_replaced:
+            while not was_replaced and not self.is_held and num_read < max_bytes and self.file.unread_bytes:
+                data = self.file.read(wanted)
                 num_read += len(data)
                 used, next_record = self._parse(data, reading)
-                self._file.offset += used
-                if next_record > self._file.unread_bytes or (used == 0 and len(data) < wanted):
+                self.file.offset += used
+                if next_record > self.file.unread_bytes or (used == 0 and len(data) < wanted):
                     break  # the last record is incomplete
                 if next_record > MAX_RECORD_BYTES:
-                    self._file.offset += next_record
+                    self.file.offset += next_record
                     wanted = MIN_READ_BYTES
                 else:
                     wanted = max(min(wanted * 2, MAX_READ_BYTES), next_record)
@@ -162,7 +123,7 @@ class _EventFile:
         knows_metrics = not self._names.is_empty
         records = find_records(data)
         if records.is_damaged:
-            reading.problem = f"{self.name} is damaged at byte {self._file.offset + records.end:,}"
+            reading.problem = f"{self.file.path.name} is damaged at byte {self.file.offset + records.end:,}"
         scalars = parse_scalars(data, records, self._name_of)
         others, record_of_other = Points(), list[int]()
         end, next_record = records.end, _DAMAGED if records.is_damaged else records.next_bytes

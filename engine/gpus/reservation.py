@@ -36,7 +36,8 @@ from engine.gpus.waiting import Woken
 from engine.utils.codec import InvalidRecordError, asdict, encode, replace, to_builtins
 from engine.utils.errors import UsageError
 from engine.utils.files import read_bytes, replace_file
-from engine.utils.locks import take_write_lock
+from engine.utils.locks import take_write_lock, try_flock
+from engine.utils.wait import wait_until
 
 LOCK_TIMEOUT_SECONDS = 5.0  # a run holds the lock for milliseconds
 # Shows that the supervisor answers, and keeps the files: by default systemd-tmpfiles deletes those in /tmp that have
@@ -54,19 +55,25 @@ class Reservation:
     def __init__(self) -> None:
         self._lock_path: Path | None = None
         self._lock_fd = -1
-        self._entry: ReservationEntry | None = None
-        self._terms: dict[str, Any] = asdict(QueueTerms())
-        """Fields of the entry that may be set before there is one."""
+        self._entry = ReservationEntry(
+            run="",
+            since=0.0,
+            selection="",
+            visible=(),
+            gpus=(),
+            ranks=(),
+            write_lock=False,
+            revision=REVISION,
+            **asdict(QueueTerms()),
+        )
+        """What is written while there is a lock file."""
         self._renewed_at, self._shown_folder = 0.0, ""
 
     def set_terms(self, terms: QueueTerms, reason: str | None = None) -> None:
         """Publish the terms on which the run waits, and why it waits. Before `enqueue`, only keep them."""
-        values = self._terms | asdict(terms)
-        if reason is not None:
-            values["reason"] = reason[:MAX_STRING_CHARS]
-        if values != self._terms:
-            self._terms = values
-            self._publish(**values)
+        changes = asdict(terms) | ({} if reason is None else {"reason": reason[:MAX_STRING_CHARS]})
+        if replace(self._entry, **changes) != self._entry:
+            self._publish(**changes)
 
     def adopt(self, woken: Woken) -> str:
         """Take the reservation that this process made before it slept. Return why that run was blocked.
@@ -77,16 +84,14 @@ class Reservation:
         try:
             if not self._exists():
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-            entry = parse_entry(read_bytes(path.with_suffix(".json"), MAX_ENTRY_BYTES))
+            self._entry = parse_entry(read_bytes(path.with_suffix(".json"), MAX_ENTRY_BYTES))
         except (OSError, InvalidRecordError):
             self.release()
             return ""
-        self._entry, values = entry, asdict(entry)
-        self._terms = {name: values[name] for name in (*self._terms, "reason")}
         with suppress(OSError):
             # It was woken.
             os.utime(path.with_suffix(".folder"))
-        return entry.blocked
+        return self._entry.blocked
 
     def rejoin(self, selection: str, visible: Sequence[str], run: str) -> None:
         """Leave the queue and join it again at its end. Raises UsageError if it cannot be written.
@@ -113,12 +118,12 @@ class Reservation:
     def reserve(self, gpus: Sequence[str], selection: str, visible: Sequence[str], run: str) -> None:
         """Reserve devices by `reservation_id`. Raises UsageError if it cannot be written."""
         devices = tuple(gpus), tuple(visible)
-        if self._entry is None:
+        if self._lock_path is None:
             self._create(selection, visible, run)
         elif (self._entry.gpus, self._entry.visible) == devices:
             return
         before = self._entry
-        self._update(gpus=devices[0], visible=devices[1])
+        self._entry = replace(before, gpus=devices[0], visible=devices[1])
         try:
             self._write()
         except UsageError:
@@ -126,17 +131,15 @@ class Reservation:
             raise
 
     def _create(self, selection: str, visible: Sequence[str], run: str) -> None:
-        has_write_lock = self._lock()
-        self._entry = ReservationEntry(
+        self._entry = replace(
+            self._entry,
+            write_lock=self._lock(),
             run=run,
             since=time.time(),
             selection=selection,
             visible=tuple(visible),
             gpus=(),
             ranks=(),
-            write_lock=has_write_lock,
-            revision=REVISION,
-            **self._terms,
         )
 
     def _lock(self) -> bool:
@@ -166,11 +169,6 @@ class Reservation:
     def lock(self) -> tuple[Path, int] | None:
         """Path and descriptor of the lock file; None before `enqueue` and `reserve`."""
         return None if self._lock_path is None else (self._lock_path, self._lock_fd)
-
-    @property
-    def since(self) -> float:
-        """Unix time at which the run joined the queue, 0 before."""
-        return 0.0 if self._entry is None else self._entry.since
 
     def set_run_name(self, run: str) -> None:
         """Update the run name that other processes see."""
@@ -209,27 +207,23 @@ class Reservation:
         """Release the devices and remove all files. Idempotent."""
         if self._lock_path is None:
             return
-        lock, self._lock_path, self._entry = self._lock_path, None, None
+        lock, self._lock_path = self._lock_path, None
         remove_entry(lock.parent, lock.name)
         os.close(self._lock_fd)
 
-    def _update(self, **changes: Any) -> None:
-        if self._entry is not None:
-            self._entry = replace(self._entry, **changes)
-
     def _publish(self, **changes: Any) -> None:
         """Change the entry, ignoring errors: information for other users is not worth failing a run."""
-        self._update(**changes)
+        self._entry = replace(self._entry, **changes)
         with suppress(UsageError):
             self._write()
 
     def _write(self) -> None:
         """Write the JSON file atomically. Raises UsageError if it cannot be written."""
-        if self._lock_path is None or self._entry is None:
+        if self._lock_path is None:
             return
         if not self._exists((".lock",)):
             old_path, old_fd = self._lock_path, self._lock_fd
-            self._update(write_lock=self._lock(), since=time.time())
+            self._entry = replace(self._entry, write_lock=self._lock(), since=time.time())
             remove_entry(old_path.parent, old_path.name)
             os.close(old_fd)
         path, values = self._lock_path.with_suffix(".json"), to_builtins(self._entry)
@@ -301,31 +295,24 @@ def user_lock() -> Iterator[None]:
 
     Other users cannot open it. It is given up after LOCK_TIMEOUT_SECONDS: a suspended run must not stop the others.
     """
-    deadline, lock_fd = time.monotonic() + LOCK_TIMEOUT_SECONDS, None
+
+    def take() -> tuple[Path, int] | None:
+        path = _user_folder() / "lock"
+        # Another run may end and remove the empty folder in the meantime.
+        with suppress(FileNotFoundError):
+            lock_fd = try_flock(path)
+            return None if lock_fd is None else (path, lock_fd)
+        return None
+
+    lock = None
     with suppress(OSError, UsageError):
-        while (lock_fd := _try_lock(path := _user_folder() / "lock")) is None and time.monotonic() < deadline:
-            time.sleep(0.05)
+        lock = wait_until(take, LOCK_TIMEOUT_SECONDS)
     try:
         yield
     finally:
-        if lock_fd is not None:
+        if lock is not None:
             # Unlinked before it is unlocked, so that waiting processes notice by the inode and create a new file.
             with suppress(OSError):
-                path.unlink()
-                path.parent.rmdir()
-            os.close(lock_fd)
-
-
-def _try_lock(path: Path) -> int | None:
-    """Lock and open a file of this user; None if another process holds the lock. Raises OSError."""
-    with suppress(BlockingIOError, FileNotFoundError):
-        lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock_fd), path.stat()):
-                return lock_fd
-        except OSError:
-            os.close(lock_fd)
-            raise
-        os.close(lock_fd)
-    return None
+                lock[0].unlink()
+                lock[0].parent.rmdir()
+            os.close(lock[1])

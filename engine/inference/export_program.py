@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,14 +53,6 @@ EXAMPLE_BATCH = 2
 
 # Maps uint8 images, N x C x H x W, to probabilities, N x classes, float32.
 Predict = Callable[[Images], NDArray[np.float32]]
-
-
-@dataclass(frozen=True)
-class LoadedExport:
-    """An exported file that was loaded: its function and the class names in it."""
-
-    predict: Predict
-    classes: list[str]
 
 
 class Program(nn.Module):
@@ -204,8 +195,11 @@ def _quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def load_export(path: Path, description: ModelDescription, checkpoint: TrainedCheckpoint) -> LoadedExport:
+def load_export(
+    path: Path, description: ModelDescription, checkpoint: TrainedCheckpoint
+) -> tuple[Predict, Sequence[str]]:
     """Load an exported file as another program does, from the file and `description`, the content of its model.json.
+    Return its function, and the class names in the file.
 
     `checkpoint` names the architecture of a safetensors file. Raises UsageError for code of somebody else, and any
     exception of the libraries for a file that is damaged or does not match.
@@ -216,7 +210,7 @@ def load_export(path: Path, description: ModelDescription, checkpoint: TrainedCh
         files = {"classes.json": ""}
         with _quiet():
             program: Any = torch.export.load(str(path), extra_files=files).module()
-        return LoadedExport(_as_predict(program), decode(files["classes.json"], list[str]))
+        return _as_predict(program), decode(files["classes.json"], list[str])
     from safetensors import safe_open
     from safetensors.torch import load_file
 
@@ -224,10 +218,10 @@ def load_export(path: Path, description: ModelDescription, checkpoint: TrainedCh
     network.load_state_dict(load_file(path))
     program = Program(network.float().eval(), description)
     with safe_open(path, "pt") as file:
-        return LoadedExport(_as_predict(program), decode(file.metadata()["classes"], list[str]))
+        return _as_predict(program), decode(file.metadata()["classes"], list[str])
 
 
-def _load_onnx(path: Path) -> LoadedExport:
+def _load_onnx(path: Path) -> tuple[Predict, Sequence[str]]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -239,7 +233,7 @@ def _load_onnx(path: Path) -> LoadedExport:
         probabilities: NDArray[np.float32] = session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
         return probabilities
 
-    return LoadedExport(predict, decode(session.get_modelmeta().custom_metadata_map["classes"], list[str]))
+    return predict, decode(session.get_modelmeta().custom_metadata_map["classes"], list[str])
 
 
 def _as_predict(program: nn.Module) -> Predict:

@@ -107,14 +107,14 @@ def prove_export(
         return proof
     try:
         description = read_record(folder / "model.json", ModelDescription)
-        exported = load_export(folder / file_name, description, checkpoint)
+        predict, classes = load_export(folder / file_name, description, checkpoint)
         batch = [first, *islice(images, BATCH_SIZE - 1)]
         while batch:
             expected = trained.probabilities(torch.from_numpy(np.stack([pixels for pixels, _ in batch]))).numpy()
-            actual = exported.predict(np.stack([pixels for _, pixels in batch]))
+            actual = predict(np.stack([pixels for _, pixels in batch]))
             proof.max_difference = max(proof.max_difference, float(np.abs(expected - actual).max()))
             for wanted, found in zip(expected, actual, strict=True):
-                _compare(proof, wanted, found, checkpoint.classes, exported.classes)
+                _compare(proof, wanted, found, checkpoint.classes, classes)
             batch = list(islice(images, BATCH_SIZE))
     except UsageError:
         raise

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,9 @@ from engine.launch.detached import LaunchedRun
 from engine.queue.listing import QueueRow, list_queue
 from engine.queue.state import QueueStage, read_queue_state
 from engine.runs.folder import RunFolder
+from engine.utils.wait import wait_until
 
 LISTED_TIMEOUT_SECONDS = 30.0
-POLL_SECONDS = 0.05
 # Starts `gputrain` with these arguments and this runs folder, detached. Raises UsageError.
 StartCommand = Callable[[Sequence[str], Path], LaunchedRun]
 
@@ -43,13 +42,14 @@ def resume_waits(rows: Sequence[QueueRow], start: StartCommand, flags: Sequence[
 
 def wait_until_queued(launched: LaunchedRun) -> RunFolder | None:
     """Wait until a detached run is listed in the queue, or does not wait; None if it was refused."""
-    folder = launched.wait_until_accepted()
-    deadline = time.monotonic() + LISTED_TIMEOUT_SECONDS
-    while folder is not None and launched.exit_code is None and time.monotonic() < deadline:
+    if (folder := launched.wait_until_accepted()) is None:
+        return None
+
+    def has_joined() -> bool:
         state = read_queue_state(folder)
-        if state is None or state.stage is not QueueStage.WAITING:
-            break
-        if any(row.folder == str(folder.path) for row in list_queue()):
-            break
-        time.sleep(POLL_SECONDS)
+        if launched.exit_code is not None or state is None or state.stage is not QueueStage.WAITING:
+            return True
+        return any(row.folder == str(folder.path) for row in list_queue())
+
+    wait_until(has_joined, LISTED_TIMEOUT_SECONDS)
     return folder

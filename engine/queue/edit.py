@@ -30,10 +30,10 @@ from engine.runs.root import LAST_RUN
 from engine.utils.codec import UNSET, UnsetType, replace
 from engine.utils.errors import UsageError
 from engine.utils.units import format_date
+from engine.utils.wait import wait_until
 
 # A supervisor polls once per second.
 APPLY_TIMEOUT_SECONDS = 5.0
-POLL_SECONDS = 0.1
 Destination = Literal["first", "last"]
 
 
@@ -186,17 +186,16 @@ def _request(
         raise UsageError.one(row.name, row.reason, code="wrong-state")
     control = RunFolder(Path(row.folder)).control
     send_request(control, request, priority=priority, position=position, begin=begin)
-    deadline = time.monotonic() + APPLY_TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
+
+    def outcome() -> str:
         now = next((each for each in list_queue() if each.folder == row.folder and each.is_own), None)
-        if now is None:
-            state = read_queue_state(RunFolder(Path(row.folder)))
-            has_ended = state is None or state.stage is QueueStage.ENDED
-            return f"{row.name} has {'ended' if has_ended else 'started'}."
-        if is_done(now):
-            return f"{row.name} {result}."
-        time.sleep(POLL_SECONDS)
-    return f"{row.name} has not answered yet: its supervisor is suspended or the host is busy."
+        if now is not None:
+            return result if is_done(now) else ""
+        state = read_queue_state(RunFolder(Path(row.folder)))
+        return "has ended" if state is None or state.stage is QueueStage.ENDED else "has started"
+
+    unanswered = "has not answered yet: its supervisor is suspended or the host is busy"
+    return f"{row.name} {wait_until(outcome, APPLY_TIMEOUT_SECONDS) or unanswered}."
 
 
 def cancel(row: QueueRow) -> str:
@@ -208,11 +207,8 @@ def cancel(row: QueueRow) -> str:
         cancel_interrupted(folder)
     else:
         send_request(folder.control, "stop")
-        deadline = time.monotonic() + APPLY_TIMEOUT_SECONDS
-        while folder.is_owned():
-            if time.monotonic() >= deadline:
-                return f"Sent the request to {row.name}."
-            time.sleep(POLL_SECONDS)
+        if not wait_until(lambda: not folder.is_owned(), APPLY_TIMEOUT_SECONDS):
+            return f"Sent the request to {row.name}."
     return f"{row.name} is stopped."
 
 

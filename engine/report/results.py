@@ -46,11 +46,11 @@ def class_section(run: OwnRun) -> ClassSection:
         f"Best epoch {best.epoch}: {best.images:,} validation images, loss {loss}, "
         f"top-1 {format_score(best.top1)}, top-5 {format_score(best.top5)}."
     )
-    has_matrix = len(best.counts) > 0
+    counts, accuracies = best.read_counts(), best.accuracies()
     rows = []
-    for index in worst_first(best.per_class):
-        accuracy, images = float(best.per_class[index]), f"{int(best.counts[index].sum()):,}" if has_matrix else ""
+    for index in worst_first(accuracies):
+        accuracy, images = float(accuracies[index]), f"{int(counts[index].sum()):,}" if len(counts) else ""
         text = f"{accuracy:.4f}" if math.isfinite(accuracy) else UNKNOWN
         rows.append((short_name(evaluations.classes[index]), images, text))
     table = Table(CLASS_COLUMNS, rows[:MAX_CLASSES], len(rows) - MAX_CLASSES)
-    return ClassSection(head, matrix_picture(best.counts) if has_matrix else None, table)
+    return ClassSection(head, matrix_picture(counts) if len(counts) else None, table)

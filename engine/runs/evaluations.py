@@ -66,6 +66,27 @@ class StoredEvaluation(Record, frozen=True, kw_only=True):
     confusion: DenseConfusion | SparseConfusion | UnsetType = UNSET
     metrics: dict[str, Finite | None] = field(default_factory=dict)
 
+    def accuracies(self) -> NDArray[np.float64]:
+        """Return the accuracy of each class, NaN for a class without images."""
+        return np.array([np.nan if share is None else share for share in self.per_class], np.float64)
+
+    def read_counts(self) -> ConfusionCounts:
+        """Return the confusion matrix, true classes in rows, predicted classes in columns; 0 x 0 if it is not stored.
+
+        Raises ValueError or IndexError if it is damaged."""
+        confusion, num_classes = self.confusion, len(self.per_class)
+        if confusion is UNSET:
+            return np.zeros((0, 0), np.int64)
+        if isinstance(confusion, DenseConfusion):
+            # Of rows of different lengths, NumPy makes no array.
+            return np.array(confusion.rows, np.int64).reshape(num_classes, num_classes)
+        # Before the matrix takes memory: a file may have any number of classes.
+        if num_classes > MAX_SPARSE_CLASSES or len(confusion.cells) != len(confusion.counts):
+            raise ValueError("confusion")
+        counts = np.zeros(num_classes**2, np.int64)
+        counts[list(confusion.cells)] = confusion.counts
+        return counts.reshape(num_classes, num_classes)
+
 
 class EvaluationFile(FileRecord, frozen=True, kw_only=True):
     """The content of evaluation.json: the class names, and the evaluations of the last and the best epoch."""
@@ -73,32 +94,6 @@ class EvaluationFile(FileRecord, frozen=True, kw_only=True):
     classes: Annotated[tuple[str, ...], Meta(min_length=1), ENTRIES]
     last: StoredEvaluation
     best: StoredEvaluation
-
-
-@dataclass(frozen=True)
-class EpochEvaluation:
-    """Evaluation of one epoch.
-
-    `per_class` holds the accuracy of each class, NaN for a class without images. `counts` is the confusion matrix, true
-    classes in rows and predicted classes in columns, or 0 x 0 if there are too many classes to store it.
-    """
-
-    epoch: int
-    loss: float | None
-    top1: float
-    top5: float
-    images: int
-    per_class: NDArray[np.float64]
-    counts: ConfusionCounts
-
-
-@dataclass(frozen=True)
-class RunEvaluations:
-    """Class names of a run, and the evaluations of its last and its best epoch."""
-
-    classes: tuple[str, ...]
-    last: EpochEvaluation
-    best: EpochEvaluation
 
 
 @dataclass(frozen=True)
@@ -111,29 +106,19 @@ class Mistake:
     share: float
 
 
-def read_evaluations(path: Path) -> RunEvaluations:
-    """Read evaluation.json. Raises OSError and InvalidRecordError."""
+def read_evaluations(path: Path) -> EvaluationFile:
+    """Read evaluation.json. Raises OSError and InvalidRecordError, also if its parts do not match."""
     stored = read_record(path, EvaluationFile, MAX_EVALUATION_BYTES)
-    last, best = (_from_stored(getattr(stored, name), name, len(stored.classes)) for name in ("last", "best"))
-    return RunEvaluations(stored.classes, last, best)
-
-
-def _from_stored(stored: StoredEvaluation, name: str, num_classes: int) -> EpochEvaluation:
-    try:
-        counts = _counts_of(stored.confusion, num_classes)
-    except (ValueError, IndexError) as error:
-        raise InvalidRecordError(f"is damaged: $.{name}.confusion: it does not match {num_classes} classes") from error
-    if len(stored.per_class) != num_classes:
-        raise InvalidRecordError(f"is damaged: $.{name}.per_class: it does not match {num_classes} classes")
-    return EpochEvaluation(
-        epoch=stored.epoch,
-        loss=stored.loss,
-        top1=stored.top1,
-        top5=stored.top5,
-        images=stored.images,
-        per_class=np.array([np.nan if share is None else share for share in stored.per_class], np.float64),
-        counts=counts,
-    )
+    for name, evaluation in (("last", stored.last), ("best", stored.best)):
+        if len(evaluation.per_class) != len(stored.classes):
+            reason = f"it does not match {len(stored.classes)} classes"
+            raise InvalidRecordError(f"is damaged: $.{name}.per_class: {reason}")
+        try:
+            evaluation.read_counts()
+        except (ValueError, IndexError) as error:
+            reason = f"it does not match {len(stored.classes)} classes"
+            raise InvalidRecordError(f"is damaged: $.{name}.confusion: {reason}") from error
+    return stored
 
 
 def to_confusion(counts: Sequence[Sequence[int]]) -> DenseConfusion | SparseConfusion | UnsetType:
@@ -145,21 +130,6 @@ def to_confusion(counts: Sequence[Sequence[int]]) -> DenseConfusion | SparseConf
     flat = np.array(counts, np.int64).ravel()
     cells = np.flatnonzero(flat)
     return SparseConfusion(cells=tuple(cells.tolist()), counts=tuple(flat[cells].tolist()))
-
-
-def _counts_of(confusion: DenseConfusion | SparseConfusion | UnsetType, num_classes: int) -> ConfusionCounts:
-    """Return the matrix of `to_confusion`, 0 x 0 if it is not stored. Raises ValueError or IndexError."""
-    if confusion is UNSET:
-        return np.zeros((0, 0), np.int64)
-    if isinstance(confusion, DenseConfusion):
-        # Of rows of different lengths, NumPy makes no array.
-        return np.array(confusion.rows, np.int64).reshape(num_classes, num_classes)
-    # Before the matrix takes memory: a file may have any number of class names.
-    if num_classes > MAX_SPARSE_CLASSES or len(confusion.cells) != len(confusion.counts):
-        raise ValueError("confusion")
-    counts = np.zeros(num_classes**2, np.int64)
-    counts[list(confusion.cells)] = confusion.counts
-    return counts.reshape(num_classes, num_classes)
 
 
 def mistakes(counts: ConfusionCounts, max_pairs: int = 500) -> list[Mistake]:

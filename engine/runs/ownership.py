@@ -12,10 +12,9 @@ import shlex
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TypeVar
 
 from engine.runs.claim import Claim, observe_claim, read_claim, watch_claims
 from engine.runs.folder import RunFolder, RunState
@@ -25,12 +24,13 @@ from engine.utils.errors import CodedError, UsageError
 from engine.utils.files import file_size
 from engine.utils.locks import OwnerLock
 from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
-
-T = TypeVar("T")
+from engine.utils.wait import wait_until
 
 HEARTBEAT_INTERVAL_SECONDS = 5.0
 # Less than `MOVE_TIMEOUT_SECONDS` of `engine.runs.claim`.
 LATE_HEARTBEAT_SECONDS = 10.0
+# After a `kill -9`, orphaned DataLoader workers hold the lock until they have exited.
+LOCK_TIMEOUT_SECONDS = 1.0
 
 
 class OwnershipLostError(CodedError):
@@ -165,7 +165,7 @@ def locked_ended_run(folder: RunFolder) -> Iterator[RunFolder]:
 
 def _acquire(folder: RunFolder, advice: str) -> OwnerLock:
     """Return the lock of an identified run that no process owns. Raises UsageError and OSError."""
-    lock = _retry(partial(OwnerLock.take, folder.lock, folder.private_lock))
+    lock = wait_until(partial(OwnerLock.take, folder.lock, folder.private_lock), LOCK_TIMEOUT_SECONDS)
     if lock is None:
         raise _owned_by_another(folder, advice)
     try:
@@ -187,20 +187,8 @@ def _acquire(folder: RunFolder, advice: str) -> OwnerLock:
 def check_not_owned(folder: RunFolder) -> None:
     """Raise UsageError if a process owns the run. Does not watch claims of other hosts."""
     observed = observe_claim(folder.owner)
-    is_owned = _retry(lambda: None if folder.is_owned() else folder) is None if observed is None else observed.moves
-    if is_owned:
+    if observed.moves if observed else not wait_until(lambda: not folder.is_owned(), LOCK_TIMEOUT_SECONDS):
         raise _owned_by_another(folder, _resume_advice(folder))
-
-
-def _retry(attempt: Callable[[], T | None]) -> T | None:
-    """Call `attempt` for about a second until it returns a value, and return that value.
-
-    After a `kill -9`, orphaned DataLoader workers hold the lock until they have exited."""
-    for _ in range(20):
-        if (result := attempt()) is not None:
-            return result
-        time.sleep(0.05)
-    return None
 
 
 def try_lock_unclaimed(folder: RunFolder) -> OwnerLock | None:

@@ -30,6 +30,7 @@ from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.exit_codes import ExitCode
 from engine.utils.files import append_to_file, replace_file
 from engine.utils.process import SignalHandler, ignore_sighup
+from engine.utils.wait import wait_until
 
 DETACH_TIMEOUT_SECONDS = 20.0
 
@@ -173,9 +174,7 @@ def detach_sweep(folder: SweepFolder, command: Sequence[str], flags: Sequence[st
     `command` is the gputrain command line, `flags` are flags of its `sweep resume`. Raises UsageError if it ends."""
     root = folder.path.parent
     launched = start_detached([*command, "sweep", "resume", folder.name, "--runs-dir", str(root), *flags], root)
-    deadline = time.monotonic() + DETACH_TIMEOUT_SECONDS
-    while not folder.is_owned() and launched.exit_code is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: folder.is_owned() or launched.exit_code is not None, DETACH_TIMEOUT_SECONDS)
     if launched.exit_code:
         reason = "; ".join(launched.output_lines()[-3:]) or "it ended at once"
         raise UsageError.one(folder.name, f"the sweep could not be started: {reason}", code="not-started")

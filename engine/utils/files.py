@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from engine.utils.errors import UsageError
 from engine.utils.trust import foreign_path_reason
+from engine.utils.wait import wait_until
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 # Another process changes a small file within milliseconds. One that holds the lock for longer is not waited for.
@@ -260,15 +261,15 @@ def locked_folder(path: Path) -> Iterator[None]:
     only for `LOCK_WAIT_SECONDS`.
     """
     with opened(path, os.O_RDONLY | os.O_DIRECTORY) as handle:
-        deadline = time.monotonic() + LOCK_WAIT_SECONDS
-        while time.monotonic() < deadline:
-            try:
+
+        def has_lock() -> bool:
+            with suppress(BlockingIOError):
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.01)
-            except OSError:
-                break
+                return True
+            return False
+
+        with suppress(OSError):
+            wait_until(has_lock, LOCK_WAIT_SECONDS)
         yield
 
 

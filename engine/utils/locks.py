@@ -82,7 +82,7 @@ class OwnerLock:
                 lock = cls(path, private_path, fds[0])
                 lock.fd, lock.has_write_lock, lock.is_inherited = fds[1], True, True
                 return lock
-        if (private_fd := _try_flock(private_path)) is None:
+        if (private_fd := try_flock(private_path)) is None:
             return None
         lock = cls(path, private_path, private_fd)
         # Somebody may have deleted the private file of a live owner.
@@ -130,7 +130,7 @@ class OwnerLock:
             if self.fd is None or not _is_file(self.fd, self._path):
                 self.publish()
             is_private = _is_file(self._private_fd, self._private_path)
-            if not is_private and (private_fd := _try_flock(self._private_path)) is not None:
+            if not is_private and (private_fd := try_flock(self._private_path)) is not None:
                 os.close(self._private_fd)
                 self._private_fd = private_fd
 
@@ -148,7 +148,7 @@ def _is_file(fd: int, path: Path) -> bool:
         return False
 
 
-def _try_flock(path: Path) -> int | None:
+def try_flock(path: Path) -> int | None:
     """Return a descriptor of a private file that holds its `flock`; None if another process holds it or has deleted the
     file. Raises OSError."""
     try:

@@ -135,7 +135,7 @@ def test_kept_files_of_run_are_read(tmp_path: Path) -> None:
     [request] = consume_requests(run.control)
     assert (request.request, request.steps) == ("profile", 7)
     evaluations = read_evaluations(run.evaluation)
-    assert (len(evaluations.classes), evaluations.last.epoch, evaluations.best.counts.sum()) == (10, 1, 359)
+    assert (len(evaluations.classes), evaluations.last.epoch, evaluations.best.read_counts().sum()) == (10, 1, 359)
     inspection = read_inspection(run)
     assert inspection is not None and (len(inspection), inspection.info.part) == (359, "val")
     profile = newest_profile(run)

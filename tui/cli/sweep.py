@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from engine.sweeps import folder as sweep_folders
 from engine.sweeps.folder import SweepFolder, find_sweep, is_sweep_folder
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.text import printable
+from engine.utils.wait import wait_until
 from tui.cli.command import command
 from tui.cli.completions import complete_config, complete_sweeps
 from tui.cli.config_arguments import split_arguments, trust_option
@@ -271,8 +273,7 @@ def stop(*, name: NameArgument = "last", runs_dir: RunsDirOption = None, trust_o
         return
     send_request(folder.control, "stop")
     typer.echo(f"Waiting for {folder.name} and its trials to stop.", err=True)
-    while folder.is_owned():
-        time.sleep(0.2)
+    wait_until(lambda: not folder.is_owned(), math.inf)
     typer.echo(f"{folder.name} has stopped.", err=True)
 
 

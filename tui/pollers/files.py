@@ -21,7 +21,7 @@ from tui.pollers.watched import POLL_INTERVAL_SECONDS, Watched
 from tui.tables.mistakes import ListKey
 
 if TYPE_CHECKING:
-    from engine.runs.evaluations import RunEvaluations
+    from engine.runs.evaluations import EvaluationFile
     from engine.runs.inspection import Inspection, Rows
     from engine.runs.journal import JournalReader
     from engine.runs.profile_file import Profile
@@ -36,7 +36,7 @@ LIST_KEYS: tuple[ListKey, ...] = ("cell", "mistakes", "uncertain", "label-issues
 MAX_LISTED = 1000
 
 
-def watch_evaluations(folder: RunFolder) -> Watched[RunEvaluations]:
+def watch_evaluations(folder: RunFolder) -> Watched[EvaluationFile]:
     """Watch the evaluations of a run."""
     # Imports NumPy, which the first screen does not need.
     from engine.runs.evaluations import read_evaluations

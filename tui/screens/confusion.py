@@ -12,7 +12,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
 
-from engine.runs.evaluations import EpochEvaluation, RunEvaluations, mistakes, worst_first
+from engine.runs.evaluations import EvaluationFile, StoredEvaluation, mistakes, worst_first
 from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem
 from engine.utils.text import printable
@@ -77,7 +77,7 @@ class ConfusionScreen(GputrainScreen):
             self._drawn_key = drawn_key
             self._draw_evaluation(evaluations)
 
-    def _scores_line(self, evaluations: RunEvaluations | None, problem: Problem | None, *, has_polled: bool) -> Text:
+    def _scores_line(self, evaluations: EvaluationFile | None, problem: Problem | None, *, has_polled: bool) -> Text:
         line = Text(no_wrap=True, overflow="ellipsis", end="")
         if problem is not None:
             line.append(f" {printable(str(problem))}", BAD)
@@ -94,33 +94,34 @@ class ConfusionScreen(GputrainScreen):
             line.append(f"   {format_count(evaluation.images)} images")
         return line
 
-    def _selected_evaluation(self, evaluations: RunEvaluations) -> EpochEvaluation:
+    def _selected_evaluation(self, evaluations: EvaluationFile) -> StoredEvaluation:
         return evaluations.best if self._show_best else evaluations.last
 
-    def _is_worst_first(self, evaluations: RunEvaluations) -> bool:
+    def _is_worst_first(self, evaluations: EvaluationFile) -> bool:
         by_default = len(evaluations.classes) > MAX_UNSORTED_CLASSES
         return by_default if self._sort_worst_first is None else self._sort_worst_first
 
-    def _draw_evaluation(self, evaluations: RunEvaluations) -> None:
+    def _draw_evaluation(self, evaluations: EvaluationFile) -> None:
         evaluation = self._selected_evaluation(evaluations)
         names = [printable(name) for name in evaluations.classes]
-        worst = worst_first(evaluation.per_class)
+        counts, accuracies = evaluation.read_counts(), evaluation.accuracies()
+        worst = worst_first(accuracies)
         by_worst = self._is_worst_first(evaluations)
         matrix, pairs = self.query_one(Matrix), self.query_one("#pairs", Lines)
-        has_matrix = bool(evaluation.counts.size)
+        has_matrix = bool(counts.size)
         matrix.display = pairs.display = has_matrix
         if has_matrix:
-            worst_mistakes = mistakes(evaluation.counts)
+            worst_mistakes = mistakes(counts)
             is_first_draw = matrix.pair is None
-            matrix.set_data(names, evaluation.counts, worst if by_worst else range(len(names)))
+            matrix.set_data(names, counts, worst if by_worst else range(len(names)))
             if is_first_draw and worst_mistakes and not by_worst:
                 matrix.select_pair(worst_mistakes[0].true_class, worst_mistakes[0].predicted_class)
             pair_table = mistake_table(worst_mistakes, names, pairs.text_width)
             keys = [f"{mistake.true_class} {mistake.predicted_class}" for mistake in worst_mistakes]
             pairs.set_rows(LazyRows(keys, lambda index: styled(pair_table.line(worst_mistakes[index]))))
         classes = self.query_one("#classes", Lines)
-        images = evaluation.counts.sum(1).tolist() if has_matrix else [None] * len(names)
-        rows = [ClassRow(names[number], float(evaluation.per_class[number]), images[number]) for number in worst]
+        images = counts.sum(1).tolist() if has_matrix else [None] * len(names)
+        rows = [ClassRow(names[number], float(accuracies[number]), images[number]) for number in worst]
         table = class_table(rows, classes.text_width)
         keys = [f"{number} {number}" for number in worst]
         classes.set_rows(LazyRows(keys, lambda index: class_line(table, rows[index])))

@@ -91,5 +91,5 @@ def test_evaluation_file_of_many_classes_stores_only_counts_above_zero(tmp_path:
     content = EvaluationFile(classes=tuple(map(str, range(1000))), last=stored, best=stored)
     write_record(tmp_path / "evaluation.json", content)
     assert (tmp_path / "evaluation.json").stat().st_size < 200_000, "24 MB with all counts"
-    assert read_evaluations(tmp_path / "evaluation.json").best.counts.tolist() == evaluation.confusion
+    assert read_evaluations(tmp_path / "evaluation.json").best.read_counts().tolist() == evaluation.confusion
     assert isinstance(stored.confusion, SparseConfusion)

@@ -32,9 +32,9 @@ def test_demo_inspection_has_confusion_matrix_and_pictures_of_mistakes() -> None
         inspection, best = read_inspection(run), read_evaluations(run.evaluation).best
     assert inspection is not None
     assert inspection.info.stale_reason((best.epoch,)) is None
-    counts = np.zeros_like(best.counts)
+    counts = np.zeros_like(best.read_counts())
     np.add.at(counts, (inspection.columns["label"], inspection.columns["predicted"]), 1)
-    assert (counts == best.counts).all()
+    assert (counts == best.read_counts()).all()
     mistakes = inspection.ranked("mistakes")
     assert all(load_preview(run, inspection, image).size == (8, 8) for image in inspection.images(mistakes[:20]))
     assert np.isin(mistakes, inspection.thumbnail_rows).all()
