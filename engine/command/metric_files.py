@@ -17,7 +17,15 @@ from pathlib import Path, PurePath
 from typing import Annotated
 
 from engine.command.rivals import Rivals, has_arguments
-from engine.foreign.folders import FOLDER_FORMATS, SKIPPED_FOLDERS, ForeignRun, FoundRuns, Limits, RunFinder, logs_in
+from engine.foreign.folders import (
+    FOLDER_FORMATS,
+    SKIPPED_FOLDERS,
+    ForeignRun,
+    FoundRuns,
+    RunFinder,
+    SearchLimits,
+    logs_in,
+)
 from engine.foreign.json_lines import JsonLines
 from engine.foreign.parameters import Parameters, merge_parameters, read_parameters
 from engine.foreign.reading import Log, list_folder
@@ -37,7 +45,7 @@ MAX_FILES_BYTES = 1 << 20
 
 # A working folder may be a home: of a search, as much as a second of a core can list.
 DATA_FOLDERS = frozenset({"data", "dataset", "datasets", "env", "venv"})
-SEARCH_LIMITS = Limits(depth=6, folders=3000, runs=5000, entries=200_000, skipped=SKIPPED_FOLDERS | DATA_FOLDERS)
+SEARCH_LIMITS = SearchLimits(depth=6, folders=3000, runs=5000, entries=200_000, skipped=SKIPPED_FOLDERS | DATA_FOLDERS)
 SEARCH_SECONDS = 1.5
 # Of a core, which decides only for a folder with more than 50 inner ones. A program creates most files when it starts.
 FIRST_SHARE, FIRST_SECONDS, LATER_SHARE = 0.004, 60.0, 0.0005

@@ -37,7 +37,7 @@ class ImageCounts(Record, frozen=True):
     val: Count
 
 
-class InspectionRequest(Record, frozen=True):
+class DatasetQuestion(Record, frozen=True):
     """Request to the helper process.
 
     It loads the first images of each part for `ranks` ranks. With 0 ranks, it returns the format of the first item.
@@ -55,13 +55,13 @@ def check_user_data_code(config: Config, world_size: int) -> ImageCounts | None:
     """
     if not is_user_code(config.data.dataset) and config.augment.transform is None:
         return None
-    request = InspectionRequest(config.model_dump(mode="json"), world_size)
+    request = DatasetQuestion(config.model_dump(mode="json"), world_size)
     if is_user_code(config.data.dataset):
         return _ask_process("data.dataset", config.data.dataset, request, Answer[ImageCounts])
     return _ask_process("augment.transform", str(config.augment.transform), request, Answer[ImageCounts])
 
 
-def _ask_process(key: str, name: str, request: InspectionRequest, kind: type[Answer[T]]) -> T:
+def _ask_process(key: str, name: str, request: DatasetQuestion, kind: type[Answer[T]]) -> T:
     """Return the reply of the helper process that runs the code `name`, the value of a key. Raises UsageError."""
     return ask_user_code(
         "engine.data.inspection_process",
@@ -78,7 +78,7 @@ def _ask_process(key: str, name: str, request: InspectionRequest, kind: type[Ans
 def find_item_format(config: Config) -> ItemFormat:
     """Return the size and the channels of the first item of a user dataset. Raises UsageError as
     `check_user_data_code`."""
-    request = InspectionRequest(config.model_dump(mode="json"))
+    request = DatasetQuestion(config.model_dump(mode="json"))
     return _ask_process("data.dataset", config.data.dataset, request, Answer[ItemFormat])
 
 
@@ -106,7 +106,7 @@ def main(parent: ParentPipe) -> None:
     """Entry point of the helper process: reply with the number of images, or with the problems of a config.
 
     Without ranks, reply with the format of the first item instead."""
-    request = parent.receive(InspectionRequest)
+    request = parent.receive(DatasetQuestion)
     try:
         config = validate_config(request.config)
         if not request.ranks:

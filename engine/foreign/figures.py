@@ -31,7 +31,7 @@ class Figures:
 
 
 @dataclass(slots=True)
-class _Metric:
+class _MetricFigures:
     """The first and the last step of a metric, its last value, and its lowest and highest finite one."""
 
     first_step: int
@@ -50,7 +50,7 @@ class LogFigures:
     """The figures of the metrics of one log."""
 
     def __init__(self) -> None:
-        self._metrics: dict[str, _Metric] = {}
+        self._metrics: dict[str, _MetricFigures] = {}
 
     def add(self, reading: Reading) -> None:
         """Add the points of a reading, without the metrics that it voids."""
@@ -58,7 +58,7 @@ class LogFigures:
             self._metrics = {name: metric for name, metric in self._metrics.items() if metric.first_step < cut}
         for name, step, value, _, _ in reading.points:
             if (metric := self._metrics.get(name)) is None:
-                metric = self._metrics[name] = _Metric(step)
+                metric = self._metrics[name] = _MetricFigures(step)
             metric.add(step, value)
 
     def figures(self) -> dict[str, Figures]:

@@ -127,7 +127,7 @@ class FoundRuns:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SearchLimits:
     """How much of a tree is searched: folders, how deep they are nested, runs, and entries that were not listed before.
 
     Folders with one of the `skipped` names are not searched.
@@ -140,7 +140,7 @@ class Limits:
     skipped: frozenset[str] = SKIPPED_FOLDERS
 
 
-def find_runs(path: Path, limits: Limits = Limits()) -> FoundRuns:
+def find_runs(path: Path, limits: SearchLimits = SearchLimits()) -> FoundRuns:
     """Find the runs in and below a folder, or the one of a file. A missing or inaccessible path has none."""
     return merge_runs(RunFinder(path, limits).search())
 
@@ -168,7 +168,7 @@ class RunFinder:
     """Searches one path, again and again. A folder with a log is listed again when its modification time has changed:
     only then has it new files."""
 
-    def __init__(self, path: Path, limits: Limits = Limits()) -> None:
+    def __init__(self, path: Path, limits: SearchLimits = SearchLimits()) -> None:
         self._root = Path(os.path.realpath(path))
         self._limits = limits
         self._known: dict[Path, _Folder] = {}

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.foreign.folders import OWN_FILES, ForeignRun, FoundRuns, Limits, RunFinder, merge_runs
+from engine.foreign.folders import OWN_FILES, ForeignRun, FoundRuns, RunFinder, SearchLimits, merge_runs
 from engine.utils.process_table import ProcessId, ProcessStat, children_by_parent, live_processes
 from engine.utils.text import printable
 
@@ -27,8 +27,8 @@ MAX_OPEN_FILES = 4000  # per process
 MAX_COMMAND_CHARS = 400
 MAX_COMMAND_BYTES = 1 << 14
 # The folder of an open file may have the runs of a day, the working directory may be a home with millions of files.
-FILE_LIMITS = Limits(depth=1, folders=200, runs=50)
-CWD_LIMITS = Limits(depth=4, folders=1000, runs=200)
+FILE_LIMITS = SearchLimits(depth=1, folders=200, runs=50)
+CWD_LIMITS = SearchLimits(depth=4, folders=1000, runs=200)
 MAX_FOLDERS = 100
 # Between a rank and the supervisor of its run.
 MAX_PARENTS = 3
@@ -192,7 +192,7 @@ def find_process_runs(tree: ProcessTree, since: float) -> FoundRuns:
     return FoundRuns(tuple(run for run in found.runs if run.changed_at() >= since), found.is_partial)
 
 
-def _search(folders: Sequence[Path], limits: Limits, deadline: float) -> Iterator[FoundRuns]:
+def _search(folders: Sequence[Path], limits: SearchLimits, deadline: float) -> Iterator[FoundRuns]:
     for folder in folders:
         for part in RunFinder(folder, limits).search():
             yield part

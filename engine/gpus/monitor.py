@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from engine.gpus.snapshot import DRIVER, Reading, SamplerOptions, Snapshot, current_time
+from engine.gpus.snapshot import DRIVER, Measurement, SamplerOptions, Snapshot, current_time
 from engine.gpus.start_sampler import start_sampler, take_prestarted_sampler
 from engine.utils.codec import decode, encode, replace
 from engine.utils.errors import UsageError
@@ -169,7 +169,7 @@ def open_monitor(options: SamplerOptions) -> GpuMonitor:
 
 def _error_snapshot(error: str) -> Snapshot:
     now = current_time()
-    unknown: Reading[str] = Reading(None, now, error)
+    unknown: Measurement[str] = Measurement(None, now, error)
     return Snapshot(
         time=now, source=DRIVER, host=os.uname().nodename, driver=unknown, cuda=unknown, error=error, gpus=()
     )

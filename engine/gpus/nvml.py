@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml as nv
 
-from engine.gpus.snapshot import MigInstance, Missing, Reading, current_time, with_units
+from engine.gpus.snapshot import Measurement, MigInstance, Missing, current_time, with_units
 from engine.utils.errors import CodedError
 
 # NVML_VALUE_NOT_AVAILABLE is -1, so unsigned 32-bit and 64-bit fields without a value have all bits set.
@@ -64,16 +64,16 @@ def error_message(error: Exception) -> str:
     return str(error).strip().rstrip(".").lower()
 
 
-def query(call: Callable[..., Any], *args: Any) -> Reading[Any]:
+def query(call: Callable[..., Any], *args: Any) -> Measurement[Any]:
     """Call an NVML function and return its result as a reading. Raises DriverUnavailableError if NVML is unusable."""
     now = current_time()
     try:
-        return Reading(call(*args), now)
+        return Measurement(call(*args), now)
     except ImplausibleValueError as error:
-        return Reading(None, now, str(error))
+        return Measurement(None, now, str(error))
     # AttributeError: the installed nvidia-ml-py is too old to have the function.
     except (nv.NVMLError, nv.NVMLLibraryMismatchError, AttributeError) as error:
-        return Reading(None, now, unavailable_reason(error))
+        return Measurement(None, now, unavailable_reason(error))
 
 
 class ImplausibleValueError(Exception):
@@ -276,12 +276,12 @@ PCIE_QUERIES: Queries = {
 }
 
 
-def query_all(queries: Queries, handle: Any) -> dict[str, Reading[Any]]:
+def query_all(queries: Queries, handle: Any) -> dict[str, Measurement[Any]]:
     """Run all queries on a GPU and return their readings by name."""
     return {name: query(call, handle) for name, call in queries.items()}
 
 
-def query_utilization_and_memory(handle: Any) -> dict[str, Reading[Any]]:
+def query_utilization_and_memory(handle: Any) -> dict[str, Measurement[Any]]:
     """Return the readings that share an NVML call: GPU and memory utilization, and memory use.
 
     Utilization is the percentage of the sampling period with a kernel running, or with memory accesses (nvidia-smi
@@ -296,10 +296,10 @@ def query_utilization_and_memory(handle: Any) -> dict[str, Reading[Any]]:
         name: rates if rates.value is None else query(checked_percent, getattr(rates.value, field))
         for name, field in (("util", "gpu"), ("memory_util", "memory"))
     }
-    answers["integrated"] = Reading(integrated, memory.time)
+    answers["integrated"] = Measurement(integrated, memory.time)
     for index, name in enumerate(("memory_used", "memory_total", "memory_reserved")):
         value = None if memory.value is None else memory.value[index]
-        answers[name] = Reading(
+        answers[name] = Measurement(
             value, memory.time, memory.reason or (None if value is not None else Missing.NOT_SUPPORTED)
         )
     return answers
@@ -324,7 +324,7 @@ def mig_devices(handle: Any) -> list[tuple[Any, MigInstance]]:
     return [device for device in devices if device is not None]
 
 
-def initialize() -> tuple[Reading[str], Reading[str]]:
+def initialize() -> tuple[Measurement[str], Measurement[str]]:
     """Initialize NVML in this process. Return the versions of the driver, and of the newest CUDA that it supports
     (nvidia-smi `driver_version`, "CUDA Version").
 

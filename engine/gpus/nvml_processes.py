@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pynvml as nv
 
 from engine.gpus.nvml import MAX_VALUE, VALUES_NOT_AVAILABLE, query
-from engine.gpus.snapshot import MigInstance, Reading, current_time
+from engine.gpus.snapshot import Measurement, MigInstance, current_time
 
 MICROSECONDS = 1_000_000
 # After a longer gap, such as a driver that hangs, nobody knows what the processes did.
@@ -27,10 +27,12 @@ class NvmlProcess(NamedTuple):
     kind: str
     instance: int | None
     compute_instance: int | None
-    gpu_memory: Reading[int]
+    gpu_memory: Measurement[int]
 
 
-def running_processes(handle: Any, mig_devices: Sequence[tuple[Any, MigInstance]] = ()) -> Reading[list[NvmlProcess]]:
+def running_processes(
+    handle: Any, mig_devices: Sequence[tuple[Any, MigInstance]] = ()
+) -> Measurement[list[NvmlProcess]]:
     """Return the compute and graphics processes on a GPU. A process that is both is listed as compute.
 
     The handle of a GPU in MIG mode lists them only to privileged users, the handles of its MIG devices to everyone. So
@@ -47,10 +49,10 @@ def running_processes(handle: Any, mig_devices: Sequence[tuple[Any, MigInstance]
         merged.setdefault((process.pid, process.instance, process.compute_instance), process)
     located = {process.pid for process in merged.values() if process.instance is not None}
     processes = [process for process in merged.values() if process.instance is not None or process.pid not in located]
-    return Reading(processes, answers[0].time)
+    return Measurement(processes, answers[0].time)
 
 
-def _listed_processes(handle: Any, instance: MigInstance | None = None) -> Reading[list[NvmlProcess]]:
+def _listed_processes(handle: Any, instance: MigInstance | None = None) -> Measurement[list[NvmlProcess]]:
     """Return the processes that one handle lists; `instance` is the MIG device, if it is the handle of one."""
     compute = query(lambda: nv.nvmlDeviceGetComputeRunningProcesses(handle))
     if compute.value is None:
@@ -63,7 +65,7 @@ def _listed_processes(handle: Any, instance: MigInstance | None = None) -> Readi
         for process in reading.value or []:
             used_bytes = process.usedGpuMemory
             is_known = used_bytes is not None and used_bytes not in VALUES_NOT_AVAILABLE and used_bytes <= MAX_VALUE
-            gpu_memory: Reading[int] = Reading(
+            gpu_memory: Measurement[int] = Measurement(
                 int(used_bytes) if is_known else None,
                 reading.time,
                 None if is_known else "not reported by the driver",
@@ -73,7 +75,7 @@ def _listed_processes(handle: Any, instance: MigInstance | None = None) -> Readi
             if instance is not None and ids[0] is None:
                 ids = instance.gpu_instance, instance.compute_instance
             by_pid.setdefault((process.pid, *ids), NvmlProcess(int(process.pid), kind, *ids, gpu_memory))
-    return Reading(list(by_pid.values()), compute.time)
+    return Measurement(list(by_pid.values()), compute.time)
 
 
 def _known_id(value: int) -> int | None:
@@ -84,7 +86,7 @@ class IdleTime(NamedTuple):
     """For how many seconds a process has not computed, as far as it was watched. With `at_least`, it has not computed
     since then."""
 
-    seconds: Reading[float]
+    seconds: Measurement[float]
     at_least: bool
 
 
@@ -100,7 +102,7 @@ class ProcessActivity:
         self._busy_at: dict[int, float] = {}
         self._updated_at = float("-inf")
 
-    def update(self, handle: Any, util: Reading[int], pids: Iterable[int]) -> dict[int, IdleTime]:
+    def update(self, handle: Any, util: Measurement[int], pids: Iterable[int]) -> dict[int, IdleTime]:
         """Return the idle time of each process. `util` is the utilization of the GPU, in percent."""
         now, pids = current_time(), set(pids)
         busy = self._busy_processes(handle, util, pids, now)
@@ -110,18 +112,18 @@ class ProcessActivity:
         if busy is None:
             self._busy_at.clear()
             self._updated_at = float("-inf")
-            return {pid: IdleTime(Reading(None, now, IDLE_UNKNOWN, "s"), at_least=False) for pid in pids}
+            return {pid: IdleTime(Measurement(None, now, IDLE_UNKNOWN, "s"), at_least=False) for pid in pids}
         self._updated_at = now
         self._busy_at = {pid: at for pid, at in (self._busy_at | busy).items() if pid in pids}
         return {
             pid: IdleTime(
-                Reading(round(now - self._busy_at.get(pid, since), 1), now, unit="s"), pid not in self._busy_at
+                Measurement(round(now - self._busy_at.get(pid, since), 1), now, unit="s"), pid not in self._busy_at
             )
             for pid, since in self._watched_since.items()
         }
 
     def _busy_processes(
-        self, handle: Any, util: Reading[int], pids: Iterable[int], now: float
+        self, handle: Any, util: Measurement[int], pids: Iterable[int], now: float
     ) -> dict[int, float] | None:
         """Return when processes have computed since the last call, in Unix seconds; None if that is unknown."""
         since = max(self._updated_at, now - MAX_GAP_SECONDS)

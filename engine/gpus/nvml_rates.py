@@ -8,7 +8,7 @@ from typing import Any
 import pynvml as nv
 
 from engine.gpus import nvml
-from engine.gpus.snapshot import Missing, Reading
+from engine.gpus.snapshot import Measurement, Missing
 
 MIN_GPM_INTERVAL_SECONDS = 0.1
 GPM_METRICS = {
@@ -48,13 +48,13 @@ class GpmReader:
         if not self._sampled_at:
             nvml.query(self._take_first_sample, handle)
 
-    def read(self, handle: Any) -> dict[str, Reading[Any]]:
+    def read(self, handle: Any) -> dict[str, Measurement[Any]]:
         """Return the metrics since the last call or `start`. Blocks until the interval is at least 0.1 s long."""
         answer = nvml.query(self._read_metrics, handle)
         if answer.value is None:
             return dict.fromkeys(GPM_METRICS, answer)
         return {
-            name: Reading(value, answer.time, None if value is not None else Missing.NOT_SUPPORTED)
+            name: Measurement(value, answer.time, None if value is not None else Missing.NOT_SUPPORTED)
             for name, value in answer.value.items()
         }
 
@@ -99,7 +99,7 @@ class NvlinkReader:
     def __init__(self) -> None:
         self._previous: tuple[float, list[int]] | None = None
 
-    def read(self, handle: Any) -> dict[str, Reading[Any]]:
+    def read(self, handle: Any) -> dict[str, Measurement[Any]]:
         """Return the throughput since the last call."""
         answer = nvml.query(self._read_counters, handle)
         if answer.value is None:
@@ -109,7 +109,7 @@ class NvlinkReader:
             return dict.fromkeys(NVLINK_THROUGHPUT, answer.without_value("measured from the second sample on"))
         seconds = answer.value[0] - previous[0]
         return {
-            name: Reading(round((after - before) * KILOBYTES_PER_KIB / seconds, 1), answer.time)
+            name: Measurement(round((after - before) * KILOBYTES_PER_KIB / seconds, 1), answer.time)
             if after >= before and seconds > 0
             else answer.without_value("the counter was reset")
             for name, before, after in zip(NVLINK_THROUGHPUT, previous[1], answer.value[1], strict=True)

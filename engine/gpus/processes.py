@@ -15,7 +15,7 @@ import psutil
 
 from engine.gpus.nvml_processes import IdleTime, NvmlProcess
 from engine.gpus.reservation_entry import ReservationInfo, ReservedRank
-from engine.gpus.snapshot import GpuProcess, Missing, Reading, current_time
+from engine.gpus.snapshot import GpuProcess, Measurement, Missing, current_time
 from engine.utils.codec import replace
 
 UNKNOWN_PID_REASON = "no such process here; it may be in another container"
@@ -30,9 +30,9 @@ class _ProcessIdentity:
 
     process: psutil.Process
     ancestors: tuple[int, ...]
-    name: Reading[str]
-    user: Reading[str]
-    command: Reading[str]
+    name: Measurement[str]
+    user: Measurement[str]
+    command: Measurement[str]
 
 
 class ProcessTable:
@@ -79,7 +79,7 @@ class ProcessTable:
                 pid=nvml_processes[position].pid,
             )
         else:
-            unlisted_memory: Reading[int] = Reading(
+            unlisted_memory: Measurement[int] = Measurement(
                 None, current_time(), "the driver does not list this process", unit="B"
             )
             described += [
@@ -103,10 +103,10 @@ class ProcessTable:
 
     def _describe_process(self, pid: int, nvml_process: NvmlProcess, rank: ReservedRank | None) -> GpuProcess:
         now = current_time()
-        user: Reading[str] = Reading(None, now, UNKNOWN_PID_REASON)
-        command: Reading[str] = user
-        cpu: Reading[float] = Reading(None, now, UNKNOWN_PID_REASON, unit="%")
-        memory: Reading[int] = Reading(None, now, UNKNOWN_PID_REASON, unit="B")
+        user: Measurement[str] = Measurement(None, now, UNKNOWN_PID_REASON)
+        command: Measurement[str] = user
+        cpu: Measurement[float] = Measurement(None, now, UNKNOWN_PID_REASON, unit="%")
+        memory: Measurement[int] = Measurement(None, now, UNKNOWN_PID_REASON, unit="B")
         kind: Any = nvml_process.kind
         with suppress(psutil.NoSuchProcess):
             is_new = pid not in self._identities
@@ -152,13 +152,13 @@ def _command(process: psutil.Process) -> str:
     return (" ".join(process.cmdline()) or process.name())[:MAX_COMMAND_CHARS]
 
 
-def _read_if_permitted(call: Any, unit: str = "") -> Reading[Any]:
+def _read_if_permitted(call: Any, unit: str = "") -> Measurement[Any]:
     """Return the result as a reading, without a value if access is denied. Raises psutil.NoSuchProcess."""
     now = current_time()
     try:
-        return Reading(call(), now, unit=unit)
+        return Measurement(call(), now, unit=unit)
     except (psutil.AccessDenied, KeyError):
-        return Reading(None, now, Missing.NO_PERMISSION, unit)
+        return Measurement(None, now, Missing.NO_PERMISSION, unit)
 
 
 def ranks_on(uuids: Sequence[str], reservations: Sequence[ReservationInfo]) -> list[ReservedRank]:

@@ -38,7 +38,7 @@ View = Callable[[QueueTerms], Mapping[str, CudaDevice]]
 
 
 @dataclass(frozen=True)
-class Claim:
+class DeviceClaim:
     """The devices that a waiting run keeps from the runs behind it, by `reservation_id`.
 
     `may_start`: they may be all that it waits for. `passed_because` is why runs of other users may pass it until that
@@ -141,25 +141,25 @@ class RunQueue:
         yield waiter.uid, time.monotonic(), USER_CLAIM_TIMEOUTS * CLAIM_TIMEOUT_SECONDS
 
 
-def claim_of(waiter: ReservationInfo, devices: Mapping[str, CudaDevice]) -> Claim:
+def claim_of(waiter: ReservationInfo, devices: Mapping[str, CudaDevice]) -> DeviceClaim:
     """Return what a waiting run claims of the devices that it sees, without those that runs ahead of it claim."""
     if waiter.is_silent:
-        return Claim(passed_because=SILENT)
+        return DeviceClaim(passed_because=SILENT)
     # It asks the driver which it sees once it is in the queue.
     names = frozenset(waiter.visible) or devices.keys() - {CPU.uuid}
     visible = [device for name, device in devices.items() if name in names]
     if not visible:
-        return Claim()
+        return DeviceClaim()
     # A device that this process does not see may be free. A user can name devices that do not exist.
     sees_all = len(visible) == len(names)
     try:
         chosen = select(waiter.selection, visible, only_free=True, shares=waiter.shares)
-        return Claim(_ids(chosen), may_start=bool(chosen))
+        return DeviceClaim(_ids(chosen), may_start=bool(chosen))
     except NotFreeError:
         pass
     except UsageError as error:
         if sees_all:
-            return Claim(passed_because=error.problems[0].reason)
+            return DeviceClaim(passed_because=error.problems[0].reason)
     count, wanted = _wanted(waiter.selection, visible)
     free = sorted((device for device in wanted if device.is_free), key=preference)
     held = [device for device in wanted if device.unavailable is not None]
@@ -168,9 +168,9 @@ def claim_of(waiter: ReservationInfo, devices: Mapping[str, CudaDevice]) -> Clai
     # Also those that a run behind it could join, because it shares them with more runs or needs less memory of them.
     claimed = _ids([*free[:count], *by_user])
     if not sees_all or len(free) + len(by_others) >= count:
-        return Claim(claimed, may_start=not sees_all)
+        return DeviceClaim(claimed, may_start=not sees_all)
     because = why_not_free([device for device in held if device not in by_others])
-    return Claim(claimed if len(free) + len(by_user) >= count else frozenset(), passed_because=because)
+    return DeviceClaim(claimed if len(free) + len(by_user) >= count else frozenset(), passed_because=because)
 
 
 def _wanted(selection: str, visible: Sequence[CudaDevice]) -> tuple[int, Sequence[CudaDevice]]:

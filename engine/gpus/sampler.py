@@ -28,9 +28,9 @@ from engine.gpus.snapshot import (
     Gpu,
     GpuProcess,
     GpuState,
+    Measurement,
     MigInstance,
     Missing,
-    Reading,
     SamplerOptions,
     Snapshot,
     current_time,
@@ -91,7 +91,7 @@ class GpuThread(threading.Thread):
         """Discard cached data. Called when the index may refer to another GPU."""
         self._nvml_handle: Any = None
         self._uuid: str | None = None
-        self._cached_readings: dict[str, Reading[Any]] = {}
+        self._cached_readings: dict[str, Measurement[Any]] = {}
         self._mig_devices: list[tuple[Any, MigInstance]] = []
         self._mig_gpm: dict[int, nvml_rates.GpmReader] = {}
         self._infrequent_at = float("-inf")
@@ -99,10 +99,10 @@ class GpuThread(threading.Thread):
         self._nvlink = nvml_rates.NvlinkReader()
         # The first snapshot does not wait for it.
         self._pcie_at = time.monotonic()
-        self._pcie_readings: dict[str, Reading[Any]] = {}
+        self._pcie_readings: dict[str, Measurement[Any]] = {}
         self._process_table: ProcessTable | None = None
         self._process_activity = nvml_processes.ProcessActivity()
-        self._processes: Reading[tuple[GpuProcess, ...]] = Reading(None, current_time(), Missing.NOT_REQUESTED)
+        self._processes: Measurement[tuple[GpuProcess, ...]] = Measurement(None, current_time(), Missing.NOT_REQUESTED)
         self._processes_at = float("-inf")
 
     def run(self) -> None:
@@ -151,7 +151,7 @@ class GpuThread(threading.Thread):
         if answers["integrated"].value:
             # The driver reports PCIe 1.0 x1 for GB10, which is connected to its CPU otherwise.
             answers |= {name: answers[name].without_value(Missing.INTEGRATED) for name in answers if "pcie" in name}
-        not_requested: Reading[Any] = Reading(None, current_time(), Missing.NOT_REQUESTED)
+        not_requested: Measurement[Any] = Measurement(None, current_time(), Missing.NOT_REQUESTED)
         readings = {name: answers.get(name, not_requested) for name in UNITS}
         lost = Missing.LOST in (readings["util"].reason, readings["memory_used"].reason)
         return self._build_gpu("lost" if lost else "ok", 0.0, current_time(), readings, self._processes)
@@ -177,11 +177,11 @@ class GpuThread(threading.Thread):
             for mig_handle, instance in self._mig_devices
         ]
 
-    def _query_links(self, handle: Any, answers: dict[str, Reading[Any]]) -> dict[str, Reading[Any]]:
+    def _query_links(self, handle: Any, answers: dict[str, Measurement[Any]]) -> dict[str, Measurement[Any]]:
         """Return the throughput of NVLink and PCIe as far as `answers` lack it, because the GPU has no GPM."""
         options, now = self._state.options, time.monotonic()
         unknown = {name for name in nvml_rates.GPM_METRICS if name not in answers or answers[name].value is None}
-        links: dict[str, Reading[Any]] = {}
+        links: dict[str, Measurement[Any]] = {}
         if options.activity and unknown.intersection(nvml_rates.NVLINK_THROUGHPUT):
             links |= self._nvlink.read(handle)
         if unknown.intersection(nvml_rates.PCIE_THROUGHPUT):
@@ -226,7 +226,9 @@ class GpuThread(threading.Thread):
         self._cached_readings |= nvml.query_all(nvml.INFREQUENT_QUERIES, handle)
         self._infrequent_at = now
 
-    def _query_processes(self, handle: Any, uuids: list[str], util: Reading[int]) -> Reading[tuple[GpuProcess, ...]]:
+    def _query_processes(
+        self, handle: Any, uuids: list[str], util: Measurement[int]
+    ) -> Measurement[tuple[GpuProcess, ...]]:
         # Imported here so that psutil's import runs during the GPM sampling interval.
         from engine.gpus.processes import ProcessTable, ranks_on
 
@@ -234,17 +236,17 @@ class GpuThread(threading.Thread):
         listed = nvml_processes.running_processes(handle, self._mig_devices)
         ranks = ranks_on(uuids, self._state.reservations)
         if listed.value is None and not ranks:
-            return Reading(None, listed.time, listed.reason)
+            return Measurement(None, listed.time, listed.reason)
         idle = self._process_activity.update(handle, util, [process.pid for process in listed.value or ()])
-        return Reading(self._process_table.describe(listed.value or [], ranks, idle), listed.time)
+        return Measurement(self._process_table.describe(listed.value or [], ranks, idle), listed.time)
 
     def _build_gpu(
         self,
         state: GpuState,
         age: float,
         time_s: float | None,
-        readings: dict[str, Reading[Any]],
-        processes: Reading[tuple[GpuProcess, ...]],
+        readings: dict[str, Measurement[Any]],
+        processes: Measurement[tuple[GpuProcess, ...]],
     ) -> Gpu:
         uuids = {self._uuid, *(instance.uuid for instance in self._mig_instances)}
         holders = [reservation for reservation in self._state.reservations if reservation.holds(*uuids)]
@@ -265,7 +267,7 @@ class GpuThread(threading.Thread):
     def _gpu_without_readings(self, state: GpuState, reason: str, age: float = 0.0) -> Gpu:
         """Return the GPU with only its cached static readings."""
         now = current_time()
-        missing: Reading[Any] = Reading(None, now, reason)
+        missing: Measurement[Any] = Measurement(None, now, reason)
         readings = {
             name: self._cached_readings.get(name, missing) if name in STATIC_READINGS else missing for name in UNITS
         }
@@ -298,7 +300,7 @@ class DriverThread(threading.Thread):
     def __init__(self, state: SamplerState) -> None:
         super().__init__(name="driver", daemon=True)
         self._state = state
-        self.versions: tuple[Reading[str], Reading[str]] | None = None
+        self.versions: tuple[Measurement[str], Measurement[str]] | None = None
         """Versions of the driver and of CUDA."""
         self.gpu_threads: list[GpuThread] = []
         self.enumerated = False
@@ -376,7 +378,7 @@ class GpuSampler:
         versions = self._driver_thread.versions
         if versions is None and error is None:
             error = f"the NVIDIA driver has not answered for {waited_s:.0f} s"
-        unknown: Reading[str] = Reading(None, now, error or "unknown")
+        unknown: Measurement[str] = Measurement(None, now, error or "unknown")
         threads = [] if self._state.driver_error else self._driver_thread.gpu_threads
         gpus = tuple(thread.report() for thread in threads if not thread.excluded)
         driver, cuda = versions if versions and not self._state.driver_error else (unknown, unknown)

@@ -29,7 +29,7 @@ class Missing(StrEnum):
     NOT_SUPPORTED_BY_DRIVER = "not supported by this driver"
 
 
-class Reading(Record, Generic[T], frozen=True, omit_defaults=True):
+class Measurement(Record, Generic[T], frozen=True, omit_defaults=True):
     """A value, or None and the `reason`. `time` is the time of the query in Unix seconds."""
 
     value: T | None
@@ -38,9 +38,9 @@ class Reading(Record, Generic[T], frozen=True, omit_defaults=True):
     # Unlike a default, the result of a factory is always written.
     unit: str = field(default_factory=str)
 
-    def without_value(self, reason: str) -> Reading[T]:
+    def without_value(self, reason: str) -> Measurement[T]:
         """Return a copy with the value replaced by `reason`."""
-        return Reading(None, self.time, reason, self.unit)
+        return Measurement(None, self.time, reason, self.unit)
 
 
 def current_time() -> float:
@@ -50,7 +50,7 @@ def current_time() -> float:
 
 def _absent(unit: str, reason: Missing = Missing.NOT_RECORDED) -> Any:
     """Return the default of a reading, which also declares its unit."""
-    return Reading(None, 0.0, reason, unit)
+    return Measurement(None, 0.0, reason, unit)
 
 
 class GpuProcess(Record, frozen=True, kw_only=True):
@@ -71,12 +71,12 @@ class GpuProcess(Record, frozen=True, kw_only=True):
     compute_instance: Count | None = None
     run: str | None = None
     rank: Count | None = None
-    user: Reading[str]
-    command: Reading[str]
-    gpu_memory: Reading[Count]
-    cpu: Reading[Number]
-    memory: Reading[Count]
-    idle: Reading[Number] = _absent("s")
+    user: Measurement[str]
+    command: Measurement[str]
+    gpu_memory: Measurement[Count]
+    cpu: Measurement[Number]
+    memory: Measurement[Count]
+    idle: Measurement[Number] = _absent("s")
     idle_at_least: bool = False
 
 
@@ -93,14 +93,14 @@ class MigInstance(Record, frozen=True, kw_only=True):
     uuid: str
     gpu_instance: Count
     compute_instance: Count
-    name: Reading[str]
-    memory_used: Reading[Count]
-    memory_total: Reading[Count]
-    sm_active: Reading[Number] = _absent("%", Missing.NOT_REQUESTED)
-    tensor_active: Reading[Number] = _absent("%", Missing.NOT_REQUESTED)
-    dram_active: Reading[Number] = _absent("%", Missing.NOT_REQUESTED)
+    name: Measurement[str]
+    memory_used: Measurement[Count]
+    memory_total: Measurement[Count]
+    sm_active: Measurement[Number] = _absent("%", Missing.NOT_REQUESTED)
+    tensor_active: Measurement[Number] = _absent("%", Missing.NOT_REQUESTED)
+    dram_active: Measurement[Number] = _absent("%", Missing.NOT_REQUESTED)
 
-    def with_activity(self, readings: Mapping[str, Reading[Any]]) -> MigInstance:
+    def with_activity(self, readings: Mapping[str, Measurement[Any]]) -> MigInstance:
         """Return a copy with the activity in `readings`, those of its GPU instance by name."""
         return replace(self, **with_units({name: readings[name] for name in ACTIVITY_READINGS}))
 
@@ -123,81 +123,81 @@ class Gpu(Record, frozen=True, kw_only=True):
     age: Seconds
     time: UnixTime | None
     # Product name (`name`).
-    name: Reading[str] = _absent("")
+    name: Measurement[str] = _absent("")
     # domain:bus:device.function (`pci.bus_id`).
-    pci_bus_id: Reading[str] = _absent("")
+    pci_bus_id: Measurement[str] = _absent("")
     # Compute capability of CUDA, such as 9.0 (`compute_cap`).
-    compute_capability: Reading[str] = _absent("")
+    compute_capability: Measurement[str] = _absent("")
     # Percent of the sampling period with at least one kernel running (`utilization.gpu`). NVML's sampling period is
     # 1/6 s to 1 s, depending on the product.
-    util: Reading[Count] = _absent("%")
+    util: Measurement[Count] = _absent("%")
     # Percent of the sampling period in which device memory was read or written (`utilization.memory`).
-    memory_util: Reading[Count] = _absent("%")
+    memory_util: Measurement[Count] = _absent("%")
     # Percent of SMs that were busy, averaged over the sampling interval (GPM metric 2).
-    sm_active: Reading[Number] = _absent("%")
+    sm_active: Measurement[Number] = _absent("%")
     # Percent of time that the SMs executed tensor core operations of any type (GPM metric 5).
-    tensor_active: Reading[Number] = _absent("%")
+    tensor_active: Measurement[Number] = _absent("%")
     # Percent of the theoretical DRAM bandwidth in use (GPM metric 10).
-    dram_active: Reading[Number] = _absent("%")
+    dram_active: Measurement[Number] = _absent("%")
     # Allocated device memory, without `memory_reserved` (`memory.used`).
-    memory_used: Reading[Count] = _absent("B")
+    memory_used: Measurement[Count] = _absent("B")
     # Physical device memory (`memory.total`).
-    memory_total: Reading[Count] = _absent("B")
+    memory_total: Measurement[Count] = _absent("B")
     # Whether the GPU has no memory of its own, such as GB10 and Thor (`integrated` of CUDA's device properties).
     # `memory_used` and `memory_total` are then those of the host.
-    integrated: Reading[bool] = _absent("")
+    integrated: Measurement[bool] = _absent("")
     # Device memory reserved by the driver and firmware (`memory.reserved`).
-    memory_reserved: Reading[Count] = _absent("B")
+    memory_reserved: Measurement[Count] = _absent("B")
     # Core temperature (`temperature.gpu`).
-    temperature: Reading[Integer] = _absent("°C")
+    temperature: Measurement[Integer] = _absent("°C")
     # Temperature of the device memory (`temperature.memory`).
-    memory_temperature: Reading[Integer] = _absent("°C")
+    memory_temperature: Measurement[Integer] = _absent("°C")
     # Power draw of the GPU and its memory (`power.draw`).
-    power: Reading[Number] = _absent("W")
+    power: Measurement[Number] = _absent("W")
     # Power limit in force, the lowest of all that apply (`enforced.power.limit`).
-    power_limit: Reading[Number] = _absent("W")
+    power_limit: Measurement[Number] = _absent("W")
     # Current SM clock (`clocks.sm`).
-    sm_clock: Reading[Count] = _absent("MHz")
+    sm_clock: Measurement[Count] = _absent("MHz")
     # Current memory clock (`clocks.mem`).
-    memory_clock: Reading[Count] = _absent("MHz")
+    memory_clock: Measurement[Count] = _absent("MHz")
     # Highest possible SM clock (`clocks.max.sm`).
-    max_sm_clock: Reading[Count] = _absent("MHz")
+    max_sm_clock: Measurement[Count] = _absent("MHz")
     # Highest possible memory clock (`clocks.max.mem`).
-    max_memory_clock: Reading[Count] = _absent("MHz")
+    max_memory_clock: Measurement[Count] = _absent("MHz")
     # Intended fan speed, in percent of the maximum; not measured (`fan.speed`).
-    fan: Reading[Count] = _absent("%")
+    fan: Measurement[Count] = _absent("%")
     # P0 (highest performance) to P15 (`pstate`).
-    performance_state: Reading[str] = _absent("")
+    performance_state: Measurement[str] = _absent("")
     # List of the active throttle reasons, as named in `nvml.THROTTLE_REASONS` (`clocks_throttle_reasons.active`).
-    throttle: Reading[tuple[str, ...]] = _absent("")
+    throttle: Measurement[tuple[str, ...]] = _absent("")
     # ECC errors since the driver was loaded (`ecc.errors.corrected.volatile.total`, and `uncorrected`).
-    ecc_corrected: Reading[Count] = _absent("errors")
-    ecc_uncorrected: Reading[Count] = _absent("errors")
+    ecc_corrected: Measurement[Count] = _absent("errors")
+    ecc_uncorrected: Measurement[Count] = _absent("errors")
     # Current PCIe link (`pcie.link.gen.current` and `pcie.link.width.current`); it drops when the GPU is idle.
-    pcie_generation: Reading[Count] = _absent("")
-    pcie_width: Reading[Count] = _absent("lanes")
+    pcie_generation: Measurement[Count] = _absent("")
+    pcie_width: Measurement[Count] = _absent("lanes")
     # Highest PCIe link that this GPU and the host support (`pcie.link.gen.max` and `pcie.link.width.max`).
-    max_pcie_generation: Reading[Count] = _absent("")
-    max_pcie_width: Reading[Count] = _absent("lanes")
+    max_pcie_generation: Measurement[Count] = _absent("")
+    max_pcie_width: Measurement[Count] = _absent("lanes")
     # PCIe packets that were sent again (`Replays Since Reset` of `nvidia-smi -q`).
-    pcie_replays: Reading[Count] = _absent("replays")
+    pcie_replays: Measurement[Count] = _absent("replays")
     # PCIe throughput from and to the GPU, 1 KB = 1000 B. With GPM: since the last sample (metrics 20 and 21). Without
     # GPM: over 20 ms (`txpci` and `rxpci` of `nvidia-smi dmon -s t`).
-    pcie_sent: Reading[Number] = _absent("KB/s")
-    pcie_received: Reading[Number] = _absent("KB/s")
+    pcie_sent: Measurement[Number] = _absent("KB/s")
+    pcie_received: Measurement[Number] = _absent("KB/s")
     # Number of active NVLinks (`nvidia-smi nvlink --status`).
-    nvlinks: Reading[Count] = _absent("links")
+    nvlinks: Measurement[Count] = _absent("links")
     # Throughput of all NVLinks from and to the GPU since the last sample, 1 KB = 1000 B. With GPM: metrics 61 and 60.
     # Without GPM: change of the data counters (`nvidia-smi nvlink -gt d`).
-    nvlink_sent: Reading[Number] = _absent("KB/s")
-    nvlink_received: Reading[Number] = _absent("KB/s")
+    nvlink_sent: Measurement[Number] = _absent("KB/s")
+    nvlink_received: Measurement[Number] = _absent("KB/s")
     # Current MIG mode, "on" or "off" (`mig.mode.current`).
-    mig: Reading[str] = _absent("")
+    mig: Measurement[str] = _absent("")
     # Who may use the GPU for graphics: "desktop" (`display_active`), "Windows" in WSL 2, or "none".
-    display: Reading[str] = _absent("")
+    display: Measurement[str] = _absent("")
 
     instances: tuple[MigInstance, ...] = ()
-    processes: Reading[tuple[GpuProcess, ...]]
+    processes: Measurement[tuple[GpuProcess, ...]]
     runs: tuple[str, ...] = ()
     """Names of the runs that have reserved this GPU or one of its MIG instances."""
     run_owners: dict[str, str] = field(default_factory=dict)
@@ -205,8 +205,8 @@ class Gpu(Record, frozen=True, kw_only=True):
     reserved_by_runs: Count = 0
     """Bytes of its memory that these runs have reserved (`queue.min_free`); 0 if each has reserved whole devices."""
 
-    def __getitem__(self, name: str) -> Reading[Any]:
-        reading: Reading[Any] = getattr(self, name)
+    def __getitem__(self, name: str) -> Measurement[Any]:
+        reading: Measurement[Any] = getattr(self, name)
         return reading
 
     def value(self, name: str) -> Any:
@@ -240,7 +240,7 @@ UNITS: dict[str, str] = {
     for name, default in zip(
         Gpu.__struct_fields__[-len(Gpu.__struct_defaults__) :], Gpu.__struct_defaults__, strict=True
     )
-    if isinstance(default, Reading)
+    if isinstance(default, Measurement)
 }
 """Every reading of a GPU and its unit."""
 # Independent of the load, so still valid for a GPU that does not answer.
@@ -250,9 +250,9 @@ STATIC_READINGS = {
 }  # fmt: skip
 
 
-def with_units(readings: Mapping[str, Reading[Any]]) -> dict[str, Reading[Any]]:
+def with_units(readings: Mapping[str, Measurement[Any]]) -> dict[str, Measurement[Any]]:
     """Return readings by name with their units."""
-    return {name: Reading(each.value, each.time, each.reason, UNITS[name]) for name, each in readings.items()}
+    return {name: Measurement(each.value, each.time, each.reason, UNITS[name]) for name, each in readings.items()}
 
 
 class SnapshotSource(Record, frozen=True, kw_only=True):
@@ -281,8 +281,8 @@ class Snapshot(FileRecord, frozen=True, kw_only=True):
     time: UnixTime
     host: str
     source: SnapshotSource
-    driver: Reading[str]
-    cuda: Reading[str]
+    driver: Measurement[str]
+    cuda: Measurement[str]
     error: str | None = None
     pending: bool = False
     """True until the driver and every GPU have answered once."""

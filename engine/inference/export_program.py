@@ -55,7 +55,7 @@ EXAMPLE_BATCH = 2
 Predict = Callable[[Images], NDArray[np.float32]]
 
 
-class Program(nn.Module):
+class ExportedNetwork(nn.Module):
     """Maps uint8 images, N x C x H x W, to probabilities, N x classes, float32, as model.json describes it."""
 
     def __init__(self, network: nn.Module, description: ModelDescription) -> None:
@@ -119,7 +119,7 @@ def standalone_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def _trace(trained: TrainedModel, description: ModelDescription) -> ExportedProgram:
     """Trace the program of a model with a batch of any size. Raises UsageError."""
     checkpoint = trained.checkpoint
-    image, program = description.image, Program(trained.model, description).eval()
+    image, program = description.image, ExportedNetwork(trained.model, description).eval()
     example = torch.zeros(EXAMPLE_BATCH, image.channels, image.size, image.size, dtype=torch.uint8)
     try:
         with _quiet():
@@ -216,7 +216,7 @@ def load_export(
 
     network = build_architecture(checkpoint)
     network.load_state_dict(load_file(path))
-    program = Program(network.float().eval(), description)
+    program = ExportedNetwork(network.float().eval(), description)
     with safe_open(path, "pt") as file:
         return _as_predict(program), decode(file.metadata()["classes"], list[str])
 

@@ -14,7 +14,7 @@ from engine.command.spec import Program
 from engine.config.code_trust import CodeTrust
 from engine.config.limits import read_limits
 from engine.config.schema import Config
-from engine.queue.dependencies import DependencyError, FollowedRun, check_cycles, find_dependencies
+from engine.queue.dependencies import DependencyError, Predecessor, check_cycles, find_dependencies
 from engine.queue.state import Dependency
 from engine.runs.claim import observe_claim, uncertain_claims, watch_claims
 from engine.runs.events import WarningEvent
@@ -97,7 +97,7 @@ def check_dependencies(request: RunRequest) -> list[Dependency]:
     if config.run.name is not None:
         check_cycles(config.run.name, root, dependencies)
     for dependency in dependencies:
-        followed = FollowedRun.open(root, dependency)
+        followed = Predecessor.open(root, dependency)
         try:
             followed.waits_because()
         except DependencyError as error:

@@ -83,7 +83,7 @@ def judge_start(folder: RunFolder, state: QueueState) -> JobStart | None:
     return None
 
 
-class Batch(NamedTuple):
+class JobBatch(NamedTuple):
     """What the other jobs of a waiting run's batch mean for it: why it is held, None if it is not; when the user last
     released a job, before which no failure counts; and whether no other job that waits was queued before it."""
 
@@ -92,10 +92,10 @@ class Batch(NamedTuple):
     is_first: bool = True
 
 
-def read_batch(folder: RunFolder, state: QueueState) -> Batch:
+def read_batch(folder: RunFolder, state: QueueState) -> JobBatch:
     """Read the batch of a waiting run."""
     if not state.program:
-        return Batch()
+        return JobBatch()
     others = _other_jobs(folder, state)
     released_at = max(state.released_at, *(other.released_at for other in others.values()), 0.0)
     starts = [start for run, other in others.items() if (start := judge_start(run, other)) is not None]
@@ -103,7 +103,7 @@ def read_batch(folder: RunFolder, state: QueueState) -> Batch:
     own = state.submitted_at, folder.name
     before = (run for run, other in others.items() if (other.submitted_at, run.name) < own)
     is_first = not any(others[run].stage is QueueStage.WAITING and run.is_owned() for run in before)
-    return Batch(held_because, released_at, is_first)
+    return JobBatch(held_because, released_at, is_first)
 
 
 def _other_jobs(folder: RunFolder, state: QueueState) -> dict[RunFolder, QueueState]:

@@ -56,7 +56,7 @@ def check_cycles(name: str, root: Path, dependencies: Sequence[Dependency]) -> N
 
 
 @dataclass
-class FollowedRun:
+class Predecessor:
     """A run that another one waits for. `folder` is None if it no longer exists.
 
     `is_stopped` is what the last `waits_because` found: the run was stopped, and finishes only if the user resumes it.
@@ -68,7 +68,7 @@ class FollowedRun:
     is_stopped: bool = field(default=False, init=False)
 
     @classmethod
-    def open(cls, root: Path, dependency: Dependency) -> FollowedRun:
+    def open(cls, root: Path, dependency: Dependency) -> Predecessor:
         """Find the folder of the run, which may have been renamed since."""
         found = cls(root, dependency, None)
         found.find()

@@ -18,7 +18,7 @@ from engine.gpus.queue_terms import MAX_PRIORITY, MAX_TIME, Blocked, QueueTerms
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.waiting import wake_sleepers
 from engine.queue.crash_guard import read_batch
-from engine.queue.dependencies import FollowedRun
+from engine.queue.dependencies import Predecessor
 from engine.queue.listing import find_row
 from engine.queue.state import (
     PENDING_STAGES,
@@ -58,7 +58,7 @@ class QueuePlace:
     fixed: QueueTerms
     recorder: Recorder
     keep_alive: Callable[[], None]
-    followed: list[FollowedRun] = field(default_factory=list)
+    followed: list[Predecessor] = field(default_factory=list)
     on_crash_hold: Callable[[str], None] = lambda _: None
     waited_s: float = 0.0
     """How long the run waited, once it has its devices; before, how long it had waited when this process began."""

@@ -88,9 +88,9 @@ def _find_foreign_runs(reference: str, *, is_any_enough: bool = False) -> tuple[
     if reference == LAST_RUN:
         return ()
     # The readers take longer to import than most commands take.
-    from engine.foreign.folders import Limits, find_runs
+    from engine.foreign.folders import SearchLimits, find_runs
 
-    limits = Limits(folders=1000, runs=1) if is_any_enough else Limits()
+    limits = SearchLimits(folders=1000, runs=1) if is_any_enough else SearchLimits()
     return find_runs(expand_user(reference), limits).runs
 
 

@@ -14,8 +14,8 @@ from engine.gpus.snapshot import (
     UNITS,
     Gpu,
     GpuProcess,
+    Measurement,
     MigInstance,
-    Reading,
     Snapshot,
     SnapshotSource,
     with_units,
@@ -28,11 +28,11 @@ GIB = 2**30
 NAME = "NVIDIA H100 80GB HBM3"
 
 
-def known_reading(value: Any, now: float, unit: str = "") -> Reading[Any]:
-    return Reading(value, now, unit=unit)
+def known_reading(value: Any, now: float, unit: str = "") -> Measurement[Any]:
+    return Measurement(value, now, unit=unit)
 
 
-def values(index: int, now: float, util: float, **changes: Any) -> dict[str, Reading[Any]]:
+def values(index: int, now: float, util: float, **changes: Any) -> dict[str, Measurement[Any]]:
     """Readings of an H100 at `util` % utilization; `changes` override them."""
     load = util / 100
     plain: dict[str, Any] = {
@@ -75,7 +75,7 @@ def values(index: int, now: float, util: float, **changes: Any) -> dict[str, Rea
         {
             name: known_reading(plain[name], now)
             if plain.get(name) is not None
-            else Reading(None, now, "not supported")
+            else Measurement(None, now, "not supported")
             for name in UNITS
         }
     )
@@ -96,7 +96,7 @@ def process(now: float, pid: int, user: str, command: str, used: float, **more: 
     )
 
 
-def gpu(index: int, now: float, readings: dict[str, Reading[Any]], *processes: GpuProcess, **more: Any) -> Gpu:
+def gpu(index: int, now: float, readings: dict[str, Measurement[Any]], *processes: GpuProcess, **more: Any) -> Gpu:
     uuid = f"GPU-{index:08x}-5f1e-4c2d-9a7b-0123456789ab"
     state = {"index": index, "uuid": uuid, "state": "ok", "age": 0.01, "time": now}
     return Gpu(**(state | readings | {"processes": known_reading(processes, now)} | more))
@@ -124,7 +124,7 @@ def snapshot(second: int) -> Snapshot:
         name: reading if name in STATIC_READINGS else reading.without_value("lost")
         for name, reading in values(6, now, 0).items()
     }
-    gpus.append(gpu(6, now, lost, state="lost", processes=Reading(None, now, "lost")))
+    gpus.append(gpu(6, now, lost, state="lost", processes=Measurement(None, now, "lost")))
     parts = tuple(
         MigInstance(
             uuid=f"MIG-{instance:08x}-77aa-4c2d-9a7b-0123456789ab",
@@ -138,7 +138,7 @@ def snapshot(second: int) -> Snapshot:
     )
     divided = values(7, now, 0, mig="on", memory_util=None, memory_used=int(11.1 * GIB))
     divided |= dict.fromkeys(
-        ("util", "sm_active", "tensor_active", "dram_active"), Reading(None, now, "not supported", "%")
+        ("util", "sm_active", "tensor_active", "dram_active"), Measurement(None, now, "not supported", "%")
     )
     notebook = process(now, 5120, "carol", "jupyter-lab", 11, instance=1, cpu=3.0)
     gpus.append(gpu(7, now, divided, notebook, instances=parts))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from rich.text import Text
 
 from engine.gpus.current_use import processes_on
-from engine.gpus.snapshot import INSTANCE_READINGS, UNITS, Gpu, MigInstance, Missing, Reading, Snapshot
+from engine.gpus.snapshot import INSTANCE_READINGS, UNITS, Gpu, Measurement, MigInstance, Missing, Snapshot
 from engine.show.readings import READINGS, Level
 from engine.show.table import Align, Cell, Column, Line, Shorten, fit, line_width, pad
 from engine.utils.codec import replace
@@ -175,7 +175,7 @@ def silence(gpu: Gpu, last: Gpu | None = None) -> tuple[str, Line]:
 
 def instance_row(gpu: Gpu, instance: MigInstance) -> GpuRow:
     """Return the row of a MIG instance: a GPU with its readings and its processes."""
-    unknown: Reading[Any] = Reading(None, gpu.time or 0.0, Missing.NOT_SUPPORTED)
+    unknown: Measurement[Any] = Measurement(None, gpu.time or 0.0, Missing.NOT_SUPPORTED)
     known = {name: getattr(instance, name) for name in INSTANCE_READINGS}
     known["name"] = replace(instance.name, value=instance_name(instance))
     processes = gpu.processes

@@ -23,7 +23,7 @@ from engine.command.metric_files import (
     make_metrics_folder,
     metric_key,
 )
-from engine.foreign.folders import Limits, RunFollower
+from engine.foreign.folders import RunFollower, SearchLimits
 from engine.foreign.points import Point
 
 CSV = "step,loss\n1,3\n2,2\n"
@@ -282,7 +282,7 @@ def test_own_file_of_another_kind_is_not_opened(run: Path, tmp_path: Path, kind:
 
 
 def test_partial_search_that_found_no_file_says_so(run: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metric_files, "SEARCH_LIMITS", Limits(folders=2))
+    monkeypatch.setattr(metric_files, "SEARCH_LIMITS", SearchLimits(folders=2))
     for name in "ab":
         (cwd / name).mkdir()
     files = MetricFiles(run, cwd=cwd, started_at=time.time())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine.foreign import reading
-from engine.foreign.folders import Limits, RunFinder, RunFollower, find_runs, merge_runs
+from engine.foreign.folders import RunFinder, RunFollower, SearchLimits, find_runs, merge_runs
 from engine.foreign.reading import POLL_BYTES
 from support.foreign import event, event_file, scalar
 from support.gputrain_command import ROOT
@@ -115,9 +115,9 @@ def test_finder_imports_no_large_library() -> None:
 def test_find_runs_bounds_runs_entries_and_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         write_events(tmp_path / f"run-{number}", 1.0)
-    write_events(tmp_path.joinpath(*["d"] * (Limits().depth + 1)), 1.0)
+    write_events(tmp_path.joinpath(*["d"] * (SearchLimits().depth + 1)), 1.0)
     assert len(names_below(tmp_path)) == 5
-    found = find_runs(tmp_path, Limits(runs=3))
+    found = find_runs(tmp_path, SearchLimits(runs=3))
     assert (len(found.runs), found.is_partial) == (3, True)
     monkeypatch.setattr(reading, "MAX_ENTRIES", 2)
     found = find_runs(tmp_path)

@@ -21,7 +21,7 @@ from engine.gpus.reservation_entry import MAX_PID, ReservedRank
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.run_queue import RunQueue
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
-from engine.gpus.snapshot import Reading, Snapshot
+from engine.gpus.snapshot import Measurement, Snapshot
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
 from support.gpu.reservations import make_reservation
 from support.messages import has_problem, raises_problem
@@ -149,7 +149,7 @@ def test_process_below_command_of_run_belongs_to_run() -> None:
     with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as command:
         assert command.stdout is not None
         worker = int(command.stdout.readline())
-        listed = NvmlProcess(worker, "compute", None, None, Reading(GIB, 1.0, unit="B"))
+        listed = NvmlProcess(worker, "compute", None, None, Measurement(GIB, 1.0, unit="B"))
         described = ProcessTable().describe([listed], [ReservedRank("run", 0, command.pid, "GPU-1")])
         os.kill(worker, 9)
     assert [(process.pid, process.run, process.rank) for process in described] == [(worker, "run", 0)]

@@ -11,7 +11,7 @@ import pytest
 
 from engine.gpus import nvml, nvml_processes
 from engine.gpus.nvml_processes import ProcessActivity
-from engine.gpus.snapshot import Reading
+from engine.gpus.snapshot import Measurement
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 
 FIRST, SECOND = 101, 102
@@ -35,7 +35,7 @@ class Watch:
         step = min(seconds, 10)
         for _ in range(0, seconds, step):
             self._clock += step
-            idle = self._activity.update(handle, Reading(util, 1.0, unit="%"), [FIRST, SECOND])
+            idle = self._activity.update(handle, Measurement(util, 1.0, unit="%"), [FIRST, SECOND])
         assert all(each.seconds.value is not None or each.seconds.reason for each in idle.values())
         return [(each.seconds.value if each.seconds.value is not None else -1, each.at_least) for each in idle.values()]
 

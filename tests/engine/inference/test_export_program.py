@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.inference.export_program import Program
+from engine.inference.export_program import ExportedNetwork
 from engine.inference.model_json import ModelDescription
 from engine.inference.trained_model import load_trained_model
 from engine.utils.codec import read_record
@@ -67,7 +67,7 @@ def test_program_applies_tta_and_activation_of_the_run(loss: str, tmp_path: Path
     assert (description.tta, description.output) == ("flip", "sigmoid" if loss == "bce" else "softmax")
     trained = load_trained_model(run, device="cpu")
     images = torch.randint(256, (3, 3, 8, 8), dtype=torch.uint8)
-    program = Program(trained.model, description)
+    program = ExportedNetwork(trained.model, description)
     assert torch.equal(program(images), trained.probabilities(images))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from engine.gpus.run_queue import CLAIM_TIMEOUT_SECONDS
-from engine.gpus.snapshot import Reading, Snapshot
+from engine.gpus.snapshot import Measurement, Snapshot
 from engine.queue.listing import interrupted_rows
 from engine.utils.codec import decode, replace
 from support.gputrain_command import ROOT, wait_for
@@ -44,7 +44,7 @@ def four_gpus() -> Snapshot:
     """Four free GPUs of the recorded host."""
     with (ROOT / "tests/recordings/eight-gpus.jsonl").open() as recording:
         snapshot = decode(recording.readline(), Snapshot)
-    nothing = {"processes": Reading((), snapshot.time), "memory_used": Reading(0, snapshot.time)}
+    nothing = {"processes": Measurement((), snapshot.time), "memory_used": Measurement(0, snapshot.time)}
     return replace(snapshot, gpus=tuple(replace(gpu, **nothing) for gpu in snapshot.gpus[:4]))
 
 

@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from engine.gpus.recording import shift_times
-from engine.gpus.snapshot import DRIVER, UNITS, Reading, Snapshot
+from engine.gpus.snapshot import DRIVER, UNITS, Measurement, Snapshot
 from engine.runs.events import RankFailed, RunFinished, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
@@ -109,7 +109,7 @@ def past_snapshots(latest: Snapshot) -> Iterator[Snapshot]:
 
 
 def no_gpu_feed() -> FrozenGpuFeed:
-    unknown: Reading[str] = Reading(None, FROZEN_NOW, NO_GPU_REASON)
+    unknown: Measurement[str] = Measurement(None, FROZEN_NOW, NO_GPU_REASON)
     return FrozenGpuFeed(
         Snapshot(
             time=FROZEN_NOW, source=DRIVER, host="a-host", driver=unknown, cuda=unknown, error=NO_GPU_REASON, gpus=()

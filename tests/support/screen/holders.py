@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.gpus.snapshot import GpuProcess, Reading
+from engine.gpus.snapshot import GpuProcess, Measurement
 from support.replace import replace
 from support.screen.demo_app import FROZEN_NOW, FrozenGpuFeed, demo_snapshot
 
@@ -13,12 +13,12 @@ def make_holder(pid: int, user: str, command: str, gib: int, idle_s: float, **fi
         pid=pid,
         kind="compute",
         instance=None,
-        user=Reading(user, FROZEN_NOW),
-        command=Reading(command, FROZEN_NOW),
-        gpu_memory=Reading(gib << 30, FROZEN_NOW, unit="B"),
-        cpu=Reading(1.0, FROZEN_NOW, unit="%"),
-        memory=Reading(2 << 30, FROZEN_NOW, unit="B"),
-        idle=Reading(idle_s, FROZEN_NOW, unit="s"),
+        user=Measurement(user, FROZEN_NOW),
+        command=Measurement(command, FROZEN_NOW),
+        gpu_memory=Measurement(gib << 30, FROZEN_NOW, unit="B"),
+        cpu=Measurement(1.0, FROZEN_NOW, unit="%"),
+        memory=Measurement(2 << 30, FROZEN_NOW, unit="B"),
+        idle=Measurement(idle_s, FROZEN_NOW, unit="s"),
         **fields,
     )
 
@@ -31,6 +31,6 @@ def holder_feed() -> FrozenGpuFeed:
         make_holder(4712, "bob", "python -m notebook", 9, 430.0, idle_at_least=True),
         make_holder(4713, "eva", "python serve.py", 2, 4.0),
     )
-    idle = {"util": Reading(0, FROZEN_NOW, unit="%"), "memory_used": Reading(73 << 30, FROZEN_NOW, unit="B")}
-    first = replace(snapshot.gpus[0], processes=Reading(processes, FROZEN_NOW), runs=(), **idle)
+    idle = {"util": Measurement(0, FROZEN_NOW, unit="%"), "memory_used": Measurement(73 << 30, FROZEN_NOW, unit="B")}
+    first = replace(snapshot.gpus[0], processes=Measurement(processes, FROZEN_NOW), runs=(), **idle)
     return FrozenGpuFeed(replace(snapshot, gpus=(first, *snapshot.gpus[1:])))

@@ -9,7 +9,7 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.foreign.folders import ForeignRun, find_runs
-from engine.gpus.snapshot import Reading
+from engine.gpus.snapshot import Measurement
 from engine.utils.files import state_folder
 from support.messages import says
 from support.replace import replace
@@ -60,8 +60,8 @@ def gpus_of(pid: int) -> FrozenGpuFeed:
     snapshot = demo_snapshot(FROZEN_NOW)
     first, *others = snapshot.gpus
     [known, *_] = (process for gpu in snapshot.gpus for process in gpu.processes.value or ())
-    used = replace(known, pid=pid, run=None, gpu_memory=Reading(3 << 30, FROZEN_NOW))
-    first = replace(first, util=Reading(42, FROZEN_NOW), processes=Reading((used,), FROZEN_NOW))
+    used = replace(known, pid=pid, run=None, gpu_memory=Measurement(3 << 30, FROZEN_NOW))
+    first = replace(first, util=Measurement(42, FROZEN_NOW), processes=Measurement((used,), FROZEN_NOW))
     return FrozenGpuFeed(replace(snapshot, gpus=(first, *others)))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from engine.gpus.snapshot import GpuProcess, Reading, Snapshot
+from engine.gpus.snapshot import GpuProcess, Measurement, Snapshot
 from support.messages import says
 from support.replace import replace
 from support.screen.demo_app import (
@@ -41,8 +41,8 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def process_of(pid: int, number: int = 0) -> GpuProcess:
-    def known(value: Any) -> Reading[Any]:
-        return Reading(value, FROZEN_NOW)
+    def known(value: Any) -> Measurement[Any]:
+        return Measurement(value, FROZEN_NOW)
 
     # The more memory, the higher in the list.
     return GpuProcess(
@@ -60,7 +60,7 @@ def process_of(pid: int, number: int = 0) -> GpuProcess:
 def snapshot_with(*processes: GpuProcess) -> Snapshot:
     """The demo's GPUs, and these processes on the first one."""
     snapshot = demo_snapshot(FROZEN_NOW)
-    first = replace(snapshot.gpus[0], processes=Reading(processes, FROZEN_NOW))
+    first = replace(snapshot.gpus[0], processes=Measurement(processes, FROZEN_NOW))
     return replace(snapshot, gpus=(first, *snapshot.gpus[1:]))
 
 

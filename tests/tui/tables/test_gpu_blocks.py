@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.gpus.snapshot import Gpu, Reading, Snapshot
+from engine.gpus.snapshot import Gpu, Measurement, Snapshot
 from engine.utils.codec import decode
 from support.gputrain_command import ROOT
 from support.replace import replace
@@ -23,7 +23,7 @@ def recorded() -> Snapshot:
 
 
 def with_readings(gpu: Gpu, **values: Any) -> Gpu:
-    return replace(gpu, **{key: Reading(value, FROZEN_NOW) for key, value in values.items()})
+    return replace(gpu, **{key: Measurement(value, FROZEN_NOW) for key, value in values.items()})
 
 
 def table(snapshot: Snapshot, width: int, lines: int) -> list[list[str]]:
@@ -71,15 +71,15 @@ def test_users_lists_runs_with_ranks_then_other_users() -> None:
     snapshot = demo_snapshot(FROZEN_NOW)
     first, other = snapshot.gpus[0], snapshot.gpus[4]
     assert users(first) == ["fashion-17 rank 0"]
-    both = replace(first, processes=Reading((*first.processes.value, *other.processes.value), FROZEN_NOW))
+    both = replace(first, processes=Measurement((*first.processes.value, *other.processes.value), FROZEN_NOW))
     assert users(both) == ["fashion-17 rank 0", "bob"]
-    assert users(replace(first, processes=Reading((), FROZEN_NOW))) == ["fashion-17"]
+    assert users(replace(first, processes=Measurement((), FROZEN_NOW))) == ["fashion-17"]
 
 
 def test_is_free_is_false_if_processes_are_unknown() -> None:
     free = demo_snapshot(FROZEN_NOW).gpus[2]
     assert is_free(free)
-    assert not is_free(replace(free, processes=Reading(None, FROZEN_NOW, "no permission")))
+    assert not is_free(replace(free, processes=Measurement(None, FROZEN_NOW, "no permission")))
 
 
 def test_notes_say_throttle_reasons_in_words_once() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import Reservation
-from engine.gpus.snapshot import DRIVER, Reading, Snapshot
+from engine.gpus.snapshot import DRIVER, Measurement, Snapshot
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
 from support.messages import has_problem
 from tui.phrases import no_driver_problem
@@ -18,7 +18,7 @@ def test_no_driver_problem_names_gpus_of_torch_only_if_possible(
     other_driver: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tui.phrases.torch_may_see_gpus", lambda: other_driver)
-    unknown: Reading[str] = Reading(None, 0.0, "no driver")
+    unknown: Measurement[str] = Measurement(None, 0.0, "no driver")
     problem = no_driver_problem(
         Snapshot(time=0.0, source=DRIVER, host="host", driver=unknown, cuda=unknown, error="no driver", gpus=())
     )
