@@ -170,6 +170,11 @@ class Reservation:
         """Path and descriptor of the lock file; None before `enqueue` and `reserve`."""
         return None if self._lock_path is None else (self._lock_path, self._lock_fd)
 
+    @property
+    def since(self) -> float:
+        """Unix time at which the run joined the queue, 0 before."""
+        return self._entry.since
+
     def set_run_name(self, run: str) -> None:
         """Update the run name that other processes see."""
         self._publish(run=run)

@@ -36,7 +36,7 @@ from engine.launch.run_code import RunCode, code_changed, record_code, stored_co
 from engine.launch.settle import SettledConfig, settle_config
 from engine.notify.run_messages import Outbox, RunMessages
 from engine.notify.sender import send_logged
-from engine.queue.dependencies import DependencyError, FollowedRun
+from engine.queue.dependencies import DependencyError, Predecessor
 from engine.queue.place import CancelledError, QueuePlace, fixed_terms, initial_state
 from engine.queue.state import PENDING_STAGES, Dependency, QueueStage
 from engine.runs.claimed_run import ClaimedRun, claim_run
@@ -346,7 +346,7 @@ def enter_queue(claimed: Claimed, stage: QueueStage, dependencies: Sequence[Depe
         fixed_terms(request.config),
         claimed.recorder,
         claimed.keep_alive,
-        [FollowedRun.open(request.runs_dir, dependency) for dependency in state.after],
+        [Predecessor.open(request.runs_dir, dependency) for dependency in state.after],
         claimed.messages.hold,
         # It slept: this process is the one that has entered the queue.
         waited_s=max(time.time() - state.submitted_at, 0.0) if claimed.run.ownership.was_owned else 0.0,

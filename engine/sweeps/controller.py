@@ -28,7 +28,7 @@ from engine.sweeps.messages import send_end
 from engine.sweeps.plan import SweepPlan, divide_gpus
 from engine.sweeps.settings import SweepSettings, pruning_warnings
 from engine.sweeps.study import GPUS, PRESET, PRUNED_AT, REASON, SweepStudy
-from engine.sweeps.trial import Ended, Trial, make_trial
+from engine.sweeps.trial import Trial, TrialEnd, make_trial
 from engine.utils.errors import Problem
 from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler
@@ -94,7 +94,7 @@ class Controller:
             ended = trial.poll()
             if ended is None:
                 self.emit(f"trial {trial.number} ({trial.folder.name}) is still running")
-            if ended in (None, Ended.FINISHED, Ended.FAILED) or PRUNED_AT in frozen.user_attrs:
+            if ended in (None, TrialEnd.FINISHED, TrialEnd.FAILED) or PRUNED_AT in frozen.user_attrs:
                 self._active[trial.number] = trial
             else:
                 self._queued.append(trial)
@@ -167,21 +167,21 @@ class Controller:
         elif PRUNED_AT in self.study.trial(number).user_attrs:
             trial.request_stop()
 
-    def _record_end(self, trial: Trial, ended: Ended) -> None:
+    def _record_end(self, trial: Trial, ended: TrialEnd) -> None:
         """Record the result of a trial whose run has ended, or start the run again."""
         number, frozen = trial.number, self.study.trial(trial.number)
         pruned_at = frozen.user_attrs.get(PRUNED_AT)
-        if ended is Ended.FINISHED:
+        if ended is TrialEnd.FINISHED:
             self._complete(trial)
-        elif ended is Ended.FAILED:
+        elif ended is TrialEnd.FAILED:
             self._fail(trial, trial.reason(ended))
         elif pruned_at is not None:
             self._prune(trial, f"pruned after {self.settings.step_name} {pruned_at}", pruned_at)
         elif self._stopping:
             self.emit(f"trial {number} {ended}; it goes on with the sweep")
-        elif ended is Ended.STOPPED_BY_USER:
+        elif ended is TrialEnd.STOPPED_BY_USER:
             self._prune(trial, "stopped by a user", frozen.last_step)
-        elif ended is Ended.REFUSED and not trial.is_recovered:
+        elif ended is TrialEnd.REFUSED and not trial.is_recovered:
             self._fail(trial, trial.reason(ended))
         elif self._may_restart(trial, ended):
             trial.is_recovered = False
@@ -190,10 +190,10 @@ class Controller:
         del self._active[number]
         trial.release()
 
-    def _may_restart(self, trial: Trial, ended: Ended) -> bool:
+    def _may_restart(self, trial: Trial, ended: TrialEnd) -> bool:
         """Count a crash; after `MAX_CRASHES` without a new value, the trial has failed."""
         key = trial.number, len(self.study.trial(trial.number).intermediate_values)
-        self._crashes[key] += ended is not Ended.REFUSED
+        self._crashes[key] += ended is not TrialEnd.REFUSED
         if self._crashes[key] < MAX_CRASHES:
             self.emit(f"trial {trial.number} {ended}; it starts again")
             return True

@@ -43,7 +43,7 @@ MAX_REASON_CHARACTERS = 500
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
-class Ended(StrEnum):
+class TrialEnd(StrEnum):
     """How a session of a trial ended."""
 
     FINISHED = "finished"
@@ -131,7 +131,7 @@ class Trial:
             self._process.output.close()
             self._process = None
 
-    def poll(self) -> Ended | None:
+    def poll(self) -> TrialEnd | None:
         """Read new events of the journal; return how the session ended, None while it goes on."""
         # Before the journal, whose last events an owner writes before it releases the run.
         code = self._process.exit_code if self._process is not None else None
@@ -143,19 +143,19 @@ class Trial:
                 self._stopped_by_signal = event.by in signal.Signals.__members__
         return None if is_live else self._ended(code)
 
-    def _ended(self, code: int | None) -> Ended:
+    def _ended(self, code: int | None) -> TrialEnd:
         finished = self.history.finished
         if self._process is not None and finished == self._earlier_end:
             if code == ExitCode.FINISHED and finished is not None and finished.state == RunState.FINISHED:
                 # The run was finished already, so its command had nothing to do.
-                return Ended.FINISHED
-            return Ended.REFUSED if code in self.refusals else Ended.CRASHED
+                return TrialEnd.FINISHED
+            return TrialEnd.REFUSED if code in self.refusals else TrialEnd.CRASHED
         if finished is None:
-            return Ended.CRASHED
+            return TrialEnd.CRASHED
         if finished.state == RunState.STOPPED:
             is_ours = self._stop_requested or self._stopped_by_signal or self._process is None
-            return Ended.STOPPED if is_ours else Ended.STOPPED_BY_USER
-        return Ended.FINISHED if finished.state == RunState.FINISHED else Ended.FAILED
+            return TrialEnd.STOPPED if is_ours else TrialEnd.STOPPED_BY_USER
+        return TrialEnd.FINISHED if finished.state == RunState.FINISHED else TrialEnd.FAILED
 
     def request_stop(self) -> None:
         """Ask the run to stop with a checkpoint; a command that owns no run yet is ended.
@@ -182,13 +182,13 @@ class Trial:
             with suppress(OSError):
                 os.kill(claim.pid, signal.SIGKILL)
 
-    def reason(self, ended: Ended) -> Problem:
+    def reason(self, ended: TrialEnd) -> Problem:
         """Return why the trial has no result, as text without the name of its run."""
         text, code = "", ""
-        if ended is Ended.REFUSED and self._process is not None:
+        if ended is TrialEnd.REFUSED and self._process is not None:
             lines = self._process.output_lines()
             text = "; ".join(line for line in lines if line.startswith(("error: ", "failed: "))) or "".join(lines[-1:])
-        elif ended is Ended.FAILED and self.history.finished is not None:
+        elif ended is TrialEnd.FAILED and self.history.finished is not None:
             text = self.history.finished.message
             code = self.history.failures[-1].code if self.history.failures else ""
         text = printable(text.replace(self.folder.name, "RUN"))[:MAX_REASON_CHARACTERS]

@@ -17,6 +17,7 @@ from engine.gpus import reservation
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import BEAT_SECONDS, Reservation, ReservationError, user_lock
 from engine.gpus.reservation_reader import read_reservations
+from engine.utils.locks import try_flock
 from support.messages import raises_problem
 
 
@@ -143,12 +144,11 @@ def test_lock_of_user_is_exclusive_private_and_leaves_no_file(base: Path, monkey
     holds, mode = list[bool](), 0
 
     def try_lock(path: Path) -> int | None:
-        lock_fd = reservation_try_lock(path)
+        lock_fd = try_flock(path)
         holds.append(lock_fd is not None)
         return lock_fd
 
-    reservation_try_lock = reservation._try_lock
-    monkeypatch.setattr(reservation, "_try_lock", try_lock)
+    monkeypatch.setattr(reservation, "try_flock", try_lock)
     monkeypatch.setattr(reservation, "LOCK_TIMEOUT_SECONDS", 0.0)
     with user_lock():
         [lock] = base.glob("gputrain-*/*")
