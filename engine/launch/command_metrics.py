@@ -59,6 +59,7 @@ class RunningMetrics:
             paths=[cwd / path for path in command.metrics],
             arguments=parameters,
             members=lambda: {member.pid for member in members()},
+            open_output=self._writer.open,
         )
         self._followed = FollowedRun(self._files.metrics)
         self._sink = Sink("the metrics", self._report)
