@@ -31,7 +31,6 @@ from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import check_rendezvous
 from engine.gpus.device_preview import preview_devices
 from engine.gpus.selection import CudaDevice, NotFreeError
-from engine.launch.batch_size import reduced_batch_size
 from engine.launch.input_keys import saved_config, with_input_keys
 from engine.launch.request import RunRequest, check_dependencies, limit_problems
 from engine.launch.slurm import requeue_warnings
@@ -273,7 +272,7 @@ def _check_batches(config: Config, preflight: Preflight, plan: NodePlan, world_s
     if they are not known yet."""
     if preflight.counts is None:
         return None
-    preflight.batch_size = reduced_batch_size(config, preflight.counts.train, plan, world_size)
+    preflight.batch_size = _reduced_batch_size(config, preflight.counts.train, plan, world_size)
     # The search for the largest batch size that fits never leaves an epoch without a step.
     batch_size = 1 if config.data.batch_size == "auto" else preflight.batch_size
     sampler = build_sampler_from_counts(
@@ -291,3 +290,12 @@ def _check_batches(config: Config, preflight: Preflight, plan: NodePlan, world_s
     if sampler.steps_per_epoch:
         preflight.problems += schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs)
     return None if config.data.batch_size == "auto" else sampler.steps_per_epoch or None
+
+
+def _reduced_batch_size(config: Config, train_images: int, plan: NodePlan, world_size: int) -> int | None:
+    """Return the largest batch size per device that fills a step, if the default is larger; None if it fits, and for a
+    batch size that is set."""
+    if "batch_size" in config.data.model_fields_set or not config.data.drop_last:
+        return None
+    largest = train_images // (world_size * plan.devices_per_rank * config.optim.accumulate)
+    return largest if 0 < largest < config.data.numeric_batch_size else None

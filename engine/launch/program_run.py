@@ -32,12 +32,10 @@ from engine.command.metric_files import make_metrics_folder
 from engine.command.process_tree import CommandProcess
 from engine.command.run_id import make_run_id
 from engine.command.spec import Program, forget_environment
-from engine.command.stall import StallWatch
 from engine.command.stop import Step, StopSequence, describe_unkillable
 from engine.command.terminal import OutputLine, Terminal, input_of_gputrain
 from engine.foreign.parameters import Parameters
 from engine.gpus.device_preview import check_devices_exist
-from engine.gpus.snapshot import Snapshot
 from engine.launch.command_checks import find_command_problems, folder_problem
 from engine.launch.command_metrics import RunningMetrics, result_line
 from engine.launch.gpu_usage import GpuUsagePoller
@@ -58,7 +56,9 @@ from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.exits import exit_status, oom_kill_count, signal_name
 from engine.utils.process import SignalHandler
 from engine.utils.redaction import redact_argv, redact_values
+from engine.utils.stall import StallWatch
 from engine.utils.text import list_names
+from engine.utils.units import format_duration
 
 # A request waits so long at most.
 TICK_SECONDS = 1.0
@@ -106,8 +106,7 @@ class ProgramRun:
 
     run: Recording
     program: Program
-    shares_gpus = True
-    outlives_folder = True
+    is_program = True
     pause_s = RESTART_SECONDS
 
     def start(self, usage: GpuUsagePoller) -> StartedProgram:
@@ -141,7 +140,7 @@ class ProgramRun:
             named = replace_fields(program, metrics=tuple(expand(program.metrics, names, path.name, path)))
             metrics = RunningMetrics(run.recorder, named, parameters, started_at, run.warn, process.members)
             stop = StopSequence(process, signal.Signals[program.stop_signal])
-            return StartedProgram(run, process, terminal, metrics, stop, oom_kills, stack.pop_all())
+            return StartedProgram(run, usage, process, terminal, metrics, stop, oom_kills, stack.pop_all())
 
     def _start(self, program: Program, argv: list[str], names: DeviceNames, terminal: Terminal) -> CommandProcess:
         """Raises UsageError."""
@@ -245,6 +244,7 @@ class StartedProgram:
     def __init__(
         self,
         run: Recording,
+        usage: GpuUsagePoller,
         process: CommandProcess,
         terminal: Terminal,
         metrics: RunningMetrics,
@@ -252,7 +252,7 @@ class StartedProgram:
         oom_kills: int | None,
         held: ExitStack,
     ) -> None:
-        self._run, self._process, self._terminal, self._metrics = run, process, terminal, metrics
+        self._run, self._usage, self._process, self._terminal, self._metrics = run, usage, process, terminal, metrics
         self._stop, self._stopped_by, self._oom_kills, self._held = stop, "", oom_kills, held
         self._last_lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
         self._pending: list[str] = []
@@ -288,16 +288,20 @@ class StartedProgram:
         self._add_output(self._terminal.read())
         return until
 
-    def tick(self) -> None:
+    def tick(self, usage: GpuEvent | None) -> None:
         self._show_output()
         self._metrics.poll(self._terminal.pending)
-        stalled = self._stall.poll(self._terminal.num_bytes, self._metrics.latest, self._busy_at)
-        if stalled is not None:
-            self._run.warn(stalled)
+        if usage is not None:
+            self._busy_at = usage.time if any(sample.util for sample in usage.gpus) else self._busy_at
+            self._check_gpus()
+        silent_s = self._stall.poll(self._terminal.num_bytes, self._metrics.latest, self._busy_at)
+        if silent_s is not None:
+            reason = f"no output, no metric and no work on its GPUs for {format_duration(silent_s)}"
+            self._run.warn(Problem("", reason, code="stalled"))
 
-    def see_gpus(self, usage: GpuEvent, snapshot: Snapshot | None) -> None:
-        self._busy_at = usage.time if any(sample.util for sample in usage.gpus) else self._busy_at
-        if snapshot is None:
+    def _check_gpus(self) -> None:
+        """Warn once of each use of GPUs that the run has not reserved."""
+        if (snapshot := self._usage.snapshot) is None:
             return
         members = {member.pid for member in self._process.members()}
         problem = misplaced_use(snapshot, members, set(self._run.gpus), self._run.folder.name)

@@ -27,7 +27,6 @@ from engine.distributed.watchdog import (
     describe_stall,
     lagging_ranks,
 )
-from engine.gpus.snapshot import Snapshot
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.lifecycle import end_training, restart_after
 from engine.launch.phases import Recording, Unrecorded
@@ -54,7 +53,7 @@ TRACEBACK_WAIT_SECONDS = 0.3  # time for a hung rank to write its traceback to t
 class Ranks:
     """The ranks of a training, which this process starts through rank starters."""
 
-    shares_gpus, outlives_folder, pause_s = False, False, 0.0
+    is_program, pause_s = False, 0.0
 
     def __init__(self, run: Unrecorded, job: Job, starters: Iterator[RankStarter]) -> None:
         """`starters` are those of the first start and of the restarts."""
@@ -133,11 +132,8 @@ class StartedRanks:
         saves = any(self._heartbeats.is_saving(rank) for rank in self._starter.alive())
         return time.monotonic() <= self._kill_at + (SAVE_GRACE_SECONDS if saves else 0)
 
-    def tick(self) -> None:
+    def tick(self, usage: GpuEvent | None) -> None:
         self._progress.poll(self._heartbeats)
-
-    def see_gpus(self, usage: GpuEvent, snapshot: Snapshot | None) -> None:
-        """A rank uses no other GPUs than its own."""
 
     @property
     def is_stopping(self) -> bool:

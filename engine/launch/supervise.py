@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from engine.config.limits import read_limits
-from engine.gpus.snapshot import Snapshot
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.phases import Ended, Recording, Unrecorded
 from engine.launch.slurm import requeue_clause
@@ -39,11 +38,8 @@ class Started(Protocol[EndT]):
     def wait(self, until: float) -> float:
         """Wait for what the child says until a monotonic time at most, and emit it. Return when to tick next."""
 
-    def tick(self) -> None:
-        """Do what is due. Must not block."""
-
-    def see_gpus(self, usage: GpuEvent, snapshot: Snapshot | None) -> None:
-        """Compare a reading of the GPUs with what the child does."""
+    def tick(self, usage: GpuEvent | None) -> None:
+        """Do what is due, after a reading of the GPUs if there is a new one. Must not block."""
 
     @property
     def is_stopping(self) -> bool:
@@ -65,10 +61,9 @@ class Started(Protocol[EndT]):
 class Child(Protocol[ResultT]):
     """What a run starts, and again after a failure."""
 
-    shares_gpus: bool
-    """Whether a program of somebody else may use other GPUs than those of the run."""
-    outlives_folder: bool
-    """Whether it is asked to stop, and not ended, when the run folder was moved or deleted."""
+    is_program: bool
+    """Whether it is a program of somebody else: it may use other GPUs than those of the run, and is asked to stop, and
+    not ended, when the run folder was moved or deleted."""
     pause_s: float
     """Time before a restart."""
 
@@ -88,7 +83,7 @@ def supervise(run: Unrecorded, child: Child[ResultT]) -> Ended:
 
     Raises UsageError if it cannot be started, and OwnershipLostError."""
     restart = 0
-    usage = GpuUsagePoller(run.gpus if isinstance(run, Recording) else [], processes=child.shares_gpus)
+    usage = GpuUsagePoller(run.gpus if isinstance(run, Recording) else [], processes=child.is_program)
     supervisor = Supervisor(run, child, usage)
     supervisor.signals.install()
     try:
@@ -118,6 +113,7 @@ class Supervisor:
         self._readings = Sink("the reading of the GPUs", run.warn)
         self._limit_min, self._limit = read_limits().minutes(run.settled.used)
         self._began = time.monotonic()
+        self._gpu_usage: GpuEvent | None = None
 
     def run_once(self) -> Any:
         """Start the child, and run it to its end. Raises as `supervise` does."""
@@ -151,17 +147,18 @@ class Supervisor:
         return requeue_clause() if wanted else ""
 
     def _tick(self, started: Started[Any]) -> None:
-        started.tick()
+        self._readings.attempt(self._read_gpus)
+        usage, self._gpu_usage = self._gpu_usage, None
+        started.tick(usage)
         try:
             self._run.keep_alive()
         except RunFolderGoneError as error:
-            if not self._child.outlives_folder:
+            if not self._child.is_program:
                 raise
             # The command may save what it has. The journal is open, and ends in the folder that was moved.
             if not self.signals.is_set:
                 self._run.emit(WarningEvent(message=str(error), code=error.code))
                 self.signals.request_stop("gputrain, whose run folder is gone")
-        self._readings.attempt(lambda: self._read_gpus(started))
         if self._limit_min and time.monotonic() - self._began > 60 * self._limit_min:
             self.signals.request_stop(self._limit)
         # Requests that wait together are one: a suspended supervisor may find that of an impatient script twice.
@@ -169,10 +166,10 @@ class Supervisor:
         for request in self._run.requests():
             self._serve(started, request, is_second=is_second)
 
-    def _read_gpus(self, started: Started[Any]) -> None:
+    def _read_gpus(self) -> None:
         if (event := self._usage.poll()) is not None:
             self._run.emit(event)
-            started.see_gpus(event, self._usage.snapshot)
+            self._gpu_usage = event
 
     def _serve(self, started: Started[Any], request: ControlRequest, *, is_second: bool = False) -> None:
         outcome = started.serve(request, is_second=is_second)

@@ -26,13 +26,12 @@ from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
 from engine.utils.errors import Problem, not_installed
+from engine.utils.stall import StallWatch
 
 POLL_SECONDS = 1.0
 # The end of a run waits this long for its last message.
 LAST_MESSAGE_SECONDS = 15.0
 MAX_WAITING_MESSAGES = 50
-# A run stalls if it takes this many times as long as its longest step, evaluation or checkpoint so far.
-STALL_RATIO = 3.0
 # Occasions by the codes of what the supervisor of a command warns of: it sees what does not reach the journal, such as
 # a progress bar.
 COMMAND_OCCASIONS: dict[str, Occasion] = {"stalled": "stalled", "non-finite": "nan", "process-failed": "restarted"}
@@ -101,12 +100,13 @@ class RunMessages:
         self._is_on = is_notified(config)
         self._history = History()
         """State of the session, without earlier ones."""
-        self._started = self._slowed = self._stalled = self._waits = False
+        self._started = self._slowed = self._waits = False
         self._failure: RankFailed | None = None
         self._last_poll = clock()
-        self._progress: tuple[object, ...] = ()
-        """Where the run stands; it made progress when this has changed, at `_progress_at`."""
-        self._progress_at = self._longest_s = 0.0
+        self._stall = self._watch_stall()
+
+    def _watch_stall(self) -> StallWatch:
+        return StallWatch(60 * self._config.notify.stall_minutes, self._clock)
 
     def warnings(self) -> list[Problem]:
         """Return why messages cannot be sent."""
@@ -130,7 +130,7 @@ class RunMessages:
             # A start of the ranks after a failure in this session (`run.max_restarts`).
             if isinstance(event, RunStarted) and self._started and self._failure is not None:
                 self._send("restarted", self._describe_failure(self._failure))
-            self._started, self._failure, self._progress, self._longest_s = True, None, (), 0.0
+            self._started, self._failure, self._stall = True, None, self._watch_stall()
         elif isinstance(event, RankFailed):
             self._failure = event
         elif isinstance(event, WarningEvent) and self._history.command is not None:
@@ -160,25 +160,18 @@ class RunMessages:
         now = self._clock()
         if not self._is_on or not self._started or now - self._last_poll < POLL_SECONDS:
             return
-        self._poll_stall(now)
+        self._poll_stall(is_late=now - self._last_poll > SUSPENDED_SECONDS)
         self._poll_throttling()
         self._last_poll = now
 
-    def _poll_stall(self, now: float) -> None:
-        history, stall_minutes = self._history, self._config.notify.stall_minutes
-        if history.command is not None or stall_minutes == 0:
-            return
+    def _poll_stall(self, *, is_late: bool) -> None:
+        history, config = self._history, self._config
         place = (history.steps_done, history.current_epoch, history.phase, len(history.epochs))
-        is_late = now - self._last_poll > SUSPENDED_SECONDS
-        if place != self._progress or is_late or history.paused or history.failures:
-            if self._progress and not (is_late or history.paused):
-                self._longest_s = max(self._longest_s, now - self._progress_at)
-            self._progress, self._progress_at, self._stalled = place, now, False
-        elif now - self._progress_at >= max(60 * stall_minutes, STALL_RATIO * self._longest_s) and not self._stalled:
-            self._stalled = True
+        if is_late or history.paused or history.failures or history.command is not None:
+            self._stall.restart(*place)
+        elif (seconds := self._stall.poll(*place)) is not None:
             record = self._record()
-            sentence = stall_sentence(record, now - self._progress_at, self._config.run.watchdog)
-            self._send("stalled", sentence, record)
+            self._send("stalled", stall_sentence(record, seconds, config.run.watchdog), record)
 
     def _poll_throttling(self) -> None:
         history = self._history

@@ -24,7 +24,6 @@ from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
 from engine.gpus.device_preview import check_devices_exist, preview_devices
 from engine.gpus.selection import NotFreeError
-from engine.launch.batch_size import BATCH_SIZE_KEY
 from engine.launch.command_checks import find_command_problems
 from engine.launch.preflight import find_problems
 from engine.launch.request import RunRequest
@@ -80,7 +79,7 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust) -> 
         with collect_problems(problems):
             problems += find_problems(RunRequest(checked, runs_dir, "sweep", code_trust=trust))
     raise_if_any(list(dict.fromkeys(problems)))
-    if BATCH_SIZE_KEY in spaces:
+    if "data.batch_size" in spaces:
         # Else the run could reduce the size of the first trial, and the results would list another one.
         config = config.with_values(data={"batch_size": config.data.batch_size})
     preset = preset_values(config, spaces)

@@ -81,17 +81,6 @@ def test_waiting_run_records_its_place_among_those_that_wait_for_gpus(
     second.release()
 
 
-def test_owner_keeps_folder_of_resumed_run_that_does_not_start(tmp_path: Path) -> None:
-    make_ended_run(tmp_path, "stopped")
-    with pytest.raises(UsageError), owner(tmp_path, run={"resume": True}) as owned:
-        owned.queue()
-        raise UsageError([])
-    state = read_queue_state(owned.folder)
-    assert state is not None
-    assert state.stage is QueueStage.ENDED
-    assert owned.folder.journal.exists()
-
-
 def test_owner_takes_run_out_of_queue_that_fails_before_it_starts(tmp_path: Path) -> None:
     owned = Owner(RunRequest(Config(), tmp_path, "a"))
     with owned.held:

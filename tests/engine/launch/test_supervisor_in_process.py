@@ -99,15 +99,6 @@ def test_supervisor_pauses_restarted_ranks_if_the_run_is_paused(requests: list[s
     assert run.messages == [str(requests == ["pause"])]
 
 
-def test_supervisor_kills_ranks_on_second_sigint() -> None:
-    run = Supervised(hang, hang)
-
-    def interrupt() -> None:
-        run.signals.kill_requested = True
-
-    assert run.run(interrupt) == RunResult("killed", reason="killed by a second SIGINT")
-
-
 def test_supervisor_kills_ranks_that_do_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "STOP_TIMEOUT_SECONDS", 0.2)
     run = Supervised(hang, hang)

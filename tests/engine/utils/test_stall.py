@@ -1,8 +1,8 @@
-"""A command that shows no sign of life for too long is reported once."""
+"""What shows no sign of life for too long is reported once."""
 
 from __future__ import annotations
 
-from engine.command.stall import StallWatch
+from engine.utils.stall import StallWatch
 
 
 class Clock:
@@ -18,10 +18,9 @@ def test_stall_is_reported_once_until_the_next_sign_of_life() -> None:
     found = []
     for now, sign in [(0, 1), (299, 1), (300, 1), (500, 1), (501, 2), (900, 2), (2003, 2), (2004, 2)]:
         clock.now = now
-        warning = watch.poll(sign)
-        found.append(None if warning is None else warning.reason.rpartition(" for ")[2])
+        found.append(watch.poll(sign))
     # The longest silence was 501 s: three times as much is a stall.
-    assert found == [None, None, "5m00s", None, None, None, None, "25m03s"]
+    assert found == [None, None, 300, None, None, None, None, 1503]
 
 
 def test_stall_detection_can_be_disabled() -> None:
