@@ -12,7 +12,9 @@ throughput are not.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
+from engine.runs.metrics import STEP_QUANTITIES
 from engine.runs.records import GpuSample, RankDevice, RankEpochTiming, RankPeakMemory, Scores
 from engine.utils.codec import (
     UNSET,
@@ -24,6 +26,7 @@ from engine.utils.codec import (
     Seconds,
     UnixTime,
     UnsetType,
+    define_record,
     field,
     or_none,
 )
@@ -139,8 +142,11 @@ class RunResumed(RunStarted, frozen=True, kw_only=True, tag="run_resumed"):
     """Step of the checkpoint; training continues with the next one."""
 
 
-class StepEvent(Event, frozen=True, kw_only=True, tag="step"):
-    """Training losses since the previous step event. Written every `run.log_every` steps and at the end of the run."""
+class _StepFields(Event, frozen=True, kw_only=True):
+    """Training losses since the previous step event. Written every `run.log_every` steps and at the end of the run.
+
+    Also a field for each row of `STEP_QUANTITIES`, of the last step: null if not finite, absent if it was not computed.
+    """
 
     step: Count
     """Global step of the last loss, counted from 1 over all epochs."""
@@ -154,8 +160,21 @@ class StepEvent(Event, frozen=True, kw_only=True, tag="step"):
     """Training throughput of all ranks in images/s, without evaluation, checkpoints and pauses."""
     data_wait: Number
     """Share of the time that rank 0 waited for data, 0 to 1."""
-    grad_norm: Finite | UnsetType | None = UNSET
-    """L2 norm of the gradient of the last step, before clipping; null if not finite, absent if it was not computed."""
+
+    @property
+    def quantities(self) -> dict[str, float | None]:
+        """The quantities of `STEP_QUANTITIES` that were computed."""
+        values = {key: getattr(self, key) for key in STEP_QUANTITIES}
+        return {key: value for key, value in values.items() if value is not UNSET}
+
+
+if TYPE_CHECKING:
+
+    class StepEvent(_StepFields, frozen=True, kw_only=True, tag="step"):
+        """The class below, without the fields of the quantities."""
+else:
+    _QUANTITIES = dict.fromkeys(STEP_QUANTITIES, (Finite | UnsetType | None, UNSET))
+    StepEvent = define_record("StepEvent", _QUANTITIES, (_StepFields,), tag="step")
 
 
 class EpochEvent(Event, frozen=True, kw_only=True, tag="epoch"):

@@ -18,7 +18,7 @@ from engine.foreign.reading import POLL_BYTES, Log, Reading
 from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal_follower import JournalFollower
-from engine.runs.metrics import METRICS, own_metric
+from engine.runs.metrics import METRICS, STEP_QUANTITIES, own_metric
 from engine.runs.series import FloatArray
 from engine.utils.codec import UNSET
 
@@ -27,9 +27,8 @@ MAX_STEP_COLUMNS = 1 << 15
 and a hundredth of a million steps still has 150 blocks."""
 EPOCH_LOSS = "train_loss_epoch"
 """Name of the mean training loss of each epoch; `train_loss` has that of each step."""
-STEP_QUANTITIES = ("lr", "grad_norm")
-"""Fields of a `StepEvent` that are curves."""
-STEP_METRICS = ("train_loss", *STEP_QUANTITIES)
+_STEP_FIELDS = ("lr", *STEP_QUANTITIES)
+STEP_METRICS = ("train_loss", *_STEP_FIELDS)
 """Metrics with values of steps; all others have one for each epoch."""
 # Metrics of an epoch that each epoch has: without a finite value, the curve has a gap.
 RESULTS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_loss", "best_val_accuracy")
@@ -97,7 +96,7 @@ class JournalPoints:
         steps = np.repeat(ends - np.cumsum(lengths), lengths) + np.arange(1, len(losses) + 1)
         loss_times = np.interp(steps, [self._step, *ends], [self._trained_s, *times])
         points.add_columns(_columns("train_loss", steps, losses, loss_times))
-        for name in STEP_QUANTITIES:
+        for name in _STEP_FIELDS:
             values = [getattr(event, name) for event in events]
             known = [index for index, value in enumerate(values) if value is not UNSET]
             numbers = np.array([values[index] for index in known], np.float64)

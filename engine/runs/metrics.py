@@ -113,6 +113,8 @@ class Metric:
     run: Callable[[History], float | None] | None = None
     source: str = ""
     """Key of its number in `RunRecord.values`, if it is not `key`."""
+    is_of_step: bool = False
+    """Whether it is a quantity of a step, see `STEP_QUANTITIES`."""
 
     @property
     def is_recorded(self) -> bool:
@@ -131,6 +133,8 @@ class Metric:
         """Return the number of a run with this history and this best epoch; None if it is unknown or not finite."""
         if self.run is not None:
             return self.run(history)
+        if self.is_of_step:
+            return None if history.latest_step is None else history.latest_step.quantities.get(self.key)
         if self.taken in _TAKE:
             known = [value for epoch in history.epochs if (value := self.of_epoch(epoch)) is not None]
             value = _TAKE[self.taken](known) if known else None
@@ -222,7 +226,7 @@ def _rows() -> Iterable[Metric]:
                share, low, last, lambda epoch: or_none(epoch.data_wait), lambda run: run.data_wait),
         Metric("mfu", "MFU", "model FLOPs utilization of the last epoch", share, high, last, run=lambda run: run.mfu),
         Metric("grad_norm", "grad norm", "latest L2 norm of the gradient, before clipping", Unit.NUMBER, neither, now,
-               run=_of(lambda run: run.latest_step, lambda step: or_none(step.grad_norm))),
+               is_of_step=True),
         Metric("gpus", "GPUs", "number of GPUs, 0 on the CPU", count, neither, last,
                run=lambda run: len(set(start.devices) - {"cpu"}) if (start := run.started or run.command) else None),
         Metric("ranks", "ranks", "number of ranks on all nodes", count, neither, last,
@@ -253,6 +257,9 @@ def _rows() -> Iterable[Metric]:
 NO_METRICS: Mapping[str, Better] = MappingProxyType({})
 """The directions of no metrics of the user's own."""
 METRICS: dict[str, Metric] = {row.key: row for row in _rows()}
+STEP_QUANTITIES = tuple(row.key for row in METRICS.values() if row.is_of_step)
+"""Quantities of a step beside its loss and its learning rate: fields of `StepEvent`, and curves. The training loop
+hands their values to its `StepLog`."""
 
 
 def values_of(history: History) -> dict[str, float | None]:

@@ -31,7 +31,7 @@ from engine.utils.codec import (
     Seconds,
     UnixTime,
     decode,
-    define_file_record,
+    define_record,
     field,
     replace,
     write_record,
@@ -207,7 +207,7 @@ _TYPES: dict[Unit, Any] = {Unit.COUNT: Count, Unit.SECONDS: Seconds, Unit.RATE: 
 _VALUES: Any = Annotated[dict[str, Finite | None], ENTRIES]
 _FIELDS = attrgetter(*RunFields.__struct_fields__)
 _TOP_VALUES = attrgetter(*TOP_KEYS)
-StoredForm: Any = define_file_record(
+StoredForm: Any = define_record(
     "StoredForm",
     {key: (_TYPES.get(METRICS[key].unit, Finite) | None, _ZEROS.get(key)) for key in TOP_KEYS}
     | dict.fromkeys(("last_values", *OWN_GROUPS), (_VALUES, field(default_factory=dict))),

@@ -20,13 +20,14 @@ from pathlib import Path
 
 from engine.runs.events import EpochEvent, StepEvent
 from engine.runs.records import Scores
-from engine.utils.codec import UNSET
 from engine.utils.errors import Problem
 from engine.utils.event_file import scalars_record, session_start_record, version_record
 from engine.utils.files import append_to_file
 
 # Events that wait while the files cannot be written. With 2 steps per second and 10 steps per event, 14 hours of them.
 MAX_WAITING_STEP_EVENTS = 10_000
+# Tags of the quantities of a step that have another key in the registry.
+TAGS = {"grad_norm": "gradient_norm"}
 
 
 class TensorBoardWriter:
@@ -78,8 +79,8 @@ class TensorBoardWriter:
 
     def _write_epoch(self, epoch: EpochEvent, latest_step: StepEvent | None) -> None:
         train = {"loss": epoch.train_loss, "accuracy": epoch.train_accuracy, "learning_rate": epoch.lr}
-        if latest_step is not None and latest_step.grad_norm is not UNSET:
-            train["gradient_norm"] = latest_step.grad_norm
+        for key, value in (latest_step.quantities if latest_step is not None else {}).items():
+            train[TAGS.get(key, key)] = value
         self._write("train", epoch.time, epoch.epoch, [train])
         self._write("val", epoch.time, epoch.epoch, [_values(epoch.val)])
         if epoch.ema is not None:

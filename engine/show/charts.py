@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, IntEnum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.foreign.reading import EPOCH_NAMES, STEP_NAMES
-from engine.runs.metrics import METRIC_PREFIX, NO_METRICS, Better, Unit, better_of_name, find_metric
+from engine.runs.metrics import METRIC_PREFIX, NO_METRICS, STEP_QUANTITIES, Better, Unit, better_of_name, find_metric
 
 if TYPE_CHECKING:
     from engine.runs.curves import Curves
@@ -66,6 +66,8 @@ class Chart:
     """Number of the color of a chart of one curve."""
     marked: Better = Better.NEITHER
     """Which value of its validation a screen marks as the best one."""
+    is_optional: bool = False
+    """Whether runs without its curves do not show it."""
     places: Place = Place.PLOT
 
     def is_smoothed(self, key: str) -> bool:
@@ -73,21 +75,14 @@ class Chart:
         return self.smoothed and self.metrics[key] in (Source.TRAINING, Source.ONLY)
 
 
-def metric_chart(
-    key: str,
-    *,
-    smoothed: bool = False,
-    from_zero: bool = False,
-    color: int = 1,
-    places: Place = Place.PLOT,
-    directions: Mapping[str, Better] = NO_METRICS,
-) -> Chart:
-    """Return the chart of one metric, also of the user's own one `metrics.NAME`, whose direction may be stored."""
+def metric_chart(key: str, directions: Mapping[str, Better] = NO_METRICS, **fields: Any) -> Chart:
+    """Return the chart of one metric, also of the user's own one `metrics.NAME`, whose direction may be stored.
+    `fields` are further ones of the chart."""
     metric = find_metric(key, directions)
     is_share = metric.unit is Unit.SHARE or (metric.unit is Unit.SCORE and metric.better is Better.HIGH)
     # A curve has the values of all epochs, also that of the metric by which the best epoch is chosen.
     title = metric.label.removeprefix("best ").removeprefix("lowest ") if metric.epoch is not None else metric.label
-    return Chart(key, title, {key: Source.ONLY}, smoothed, not is_share, from_zero, color, places=places)
+    return replace(Chart(key, title, {key: Source.ONLY}, log=not is_share), **fields)
 
 
 _REPORTS = Place.REPORT_OF_ONE | Place.REPORT_OF_SEVERAL
@@ -109,7 +104,10 @@ _ROWS = (
     metric_chart("best_val_accuracy", places=Place.COMPARE | Place.REPORT_OF_SEVERAL),
     metric_chart("best_val_loss", places=Place.COMPARE | Place.REPORT_OF_SEVERAL),
     metric_chart("lr", from_zero=True, color=3, places=Place.RUN | Place.COMPARE | _REPORTS),
-    metric_chart("grad_norm", smoothed=True, color=5, places=Place.RUN | Place.COMPARE),
+    *(
+        metric_chart(key, smoothed=True, is_optional=True, color=5, places=Place.RUN | Place.COMPARE)
+        for key in STEP_QUANTITIES
+    ),
     metric_chart("images_per_second", from_zero=True, places=_REPORTS),
 )  # fmt: skip
 CHARTS: Mapping[str, Chart] = {chart.id: chart for chart in _ROWS}
@@ -122,7 +120,7 @@ def charts_of(place: Place) -> tuple[Chart, ...]:
 
 def find_chart(key: str, directions: Mapping[str, Better] = NO_METRICS) -> Chart:
     """Return a chart of the table by its id, or the chart of any other metric."""
-    return CHARTS.get(key) or metric_chart(key, directions=directions)
+    return CHARTS.get(key) or metric_chart(key, directions)
 
 
 # The word of a name that says what a metric was measured on, in lower case.
@@ -175,6 +173,8 @@ def run_charts(curves: Curves) -> list[Chart]:
     shown = {Source.TRAINING, Source.VALIDATION, Source.ONLY} | ({Source.EMA} if "ema_val_loss" in names else set())
     charts = []
     for chart in charts_of(Place.RUN):
+        if chart.is_optional and not chart.metrics.keys() & names:
+            continue
         metrics = {name: source for name, source in chart.metrics.items() if source in shown}
         metrics |= dict.fromkeys(shares if chart.id == "accuracy" else (), Source.ONLY)
         charts.append(replace(chart, metrics=metrics))

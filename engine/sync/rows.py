@@ -14,7 +14,6 @@ from typing import TypeVar
 from engine.runs.events import EpochEvent, Event, GpuEvent, RunResumed, RunStarted, StepEvent
 from engine.runs.metrics import METRICS, Taken, Unit
 from engine.runs.records import GpuSample
-from engine.utils.codec import UNSET
 
 T = TypeVar("T")
 
@@ -103,14 +102,12 @@ def _gpu_metrics(samples: Iterable[GpuSample], numbers: dict[str, int]) -> dict[
 
 
 def _step_metrics(event: StepEvent) -> dict[str, float]:
-    metrics = {
+    return {
         "train/lr": _number(event.lr),
         "train/images_per_second": event.images_per_second,
         "train/data_wait": event.data_wait,
+        **{f"train/{key}": _number(value) for key, value in event.quantities.items()},
     }
-    if event.grad_norm is not UNSET:
-        metrics["train/grad_norm"] = _number(event.grad_norm)
-    return metrics
 
 
 def _epoch_metrics(epoch: EpochEvent) -> dict[str, float]:

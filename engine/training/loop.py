@@ -137,7 +137,7 @@ def train_step(state: RankState) -> None:
         state.ema.update(state.network.optimized_model, state.position.step)
     if marks is not None:
         marks.begin("other")
-    state.log_step(results, nonfinite, grad_norm, lr)
+    state.log_step(results, nonfinite, {"grad_norm": grad_norm}, lr)
     if marks is not None:
         marks.end_step()
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass, replace
 from typing import NamedTuple, cast
@@ -236,7 +236,9 @@ class RankState:
         step = (self.position.epoch - 1) * self.sampler.steps_per_epoch + step_in_epoch
         return self.lr_of_step(step) * self.plateau.factor
 
-    def log_step(self, results: Sequence[MicroBatchResult], nonfinite: Tensor, grad_norm: Tensor, lr: float) -> None:
+    def log_step(
+        self, results: Sequence[MicroBatchResult], nonfinite: Tensor, quantities: Mapping[str, Tensor], lr: float
+    ) -> None:
         """Add a step to the training metrics and the step log. Raises NonFiniteLossError for an earlier step."""
         for result in results:
             if result.weight > 0:
@@ -244,7 +246,7 @@ class RankState:
         step_loss = results[0].loss * results[0].weight
         for result in results[1:]:
             step_loss += result.loss * result.weight
-        self.step_log.latest_grad_norm = grad_norm
+        self.step_log.quantities = quantities
         self.step_log.add(step_loss, nonfinite, self.position.step, self.position.epoch, lr)
 
     def compute_own_metrics(self, outputs: Sequence[Outputs]) -> dict[str, float]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +19,7 @@ from engine.distributed.channel import Channel
 from engine.distributed.collectives import all_gather, all_reduce
 from engine.distributed.failures import NonFiniteLossError
 from engine.runs.events import StepEvent
-from engine.utils.codec import UNSET, finite
+from engine.utils.codec import finite
 
 
 @dataclass
@@ -50,7 +52,7 @@ class _PendingSteps:
     lr: float
     images_per_second: float
     data_wait: float
-    grad_norm: Tensor | None
+    quantities: Mapping[str, Tensor]
     copy_done: torch.cuda.Event | None = None
 
     def wait(self) -> tuple[list[float], list[float]]:
@@ -85,8 +87,9 @@ class StepLog:
         self._losses: list[Tensor] = []
         self._nonfinite: list[Tensor] = []
         self._pending: _PendingSteps | None = None
-        self.latest_grad_norm: Tensor | None = None
-        """Gradient norm of the latest step, a scalar on the device. The same on all ranks, so it is not reduced."""
+        self.quantities: Mapping[str, Tensor] = {}
+        """Those of `STEP_QUANTITIES` of the latest step, scalars on the device. They are the same on all ranks, so they
+        are not reduced."""
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -134,15 +137,14 @@ class StepLog:
             lr=lr,
             images_per_second=round(self._steps * self.global_batch / seconds, 1),
             data_wait=round(min(self._data_wait_seconds / seconds, 1.0), 4),
-            grad_norm=self.latest_grad_norm,
+            quantities=self.quantities,
         )
         if means.is_cuda:
             if work is not None:
                 # Makes the current stream wait, not the host.
                 work.wait()
             self._pending.means = _copy_to_host(means)
-            if self.latest_grad_norm is not None:
-                self._pending.grad_norm = _copy_to_host(self.latest_grad_norm)
+            self._pending.quantities = {key: _copy_to_host(value) for key, value in self.quantities.items()}
             self._pending.copy_done = torch.cuda.Event()
             self._pending.copy_done.record()
         self.restart_clock()
@@ -158,6 +160,7 @@ class StepLog:
         losses, skipped = group.wait()
         if self.emits_events:
             known_losses = [finite(loss) for loss in losses]
+            quantities: dict[str, Any] = {key: finite(value.item()) for key, value in group.quantities.items()}
             event = StepEvent(
                 step=group.step,
                 epoch=group.epoch,
@@ -165,7 +168,7 @@ class StepLog:
                 lr=finite(group.lr),
                 images_per_second=group.images_per_second,
                 data_wait=group.data_wait,
-                grad_norm=UNSET if group.grad_norm is None else finite(group.grad_norm.item()),
+                **quantities,
             )
             self.channel.send(event)
         for index, loss in enumerate(losses):

@@ -74,10 +74,12 @@ class Header(Record, frozen=True, kw_only=True):
     format: Any = None
 
 
-def define_file_record(name: str, declared: Mapping[str, tuple[Any, Any]], bases: tuple[type[Record], ...]) -> Any:
-    """Return a class of files with the fields of `bases`, and further ones: their types and defaults by name."""
+def define_record(
+    name: str, declared: Mapping[str, tuple[Any, Any]], bases: tuple[type[Record], ...], tag: str | None = None
+) -> Any:
+    """Return a class of records with the fields of `bases`, and further ones: their types and defaults by name."""
     own = [(key, *parts) for key, parts in declared.items()]
-    return msgspec.defstruct(name, own, bases=bases, module=bases[0].__module__, frozen=True, kw_only=True)
+    return msgspec.defstruct(name, own, bases=bases, module=bases[0].__module__, frozen=True, kw_only=True, tag=tag)
 
 
 def finite(value: float) -> float | None:

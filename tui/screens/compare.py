@@ -250,13 +250,13 @@ class CompareScreen(ChartScreen):
     def _chart_rows(self) -> list[Chart]:
         """Return the charts that the runs have a value for: those of every comparison, then those of foreign runs.
 
-        Runs of gputrain have all of the first ones before they have values, except for the gradient norm."""
+        Runs of gputrain have all of the first ones before they have values, except for optional ones."""
         rows, runs = list(charts_of(Place.COMPARE)), self.data.known
         names = [tuple(run.keys) for run in self._foreign]
         if names != self._grouped_names:
             # Thousands of names take longer to group than a frame.
             self._grouped_names, self._further_keys = names, further_keys(self._foreign, {row.id for row in rows})
-        expected = {row.id for row in rows if not names and (row.id != "grad_norm" or not runs)}
+        expected = {row.id for row in rows if not names and not (row.is_optional and runs)}
         known = [row for row in rows if row.id in expected or any(run.has(row.id) for run in runs)]
         return known + [metric_chart(key, smoothed=True) for key in self._further_keys]
 

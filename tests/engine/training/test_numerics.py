@@ -244,9 +244,9 @@ def test_step_event_has_gradient_norm_of_its_last_step() -> None:
     with single_rank_trainer("run.log_every=2", events=events) as trainer:
         for _ in range(5):
             train_step(trainer.state)
-            assert trainer.state.step_log.latest_grad_norm is not None
-            norms.append(trainer.state.step_log.latest_grad_norm.item())
-    assert [event.grad_norm for event in events if isinstance(event, StepEvent)] == [norms[1], norms[3]]
+            norms.append(trainer.state.step_log.quantities["grad_norm"].item())
+    reported = [event.quantities["grad_norm"] for event in events if isinstance(event, StepEvent)]
+    assert reported == [norms[1], norms[3]]
 
 
 def test_plan_message_reports_frozen_parameters() -> None:
