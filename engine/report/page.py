@@ -13,7 +13,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from engine.config.command_line import format_value
-from engine.report import foreign_sections, sections
+from engine.report import sections
 from engine.report.charts import curve_charts
 from engine.report.output import MARK
 from engine.report.results import class_section
@@ -21,9 +21,9 @@ from engine.report.runs import OwnRun, ReportedRun, read_reported_run
 from engine.report.sections import Table, short_name
 from engine.report.style import COLORS, COMMAND, dashes
 from engine.runs.comparison import Column as ComparedColumn
-from engine.runs.comparison import Comparison, compare_runs, require_comparable, spread_text
+from engine.runs.comparison import Comparison, compare_runs, has_key, require_comparable, spread_text
 from engine.runs.find import OpenedRun
-from engine.runs.labels import read_labels
+from engine.runs.labels import NO_LABELS, read_labels
 from engine.runs.metrics import NO_METRICS, Better, Metric
 from engine.show.foreign_run import OnRead
 from engine.show.table import Column
@@ -51,11 +51,11 @@ def make_page(
     require_comparable(len(found))
     environment = _environment()
     runs = [read_reported_run(run, PAGE_COLUMNS, on_read) for run in found]
-    comparison = compare_runs([run.compared for run in runs], directions)
+    comparison = compare_runs([run.row for run in runs], directions)
     columns = comparison.columns(grouped=True)
     charts, more_charts = curve_charts([[runs[run] for run in column.runs] for column in columns])
     letters = {run: letter for letter, column in zip(ascii_uppercase, columns, strict=False) for run in column.runs}
-    names = [run.name for run in runs]
+    names = [run.row.name for run in runs]
     page: str = environment.get_template(TEMPLATE).render(
         title=", ".join(names) if len(names) <= MAX_TITLE_RUNS else pluralize(len(names), "run"),
         mark=MARK,
@@ -94,36 +94,26 @@ def _environment() -> Any:
 
 def _view(run: ReportedRun, metrics: Sequence[Metric]) -> dict[str, Any]:
     """Return what the page says of one run. `own` is what only a run of gputrain has."""
-    if not isinstance(run, OwnRun):
-        return {
-            "name": run.name,
-            "state": run.compared.state,
-            "is_good": True,
-            "subtitle": foreign_sections.subtitle(run),
-            "tags": (),
-            "note": "",
-            "notes": tuple(foreign_sections.notes(run)),
-            "figures": foreign_sections.figures(run, metrics),
-            "changes": foreign_sections.parameters(run),
-            "own": None,
+    labels, own = NO_LABELS, None
+    if isinstance(run, OwnRun):
+        labels, bottleneck = read_labels(run.folder), run.history.bottleneck
+        own = {
+            "bottleneck": "" if bottleneck is None else bottleneck.message,
+            "hardware": sections.hardware(run),
+            "classes": class_section(run),
+            "command": sections.repeat_command(run),
         }
-    labels, history = read_labels(run.folder), run.history
     return {
-        "name": run.name,
-        "state": sections.state_text(run),
-        "is_good": run.compared.state in ("finished", "running"),
+        "name": run.row.name,
+        "state": sections.state_text(run) if isinstance(run, OwnRun) else run.row.state,
+        "is_good": own is None or run.row.state in ("finished", "running"),
         "subtitle": sections.subtitle(run),
         "tags": labels.tags,
         "note": labels.note,
         "notes": tuple(sections.notes(run)),
         "figures": sections.figures(run, metrics),
         "changes": sections.config_changes(run),
-        "own": {
-            "bottleneck": "" if history.bottleneck is None else history.bottleneck.message,
-            "hardware": sections.hardware(run),
-            "classes": class_section(run),
-            "command": sections.repeat_command(run),
-        },
+        "own": own,
     }
 
 
@@ -168,7 +158,7 @@ def difference_table(comparison: Comparison) -> Table[int]:
     """Return the config keys that differ, with a row for each run. A row is the index of its run."""
 
     def cell(key: str, values: Sequence[object], row: int) -> str:
-        if not comparison.runs[row].has_key(key):
+        if not has_key(comparison.runs[row], key):
             return UNKNOWN
         return short_name(format_value(values[row]) or "none")
 

@@ -21,7 +21,7 @@ from engine.report.lines import Line, chart_lines, draw_lines, shortened
 from engine.report.output import MARK
 from engine.report.runs import ReportedRun, read_reported_run
 from engine.report.style import drawing
-from engine.runs.comparison import Column, Comparison, compare_runs, require_comparable
+from engine.runs.comparison import Column, Comparison, compare_runs, has_key, require_comparable
 from engine.runs.curves import XAxis, default_axis
 from engine.runs.fields import ALIASES
 from engine.runs.find import OpenedRun
@@ -129,7 +129,7 @@ def make_plot(
     require_comparable(len(found))
     runs = [read_reported_run(run, on_read=on_read) for run in found]
     axis = _axis(runs, options.axis)
-    comparison = compare_runs([run.compared for run in runs])
+    comparison = compare_runs([run.row for run in runs])
     for note in comparison.notes:
         warn(note)
     columns = comparison.columns(grouped=options.grouped)
@@ -177,7 +177,9 @@ def _axis(runs: Sequence[ReportedRun], wanted: XAxis | None) -> XAxis:
     for run in runs:
         if not run.curves.is_own and wanted not in run.curves.axes:
             known = " or ".join(axis for axis in X_LABELS if all(axis in other.curves.axes for other in runs))
-            raise UsageError.one("--x", f"{run.name} has no record of {wanted}", f"use {known}", code="not-recorded")
+            raise UsageError.one(
+                "--x", f"{run.row.name} has no record of {wanted}", f"use {known}", code="not-recorded"
+            )
     return wanted
 
 
@@ -214,7 +216,7 @@ def column_labels(comparison: Comparison, columns: Sequence[Column], max_charact
         words = [
             f"{_key_name(difference.key)} {_value(difference.values[first])}"
             for difference in comparison.differences
-            if run.has_key(difference.key)
+            if has_key(run, difference.key)
             and not is_neutral(difference.key)
             # In a group, the seeds differ.
             and all(len({_value(difference.values[run]) for run in other.runs}) == 1 for other in columns)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.runs.comparison import ComparedRun, describe_run, read_flat_config
+from engine.runs.comparison import compared_row, read_flat_config
 from engine.runs.curves import MAX_METRIC_COLUMNS, Curves
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal_source import journal_run
+from engine.runs.run_row import RunRow
 from engine.show.foreign_run import OnRead, describe, read_whole
 
 
@@ -17,12 +18,8 @@ from engine.show.foreign_run import OnRead, describe, read_whole
 class ReportedRun:
     """One run, of gputrain or foreign: what a comparison needs of it, and its curves in blocks."""
 
-    compared: ComparedRun
+    row: RunRow
     curves: Curves
-
-    @property
-    def name(self) -> str:
-        return self.compared.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +36,7 @@ def read_reported_run(
     """Read a run. Its curves have at most `max_columns` points and blocks each, so a long run takes no more space than
     a short one.
 
-    A million `step` events take about 5 s. What cannot be read is a `problem` of `compared`.
+    A million `step` events take about 5 s. What cannot be read is a `problem` of `row`.
     """
     if not isinstance(run, RunFolder):
         reader = read_whole(run, on_read, max_columns)
@@ -47,5 +44,5 @@ def read_reported_run(
     history = History()
     reader = read_whole(journal_run(run, on_event=history.add), max_columns=max_columns)
     problem = "; ".join(reader.problems) or None
-    compared = describe_run(run, history.record(), read_flat_config(run.config), problem)
-    return OwnRun(compared, reader.curves, run, history)
+    row = compared_row(run, history.record(), read_flat_config(run.config), problem)
+    return OwnRun(row, reader.curves, run, history)

@@ -9,7 +9,7 @@ from typing import Any, Generic
 
 from engine.config.command_line import format_value, repeat_arguments
 from engine.config.differences import SESSION_KEYS
-from engine.report.runs import OwnRun
+from engine.report.runs import OwnRun, ReportedRun
 from engine.runs.folder import RunState
 from engine.runs.journal_source import COUNTED
 from engine.runs.metrics import (
@@ -26,6 +26,7 @@ from engine.utils.units import (
 )
 
 MAX_GPUS, MAX_HOSTS = 64, 16
+MAX_FIGURES, MAX_PARAMETERS = 100, 300
 MAX_VALUE_CHARACTERS = 400
 MAX_NAME_CHARACTERS = 60
 
@@ -46,43 +47,48 @@ class Table(Generic[Row]):
 def state_text(run: OwnRun) -> str:
     """Return the state of a run, with why it ended if it did not finish."""
     finished = run.history.finished
-    if run.compared.state == RunState.CRASHED:
+    if run.row.state == RunState.CRASHED:
         return "crashed: its process ended without a word"
-    if finished is None or run.compared.state == RunState.FINISHED or not finished.message:
-        return run.compared.shown_state
-    return f"{run.compared.state}: {finished.message}"
+    if finished is None or run.row.state == RunState.FINISHED or not finished.message:
+        return run.row.shown_state
+    return f"{run.row.state}: {finished.message}"
 
 
-def subtitle(run: OwnRun) -> str:
-    """Return what was trained, where and when, in one line."""
-    started, config = run.history.started, run.compared.config or {}
-    parts = []
-    if config:
+def subtitle(run: ReportedRun) -> str:
+    """Return what was trained, where and when, or which files the run was read from, in one line."""
+    row, parts = run.row, list[str]()
+    if not isinstance(run, OwnRun):
+        changed = row.record.updated_at
+        parts = [f"{', '.join(row.formats)} files in {row.folder}"]
+        return ", ".join([*parts, *([f"last changed {format_utc(changed)}"] if changed else [])])
+    if config := row.config:
         parts.append(f"{value_text(config.get('model.name'))} on {value_text(config.get('data.dataset'))}")
-    if started is not None:
+    if (started := run.history.started) is not None:
         devices = len(set(started.devices) - {"cpu"})
         where = pluralize(devices, "GPU") if devices else f"{pluralize(started.world_size, 'rank')} on the CPU"
-        parts += [
-            where,
-            f"started {format_utc(started.time)}",
-        ]
+        parts += [where, f"started {format_utc(started.time)}"]
     return ", ".join(parts)
 
 
-def figures(run: OwnRun, metrics: Iterable[Metric]) -> list[tuple[str, str]]:
-    """Return the key figures, the most important first."""
-    started = run.history.started
-    if started is None:
+def figures(run: ReportedRun, metrics: Iterable[Metric]) -> list[tuple[str, str]]:
+    """Return the key figures, the most important first; none of a training before its start."""
+    started = run.history.started if isinstance(run, OwnRun) else None
+    if isinstance(run, OwnRun) and started is None:
         return []
-    values: list[tuple[str, str]] = []
-    for metric in metrics:
-        value = metric.of_run(run.compared.record)
-        if value is not None and metric.taken is not Taken.NOW:
-            values.append((value_text(metric.label), format_metric(metric, value)))
-    values.append(("training images", format_count(started.train_images)))
-    values.append(("validation images", format_count(started.val_images)))
-    values.append(("classes", format_count(started.classes)))
-    return values
+    known = [
+        (short_name(metric.label), format_metric(metric, value))
+        for metric in metrics
+        if (value := metric.of_run(run.row.record)) is not None
+        and (metric.taken is not Taken.NOW or (metric.key == "step" and started is None))
+    ]
+    if started is None:
+        return known[:MAX_FIGURES]
+    counts = {
+        "training images": started.train_images,
+        "validation images": started.val_images,
+        "classes": started.classes,
+    }
+    return [*known, *((name, format_count(count)) for name, count in counts.items())]
 
 
 def short_name(name: str) -> str:
@@ -122,9 +128,15 @@ CHANGE_COLUMNS: tuple[Column[tuple[str, Any, Any]], ...] = (
 )
 
 
-def config_changes(run: OwnRun) -> Table[tuple[str, Any, Any]]:
-    """Return the config keys that differ from their defaults."""
-    config, defaults = run.compared.config or {}, default_values()
+PARAMETER_COLUMNS = CHANGE_COLUMNS[:2]
+
+
+def config_changes(run: ReportedRun) -> Table[tuple[str, Any, Any]]:
+    """Return the config keys that differ from their defaults, or the parameters of a foreign run, sorted by key."""
+    config, defaults = run.row.config or {}, default_values()
+    if not isinstance(run, OwnRun):
+        rows = [(short_name(key), value, None) for key, value in sorted(config.items())]
+        return Table(PARAMETER_COLUMNS, rows[:MAX_PARAMETERS], len(rows) - MAX_PARAMETERS)
     rows = [
         (key, value, defaults[key])
         for key, value in config.items()
@@ -135,7 +147,7 @@ def config_changes(run: OwnRun) -> Table[tuple[str, Any, Any]]:
 
 def repeat_command(run: OwnRun) -> str:
     """Return the command that trains the same again, for a shell; "" without a config."""
-    config = run.compared.config
+    config = run.row.config
     if config is None:
         return ""
     kept = {key: value for key, value in config.items() if key not in SESSION_KEYS}
@@ -143,13 +155,15 @@ def repeat_command(run: OwnRun) -> str:
     return " \\\n    ".join(("gputrain run", *words))
 
 
-def notes(run: OwnRun) -> Iterator[str]:
+def notes(run: ReportedRun) -> Iterator[str]:
     """Yield what a reader should know before the figures."""
-    if run.compared.problem is not None:
-        yield run.compared.problem
-    if run.history.cpu_fallback:
-        yield run.history.cpu_fallback
-    if count := run.curves.count_not_finite(COUNTED):
-        yield f"{count:,} losses or results are not finite; the curves have gaps there."
-    if RunState(run.compared.state).live:
+    own = run if isinstance(run, OwnRun) else None
+    if run.row.problem is not None:
+        yield run.row.problem
+    if own is not None and own.history.cpu_fallback:
+        yield own.history.cpu_fallback
+    if count := run.curves.count_not_finite(run.curves.keys if own is None else COUNTED):
+        things = "values" if own is None else "losses or results"
+        yield f"{count:,} {things} are not finite; the curves have gaps there."
+    if own is not None and RunState(own.row.state).live:
         yield "The run is not over: this is its state when the report was made."

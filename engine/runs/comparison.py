@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -27,15 +26,11 @@ from engine.runs.metrics import (
     recorded_metrics,
 )
 from engine.runs.record_completion import open_run
-from engine.runs.run_record import RunRecord, shown_state
-from engine.utils.codec import to_builtins
+from engine.runs.run_record import RunRecord
+from engine.runs.run_row import RunRow
+from engine.utils.codec import replace, to_builtins
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
-
-if TYPE_CHECKING:
-    from engine.foreign.activity import Activity
-    from engine.foreign.folders import ForeignRun
-    from engine.foreign.reading import Scalar
 
 # Each run has a letter of its own.
 MAX_RUNS = 16
@@ -45,43 +40,6 @@ OMITTED_KEYS = {
     *("val_accuracy", "val_loss", "train_accuracy", "total_epochs", "step", "steps", "eta_seconds", "rate_now"),
     *("data_wait", "mfu", "grad_norm", "parameters", "queue_place"),
 }
-
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """One run: its record, flat config (None if unreadable), and why its files cannot be read."""
-
-    name: str
-    folder: str
-    state: str
-    config: Mapping[str, Any] | None
-    record: RunRecord
-    problem: str | None = None
-    formats: tuple[str, ...] = ()
-    """Formats of the logs of a foreign run or of a command, whose config has its parameters; empty for a training."""
-
-    @property
-    def is_foreign(self) -> bool:
-        return bool(self.formats)
-
-    @property
-    def shown_state(self) -> str:
-        """The state as lists show it."""
-        return shown_state(self.state, self.record)
-
-    def has_key(self, key: str) -> bool:
-        """Whether the config has a value of a key. A foreign run has no key of the schema."""
-        return self.config is not None and key in self.config
-
-    def value(self, metric: Metric) -> float | None:
-        """Return the value of a metric; None if it is unknown or not finite."""
-        return metric.of_run(self.record)
-
-    @property
-    def dataset(self) -> tuple[int | None, ...]:
-        """Training images, validation images and classes; empty before the start."""
-        record = self.record
-        return () if record.train_images is None else (record.train_images, record.val_images, record.classes)
 
 
 @dataclass(frozen=True)
@@ -110,7 +68,7 @@ class Comparison:
     """Runs, the metrics of their records, the config keys that differ, the groups that differ in the seed alone, and
     what the reader should know."""
 
-    runs: tuple[ComparedRun, ...]
+    runs: tuple[RunRow, ...]
     metrics: tuple[Metric, ...]
     differences: tuple[KeyDifference, ...]
     seed_groups: tuple[tuple[int, ...], ...]
@@ -126,17 +84,17 @@ class Comparison:
     def shown_metrics(self) -> list[Metric]:
         """The metrics with a value in at least one run, except for `OMITTED_KEYS`, and for the GPUs if only other
         programs without any are compared."""
-        without_gpus = all(run.is_foreign and not run.record.values.get("gpus") for run in self.runs)
+        without_gpus = all(run.formats and not run.record.values.get("gpus") for run in self.runs)
         omitted = {*OMITTED_KEYS, *(("gpus",) if without_gpus else ())}
         return [
             metric
             for metric in self.metrics
-            if metric.key not in omitted and any(run.value(metric) is not None for run in self.runs)
+            if metric.key not in omitted and any(metric.of_run(run.record) is not None for run in self.runs)
         ]
 
     def value(self, column: Column, metric: Metric) -> Spread | None:
         """Return the mean and spread of a metric over the runs of a column; None if it is unknown."""
-        return spread(self.runs[run].value(metric) for run in column.runs)
+        return spread(metric.of_run(self.runs[run].record) for run in column.runs)
 
     def best_columns(self, columns: Sequence[Column], metric: Metric) -> set[int]:
         """Return the indices of the columns with the best value. Empty if all look the same, or fewer than two are
@@ -160,12 +118,12 @@ class Comparison:
     def to_dict(self, baseline: int | None = None) -> dict[str, Any]:
         """Return the comparison as JSON values, with differences from the run `baseline` if there is one."""
         columns = self.columns(grouped=False)
-        metrics = [{metric.key: run.value(metric) for metric in self.metrics} for run in self.runs]
+        metrics = [{metric.key: metric.of_run(run.record) for metric in self.metrics} for run in self.runs]
         best = {metric.key: sorted(self.best_columns(columns, metric)) for metric in self.metrics if metric.better}
         runs: list[dict[str, object]] = []
         for run, values in zip(self.runs, metrics, strict=True):
             entry: dict[str, object] = {"name": run.name, "folder": run.folder, "state": run.state}
-            entry |= {"formats": list(run.formats)} if run.is_foreign else {}
+            entry |= {"formats": list(run.formats)} if run.formats else {}
             entry |= {"figures": values, "problem": run.problem}
             entry |= {} if run.record.code is None else {"code": to_builtins(run.record.code)}
             if baseline is not None:
@@ -205,15 +163,15 @@ def spread_text(metric: Metric, value: Spread) -> str:
     return text if not value.deviation else f"{text} ±{format_metric(metric, value.deviation)}"
 
 
-def compare_runs(runs: Sequence[ComparedRun], directions: Mapping[str, Better] = NO_METRICS) -> Comparison:
+def compare_runs(runs: Sequence[RunRow], directions: Mapping[str, Better] = NO_METRICS) -> Comparison:
     """Compare runs that have been read. `directions` are the stored directions of the user's own metrics.
 
     Raises UsageError as `require_comparable` does.
     """
     require_comparable(len(runs))
-    own = own_metrics((run.record for run in runs if not run.is_foreign), directions)
+    own = own_metrics((run.record for run in runs if not run.formats), directions)
     metrics = recorded_metrics(own)
-    foreign = own_metrics(run.record for run in runs if run.is_foreign)
+    foreign = own_metrics(run.record for run in runs if run.formats)
     for name in sorted(foreign.keys() - own.keys()):
         metrics += foreign_metrics(name, directions.get(name))
     differences = _differences(runs)
@@ -224,18 +182,18 @@ def compare_runs(runs: Sequence[ComparedRun], directions: Mapping[str, Better] =
     return Comparison(tuple(runs), tuple(metrics), tuple(differences), _seed_groups(runs), tuple(notes))
 
 
-def _differences(runs: Sequence[ComparedRun]) -> list[KeyDifference]:
+def _differences(runs: Sequence[RunRow]) -> list[KeyDifference]:
     """Return the config keys in which runs differ, then the parameters of foreign runs.
 
     A parameter that only some of the foreign runs have differs, too. A run of gputrain has all keys of the schema, so
     what it lacks says nothing.
     """
-    own = differing_keys([None if run.is_foreign else run.config for run in runs])
+    own = differing_keys([None if run.formats else run.config for run in runs])
     differences = {difference.key: difference for difference in own}
-    foreign = [run.config for run in runs if run.is_foreign and run.config is not None]
+    foreign = [run.config for run in runs if run.formats and run.config is not None]
     for key in sorted({key for config in foreign for key in config}):
         values = [None if run.config is None else run.config.get(key) for run in runs]
-        known = [value for run, value in zip(runs, values, strict=True) if run.has_key(key)]
+        known = [value for run, value in zip(runs, values, strict=True) if has_key(run, key)]
         # True equals 1 in Python.
         is_equal = all(value == known[0] and (value is True) == (known[0] is True) for value in known)
         if not is_equal or any(key not in config for config in foreign):
@@ -243,12 +201,23 @@ def _differences(runs: Sequence[ComparedRun]) -> list[KeyDifference]:
     return list(differences.values())
 
 
-def _datasets_differ(runs: Sequence[ComparedRun], keys: set[str]) -> bool:
-    own = [run.config for run in runs if run.config is not None and not run.is_foreign]
+def _datasets_differ(runs: Sequence[RunRow], keys: set[str]) -> bool:
+    own = [run.config for run in runs if run.config is not None and not run.formats]
     names = {str(config["data.dataset"]) for config in own}
-    sizes = {run.dataset for run in runs if run.dataset}
+    sizes = {size for run in runs if (size := _dataset(run))}
     paths_differ = not keys.isdisjoint(("data.path", "data.val_path"))
     return len(names) > 1 or len(sizes) > 1 or (paths_differ and not names <= DATASETS_WITHOUT_FILES)
+
+
+def has_key(run: RunRow, key: str) -> bool:
+    """Whether the config has a value of a key. A foreign run has no key of the schema."""
+    return run.config is not None and key in run.config
+
+
+def _dataset(run: RunRow) -> tuple[int | None, ...]:
+    """Return training images, validation images and classes; nothing before the start."""
+    record = run.record
+    return () if record.train_images is None else (record.train_images, record.val_images, record.classes)
 
 
 def require_comparable(count: int) -> None:
@@ -259,49 +228,33 @@ def require_comparable(count: int) -> None:
         raise UsageError.one("compare", "needs at least one run", code="missing-value")
 
 
-def _seed_groups(runs: Sequence[ComparedRun]) -> tuple[tuple[int, ...], ...]:
+def _seed_groups(runs: Sequence[RunRow]) -> tuple[tuple[int, ...], ...]:
     """Return the runs, by index, that differ in the seed alone. A group has at least two seeds."""
     alike: dict[object, list[int]] = {}
     for index, run in enumerate(runs):
-        if run.config is not None and not run.is_foreign:
-            size = (*map(run.record.values.get, ("ranks", "global_batch")), run.dataset)
+        if run.config is not None and not run.formats:
+            size = (*map(run.record.values.get, ("ranks", "global_batch")), _dataset(run))
             alike.setdefault((seed_group_key(run.config), size), []).append(index)
     seeds = [None if run.config is None else str(run.config.get(SEED_KEY)) for run in runs]
     return tuple(tuple(group) for group in alike.values() if len({seeds[run] for run in group}) > 1)
 
 
-def read_run(folder: RunFolder) -> ComparedRun:
+def read_run(folder: RunFolder) -> RunRow:
     """Read one run for a comparison: its config and its record. `engine.show.foreign_run` reads a foreign run."""
-    return describe_run(folder, open_run(folder).record, read_flat_config(folder.config))
+    return compared_row(folder, open_run(folder).record, read_flat_config(folder.config))
 
 
-def describe_foreign_run(
-    run: ForeignRun,
-    record: RunRecord,
-    parameters: Mapping[str, Scalar],
-    state: Activity | RunState,
-    problem: str | None,
-) -> ComparedRun:
-    """Return what a comparison needs of a foreign run that has been read."""
-    # JSON has no infinite numbers.
-    config = {
-        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in parameters.items()
-    } or None
-    return ComparedRun(run.name, str(run.folder), str(state), config, record, problem, run.formats)
-
-
-def describe_run(
+def compared_row(
     folder: RunFolder,
     record: RunRecord,
     stored: tuple[dict[str, Any] | None, str | None],
     problem: str | None = None,
-) -> ComparedRun:
+) -> RunRow:
     """Return what a comparison needs of a run: of its record, its config as `read_flat_config` returns it, and why the
     journal cannot be read."""
     config, config_problem = stored
-    state = str(folder.state(record.state))
-    return ComparedRun(folder.name, str(folder.path), state, config, record, config_problem or problem)
+    record, state = replace(record, config=config), folder.state(record.state)
+    return RunRow(folder.name, str(folder.path), state, record, problem=config_problem or problem)
 
 
 def read_flat_config(path: Path) -> tuple[dict[str, Any] | None, str | None]:

@@ -124,7 +124,7 @@ ROW_FIELDS: Mapping[str, Field] = {
         Field("diverged", Kind.FLAG, lambda row: row.shown_state == DIVERGED),
         Field("live", Kind.FLAG, lambda row: row.live),
         Field("folder", Kind.TEXT, lambda row: row.folder),
-        Field("format", Kind.TEXT, lambda row: row.format),
+        Field("format", Kind.TEXT, lambda row: ", ".join(row.formats) or None),
         Field("command", Kind.TEXT, lambda row: row.record.command or None),
         Field("exit_code", Kind.NUMBER, lambda row: row.record.exit_code),
     )

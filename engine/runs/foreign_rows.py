@@ -7,29 +7,32 @@ metrics by the names that the run has for them, so that a filter may name a metr
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+from engine.foreign.folders import ForeignRun
+from engine.foreign.reading import Scalar
 from engine.foreign.run_list import ListedRun
 from engine.runs.foreign_record import foreign_record, low_and_high, metric_keys
+from engine.runs.run_record import RunRecord
 from engine.runs.run_row import RunRow
 from engine.utils import codec
 
 
 def make_foreign_row(listed: ListedRun) -> RunRow:
-    """Return the row of a run of another program."""
-    keys = metric_keys(listed.metrics)
-    record = foreign_record(listed.metrics, keys, listed.changed_at or None)
-    parameters = {key: _config_value(value) for key, value in listed.parameters.items()}
-    return RunRow(
-        name=listed.run.name,
-        folder=listed.key,
-        state=listed.activity,
-        record=codec.replace(
-            record, command_parameters=parameters, values=record.values | low_and_high(listed.metrics)
-        ),
-        message=listed.note,
-        format=", ".join(listed.run.formats),
+    """Return the row of a run of another program in a list."""
+    record = foreign_record(listed.metrics, metric_keys(listed.metrics), listed.changed_at or None)
+    record = codec.replace(record, values=record.values | low_and_high(listed.metrics))
+    return foreign_row(listed.run, record, listed.parameters, listed.activity)._replace(
+        folder=listed.key, message=listed.note
     )
 
 
-def _config_value(value: bool | int | float | str | None) -> bool | int | float | str | None:
+def foreign_row(run: ForeignRun, record: RunRecord, parameters: Mapping[str, Scalar], state: str) -> RunRow:
+    """Return the row of a run of another program with this record, parameters and state."""
+    known = {key: _json_value(value) for key, value in parameters.items()}
+    record = codec.replace(record, command_parameters=known)
+    return RunRow(run.name, str(run.folder), state, record, formats=run.formats)
+
+
+def _json_value(value: Scalar) -> Scalar:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from engine.runs.claim import MAX_TEXT_CHARS, observe_claim
@@ -43,8 +44,10 @@ class RunRow(NamedTuple):
     or ended, why its files are `unreadable`, or why a live run records nothing. `foreign` is why other users can change
     the run, None if they cannot. `tags`, `note` and `archived` are the labels of the run. `sweep` is the sweep that the
     run is a trial of, "" if it is none. A row that stands for a sweep has `trials`, their number
-    (`engine.runs.trials`). `format` is that of the logs of a run of another program (`engine.runs.foreign_rows`), and
-    "" for a run of gputrain.
+    (`engine.runs.trials`). `formats` are those of the logs of a run of another program (`engine.runs.foreign_rows`),
+    and in a comparison also of the metrics of a command.
+
+    In a comparison and a report, the config of its record is whole, and `problem` says why its files cannot be read.
     """
 
     name: str
@@ -59,7 +62,8 @@ class RunRow(NamedTuple):
     archived: bool = False
     sweep: str = ""
     trials: int = 0
-    format: str = ""
+    formats: tuple[str, ...] = ()
+    problem: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what commands print of the run as JSON: its record, and what only a reader can tell.
@@ -83,6 +87,12 @@ class RunRow(NamedTuple):
         return shown_state(self.state, self.record)
 
     @property
+    def config(self) -> Mapping[str, Any] | None:
+        """The config of a run of gputrain, or the parameters of a run with metrics of another program; None if it is
+        unknown."""
+        return (self.record.command_parameters or None) if self.formats else self.record.config
+
+    @property
     def live(self) -> bool:
         """Whether a process owns the run."""
         return self.state in LIVE_STATES
@@ -91,7 +101,7 @@ class RunRow(NamedTuple):
     def age_seconds(self) -> float:
         """Seconds since the latest session started, or since the files of a run of another program were written; 0 if
         that is unknown or in the future."""
-        return age_of(self.record.updated_at if self.format else self.record.started_at)
+        return age_of(self.record.updated_at if self.formats else self.record.started_at)
 
 
 def read_row(folder: RunFolder, status: os.stat_result | None = None) -> RunRow | None:

@@ -26,8 +26,8 @@ from engine.runs.metrics import (
 from engine.runs.query import Query, condition_keys, parse_query
 from engine.runs.record_completion import open_run
 from engine.runs.run_row import RunRow, make_row
-from engine.show.outcome import Figures, RunFailure, RunOutcome, find_outcome, is_held
-from engine.utils.codec import Integer, Record, Seconds, asdict
+from engine.show.outcome import RunOutcome, find_outcome, is_held
+from engine.utils.codec import Integer, Seconds, asdict
 from engine.utils.errors import UsageError
 
 # A run whose owner has gone may still be deleted, because it never began.
@@ -52,7 +52,7 @@ class Result(StrEnum):
     TIMEOUT = "timeout"
 
 
-class AwaitedRun(Record, frozen=True, kw_only=True):
+class AwaitedRun(RunOutcome, frozen=True, kw_only=True):
     """What became of the wait for a run."""
 
     name: str
@@ -71,12 +71,6 @@ class AwaitedRun(Record, frozen=True, kw_only=True):
     """Exit code of a command, negative for the signal that ended it; null if it has none."""
     seconds: Seconds
     """Duration of all sessions of the run together, in seconds, without pauses."""
-    figures: Figures
-    """As in `RunOutcome`."""
-    failure: RunFailure | None
-    """As in `RunOutcome`."""
-    remedy: str
-    """As in `RunOutcome`."""
 
 
 class RunWait:

@@ -7,22 +7,21 @@ own ones.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Sequence
 
 from engine.command.metric_files import CommandMetrics
 from engine.command.run_metrics import metrics_of_run
 from engine.foreign.activity import Activity, judge
 from engine.foreign.folders import ForeignRun
-from engine.foreign.parameters import Parameters
-from engine.runs.comparison import ComparedRun, describe_foreign_run
 from engine.runs.comparison import read_run as read_own_run
 from engine.runs.curve_reader import CurveReader
-from engine.runs.curves import MAX_METRIC_COLUMNS, SELECTION_KEYS, Curves, Extremes
+from engine.runs.curves import MAX_METRIC_COLUMNS, SELECTION_KEYS, Curves
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.foreign_record import foreign_record, metric_keys, with_metrics
+from engine.runs.foreign_record import foreign_record, with_metrics
+from engine.runs.foreign_rows import foreign_row
 from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
+from engine.runs.run_row import RunRow
 from engine.show.charts import group_metrics
 
 
@@ -39,26 +38,7 @@ OnRead = Callable[[ForeignRun, float], object]
 """What is called while a run is read, with the part of it that has been read, from 0 to 1."""
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """A run as it was when its logs were read: its metrics by the names that it has for them, and its parameters.
-
-    `problems` say what of the logs cannot be read.
-    """
-
-    run: ForeignRun
-    metrics: Mapping[str, Extremes]
-    parameters: Parameters
-    activity: Activity
-    problems: tuple[str, ...]
-
-    @property
-    def keys(self) -> dict[str, str]:
-        """The key of each metric by its name in the run."""
-        return metric_keys(self.metrics)
-
-
-def describe(reader: CurveReader) -> ComparedRun:
+def describe(reader: CurveReader) -> RunRow:
     """Return what a comparison needs of a run, as far as it has been read: of a command, with all else that is recorded
     of its run."""
     run, curves = reader.run, reader.curves
@@ -67,8 +47,8 @@ def describe(reader: CurveReader) -> ComparedRun:
         record = with_metrics(_stored_record(run), values, curves.keys)
     else:
         record = foreign_record(values, curves.keys, run.changed_at())
-    problem = "; ".join(reader.problems) or None
-    return describe_foreign_run(run, record, reader.parameters(), find_state(reader), problem)
+    row = foreign_row(run, record, reader.parameters(), find_state(reader))
+    return row._replace(problem="; ".join(reader.problems) or None)
 
 
 def find_state(reader: CurveReader) -> Activity | RunState:
@@ -88,19 +68,11 @@ def as_foreign(run: OpenedRun) -> OpenedRun:
     return (metrics_of_run(run) or run) if isinstance(run, RunFolder) else run
 
 
-def read_run(run: OpenedRun, on_read: OnRead | None = None) -> ComparedRun:
+def read_run(run: OpenedRun, on_read: OnRead | None = None) -> RunRow:
     """Read one run for a comparison: its config and its record, or all of a foreign run."""
     if isinstance(run, RunFolder):
         return read_own_run(run)
     return describe(read_whole(run, on_read))
-
-
-def summarize(run: ForeignRun, on_read: OnRead | None = None) -> RunSummary:
-    """Read all logs of a run."""
-    reader = read_whole(run, on_read)
-    metrics = reader.curves.values(sorted(reader.curves.names))
-    activity = judge(run.changed_at(), time.time(), has_ended=reader.has_ended)
-    return RunSummary(run, metrics, reader.parameters(), activity, reader.problems)
 
 
 def read_whole(run: ForeignRun, on_read: OnRead | None = None, max_columns: int = MAX_METRIC_COLUMNS) -> CurveReader:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
     from engine.foreign.process import ProcessId, ProcessTree
     from engine.gpus.snapshot import Snapshot
-    from engine.show.foreign_run import RunSummary
+    from engine.runs.curve_reader import CurveReader
 
 MAX_PID_DIGITS = 10
 PROCESS_COLUMNS = 200
@@ -108,13 +108,13 @@ def _is_path(text: str) -> bool:
 def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> None:
     """Print the runs below paths."""
     from engine.foreign.folders import find_runs
-    from engine.show.foreign_run import summarize
+    from engine.show.foreign_run import describe, read_whole
     from engine.utils.errors import Problem
     from engine.utils.files import expand_user, is_file
     from engine.utils.text import printable
     from tui.cli.console import print_json, print_table, print_warning, reading_line
     from tui.phrases import own_runs_problem
-    from tui.tables.foreign_runs import FOREIGN_COLUMNS
+    from tui.tables.foreign_runs import foreign_columns
 
     found: list[ForeignRun] = []
     own: set[Path] = set()
@@ -130,16 +130,16 @@ def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> Non
     runs = list({run.key: run for run in reversed(found)}.values())
     runs.sort(key=lambda run: -run.changed_at())
     with reading_line(runs[:count]) as on_read:
-        summaries = [summarize(run, on_read) for run in runs[:count]]
+        readers = [read_whole(run, on_read) for run in runs[:count]]
     # The rows of a database tell when each of its runs changed.
-    summaries.sort(key=lambda summary: -summary.run.changed_at())
-    for summary in summaries:
-        for problem in summary.problems:
-            print_warning(Problem(summary.run.name, problem, code="damaged"))
+    readers.sort(key=lambda reader: -reader.run.changed_at())
+    for reader in readers:
+        for problem in reader.problems:
+            print_warning(Problem(reader.run.name, problem, code="damaged"))
     if as_json:
-        print_json({"runs": [run_json(summary) for summary in summaries]})
-    elif summaries:
-        print_table(FOREIGN_COLUMNS, summaries)
+        print_json({"runs": list(map(run_json, readers))})
+    elif readers:
+        print_table(foreign_columns(), list(map(describe, readers)))
     elif not own:
         advice = "Formats that are read: gputrain watch --help."
         if (printed := next((path for path in paths if is_file(expand_user(path))), None)) is not None:
@@ -148,19 +148,22 @@ def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> Non
         typer.echo(f"No run in {printable(', '.join(paths))}. {advice}", err=True)
 
 
-def run_json(summary: RunSummary) -> dict[str, Any]:
+def run_json(reader: CurveReader) -> dict[str, Any]:
     """Return a run as `gputrain watch --json` prints it."""
+    from engine.runs.foreign_record import metric_keys
+    from engine.show.foreign_run import find_state
     from engine.utils.codec import finite
 
-    keys = summary.keys
+    run, values = reader.run, reader.curves.values(sorted(reader.curves.names))
+    keys = metric_keys(values)
     return {
-        "name": summary.run.name,
-        "folder": str(summary.run.folder),
-        "formats": list(summary.run.formats),
-        "state": str(summary.activity),
-        "changed_at": summary.run.changed_at(),
+        "name": run.name,
+        "folder": str(run.folder),
+        "formats": list(run.formats),
+        "state": str(find_state(reader)),
+        "changed_at": run.changed_at(),
         "parameters": {
-            key: finite(value) if isinstance(value, float) else value for key, value in summary.parameters.items()
+            key: finite(value) if isinstance(value, float) else value for key, value in reader.parameters().items()
         },
         "metrics": [
             {
@@ -170,9 +173,9 @@ def run_json(summary: RunSummary) -> dict[str, Any]:
                 "last_step": metric.step,
                 "last_value": metric.last,
             }
-            for name, metric in summary.metrics.items()
+            for name, metric in values.items()
         ],
-        "problems": list(summary.problems),
+        "problems": list(reader.problems),
     }
 
 
@@ -198,16 +201,16 @@ def watch_process(text: str, *, as_json: bool, opens_screen: bool, low_bandwidth
 def print_process(process: ProcessId, tree: ProcessTree, *, as_json: bool) -> None:
     """Print a process, its GPUs, and the runs that it writes."""
     from engine.foreign.process import find_process_runs, started_at
-    from engine.show.foreign_run import summarize
+    from engine.show.foreign_run import describe, read_whole
     from tui.cli.console import print_json, print_table, reading_line
     from tui.pollers.process import gpu_uses
-    from tui.tables.foreign_runs import FOREIGN_COLUMNS
+    from tui.tables.foreign_runs import foreign_columns
     from tui.tables.process import gpu_lines, hidden_text, tree_lines
 
     uses = gpu_uses(_read_gpus(), {part.id.pid for part in tree.processes})
     runs = () if tree.own_run is not None else find_process_runs(tree, started_at(process)).runs
     with reading_line(runs) as on_read:
-        summaries = [summarize(run, on_read) for run in runs]
+        readers = [read_whole(run, on_read) for run in runs]
     if as_json:
         shown = {
             "pid": process.pid,
@@ -228,16 +231,16 @@ def print_process(process: ProcessId, tree: ProcessTree, *, as_json: bool) -> No
             "open_files": list(map(str, tree.files)),
             "logs": list(map(str, tree.logs)),
         }  # fmt: skip
-        print_json({"runs": [run_json(summary) for summary in summaries], "process": shown})
+        print_json({"runs": list(map(run_json, readers)), "process": shown})
         return
     hidden = hidden_text(tree)
     for line in (*tree_lines(tree, {}, uses, PROCESS_COLUMNS), *gpu_lines(uses), *([hidden] if hidden else [])):
         typer.echo(line.plain.rstrip())
     if tree.own_run is not None:
         typer.echo(f"It belongs to a run of gputrain: gputrain attach {shlex.quote(str(tree.own_run))}", err=True)
-    elif summaries:
+    elif readers:
         typer.echo()
-        print_table(FOREIGN_COLUMNS, summaries)
+        print_table(foreign_columns(), list(map(describe, readers)))
     else:
         typer.echo("It writes no run that is found.", err=True)
 

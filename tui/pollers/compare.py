@@ -15,10 +15,9 @@ from engine.command.metric_files import CommandMetrics
 from engine.command.run_metrics import MetricsFinder
 from engine.foreign.activity import Activity
 from engine.runs.comparison import (
-    ComparedRun,
     Comparison,
     compare_runs,
-    describe_run,
+    compared_row,
     read_flat_config,
 )
 from engine.runs.curve_reader import CurveReader
@@ -29,6 +28,7 @@ from engine.runs.journal_source import journal_run
 from engine.runs.metric_directions import read_directions
 from engine.runs.metrics import NO_METRICS
 from engine.runs.record_completion import open_run
+from engine.runs.run_row import RunRow
 from engine.show.foreign_run import describe, find_state
 from engine.utils.files import FileStamp, find_file_stamp
 from tui.pollers.foreign_run import SLICE_PAUSE_SECONDS
@@ -45,7 +45,7 @@ class ReadRun:
 
     run: OpenedRun
     curves: Curves | None = None
-    described: ComparedRun | None = None
+    described: RunRow | None = None
     is_missing: bool = False
     foreign: str | None = None
     """Why other users can change the run; None if they cannot."""
@@ -96,7 +96,7 @@ class _Follower:
             self._described_stamps, config = stamps, stamps[1]
             if self._stored is None or self._stored[0] != config:
                 self._stored = (config, read_flat_config(folder.config))
-            described = describe_run(folder, open_run(folder).record, self._stored[1])
+            described = compared_row(folder, open_run(folder).record, self._stored[1])
         return replace(before, described=described, is_missing=is_missing)
 
     def _describe(self, before: ReadRun) -> ReadRun:

@@ -200,7 +200,7 @@ class CompareScreen(ChartScreen):
             lines = max(len(rows), len(self._columns)) + 1
             panel.set_texts([styled(table.line(row)) for row in rows], [styled(differences_header(table, entries))])
             keys = len(comparison.differences)
-            kind = "parameter" if all(run.is_foreign for run in comparison.runs) else "config key"
+            kind = "parameter" if all(run.formats for run in comparison.runs) else "config key"
             panel.set_titles(f"{pluralize(keys, kind)} differ{'s' if keys == 1 else ''}, and figures")
         room = CompareRoom(self.size.width, self.size.height - 2 - with_message, lines, self._num_charts)
         if self.query_one(ComparePanels).fit(room):

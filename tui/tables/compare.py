@@ -13,7 +13,7 @@ from string import ascii_uppercase
 from engine.config.differences import KeyDifference
 from engine.runs.code_events import SHORT_COMMIT
 from engine.runs.comparison import Column as ComparedColumn
-from engine.runs.comparison import Comparison, Spread, spread_text
+from engine.runs.comparison import Comparison, Spread, has_key, spread_text
 from engine.runs.metrics import Metric, format_metric
 from engine.runs.records import CodeSummary
 from engine.show.table import Align, Cell, Column, FittedTable, Line, Shorten, fit, plain_lines, shorten
@@ -105,7 +105,7 @@ def _code_text(code: CodeSummary | None) -> str:
 
 
 def _config_text(comparison: Comparison, run: int, difference: KeyDifference) -> str:
-    if not comparison.runs[run].has_key(difference.key):
+    if not has_key(comparison.runs[run], difference.key):
         return UNKNOWN
     return format_config_value(difference.values[run]) or "none"
 

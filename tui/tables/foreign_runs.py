@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-import time
 from itertools import zip_longest
 from typing import Any
 
 from rich.text import Text
 
 from engine.foreign.activity import activity_text
-from engine.runs.fields import as_text
-from engine.runs.foreign_record import by_importance, foreign_record, last_step
+from engine.runs.fields import Names, as_text, find_field
+from engine.runs.foreign_record import by_importance
 from engine.runs.metrics import HIGHEST_PREFIX, LOWEST_PREFIX, Better, Metric, format_metric, metric_of_key
-from engine.runs.run_record import shown_state
 from engine.runs.run_row import RunRow
-from engine.show.foreign_run import RunSummary
 from engine.show.table import Align, Column, FittedTable, cell_width, fit, pad, shorten
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN, format_age, format_count
 from tui.palette import ACCENT, MUTED, STRONG
 from tui.phrases import state_symbol
 from tui.tables import styled
+from tui.tables.runs import field_column
 
 MAX_SHOWN_METRICS = 4
 
 
-def latest_values(run: RunSummary) -> str:
+def latest_values(row: RunRow) -> str:
     """Return the last values of the most important metrics, and how many more there are."""
-    last = {key: run.metrics[name].last for name, key in run.keys.items()}
-    metrics = [metric_of_key(key) for key in by_importance(last)[:MAX_SHOWN_METRICS]]
-    shown = [f"{metric.label} {_number(metric, last[metric.key])}" for metric in metrics]
-    more = len(last) - len(shown)
+    keys = by_importance(row.record.metric_keys.values())
+    metrics = [metric_of_key(key) for key in keys[:MAX_SHOWN_METRICS]]
+    shown = [f"{metric.label} {_number(metric, row.record.values.get(metric.key))}" for metric in metrics]
+    more = len(keys) - len(shown)
     return "  ".join([*shown, *([f"+{more}"] if more else [])])
 
 
-FOREIGN_COLUMNS: list[Column[RunSummary]] = [
-    Column("name", "name", lambda run: run.run.name),
-    Column("state", "state", lambda run: shown_state(run.activity, foreign_record(run.metrics, run.keys, None))),
-    Column("format", "format", lambda run: ", ".join(run.run.formats)),
-    Column(
-        "step",
-        "step",
-        lambda run: UNKNOWN if (step := last_step(run.metrics)) is None else format_count(step),
-        Align.RIGHT,
-    ),
-    Column("changed", "changed", lambda run: f"{format_age(max(time.time() - run.run.changed_at(), 0))} ago"),
-    Column("values", "last values", latest_values),
-]
+def foreign_columns() -> list[Column[RunRow]]:
+    """Return the columns of `gputrain watch`: those of a list, and the latest values."""
+    names = Names(is_foreign=True)
+    columns = [field_column(find_field(name, names)) for name in ("name", "state", "format", "step", "age")]
+    return [*columns, Column("values", "last values", latest_values)]
 
 
 MetricRow = tuple[Metric, float | None, float | None]
@@ -70,7 +60,7 @@ def preview_lines(row: RunRow, width: int, height: int) -> list[Text]:
     sign, style = state_symbol(row.shown_state)
     changed = "" if record.updated_at is None else f"changed {format_age(row.age_seconds)} ago"
     facts = [
-        printable(row.format),
+        printable(", ".join(row.formats)),
         f"step {format_count(record.count('step'))}" if record.metric_keys else "",
         changed,
         row.message,

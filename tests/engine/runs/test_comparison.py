@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from engine.config.yaml_io import to_yaml
-from engine.runs.comparison import MAX_RUNS, ComparedRun, Comparison, compare_runs, read_run, spread
+from engine.runs.comparison import MAX_RUNS, Comparison, compare_runs, read_run, spread
 from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.metrics import METRICS, Better, format_metric
-from engine.runs.run_record import NO_RECORD
+from engine.runs.run_row import RunRow
 from support.messages import has_problem, raises_problem
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
@@ -131,7 +131,7 @@ def test_comparison_as_json_has_differences_from_the_baseline(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("count", "code"), [(0, "missing-value"), (MAX_RUNS + 1, "too-many")])
 def test_compare_runs_limits_their_number(count: int, code: str) -> None:
-    run = ComparedRun("a", "/a", "finished", None, NO_RECORD)
+    run = RunRow("a", "/a", "finished")
     with raises_problem(code, "compare"):
         compare_runs([run] * count)
 

@@ -112,7 +112,7 @@ def test_list_and_comparison_have_the_same_values_labels_and_directions(tmp_path
     row, compared = make_foreign_row(listed), read_run(listed.run)
     for metric in compare_runs([compared]).shown_metrics:
         field = find_field(metric.key, Names(is_foreign=True))
-        assert (field.value(row), field.label) == (compared.value(metric), metric.label)
+        assert (field.value(row), field.label) == (metric.of_run(compared.record), metric.label)
         assert field.metric is not None and field.metric.better is metric.better
     assert set(known_keys([row])) == {"val_loss", "val_accuracy", "metrics.lr-Adam", "metrics.top1"}
 

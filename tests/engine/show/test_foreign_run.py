@@ -11,7 +11,7 @@ from engine.foreign.folders import find_runs
 from engine.runs.curve_reader import CurveReader
 from engine.runs.curves import default_axis
 from engine.runs.metrics import Better, foreign_metric, registry_keys
-from engine.show.foreign_run import describe, summarize
+from engine.show.foreign_run import describe, read_whole
 from support.foreign import event, event_file, scalar
 
 
@@ -90,13 +90,13 @@ def test_summary_reads_log_of_many_polls_whole(tmp_path: Path) -> None:
         log.write("step,loss\n")
         log.writelines(f"{step},0.{step:09}\n" for step in range(rows))
     [run] = find_runs(tmp_path).runs
-    loss = summarize(run).metrics["loss"]
+    loss = read_whole(run).curves.values(["loss"])["loss"]
     assert (loss.count, loss.step, loss.low, loss.last) == (rows, rows - 1, 0, 0.000099999)
 
 
 def test_summary_has_the_step_and_value_that_were_written_last(tmp_path: Path) -> None:
     data = make_data(tmp_path, [{"step": 5, "a": 1.0}, {"step": 7, "a": 2.0, "b": 0.5}, {"step": 9, "b": 3.0}])
-    summary = summarize(data.run)
-    assert {name: (part.count, part.step, part.last) for name, part in summary.metrics.items()} == {
+    values = read_whole(data.run).curves.values(["a", "b"])
+    assert {name: (part.count, part.step, part.last) for name, part in values.items()} == {
         "a": (2, 7, 2.0), "b": (2, 9, 3.0),
     }  # fmt: skip
