@@ -13,17 +13,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from engine.command.line_metrics import (
-    MAX_LINE_LENGTH,
-    ParsedLine,
-    is_held_out,
-    may_have_metrics,
-    parse_counter,
-    parse_epoch_heading,
-    parse_heading,
-    parse_line,
-    parse_row,
-)
+from engine.command.line_metrics import MAX_LINE_LENGTH, LineParser, ParsedLine
+from engine.command.line_names import is_held_out
+from engine.command.line_plan import Context
+from engine.command.output_tables import Box, Tables
 from engine.foreign.points import Point
 from engine.foreign.reading import MAX_STEP, MetricNames, parse_number, to_step
 from engine.utils.errors import Problem, UsageError
@@ -41,9 +34,19 @@ _RANK = re.compile(
     r"\[(?!epoch|step|iter|batch)(?:[a-z_]{1,30} ?|[\w.-]{1,60}/)(?P<rank>\d{1,6})\]: ?|\[rank (?P<own>\d{1,6})\] ?",
     re.ASCII | re.IGNORECASE,
 )
+# Ray: `(RayTrainWorker pid=4711, ip=10.0.0.7) `
+_WORKER = re.compile(r"\([\w.:]{1,80} (?:pid=)?(?P<pid>\d{1,10})(?:, ip=[\d.]{7,15})?\) ?", re.ASCII)
+_REPEATED = re.compile(r" ?\[repeated \d{1,9}x across cluster\]")
+MAX_HELD_LINES = 3  # of a rank above 0
 # srun --label
 _LABEL = re.compile(r"\s{0,5}(\d{1,6}): ?")
 
+MAX_RECORD_LINES = 64  # below a position
+LEARNED_LINES = 3  # of one shape, until unknown names of it are metrics
+# LightGBM's `Early stopping, best iteration is:`
+_RECAP = re.compile(r"\bbest\b[^:]{0,60}:\s*$", re.IGNORECASE)
+# tqdm: `12/100 [00:01<00:08, `
+_BAR = re.compile(r"(?P<count>\d{1,12})(?:/\d{1,12}|it) \[\d{2,3}:\d{2}")
 _Axis = Literal["", "epoch", "count", "step"]
 
 
@@ -62,7 +65,18 @@ class OutputMetrics:
         """Patterns that were given up."""
         self._names = MetricNames()
         self._ranks = _Ranks()
-        self._heading: list[str] | None = None
+        self._parser, self._tables, self._box = LineParser(), Tables(), Box()
+        self._source = ""
+        """What a heading says that the lines below it were measured on."""
+        self._record_lines = self._block_lines = 0
+        """Lines that may still belong to the latest position, and to the block below a heading."""
+        self._skips_next = False
+        self._last_batch: list[Point] = []
+        """The points of what may be the last batch of a validation."""
+        self._candidates: dict[str, list[list[Point]]] = {}
+        """The points of lines with unknown names, by their shape."""
+        self._kinds: dict[str, tuple[int, frozenset[str]]] = {}
+        """The step of the latest value of each metric, and the names of its line."""
         self._epoch: float | None = None
         self._axis: _Axis = ""
         self._steps = _Counter()
@@ -104,24 +118,107 @@ class OutputMetrics:
             self._pending[line] += 1
         return points
 
+    def finish(self) -> list[Point]:
+        """Return the points of a record that the end of the output has ended."""
+        last_batch, self._last_batch = self._last_batch, []
+        return last_batch + (self._points_of(self._box.end(), (), is_final=True) or [])
+
     def _read(self, line: str, below: Sequence[str], *, is_final: bool) -> list[Point] | None:
         """Return the points of a line; None if it has none yet, because it is to be read again when it is final."""
-        text = self._ranks.strip(line)
-        parsed = self._parse(text) if text is not None else None
+        points: list[Point] | None = []
+        for text in self._ranks.strip(line):
+            for parsed in self._parse(text):
+                if not parsed.values:
+                    self._note_heading(parsed, is_final=is_final)
+                elif (found := self._points_of(parsed, below, is_final=is_final)) is None:
+                    points = points or None
+                elif self._may_be_last_batch(parsed):
+                    self._last_batch, points = found, points or []
+                else:
+                    found = self._after_batch(parsed, found)
+                    points = (points or []) + (self._learn(parsed, found) if parsed.candidate else found)
+        return None if points == [] and not is_final and _parse_counter(line) is not None else points
+
+    def _may_be_last_batch(self, parsed: ParsedLine) -> bool:
+        """Whether a line is of the last batch of a validation if its batches count from zero."""
+        return self._has_own_counter(parsed) and parsed.total == (parsed.step or 0) + 1
+
+    def _after_batch(self, parsed: ParsedLine, points: list[Point]) -> list[Point]:
+        """Return points with those of the last batch before them, unless they take their place: the summary of an
+        evaluation is its point."""
+        batch, self._last_batch = self._last_batch, []
+        if self._has_own_counter(parsed):
+            return points
+        if not (parsed.held_out and parsed.step is None and not parsed.values.keys().isdisjoint(p.name for p in batch)):
+            return batch + points
+        return points
+
+    def _learn(self, parsed: ParsedLine, points: list[Point]) -> list[Point]:
+        """Return the points of lines of one shape with unknown names, once there are some whose steps grow."""
+        known = self._candidates.setdefault(parsed.candidate, [])
+        if known and points[0].step <= known[-1][0].step:
+            known.clear()
+        known.append(points)
+        if len(known) < LEARNED_LINES:
+            return []
+        self._parser.learn(parsed.candidate)
+        return [point for each in self._candidates.pop(parsed.candidate) for point in each]
+
+    def _points_of(self, parsed: ParsedLine | None, below: Sequence[str], *, is_final: bool) -> list[Point] | None:
         if parsed is None:
-            return [] if is_final or parse_counter(line) is None else None
+            return []
+        self._inherit_source(parsed)
+        has_own_counter = self._has_own_counter(parsed)
         # Of a bar or a list of batches of a validation, the last line counts: the others are of a part of the data.
-        if parsed.held_out and parsed.step is not None and parsed.total is not None:
-            is_whole = parsed.step >= parsed.total - 1 if parsed.total else is_final
+        if has_own_counter and parsed.step is not None:
+            is_whole = parsed.step >= (parsed.total or 0) - 1 if parsed.total else is_final
             if not is_whole:
                 return None
+            parsed.values |= {name: value for name, value in parsed.averages.items() if name in parsed.values}
+        if (
+            parsed.epoch is not None
+            and abs(parsed.epoch) <= MAX_EPOCH
+            and not (parsed.has_exact_epoch or has_own_counter)
+        ):
+            self._epoch = parsed.epoch
         epoch = parsed.epoch if parsed.epoch is not None and abs(parsed.epoch) <= MAX_EPOCH else self._epoch
-        step = self._find_step(parsed, epoch, below, is_final=is_final)
+        step = self._find_step(parsed, epoch, below, is_final=is_final, has_own_counter=has_own_counter)
         if step is None or abs(step) > MAX_STEP:
             return None
-        values = self._without_repeated(parsed)
+        values = self._as_summary(self._without_repeated(parsed), parsed, step)
         named = ((self._names.get(name), value) for name, value in values.items())
         return [Point(name, step, value, epoch) for name, value in named if name is not None]
+
+    def _has_own_counter(self, parsed: ParsedLine) -> bool:
+        """Whether the step of a line counts the batches of a validation."""
+        if not parsed.held_out or parsed.step is None or parsed.total is None:
+            return False
+        return bool(parsed.source) or not (parsed.has_named_step or self._steps.total in (0, parsed.total))
+
+    def _inherit_source(self, parsed: ParsedLine) -> None:
+        """Add what a heading or the batches of a validation said of the lines below them."""
+        if parsed.held_out and parsed.source:
+            self._source = parsed.source
+        elif parsed.step is not None or parsed.epoch is not None or not self._source:
+            self._source = ""
+        elif not any(map(is_held_out, parsed.values)):
+            parsed.values = {f"{self._source}/{name}": value for name, value in parsed.values.items()}
+            parsed.held_out = True
+
+    def _note_heading(self, parsed: ParsedLine, *, is_final: bool) -> None:
+        """Take the position of a heading for the lines below it, and what they are measured on."""
+        self._record_lines = self._block_lines = MAX_RECORD_LINES
+        self._source = parsed.source
+        if parsed.source:
+            return
+        if parsed.epoch is not None and abs(parsed.epoch) <= MAX_EPOCH:
+            self._epoch = parsed.epoch
+        if parsed.step is not None:
+            self._axis, self._step, self._has_bar = (
+                "step",
+                self._steps.count(parsed, self._epoch, is_final=is_final),
+                False,
+            )
 
     def _without_repeated(self, parsed: ParsedLine) -> dict[str, float]:
         """Return the values of a line without those of the latest validation, which a bar of Lightning repeats."""
@@ -132,33 +229,70 @@ class OutputMetrics:
         self._held_out |= held_out
         return {name: value for name, value in parsed.values.items() if name not in repeated}
 
-    def _parse(self, text: str) -> ParsedLine | None:
+    def _as_summary(self, values: dict[str, float], parsed: ParsedLine, step: int) -> dict[str, float]:
+        """Return the values of a line, under other names those that lines of another kind have for the same step: the
+        mean of an epoch is no point of the curve of its steps."""
+        kind = frozenset(parsed.values)
+        named: dict[str, float] = {}
+        for name, value in values.items():
+            known_step, known_kind = self._kinds.get(name, (None, kind))
+            if parsed.total is None and known_step == step and known_kind != kind:
+                named[f"summary/{name}"] = value
+            else:
+                self._kinds[name] = (step, kind)
+                named[name] = value
+        return named
+
+    def _parse(self, text: str) -> list[ParsedLine]:
         for pattern in self._patterns.copy():
             try:
                 if (parsed := pattern.parse(text)) is not None:
-                    return parsed
+                    return [parsed]
             except TimeoutError:
                 self._patterns.remove(pattern)
                 reason = f"{pattern.shown} takes too long for a line, and is not used any more"
                 self.problems.append(Problem("--parse", reason, code="timed-out"))
-        if self._heading is not None and (row := parse_row(text, self._heading)) is not None:
-            return row
-        if may_have_metrics(text):
-            if (heading := parse_heading(text)) is None:
-                return parse_line(text)
-            self._heading = heading
-        elif (epoch := parse_epoch_heading(text)) is not None:
-            self._epoch = epoch
-        return None
+        is_box, record = self._box.add(text)
+        found = [] if record is None else [record]
+        if is_box:
+            return found
+        if (row := self._tables.read(text)) is not None:
+            return [*found, row]
+        context = Context.NONE
+        if self._record_lines:
+            self._record_lines -= 1
+            is_below = self._block_lines > 0 and text[:1].isspace()
+            self._block_lines = self._block_lines - 1 if is_below or not text.strip() else 0
+            context = Context.BLOCK if is_below else Context.RECORD
+        line = self._parser.parse(text, context)
+        if (line is None or not line.values) and self._tables.is_heading(text):
+            return found
+        if _RECAP.search(text) is not None:
+            self._skips_next = True
+        elif self._skips_next and line is not None and line.values:
+            # What is below `best iteration is:` was there before.
+            self._skips_next = False
+            return found
+        if line is None:
+            return found
+        if line.values and (line.step is not None or line.epoch is not None):
+            self._record_lines = MAX_RECORD_LINES
+        return [*found, line]
 
     def _find_step(
-        self, parsed: ParsedLine, epoch: float | None, below: Sequence[str], *, is_final: bool
+        self,
+        parsed: ParsedLine,
+        epoch: float | None,
+        below: Sequence[str],
+        *,
+        is_final: bool,
+        has_own_counter: bool = False,
     ) -> int | None:
         """Return the step of a line: its own, by a bar below it, its epoch, else the number of lines so far.
 
         None if a bar is to be expected, but is not below the line yet.
         """
-        if parsed.step is not None and not parsed.held_out:
+        if parsed.step is not None and not has_own_counter and not (parsed.held_out and parsed.total is None):
             self._axis, self._step, self._has_bar = "step", self._steps.count(parsed, epoch, is_final=is_final), False
         elif parsed.step is not None and parsed.total is None:
             return parsed.step
@@ -167,21 +301,31 @@ class OutputMetrics:
             pass
         elif (step := self._step_by_bar(parsed, epoch, below)) is not None:
             self._axis, self._step, self._has_bar = "step", step, True
-        elif epoch is not None and epoch == int(epoch) and self._axis in ("", "epoch"):
+        elif (
+            epoch is not None
+            and epoch == int(epoch)
+            and self._axis in ("", "epoch")
+            and not (parsed.epoch is None and not parsed.held_out and self._is_known(parsed, int(epoch)))
+        ):
             self._axis, self._step = "epoch", int(epoch)
         elif epoch is not None and epoch != int(epoch) and not is_final:
             return None
-        elif self._axis != "step" and not parsed.held_out and (epoch is None or self._axis != "epoch"):
-            self._step = self._step + 1 if self._axis == "count" else self._step or self._first_count
+        elif self._axis != "step" and not parsed.held_out and (parsed.epoch is None or self._axis != "epoch"):
+            is_next = self._axis == "count" or self._is_known(parsed, self._step)
+            self._step = self._step + 1 if is_next else self._step or self._first_count
             self._axis = "count"
         return self._step
+
+    def _is_known(self, parsed: ParsedLine, step: int) -> bool:
+        """Whether a metric of a line has had a value for a step."""
+        return any(name in self._kinds and self._kinds[name][0] == step for name in parsed.values)
 
     def _step_by_bar(self, parsed: ParsedLine, epoch: float | None, below: Sequence[str]) -> int | None:
         """Return the step that a bar below a line tells; None without one.
 
         The bar may be some steps ahead of the line, never behind, so the fewest steps per epoch are the right ones.
         """
-        bar = next((count for line in below if (count := parse_counter(line)) is not None), None)
+        bar = next((count for line in below if (count := _parse_counter(line)) is not None), None)
         if not parsed.has_exact_epoch:
             # A bar for each epoch tells no step: below the summary of an epoch is that of the next one.
             is_next = not bar or bar < self._step
@@ -195,6 +339,12 @@ class OutputMetrics:
         return round(epoch * self._steps_per_epoch) if self._steps_per_epoch < math.inf else None
 
 
+def _parse_counter(text: str) -> int | None:
+    """Return how far a progress bar is; None if the line is none."""
+    match = _BAR.search(text) if len(text) <= MAX_LINE_LENGTH else None
+    return int(match["count"]) if match is not None else None
+
+
 class _Counter:
     """Makes one count of a counter that starts again in each epoch."""
 
@@ -202,6 +352,11 @@ class _Counter:
         self._base = 0
         self._step, self._total, self._epoch = 0, 0, None  # type: int, int, float | None
         self._is_over = False
+
+    @property
+    def total(self) -> int:
+        """The total of the latest line; 0 if it had none."""
+        return self._total
 
     def count(self, parsed: ParsedLine, epoch: float | None, *, is_final: bool) -> int:
         """Return the step of a line that has one."""
@@ -222,36 +377,56 @@ class _Counter:
 
 
 class _Ranks:
-    """Strips what launchers put before the lines of each rank. Only the lines of the lowest rank so far count."""
+    """Strips what launchers put before the lines of each rank. Only the lines of one rank count: the lowest one, or the
+    first worker."""
 
     def __init__(self) -> None:
         self._lowest: int | None = None
+        self._held: list[str] = []
+        """Lines of the lowest rank so far, while a lower one may follow."""
+        self._worker: str | None = None
         self._is_labeled = True
         self._last_label: int | None = None
         self._has_labels = False
 
-    def strip(self, line: str) -> str | None:
-        """Return a line without its rank; None if it is that of another rank."""
+    def strip(self, line: str) -> list[str]:
+        """Return the lines that count now, without their rank."""
+        if line[:1].isalpha() or line[:1] == "{":
+            self._is_labeled = False
+            return [line]
+        worker = _WORKER.match(line)
+        if worker is not None:
+            self._worker = self._worker or worker["pid"]
+            return [_REPEATED.sub("", line[worker.end() :])] if worker["pid"] == self._worker else []
         rank = _RANK.match(line)
         if rank is not None:
-            return line[rank.end() :] if self._is_lowest(int(rank["rank"] or rank["own"])) else None
+            return self._of_rank(int(rank["rank"] or rank["own"]), line[rank.end() :])
         label = _LABEL.match(line)
         if label is None:
             self._is_labeled = self._is_labeled and not line.strip()
-            return line
+            return [line]
         number = int(label[1])
         # A script may begin its lines with a step: that does not go back again and again.
         if self._is_labeled and self._last_label is not None and number < self._last_label:
             self._has_labels = True
         self._last_label = number
-        if not (self._is_labeled and self._has_labels):
-            return line
-        return line[label.end() :] if self._is_lowest(number) else None
+        return self._of_rank(number, line[label.end() :]) if self._is_labeled and self._has_labels else [line]
 
-    def _is_lowest(self, rank: int) -> bool:
+    def _of_rank(self, rank: int, text: str) -> list[str]:
         if self._lowest is None or rank < self._lowest:
-            self._lowest = rank
-        return rank == self._lowest
+            self._lowest, self._held = rank, []
+        if rank != self._lowest:
+            return []
+        if rank == 0 or not self._may_be_lower:
+            return [text]
+        self._held.append(text)
+        if len(self._held) <= MAX_HELD_LINES:
+            return []
+        # No lower rank prints anything.
+        self._may_be_lower, held, self._held = False, self._held, []
+        return held
+
+    _may_be_lower = True
 
 
 # Patterns of the user

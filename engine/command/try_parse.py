@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.command.line_metrics import MAX_LINE_LENGTH
 from engine.command.output_metrics import OutputMetrics
+from engine.foreign.points import Point
 from engine.runs.folder import RunFolder
 from engine.runs.root import is_run_folder
 from engine.utils.errors import UsageError, raise_if_any
@@ -18,6 +19,8 @@ from engine.utils.text import printable
 MAX_READ_BYTES = 1 << 20  # a longer line is skipped
 # Colors and other escape sequences: the log of a run keeps colors.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
+# A program that draws the whole screen begins a new line.
+_NEW_SCREEN = re.compile(r"\x1b\[[0-9;]{0,8}[HJ]")
 # What gputrain itself writes to the log of a run begins with a time, see `engine.runs.event_lines`.
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ")
 
@@ -40,6 +43,12 @@ class TriedFile:
     num_lines: int = 0
     num_used: int = 0
 
+    def add(self, points: Iterable[Point]) -> None:
+        """Add the points that were found."""
+        for point in points:
+            known = self.metrics.setdefault(point.name, TriedMetric(0, point.step, point.step, point.value))
+            known.count, known.last_step, known.last = known.count + 1, point.step, point.value
+
 
 def try_parse(path: Path, patterns: Sequence[str] = ()) -> TriedFile:
     """Return what is found in a file. Raises UsageError for a bad pattern, or a file that cannot be read."""
@@ -55,9 +64,8 @@ def try_parse(path: Path, patterns: Sequence[str] = ()) -> TriedFile:
             points = [point for text in drawn for point in parser.feed_drawn([text])] + parser.feed(final)
             tried.num_lines += 1
             tried.num_used += bool(points)
-            for point in points:
-                known = tried.metrics.setdefault(point.name, TriedMetric(0, point.step, point.step, point.value))
-                known.count, known.last_step, known.last = known.count + 1, point.step, point.value
+            tried.add(points)
+        tried.add(parser.finish())
     except OSError as error:
         raise UsageError.one(printable(str(path)), f"cannot be read: {error.strerror}", code="not-readable") from error
     raise_if_any(parser.problems)
@@ -72,5 +80,5 @@ def _read_lines(path: Path) -> Iterator[str]:
             is_rest, is_begun = is_begun, not line.endswith(b"\n")
             if is_rest or len(line) == MAX_READ_BYTES:
                 continue
-            parts = line.decode(errors="replace").rstrip("\r\n").split("\r")
+            parts = _NEW_SCREEN.sub("\r", line.decode(errors="replace").rstrip("\r\n")).split("\r")
             yield "\r".join(_ESCAPES.sub("", text) if len(text) <= 4 * MAX_LINE_LENGTH else text for text in parts)

@@ -92,6 +92,7 @@ class RunningMetrics:
 
     def close(self) -> None:
         """Read the rest once the command has ended."""
+        self._writer.add(self._output.finish())
         self._writer.close()
         self._sink.attempt(self._follow_rest, force=True)
         self._report_output()

@@ -94,7 +94,7 @@ def read_owner(root: Path) -> None:
     run.state(run.history().state)
     list_runs(root)
     find_run(root, "a")
-    assert str(_owned_by_another(run))
+    assert str(_owned_by_another(run, ""))
     with contextlib.suppress(UsageError):
         check_claim(root, "a", resume=True)
     Ownership(run).release()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engine.command.line_metrics import (
-    MAX_LINE_LENGTH,
-    MAX_PAIRS_LENGTH,
-    ParsedLine,
-    parse_counter,
-    parse_heading,
-    parse_line,
-    parse_row,
-)
+from engine.command.line_metrics import MAX_LINE_LENGTH, LineParser, ParsedLine, parse_line
+from engine.command.output_metrics import OutputMetrics
 
 STAMP = "2026-11-27 22:25:22,123"
 HUGGING_FACE = {"loss": 0.5, "grad_norm": 1.25, "learning_rate": 5e-05}
@@ -88,11 +85,13 @@ def values_of(text: str) -> dict[str, float] | None:
         # trainers
         (
             f"[titan] {STAMP} - root - INFO - {TORCHTITAN}",
-            ParsedLine({"loss": 8.1025, "grad_norm": 1.2, "tps": 1234, "tflops": 1.2, "mfu": 3.1}, step=1),
+            ParsedLine(
+                {"loss": 8.1025, "grad_norm": 1.2, "memory": 1.22, "tps": 1234, "tflops": 1.2, "mfu": 3.1}, step=1
+            ),
         ),
         (
             "Train: 3 [ 100/ 400 ( 25%)]  Loss: 6.9 (6.95)  Time: 0.5s, 200.1/s  LR: 1.000e-05  Data: 0.010 (0.02)",
-            ParsedLine({"Loss": 6.9, "LR": 1e-05, "Data": 0.01}, 100, 400, 3),
+            ParsedLine({"Loss": 6.9, "Time": 0.5, "LR": 1e-05, "Data": 0.01}, 100, 400, 3),
         ),
         (
             "Test: [  10/10]  Time: 0.4 (0.4)  Loss:   6.9 (6.9)  Acc@1:   2.5 ( 2.0)",
@@ -112,7 +111,7 @@ def values_of(text: str) -> dict[str, float] | None:
         ),
         (
             "[11/27 22:00:00 d2.utils.events]:  eta: 0:10:00  iter: 19  total_loss: 1.2  lr: 0.001  max_mem: 2000M",
-            ParsedLine({"total_loss": 1.2, "lr": 0.001}, step=19),
+            ParsedLine({"total_loss": 1.2, "lr": 0.001, "max_mem": 2e9}, step=19),
         ),
         ("[10]\ttrain-rmse:0.34\teval-rmse:0.45", ParsedLine({"train-rmse": 0.34, "eval-rmse": 0.45}, step=10)),
         (
@@ -181,9 +180,9 @@ def test_other_lines_have_none(text: str) -> None:
 
 
 def test_line_that_is_too_long_has_none() -> None:
-    for text, limit in (("loss: 1", MAX_PAIRS_LENGTH), ("{'loss': 1}", MAX_LINE_LENGTH)):
-        assert values_of(text.ljust(limit)) == {"loss": 1}
-        assert values_of(text.ljust(limit + 1)) is None
+    for text in ("loss: 1", "{'loss': 1}"):
+        assert values_of(text.ljust(MAX_LINE_LENGTH)) == {"loss": 1}
+        assert values_of(text.ljust(MAX_LINE_LENGTH + 1)) is None
 
 
 def test_names_of_one_line_may_be_many() -> None:
@@ -191,36 +190,6 @@ def test_names_of_one_line_may_be_many() -> None:
     assert values_of(str(values)) == values
     few = dict(list(values.items())[:45])
     assert values_of(" ".join(f"{name}={value}" for name, value in few.items())) == few
-
-
-# Tables
-
-CLASSIFY = ["Epoch", "GPU_mem", "loss", "Instances", "Size"]
-
-
-def test_heading_of_table_names_columns() -> None:
-    assert parse_heading("      Epoch    GPU_mem       loss  Instances       Size") == CLASSIFY
-    bar = "100% ━━━━━━━━━━━━ 1/1 5.0it/s 0.2s"
-    assert parse_heading(f"               classes   top1_acc   top5_acc: {bar}") == ["classes", "top1_acc", "top5_acc"]
-    detection = parse_heading(f"       Class     Images  Instances      Box(P          R      mAP50  mAP50-95): {bar}")
-    assert detection == ["Class", "Images", "Instances", "Box/P", "R", "mAP50", "mAP50-95"]
-
-
-@pytest.mark.parametrize(
-    "text", ["the loss of this run is what we want", "loss  acc", "a  table of losses that nobody has  ever  seen", ""]
-)
-def test_other_lines_are_no_heading(text: str) -> None:
-    assert parse_heading(text) is None
-
-
-def test_rows_of_table_have_results() -> None:
-    row = parse_row("        2/3         0G      2.303         16         64: 100% ━━━━ 4/4 5.2it/s 0.8s", CLASSIFY)
-    assert row == ParsedLine({"loss": 2.303}, epoch=2)
-    heading = ["Class", "Images", "Instances", "Box/P", "R", "mAP50"]
-    row = parse_row("                   all          4         17      0.5      0.4      0.25", heading)
-    assert row == ParsedLine({"Box/P": 0.5, "R": 0.4, "mAP50": 0.25}, held_out=True)
-    assert parse_row("                person          4         17      0.5      0.4      0.25", heading) is None
-    assert parse_row("all 4 17", heading) is None
 
 
 # Cost
@@ -237,10 +206,7 @@ def cost_of(text: str) -> float:
     costs = []
     for _ in range(3):
         began = time.process_time()
-        parse_line(text)
-        parse_heading(text)
-        parse_row(text, CLASSIFY)
-        parse_counter(text)
+        LineParser().parse(text)
         costs.append(time.process_time() - began)
     return min(costs)
 
@@ -249,7 +215,59 @@ def cost_of(text: str) -> float:
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("form", ["loss {}", "{{'loss': 1, {}}}", "loss {}=", "loss 1/2 [{}", "INFO {}"])
 def test_line_of_any_content_is_read_quickly(piece: str, form: str) -> None:
-    limit = MAX_LINE_LENGTH if form.startswith("{") else MAX_PAIRS_LENGTH
-    text = form.format((piece * limit)[: limit - len(form)])
-    assert len(text) <= limit
+    text = form.format((piece * MAX_LINE_LENGTH)[: MAX_LINE_LENGTH - len(form)])
+    assert len(text) <= MAX_LINE_LENGTH
     assert cost_of(text) < 0.02
+
+
+# Whatever the separators and the prefix are
+
+NAMES = st.sampled_from(["loss", "train_loss", "val_loss", "accuracy", "mIoU", "eval/acc", "top1_acc", "Loss_D", "ppl"])
+BESIDE = st.sampled_from(["foo", "grad_norm", "alpha_1", "momentum_now", "kl", "q_value", "Zeta"])
+NUMBERS = st.floats(-1e6, 1e6).map(lambda value: round(value, 4))
+PREFIXES = st.sampled_from([
+    "", f"{STAMP} - root - INFO - ", "INFO:root:", "[11/20 10:00:00] ", "[2026-11-20 10:00:10,123] [INFO] ",
+    "I1120 10:00:26.230209 140110937163584 train.py:214] ", f"{STAMP} INFO train.py:12 ", "[INFO|trainer.py:3] >> ",
+])  # fmt: skip
+POSITIONS = st.sampled_from(
+    ["step 10", "step: 10", "iter 10/500", "[ 10/ 500]", "iteration 10", "steps=10", "Step [10/500]"]
+)
+
+
+@given(
+    PREFIXES, POSITIONS, NAMES, NUMBERS, BESIDE, NUMBERS,
+    st.sampled_from([": ", "=", " = ", ":", " -> ", "： "]), st.sampled_from([", ", " | ", "; ", "\t", "  ", " - "]),
+)  # fmt: skip
+def test_pair_is_found_with_its_value_in_any_form(
+    prefix: str, position: str, name: str, value: float, beside: str, other: float, sign: str, joint: str
+) -> None:
+    line = parse_line(f"{prefix}{position}{joint}{name}{sign}{value:.4f}{joint}{beside}{sign}{other:.4f}")
+    assert line is not None and line.step == 10
+    assert line.values[name] == pytest.approx(value) and line.values[beside] == pytest.approx(other)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("loss: 0,523", {"loss": 0.523}),
+        ("loss: 1,234.5", {"loss": 1234.5}),
+        ("step 2k loss 0.5", {"loss": 0.5}),
+        ("[5]\ttrain-auc:0.9+0.01\ttest-auc:0.8+0.02", {"train-auc": 0.9, "test-auc": 0.8}),
+        ("[D loss: 0.6] [G loss: 1.2]", {"d_loss": 0.6, "g_loss": 1.2}),
+        ("train: loss=1, acc=2 val: loss=3, acc=4", {"loss": 1, "acc": 2, "val/loss": 3, "val/acc": 4}),
+        ("loss 0.5 time 0.412s mem 5123MB", {"loss": 0.5, "time": 0.412, "mem": 5123}),
+        ("DirectMap4k: 28672 kB", None),
+    ],
+)  # fmt: skip
+def test_forms_of_numbers_and_names(text: str, values: dict[str, float] | None) -> None:
+    assert values_of(text) == values
+
+
+@pytest.mark.parametrize("command", ["git log --stat -n 20", "ls -l /usr/bin", "ps aux", "pip list", "df -h"])
+def test_output_of_other_programs_has_no_metrics(command: str) -> None:
+    words = command.split()
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"{words[0]} is not installed")
+    done = subprocess.run(words, capture_output=True, text=True, check=False, errors="replace")
+    parser = OutputMetrics()
+    assert [point for line in done.stdout.splitlines()[:400] for point in parser.feed(line)] == []

@@ -158,7 +158,8 @@ def test_bar_of_validation_counts_when_it_is_full() -> None:
 def test_validation_that_counts_from_zero_is_full_one_before_its_total() -> None:
     metrics = OutputMetrics()
     assert metrics.feed("Test: [  8/10]  Loss:  0.9 ( 0.9)") == []
-    assert [point.value for point in metrics.feed("Test: [  9/10]  Loss:  0.5 ( 0.5)")] == [0.5]
+    assert metrics.feed("Test: [  9/10]  Loss:  0.5 ( 0.5)") == []
+    assert [point.value for point in metrics.finish()] == [0.5]
 
 
 def test_equal_values_of_two_validations_are_two_points() -> None:
@@ -197,7 +198,18 @@ def test_pending_lines_are_read_a_few_times_per_second(monkeypatch: pytest.Monke
 )
 def test_lines_of_the_lowest_rank_count(prefix: str) -> None:
     lines = [f"{prefix.format(rank)}step 10 loss {rank}" for rank in (1, 0, 2, 1, 0)]
-    assert [value for _, value in steps_of(*lines)] == [1, 0, 0]
+    assert [value for _, value in steps_of(*lines)] == [0, 0]
+
+
+def test_lines_of_a_rank_above_zero_count_if_no_other_prints() -> None:
+    assert [step for step, _ in steps_of(*(f"[rank1]: step {step} loss 1" for step in range(6)))] == list(range(6))
+
+
+def test_lines_of_the_first_worker_of_ray_count() -> None:
+    lines = [f"(RayTrainWorker pid={pid}, ip=10.0.0.7) epoch {epoch} loss {pid}" for epoch in (1, 2) for pid in (7, 8)]
+    assert steps_of(*lines, "(RayTrainWorker pid=7, ip=10.0.0.7) epoch 3 loss 6 [repeated 3x across cluster]") == [
+        (1, 7), (2, 7), (3, 6),
+    ]  # fmt: skip
 
 
 def test_labels_of_srun_are_ranks() -> None:
@@ -282,3 +294,94 @@ def test_signal_handler_of_patterns_is_installed_once(monkeypatch: pytest.Monkey
     metrics = OutputMetrics([r"a=(?P<a>\d+)", r"b=(?P<b>\d+)"])
     assert [point.value for point in feed(metrics, "a=1", "b=2", "b=3")] == [1, 2, 3]
     assert installed == [signal.SIGVTALRM]
+
+
+# What earlier lines say
+
+
+def names_and_steps(*lines: str) -> list[tuple[str, int]]:
+    metrics = OutputMetrics()
+    return [(point.name, point.step) for point in [*feed(metrics, *lines), *metrics.finish()]]
+
+
+def test_lines_below_a_heading_have_its_step() -> None:
+    lines = (
+        "[step=10/100,epoch=1]",
+        "    train/CE loss=2.3",
+        "    optim/total grad norm=2.1",
+        "    throughput/TPS=12,345",
+    )
+    assert names_and_steps(*lines) == [("train/ce_loss", 10), ("optim/total_grad_norm", 10), ("throughput/TPS", 10)]
+
+
+def test_lines_below_a_heading_of_an_evaluation_are_of_it() -> None:
+    lines = ("loss: 2.3  [   64/60000]", "Test Error: ", " Accuracy: 50.9%, Avg loss: 2.1", "loss: 2.2  [  128/60000]")
+    assert names_and_steps(*lines) == [("loss", 64), ("test/Accuracy", 64), ("test/loss", 64), ("loss", 128)]
+
+
+def test_validation_with_the_steps_of_the_training_keeps_all_points() -> None:
+    lines = [f"step {step}/1000 {name}_loss 3" for step in (100, 200) for name in ("train", "val")]
+    assert names_and_steps(*lines) == [("train_loss", 100), ("val_loss", 100), ("train_loss", 200), ("val_loss", 200)]
+
+
+def test_summary_of_a_step_is_another_curve() -> None:
+    lines = ("loss = 2.1, step = 200", "Saving dict for global step 200: accuracy = 0.8, global_step = 200, loss = 1.1")
+    assert names_and_steps(*lines) == [("loss", 200), ("accuracy", 200), ("summary/loss", 200)]
+
+
+def test_summary_of_an_evaluation_is_its_point() -> None:
+    lines = ("Test: [0/2] Acc@1 1 (1)", "Test: [1/2] Acc@1 9 (2)", " * Acc@1 3")
+    metrics = OutputMetrics()
+    assert [(point.name, point.value) for point in feed(metrics, *lines)] == [("test/Acc@1", 3)]
+
+
+def test_recap_of_the_best_step_is_no_point() -> None:
+    lines = (
+        "[1]\tvalid's auc: 0.8",
+        "[2]\tvalid's auc: 0.7",
+        "Early stopping, best iteration is:",
+        "[1]\tvalid's auc: 0.8",
+    )
+    assert names_and_steps(*lines) == [("valid_auc", 1), ("valid_auc", 2)]
+
+
+def test_unknown_names_of_regular_lines_are_learned_when_their_step_grows() -> None:
+    lines = [f"{step}:\tlearn: 0.{step}\tbest: 0.5 ({step})\tremaining: 3s" for step in range(4)]
+    assert names_and_steps(*lines[:2]) == []
+    assert names_and_steps(*lines) == [(name, step) for step in range(4) for name in ("learn", "best")]
+    assert names_and_steps(*lines[:1] * 4) == []
+
+
+def test_lines_of_one_epoch_are_counted() -> None:
+    assert [step for _, step in names_and_steps("Epoch 0", "loss: 3", "loss: 2", "Epoch 1", "loss: 1")] == [0, 1, 2]
+
+
+BOX = [
+    "| rollout/     |      |",
+    "|    ep_rew_mean | 9 |",
+    "| time/        |      |",
+    "|    total_timesteps | 512 |",
+    "-----",
+]
+
+
+def test_box_is_a_record_whose_step_comes_last() -> None:
+    assert names_and_steps(*BOX) == [("rollout/ep_rew_mean", 512)]
+    assert names_and_steps(*BOX[:4]) == [("rollout/ep_rew_mean", 512)]
+
+
+@pytest.mark.parametrize(
+    ("heading", "row", "expected"),
+    [
+        (
+            "epoch     train_loss  valid_loss  time",
+            "2         0.7       0.8  00:12",
+            [("train_loss", 2), ("valid_loss", 2)],
+        ),
+        ("E    #       LOSS TEXTCAT  SCORE", "  2      10          2.29   1.00", [("loss_textcat", 10), ("SCORE", 10)]),
+        ("it: AP,AP50,AP75", "it: 37.9,58.8,41.0", [("AP", 0), ("AP50", 0), ("AP75", 0)]),
+        ("epoch,loss,acc", "3,0.5,0.25", [("loss", 3), ("acc", 3)]),
+    ],
+)
+def test_rows_below_a_heading_have_its_names(heading: str, row: str, expected: list[tuple[str, int]]) -> None:
+    assert names_and_steps(heading, row) == expected

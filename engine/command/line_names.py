@@ -1,0 +1,146 @@
+"""What the names in printed lines are: results, settings, positions, and what they were measured on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+# All patterns read names in lower case, with `_` between the words of camel case.
+_RESULTS = re.compile(
+    r"(?<![a-z])(?:train|val|valid|test|eval)?"
+    r"(?:loss(?:es)?|m?logloss|acc|accuracy|prec|ap|map|f1|f1score|auc|roc_auc|auroc|recall|iou|miou|io_u|dice|psnr|ssim"
+    r"|bleu|rouge[l\d]?|meteor|wer|cer|mae|mse|rmse|mape|nll|ppl|perplexity|bpb|bpc|elbo|fid|x_?ent|cross_?entropy"
+    r"|error_rate|rew|rewards?|returns?)"
+    r"(?![a-z])"
+)
+# Results beside a position, a word for validation, or another result.
+_WEAK_RESULTS = re.compile(r"(?<![a-z])(?:scores?|l1|l2|norm|objective|kl|entropy|error|err)(?![a-z])")
+# A loss weight is no loss, and the value that it has in a configuration is no result.
+_NO_RESULTS = re.compile(
+    r"(?<![a-z])(?:weights?|scale|coeff?|coefficient|factor|lambda|alpha|beta|gamma|eps|threshold|thresh|target|margin|fn"
+    r"|func|type|clip(?=$|_(?:norm|value|grad|range))|every|freq|count|window|limit|mode|min_delta)(?![a-z])"
+)
+# Names of a configuration. A line with more of them than of results shows arguments.
+_SETTINGS = re.compile(
+    r"(?<![a-z])(?:seed|decay|momentum|warmup|workers|smoothing|dropout|patience|interval|epochs|size)(?![a-z])"
+)
+_RATES = re.compile(r"(?<![a-z])(?:lr|learning_rate)(?![a-z])")
+_HELD_OUT = re.compile(r"(?<![a-z])(?:val|valid|validation|dev|test|eval)(?![a-z])")
+# Positions, plans and processes are no metrics.
+_POSITIONS = re.compile(
+    r"(?:.*[/.])?(?:v_num|eta|rank|pid|ip|gpu|device|world_size|(?:max_|num_|total_|micro_|valid_)?steps?|global_step"
+    r"|(?:max_|num_)?epochs?|iter|iterations?|(?:valid_)?num_updates|(?:total_)?timesteps|batch|batch_?size|port|seed"
+    r"|version|line|remaining|remaining_time|elapsed|elapsed_time)"
+)
+_SOURCES = re.compile(
+    r"(?<![\w/.-])(?:(?P<train>train(?:ing)?)|(?P<val>val|valid|validation|validating|dev)|(?P<test>test|testing)"
+    r"|(?P<eval>eval|evaluation|evaluating))(?![\w/])",
+    re.IGNORECASE,
+)
+_FILLERS = frozenset({"avg", "average", "mean", "current", "running"})
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+def folded(name: str) -> str:
+    """Return a name in lower case, with `_` between the words of camel case."""
+    return _CAMEL.sub("_", name).lower()
+
+
+def joined(words: Sequence[str]) -> str:
+    """Return the name that some words are; a single one keeps its case."""
+    cleaned = [word.replace("'s", "").rstrip(".-") for word in words]
+    return cleaned[0] if len(cleaned) == 1 else folded("_".join(cleaned))
+
+
+@lru_cache(maxsize=2048)
+def is_result(name: str) -> bool:
+    """Whether a name is that of a loss, an accuracy or another result."""
+    words = folded(name)
+    return _RESULTS.search(words) is not None and _NO_RESULTS.search(words) is None
+
+
+@lru_cache(maxsize=2048)
+def is_held_out(name: str) -> bool:
+    """Whether a name says that a metric was measured on other data than that of the training."""
+    return _HELD_OUT.search(name.lower()) is not None
+
+
+@lru_cache(maxsize=2048)
+def is_position(name: str) -> bool:
+    """Whether a name is that of a step, an epoch, a plan or a process: never of a metric."""
+    return _POSITIONS.fullmatch(folded(name)) is not None
+
+
+def is_setting(name: str) -> bool:
+    """Whether a name is that of a configuration."""
+    return _SETTINGS.search(folded(name)) is not None
+
+
+def is_weak_result(name: str) -> bool:
+    """Whether a name is that of a result beside a position or another result."""
+    words = folded(name)
+    is_named = _WEAK_RESULTS.search(words) is not None or _RATES.search(words) is not None
+    return is_named and _NO_RESULTS.search(words) is None
+
+
+def are_results(names: Sequence[str], *, has_axis: bool, has_source: bool = False) -> bool:
+    """Whether the names of a line are those of results, not of a configuration.
+
+    `has_axis` tells that the line has a position, and `has_source` that it says what was measured on.
+    """
+    num_results = sum(map(is_result, names))
+    if num_results or sum(map(is_setting, names)):
+        return num_results >= max(sum(map(is_setting, names)), 1)
+    weak = [name for name in names if is_weak_result(name)]
+    return bool(weak) and (
+        has_axis or ((has_source or any(map(is_held_out, weak))) and not _RATES.search(folded(weak[0])))
+    )
+
+
+def source_of(text: str) -> str:
+    """Return what a text says that values were measured on: train, val, test, eval, or "" if it does not."""
+    match = _SOURCES.search(text)
+    return (match.lastgroup or "") if match is not None else ""
+
+
+def is_source(word: str) -> bool:
+    """Whether a word only says what was measured on."""
+    return _SOURCES.fullmatch(word) is not None
+
+
+def without_source(name: str) -> str:
+    """Return a name without the words that say what was measured on."""
+    return "_".join(word for word in re.split(r"[_/ ]", name) if not is_source(word))
+
+
+def with_source(name: str, source: str) -> str:
+    """Return the full name of a metric that was measured on a source."""
+    return f"{source}/{name}" if source and not is_held_out(name) else name
+
+
+class LineNames:
+    """The names of one line: each once, with the source that the words before them say."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._source = ""
+        self._is_leading = False
+        """Whether the first name has a source, which is that of all behind it."""
+
+    def add(self, words: Sequence[str], heading: str) -> str:
+        """Return the name that some words are. `heading` is a source that was named before them: `val: loss=3`."""
+        kept = [word for word in words if word.lower() not in _FILLERS] or list(words)
+        name = joined(kept)
+        own = source_of(" ".join(kept[:-1])) if len(kept) > 1 else ""
+        if own:
+            self._source = own if own != "train" or self._source else ""
+            self._is_leading = self._is_leading or not self._known
+        elif heading:
+            name = name if heading == "train" else with_source(name, heading)
+        elif self._source and is_result(name) and not is_held_out(name) and (name in self._known or self._is_leading):
+            name = f"{self._source}_{name}"
+        if name in self._known and len(kept) < len(words):
+            name = joined(words)
+        self._known.add(name)
+        return name

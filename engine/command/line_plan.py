@@ -1,0 +1,370 @@
+"""The plan of a shape of lines: what the numbers between its texts mean.
+
+A line is a position (epoch, step) and pairs of a name and a number, with an optional unit or deviation. `line_metrics`
+makes one plan for all lines of a shape.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from engine.command.line_names import (
+    LineNames,
+    are_results,
+    is_held_out,
+    is_position,
+    is_result,
+    is_setting,
+    is_source,
+    is_weak_result,
+    joined,
+    source_of,
+    with_source,
+    without_source,
+)
+
+MAX_OTHER_WORDS = 3  # beside the names of metrics; a sentence has more
+MAX_NAME_WORDS = 6
+MAX_BARE_WORDS = 3  # of a name without a separator
+
+_WORDS = re.compile(r"(?<![\w./?%<@'-])[A-Za-z]{3,}+")
+_STOP_WORDS = frozenset((
+    "a", "an", "and", "after", "are", "as", "at", "by", "for", "from", "has", "in", "is", "of", "on", "or", "over",
+    "than", "that", "the", "then", "this", "to", "was", "were", "with",
+))  # fmt: skip
+
+# Positions. Each pattern reads the text before a number.
+_EPOCH = re.compile(r"(?<![\w/.-])epoch(?:\(\w{1,20}\))?[\s:=#\[(]{0,6}$", re.IGNORECASE)
+_EPOCH_WORD = re.compile("epoch", re.IGNORECASE)
+_STEP = re.compile(
+    r"(?<![\w/.-])(?P<name>(?:(?:global|train|training|current|env|learning|completed)[ _])?"
+    r"(?:steps?|iterations?|iters?|it|updates?|batch|rounds?|time_?steps?)"
+    r"|num_updates|total[ _]timesteps|num_env_steps|current_steps|n_iter|training_iteration)[\s:=#\[(]{0,8}$",
+    re.IGNORECASE,
+)
+_GLOBAL_STEPS = frozenset({"global_step", "num_updates", "total_timesteps", "num_env_steps", "current_steps"})
+_LEADING_MODE = re.compile(r"\W{0,10}train(?:ing)?:\s$", re.IGNORECASE)
+_LEADING_WORD = re.compile(r"\W{0,10}(?P<word>[^\W\d_]{2,15})\s?[#:]?\s?$")
+_NO_POSITIONS = frozenset({"gpu", "rank", "worker", "device", "node", "cuda", "fold", "layer", "class", "world", "pid"})
+_SUMMARY = re.compile(r"\s{0,4}\*\s")
+
+# What follows a number.
+_OF = re.compile(r"[kKM]?[ ]{0,2}/[ ]{0,8}$")
+SCALES = {"k": 1e3, "K": 1e3, "M": 1e6}
+_UNIT = re.compile(
+    r"\s?%|[kKMGT](?![A-Za-z])"
+    # The words of a name may follow instead: `2.0 hours left=3`
+    r"|(?!\s\w{1,20}(?:\s\w{1,20})?\s?[:=])\s?(?:[mun]s|µs|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?"
+    r"|[KMGTkmgt]i?[Bb](?:ytes)?|[KMG](?![A-Za-z])|it|[A-Za-z]{1,12}/\w{1,12}(?:/\w{1,12}){0,2}|/s(?:/\w{1,12})?"
+    r"|[GT]?FLOPS?|[GTP]F|x|W|°?C)(?![A-Za-z\d_])(?!\s{0,4}[:=])(?:\([\d.]{1,8}%\))?",
+)
+_RESULT_UNITS = frozenset({"%", " %", "k", "K", "M", "x"})
+# What makes a number something else: a path, a version, a date, an operator of code.
+_NO_NUMBER = re.compile(r"\w|[/:+^=<>-](?=\w)|\.\w|[ \t]{0,4}[*^]")
+_DEVIATIONS = frozenset({"+", "±", "+/-"})
+
+# What is between a name and its number, from the end.
+_OPENER = re.compile(r"[\[(]{0,2}(?:(?:\w{1,20}\.)?(?:tensor|float\d{1,3}|int\d{1,3}|Array)\()?$")
+_SEPARATOR = re.compile(r"\s*(?:[:=]|->|→|\.{3,})\s*$|\s+is\s+$|\s+$")
+_PARENTHESIS = re.compile(r"\s?\([\w/%., -]{1,24}\)$")
+_HARD = re.compile(r"[,;|\[\]{}()<>\"]|  | -{1,2} |: ")
+_HARD_START = re.compile(r"\s?(?:[,;|\](]|  | -{1,2} |$)")
+_NAME_WORD = re.compile(r"[A-Za-z_][\w@./%+'-]*+")
+_LABEL = re.compile(r"(?:^|[\s|\[(])(\w{2,10})[:\]]\s*$")
+
+
+class Context(Enum):
+    """What the lines before a line let expect."""
+
+    NONE = 0
+    RECORD = 1
+    """They named a step or an epoch."""
+    BLOCK = 2
+    """The line is indented below a heading with a step or an epoch: its names may be any."""
+
+
+class Role(Enum):
+    """What a number of a line is."""
+
+    OTHER = 0
+    POSITION = 1
+    """A position, its total, a percentage or a time."""
+    VALUE = 2
+    MORE = 3
+    """A deviation, an average or a further element of the value before it."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Which number of a shape is a step. `total` is the number of its total, -1 if it counts to no known one."""
+
+    number: int
+    total: int | None = None
+    scale: float = 1.0
+    is_named: bool = False
+    """Whether a word, such as `step`, is before it."""
+    is_plural: bool = False
+    """Whether the word is one of several steps, so that another position is to be preferred."""
+
+    @property
+    def is_fraction(self) -> bool:
+        """Whether it is a position only if it is not above its total."""
+        return not self.is_named and self.total is not None and self.total >= 0
+
+
+@dataclass
+class Plan:
+    """What the numbers of a shape mean: `pairs` have name, number and scale, `ratios` name, number and total, and
+    `averages` the name and the number in parentheses behind a value. `steps` are in the order of preference."""
+
+    pairs: list[tuple[str, int, float]] = field(default_factory=list)
+    ratios: list[tuple[str, int, int]] = field(default_factory=list)
+    averages: list[tuple[str, int]] = field(default_factory=list)
+    steps: list[Position] = field(default_factory=list)
+    epoch: int | None = None
+    source: str = ""
+    held_out: bool = False
+    is_accepted: bool = False
+    """Whether lines of the shape have metrics."""
+    may_be_learned: bool = False
+    """Whether they have if they are regular: no name is known."""
+    is_heading: bool = False
+    """Whether a line says little else than a position, or what the next ones were measured on."""
+
+    @property
+    def has_axis(self) -> bool:
+        """Whether lines of the shape have a position."""
+        return bool(self.steps) or self.epoch is not None
+
+
+def make_plan(texts: Sequence[str], context: Context = Context.NONE) -> Plan:
+    """Return what the numbers between the texts of a line mean."""
+    return _PlanMaker(texts).make(context)
+
+
+class _PlanMaker:
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._count = len(texts) - 1
+        # What follows a number, and what is before the next one without the unit of this one.
+        self._right = texts[1:]
+        units = [None, *(_UNIT.match(text) for text in self._right)]
+        self._left = [text[unit.end() :] if unit else text for text, unit in zip(texts, units, strict=True)]
+        self._roles = [Role.OTHER] * self._count
+        self._plan, self._names = Plan(), LineNames()
+        self._results: list[str] = []
+        """Names whose values have no unit of a reading."""
+        self._others: list[str] = []
+        """Text that belongs to no name."""
+        self._label: str | None = None
+        """That text before the first value."""
+        self._heading = ""
+        self._has_bar = any("%|" in text or "it/s" in text or "s/it" in text for text in texts)
+
+    def make(self, context: Context) -> Plan:
+        self._find_positions()
+        for number in range(self._count):
+            if self._roles[number] is Role.OTHER:
+                self._read_value(number)
+            elif self._roles[number] is Role.POSITION:
+                # `Epoch(val)` says what the values were measured on.
+                self._others.append(_STEP.sub("", _EPOCH_WORD.sub("", self._left[number])))
+        self._others.append(self._left[-1])
+        others = " | ".join(self._others)
+        source = source_of(others if self._label is None else self._label)
+        if not source and self._left and _SUMMARY.match(self._left[0]):
+            source = "test"
+        self._judge(others, source, context)
+        return self._plan
+
+    # Positions
+
+    def _find_positions(self) -> None:
+        preferred: list[list[Position]] = [[], [], [], []]
+        number = 0
+        while number < self._count:
+            number += self._read_position(number, preferred)
+        self._plan.steps = [position for positions in preferred for position in positions]
+        if self._plan.epoch is not None:
+            # `Epoch 3 | Steps: 4` tells how many steps an epoch has.
+            self._plan.steps = [each for each in self._plan.steps if not each.is_plural or each.total is not None]
+
+    def _read_position(self, number: int, preferred: list[list[Position]]) -> int:
+        """Take a number as a position, if it is one, and return how many numbers were read."""
+        left, right = self._left[number], self._right[number]
+        total = number + 1 if number + 1 < self._count and _OF.match(right) else None
+        length, scale = 2 if total is not None else 1, SCALES.get(right[:1], 1.0) if not right[1:2].isalpha() else 1.0
+        if number == 0 and self._is_epoch_and_batch():
+            self._plan.epoch, length = 0, 2
+            preferred[1].append(Position(1))
+        elif right == ":" and number + 1 < self._count and not (_EPOCH.search(left) or _STEP.search(left)):
+            # A time.
+            length = 3 if self._right[number + 1] == ":" and number + 2 < self._count else 2
+        elif right.startswith("%|") or (right.startswith("%") and left.endswith("(")):
+            length = 1
+        elif self._plan.epoch is None and self._is_epoch(number, total):
+            self._plan.epoch = number
+        elif (step := _STEP.search(left)) is not None and not right.startswith("."):
+            name = step["name"].lower().replace(" ", "_")
+            is_plural = name.endswith("s") and name not in _GLOBAL_STEPS
+            counts_to = -1 if total is None and name == "batch" else total
+            position = Position(number, counts_to, scale, is_named=True, is_plural=is_plural)
+            preferred[0 if name in _GLOBAL_STEPS else 1 + is_plural].append(position)
+        elif total is not None and self._is_free(left):
+            preferred[1 if left.endswith("[") else 2].append(Position(number, total, scale))
+        elif right.startswith("it ["):
+            preferred[2].append(Position(number, -1))
+        elif number == 0 and left.strip() == "[" and re.match(r"\](?:\s|$)", right):
+            preferred[2].append(Position(number))
+        elif number == 0 and _is_leading_count(left, right):
+            preferred[3].append(Position(number))
+        else:
+            return 1
+        self._roles[number : number + length] = [Role.POSITION] * length
+        return length
+
+    def _is_epoch(self, number: int, total: int | None) -> bool:
+        left, right = self._left[number], self._right[number]
+        if _EPOCH.search(left) is not None:
+            return True
+        # `Train: 3 [ 100/ 400]`
+        if number == 0 and _LEADING_MODE.match(left) and re.match(r"\s{1,4}\[", right):
+            return True
+        # `[3/10][10/100]`
+        if total is None or not left.endswith("[") or total + 1 >= self._count:
+            return False
+        return re.fullmatch(r"\]\s?\[\s{0,8}", self._right[total]) is not None and bool(
+            _OF.match(self._right[total + 1])
+        )
+
+    def _is_epoch_and_batch(self) -> bool:
+        """Whether a line begins as `[1,  2000] loss: 2.2`."""
+        return (
+            self._count > 1
+            and self._left[0].strip() == "["
+            and re.fullmatch(r",\s*", self._right[0]) is not None
+            and self._right[1].startswith("]")
+        )
+
+    def _is_free(self, left: str) -> bool:
+        """Whether a fraction is no value of a name, and not in parentheses behind one."""
+        before = left.rstrip()
+        if before.endswith((":", "=")):
+            return not _NAME_WORD.fullmatch(re.split(r"[\s,;|\[\](){}]", before[:-1].rstrip())[-1])
+        return not before.endswith(("(", "-", "/", ".")) and (not before[-1:].isalpha() or left != before)
+
+    # Pairs
+
+    def _read_value(self, number: int) -> None:
+        left, right = self._left[number], self._right[number]
+        if (
+            number
+            and self._roles[number - 1] in (Role.VALUE, Role.MORE)
+            and left.strip(" [,") in ("", "(", *_DEVIATIONS)
+        ):
+            self._roles[number] = Role.MORE
+            if left.strip() == "(" and self._roles[number - 1] is Role.VALUE and self._plan.pairs:
+                self._plan.averages.append((self._plan.pairs[-1][0], number))
+            return
+        words, is_explicit, rest = _find_name(left)
+        self._others.append(rest)
+        if self._label is None and words:
+            label = " | ".join(self._others)
+        scale = _scale_of(right)
+        if not words or scale is None or not (is_explicit or self._is_bare_pair(words, rest, number)):
+            self._others.append(" ".join(words))
+            return
+        if (match := _LABEL.search(rest)) is not None:
+            self._heading = source_of(match[1]) or self._heading
+        if len(words) == 1 and is_source(words[0]) and self._plan.pairs and not self._heading:
+            # `loss train: 2, val: 3`
+            words = [*words, *filter(None, [without_source(self._plan.pairs[-1][0])])]
+        self._label = self._label if self._label is not None else label
+        self._roles[number] = Role.VALUE
+        name = self._names.add(words, self._heading)
+        if not is_position(name):
+            self._add(name, number, scale)
+
+    def _add(self, name: str, number: int, scale: float) -> None:
+        right = self._right[number]
+        unit = _UNIT.match(right)
+        if unit is None or unit[0] in _RESULT_UNITS:
+            self._results.append(name)
+        if number + 1 < self._count and _OF.match(right) and self._roles[number + 1] is Role.OTHER:
+            self._roles[number + 1] = Role.MORE
+            if is_result(name):
+                self._plan.ratios.append((name, number, number + 1))
+        else:
+            self._plan.pairs.append((name, number, scale))
+
+    def _is_bare_pair(self, words: Sequence[str], rest: str, number: int) -> bool:
+        """Whether words and a number behind a blank are a pair: in prose, they are not."""
+        name = joined(words)
+        if len(words) <= MAX_BARE_WORDS and (is_result(name) or is_weak_result(name)):
+            return True
+        if len(words) > 1:
+            return False
+        if not rest.strip() and number and self._roles[number - 1] in (Role.VALUE, Role.MORE):
+            return True
+        is_whole = _HARD_START.match(self._left[number + 1]) is not None
+        return is_whole and (not rest or rest.endswith((",", ";", "|", "  ", ")", "]")))
+
+    # Judgment
+
+    def _judge(self, others: str, source: str, context: Context) -> None:
+        """Decide whether the line has metrics, or is a heading."""
+        plan, names = self._plan, self._results
+        num_others = sum(not is_source(word) for word in _WORDS.findall(others))
+        is_terse = self._has_bar or num_others <= MAX_OTHER_WORDS
+        if names and is_terse:
+            has_axis = plan.has_axis or context is not Context.NONE
+            is_in_block = context is Context.BLOCK and not num_others and not plan.has_axis
+            plan.is_accepted = is_in_block or are_results(names, has_axis=has_axis, has_source=bool(source))
+            plan.may_be_learned = plan.has_axis and not self._has_bar and not any(map(is_setting, names))
+        plan.source = "" if source == "train" else source
+        plan.pairs = [(with_source(name, plan.source), number, scale) for name, number, scale in plan.pairs]
+        plan.ratios = [(with_source(name, plan.source), number, total) for name, number, total in plan.ratios]
+        plan.averages = [(with_source(name, plan.source), number) for name, number in plan.averages]
+        results = [name for name in names if is_result(name) or is_weak_result(name)]
+        plan.held_out = bool(plan.source) or (bool(results) and all(map(is_held_out, results)))
+        has_named_position = plan.epoch is not None or any(position.is_named for position in plan.steps)
+        plan.is_heading = is_terse and not self._has_bar and (has_named_position or bool(source))
+
+
+def _is_leading_count(left: str, right: str) -> bool:
+    """Whether a line begins with a count, such as `100: loss` or `Round 3 | loss`."""
+    if not left.strip():
+        return re.match(r":(?!\d)", right) is not None
+    word = _LEADING_WORD.match(left)
+    if word is None or re.match(r"\s?[:|,\])-]", right) is None:
+        return False
+    return word["word"].lower() not in _NO_POSITIONS and not is_result(word["word"])
+
+
+def _scale_of(right: str) -> float | None:
+    """Return by what a number is multiplied, because of what follows it; None if it is no value."""
+    unit = _UNIT.match(right)
+    if unit is not None:
+        return SCALES.get(unit[0], 1.0)
+    return 1.0 if _OF.match(right) or right in _DEVIATIONS or not _NO_NUMBER.match(right) else None
+
+
+def _find_name(left: str) -> tuple[list[str], bool, str]:
+    """Return the words of the name that ends a text, whether a separator follows it, and the rest of the text."""
+    opener = _OPENER.search(left)
+    text = left[: opener.start()] if opener is not None else left
+    separator = _SEPARATOR.search(text)
+    if separator is None:
+        return [], False, left
+    named, is_explicit = text[: separator.start()], bool(separator[0].strip())
+    parenthesis = _PARENTHESIS.search(named) if is_explicit else None
+    named = named[: parenthesis.start()] if parenthesis is not None else named
+    begin = max((match.end() for match in _HARD.finditer(named)), default=0)
+    words = named[begin:].split()
+    first = len(words)
+    while first and _NAME_WORD.fullmatch(words[first - 1]) and words[first - 1].lower() not in _STOP_WORDS:
+        first -= 1
+    first = max(first, len(words) - MAX_NAME_WORDS)
+    return words[first:], is_explicit, named[:begin] + " ".join(words[:first])
