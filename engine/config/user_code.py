@@ -11,7 +11,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -30,6 +31,7 @@ from engine.config.user_errors import (
 from engine.utils.answers import Answer
 from engine.utils.codec import Record
 from engine.utils.errors import (
+    CodedError,
     Problem,
     UsageError,
     collect_problems,
@@ -201,6 +203,22 @@ def load_user_code(key: str, name: str, folder: str | None, packages: Collection
     return target
 
 
+@contextmanager
+def user_failures(key: str, what: str, folder: str | None, packages: Collection[str] = ()) -> Iterator[None]:
+    """Raise what user code raises in the block as a UsageError for `key`: `what` and the exception in one line.
+
+    Errors that gputrain has found in the code keep their words. `folder` and `packages` are those of the code."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except CodedError as error:
+        raise UsageError.one(key, str(error), code=error.code) from error
+    except Exception as error:
+        reason = describe_exception(error, folder, packages)
+        raise UsageError.one(key, f"{what}: {reason}", code="user-code-failed") from error
+
+
 def load_user_function(key: str, name: str, run: RunConfig) -> Any:
     """Load a transform, loss, schedule or metric: a function, or a class, which is created without arguments.
 
@@ -209,16 +227,9 @@ def load_user_function(key: str, name: str, run: RunConfig) -> Any:
     target = load_user_code(key, name, run.code, run.code_packages)
     if not isinstance(target, type):
         return target
-    try:
+    what = f"{name} cannot be created without arguments (give them defaults, or name an instance)"
+    with user_failures(key, what, run.code, run.code_packages):
         instance = target()
-    except Exception as error:
-        reason = describe_exception(error, run.code, run.code_packages)
-        raise UsageError.one(
-            key,
-            f"{name} cannot be created without arguments: {reason}",
-            "give its arguments defaults, or name an instance",
-            code="user-code-failed",
-        ) from error
     # A metric may have update() and compute() in its place.
     if not callable(instance) and not hasattr(instance, "compute"):
         raise UsageError.one(key, f"{name} has no __call__; define it, or name a function", code="invalid-value")

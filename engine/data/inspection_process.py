@@ -15,7 +15,7 @@ from engine.config.schema import Config
 from engine.config.user_code import ask_user_code, is_user_code
 from engine.data.batching import build_sampler, check_source
 from engine.data.sampler import PARTS, BatchRequest
-from engine.data.sources.base import ItemFormat, UnreadableImageError
+from engine.data.sources.base import ItemFormat
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.utils.answers import Answer
@@ -84,21 +84,13 @@ def find_item_format(config: Config) -> ItemFormat:
 
 def try_first_images(config: Config, world_size: int) -> ImageCounts:
     """Load and augment the first image of both parts as a run does. Raises UsageError if that fails."""
-    from engine.config.user_errors import UserCodeError
-    from engine.data.pipelines.batch import BatchDataset
+    from engine.data.pipelines.batch import BatchDataset, load_checked
 
     source = open_source(config)
     check_source(config, source, build_sampler(config, source, world_size))
     batches = BatchDataset(source, config, model_input_format(config, source))
     for part in PARTS:
-        try:
-            batches[BatchRequest(part, 1, np.array([0]))]
-        except UnreadableImageError as error:
-            raise UsageError.one("data.dataset", str(error), code=error.code) from error
-        except UserCodeError as error:
-            raise UsageError.one(
-                "augment.transform", str(error).removeprefix("augment.transform "), code=error.code
-            ) from error
+        load_checked(batches, BatchRequest(part, 1, np.array([0])))
     return ImageCounts(source.num_images("train"), source.num_images("val"))
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.distributed.messages import receive, send
+from engine.distributed.messages import exchange
 from engine.distributed.rank_env import RankInfo
 from engine.utils.codec import Record
 from engine.utils.errors import UsageError
@@ -50,8 +50,7 @@ def choose_interfaces(rank_info: RankInfo, store: Store, environ: Mapping[str, s
     mine = RankNetwork(
         network=_network_id(), host=host, reachable=bool(environ.get(GLOO_VARIABLE)) or _is_reachable(host)
     )
-    send(store, f"network/{rank_info.rank}", mine)
-    ranks = [receive(store, rank, f"network/{rank}", RankNetwork) for rank in range(rank_info.world_size)]
+    ranks = exchange(store, rank_info, "network", mine)
     if all(rank.network == mine.network for rank in ranks):
         return loopback_variables(environ)
     for rank in ranks:

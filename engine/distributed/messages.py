@@ -44,6 +44,12 @@ def receive(store: Store, rank: int, key: str, kind: type[MessageT]) -> MessageT
     return decode_message(get_from_rank(store, rank, key), key, kind)
 
 
+def exchange(store: Store, rank_info: RankInfo, key: str, message: MessageT) -> list[MessageT]:
+    """Return the message of each rank. A collective on the store."""
+    send(store, f"{key}/{rank_info.rank}", message)
+    return [receive(store, rank, f"{key}/{rank}", type(message)) for rank in range(rank_info.world_size)]
+
+
 def decode_message(data: bytes, key: str, kind: type[MessageT]) -> MessageT:
     """Return the message that another rank stored under `key`. Raises PeerFailedError if it is not valid."""
     try:

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from engine.config.data_sections import AugmentConfig
 from engine.config.schema import Config
-from engine.config.user_errors import UserCodeError
 from engine.data.augment.augmentation import apply_batch_params
 from engine.data.augment.mixup import build_mixer
 from engine.data.image_files import ImageFiles, examine_files
-from engine.data.pipelines.batch import BatchDataset
+from engine.data.pipelines.batch import BatchDataset, load_checked
 from engine.data.sampler import PARTS, BatchRequest, Part
-from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
+from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
@@ -107,14 +106,7 @@ def contact_sheet(dataset: Dataset, *, augmented: bool) -> Image.Image:
 
 def _load(dataset: Dataset, config: Config, request: BatchRequest, row: int) -> Tensor:
     """Return the images of a request as the network sees them, N x C x H x W uint8. Raises UsageError."""
-    try:
-        batch = BatchDataset(dataset.source, config, dataset.image_format)[request]
-    except UnreadableImageError as error:
-        raise UsageError.one("data.dataset", str(error), code=error.code) from error
-    except UserCodeError as error:
-        raise UsageError.one(
-            "augment.transform", str(error).removeprefix("augment.transform "), code=error.code
-        ) from error
+    batch = load_checked(BatchDataset(dataset.source, config, dataset.image_format), request)
     images = batch.images
     if batch.augment_params is not None:
         images = apply_batch_params(images, batch.augment_params)

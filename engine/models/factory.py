@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
-from engine.config.user_code import describe_value, is_user_code, load_user_code
+from engine.config.user_code import describe_value, is_user_code, load_user_code, user_failures
 from engine.config.user_errors import describe_exception
 from engine.data.sources.base import ImageFormat
 from engine.models.builtin import BUILTIN_BUILDERS
@@ -93,13 +93,8 @@ def build_user_model(config: Config, channels: int, num_classes: int, image_size
         raise UsageError.one(
             "model.name", f"{name} is a model instance; use a function or class that builds one", code="invalid-value"
         )
-    try:
+    with user_failures("model.name", f"{name} failed", folder, config.run.code_packages):
         built = call_builder(config.model, builder, channels, num_classes, image_size)
-    except UsageError:
-        raise
-    except Exception as error:
-        reason = describe_exception(error, folder, config.run.code_packages)
-        raise UsageError.one("model.name", f"{name} failed: {reason}", code="user-code-failed") from error
     if not isinstance(built, nn.Module):
         raise UsageError.one(
             "model.name", f"{name} must return a torch.nn.Module, not {describe_value(built)}", code="invalid-value"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from io import BytesIO
 from pickle import PickleError
@@ -21,8 +22,7 @@ from torch.optim import Optimizer
 from engine.config.optimizer_options import COMMON_OPTIONS
 from engine.config.run_sections import RunConfig
 from engine.config.training_sections import OptimConfig
-from engine.config.user_code import describe_value, load_user_code
-from engine.config.user_errors import describe_exception
+from engine.config.user_code import describe_value, load_user_code, user_failures
 from engine.optim.param_groups import ParamGroup
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.text import list_names
@@ -47,10 +47,8 @@ def build_user_optimizer(
     arguments = _arguments(config, factory, lr, notes)
 
     def build(groups: list[ParamGroup]) -> Optimizer:
-        try:
+        with _failures(config, run, "fails"):
             built = factory(_plain_groups(groups, lr), **arguments)
-        except Exception as error:
-            raise _failure(config, run, "fails", error) from error
         return _check(config, built, groups, lr)
 
     _try_steps(config, run, groups, build, restore, notes)
@@ -158,10 +156,8 @@ def _try_steps(
     devices = {parameter.device for group in groups for _, parameter in group["params"] if parameter.is_cuda}
     with torch.random.fork_rng(list(devices)):
         optimizer = build(whole)
-        try:
+        with _failures(config, run, "fails in its first step"):
             _step(optimizer, whole, seed=1)
-        except Exception as error:
-            raise _failure(config, run, "fails in its first step", error) from error
         buffer = BytesIO()
         try:
             torch.save(optimizer.state_dict(), buffer)
@@ -177,18 +173,12 @@ def _try_steps(
             for group, copied in zip(whole, resumed, strict=True):
                 for (_, value), (_, copy) in zip(group["params"], copied["params"], strict=True):
                     copy.copy_(value)
-        try:
+        with _failures(config, run, "fails in its second step"):
             _step(optimizer, whole, seed=2)
-        except Exception as error:
-            raise _failure(config, run, "fails in its second step", error) from error
-        try:
+        with _failures(config, run, "fails when its state is restored"):
             later = build(resumed)
             restore(later, deepcopy(saved))
             _step(later, resumed, seed=2)
-        except UsageError:
-            raise
-        except Exception as error:
-            raise _failure(config, run, "fails when its state is restored", error) from error
     pairs = zip(_parameters(whole), _parameters(resumed), strict=True)
     if not all(torch.equal(value, other) for value, other in pairs):
         reason = (
@@ -217,9 +207,8 @@ def _step(optimizer: Optimizer, groups: list[ParamGroup], seed: int) -> None:
     optimizer.step()
 
 
-def _failure(config: OptimConfig, run: RunConfig, what: str, error: Exception) -> UsageError:
-    reason = f"{config.name} {what}: {describe_exception(error, run.code, run.code_packages)}"
-    return UsageError.one(OPTIMIZER_KEY, reason, code="user-code-failed")
+def _failures(config: OptimConfig, run: RunConfig, what: str) -> AbstractContextManager[None]:
+    return user_failures(OPTIMIZER_KEY, f"{config.name} {what}", run.code, run.code_packages)
 
 
 def restored_groups(current: list[ParamGroup], saved: list[ParamGroup], own_options: set[str]) -> list[ParamGroup]:

@@ -22,8 +22,8 @@ from engine.config.user_code import (
     describe_value,
     is_user_code,
     load_user_function,
+    user_failures,
 )
-from engine.config.user_errors import describe_exception
 from engine.utils.answers import Answer
 from engine.utils.codec import Count, Record
 from engine.utils.errors import UsageError
@@ -63,13 +63,8 @@ def load_user_schedule(config: Config, steps_per_epoch: int) -> Sequence[float]:
 def _factor(config: Config, function: Callable[[int], Any], position: int) -> float:
     """Call the user's function. Raises UsageError."""
     name, unit = config.schedule.name, "epoch" if by_epoch(config.schedule) else "step"
-    try:
+    with user_failures(SCHEDULE_KEY, f"{name} fails with {unit} {position}", config.run.code, config.run.code_packages):
         value = function(position)
-    except Exception as error:
-        reason = describe_exception(error, config.run.code, config.run.code_packages)
-        raise UsageError.one(
-            SCHEDULE_KEY, f"{name} fails with {unit} {position}: {reason}", code="user-code-failed"
-        ) from error
     factor = as_number(value)
     if factor is None or not (math.isfinite(factor) and factor >= 0):
         shown = describe_value(value) if factor is None else f"{factor:g}"

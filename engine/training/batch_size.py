@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -25,28 +25,38 @@ from torch.distributed import Store
 
 from engine.config.data_sections import AugmentConfig
 from engine.config.schema import Config
+from engine.data.batching import build_sampler
+from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.device import DeviceBatch, DeviceLoader
 from engine.data.pipelines.in_memory_images import memory_parts
+from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.pipelines.memory import MAX_FREE_GPU_MEMORY_SHARE
 from engine.data.sources.base import ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.distributed.channel import Channel
 from engine.distributed.failures import oom_location
 from engine.distributed.messages import decide_on_rank_0, receive, send
+from engine.distributed.node_plan import NodePlan
 from engine.distributed.rank_env import RankInfo
+from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.runs.control import RequestCounters
 from engine.runs.events import WarningEvent
 from engine.training.job import Job
 from engine.training.loop import train_step
 from engine.training.memory import release_free_memory
 from engine.training.rank_state import Position, RankState
-from engine.training.trial import MIN_TRIAL_BATCH_SIZE, build_trial_state, trial_config
+from engine.training.train import build_trainer
 from engine.training.warmup import evaluate_random_batch
 from engine.utils.answers import Answer
 from engine.utils.codec import Count, Record
 from engine.utils.errors import UsageError
 from engine.utils.host import free_memory
+from engine.utils.process import SignalHandler
 from engine.utils.text import pluralize
 
+FIXED_PIPELINE = PipelineChoice("fixed", "the trial needs only one batch")
+# BatchNorm cannot normalize a single image whose feature maps are one pixel large.
+MIN_TRIAL_BATCH_SIZE = 2
 TRIAL_STEPS = 2  # the first step allocates the optimizer's state, so the second has the peak memory
 MAX_MEMORY_SHARE = 0.9  # of the free memory; the rest is for fragmentation, which a trial does not see
 # NCCL's memory on each of several GPUs, not measured. Estimated from nccl#1685: up to 32 channels, two connections per
@@ -204,6 +214,28 @@ class BatchSizeTrials:
             del os.environ[name]
         for index in self._plan.device_indices(self._local_rank) if self._plan.on_gpu else ():
             torch.cuda.set_per_process_memory_fraction(1.0, index)
+
+
+def trial_config(config: Config, **changes: Mapping[str, Any]) -> Config:
+    """Return the config of a single process, not compiled; `changes` are by section."""
+    single = config.with_values(device={"init_method": "auto"}, model={"compile": False, "sync_bn": False})
+    return single.with_values(**changes)
+
+
+def build_trial_state(
+    config: Config, plan: NodePlan, source: ImageSource, world_size: int = 1, local_rank: int = 0
+) -> RankState:
+    """Build what a rank of a run trains, DDP's gradient buckets among it, as the only rank of a process group.
+
+    Raises UsageError and torch's errors."""
+    image_format = model_input_format(config, source)
+    sampler = build_sampler(config, source, world_size, devices_per_rank=plan.devices_per_rank)
+    channel = Channel(None, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    pipeline = InputPipeline(FIXED_PIPELINE, source, config, image_format, ())
+    torch.set_num_threads(plan.threads_per_rank)
+    rank_info = RankInfo(0, 1, local_rank, plan.local_world_size)
+    job, store = Job(config, plan, None, False, source), dist.HashStore()
+    return build_trainer(job, rank_info, store, channel, sampler, pipeline).state
 
 
 def _reset_peak_rss() -> None:

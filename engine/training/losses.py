@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from engine.config.schema import Config
-from engine.config.user_code import describe_value, is_user_code, load_user_function
-from engine.config.user_errors import UserCodeError, describe_exception
+from engine.config.user_code import describe_value, is_user_code, load_user_function, user_failures
+from engine.config.user_errors import UserCodeError
 from engine.utils.errors import UsageError
 from engine.utils.text import list_names, pluralize
 
@@ -126,14 +126,9 @@ def _user_loss(config: Config, num_classes: int, device: torch.device) -> Criter
     if config.augment.mixup > 0 or config.augment.cutmix > 0:
         trials[f"class probabilities (N x {num_classes}) of mixup and CutMix"] = smooth_labels(labels, num_classes, 0.1)
     for kind, targets in trials.items():
-        try:
+        what = f"{name} fails with logits (N x {num_classes}) and {kind}"
+        with user_failures("loss.name", what, run.code, run.code_packages):
             value = criterion(torch.zeros(2, num_classes, device=device, requires_grad=True), targets)
-        except UserCodeError as error:
-            raise UsageError.one("loss.name", str(error), code=error.code) from error
-        except Exception as error:
-            reason = describe_exception(error, run.code, run.code_packages)
-            reason = f"{name} fails with logits (N x {num_classes}) and {kind}: {reason}"
-            raise UsageError.one("loss.name", reason, code="user-code-failed") from error
         if not value.requires_grad:
             reason = f"{name} returns a loss without a gradient; compute it from the logits with torch alone"
             raise UsageError.one("loss.name", reason, code="invalid-value")

@@ -17,12 +17,14 @@ from torch.utils.data import Dataset
 
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
+from engine.config.user_errors import UserCodeError
 from engine.data.augment.augmentation import Augmentation, AugmentParams
 from engine.data.augment.batch_ops import convert_to_format
 from engine.data.rng import fork_all_rngs
 from engine.data.sampler import BatchRequest, Indices, RandomStream, random_bits
 from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, Labels, UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
+from engine.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,17 @@ class BatchDataset(Dataset[Batch]):
             loaded = [(black, np.zeros(num_images, np.int64))]
         pixels, labels = _concatenate(loaded)
         return kept, pixels, labels, tuple(map(str, errors.values()))
+
+
+def load_checked(dataset: BatchDataset, request: BatchRequest) -> Batch:
+    """Return the batch of a request. Raises UsageError for an unreadable image, and for a transform that fails."""
+    try:
+        return dataset[request]
+    except UnreadableImageError as error:
+        raise UsageError.one("data.dataset", str(error), code=error.code) from error
+    except UserCodeError as error:
+        reason = str(error).removeprefix("augment.transform ")
+        raise UsageError.one("augment.transform", reason, code=error.code) from error
 
 
 def _concatenate(loaded: Sequence[tuple[Images, Labels]]) -> tuple[Images, Labels]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import operator
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,7 +21,7 @@ from PIL import Image
 
 from engine.config.data_sections import DataConfig
 from engine.config.run_sections import RunConfig
-from engine.config.user_code import describe_value, load_user_code
+from engine.config.user_code import describe_value, load_user_code, user_failures
 from engine.config.user_errors import describe_exception
 from engine.data.fingerprint import Fingerprint
 from engine.data.rng import fork_all_rngs
@@ -172,19 +172,9 @@ def open_user_dataset(data: DataConfig, run: RunConfig) -> UserDatasetSource:
     return UserDatasetSource(dataset, image_format, classes, counts)
 
 
-@contextmanager
-def _reported(dataset: UserDataset, what: str) -> Iterator[None]:
+def _reported(dataset: UserDataset, what: str) -> AbstractContextManager[None]:
     """Raise what the user's code raises as a UsageError, which begins with `what`."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except UnreadableImageError as error:
-        raise UsageError.one(DATASET_KEY, str(error), code=error.code) from error
-    except Exception as error:
-        raise UsageError.one(
-            DATASET_KEY, f"{what}: {dataset.describe_error(error)}", code="user-code-failed"
-        ) from error
+    return user_failures(DATASET_KEY, what, dataset.code, dataset.packages)
 
 
 def _first_item(dataset: UserDataset, part: Part) -> Image.Image | FloatImage:
