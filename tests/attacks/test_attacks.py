@@ -21,7 +21,6 @@ NIGHTLY_ATTACKS = (
     "repository",
     "reservations",
     "run_folder",
-    "user_folders",
 )
 
 

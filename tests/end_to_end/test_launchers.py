@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
@@ -47,17 +46,6 @@ def spawned_run_events(shared_gputrain: SharedGputrain) -> list[dict[str, object
     run = shared_gputrain.train_once("spawned", GPUTRAIN, *RUN, "--name", "spawned")
     assert run.process.returncode == 0, run.process.stderr
     return without_timings(read_events(run.path))
-
-
-@pytest.mark.nightly
-def test_torchrun_matches_spawned_run(gputrain: Gputrain, spawned_run_events: list[dict[str, object]]) -> None:
-    options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
-    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a"])
-    _, messages = agent.communicate(timeout=120)
-    assert agent.returncode == 0, messages
-    assert messages.count("epoch   2  ") == 1, "only rank 0 prints"
-    assert without_timings(read_events(gputrain.runs / "a")) == spawned_run_events
-    assert json.loads((gputrain.runs / "a" / "summary.json").read_text())["state"] == "finished"
 
 
 @pytest.mark.nightly
@@ -120,16 +108,6 @@ def test_torchrun_journal_names_rank_that_hangs(gputrain: Gputrain, kind: str, s
     assert [(event["rank"], event["code"]) for event in failed] == [(1, "rank-hung")], messages
     assert " 4 s (run.watchdog)" in failed[0]["cause"] and state in failed[0]["cause"]
     assert ("in trigger" in messages) == (kind == "hang"), "the traceback of the rank"
-
-
-@pytest.mark.nightly
-def test_torchrun_journal_names_rank_that_fails(gputrain: Gputrain) -> None:
-    gputrain.inject_fault("raise", 1, 12)
-    options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
-    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a"])
-    _, messages = agent.communicate(timeout=120)
-    failed = [event for event in read_events(gputrain.runs / "a") if event["type"] == "rank_failed"]
-    assert [(event["rank"], event["cause"]) for event in failed] == [(1, "ValueError: a fault of the test")], messages
 
 
 @pytest.mark.nightly

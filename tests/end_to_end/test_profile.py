@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.gputrain_command import GPUTRAIN, Gputrain, read_events
-from support.runs.factories import find_free_port
+from support.gputrain_command import Gputrain, read_events
 
 RUN = ("digits", "--epochs", "100000", "run.log_every=1")
 STEPS = 6
@@ -77,18 +76,6 @@ def test_parts_add_up_to_the_steps_of_the_journal(gputrain: Gputrain, model: str
         parts = sum(part["mean"] for part in rank["parts"].values()) * STEPS
         assert parts == pytest.approx(expected, rel=0.05)
         print(f"{model}: rank {rank['rank']} {parts:.4f} s, journal {expected:.4f} s, {parts / expected - 1:+.2%}")
-
-
-@pytest.mark.soak
-def test_profile_of_a_run_under_torchrun(gputrain: Gputrain) -> None:
-    gputrain.inject_fault("slow", 1, *range(1, 2000))
-    torchrun = str(Path(GPUTRAIN).with_name("torchrun"))
-    options = ("--nproc-per-node", "2", "--master-port", str(find_free_port()))
-    arguments = (*RUN, "--model", "linear", "--name", "a")
-    run = gputrain.start(torchrun, *options, GPUTRAIN, "run", "--headless", *arguments, "device.gpus=cpu")
-    profile = take_profile(gputrain, "a")
-    assert run.wait(60) == 0
-    check_traces(profile)
 
 
 @pytest.mark.soak

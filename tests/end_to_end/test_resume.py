@@ -17,7 +17,6 @@ import psutil
 import pytest
 import torch
 
-from support.data.photo_folder import write_photo_folder
 from support.gputrain_command import (
     FinishedRun,
     Gputrain,
@@ -122,26 +121,6 @@ def test_resume_with_edited_config_and_damaged_checkpoint(gputrain: Gputrain, sh
     newest, last = (event["message"] for event in read_events(run) if event.get("code") == "damaged")
     assert (damaged.name in newest, "last.pt" in last) == (True, True)
     assert_warns_of_changes(run, ("run.epochs", 2, 3), ("optim.lr", 0.1, 0.05))
-
-
-@pytest.mark.nightly
-def test_resume_refuses_changed_data_and_accepts_moved_data(gputrain: Gputrain) -> None:
-    photos = write_photo_folder(gputrain.folder / "photos")
-    data = ["--dataset", "folder", "--data-path", str(photos), "data.image_size=16", "--batch-size", "2"]
-    started = gputrain("run", "--headless", *data, "--model", "linear", "--epochs", "1", "--ranks", "2", "--name", "a")
-    assert started.returncode == 0, started.stderr
-    run = gputrain.runs / "a"
-    before = contents(run)
-    renamed = (photos / "cat" / "7.png").rename(photos / "cat" / "8.png")
-    refused = gputrain("resume", "a", "run.epochs=2")
-    assert refused.returncode == 2
-    assert says(refused.stderr, "data-changed", "error: data.path: ")
-    assert contents(run) == before
-    renamed.rename(photos / "cat" / "7.png")
-    moved = photos.rename(gputrain.folder / "moved")
-    resumed = gputrain("resume", "a", "run.epochs=2", f"data.path={moved}")
-    assert resumed.returncode == 0, resumed.stderr
-    assert_warns_of_changes(run, ("run.epochs", 1, 2), ("data.path", photos, moved))
 
 
 # A small model without dropout: only the data is random, and a run takes seconds.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 import shlex
@@ -108,22 +107,6 @@ def test_run_survives_hung_up_frozen_and_killed_tui(gputrain: Gputrain, long_run
     assert steps == list(range(10, steps[-1] + 1, 10)), "a step is missing"
     for terminal in (frozen, again, killed):
         terminal.hang_up()
-
-
-@pytest.mark.nightly
-def test_run_command_opens_tui_and_survives_its_exit(gputrain: Gputrain) -> None:
-    terminal = Terminal(gputrain, GPUTRAIN, *(word for word in LONG if word != "--headless"))
-    terminal.wait_for("starting")
-    terminal.wait_for("training")
-    terminal.press("q")
-    assert terminal.wait_for_end() == 0
-    assert terminal.restored()
-    terminal.hang_up()
-    [row] = json.loads(gputrain("runs", "--json").stdout)["runs"]
-    assert (row["name"], row["state"]) == ("long", "running")
-    log = (gputrain.runs / "long" / "log.txt").read_text()
-    assert "1 rank on the CPU" in log
-    assert gputrain("stop", "long").stderr == "long is stopped.\n"
 
 
 def test_run_command_reports_rejected_config_without_opening_tui(gputrain: Gputrain) -> None:

@@ -54,14 +54,6 @@ def test_code_trust_refuses_link_of_other_user(tmp_path: Path, code: Path) -> No
         CodeTrust().check(config(tmp_path / "link"))
 
 
-def test_code_trust_refuses_missing_module_in_shared_folder(code: Path) -> None:
-    (code / "trusted" / "nets.py").unlink()
-    CodeTrust().check(config(code))
-    code.chmod(0o777)
-    with raises_problem("untrusted-code", "model.name", f" {code} "):
-        CodeTrust().check(config(code))
-
-
 def test_code_trust_reports_module_file_and_reason_when_granted(code: Path) -> None:
     warnings: list[Problem] = []
     trust = CodeTrust(

@@ -74,20 +74,6 @@ def test_agreement_polls_every_step_when_steps_are_long(agreement: Agreement, cl
     assert agreement(rank).checkpoints == 1
 
 
-def test_agreement_polls_every_call_while_paused(agreement: Agreement) -> None:
-    rank = Rank()
-    for _ in range(200):
-        agreement(rank)
-    rank.requests.apply("pause")
-    while not agreement(rank).paused:
-        continue
-    polls_before = rank.count
-    rank.requests.apply("continue")
-    agreement(rank)
-    assert rank.count == polls_before + 1
-    assert not agreement(rank).paused
-
-
 def test_agreement_interval_follows_slowest_rank(agreement: Agreement, monkeypatch: pytest.MonkeyPatch) -> None:
     """Intervals are negated for the MAX all-reduce, so the shortest interval wins."""
     rank, sent = Rank(), list[list[int]]()

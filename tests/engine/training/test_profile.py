@@ -171,23 +171,6 @@ def test_profile_ends_early_with_a_pause(tmp_path: Path, monkeypatch: pytest.Mon
     assert message == "the run was paused"
 
 
-def test_checkpoint_between_profiled_steps_is_in_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[Event] = []
-    with live_trainer(tmp_path, events, "checkpoint.every_steps=7") as trainer:
-        serve = trainer._checkpoint_writer.serve
-
-        def serve_slowly(agreed: RequestCounters) -> None:
-            time.sleep(1)
-            serve(agreed)
-
-        monkeypatch.setattr(trainer._checkpoint_writer, "serve", serve_slowly)
-        request(trainer, 14)
-        train(trainer, 40)
-    assert [steps for _, steps, _ in profiled(events)] == [14]
-    [rank] = only_profile(tmp_path)[1].ranks
-    assert max(rank.steps) < 1
-
-
 def test_trace_that_is_too_large_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Event] = []
     monkeypatch.setattr(profile_report, "MAX_TRACE_BYTES", 1000)
