@@ -12,7 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +27,7 @@ from engine.foreign import (
     wandb_log,
 )
 from engine.foreign.parameters import Parameters, read_parameters
-from engine.foreign.points import Points
-from engine.foreign.reading import POLL_BYTES, Listing, Log, Reading, list_folder
+from engine.foreign.reading import POLL_BYTES, UNREAD, Listing, Log, Reading, list_folder
 from engine.utils.errors import UsageError
 from engine.utils.files import is_file, is_folder
 from engine.utils.text import printable
@@ -285,7 +284,7 @@ class RunFollower:
     def __init__(self, run: ForeignRun) -> None:
         self._logs, self._key = run.logs, run.metric_key
         self._sources = [log.open() for log in run.logs]
-        self._last = [_UNREAD for _ in run.logs]
+        self._last = [UNREAD for _ in run.logs]
         self._owners: dict[str, int] = {}
 
     def poll(self, max_bytes: int = POLL_BYTES) -> list[Reading]:
@@ -298,10 +297,10 @@ class RunFollower:
         left = max_bytes
         for index, log in enumerate(self._logs):
             if starts_over:
-                self._sources[index], self._last[index] = log.open(), _UNREAD
+                self._sources[index], self._last[index] = log.open(), UNREAD
             last = self._last[index]
-            reading = self._sources[index].poll(left) if left > 0 else replace(last, points=Points(), parameters={})
-            self._last[index] = replace(reading, points=Points(), parameters={}, drop_from=None)
+            reading = self._sources[index].poll(left) if left > 0 else last.progress()
+            self._last[index] = reading.progress()
             num_read = reading.read_bytes - last.read_bytes
             left -= num_read if num_read >= 0 else reading.read_bytes
             if starts_over:
@@ -326,7 +325,3 @@ class RunFollower:
         if any(owners[key] != index for key in keys.values()):
             reading.points = reading.points.only(lambda name: owners[keys[name]] == index)
         return later
-
-
-# Its share is 0: there is something to read.
-_UNREAD = Reading(total_bytes=1)

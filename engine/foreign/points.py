@@ -151,9 +151,12 @@ class Points:
         if len(columns):
             self._parts.append(columns)
 
+    def _all(self) -> list[PointColumns]:
+        return [*self._parts, *([PointColumns.of(self._rows)] if self._rows else [])]
+
     def columns(self) -> PointColumns:
         """Return all points as columns. There must be one."""
-        return PointColumns.joined([*self._parts, *([PointColumns.of(self._rows)] if self._rows else [])])
+        return PointColumns.joined(self._all())
 
     @property
     def names(self) -> set[str]:
@@ -162,16 +165,16 @@ class Points:
 
     def only(self, is_kept: Callable[[str], bool]) -> Points:
         """Return the points of some of the metrics."""
-        kept = Points(point for point in self._rows if is_kept(point.name))
-        kept._parts = [part.only(is_kept) for part in self._parts]
+        kept = Points()
+        for part in self._all():
+            kept.add_columns(part.only(is_kept))
         return kept
 
-    def before(self, step: int) -> Points:
+    def before(self, step: float) -> Points:
         """Return the points of lower steps."""
         kept = Points()
-        for part in self._parts:
+        for part in self._all():
             kept.add_columns(part.at(part.steps < step))
-        kept.extend(point for point in self._rows if point.step < step)
         return kept
 
     def __len__(self) -> int:

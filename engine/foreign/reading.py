@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -62,10 +62,23 @@ class Reading:
     has_ended: bool = False
     axes: StepAxes | None = None
 
+    def void_from(self, step: float) -> None:
+        """Void the points from a step on, those found so far, too."""
+        self.points = self.points.before(step)
+        self.drop_from = step if self.drop_from is None else min(self.drop_from, step)
+
+    def progress(self) -> Reading:
+        """Return how far the log was read, without what was found."""
+        return replace(self, points=Points(), parameters={}, drop_from=None)
+
     @property
     def share(self) -> float:
         """Part of the bytes that has been read, from 0 to 1."""
         return min(self.read_bytes / self.total_bytes, 1.0) if self.total_bytes else 1.0
+
+
+UNREAD = Reading(total_bytes=1)
+"""The progress of a log that has not been read: its share is 0."""
 
 
 class Source(Protocol):

@@ -35,8 +35,7 @@ class Restarts:
         step = points[0].step
         if self._is_restart(points, step):
             self._num_restarts += 1
-            reading.points = reading.points.before(step)
-            reading.drop_from = step if reading.drop_from is None else min(reading.drop_from, step)
+            reading.void_from(step)
             # Below the step: the other rows of this step follow.
             kept = {name: steps for name, steps in self._ranges.items() if steps[0] < step}
             self._ranges = {name: (low, min(high, step - 1)) for name, (low, high) in kept.items()}

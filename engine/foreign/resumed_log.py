@@ -10,10 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from engine.foreign.points import Points
-from engine.foreign.reading import POLL_BYTES, Log, Reading, Source
-
-_UNREAD = Reading(total_bytes=1)
+from engine.foreign.reading import POLL_BYTES, UNREAD, Log, Reading, Source
 
 
 def resumed_log(logs: Sequence[Log]) -> Log:
@@ -42,7 +39,7 @@ class ResumedSource:
 
     def _begin(self) -> None:
         self._sources = [open_source() for open_source in self._opens]
-        self._last = [_UNREAD for _ in self._sources]
+        self._last = [UNREAD for _ in self._sources]
         self._place = 0
         self._before: dict[str, tuple[int, int]] = {}
         """The lowest and highest step of each metric in the sources before the one that is read."""
@@ -61,7 +58,7 @@ class ResumedSource:
                 # The file was replaced, and what it had voided is to be read again.
                 self._begin()
                 return Reading(drop_from=-math.inf, total_bytes=1)
-            self._last[self._place] = replace(reading, points=Points(), parameters={}, drop_from=None)
+            self._last[self._place] = reading.progress()
             self._add(reading, found)
             num_read = max(reading.read_bytes - last.read_bytes, 0)
             max_bytes -= num_read
@@ -95,9 +92,7 @@ class ResumedSource:
             self._has_begun = True
             cuts.append(min(repeated))
         if cuts:
-            cut = min(cuts)
-            found.drop_from = cut if found.drop_from is None else min(found.drop_from, cut)
-            found.points = Points(point for point in found.points if point.step < cut)
+            found.void_from(min(cuts))
         if found.points:
             found.points.extend(reading.points)
         else:

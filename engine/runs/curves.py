@@ -67,10 +67,6 @@ class BlockSeries:
     points: Series
     means: Series
 
-    @property
-    def is_reduced(self) -> bool:
-        return self.points is not self.means
-
 
 _NO_SERIES = Series(np.empty(0), np.empty(0))
 NO_BLOCKS = BlockSeries(_NO_SERIES, _NO_SERIES)

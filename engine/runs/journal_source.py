@@ -80,8 +80,7 @@ class JournalPoints:
         self._axes = StepAxes(event.steps_per_epoch, (*earlier, (first_step, event.global_batch)))
         self._offset_s, self._pause_start, self._step = self._trained_s - event.time, None, first_step
         if isinstance(event, RunResumed):
-            reading.points = reading.points.before(first_step + 1)
-            reading.drop_from = min(first_step + 1, math.inf if reading.drop_from is None else reading.drop_from)
+            reading.void_from(first_step + 1)
 
     def _add_steps(self, points: Points) -> None:
         """Add the points of the step events that have been read."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.runs.curves import NO_BLOCKS, Curves, XAxis
+from engine.runs.curves import NO_BLOCKS, BlockSeries, Curves, XAxis
 from engine.runs.series import mean_and_spread
 from tui.charts.plot import Curve
 from tui.palette import series_style
@@ -59,10 +59,7 @@ def _entry_curve(entry: ComparedCurves, chart_id: str, axis: XAxis) -> Curve:
     blocks = [run.over(run.name_of(chart_id), axis) for run in known]
     if len(blocks) > 1:
         mean, band = mean_and_spread([block.means for block in blocks])
-        return Curve(entry.name, mean, "braille", entry.style, mark=entry.letter, band=band)
-    block = blocks[0] if blocks else NO_BLOCKS
+        return Curve(entry.name, BlockSeries(mean, mean), entry.style, mark=entry.letter, band=band)
     best = known[0].best(axis) if known and chart_id == "best_val_accuracy" else None
-    means = block.means if block.is_reduced else None
-    return Curve(
-        entry.name, block.points, "braille", entry.style, best.x if best is not None else None, entry.letter, means
-    )
+    star_x = None if best is None else best.x
+    return Curve(entry.name, blocks[0] if blocks else NO_BLOCKS, entry.style, star_x=star_x, mark=entry.letter)

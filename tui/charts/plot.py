@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
+from engine.runs.curves import BlockSeries
 from engine.runs.series import FloatArray, Series, downsample_min_max, line_values, mask_nonpositive, smooth
 from engine.utils.ticks import log_ticks, tick_labels, ticks
 from tui.charts.axis import pad_limits
@@ -36,7 +37,6 @@ POINT, STAR, BAND = "•", "★", "░"
 MARK_COLUMNS = 24
 MAX_Y_TICKS, MIN_ROWS_PER_TICK = 8, 2.2
 X_TICK_COLUMNS = 7
-LINE_MARKERS = ("braille", "dashed")
 # Of 30 KB each on a large terminal. The screen of a run has ten curves, that of eight compared runs 64.
 MAX_CACHED_CURVES = 128
 # A thousandth of a dot of the largest terminals.
@@ -47,24 +47,27 @@ WHOLE_AXES = ("epoch", "step", "images")
 
 @dataclass(frozen=True)
 class Curve:
-    """A named series. `marker` is "braille" for a line, "dashed", or a character for points; `style` is one of
-    `SERIES`. A star marks the point at `star_x`, and the letter `mark` several points of the curve."""
+    """A named curve; `style` is one of `SERIES`. A star marks the point at `star_x`, and the letter `mark` several
+    points of the curve."""
 
     label: str
-    series: Series
-    marker: str
+    blocks: BlockSeries
     style: str
+    is_dashed: bool = False
     star_x: float | None = None
     mark: str = ""
-    means: Series | None = None
-    """Mean of each block, if `series` has the extremes of blocks: what smoothing averages, and the legend shows."""
     band: tuple[Series, Series] | None = None
     """Lower and upper limit of an area around the curve."""
 
     @property
+    def series(self) -> Series:
+        """The points of the curve, or the extremes of its blocks."""
+        return self.blocks.points
+
+    @property
     def values(self) -> Series:
-        """The values of the curve, or the means of its blocks."""
-        return self.series if self.means is None else self.means
+        """The points of the curve, or the means of its blocks: what smoothing averages, and the legend shows."""
+        return self.blocks.means
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,6 @@ class PlotWindow:
     """Share of the points in the window that the moving average covers; 0 disables smoothing."""
     x_name: str = ""
     """Name of the x axis, at its right end."""
-    log_x: bool = False
-    """Whether all positions on the x axis are logarithms to base 10 of what its labels show."""
     with_raw: bool = True
     """Whether a pale curve of all points is behind a smoothed one."""
 
@@ -108,47 +109,41 @@ def plot(curves: Sequence[Curve], window: PlotWindow, width: int, height: int) -
     """Plot the curves as `height` lines of `width` columns, or return one line that says why nothing is drawn."""
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return Plot([[("Too small to draw", MUTED)]])
-    visible = visible_series(curves, window)
+    visible = [_visible(curve, window) for curve in curves]
     areas = [side.between(window.low, window.high) for curve in curves for side in curve.band or ()]
     areas = [mask_nonpositive(side) if window.log else side for side in areas]
-    ys = [limit for series in (*(series for _, series in visible), *areas) for limit in series.y_limits() or ()]
+    ys = [limit for series in (*(part.shown for part in visible), *areas) for limit in series.y_limits() or ()]
     if not ys:
         return Plot([[(_empty_message(visible, window.log), MUTED)]])
     return _draw(visible, window, pad_limits(min(ys), max(ys), window.log), width, height)
 
 
-def visible_series(curves: Sequence[Curve], window: PlotWindow) -> list[tuple[Curve, Series]]:
-    """Return each curve with the part of its series that the window shows: smoothed alone if the raw one is hidden."""
-    visible = []
-    for curve in curves:
-        smoothed = window.smoothing > 0 and curve.marker == "braille"
-        series = curve.values if smoothed and not window.with_raw else curve.series
-        series = series.between(window.low, window.high)
-        series = mask_nonpositive(series) if window.log else series
-        if smoothed and not window.with_raw and len(series.y) > 2:
-            series = smooth(series, window.smoothing)
-        visible.append((curve, series))
-    return visible
+class _Visible(NamedTuple):
+    """What a window shows of a curve. `drawn` is smoothed over the pale `shown` points, else the same object."""
+
+    curve: Curve
+    shown: Series
+    drawn: Series
 
 
-def smoothed_series(curve: Curve, series: Series, window: PlotWindow) -> Series | None:
-    """Return what is drawn over the visible `series` of a curve: its smoothed values; None if it is not smoothed."""
-    if not window.smoothing or not window.with_raw or curve.marker != "braille" or len(series.y) <= 2:
-        return None
-    if curve.means is not None:
-        series = curve.means.between(window.low, window.high)
-        series = mask_nonpositive(series) if window.log else series
-    return smooth(series, window.smoothing)
+def _visible(curve: Curve, window: PlotWindow) -> _Visible:
+    points, values = (series.between(window.low, window.high) for series in (curve.series, curve.values))
+    if window.log:
+        points, values = mask_nonpositive(points), mask_nonpositive(values)
+    if not window.smoothing or curve.is_dashed or len(points.y) <= 2:
+        return _Visible(curve, points, points)
+    drawn = smooth(values, window.smoothing)
+    return _Visible(curve, points if window.with_raw else drawn, drawn)
 
 
-def _empty_message(visible: Sequence[tuple[Curve, Series]], log: bool) -> str:
-    if any(len(series.y) for _, series in visible):
+def _empty_message(visible: Sequence[_Visible], log: bool) -> str:
+    if any(len(part.shown.y) for part in visible):
         return "No positive value for the log scale" if log else "No finite value"
     return "No data yet"
 
 
 def _draw(
-    visible: Sequence[tuple[Curve, Series]], window: PlotWindow, y_limits: tuple[float, float], width: int, height: int
+    visible: Sequence[_Visible], window: PlotWindow, y_limits: tuple[float, float], width: int, height: int
 ) -> Plot:
     axis_lines = 2 if height >= MIN_HEIGHT_OF_TWO_AXIS_LINES else 1
     rows = height - axis_lines
@@ -157,23 +152,20 @@ def _draw(
     y_labels = tick_labels(y_ticks, log=window.log)
     left = max(map(len, y_labels), default=0) + 1
     canvas = _Canvas(width - left, rows, window, y_limits)
-    for curve, _ in visible:
-        if curve.band is not None:
-            canvas.draw_band(*curve.band, pale_style(curve.style))
-    drawn: list[tuple[Curve, Series]] = []
-    for curve, series in visible:
-        smoothed = smoothed_series(curve, series, window)
-        if smoothed is not None:
-            canvas.draw(series, curve.marker, pale_style(curve.style))
-        drawn.append((curve, series if smoothed is None else smoothed))
-        canvas.draw(drawn[-1][1], curve.marker, curve.style)
-    marked = [(curve, series) for curve, series in drawn if curve.mark]
-    for index, (curve, series) in enumerate(marked):
+    for part in visible:
+        if part.curve.band is not None:
+            canvas.draw_band(*part.curve.band, pale_style(part.curve.style))
+    for curve, shown, drawn in visible:
+        if shown is not drawn:
+            canvas.draw(shown, pale_style(curve.style))
+        canvas.draw(drawn, curve.style, is_dashed=curve.is_dashed)
+    marked = [part for part in visible if part.curve.mark]
+    for index, (curve, _, drawn) in enumerate(marked):
         for column in mark_columns(index, len(marked), width - left):
-            canvas.draw_mark(series, column, curve.mark, curve.style)
-    for curve, series in visible:
+            canvas.draw_mark(drawn, column, curve.mark, curve.style)
+    for curve, shown, _ in visible:
         if curve.star_x is not None and window.low <= curve.star_x <= window.high:
-            canvas.draw_star(series, curve.star_x, curve.style)
+            canvas.draw_star(shown, curve.star_x, curve.style)
     labels = {canvas.row_of(tick): label for tick, label in zip(y_ticks, y_labels, strict=True)}
     drawn_rows = []
     for row, pieces in enumerate(canvas.rows()):
@@ -218,14 +210,13 @@ class _Canvas:
         # Between two rows, plotext takes the upper one.
         return math.ceil((1 - float(self._y_positions(y))) * (self._rows - 1) - 0.5 - 1e-9)
 
-    def draw(self, series: Series, marker: str, style: str) -> None:
+    def draw(self, series: Series, style: str, *, is_dashed: bool = False) -> None:
         """Draw a curve, or a point where a value has no neighbors."""
-        is_line = marker in LINE_MARKERS
         pieces = downsample_min_max(series, self._window.low, self._window.high, self._columns * DOTS_PER_COLUMN)
         points = tuple(_cache_key(self._x_positions(piece.x), self._y_positions(piece.y)) for piece in pieces)
-        drawn = draw_curve(self._columns, self._rows, None if is_line else marker, points)
+        drawn = draw_curve(self._columns, self._rows, points)
         mask = drawn != " "
-        if marker == "dashed":
+        if is_dashed:
             mask &= (np.arange(self._columns) % DASH_PERIOD < DASH_COLUMNS) | (drawn == POINT)
         self._characters[mask] = drawn[mask]
         self._styles[mask] = self._style_number(style)
@@ -276,10 +267,8 @@ def _cache_key(x: FloatArray, y: FloatArray) -> tuple[bytes, bytes]:
 
 
 @lru_cache(MAX_CACHED_CURVES)
-def draw_curve(
-    columns: int, rows: int, marker: str | None, pieces: tuple[tuple[bytes, bytes], ...]
-) -> NDArray[np.str_]:
-    """Return the characters of a curve, shape (rows, columns); without a marker it is a line.
+def draw_curve(columns: int, rows: int, pieces: tuple[tuple[bytes, bytes], ...]) -> NDArray[np.str_]:
+    """Return the characters of a curve, shape (rows, columns).
 
     `pieces` are the x and y positions from 0 to 1 of its stretches. They are the key of the cache, because the arrays
     of a live run grow in place.
@@ -289,8 +278,8 @@ def draw_curve(
     figure.plot_size(columns, rows)
     for x_bytes, y_bytes in pieces:
         x, y = np.frombuffer(x_bytes), np.frombuffer(y_bytes)
-        is_line = marker is None and len(x) > 1
-        signal = figure.signal(x.tolist(), y.tolist(), marker=_marker("braille" if is_line else marker or POINT))
+        is_line = len(x) > 1
+        signal = figure.signal(x.tolist(), y.tolist(), marker=_marker("braille" if is_line else POINT))
         skip_color_search(signal)
         figure.draw(signal.lines(is_line))
     text = figure.build().string(colorless=True).replace("\n", "")
@@ -334,17 +323,13 @@ def _x_axis(window: PlotWindow, left: int, width: int, axis_lines: int) -> list[
     """Return the axis line and its labels, in one line or two. The name of the axis is at the right end."""
     columns = width - left
     max_ticks = max(columns // X_TICK_COLUMNS, 2)
-    if window.log_x:
-        shown = log_ticks(10**window.low, 10**window.high, max_ticks)
-        values = [math.log10(value) for value in shown]
-    else:
-        shown = values = ticks(window.low, window.high, max_ticks, whole=window.x_name in WHOLE_AXES)
+    values = ticks(window.low, window.high, max_ticks, whole=window.x_name in WHOLE_AXES)
     rule, labels = ["─"] * columns, [" "] * (width + 1)
     name = f" {window.x_name}" if window.x_name else ""
     end = width - len(name)
     labels[end:] = name
     free_from = 0
-    for value, label in zip(values, tick_labels(shown, log=window.log_x), strict=True):
+    for value, label in zip(values, tick_labels(values), strict=True):
         column = round((value - window.low) / max(window.high - window.low, 1e-300) * (columns - 1))
         rule[column] = "┬"
         start = min(max(left + column - (len(label) - 1) // 2, free_from), width - len(label))

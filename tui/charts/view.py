@@ -119,12 +119,10 @@ def curves_for(data: Curves, chart: Chart, axis: XAxis) -> list[Curve]:
     labels, (best, star_x, _) = curve_labels(chart), _best_of(data, chart, axis)
     curves = list[Curve]()
     for index, (name, source) in enumerate(chart.metrics.items()):
-        blocks = data.over(name, axis)
         is_dashed = source in DASHED or (source is Source.ONLY and len(chart.metrics) > 1)
         style = series_style((chart.color - 1 + index) % COLORS + 1)
-        means = blocks.means if blocks.is_reduced else None
-        marker, star = "dashed" if is_dashed else "braille", star_x if name == best else None
-        curves.append(Curve(printable(labels[name]), blocks.points, marker, style, star, means=means))
+        star = star_x if name == best else None
+        curves.append(Curve(printable(labels[name]), data.over(name, axis), style, is_dashed, star))
     return curves
 
 

@@ -15,7 +15,6 @@ from tui.charts.plot import Curve, Piece, Plot, PlotWindow, plot
 from tui.palette import theme_variable
 from tui.widgets.lines import Lines, escape_markup
 
-MARKER_SYMBOLS = {"braille": "─", "dashed": "╌"}
 CURSOR_CHARACTER, CURSOR_STYLE = "│", Style(bold=True)
 # Columns of the frame and of the blanks around a title, within the width of the content.
 TITLE_MARGIN = 4
@@ -153,8 +152,13 @@ class ChartPanel(Lines):
     def _legend_part(self, curve: Curve, decimals: int) -> str:
         value = curve_value(curve, self._cursor_x)
         text = UNKNOWN if value is None else format_value(value, decimals)
-        parts = (curve.mark, text) if curve.mark else (MARKER_SYMBOLS.get(curve.marker, ""), curve.label, text)
+        parts = (curve.mark, text) if curve.mark else (marker_of(curve), curve.label, text)
         return " ".join(filter(None, parts))
+
+
+def marker_of(curve: Curve) -> str:
+    """Return what stands for a curve in a legend."""
+    return "╌" if curve.is_dashed else "─"
 
 
 def curve_value(curve: Curve, x: float | None) -> float | None:

@@ -11,6 +11,7 @@ from textual.geometry import Size
 
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
+from engine.runs.curves import BlockSeries
 from engine.runs.series import Series
 from engine.utils.errors import Problem
 from engine.utils.text import printable
@@ -118,4 +119,5 @@ class FormSidebar(Container):
                 self._drawn_curve = curve
                 x, y = lr_curve(config, result.total_ranks, steps or ASSUMED_STEPS_PER_EPOCH, points)
                 window = PlotWindow(0.0, float(config.run.epochs), x_name="epoch")
-                chart.draw([Curve("", Series(x, y), "braille", LR_STYLE)], window)
+                series = Series(x, y)
+                chart.draw([Curve("", BlockSeries(series, series), LR_STYLE)], window)

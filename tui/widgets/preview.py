@@ -162,12 +162,12 @@ def _chart(preview: RunPreview, chart: Chart, width: int, height: int) -> list[T
 def _legend(name: str, curves: Sequence[Curve], gap: str, labeled: bool) -> Text:
     """Return the name of a chart, and the marker, label and latest value of each of its curves."""
     from engine.utils.units import format_number
-    from tui.widgets.chart import MARKER_SYMBOLS
+    from tui.widgets.chart import marker_of
 
     legend = Text.assemble((name, STRONG), no_wrap=True, end="")
     for curve in curves:
         value = curve.series.latest()
-        sign = MARKER_SYMBOLS.get(curve.marker, curve.marker)
+        sign = marker_of(curve)
         legend.append_text(Text.assemble(gap, (f"{sign} {curve.label}" if labeled else sign, curve.style)))
         if value is not None:
             legend.append(f" {format_number(value, 3)}")

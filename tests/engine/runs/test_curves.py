@@ -66,7 +66,7 @@ def test_curves_of_a_long_metric_have_extremes_and_means_of_blocks() -> None:
     for start in range(0, 1000, 10):
         curves.add([Reading(points(*values[start : start + 10], start=start))])
     blocks = curves.over("loss", "step")
-    assert blocks.is_reduced and len(blocks.means.x) <= SMALL_LIMIT
+    assert len(blocks.means.x) <= SMALL_LIMIT
     assert (np.diff(blocks.points.x) >= 0).all()
     assert (blocks.points.y.min(), blocks.points.y.max()) == (0, 6)
     assert blocks.points.latest() == blocks.means.latest() == values[-1]

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from engine.runs.curves import BlockSeries
 from engine.runs.series import FloatArray, Series, downsample_min_max, smooth
 from tui.charts.plot import BAND, Curve, PlotWindow, mark_columns, plot
 from tui.palette import series_style
@@ -19,10 +20,14 @@ def series(values: list[float] | FloatArray) -> Series:
     return Series(np.arange(len(y), dtype=np.float64), np.where(np.isfinite(y), y, np.nan))
 
 
+def blocks(points: Series) -> BlockSeries:
+    return BlockSeries(points, points)
+
+
 def plot_lines(
     values: list[float] | FloatArray, *, log: bool = False, low: float = 0.0, high: float | None = None
 ) -> list[str]:
-    curve = Curve("train", series(values), "braille", series_style(1))
+    curve = Curve("train", blocks(series(values)), series_style(1))
     window = PlotWindow(low, len(values) if high is None else high, log)
     return [line.plain for line in plot([curve], window, WIDTH, HEIGHT).lines]
 
@@ -93,7 +98,7 @@ def test_smooth_averages_neighbors_within_gaps() -> None:
 @pytest.mark.parametrize("height", [4, 9, 19])
 @pytest.mark.parametrize(("low", "high"), [(0.93, 0.989), (0.0, 12.0)])
 def test_plot_draws_no_value_above_label_of_larger_value(height: int, low: float, high: float) -> None:
-    curve = Curve("", series(np.linspace(low, high, 40)), "braille", series_style(1))
+    curve = Curve("", blocks(series(np.linspace(low, high, 40))), series_style(1))
     lines = [line.plain for line in plot([curve], PlotWindow(0, 40), 36, height).lines]
     labels = [(row, float(line.partition("┤")[0])) for row, line in enumerate(lines) if "┤" in line]
     highest = min(row for row, line in enumerate(lines) if any("\u2800" < character <= "\u28ff" for character in line))
@@ -117,8 +122,8 @@ def test_mark_columns_of_many_curves_are_disjoint() -> None:
 def test_plot_fills_the_band_around_a_curve(log: bool) -> None:
     x = np.arange(50, dtype=float)
     band = (Series(x, np.full(50, -1.0)), Series(x, np.where(x < 25, 3.0, np.nan)))
-    curve = Curve("mean", Series(x, np.full(50, 2.0)), "braille", series_style(1), band=band)
-    other = Curve("", Series(x, np.full(50, 0.5)), "braille", series_style(2))
+    curve = Curve("mean", blocks(Series(x, np.full(50, 2.0))), series_style(1), band=band)
+    other = Curve("", blocks(Series(x, np.full(50, 0.5))), series_style(2))
     lines = [line.plain for line in plot([curve, other], PlotWindow(0.0, 49.0, log), 60, 12).lines]
     filled = "".join(lines).count(BAND)
     assert filled > 50

@@ -68,5 +68,5 @@ def test_curves_star_the_best_epoch() -> None:
 def test_own_metrics_between_0_and_1_are_curves_of_the_accuracy_chart() -> None:
     epochs = [replace(make_epoch(number), metrics={"f1": 0.25, "entropy": 3.0 - number}) for number in (1, 2, 3)]
     data = curves_of(make_run_started(), *epochs)
-    assert [(curve.label, curve.marker) for curve in drawn(data, "accuracy")[2:]] == [("f1", "dashed")]
+    assert [(curve.label, curve.is_dashed) for curve in drawn(data, "accuracy")[2:]] == [("f1", True)]
     assert [curve.label for curve in drawn(data, "loss")] == ["train", "val"]
