@@ -13,17 +13,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from engine.runs.claim import Claim, read_claim
 from engine.runs.folder import RunFolder, list_runs
 from engine.utils.errors import Problem, UsageError
 from engine.utils.process import process_start_ticks
 from engine.utils.systemd import lingering_scope, loginctl_enabled
-
-if TYPE_CHECKING:
-    from engine.runs.history import History
-    from engine.runs.journal import JournalReader
 
 ACCEPT_POLL_SECONDS = 0.05
 
@@ -42,8 +38,6 @@ class LaunchedRun:
     """What was started, for the title of the screen."""
     start_ticks: int | None = None
     """When the process started, in clock ticks since the boot; None if that is unknown."""
-    _sessions: dict[Path, tuple[JournalReader, History]] = field(default_factory=dict)
-    """Journal reader, and history of this session, of each run that this process owns."""
     _other_owners: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Modification time and inode of each `owner.json` that names another process."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -63,22 +57,7 @@ class LaunchedRun:
         except UsageError:
             return None
         with self._lock:
-            return next((run for run in runs if (claim := self._claim(run)) and self._has_begun(run, claim)), None)
-
-    def _has_begun(self, run: RunFolder, claim: Claim) -> bool:
-        """Return whether the journal has the start or the end of this session. Warnings may precede its start."""
-        from engine.runs.history import History
-        from engine.runs.journal import JournalReader
-
-        # By the place in the journal: the clock of the host may be set while the run starts.
-        if run.path not in self._sessions:
-            reader = JournalReader(run.journal)
-            reader.offset = claim.journal_start
-            self._sessions[run.path] = reader, History()
-        reader, history = self._sessions[run.path]
-        for event in reader.poll():
-            history.add(event)
-        return any(event is not None for event in (history.waiting, history.started, history.command, history.finished))
+            return next((run for run in runs if (claim := self._claim(run)) and _has_begun(run, claim)), None)
 
     def wait_until_accepted(self) -> RunFolder | None:
         """Return the folder of a run that was started with `--detach`, once it stays whatever becomes of the run.
@@ -123,6 +102,17 @@ class LaunchedRun:
     def exit_code(self) -> int | None:
         """Exit code of the supervisor, or None while it runs."""
         return self.process.poll()
+
+
+def _has_begun(run: RunFolder, claim: Claim) -> bool:
+    """Return whether the journal has the start or the end of this session. Warnings may precede its start."""
+    from engine.runs.events import RunFinished, WaitingForGpus
+    from engine.runs.journal import SESSION_TYPES, JournalReader
+
+    # By the place in the journal: the clock of the host may be set while the run starts.
+    reader = JournalReader(run.journal)
+    reader.offset = claim.journal_start
+    return any(True for _ in reader.poll(kinds=(*SESSION_TYPES, WaitingForGpus, RunFinished)))
 
 
 def start_detached(

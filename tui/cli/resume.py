@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -11,13 +12,14 @@ from tui.cli.command import command
 from tui.cli.config_arguments import ChangesArgument
 from tui.cli.config_flags import FlagOverrides, config_flags
 from tui.cli.options import run_argument
-from tui.cli.resume_command import renew_command, stored_command, takes_resume_options
+from tui.cli.resume_command import renew_command, stored_command
 from tui.cli.run_command import (
     CommandOptions,
     ResumeCommand,
     check_keys,
     check_no_options,
     is_command_key,
+    takes_options,
 )
 from tui.cli.run_options import find_runs
 from tui.cli.train import EXIT_CODES, StartOptions, build_request, start_run, takes_start
@@ -38,7 +40,7 @@ COMMAND_ADVICE = "a command starts again as it was typed; --on-resume adds argum
 )
 @config_flags()
 @takes_start
-@takes_resume_options
+@partial(takes_options, names=("env", "on_resume"))
 def resume(
     *,
     run: Annotated[str, run_argument()],

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from engine.utils.errors import Problem, UsageError
-from tui.cli.command import Callback, expand_parameter
 from tui.cli.console import print_warning
-from tui.cli.run_command import ON_RESUME, CommandOptions, command_option, split_on_resume
+from tui.cli.run_command import CommandOptions, split_on_resume
 
 if TYPE_CHECKING:
     from engine.command.spec import Program
@@ -20,20 +19,6 @@ if TYPE_CHECKING:
 
 # Of what a stored command would run, in an error.
 MAX_SHOWN_CHARS, MAX_VARIABLE_CHARS, MAX_SHOWN_VARIABLES = 4000, 200, 100
-
-
-def takes_resume_options(function: Callback) -> Callback:
-    """Replace the parameter `options: CommandOptions` by those that can change when a command starts again."""
-    env = command_option("--env", "Set a variable, or take NAME from this shell.", "KEY=VALUE|NAME")
-    parameters: dict[str, tuple[Any, Any]] = {
-        "env": (Annotated[list[str] | None, env], None),
-        "on_resume": (Annotated[str | None, ON_RESUME], None),
-    }
-
-    def combine(values: dict[str, Any]) -> CommandOptions:
-        return CommandOptions(env=tuple(values["env"] or ()), on_resume=values["on_resume"])
-
-    return expand_parameter(function, "options", parameters, combine)
 
 
 def stored_command(folder: RunFolder, *, trust_code: bool) -> Program:

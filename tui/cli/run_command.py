@@ -65,55 +65,45 @@ class CommandOptions:
     try_parse: str | None = None
 
 
-def command_option(name: str, help_text: str, metavar: str | None = None) -> Any:
-    return typer.Option(name, help=help_text, metavar=metavar, rich_help_panel=COMMAND_OPTIONS)
+def _option(name: str, kind: Any, help_text: str, metavar: str | None = None) -> Any:
+    return Annotated[kind, typer.Option(name, help=help_text, metavar=metavar, rich_help_panel=COMMAND_OPTIONS)]
 
 
-ON_RESUME = command_option("--on-resume", "Arguments to add on resume, such as '--resume auto'.", "ARGS")
+_TEXT, _TEXTS = str | None, list[str] | None
+# By the name of the field of `CommandOptions`.
+_OPTIONS = {
+    "cwd": _option("--cwd", _TEXT, "Working folder [default: this one]", "DIR"),
+    "env": _option("--env", _TEXTS, "Set a variable, or take NAME from this shell.", "KEY=VALUE|NAME"),
+    "tag": _option("--tag", _TEXTS, "Tag of the run; repeat for more.", "TAG"),
+    "stop_signal": _option("--stop-signal", str, "Signal that asks the command to stop.", "SIGNAL"),
+    "no_tty": _option("--no-tty", bool, "Write its output to pipes, not to a terminal."),
+    "metrics": _option("--metrics", _TEXTS, "File or folder with metrics [default: below --cwd]", "PATH"),
+    "parse": _option("--parse", _TEXTS, "Also find metrics in the output: (?P<NAME>...).", "REGEX"),
+    "on_resume": _option("--on-resume", _TEXT, "Arguments to add on resume, such as '--resume auto'.", "ARGS"),
+    "try_parse": _option("--try-parse", _TEXT, "Print the metrics found in FILE; run nothing.", "FILE"),
+}
+
+
+def takes_options(function: Callback, names: Collection[str]) -> Callback:
+    """Replace the parameter `options: CommandOptions` by the options with these names; the others keep their
+    defaults."""
+    defaults: dict[str, Any] = vars(CommandOptions())
+    repeated = {name for name, default in defaults.items() if default == ()}
+
+    def combine(values: dict[str, Any]) -> CommandOptions:
+        for name in repeated & values.keys():
+            values[name] = tuple(values[name] or ())
+        return CommandOptions(**values)
+
+    kept = [name for name in _OPTIONS if name in names]
+    parameters = {name: (_OPTIONS[name], None if name in repeated else defaults[name]) for name in kept}
+    return expand_parameter(function, "options", parameters, combine)
 
 
 def takes_command(function: Callback, without: Collection[str] = ()) -> Callback:
     """Replace the parameters `words`, those of the command or None, and `options: CommandOptions`, which keep the
     defaults of the options `without`."""
-    option, many = command_option, list[str] | None
-    parameters: dict[str, tuple[Any, Any]] = {
-        "cwd": (Annotated[str | None, option("--cwd", "Working folder [default: this one]", "DIR")], None),
-        "env": (
-            Annotated[
-                many, option("--env", "Set a variable, or take NAME from this shell.", "KEY=VALUE|NAME")
-            ],
-            None,
-        ),
-        "tag": (Annotated[many, option("--tag", "Tag of the run; repeat for more.", "TAG")], None),
-        "stop_signal": (
-            Annotated[str, option("--stop-signal", "Signal that asks the command to stop.", "SIGNAL")], "INT"
-        ),
-        "no_tty": (Annotated[bool, option("--no-tty", "Write its output to pipes, not to a terminal.")], False),
-        "metrics": (
-            Annotated[many, option("--metrics", "File or folder with metrics [default: below --cwd]", "PATH")],
-            None,
-        ),
-        "parse": (
-            Annotated[
-                many,
-                option("--parse", "Also find metrics in the output: (?P<NAME>...).", "REGEX"),
-            ],
-            None,
-        ),
-        "on_resume": (Annotated[str | None, ON_RESUME], None),
-        "try_parse": (
-            Annotated[str | None, option("--try-parse", "Print the metrics found in FILE; run nothing.", "FILE")], None
-        ),
-    }  # fmt: skip
-
-    def combine(values: dict[str, Any]) -> CommandOptions:
-        for name in ("env", "tag", "metrics", "parse"):
-            if name in values:
-                values[name] = tuple(values[name] or ())
-        return CommandOptions(**values)
-
-    kept = {name: parameter for name, parameter in parameters.items() if name not in without}
-    with_options = expand_parameter(function, "options", kept, combine)
+    with_options = takes_options(function, _OPTIONS.keys() - set(without))
 
     def words(values: dict[str, Any]) -> Sequence[str] | None:
         found: Sequence[str] | None = values["context"].meta.get(WordsCommand.WORDS)
