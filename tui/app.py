@@ -208,18 +208,18 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
     def open_run(self, folder: str) -> None:
         """Open the screen of the run in `folder`."""
         from engine.runs.folder import RunFolder
-        from tui.screens.command_run import make_run_screen
+        from tui.screens.run import RunScreen
 
         opened = RunFolder(Path(folder))
         if opened not in self.opened_runs:
             self.opened_runs.append(opened)
-        self.push_screen(make_run_screen(self, opened))
+        self.push_screen(RunScreen(self, opened))
 
     def open_foreign_run(self, run: ForeignRun, process: ProcessPoller | None = None) -> None:
         """Open the screen of a run that another program recorded. `process` watches its process, if one is known."""
-        from tui.screens.foreign_run import ForeignRunScreen
+        from tui.screens.run import RunScreen
 
-        self.push_screen(ForeignRunScreen(self, run, process))
+        self.push_screen(RunScreen(self, run, process))
 
     def open_watched_runs(self) -> None:
         """Open the list of the runs of other programs below the paths of `gputrain watch`."""
@@ -351,14 +351,13 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
 
     def switch_to_run(self, folder: RunFolder) -> None:
         """Replace the form and the starting screen with the screen of the run."""
-        from tui.screens.command_run import CommandRunScreen
         from tui.screens.form import FormScreen
         from tui.screens.run import RunScreen
         from tui.screens.starting import StartingScreen
 
         while isinstance(self.screen, StartingScreen | FormScreen) and len(self.screen_stack) > 1:
             self.pop_screen()
-        if not (isinstance(self.screen, RunScreen | CommandRunScreen) and self.screen.folder == folder):
+        if not (isinstance(self.screen, RunScreen) and self.screen.folder == folder):
             self.open_run(str(folder.path))
 
     def open_form(self, run_config: Path | None = None) -> None:

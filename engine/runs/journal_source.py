@@ -1,6 +1,7 @@
 """The journal of a training as a source of points, like the logs that other programs write (`engine.foreign`).
 
-It is the only source that tells more than points: `on_event` gets each event, for the states of the run.
+It is the only source that tells more than points: `on_event` gets each event, for the states of the run, and
+`on_replaced` is called when the journal was replaced, which voids those before.
 """
 
 from __future__ import annotations
@@ -127,9 +128,10 @@ class JournalSource:
         path: Path,
         kinds: tuple[type[Event], ...] = (),
         on_event: Callable[[Event], object] = lambda event: None,
+        on_replaced: Callable[[], object] = lambda: None,
     ) -> None:
         """With `kinds`, a long journal is read as `JournalFollower` does."""
-        self._journal, self._on_event = JournalFollower(path, kinds), on_event
+        self._journal, self._on_event, self._on_replaced = JournalFollower(path, kinds), on_event, on_replaced
         self._points = JournalPoints()
 
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
@@ -137,6 +139,7 @@ class JournalSource:
         was_replaced = self._journal.look()
         if was_replaced:
             self._points = JournalPoints()
+            self._on_replaced()
         events = self._journal.read(max_bytes)
         reading = self._points.read(events)
         if was_replaced:
@@ -153,7 +156,8 @@ def journal_run(
     folder: RunFolder,
     kinds: tuple[type[Event], ...] = (),
     on_event: Callable[[Event], object] = lambda event: None,
+    on_replaced: Callable[[], object] = lambda: None,
 ) -> ForeignRun:
     """Return a run whose only log is its journal, for `CurveReader`."""
-    log = Log("journal", (folder.journal,), lambda: JournalSource(folder.journal, kinds, on_event))
+    log = Log("journal", (folder.journal,), lambda: JournalSource(folder.journal, kinds, on_event, on_replaced))
     return ForeignRun(folder.name, folder.path, (log,), str(folder.path))

@@ -26,8 +26,8 @@ from support.gputrain_command import Gputrain, read_events
 from support.messages import raises_problem
 from support.runs.event_factories import make_run_started
 from support.runs.factories import create_invalid_requests, make_run_folder
+from tui.pollers.run import RunPoller
 from tui.pollers.run_lists import RunListPoller
-from tui.pollers.runs import RunPoller
 
 SOMEONE = 12345
 

@@ -35,7 +35,7 @@ from support.runs.factories import default_fields, make_run_folder, row_of
 from tui.charts.plot import plot
 from tui.charts.view import ChartView, curves_for
 from tui.pollers.files import watch_evaluations
-from tui.pollers.runs import RunPoller, read_log_tail
+from tui.pollers.run import RunPoller, read_log_tail
 from tui.screens.run_progress import progress_line
 from tui.tables.confusion import matrix_lines
 from tui.tables.preview import figure_lines

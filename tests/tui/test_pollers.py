@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import queue
+import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from engine.launch.detached import LaunchedRun
-from engine.runs.curves import Curves
 from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
-from engine.runs.journal_source import JournalPoints
 from engine.runs.log import PendingLines, log_files
 from engine.runs.ownership import Ownership
 from engine.runs.record_completion import read_journal_record
@@ -35,8 +32,8 @@ from support.runs.factories import (
     write_run_record,
 )
 from tui.charts.view import ChartView
+from tui.pollers.run import MAX_LOG_LINE_LENGTH, RunPoller, read_log_tail
 from tui.pollers.run_lists import RunListPoller
-from tui.pollers.runs import MAX_LOG_LINE_LENGTH, RunPoller, read_log_tail
 from tui.screens.run_progress import progress_line
 from tui.tables.ranks import rank_lines
 from tui.tables.runs import fit_monitor_list, fit_run_list, monitor_line, run_list_line
@@ -70,10 +67,7 @@ def test_run_list_poller_with_malformed_file_still_lists_all_runs(tmp_path: Path
     run_poller.poll()
     assert run_poller.latest is not None
     rank_lines(run_poller.latest.ranks, None, 80, 2)
-    data, points = Curves(), JournalPoints()
-    while not run_poller.events.empty():
-        data.add([points.read(run_poller.events.get() or ())])
-    assert ChartView().x_limits(data)[1] > 0
+    assert ChartView().x_limits(run_poller.reader.curves)[1] > 0
 
 
 def test_run_list_poller_reports_thread_error_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,18 +83,17 @@ def test_run_list_poller_reports_thread_error_and_recovers(tmp_path: Path, monke
 
 
 def test_run_poller_shows_newest_state_before_long_journal_is_read(tmp_path: Path) -> None:
+    is_released = threading.Event()
     folder = make_run_folder(tmp_path, "long", make_run_started(), make_epoch(1, 0.95))
     append_to_journal(folder, step_lines(30_000))
     append_events(folder, RunFinished(state="finished"))
-    poller = RunPoller(folder)
+    poller = RunPoller(folder, is_busy=lambda: not is_released.is_set())
     poller.start()
-    # The queue is not consumed, so the reader blocks near the beginning.
     wait_for(lambda: poller.latest is not None, "the newest state", 5)
     assert poller.latest is not None and not poller.caught_up
     assert (poller.latest.row.state, poller.latest.row.record.values.get("step")) == ("finished", 300_000)
-    while not poller.caught_up:
-        with suppress(queue.Empty):
-            poller.events.get(timeout=0.1)
+    is_released.set()
+    wait_for(lambda: poller.caught_up, "the whole journal", 10)
     record = poller.latest.row.record
     assert (record.values.get("step"), record.values.get("best_val_accuracy")) == (300_000, 0.95)
     poller.close()
@@ -113,8 +106,7 @@ def test_run_poller_restarts_when_journal_shrinks(tmp_path: Path) -> None:
     folder.journal.write_text(to_line(make_run_started()) + "\n")
     poller.poll()
     assert poller.latest is not None and poller.latest.row.record.values.get("epochs") == 0
-    batches = [poller.events.get() for _ in range(poller.events.qsize())]
-    assert [batch and len(batch) for batch in batches] == [2, None, 1]
+    assert poller.reader.curves.names == []
 
 
 @pytest.mark.parametrize("is_missing", [False, True])
@@ -208,10 +200,10 @@ def test_run_poller_shows_lines_that_may_still_change_below_the_log(tmp_path: Pa
     poller, pending = RunPoller(folder), PendingLines(folder.log)
     pending.write(["10%"])
     poller.poll()
-    assert poller.latest is not None and poller.latest.log == ("final", "10%")
+    assert poller.log == ("final", "10%")
     pending.write(["20%"])
     poller.poll()
-    assert poller.latest.log == ("final", "20%")
+    assert poller.log == ("final", "20%")
 
 
 def test_run_poller_shows_why_the_owner_cannot_record(tmp_path: Path) -> None:

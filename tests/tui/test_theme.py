@@ -86,7 +86,7 @@ def runs() -> None:
 
 
 SCREENS = {
-    "": "#gpus", "n": "#fields", "r question_mark": ".dialog", "r enter": "#loss", "r enter v": "#matrix",
+    "": "#gpus", "n": "#fields", "r question_mark": ".dialog", "r enter": "#chart-0", "r enter v": "#matrix",
 }  # fmt: skip
 """The keys that open screens and a dialog from the monitor, and a widget of each: lists, entries, charts, a matrix."""
 

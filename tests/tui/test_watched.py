@@ -21,7 +21,7 @@ from support.runs.factories import make_run_folder
 from support.runs.sweeps import SETTINGS, make_sweep
 from tui.pollers.compare import ComparePoller
 from tui.pollers.files import watch_evaluations, watch_sweep
-from tui.pollers.runs import RunPoller
+from tui.pollers.run import RunPoller
 from tui.pollers.watched import Poller, Watched
 
 
@@ -77,8 +77,6 @@ def run_source(folder: RunFolder) -> Source:
     poller = RunPoller(folder)
 
     def version() -> int | None:
-        while not poller.events.empty():
-            poller.events.get()
         return None if poller.latest is None else poller.latest.row.record.values.get("epochs")
 
     return Source(folder.journal, poller, lambda version: write_journal(folder, version), version, is_journal=True)
@@ -91,7 +89,7 @@ def log_source(folder: RunFolder) -> Source:
     def write(version: int) -> None:
         folder.log.write_text("".join(f"line {line}\n" for line in range(version)))
 
-    return Source(folder.log, poller, write, lambda: len(poller.latest.log) or None if poller.latest else None)
+    return Source(folder.log, poller, write, lambda: len(poller.log) or None)
 
 
 def compare_source(folder: RunFolder) -> Source:

@@ -31,11 +31,11 @@ from engine.runs.record_completion import open_run
 from engine.runs.run_row import RunRow
 from engine.show.foreign_run import describe, find_state
 from engine.utils.files import FileStamp, find_file_stamp
-from tui.pollers.foreign_run import SLICE_PAUSE_SECONDS
-from tui.pollers.runs import RUN_POLL_INTERVAL_SECONDS
+from tui.pollers.run import SLICE_PAUSE_SECONDS
 from tui.pollers.watched import Poller
 
 # A run that takes longer to read is shown in parts.
+POLL_INTERVAL_SECONDS = 0.5
 PART_SECONDS = 1.0
 
 
@@ -132,7 +132,7 @@ class ComparePoller(Poller):
     """
 
     def __init__(self, runs: Sequence[OpenedRun]) -> None:
-        super().__init__("compare", RUN_POLL_INTERVAL_SECONDS)
+        super().__init__("compare", POLL_INTERVAL_SECONDS)
         roots = [run.path.parent for run in runs if isinstance(run, RunFolder)]
         self._directions = read_directions(roots[0]) if roots else NO_METRICS
         self._followers = [_Follower(run) for run in runs]

@@ -1,4 +1,4 @@
-"""Read what a preview shows of a run, for `tui.pollers.runs.RunPreviews`.
+"""Read what a preview shows of a run, for `tui.pollers.run_previews`.
 
 `tui.tables.preview` makes text of it. The module imports NumPy and the config schema, which
 takes a quarter of a second.

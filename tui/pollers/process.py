@@ -17,7 +17,7 @@ from engine.foreign.process import ProcessId, ProcessTree, find_process_runs, re
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.runs.claim import read_claim
 from engine.runs.folder import RunFolder
-from tui.pollers.runs import read_log_tail
+from tui.pollers.run import read_log_tail
 from tui.pollers.watched import POLL_INTERVAL_SECONDS, Poller
 from tui.tables.process import GpuUses, status_line
 

@@ -1,11 +1,13 @@
-"""The screen of one run: progress, bottleneck, charts, GPUs, log, and the control requests that it sends.
+"""The screen of one run: progress, charts, ranks and log, and what its keys request of it.
 
-`tui.pollers.runs` reads the journal; `tui.charts` turns its events into curves.
+A run of gputrain is live or ended, a training or the command of another program. A run that another program recorded
+is only watched: no key changes it. What cannot be done with a run is missing in its abilities (`tui.keymap`).
+`tui.pollers.run` reads it.
 """
 
 from __future__ import annotations
 
-import queue
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,224 +17,416 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
+from engine.command.spec import has_command
+from engine.foreign.activity import Activity
+from engine.foreign.folders import ForeignRun, require_unwatched
+from engine.gpus.snapshot import Snapshot
 from engine.runs.control import RequestName
 from engine.runs.curves import Curves
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.journal_source import MAX_STEP_COLUMNS, JournalPoints
-from engine.show.charts import run_charts
+from engine.runs.metrics import NO_METRICS
+from engine.runs.run_row import RunRow, read_row
+from engine.show.charts import Chart, Kind, Place, charts_of, kind_of, run_charts
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from tui.charts.view import best_note, curves_for, data_notes
-from tui.keymap import RUN_KEYS, Key
-from tui.palette import MUTED, WARNING
-from tui.pollers.runs import RunPoller, RunSnapshot
+from tui.chart_choice import MAX_CHARTS, FolderCharts, read_chart_choice, save_chart_choice
+from tui.charts.view import ChartView, best_note, curves_for, data_notes
+from tui.keymap import RUN_KEYS, Ability, Key
+from tui.palette import MUTED, STRONG
+from tui.pollers.process import OwnerPoller, ProcessPoller, ProcessReading
+from tui.pollers.run import RunPoller, RunSnapshot
 from tui.screens.base import AppServices
-from tui.screens.charts import ChartScreen
-from tui.screens.dialogs import ConfigDialog
+from tui.screens.charts import ChartScreen, file_name_of
+from tui.screens.dialogs import ConfigDialog, MultiChoiceDialog, TextDialog
+from tui.screens.host_panel import load_text
 from tui.screens.log import LogDialog
 from tui.screens.run_changes import RunChanges
-from tui.screens.run_panels import PanelRoom, RunPanels
-from tui.screens.run_progress import bottleneck_text, progress_line, state_lines
+from tui.screens.run_layout import RANKS_PANEL, RunRoom
+from tui.screens.run_panels import MAX_LOG_LINES, NO_CHARTS, RunPanels
+from tui.screens.run_progress import RunStatus, status_lines
+from tui.tables import fact_lines
+from tui.tables.foreign_runs import parameter_text
+from tui.tables.log_lines import log_lines, output_line
+from tui.tables.ranks import RankReadings
+from tui.tables.run_facts import run_facts
 from tui.widgets.chart import ChartPanel
+from tui.widgets.lines import KeyedRow
 from tui.widgets.text_line import TextLine
 
-# A long journal is read in slices, so that the screen stays responsive meanwhile.
-DRAIN_BUDGET_SECONDS = 0.02
-DRAIN_INTERVAL_SECONDS = 0.05
-IDLE_SECONDS = 0.25
+TICK_SECONDS = 0.1
+DEFAULT_CHARTS = 6
+# Opening the help takes 80 ms of a core.
+KEY_SECONDS = 0.15
+STATUS_LINES = ("#progress", "#bottleneck", "#message")
 PROFILED_STATES = (RunState.STARTING, RunState.RUNNING, RunState.PAUSED)
+NOT_WAITING_ACTIONS = ("pause", "checkpoint", "profile")
+
+
+def abilities_of(run: RunFolder | ForeignRun) -> Ability:
+    """Return what can be done with a run."""
+    if isinstance(run, ForeignRun):
+        return Ability.WATCH | Ability.CHOOSE
+    own = Ability.COMMAND | Ability.CHOOSE if has_command(run) else Ability.TRAIN
+    return Ability.WATCH | Ability.CHANGE | own
 
 
 class RunScreen(ChartScreen):
-    """Follows one run, live or ended, and sends it control requests."""
+    """Follows one run, and sends requests to the owner of one of gputrain."""
 
     CSS_PATH = "run.tcss"
     SCREEN_KEYS: ClassVar[Sequence[Key]] = RUN_KEYS
 
-    def __init__(self, app: AppServices, folder: RunFolder) -> None:
-        super().__init__(app)
-        self.folder = folder
-        self.data = Curves(max_columns=MAX_STEP_COLUMNS)
-        self._points = JournalPoints()
-        self._poller = self.follow(RunPoller(folder))
-        self._changes = RunChanges(app, self)
+    def __init__(
+        self, app: AppServices, run: RunFolder | ForeignRun, process: ProcessPoller | OwnerPoller | None = None
+    ) -> None:
+        """`process` watches the process of a run of another program, if one is known."""
+        super().__init__(app, abilities_of(run))
+        self.folder = run if isinstance(run, RunFolder) else None
+        self.poller = self.follow(RunPoller(run, self.is_busy))
+        if self.folder is not None and Ability.COMMAND in self.abilities:
+            process = self.follow(OwnerPoller(self.folder, app.intervals.poll_s))
+        self._process, self._changes = process, RunChanges(app, self)
+        self.view = (
+            ChartView(charts=NO_CHARTS) if self.is_training else ChartView("step", axes=("step",), charts=NO_CHARTS)
+        )
+        self._choice = read_chart_choice(self.poller.run.choice_folder)
+        self._charts: Sequence[Chart] = ()
+        self._grouped: object = None
         self._drawn: tuple[Curves | None, int] = (None, -1)
-        self._next_draw_time = 0.0
-        self._first_update_done = False
-        self._idle_until = 0.0
+        self._draw_time = -math.inf
+        self._num_status_lines = 1
+        self._had_charts: bool | None = None
+
+    @property
+    def is_training(self) -> bool:
+        return Ability.TRAIN in self.abilities
+
+    @property
+    def name_of_run(self) -> str:
+        return self.poller.run.name if self.folder is None else self.folder.name
 
     def compose_body(self) -> ComposeResult:
-        yield TextLine(id="progress")
-        yield TextLine(id="bottleneck")
-        yield TextLine(id="message")
+        for line in STATUS_LINES:
+            yield TextLine(id=line.removeprefix("#"))
         yield RunPanels(id="panels")
 
     def on_mount(self) -> None:
-        self.set_interval(DRAIN_INTERVAL_SECONDS, self._drain_events)
-        self.query_one("#loss").focus()
+        self.set_interval(TICK_SECONDS, self._show_news)
+        self.active_chart.focus()
+        self._group_metrics()
 
-    def _drain_events(self) -> None:
-        """Consume queued events within the time budget, and redraw the charts when due."""
-        now = time.monotonic()
-        if not self.is_on_top or now < self._idle_until:
-            return
-        if not self._first_update_done and self._poller.latest is not None:
-            self._first_update_done = True
-            self.update_content()
-        end = time.perf_counter() + DRAIN_BUDGET_SECONDS
-        while time.perf_counter() < end:
-            try:
-                batch = self._poller.events.get_nowait()
-            except queue.Empty:
-                break
-            if batch is None:
-                self.data, self._points = Curves(max_columns=MAX_STEP_COLUMNS), JournalPoints()
-            self.data.add([self._points.read(batch or ())])
-        if self._poller.caught_up and self._first_update_done:
-            self._idle_until = now + IDLE_SECONDS
-        due = (
-            now >= self._next_draw_time
-            if self._poller.caught_up and self._poller.events.empty()
-            else now >= self._next_draw_time + 1.0
-        )
-        if due and (self.data, self.data.version) != self._drawn:
-            self.draw_charts()
+    def is_busy(self) -> bool:
+        """Whether a key is likely to be handled now."""
+        return time.monotonic() - self.gputrain_app.last_key_time < KEY_SECONDS
 
-    def draw_charts(self) -> None:
-        self._next_draw_time = time.monotonic() + (
-            self.gputrain_app.intervals.charts_s if self._drawn[0] is not None else 0.5
-        )
-        self._drawn = (self.data, self.data.version)
-        self.view = replace(self.view, charts={**self.view.charts, **{row.id: row for row in run_charts(self.data)}})
-        super().draw_charts()
+    # What is known of the run
+
+    @property
+    def snapshot(self) -> RunSnapshot | None:
+        """The latest state of a run of gputrain; None before the first poll."""
+        return self.poller.latest
+
+    @property
+    def state(self) -> RunState | None:
+        return RunState(self.snapshot.row.state) if self.snapshot is not None else None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the run goes on."""
+        return self._activity is Activity.GROWING if self.folder is None else bool(self.state and self.state.live)
+
+    @property
+    def _reading(self) -> ProcessReading | None:
+        """What is known of the process of the run."""
+        return None if self._process is None else self._process.latest
+
+    @property
+    def _activity(self) -> Activity:
+        return self.poller.activity(None if self._reading is None else self._reading.ended_at)
+
+    @property
+    def _gpus(self) -> Snapshot | None:
+        return self.gputrain_app.gpu_poller.snapshot
+
+    @property
+    def run_panels(self) -> RunPanels:
+        return self.query_one(RunPanels)
 
     @property
     def chart_data(self) -> Curves:
-        return self.data
+        return self.poller.reader.curves
+
+    # Charts
+
+    def _show_news(self) -> None:
+        """Draw what was read: at once after a pause, else at the rate at which charts are updated."""
+        curves, poller, intervals = self.chart_data, self.poller, self.gputrain_app.intervals
+        if (curves, curves.version) == self._drawn or not self.is_on_top:
+            return
+        # Drawing takes time from reading, and from a key while the run is read.
+        interval = intervals.charts_s if self.is_training or not poller.caught_up else intervals.poll_s
+        has_time = poller.caught_up or (curves.num_points > 0 and not self.is_busy())
+        if has_time and time.monotonic() >= self._draw_time + interval:
+            self.draw_charts()
+            self.update_if_on_top()
+
+    def draw_charts(self) -> None:
+        self._draw_time = time.monotonic()
+        self._drawn = (self.chart_data, self.chart_data.version)
+        self._group_metrics()
+        self._fit_panels()
+        super().draw_charts()
+
+    def _group_metrics(self) -> None:
+        """Find the charts of the metrics that have points, and the x axes. A training has its charts before."""
+        data = self.chart_data
+        grouped = (names, axes) = data.names, data.axes
+        if grouped == self._grouped:
+            return
+        self._grouped = grouped
+        charts = charts_of(Place.RUN) if self.is_training and not data.is_own else run_charts(data)
+        # Not every training measures the norm of its gradients.
+        self._charts = [chart for chart in charts if not names or chart.id != "grad_norm" or "grad_norm" in names]
+        self._choose()
+        if (data.is_own or not self.is_training) and axes != self.view.axes:
+            self.view = replace(self.view, axes=axes, axis=self.view.axis if self.view.axis in axes else axes[0])
+
+    def _choose(self) -> None:
+        """Show the charts that the user chose for this folder, else the first ones."""
+        chosen = [chart for chart in self._charts if chart.id in self._choice.charts]
+        shown = [chart for chart in self._charts if chart.id not in self._choice.hidden]
+        results = [chart for chart in shown if kind_of(chart.id) is not Kind.PROGRESS]
+        self.run_panels.choose(chosen[:MAX_CHARTS] or (results or shown)[:DEFAULT_CHARTS])
+        self.view = replace(self.view, charts=self.run_panels.chosen)
 
     def draw_chart(self, chart: ChartPanel) -> None:
-        data, view, chart_id = self.data, self.view, str(chart.id)
+        data, view, chart_id = self.chart_data, self.view, str(chart.id)
         row, window = view.charts[chart_id], view.window(data, chart_id)
         curves = curves_for(data, row, view.axis)
         chart.draw(curves, window, self.chart_note(chart_id), view.cursor, best_note(data, row))
 
     def chart_note(self, chart_id: str) -> str:
-        return "  ".join([*self.view.settings(chart_id), *data_notes(self.data, self.view.charts[chart_id])])
+        return "  ".join([*self.view.settings(chart_id), *data_notes(self.chart_data, self.view.charts[chart_id])])
+
+    def chart_name(self, chart_id: str) -> str:
+        return file_name_of(self.view.charts[chart_id].id)
+
+    # Content
 
     def update_content(self) -> None:
-        snapshot = self._poller.latest
-        if snapshot is None:
-            self.show_title(printable(self.folder.name))
-            return
-        self.show_title(printable(self.folder.name), printable(str(self.folder.path.parent)))
-        self.show_line("#progress", progress_line(snapshot.row, self.size.width))
-        bottleneck = bottleneck_text(snapshot.row, self.size.width)
-        self.query_one("#bottleneck").display = bool(bottleneck.plain)
-        self.show_line("#bottleneck", bottleneck)
-        message = self._message_lines(snapshot)
-        message_line = self.query_one("#message", TextLine)
-        message_line.display, message_line.styles.height = bool(message), max(len(message), 1)
-        message_line.show(Text("\n", end="").join(message))
-        self._fit_panels(snapshot, 1 + bool(bottleneck.plain) + len(message))
-        self.query_one(RunPanels).show(snapshot, self.gputrain_app.gpu_poller.snapshot)
-
-    def _fit_panels(self, snapshot: RunSnapshot, status_lines: int) -> None:
-        started = snapshot.ranks.started
-        room = PanelRoom(
-            width=self.size.width,
-            # Title and footer have a line each.
-            height=self.size.height - status_lines - 2,
-            ranks=max(len(started.ranks), 1) if started else 1,
-            log_lines=len(snapshot.log),
-            has_grad_norm=self.data.has("grad_norm") or not self.data.num_points,
-            has_loads=bool(snapshot.ranks.loads),
-        )
-        if self.query_one(RunPanels).fit(room) and self._drawn[0] is not None:
+        place = self.poller.run.folder if self.folder is None else self.folder.path.parent
+        load = load_text(self.gputrain_app.host_poller.value) if Ability.COMMAND in self.abilities else ""
+        self.show_title(printable(self.name_of_run), printable(str(place)), load)
+        self._show_status()
+        if self._fit_panels() and self._drawn[0] is not None:
             self.call_after_refresh(self.draw_charts)
+        panels, snapshot, tail = self.run_panels, self.snapshot, self.poller.log[-MAX_LOG_LINES:]
+        epochs = () if snapshot is None else snapshot.epochs
+        texts = list(map(output_line, tail)) if self.folder is None else log_lines(tail, epochs)
+        panels.show_log(texts, live=self.is_live)
+        if snapshot is not None and panels.get_child_by_id(RANKS_PANEL).display:
+            panels.show_ranks(snapshot.ranks, self._gpus)
+        has_charts = panels.num_charts > 0
+        if Ability.COMMAND in self.abilities and snapshot is not None and has_charts != self._had_charts:
+            # Without charts, the log has their place.
+            (self.active_chart if has_charts else panels.log_panel).focus()
+            self._had_charts = has_charts
 
-    def _message_lines(self, snapshot: RunSnapshot) -> list[Text]:
-        """Return the lines below the progress: why the run failed, or what else the user should know."""
-        lines = state_lines(
-            snapshot, self._poller.unexpected_error, self.gputrain_app.gpu_poller.snapshot, self.size.width,
-            self.app.console,
-        )  # fmt: skip
-        if lines:
-            return lines
-        if snapshot.row.state == RunState.STARTING:
-            return [Text(" Starting the ranks", MUTED)]
-        if not self._poller.caught_up:
-            return [Text(f" Reading the journal: {int(self.data.last_x('step')):,} steps so far", WARNING)]
-        return []
+    def _show_status(self) -> None:
+        """Show the lines below the title."""
+        hidden = sum(chart.id in self._choice.hidden for chart in self._charts)
+        has_ranks = self.run_panels.get_child_by_id(RANKS_PANEL).display
+        status = RunStatus(self.poller, self._reading, self._gpus, self.size.width, hidden, has_ranks=has_ranks)
+        self._num_status_lines = 0
+        for selector, lines in zip(STATUS_LINES, status_lines(status, self.app.console), strict=True):
+            line = self.query_one(selector, TextLine)
+            line.display, line.styles.height = bool(lines), max(len(lines), 1)
+            line.show(lines[0] if len(lines) == 1 else Text("\n", end="").join(lines))
+            self._num_status_lines += len(lines)
+
+    def _fit_panels(self) -> bool:
+        """Arrange the panels. Return whether a chart appeared, which is then to be drawn."""
+        # Title and footer have a line each.
+        width, height = self.size.width, self.size.height - 2 - self._num_status_lines
+        # Without an owner, a run may get its first chart at any time.
+        charts = max(self.run_panels.num_charts, self.folder is None)
+        ranks = self.snapshot.ranks if self.snapshot is not None else RankReadings()
+        count = ranks.count if self.is_training or ranks.command is not None else 0
+        room = RunRoom(width, height, charts, count, len(self.poller.log), bool(ranks.loads))
+        return self.run_panels.fit(room)
+
+    # Keys
 
     def is_available(self, action: str) -> bool:
-        """Hide commands that have no effect in the state of the run."""
-        snapshot, state = self._poller.latest, self.state
-        name = action.partition("(")[0]
-        if name in ("pause", "checkpoint", "profile") and state is RunState.WAITING:
+        """Hide keys that have no effect in the state of the run."""
+        snapshot, state, name = self.snapshot, self.state, action.partition("(")[0]
+        if name in NOT_WAITING_ACTIONS and state is RunState.WAITING:
             return False
         if name in ("stop", "pause", "checkpoint"):
-            return state is not None and state.live and (name == "stop" or state is not RunState.STOPPING)
+            return self.is_live and (state is not RunState.STOPPING or (name == "stop"))
         if name == "resume":
-            return state is not None and not state.live and snapshot is not None and snapshot.resumable
+            is_over = self.is_live or (state is RunState.FINISHED and not self.is_training)
+            return snapshot is not None and not is_over and (snapshot.resumable or not self.is_training)
         if name == "confusion":
             return snapshot is not None and snapshot.evaluated
+        if name == "processes":
+            return self.is_live and self._reading is not None
+        if name == "log":
+            return self.folder is not None or self.poller.log_file is not None
+        if name == "x_axis":
+            return len(self.view.axes) > 1
+        if name == "hide":
+            return bool(self.view.charts[str(self.active_chart.id)].metrics)
         return super().is_available(action)
 
     def title_of(self, key: Key) -> str:
-        """Return `continue` for a paused run, and `all panels` while one chart fills the screen."""
+        """Return what the key does in this state: `continue` for a paused run."""
         if key.action == "pause" and self.state is RunState.PAUSED:
             return "continue"
+        if key.action == "archive" and self.snapshot is not None and self.snapshot.row.archived:
+            return "unarchive"
+        if key.action == "parameters" and self.folder is not None:
+            return "command"
         return super().title_of(key)
 
-    @property
-    def state(self) -> RunState | None:
-        """The state of the run at the latest poll; None before the first one."""
-        return RunState(self._poller.latest.row.state) if self._poller.latest is not None else None
-
-    def action_checkpoint(self) -> None:
-        self._changes.request(self.folder, self.state, "checkpoint")
-
-    def action_pause(self) -> None:
-        request: RequestName = "continue" if self.state is RunState.PAUSED else "pause"
-        self._changes.request(self.folder, self.state, request)
+    def _request(self, request: RequestName) -> None:
+        if self.folder is not None:
+            self._changes.request(self.folder, self.state, request)
 
     def action_stop(self) -> None:
-        self._changes.stop(self.folder, self.state)
+        if self.folder is not None:
+            self._changes.stop(self.folder, self.state)
+
+    def action_checkpoint(self) -> None:
+        self._request("checkpoint")
+
+    def action_pause(self) -> None:
+        self._request("continue" if self.state is RunState.PAUSED else "pause")
 
     def action_resume(self) -> None:
-        self.gputrain_app.resume_run(self.folder, self.state)
+        if self.folder is not None:
+            self.gputrain_app.resume_run(self.folder, self.state)
 
     def action_again(self) -> None:
-        self._changes.again(self.folder)
+        if self.folder is not None:
+            self._changes.again(self.folder)
 
-    def export_folder(self) -> tuple[Path, str]:
-        if not self.folder.is_own:
-            return super().export_folder()
-        return self.folder.exports, str(self.folder.exports)
+    @property
+    def _rows(self) -> list[RunRow]:
+        return [] if self.snapshot is None else [self.snapshot.row]
 
-    def export_name(self) -> str:
-        return self.folder.name
+    def action_tags(self) -> None:
+        self._changes.tags(self._rows)
+
+    def action_note(self) -> None:
+        self._changes.note(next(iter(self._rows), None))
+
+    def action_archive(self) -> None:
+        self._changes.archive(self._rows)
+
+    def action_refuse(self) -> None:
+        """Say why nothing is changed."""
+        self.refuse_change(self.name_of_run)
+
+    def action_charts(self) -> None:
+        """Choose the charts, and remember them for this folder."""
+        if not self._charts:
+            self.gputrain_app.show_toast(Problem("", "The run has no metrics yet", code="not-recorded"))
+            return
+        shown = [chart.id for chart in self.run_panels.chosen.values() if chart.metrics]
+        rows = [KeyedRow(chart.id, _chart_text(chart)) for chart in self._charts]
+        title = f"Charts of {self.name_of_run}, {MAX_CHARTS} at most"
+        self.app.push_screen(MultiChoiceDialog(title, rows, shown), self._remember)
+
+    def _remember(self, chosen: list[str] | None) -> None:
+        if chosen is None:
+            return
+        if len(chosen) > MAX_CHARTS:
+            reason = f"{len(chosen)} charts are too many; the first {MAX_CHARTS} are shown"
+            self.gputrain_app.show_toast(Problem("", reason, code="too-many"))
+        self._set_choice(self._choice.with_charts(tuple(chosen[:MAX_CHARTS])))
+
+    def action_hide(self) -> None:
+        """Hide the focused chart, for this folder. `c` shows it again."""
+        chart = self.view.charts[str(self.active_chart.id)]
+        if chart.metrics:
+            self._set_choice(self._choice.without(chart.id))
+            self.gputrain_app.show_toast(f"{printable(chart.title)} is hidden for this folder; c shows it again")
+
+    def _set_choice(self, choice: FolderCharts) -> None:
+        self._choice = choice
+        self._choose()
+        self.update_content()
+        self.call_after_refresh(self.draw_charts)
+        self.act(lambda: save_chart_choice(choice), in_thread=True)
+
+    def action_config(self) -> None:
+        if self.folder is not None:
+            self.app.push_screen(ConfigDialog(self.folder.name, self.folder.config))
+
+    def action_parameters(self) -> None:
+        """Show the parameters, and what is known of the run of a command; they are read in a thread."""
+        what, folder = "Parameters" if self.folder is None else "Command", self.folder
+        dialog = TextDialog(f"{what} of {self.name_of_run}", [Text("Loading …", MUTED)])
+
+        def read() -> list[Text]:
+            parameters = self.poller.reader.parameters()
+            lines = fact_lines({key: parameter_text(value) for key, value in parameters.items()})
+            if folder is None:
+                return list(map(Text, lines or ["The run has no parameters in a known file"]))
+            row = read_row(folder)
+            facts = {} if row is None else run_facts(row, folder, NO_METRICS)
+            facts.pop("parameters", None)
+            about = [*map(Text, fact_lines(facts)), Text(""), Text("Parameters", STRONG)]
+            return [*about, *map(Text, lines or ["none found"])]
+
+        self.app.push_screen(dialog)
+        self.act(read, dialog.show, in_thread=True)
+
+    def action_log(self) -> None:
+        if not self.is_available("log"):
+            self.gputrain_app.show_toast(Problem("", "The run has no log file in its folder", code="not-found"))
+            return
+        self.app.push_screen(LogDialog(self.name_of_run, lambda: self.poller.log))
+
+    def action_processes(self) -> None:
+        from tui.screens.process import ProcessScreen
+
+        process = self._process.process if isinstance(self._process, OwnerPoller) else None
+        if process is None or not self.is_available("processes"):
+            reason = "The processes of the run have ended, or are on another host"
+            self.gputrain_app.show_toast(Problem("", reason, code="not-running"))
+            return
+        self.app.push_screen(ProcessScreen(self.gputrain_app, process, opens_run=False))
 
     def action_confusion(self) -> None:
         from tui.screens.confusion import ConfusionScreen
 
-        self.app.push_screen(ConfusionScreen(self.gputrain_app, self.folder))
+        if self.folder is not None:
+            self.app.push_screen(ConfusionScreen(self.gputrain_app, self.folder))
 
     def action_profile(self) -> None:
         """Open the profiles of the run; a live run takes another one at once."""
-        if self.gputrain_app.demo_notice:
-            self.gputrain_app.show_toast(
-                Problem("", "Demo mode: simulated runs cannot be profiled", code="not-supported")
-            )
-            return
         from tui.screens.profile import ProfileScreen
 
-        self.app.push_screen(ProfileScreen(self.gputrain_app, self.folder, asks=self.state in PROFILED_STATES))
+        if self.gputrain_app.demo_notice:
+            problem = Problem("", "Demo mode: simulated runs cannot be profiled", code="not-supported")
+            self.gputrain_app.show_toast(problem)
+        elif self.folder is not None:
+            self.app.push_screen(ProfileScreen(self.gputrain_app, self.folder, asks=self.state in PROFILED_STATES))
 
-    def action_config(self) -> None:
-        self.app.push_screen(ConfigDialog(self.folder.name, self.folder.config))
+    def export_folder(self) -> tuple[Path, str]:
+        if self.folder is not None and self.folder.is_own:
+            return self.folder.exports, str(self.folder.exports)
+        if self.folder is None:
+            require_unwatched(Path.cwd(), [self.poller.run.folder, *self.gputrain_app.watched_paths])
+        return super().export_folder()
 
-    def action_log(self) -> None:
-        self.app.push_screen(
-            LogDialog(self.folder.name, lambda: self._poller.latest.log if self._poller.latest else ())
-        )
+    def export_name(self) -> str:
+        return self.poller.run.folder.name if self.folder is None else self.folder.name
+
+
+def _chart_text(chart: Chart) -> Text:
+    """Return the title of a chart, and the names of its metrics if they differ from it."""
+    text, names = Text(chart.title, no_wrap=True, overflow="ellipsis"), list(chart.metrics)
+    return text if names == [chart.title] else text.append(f"  {', '.join(names)}", MUTED)

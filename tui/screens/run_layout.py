@@ -1,21 +1,19 @@
-"""Where the panels of the run screen are at each size of the terminal. `tui.screens.run_panels` applies it."""
+"""Where the panels of the screen of a run are at each size of the terminal. `tui.screens.run_panels` applies it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.show.charts import Place, charts_of
+from tui.chart_choice import MAX_CHARTS
 
 GRID_COLUMNS = 12
-CHARTS = tuple(chart.id for chart in charts_of(Place.RUN))
-# Narrower terminals have one chart beside another only from this width.
-MIN_COLUMNS_OF_TWO_CHARTS = 80
-# From this height, charts have two rows.
-MIN_ROWS_OF_FOUR_CHARTS = 26
-# Between these sizes, the ranks are beside the learning rate.
-MIN_COLUMNS_OF_RANKS_BESIDE, MAX_COLUMNS_OF_RANKS_BESIDE, MAX_ROWS_OF_RANKS_BESIDE = 100, 150, 36
-MIN_CHART_ROWS = 8
-MIN_ROWS_WITH_LOG = 17
+CHART_PANELS = tuple(f"chart-{number}" for number in range(MAX_CHARTS))
+RANKS_PANEL, LOG_PANEL = "ranks", "log"
+# From these widths, two and three charts are beside each other.
+COLUMN_WIDTHS = (80, 140)
+# From this size, the ranks are beside charts for which there is no other place.
+MIN_COLUMNS_BESIDE, MIN_ROWS_BESIDE, SPAN_BESIDE, MIN_ROWS_OF_RANKS = 100, 26, 4, 6
+MIN_CHART_ROWS, MIN_LOG_ROWS, MIN_ROWS_WITH_LOG = 8, 4, 17
 FRAME_ROWS, HEADER_ROWS = 2, 1
 MAX_ROWS_PER_RANK = 3
 # The panel of the ranks scrolls only if there are more of them, or if charts would be too low.
@@ -24,10 +22,10 @@ VISIBLE_RANKS = 4
 
 @dataclass(frozen=True)
 class Layout:
-    """Panels of the run screen in a grid of `GRID_COLUMNS` columns.
+    """Panels of a screen in a grid of `GRID_COLUMNS` columns.
 
-    Charts of one slot share a place. `rows` are the heights of the grid rows, `spans` the columns of each slot, of
-    "ranks" and of "log"; a panel without columns is hidden.
+    Charts of one slot share a place. `rows` are the heights of the grid rows, `spans` the columns of each slot and of
+    each other panel; a panel without columns is hidden.
     """
 
     slots: tuple[tuple[str, ...], ...]
@@ -45,63 +43,67 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class PanelRoom:
-    """What the layout depends on: cells below the progress, number of ranks (at least 1) and of log lines, and whether
-    the journal has gradient norms and the past load of the ranks."""
+class RunRoom:
+    """What the layout depends on: cells for the panels; number of charts, of ranks or GPUs, and of log lines; whether
+    the past load of the ranks is known."""
 
-    width: int
-    height: int
-    ranks: int
-    log_lines: int
-    has_grad_norm: bool = True
-    has_loads: bool = True
+    width: int = 0
+    height: int = 0
+    charts: int = 1
+    ranks: int = 0
+    log_lines: int = 0
+    has_loads: bool = False
+
+    @property
+    def max_per_rank(self) -> int:
+        """Lines of a rank at most."""
+        return MAX_ROWS_PER_RANK if self.has_loads else 1
 
 
-def run_layout(room: PanelRoom, *, full: bool = False) -> Layout:
-    """Return the layout; with `full`, of a single chart."""
-    charts = tuple(chart for chart in CHARTS if room.has_grad_norm or chart != "grad_norm")
-    if full:
+def run_layout(room: RunRoom, *, full: bool = False) -> Layout:
+    """Return the layout; with `full`, of a single chart. Charts that have no place of their own take turns in others.
+
+    Without charts, the log has their place.
+    """
+    charts, height = CHART_PANELS[: room.charts], room.height
+    if full and charts:
         return Layout((charts,), ("1fr",), (GRID_COLUMNS,))
-    width, height, ranks, log_lines = room.width, room.height, room.ranks, room.log_lines
-    max_per_rank = MAX_ROWS_PER_RANK if room.has_loads else 1
-    beside = width >= MIN_COLUMNS_OF_RANKS_BESIDE and (
-        not room.has_grad_norm or (height < MAX_ROWS_OF_RANKS_BESIDE and width < MAX_COLUMNS_OF_RANKS_BESIDE)
-    )
-    if beside and height >= MIN_ROWS_OF_FOUR_CHARTS:
-        log = _log_rows(height // 5, log_lines)
-        per_rank = min(max(6 // ranks, 1), max_per_rank)
-        below = min(max(ranks * per_rank + HEADER_ROWS, 5), 10) + FRAME_ROWS
+    per_rank, rank_rows = _rank_rows(room)
+    below = {RANKS_PANEL: rank_rows} if rank_rows else {}
+    spans = {RANKS_PANEL: GRID_COLUMNS, LOG_PANEL: GRID_COLUMNS}
+    if not charts:
         return Layout(
-            slots=(("loss",), ("accuracy",), charts[2:]),
-            rows=("1fr", str(below), str(log)),
-            slot_spans=(6, 6, 4),
-            spans={"ranks": 8, "log": 12},
-            rows_per_rank=per_rank,
+            (), (*map(str, below.values()), "1fr"), (), dict.fromkeys((*below, LOG_PANEL), GRID_COLUMNS), per_rank
         )
-    slots, span = _stacked_slots(width, height, charts)
-    chart_rows = ["3fr", *["2fr"] * (-(-len(slots) * span // GRID_COLUMNS) - 1)]
-    budget = height // 4 - FRAME_ROWS - HEADER_ROWS
-    per_rank = min(max(budget // ranks, 1), max_per_rank)
-    max_rank_rows = max(height // 3 - FRAME_ROWS, min(HEADER_ROWS + VISIBLE_RANKS, height - 15), 2)
-    rank_rows = min(ranks * per_rank + HEADER_ROWS, max_rank_rows) + FRAME_ROWS
-    rows, spans = [*chart_rows, str(rank_rows)], {"ranks": 12}
-    rest = height - rank_rows - MIN_CHART_ROWS * len(chart_rows)
-    if height >= MIN_ROWS_WITH_LOG and rest >= 4:
-        rows.append(str(min(_log_rows(height // 5, log_lines), rest)))
-        spans["log"] = 12
-    return Layout(slots, tuple(rows), (span,) * len(slots), spans, per_rank)
+    columns = min(1 + sum(room.width >= width for width in COLUMN_WIDTHS), len(charts))
+    if len(charts) == 4:
+        columns = min(columns, 2)
+    chart_rows = max((height - rank_rows - MIN_LOG_ROWS) // MIN_CHART_ROWS, 1)
+    places = columns * min(chart_rows, -(-len(charts) // columns))
+    chart_spans = [GRID_COLUMNS // columns] * min(places, len(charts))
+    # The last chart fills its row.
+    chart_spans[-1] += chart_spans[0] * (places - len(chart_spans))
+    if places == columns < len(charts) and rank_rows and room.width >= MIN_COLUMNS_BESIDE and height >= MIN_ROWS_BESIDE:
+        # Further charts are beside the ranks.
+        chart_spans.append(SPAN_BESIDE)
+        spans[RANKS_PANEL] -= SPAN_BESIDE
+        per_rank = min(max(MIN_ROWS_OF_RANKS // room.ranks, 1), room.max_per_rank)
+        below[RANKS_PANEL] = min(max(room.ranks * per_rank + HEADER_ROWS, 5), 10) + FRAME_ROWS
+    rest = height - sum(below.values()) - MIN_CHART_ROWS * (places // columns)
+    log_rows = min(max(height // 5, MIN_LOG_ROWS), room.log_lines + FRAME_ROWS, rest)
+    if log_rows > FRAME_ROWS and height >= MIN_ROWS_WITH_LOG:
+        below[LOG_PANEL] = log_rows
+    # The first charts are the most important ones.
+    rows = ("3fr", *["2fr"] * (places // columns - 1), *map(str, below.values()))
+    slots = tuple(charts[place :: len(chart_spans)] for place in range(len(chart_spans)))
+    return Layout(slots, rows, tuple(chart_spans), {panel: spans[panel] for panel in below}, per_rank)
 
 
-def _stacked_slots(width: int, height: int, charts: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], ...], int]:
-    """Return the slots above the ranks, and the columns of each."""
-    if width >= MIN_COLUMNS_OF_TWO_CHARTS:
-        if height >= MIN_ROWS_OF_FOUR_CHARTS and len(charts) == len(CHARTS):
-            return tuple((chart,) for chart in charts), 6
-        return (("loss", *charts[2:3]), ("accuracy", *charts[3:])), 6
-    count = min(max((height - 10) // 10, 1), len(charts))
-    return (*((chart,) for chart in charts[: count - 1]), charts[count - 1 :]), GRID_COLUMNS
-
-
-def _log_rows(wanted: int, lines: int) -> int:
-    """Return the height of the log panel: as many lines as there are, within limits."""
-    return min(max(wanted, 4), max(lines + FRAME_ROWS, 3))
+def _rank_rows(room: RunRoom) -> tuple[int, int]:
+    """Return the lines of each rank, and the height of their panel; 0 hides it."""
+    if not room.ranks:
+        return 1, 0
+    budget = room.height // 4 - FRAME_ROWS - HEADER_ROWS
+    per_rank = min(max(budget // room.ranks, 1), room.max_per_rank)
+    most = max(room.height // 3 - FRAME_ROWS, min(HEADER_ROWS + VISIBLE_RANKS, room.height - 15), 2)
+    return per_rank, min(room.ranks * per_rank + HEADER_ROWS, most) + FRAME_ROWS

@@ -1,23 +1,23 @@
-"""The panels of the run screen: charts, ranks and log in a grid whose layout follows the size of the terminal."""
+"""The panels of the screen of a run: charts, chosen among its metrics, ranks or GPUs, and the end of the log."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 from textual.app import ComposeResult
 
 from engine.gpus.snapshot import Snapshot
-from engine.show.charts import Place
-from tui.pollers.runs import RunSnapshot
+from engine.show.charts import Chart
 from tui.screens.chart_panels import ChartPanels
-from tui.screens.run_layout import Layout, PanelRoom, run_layout
-from tui.tables.log_lines import log_lines
-from tui.tables.ranks import rank_lines
+from tui.screens.run_layout import CHART_PANELS, LOG_PANEL, RANKS_PANEL, Layout, RunRoom, run_layout
+from tui.tables.log_lines import fit_bar
+from tui.tables.ranks import RankReadings, rank_lines
 from tui.widgets.lines import KeyedRow, Lines
 
 # The panel scrolls over these; the dialog shows more.
 MAX_LOG_LINES = 200
+NO_CHARTS = dict.fromkeys(CHART_PANELS, Chart("", "", {}))
 
 
 class LogPanel(Lines):
@@ -54,28 +54,48 @@ class LogPanel(Lines):
         self.follows = self.scroll_offset.y >= self.max_scroll_y
 
 
-class RunPanels(ChartPanels[PanelRoom]):
-    """Charts, ranks and log."""
+class RunPanels(ChartPanels[RunRoom]):
+    """Charts, ranks and log. The charts are chosen with `choose`."""
 
-    PLACE = Place.RUN
-    OTHER_PANELS = ("ranks", "log")
+    OTHER_PANELS = (RANKS_PANEL, LOG_PANEL)
 
     def __init__(self, id: str) -> None:  # noqa: A002 (Textual's name)
-        super().__init__(id, PanelRoom(0, 0, 1, 0))
+        super().__init__(id, RunRoom(), [Chart(panel, "", {}) for panel in CHART_PANELS])
+        self.chosen: Mapping[str, Chart] = NO_CHARTS
+        """The charts by the ids of their panels; one without metrics in a panel that is not used."""
 
     def compose(self) -> ComposeResult:
-        yield from self.make_charts()
-        yield Lines(id="ranks")
-        yield LogPanel(id="log")
+        for panel in (*self.make_charts(), Lines(id=RANKS_PANEL), LogPanel(id=LOG_PANEL)):
+            # Until the layout is known.
+            panel.display = panel.id == CHART_PANELS[0]
+            yield panel
 
-    def layout_of(self, room: PanelRoom) -> Layout:
+    def layout_of(self, room: RunRoom) -> Layout:
         return run_layout(room, full=self.is_full)
 
-    def show(self, snapshot: RunSnapshot, gpus: Snapshot | None) -> None:
-        """Show the ranks and the log. The log follows its last line, unless the user has scrolled up."""
-        ranks, log = self.query_one("#ranks", Lines), self.query_one(LogPanel)
-        title, lines = rank_lines(snapshot.ranks, gpus, ranks.text_width, self._layout_of_room.rows_per_rank)
-        ranks.set_titles(title)
-        ranks.set_texts(lines[1:], lines[:1])
-        log.set_texts(log_lines(snapshot.log[-MAX_LOG_LINES:], snapshot.epochs))
-        log.set_titles("log ─ following" if snapshot.row.live and log.follows else "log")
+    def choose(self, charts: Sequence[Chart]) -> None:
+        """Put these charts into the panels, the first ones of them if there are too many."""
+        self.chosen = {**NO_CHARTS, **dict(zip(CHART_PANELS, charts, strict=False))}
+        for widget in self.chart_widgets:
+            widget.rename(self.chosen[str(widget.id)].title)
+
+    @property
+    def num_charts(self) -> int:
+        return sum(bool(chart.metrics) for chart in self.chosen.values())
+
+    def show_ranks(self, ranks: RankReadings, gpus: Snapshot | None) -> None:
+        """Show the ranks of a training, or the GPUs of a command."""
+        panel = self.get_child_by_id(RANKS_PANEL, Lines)
+        title, lines = rank_lines(ranks, gpus, panel.text_width, self._layout_of_room.rows_per_rank)
+        panel.set_titles(title)
+        panel.set_texts(lines[1:], lines[:1])
+
+    def show_log(self, lines: Sequence[Text], *, live: bool) -> None:
+        """Show the end of the log, which follows its last line unless the user has scrolled up."""
+        log = self.log_panel
+        log.set_texts([fit_bar(line, log.text_width) for line in lines])
+        log.set_titles("log ─ following" if live and log.follows else "log")
+
+    @property
+    def log_panel(self) -> LogPanel:
+        return self.get_child_by_id(LOG_PANEL, LogPanel)

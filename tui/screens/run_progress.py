@@ -1,26 +1,37 @@
-"""Progress, diagnosis and failure of one run as lines for the run screen."""
+"""The lines below the title of the screen of a run: progress, what limits or writes it, and what else is known."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
+from engine.foreign.activity import Activity, activity_text
 from engine.gpus.snapshot import Snapshot
 from engine.runs.bottleneck import describe_efficiency
 from engine.runs.folder import RunState
 from engine.runs.metrics import METRICS, format_known
 from engine.runs.run_row import RunRow
 from engine.show.table import Align, pad
-from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
-from engine.utils.units import format_duration, format_share
+from engine.utils.units import (
+    UNKNOWN,
+    format_age,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_percent,
+    format_share,
+)
 from tui.charts.meter import meter
 from tui.palette import BAD, GOOD, MUTED, STRONG, WARNING, series_style
 from tui.phrases import FAILED_STATES, gpu_name, state_symbol
-from tui.pollers.runs import RunSnapshot
+from tui.pollers.process import ProcessReading
+from tui.pollers.run import RunPoller, RunSnapshot
 
 if TYPE_CHECKING:
     from engine.runs.events import RankFailed
@@ -28,6 +39,111 @@ if TYPE_CHECKING:
 MIN_GAP_COLUMNS = 3
 MIN_BAR_COLUMNS, MAX_BAR_COLUMNS = 8, 40
 MAX_FAILED_RANKS, MAX_FAILURE_LINES = 2, 8
+# The supervisor and the keeper, which start the command.
+COMMAND_DEPTH = 2
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What the lines are about: a run, its process if one is known, and the GPUs of this host. `hidden` is the number
+    of charts that the user hid, `has_ranks` whether a panel shows the GPUs of the run."""
+
+    poller: RunPoller
+    process: ProcessReading | None
+    gpus: Snapshot | None
+    width: int
+    hidden: int = 0
+    has_ranks: bool = False
+
+
+def status_lines(status: RunStatus, console: Console) -> tuple[list[Text], list[Text], list[Text]]:
+    """Return the lines on the progress of a run, on what limits or writes it, and on what else is to be known."""
+    poller, snapshot = status.poller, status.poller.latest
+    if poller.folder is None:
+        process = [] if status.process is None else [status.process.status_line(status.gpus)]
+        return [_foreign_line(status)], process, _foreign_message(poller)
+    if snapshot is None:
+        return [_line("Loading …", MUTED)], [], []
+    row, message = snapshot.row, _state_lines(status, snapshot, console)
+    if row.record.command or not poller.is_training:
+        message += [_line(problem, WARNING) for problem in poller.reader.problems]
+        command = [_line(f"$ {row.record.command}", MUTED)] if row.record.command else []
+        return [_command_line(status, snapshot)], command, message
+    if not message and row.state == RunState.STARTING:
+        message = [_line("Starting the ranks", MUTED)]
+    elif not message and not poller.caught_up:
+        steps = int(poller.reader.curves.last_x("step"))
+        message = [_line(f"Reading the journal: {steps:,} steps so far", WARNING)]
+    bottleneck = bottleneck_text(row, status.width)
+    return [progress_line(row, status.width)], [bottleneck] if bottleneck.plain else [], message
+
+
+def _reading_text(status: RunStatus) -> Text:
+    """Return how much of the logs of another program has been read, and how far the run is."""
+    poller, curves = status.poller, status.poller.reader.curves
+    line = Text(no_wrap=True, overflow="ellipsis", end="")
+    if not poller.caught_up:
+        line.append(f" {min(poller.reader.share, 0.99):.0%} read", WARNING)
+    if not curves.num_points:
+        return line.append(" No values yet" if poller.caught_up else " Reading", MUTED)
+    line.append(f" step {format_count(curves.last_x('step'))}   {pluralize(len(curves.names), 'metric')}")
+    return line.append(f"   {pluralize(status.hidden, 'chart')} hidden", MUTED) if status.hidden else line
+
+
+def _foreign_line(status: RunStatus) -> Text:
+    """Return how far a run of another program is, and when it was last written."""
+    line, poller = _reading_text(status), status.poller
+    if poller.changed_at:
+        activity = poller.activity(None if status.process is None else status.process.ended_at)
+        line.append(f"   {activity_text(activity, poller.changed_at)}")
+        if activity is not Activity.QUIET:
+            line.append(f"   changed {format_age(max(time.time() - poller.changed_at, 0))} ago", MUTED)
+    return line.append(f"   {', '.join(poller.run.formats)}", MUTED)
+
+
+def _foreign_message(poller: RunPoller) -> list[Text]:
+    """Return what of a run of another program cannot be read, in one line."""
+    parts = [(printable(problem), WARNING) for problem in poller.reader.problems]
+    if poller.unexpected_error is not None:
+        parts.insert(0, (printable(str(poller.unexpected_error)), BAD))
+    elif poller.caught_up and not poller.changed_at:
+        parts.insert(0, ("The files of the run were deleted; this is the last known state", BAD))
+    line = Text(no_wrap=True, overflow="ellipsis", end="")
+    for text, style in parts:
+        line.append(f" {text}  ", style)
+    return [line] if parts else []
+
+
+def _command_line(status: RunStatus, snapshot: RunSnapshot) -> Text:
+    """Return the state of the run of a command, how far it is, and what it uses of the host."""
+    row, poller, process = snapshot.row, status.poller, status.process
+    sign, style = state_symbol(row.shown_state)
+    line = Text(no_wrap=True, overflow="ellipsis", end="")
+    line.append(f" {sign} ", style).append(row.shown_state, STRONG)
+    seconds = row.age_seconds if row.state in (RunState.RUNNING, RunState.STOPPING) else row.record.seconds
+    if seconds:
+        line.append(f" {'for' if row.live else 'after'} {format_duration(seconds)}")
+    if row.live or poller.reader.curves.num_points or not poller.caught_up:
+        line.append("  ").append_text(_reading_text(status))
+    if row.live and process is not None:
+        _append_use(line, process)
+    if row.live and not status.has_ranks:
+        gpus = status.gpus.gpus if status.gpus is not None else ()
+        for device in snapshot.ranks.gpu_devices:
+            use = next((gpu.value("util") for gpu in gpus if gpu.uuid == device), None)
+            line.append(f"   GPU {gpu_name(device, status.gpus)} ", MUTED)
+            line.append(UNKNOWN if use is None else format_percent(use))
+    return line
+
+
+def _append_use(line: Text, reading: ProcessReading) -> None:
+    """Append what the processes of a command use of the host."""
+    processes = [process for process in reading.tree.processes if process.depth >= COMMAND_DEPTH]
+    known = [reading.cpu_percent[process.id.pid] for process in processes if process.id.pid in reading.cpu_percent]
+    if known:
+        line.append("   CPU ", MUTED).append(format_percent(sum(known)))
+    if processes:
+        line.append("   memory ", MUTED).append(format_bytes(sum(process.memory_bytes for process in processes)))
 
 
 def progress_line(row: RunRow, width: int) -> Text:
@@ -109,34 +225,28 @@ def bottleneck_text(row: RunRow, width: int) -> Text:
     return line
 
 
-def state_lines(
-    snapshot: RunSnapshot, error: Problem | None, gpus: Snapshot | None, width: int, console: Console
-) -> list[Text]:
-    """Return the lines below the progress: why the run failed, or what else the user should know. `error` is that of
-    its poller."""
-    row = snapshot.row
+def _state_lines(status: RunStatus, snapshot: RunSnapshot, console: Console) -> list[Text]:
+    """Return why a run of gputrain failed, or what else the user should know."""
+    row, error = snapshot.row, status.poller.unexpected_error
     if error is None and not snapshot.folder_missing and not row.foreign and row.state in FAILED_STATES:
-        return failure_lines(snapshot, gpus, width, console)
-    line = Text(no_wrap=True, overflow="ellipsis", end="")
+        return failure_lines(snapshot, status.gpus, status.width, console)
+    lines: list[Text] = []
     if error is not None:
-        line.append(f" {printable(str(error))}", BAD)
+        lines.append(_line(str(error), BAD))
     elif snapshot.folder_missing:
-        line.append(" The run folder was deleted; this is the last known state", BAD)
+        return [_line("The run folder was deleted; this is the last known state", BAD)]
     elif row.foreign:
-        line.append(f" {printable(f'This run {row.foreign}')}", WARNING)
+        lines.append(_line(f"This run {row.foreign}", WARNING))
     elif row.message and row.state != RunState.FINISHED:
         is_problem = row.live and row.state != RunState.WAITING
-        line.append(f" {printable(row.message)}", WARNING if is_problem else MUTED)
-    lines = [line] if line.plain else []
-    return [*lines, *_learning_lines(row)] if not snapshot.folder_missing else lines
-
-
-def _learning_lines(row: RunRow) -> list[Text]:
-    """Return what keeps the run from learning well; nothing if it learns."""
+        lines.append(_line(row.message, WARNING if is_problem else MUTED))
+    # What keeps the run from learning well.
     learning = row.record.learning
-    if learning is None:
-        return []
-    return [Text(f" {printable(learning.message)}", WARNING, no_wrap=True, overflow="ellipsis", end="")]
+    return lines if learning is None else [*lines, _line(learning.message, WARNING)]
+
+
+def _line(text: str, style: str) -> Text:
+    return Text(f" {printable(text)}", style, no_wrap=True, overflow="ellipsis", end="")
 
 
 def failure_lines(snapshot: RunSnapshot, gpus: Snapshot | None, width: int, console: Console) -> list[Text]:

@@ -1,6 +1,6 @@
 """The table of the ranks of a run: GPU, load, memory, power, data wait and the past load of each rank.
 
-`tui.pollers.runs.RunPoller` gathers the readings from the journal, so that an ended run shows what its GPUs did then.
+`tui.pollers.run` gathers the readings from the journal, so that an ended run shows what its GPUs did then.
 """
 
 from __future__ import annotations
@@ -82,6 +82,19 @@ class RankReadings:
     """Past GPU utilization by UUID, in percent."""
     loads_since: float = 0.0
     """Unix seconds of the first of them."""
+
+    @property
+    def count(self) -> int:
+        """Number of ranks of a training, at least one; of a command, that of its GPUs."""
+        started = self.started
+        return (
+            len(self.gpu_devices) if self.command is not None else 1 if started is None else max(len(started.ranks), 1)
+        )
+
+    @property
+    def gpu_devices(self) -> list[str]:
+        """UUIDs of the GPUs of a command."""
+        return [] if self.command is None else [device for device in self.command.devices if device != "cpu"]
 
 
 def rank_readings(

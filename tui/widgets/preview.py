@@ -1,6 +1,6 @@
 """The preview of a run: key figures, small curves, and the config keys that it changed.
 
-`tui.pollers.runs.RunPreviews` reads the run in a thread and posts a message when there is more to show.
+`tui.pollers.run_previews` reads the run in a thread and posts a message when there is more to show.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.runs.run_row import RunRow
 from engine.utils.text import printable
 from tui.palette import MUTED, STRONG
 from tui.phrases import when_text
-from tui.pollers.runs import RunPreviews
+from tui.pollers.run_previews import RunPreviews
 from tui.pollers.watched import RefreshIntervals, Watched
 from tui.tables import wrap_text
 from tui.tables.preview import RunPreview, figure_lines

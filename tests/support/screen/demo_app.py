@@ -27,6 +27,7 @@ from tui.charts.gpu_loads import GpuLoads
 from tui.charts.history import LoadHistory
 from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN, ReplayedRun, recorded, recorded_events
 from tui.pollers.host import GpuPoller, HostLoad, HostPoller
+from tui.screens.run import RunScreen
 from tui.widgets.preview import Preview
 
 DEMO_START_TIME = 1_760_000_000.0
@@ -191,12 +192,8 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
     app = pilot.app
     assert isinstance(app, GputrainApp)
     await wait_until(pilot, lambda: app.run_list_poller.complete or not getattr(app.screen, "shows_runs", False))
-    poller = getattr(app.screen, "_poller", None)
-    if poller is not None:
-        await wait_until(pilot, lambda: poller.caught_up and poller.events.empty() and poller.latest is not None)
-    foreign = getattr(app.screen, "run_poller", None)
-    if foreign is not None:
-        await wait_until(pilot, lambda: foreign.caught_up)
+    if isinstance(screen := app.screen, RunScreen):
+        await wait_until(pilot, lambda: screen.poller.caught_up)
     for name in ("sweep_poller", "queue_poller"):
         watched = getattr(app.screen, name, None)
         if watched is not None:

@@ -13,8 +13,8 @@ from engine.runs.ownership import Ownership
 from support.runs.command_folder import make_command_finished, make_command_run
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
-from tui.screens.command_run import CommandRunScreen
 from tui.screens.compare import CompareScreen
+from tui.screens.run import RunScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
@@ -57,7 +57,7 @@ def test_list_opens_a_command_and_offers_what_it_takes(runs: Path) -> None:
         assert screen.is_available("again") and not screen.is_available("resume")  # type: ignore[attr-defined]
         screen.query_one("#all-runs").focus()
         await press(pilot, "enter")
-        assert isinstance(pilot.app.screen, CommandRunScreen)
+        assert isinstance(pilot.app.screen, RunScreen)
 
     drive(real_app(runs), act, (120, 34), notifications=True)
 

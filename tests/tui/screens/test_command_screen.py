@@ -21,21 +21,21 @@ from support.runs.command_folder import make_command_finished, make_command_run
 from support.screen.demo_app import FROZEN_NOW, demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import Drive, drive, press, real_app
 from tui.app import GputrainApp
-from tui.screens.command_run import CommandRunScreen
 from tui.screens.process import ProcessScreen
+from tui.screens.run import RunScreen
 
 ROWS = [{"loss": 1 / (step + 1), "lr": 0.1} for step in range(20)]
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
 
-def screen_of(pilot: Pilot[None]) -> CommandRunScreen:
-    assert isinstance(pilot.app.screen, CommandRunScreen)
+def screen_of(pilot: Pilot[None]) -> RunScreen:
+    assert isinstance(pilot.app.screen, RunScreen)
     return pilot.app.screen
 
 
 def chart_titles(pilot: Pilot[None]) -> list[str]:
-    return [chart.title for chart in screen_of(pilot).foreign_panels.chosen.values() if chart.metrics]
+    return [chart.title for chart in screen_of(pilot).run_panels.chosen.values() if chart.metrics]
 
 
 def show(root: Path, act: Drive, size: tuple[int, int] = (100, 30)) -> None:

@@ -15,7 +15,7 @@ from support.screen.screen_driver import drive, real_app
 from tui.app import GputrainApp
 from tui.screens.compare import CompareScreen
 from tui.screens.compare_panels import RUNS_PANEL, TABLE_PANEL
-from tui.screens.foreign_run import ForeignRunScreen
+from tui.screens.run import RunScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 SIZE = (120, 40)
@@ -53,6 +53,6 @@ def test_compare_follows_a_foreign_run_beside_an_own_one_and_opens_it(tmp_path: 
         await wait_until(pilot, lambda: "0.0010" in visible_text(pilot, f"#{TABLE_PANEL}"))
         screen.query_one(f"#{RUNS_PANEL}").focus()
         await pilot.press("down", "enter")
-        await wait_until(pilot, lambda: isinstance(pilot.app.screen, ForeignRunScreen))
+        await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
 
     drive(real_app(tmp_path / "runs"), act, SIZE)

@@ -81,12 +81,12 @@ def test_run_screen_goes_on_below_dialog(demo_runs_folder: Path) -> None:
         run = pilot.app.screen
         assert isinstance(run, RunScreen)
         await press(pilot, "question_mark")
-        steps = run.data.last_step
+        steps = int(run.chart_data.last_x("step"))
         journal = RunFolder(demo_runs_folder / LIVE_RUN).journal
         step = next(line for line in reversed(journal.read_text().splitlines()) if '"type":"step"' in line)
         with journal.open("a") as file:
             file.write(step.replace(f'"step":{steps}', f'"step":{steps + 10}') + "\n")
-        await wait_until(pilot, lambda: run.data.last_step == steps + 10)
+        await wait_until(pilot, lambda: run.chart_data.last_x("step") == steps + 10)
         assert isinstance(pilot.app.screen, HelpDialog)
 
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, SIZE)

@@ -22,8 +22,8 @@ from support.screen.demo_app import (
 from support.screen.screen_driver import drive, press, press_in_burst, real_app
 from tui.app import GputrainApp
 from tui.list_settings import FOREIGN_SETTINGS_FILE, ListSettings, read_list_settings, save_list_settings
-from tui.screens.foreign_run import ForeignRunScreen
 from tui.screens.monitor import MonitorScreen
+from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
 from tui.widgets.lines import Lines
 
@@ -81,7 +81,7 @@ def test_list_shows_state_values_and_parameters_and_enter_opens_a_run(tmp_path: 
         assert names(pilot) == ["fast", "slow"] and "growing" in text and "quiet" in text
         assert "0.5 " in text and "lr" in text.splitlines()[1]
         await press(pilot, "enter")
-        assert isinstance(pilot.app.screen, ForeignRunScreen)
+        assert isinstance(pilot.app.screen, RunScreen)
         await press(pilot, "escape")
         assert isinstance(pilot.app.screen, RunsScreen)
 
@@ -199,7 +199,7 @@ def test_nothing_is_written_below_a_watched_path(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_list(pilot, watched)
         await press(pilot, "space", "space", "D", "A", "T", "c", "enter")
-        await wait_until(pilot, lambda: isinstance(pilot.app.screen, ForeignRunScreen))
+        await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
         await press(pilot, "escape", "j", "f")
         await refresh(pilot, screen)
 

@@ -24,9 +24,8 @@ from support.screen.demo_app import (
     wait_until_idle,
 )
 from support.screen.screen_driver import Drive, drive, press
-from tui.chart_choice import MAX_CHARTS, MAX_FOLDERS, FolderCharts, read_chart_choice, save_chart_choice
-from tui.screens.foreign_panels import PANELS, ForeignRoom, foreign_layout
-from tui.screens.foreign_run import ForeignRunScreen
+from tui.chart_choice import MAX_FOLDERS, FolderCharts, read_chart_choice, save_chart_choice
+from tui.screens.run import RunScreen
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
 
@@ -65,13 +64,13 @@ def gpus_of(pid: int) -> FrozenGpuFeed:
     return FrozenGpuFeed(replace(snapshot, gpus=(first, *others)))
 
 
-def screen_of(pilot: Pilot[None]) -> ForeignRunScreen:
-    assert isinstance(pilot.app.screen, ForeignRunScreen)
+def screen_of(pilot: Pilot[None]) -> RunScreen:
+    assert isinstance(pilot.app.screen, RunScreen)
     return pilot.app.screen
 
 
 def chart_titles(pilot: Pilot[None]) -> list[str]:
-    return [chart.title for chart in screen_of(pilot).foreign_panels.chosen.values() if chart.metrics]
+    return [chart.title for chart in screen_of(pilot).run_panels.chosen.values() if chart.metrics]
 
 
 def test_hidden_chart_makes_room_and_is_remembered_for_the_folder(tmp_path: Path) -> None:
@@ -140,12 +139,3 @@ def test_export_is_refused_in_the_folder_of_the_run(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(run.folder)
     open_run(tmp_path, run, act)
     assert sorted(run.folder.iterdir()) == files
-
-
-@pytest.mark.parametrize("charts", [1, 4, MAX_CHARTS])
-@pytest.mark.parametrize(("size", "log_lines"), [((60, 12), 0), ((160, 44), 100)])
-def test_foreign_layout_has_a_place_for_every_chart(size: tuple[int, int], charts: int, log_lines: int) -> None:
-    layout = foreign_layout(ForeignRoom(*size, charts, log_lines))
-    assert [panel for slot in layout.slots for panel in slot] == list(PANELS[:charts])
-    rows = [row for row in layout.rows if row.endswith("fr")]
-    assert sum(layout.slot_spans) == 12 * len(rows)

@@ -39,8 +39,8 @@ DEMO_LAYOUTS: dict[str, tuple[str | None, str, Layouts]] = {
         LARGEST: "gpus / processes runs / preview / host",
     }),
     "run": (LIVE_RUN, "", {
-        SMALLEST: "progress / bottleneck / loss / ranks",
-        LARGEST: "progress / bottleneck / loss accuracy / lr grad_norm / ranks / log",
+        SMALLEST: "progress / bottleneck / chart-0 / ranks",
+        LARGEST: "progress / bottleneck / chart-0 chart-1 / chart-2 chart-3 / ranks / log",
     }),
     "runs": (None, "r", {LOWEST: "all-runs", SMALLEST: "all-runs / run-preview", LARGEST: "all-runs / run-preview"}),
     "form": (None, "n", {

@@ -57,7 +57,7 @@ def test_run_screen_shows_malformed_journal(tmp_path: Path) -> None:
     folder.log.write_text("\x1b[31mred\x1b[0m [bold]not bold[/]\n")
 
     async def act(pilot: Pilot[None]) -> None:
-        assert "3 not finite" not in visible_text(pilot) and "2 not finite" in visible_text(pilot, "#loss")
+        assert "3 not finite" not in visible_text(pilot) and "2 not finite" in visible_text(pilot, "#chart-0")
         assert "red [bold]not bold[/]" in visible_text(pilot, "#log")
         assert "odd-[red]" in visible_text(pilot)
         assert "crashed" in visible_text(pilot)
@@ -71,11 +71,11 @@ def test_run_screen_reports_deleted_run_folder(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         shutil.rmtree(demo_runs_folder / FINISHED_RUN)
         screen: Any = pilot.app.screen
-        await wait_until(pilot, lambda: screen._poller.latest.folder_missing)
+        await wait_until(pilot, lambda: screen.poller.latest.folder_missing)
         await wait_until_idle(pilot)
         assert "The run folder was deleted" in visible_text(pilot)
         assert "GPU-1de01de0" in visible_text(pilot, "#ranks") or " 1 " in visible_text(pilot, "#ranks")
-        assert "train 0." in visible_text(pilot, "#loss")
+        assert "train 0." in visible_text(pilot, "#chart-0")
         await press(pilot, "d", "s", "e")
 
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
@@ -94,7 +94,7 @@ def test_every_key_of_the_footer_works(demo_runs_folder: Path) -> None:
         await press(pilot, "left")
         assert screen.view.cursor is not None
         await press(pilot, "0", "f")
-        assert [chart.id for chart in screen.query("ChartPanel") if chart.display] == ["loss"]
+        assert [chart.id for chart in screen.query("ChartPanel") if chart.display] == ["chart-0"]
         assert "f all panels" in visible_text(pilot, "Keys")
         await press(pilot, "f")
         for key in ("d", "l", "question_mark", "v"):
@@ -115,8 +115,8 @@ def test_tab_shows_charts_that_share_a_place_in_turn(demo_runs_folder: Path) -> 
         for _ in range(5):
             shown.append([chart.id for chart in screen.query("ChartPanel") if chart.display])
             await press(pilot, "tab")
-        assert shown == [["loss"], ["accuracy"], ["lr"], ["grad_norm"], ["grad_norm"]]
-        assert screen.focused.id == "loss", "after the ranks, the loss again"
+        assert shown == [["chart-0"], ["chart-1"], ["chart-2"], ["chart-3"], ["chart-3"]]
+        assert screen.focused.id == "chart-0", "after the ranks, the loss again"
         await press(pilot, "shift+tab")
         assert screen.focused.id == "ranks"
 
@@ -134,7 +134,7 @@ def test_log_panel_follows_until_scrolled_up(tmp_path: Path) -> None:
         await press(pilot, "k", "k")
         with folder.log.open("a") as log:
             log.write("line 60\n")
-        await wait_until(pilot, lambda: "line 60" in screen._poller.latest.log)
+        await wait_until(pilot, lambda: "line 60" in screen.poller.log)
         await wait_until_idle(pilot)
         assert "line 60" not in visible_text(pilot, "#log")
         await press(pilot, "G")

@@ -18,8 +18,7 @@ from support.screen.demo_app import (
 from support.screen.screen_driver import drive, press, real_app
 from tui import keymap
 from tui.app import GputrainApp
-from tui.keymap import Key, KeyProvider
-from tui.screens.command_run import CommandRunScreen
+from tui.keymap import Ability, KeyProvider
 from tui.screens.form import FormScreen
 from tui.screens.gpu import GpuScreen
 from tui.screens.monitor import MonitorScreen
@@ -53,26 +52,22 @@ def test_monitor_screen_signals_only_process_that_was_shown(tmp_path: Path) -> N
 # All screens
 
 
-TABLES: dict[type[Any], tuple[Key, ...]] = {
-    MonitorScreen: keymap.MONITOR_KEYS,
-    RunScreen: keymap.RUN_KEYS,
-    RunsScreen: keymap.RUNS_KEYS,
-    ProcessScreen: keymap.PROCESS_KEYS,
-    CommandRunScreen: keymap.COMMAND_RUN_KEYS,
-    FormScreen: keymap.FORM_KEYS,
-    GpuScreen: keymap.GPU_KEYS,
-    StartingScreen: keymap.STARTING_KEYS,
-}
+SCREENS = (MonitorScreen, RunScreen, RunsScreen, ProcessScreen, FormScreen, GpuScreen, StartingScreen)
+OWN = Ability.WATCH | Ability.CHANGE
+COMMAND = OWN | Ability.COMMAND | Ability.CHOOSE
+KINDS_OF_RUNS = (Ability.WATCH, Ability.WATCH | Ability.CHOOSE, COMMAND, OWN | Ability.TRAIN)
 
 
-@pytest.mark.parametrize("screen", TABLES, ids=lambda screen: screen.__name__)
-def test_screen_implements_every_command_of_its_table(screen: type[Any]) -> None:
-    for key in (*TABLES[screen], *keymap.GLOBAL_KEYS):
+@pytest.mark.parametrize("screen", SCREENS, ids=lambda screen: screen.__name__)
+def test_screen_implements_every_key_of_its_table(screen: type[Any]) -> None:
+    for key in (*screen.SCREEN_KEYS, *keymap.GLOBAL_KEYS):
         name = key.action.partition("(")[0]
         owner = GputrainApp if name.startswith("app.") else screen
         assert hasattr(owner, f"action_{name.removeprefix('app.')}"), key
-    keys = [name for key in (*screen.SCREEN_KEYS, *screen.SHARED_KEYS) for name in key.keys]
-    assert len(keys) == len(set(keys))
+    for abilities in KINDS_OF_RUNS:
+        rows = [key for key in (*screen.SCREEN_KEYS, *screen.SHARED_KEYS) if key.needs in abilities]
+        names = [name for key in rows for name in key.keys]
+        assert len(names) == len(set(names))
 
 
 def test_footer_help_and_palette_follow_command_table(demo_runs_folder: Path) -> None:

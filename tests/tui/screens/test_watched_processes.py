@@ -23,7 +23,6 @@ from support.screen.demo_app import (
 )
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
-from tui.screens.foreign_run import ForeignRunScreen
 from tui.screens.process import ProcessScreen
 from tui.screens.run import RunScreen
 from tui.screens.signals import ProcessSignaler
@@ -51,7 +50,7 @@ def test_process_screen_shows_the_tree_and_opens_its_only_run(tmp_path: Path) ->
 
         async def act(pilot: Pilot[None]) -> None:
             app_of(pilot).open_process(found)
-            await wait_until(pilot, lambda: isinstance(pilot.app.screen, ForeignRunScreen), 10.0)
+            await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen), 10.0)
             await wait_until_idle(pilot)
             assert f"pid {process.pid}" in visible_text(pilot, "#bottleneck")
             await press(pilot, "escape")
