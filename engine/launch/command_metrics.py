@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engine.command.metric_files import FIRST_SECONDS, METRICS_FOLDER, OUTPUT_FILE, MetricFiles
@@ -62,7 +62,7 @@ class RunningMetrics:
             open_output=self._writer.open,
         )
         self._followed = FollowedRun(self._files.metrics)
-        self._sink = Sink("the metrics", self._report)
+        self._sink = Sink("the metrics", lambda problem: self._report([problem]))
         self._next_read, self._cwd = time.monotonic(), cwd
         self._warned: set[Problem] = set()
         self._reported: set[str] = set()
@@ -84,57 +84,48 @@ class RunningMetrics:
         per second."""
         self._writer.add(self._output.feed_pending([without_colors(line.text) for line in pending()]))
         self._writer.poll()
-        if time.monotonic() < self._next_read:
-            return
-        self._next_read = time.monotonic() + READ_SECONDS
-        self._sink.attempt(self._follow)
-        self._report_output()
+        if time.monotonic() >= self._next_read:
+            self._next_read = time.monotonic() + READ_SECONDS
+            self._sink.attempt(self._follow)
+            self._report(self._problems())
 
     def close(self) -> None:
         """Read the rest once the command has ended."""
-        self._writer.add(self._output.finish())
         self._writer.close()
         self._sink.attempt(self._follow_rest, force=True)
-        self._report_output()
+        self._report(self._problems(is_over=True))
 
-    def _report_output(self) -> None:
-        for problem in self._output.problems:
-            self._report(problem)
+    def _problems(self, *, is_over: bool = False) -> Iterator[Problem]:
+        """Yield why metrics may be missing."""
+        yield from self._output.problems
         if self._writer.problem is not None:
-            self._report(Problem("", self._writer.problem, code="not-recorded"))
+            yield Problem("", self._writer.problem, code="not-recorded")
+        if not is_over and not is_folder(self._cwd):
+            reason = f"the working folder {self._cwd} was moved or deleted; metrics in its files are not found any more"
+            yield Problem("", reason, "the metrics of the output are still recorded", code="not-recorded")
+        if self._files.may_lack_files and (is_over or self._files.seconds > FIRST_SECONDS):
+            reason = "no metric file was found, and the working folder is too large to be searched whole"
+            yield Problem("", reason, "name the place of the files with --metrics PATH", code="too-large")
+
+    def _report(self, problems: Iterable[Problem]) -> None:
+        """Warn once of each problem."""
+        for problem in problems:
+            if problem not in self._warned:
+                self._warned.add(problem)
+                self._warn(problem)
 
     def _follow(self) -> None:
         """Raises OSError."""
         self._followed.update(self._files.poll())
-        self._report_moved_folder()
-        if self._files.seconds > FIRST_SECONDS:
-            self._report_partial_search()
         self._read()
-
-    def _report_moved_folder(self) -> None:
-        if not is_folder(self._cwd):
-            reason = f"the working folder {self._cwd} was moved or deleted; metrics in its files are not found any more"
-            self._report(Problem("", reason, "the metrics of the output are still recorded", code="not-recorded"))
-
-    def _report_partial_search(self) -> None:
-        if self._files.may_lack_files:
-            reason = "no metric file was found, and the working folder is too large to be searched whole"
-            self._report(Problem("", reason, "name the place of the files with --metrics PATH", code="too-large"))
 
     def _follow_rest(self) -> None:
         """Raises OSError."""
         self._followed.update(self._files.close())
-        self._report_partial_search()
         self._read()
         deadline = time.monotonic() + MAX_LAST_SECONDS
         while self._followed.has_unread and time.monotonic() < deadline:
             self._read()
-
-    def _report(self, problem: Problem) -> None:
-        """Warn once of each problem."""
-        if problem not in self._warned:
-            self._warned.add(problem)
-            self._warn(problem)
 
     def _read(self) -> None:
         before = self._followed.listed.metrics

@@ -28,18 +28,14 @@ def requeue_warnings(config: Config) -> list[Problem]:
 
 
 def requeue_clause() -> str:
-    """Requeue the Slurm job of this process, and return what became of it, behind a semicolon; "" outside of Slurm."""
-    return "" if slurm_job_id() is None else f"; {requeue_job()}"
-
-
-def requeue_job() -> str:
-    """Requeue the Slurm job of this process, and return what became of it, as a clause for the end of the run.
+    """Requeue the Slurm job of this process, and return what became of it, behind a semicolon; "" outside of Slurm.
 
     Slurm then ends the processes of the job, and kills them after its `KillWait`: save everything else before."""
-    job = slurm_job_id()
+    if (job := slurm_job_id()) is None:
+        return ""
     try:
         done = subprocess.run(  # noqa: S603 (the job ID is a number)
-            ["scontrol", "requeue", str(job)],  # noqa: S607 (Slurm is on the PATH)
+            ["scontrol", "requeue", job],  # noqa: S607 (Slurm is on the PATH)
             capture_output=True,
             text=True,
             timeout=SCONTROL_TIMEOUT_SECONDS,
@@ -49,9 +45,9 @@ def requeue_job() -> str:
         return _not_requeued(job, str(error))
     # Slurm ends the processes of the job, and scontrol is one of them.
     if done.returncode in (0, -signal.SIGTERM):
-        return f"job {job} is requeued"
+        return f"; job {job} is requeued"
     return _not_requeued(job, " ".join(done.stderr.split()) or f"scontrol {exit_status(done.returncode)}")
 
 
-def _not_requeued(job: str | None, reason: str) -> str:
-    return f"job {job} could not be requeued ({printable(reason)}); submit its script again to continue the run"
+def _not_requeued(job: str, reason: str) -> str:
+    return f"; job {job} could not be requeued ({printable(reason)}); submit its script again to continue the run"

@@ -84,21 +84,6 @@ def test_supervisor_forwards_requests_and_records_their_outcome(folder: RunFolde
     ]
 
 
-@pytest.mark.parametrize("requests", [[], ["pause"], ["pause", "continue"]])
-def test_supervisor_pauses_restarted_ranks_if_the_run_is_paused(requests: list[str]) -> None:
-    def report_pause(channel: PipeChannel) -> Outcome:
-        # The answer comes behind the requests of the start.
-        channel.flush()
-        channel.send(WarningEvent(message=str(channel.poll_requests().paused), code="no-effect"))
-        return "finished"
-
-    run = Supervised(report_pause, finish)
-    for request in requests:
-        run.requests.apply(request)
-    assert run.run().state == "finished"
-    assert run.messages == [str(requests == ["pause"])]
-
-
 def test_supervisor_kills_ranks_that_do_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "STOP_TIMEOUT_SECONDS", 0.2)
     run = Supervised(hang, hang)
@@ -124,13 +109,6 @@ def test_supervisor_waits_for_slow_checkpoint_after_stop_request(monkeypatch: py
             run.signals.request_stop("SIGTERM")
 
     assert run.run(stop_once_both_save) == RunResult("stopped")
-
-
-def test_supervisor_ends_run_soon_after_failure_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.2)
-    run = Supervised(hang, fail)
-    assert cause_of(run.run()) == "1: ValueError: bad image"
-    assert run.ranks.alive() == []
 
 
 @pytest.mark.parametrize(("counts", "oom_killed"), [((5, 5), False), ((5, 6), True), ((None,), None)])
