@@ -13,8 +13,7 @@ from engine.report.plot import METADATA, X_LABELS
 from engine.report.runs import ReportedRun
 from engine.report.style import drawing
 from engine.runs.curves import default_axis
-from engine.show.charts import Chart, Place, charts_of, curve_labels, group_metrics, metric_chart
-from engine.show.foreign_run import further_keys
+from engine.show.charts import Chart, Place, charts_of, compared_charts, curve_labels, group_metrics
 
 # Inches. At the width of a phone, a point of the figure is a point of the screen.
 CHART_SIZE = (4.2, 2.4)
@@ -68,9 +67,8 @@ def _charts(runs: Sequence[ReportedRun]) -> Iterator[tuple[Chart, Mapping[str, s
     """Yield the charts of these runs, and names of metrics for their legends."""
     foreign = [run.curves for run in runs if not run.curves.is_own]
     if len(runs) > 1:
-        charts = charts_of(Place.REPORT_OF_SEVERAL)
-        further = further_keys(foreign, {chart.id for chart in charts})
-        yield from ((chart, {}) for chart in (*charts, *(metric_chart(key, smoothed=True) for key in further)))
+        charts = compared_charts([run.curves for run in runs], charts_of(Place.REPORT_OF_SEVERAL))
+        yield from ((chart, {}) for chart in charts)
     elif not foreign:
         yield from ((chart, {}) for chart in charts_of(Place.REPORT_OF_ONE))
     else:

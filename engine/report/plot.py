@@ -28,8 +28,8 @@ from engine.runs.find import OpenedRun
 from engine.runs.journal_source import STEP_METRICS
 from engine.runs.keys import parse_key
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, find_key
-from engine.show.charts import Place, charts_of, find_chart
-from engine.show.foreign_run import OnRead, further_keys
+from engine.show.charts import Place, charts_of, compared_charts, find_chart
+from engine.show.foreign_run import OnRead
 from engine.utils.errors import Problem, UsageError, did_you_mean
 
 # Without dates and versions, so that the same runs give the same bytes.
@@ -195,9 +195,8 @@ def _panel_keys(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[str]:
     foreign_curves = [run.curves for run in runs if not run.curves.is_own]
     foreign = {name: key for curves in foreign_curves for name, key in curves.keys.items()}
     if not names:
-        shown = {key for name in DEFAULT_METRICS for key in find_chart(name).metrics}
-        known = [*filter(has_curve, DEFAULT_METRICS), *further_keys(foreign_curves, shown)]
-        return known[: len(DEFAULT_METRICS)] or [*DEFAULT_METRICS]
+        charts = compared_charts([run.curves for run in runs], [find_chart(name) for name in DEFAULT_METRICS])
+        return [chart.id for chart in charts[: len(DEFAULT_METRICS)]] or [*DEFAULT_METRICS]
     own = list(dict.fromkeys(name for run in runs for name in run.curves.own_names))
     panels = {name: find_panel(name, own, foreign) for name in names}
     # The `loss` of a program that has no other one.

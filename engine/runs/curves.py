@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from engine.runs.metrics import METRIC_PREFIX, METRICS
 from engine.runs.series import FloatArray, Series
 from engine.utils.codec import finite
 
+Value = TypeVar("Value")
 XAxis = Literal["epoch", "step", "images", "hours"]
 X_AXES: tuple[XAxis, ...] = ("epoch", "step", "images", "hours")
 """Those of a training, its first one first; the logs of other programs have `FOREIGN_AXES`."""
@@ -158,10 +159,8 @@ class Curves:
         self._has_epochs = False
         self._limit = self._max_columns = max_columns
         self._start_time = math.inf
-        # What was asked for, with the version that it is of.
-        self._last_x: dict[XAxis, tuple[int, float]] = {}
-        self._drawn: dict[tuple[str, XAxis], tuple[int, BlockSeries]] = {}
-        self._keys: tuple[int, dict[str, str], dict[str, str]] = (-1, {}, {})
+        self._cache: dict[tuple[str, ...], tuple[int, Any]] = {}
+        """What was asked for, with the version that it is of."""
         self.version = 0
         """Changes with the points."""
         self.is_limited = False
@@ -264,14 +263,22 @@ class Curves:
         last, step = float(columns[_LAST, latest]), int(columns[_STEP_HIGH, latest])
         return Extremes(step, finite(last), finite(low), finite(high), count, count - num_finite)
 
+    def _cached(self, key: tuple[str, ...], make: Callable[[], Value]) -> Value:
+        version, value = self._cache.get(key, (-1, None))
+        if version != self.version:
+            # Points that are added meanwhile make it outdated.
+            version, value = self.version, make()
+            self._cache[key] = version, value
+        known: Value = value
+        return known
+
     def last_x(self, axis: XAxis) -> float:
         """Return the x position of the latest point of all metrics; 1 without one beyond 0."""
+        return self._cached(("last_x", axis), lambda: self._last_x(axis))
+
+    def _last_x(self, axis: XAxis) -> float:
         with self._lock:
-            version, last = self._last_x.get(axis, (-1, 0.0))
-            if version != self.version:
-                latest = (self._latest(metric.columns, axis) for metric in self._metrics.values())
-                last = max(latest, default=0.0)
-                self._last_x[axis] = (self.version, last)
+            last = max((self._latest(metric.columns, axis) for metric in self._metrics.values()), default=0.0)
         return last if last > 0 else 1.0
 
     def _latest(self, columns: FloatArray, axis: XAxis) -> float:
@@ -282,12 +289,7 @@ class Curves:
     def over(self, name: str, axis: XAxis) -> BlockSeries:
         """Return the curve of a metric over an x axis, over steps if the run does not have it; an empty curve of an
         unknown metric."""
-        version, drawn = self._drawn.get((name, axis), (-1, NO_BLOCKS))
-        if version != self.version:
-            version, known = self.version, axis if axis in self.axes else "step"
-            drawn = self._over(name, known)
-            self._drawn[name, axis] = (version, drawn)
-        return drawn
+        return self._cached(("over", name, axis), lambda: self._over(name, axis if axis in self.axes else "step"))
 
     def _over(self, name: str, axis: XAxis) -> BlockSeries:
         columns = self._columns(name)
@@ -347,11 +349,11 @@ class Curves:
     @property
     def keys(self) -> dict[str, str]:
         """The key of each metric by its name, without that of the epoch."""
-        if self._keys[0] != self.version:
-            version, names = self.version, self.names
-            keys = {name: name for name in names} if self.is_own else metric_keys(self.values(names))
-            self._keys = version, keys, {key: name for name, key in keys.items()}
-        return self._keys[1]
+        return self._cached(("keys",), self._find_keys)
+
+    def _find_keys(self) -> dict[str, str]:
+        names = self.names
+        return {name: name for name in names} if self.is_own else metric_keys(self.values(names))
 
     def values(self, names: Iterable[str]) -> dict[str, Extremes]:
         """Return the extremes of metrics."""
@@ -359,8 +361,7 @@ class Curves:
 
     def name_of(self, key: str) -> str:
         """Return the name of the metric with a key; "" if the run has none."""
-        _ = self.keys
-        names = self._keys[2]
+        names = self._cached(("names",), lambda: {known: name for name, known in self.keys.items()})
         return names.get(key) or names.get(SELECTION_KEYS.get(key, ""), "")
 
     def has(self, key: str) -> bool:

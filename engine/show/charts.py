@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, IntEnum, auto
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from engine.foreign.reading import EPOCH_NAMES, STEP_NAMES
@@ -181,12 +182,30 @@ def run_charts(curves: Curves) -> list[Chart]:
     return charts
 
 
+def compared_charts(runs: Sequence[Curves], charts: Sequence[Chart]) -> list[Chart]:
+    """Return the charts of several runs of which one has a value, then those of further metrics of foreign runs."""
+    known = [chart for chart in charts if any(run.has(key) for run in runs for key in chart.metrics)]
+    shown = {key for chart in charts for key in chart.metrics}
+    foreign = [run for run in runs if not run.is_own]
+    names = [name for chart in group_metrics(name for run in foreign for name in run.keys) for name in chart.metrics]
+    keys = dict.fromkeys(run.keys[name] for name in names for run in foreign if name in run.keys)
+    # That of the validation is a curve of the best epochs, too.
+    known += [metric_chart(key, smoothed=True) for key in keys if shown.isdisjoint((key, f"best_{key}"))]
+    return known
+
+
 def group_metrics(names: Iterable[str]) -> list[Chart]:
     """Return the charts of metrics, the most important ones first.
 
     The first loss, the first accuracy and the learning rate come before all others. The id of a chart is the part that
     the names of its metrics have in common, in lower case.
     """
+    return list(_group(tuple(dict.fromkeys(names))))
+
+
+# Thousands of names take longer to group than a frame.
+@lru_cache(maxsize=16)
+def _group(names: tuple[str, ...]) -> Sequence[Chart]:
     known = dict.fromkeys(names)
     groups: dict[str, dict[str, Source]] = {}
     titles: dict[str, str] = {}

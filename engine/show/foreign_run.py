@@ -7,7 +7,7 @@ own ones.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable
 
 from engine.command.metric_files import CommandMetrics
 from engine.command.run_metrics import metrics_of_run
@@ -15,24 +15,13 @@ from engine.foreign.activity import Activity, judge
 from engine.foreign.folders import ForeignRun
 from engine.runs.comparison import read_run as read_own_run
 from engine.runs.curve_reader import CurveReader
-from engine.runs.curves import MAX_METRIC_COLUMNS, SELECTION_KEYS, Curves
+from engine.runs.curves import MAX_METRIC_COLUMNS
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.foreign_record import foreign_record, with_metrics
 from engine.runs.foreign_rows import foreign_row
 from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
 from engine.runs.run_row import RunRow
-from engine.show.charts import group_metrics
-
-
-def further_keys(runs: Sequence[Curves], shown: Container[str]) -> list[str]:
-    """Return the keys of the metrics that have no curve in `shown`, the most important ones first."""
-    charts = group_metrics(name for curves in runs for name in curves.keys)
-    names = [name for chart in charts for name in chart.metrics]
-    keys = dict.fromkeys(curves.keys[name] for name in names for curves in runs if name in curves.keys)
-    selection = {key for best, key in SELECTION_KEYS.items() if best in shown}
-    return [key for key in keys if key not in shown and key not in selection]
-
 
 OnRead = Callable[[ForeignRun, float], object]
 """What is called while a run is read, with the part of it that has been read, from 0 to 1."""

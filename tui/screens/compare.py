@@ -21,8 +21,7 @@ from engine.runs.curves import X_AXES, Curves, default_axis
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
 from engine.runs.metrics import METRIC_PREFIX, METRICS, metric_of_key
-from engine.show.charts import Chart, Place, charts_of, metric_chart
-from engine.show.foreign_run import further_keys
+from engine.show.charts import Chart, Place, charts_of, compared_charts
 from engine.show.table import fit
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
@@ -74,8 +73,6 @@ class CompareScreen(ChartScreen):
         self._columns: list[Column] = []
         self._choice: tuple[str, ...] | None = None
         self._num_charts = 0
-        self._grouped_names: list[tuple[str, ...]] = []
-        self._further_keys: list[str] = []
         self._grouped = True
         self._shown = (-1, False)
         """Version of what is shown, and whether all had been read."""
@@ -251,14 +248,9 @@ class CompareScreen(ChartScreen):
         """Return the charts that the runs have a value for: those of every comparison, then those of foreign runs.
 
         Runs of gputrain have all of the first ones before they have values, except for optional ones."""
-        rows, runs = list(charts_of(Place.COMPARE)), self.data.known
-        names = [tuple(run.keys) for run in self._foreign]
-        if names != self._grouped_names:
-            # Thousands of names take longer to group than a frame.
-            self._grouped_names, self._further_keys = names, further_keys(self._foreign, {row.id for row in rows})
-        expected = {row.id for row in rows if not names and not (row.is_optional and runs)}
-        known = [row for row in rows if row.id in expected or any(run.has(row.id) for run in runs)]
-        return known + [metric_chart(key, smoothed=True) for key in self._further_keys]
+        runs, charts = self.data.known, charts_of(Place.COMPARE)
+        rows = compared_charts(runs, charts)
+        return rows if self._foreign else [row for row in charts if row in rows or not (row.is_optional and runs)]
 
     def _choose_charts(self) -> None:
         """Give each panel its chart."""
