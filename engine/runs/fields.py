@@ -26,11 +26,12 @@ from engine.runs.metrics import (
     Better,
     Metric,
     Unit,
+    better_of_name,
     find_key,
     fold_name,
     foreign_metric,
-    metric_names,
     own_metric,
+    own_metrics,
 )
 from engine.runs.run_config import default_values
 from engine.runs.run_record import DIVERGED
@@ -195,7 +196,10 @@ def names_of(
 ) -> Names:
     """Return the names of rows, those of most rows first. `directions` are the stored ones of the user's metrics."""
     rows = list(rows)
-    metrics = metric_names((row.record for row in rows), directions)
+    # Commands have names of their own for metrics of the registry, too.
+    printed = {name for row in rows if row.record.command for name in row.record.metric_names.values()}
+    own = own_metrics((row.record for row in rows), directions)
+    metrics = {name: better_of_name(name) for name in sorted(printed)} | own
     counts = Counter(key for row in rows for key in row.record.command_parameters)
     return Names(tuple(metrics.items()), tuple(key for key, _ in counts.most_common()), is_foreign)
 
@@ -350,7 +354,7 @@ def _logged_field(logged: str, names: Names, other: Field | None = None, *, best
     metric = _own_row(logged, names, best=best)
 
     def value(row: RunRow) -> Any:
-        key = row.record.metric_keys.get(logged)
+        key = row.record.key_of(logged)
         if key is None or (best and key in METRICS and not names.is_foreign):
             return None if other is None else other.value(row)
         return row.record.values.get(metric.source if best else key)

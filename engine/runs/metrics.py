@@ -423,20 +423,18 @@ def own_metrics(records: Iterable[RunRecord], directions: Mapping[str, Better] =
     return {name: directions.get(name) or better_of_name(name) for name in names}
 
 
-def metric_names(records: Iterable[RunRecord], directions: Mapping[str, Better] = NO_METRICS) -> dict[str, Better]:
-    """Return the names that runs have for their metrics, as `own_metrics` does, and those of commands for metrics of
-    the registry."""
-    rows = list(records)
-    printed = {name for record in rows if record.command for name in record.metric_names.values()}
-    return {name: better_of_name(name) for name in sorted(printed)} | own_metrics(rows, directions)
-
-
 def recorded_metrics(own: Mapping[str, Better]) -> list[Metric]:
     """Return the metrics that a record has a value of: those of METRICS, and `own` ones of the last and best epoch."""
     rows = [row for row in METRICS.values() if row.is_recorded]
     for name, better in own.items():
         rows += [own_metric(name, best=best, better=better) for best in (True, False)]
     return rows
+
+
+def figures_of(record: RunRecord, directions: Mapping[str, Better] = NO_METRICS) -> list[tuple[Metric, float]]:
+    """Return the numbers that a run has, with their metrics. `directions` are those of the user's own metrics."""
+    metrics = recorded_metrics(own_metrics([record], directions))
+    return [(metric, value) for metric in metrics if (value := metric.of_run(record)) is not None]
 
 
 def format_known(key: str, value: float | None, unknown: str = "") -> str:

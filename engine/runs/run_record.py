@@ -113,6 +113,9 @@ class RunFields(Record, frozen=True):
     """Statistics of each GPU over the run."""
 
 
+LOSSES = ("train_loss", "val_loss")
+
+
 class RunRecord(RunFields, frozen=True):
     """What is known of a run.
 
@@ -140,19 +143,24 @@ class RunRecord(RunFields, frozen=True):
         own = {key.removeprefix(METRIC_PREFIX): key for key in self.values if key.startswith(METRIC_PREFIX)}
         return {name: key for key, name in self.metric_names.items() if key in METRICS} | own
 
+    def key_of(self, name: str) -> str | None:
+        """Return the key of the metric that another program calls so; None if it logs none."""
+        if (own := METRIC_PREFIX + name) in self.values:
+            return own
+        return next((key for key, known in self.metric_names.items() if known == name and key in METRICS), None)
+
     @property
     def divergence(self) -> str:
         """Why the run learned nothing that lasts: it diverged, or its last loss is not finite; "" if neither."""
         if self.learning is not None and self.learning.fault is LearningFault.DIVERGED:
             return self.learning.message
         # A training ends at a loss that is not finite, a command need not.
-        losses = {key: name for key, name in self.metric_names.items() if key in ("train_loss", "val_loss")}
-        losses |= {
-            key: key.removeprefix(METRIC_PREFIX)
-            for key in self.values
-            if key.startswith(METRIC_PREFIX) and "loss" in key.casefold()
-        }
-        lost = [name for key, name in losses.items() if self.values.get(key) is None]
+        lost = [name for key, name in self.metric_names.items() if key in LOSSES and self.values.get(key) is None]
+        lost += [
+            key.removeprefix(METRIC_PREFIX)
+            for key, value in self.values.items()
+            if value is None and key.startswith(METRIC_PREFIX) and "loss" in key.casefold()
+        ]
         return f"the last {list_names(lost)} is not finite" if lost else ""
 
 

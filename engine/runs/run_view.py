@@ -1,5 +1,5 @@
 """What the list of runs shows: the rows that a filter selects, in an order. `tui.screens.runs` asks, in a thread for
-thousands of runs.
+thousands of runs, and `gputrain runs`.
 """
 
 from __future__ import annotations
@@ -101,13 +101,17 @@ def query_of(text: str, names: Names = NO_NAMES) -> Query | str:
 
 
 def make_view(request: ViewRequest, query: Query) -> RunView:
+    """Filter and sort the rows. While `optim.name` is typed, before `=adamw` follows, the list stays."""
+    view = apply_query(request, query)
+    earlier = None if view.matching else _without_key(query.text, request)
+    return view if earlier is None else apply_query(request, earlier)
+
+
+def apply_query(request: ViewRequest, query: Query) -> RunView:
     """Filter and sort the rows."""
     keep_archived = request.archived or "archived" in query.fields
     known = [row for row in request.rows if keep_archived or not row.archived]
     matching = query.filter(known)
-    if not matching and (earlier := _without_key(query.text, request)) is not None:
-        # The list stays while `optim.name` is typed, before `=adamw` follows.
-        query, matching = earlier, earlier.filter(known)
     if request.order is not None:
         matching = request.order.sort(matching)
     shown = matching if "sweep" in query.fields else fold_trials(matching, request.opened)

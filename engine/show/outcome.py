@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.metrics import Better, own_metrics, recorded_metrics
+from engine.runs.metrics import Better, figures_of
 from engine.runs.root import runs_root
-from engine.runs.run_record import RunRecord
 from engine.runs.run_row import RunRow
 from engine.utils.codec import ENTRIES, Finite, Integer, Record
 
@@ -56,14 +55,8 @@ def find_outcome(folder: RunFolder, row: RunRow, directions: Mapping[str, Better
     """Return the outcome of a run. `directions` are those of the user's own metrics. Reads the journal of a run that
     failed."""
     failure = _find_failure(folder, row) if row.state in ENDED_BADLY else None
-    return RunOutcome(figures=_figures(row.record, directions), failure=failure, remedy=_remedy(folder, row))
-
-
-def _figures(record: RunRecord, directions: Mapping[str, Better]) -> dict[str, float]:
-    metrics = [metric for metric in recorded_metrics(own_metrics([record], directions)) if metric.key not in NO_FIGURES]
-    values = {metric.key: metric.of_run(record) for metric in metrics}
-    known = [(key, value) for key, value in values.items() if value is not None]
-    return dict(known[:MAX_FIGURES])
+    figures = [(each.key, value) for each, value in figures_of(row.record, directions) if each.key not in NO_FIGURES]
+    return RunOutcome(figures=dict(figures[:MAX_FIGURES]), failure=failure, remedy=_remedy(folder, row))
 
 
 def _find_failure(folder: RunFolder, row: RunRow) -> RunFailure:

@@ -20,7 +20,7 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.journal import JournalReader
 from engine.runs.labels import RunLabels, read_labels
 from engine.runs.metric_directions import read_directions
-from engine.runs.metrics import own_metrics, recorded_metrics
+from engine.runs.metrics import figures_of
 from engine.runs.record_completion import open_run
 from engine.runs.run_record import RunRecord
 from engine.sync.rows import Row, batches, read_rows
@@ -138,8 +138,7 @@ class RunSync(ABC):
             self._save(sent_step=batch[-1].step)
         if ended:
             directions = read_directions(self.folder.path.parent)
-            figures = ((each.key, each.of_run(record)) for each in recorded_metrics(own_metrics([record], directions)))
-            values = {f"summary/{key}": float(value) for key, value in figures if value is not None}
+            values = {f"summary/{metric.key}": float(value) for metric, value in figures_of(record, directions)}
             self.finish(Row(max(self.state.sent_step, 1), record.updated_at or 0.0, values), record.message)
             self._is_open = False
 

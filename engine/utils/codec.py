@@ -28,6 +28,8 @@ from engine.utils.files import make_user_folder, overwrite_bytes, read_bytes, re
 __all__ = ["UNSET", "Meta", "UnsetType", "asdict", "field", "fields", "replace", "to_builtins"]
 
 FORMAT = 1
+# How `write_record` begins each file. For others, a second parser checks the format, 2 us of the 55 us of a listed run.
+_BEGINNING = f'{{\n  "format": {FORMAT},'.encode()
 # Python objects take up to 30 times the memory of their JSON text.
 MAX_JSON_BYTES = 1 << 24
 
@@ -150,7 +152,7 @@ def parser(kind: type[T]) -> Callable[[bytes | str], T]:
 def decode(data: bytes | str, kind: type[T]) -> T:
     """Return the record that `data` encodes. Raises InvalidRecordError."""
     try:
-        if isinstance(kind, type) and issubclass(kind, FileRecord):
+        if isinstance(kind, type) and issubclass(kind, FileRecord) and data[: len(_BEGINNING)] != _BEGINNING:
             _check_format(data)
         return _parse(data, kind)
     except (ValueError, RecursionError) as error:

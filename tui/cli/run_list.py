@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,44 +18,13 @@ from tui.cli.options import JsonOption, RunsDirOption, count_option
 from tui.cli.tree import subcommands
 
 if TYPE_CHECKING:
-    from engine.runs.query import Query
     from engine.runs.run_list import RunList
     from engine.runs.run_row import RunRow
-    from engine.runs.sort_order import SortOrder
 
 # After this time, a terminal shows what takes long.
 PATIENCE_SECONDS = 1.0
 READ_SECONDS = 0.25
 QUERY_HELP = "Condition: KEY=VALUE, also with != > < >= <= ~, or text in the name, state, tags or note."
-
-
-@dataclass(frozen=True)
-class ListOptions:
-    """What `gputrain runs` lists.
-
-    `with_archived` includes archived runs. `folds` makes one row of the trials of a sweep, unless the query names it.
-    """
-
-    query: Query
-    order: SortOrder | None
-    limit: int | None
-    with_archived: bool
-    folds: bool
-
-    def listed(self, rows: Sequence[RunRow]) -> list[RunRow]:
-        """Return the rows without the archived ones that are hidden."""
-        return [row for row in rows if self.with_archived or "archived" in self.query.fields or not row.archived]
-
-    def choose(self, rows: Sequence[RunRow]) -> list[RunRow]:
-        """Return the rows to list, in their order."""
-        from engine.runs.trials import fold_trials
-
-        matching = self.query.filter(self.listed(rows))
-        if self.order is not None:
-            matching = self.order.sort(matching)
-        if self.folds and "sweep" not in self.query.fields:
-            matching = fold_trials(matching)
-        return matching if self.limit is None else matching[: self.limit]
 
 
 @command(
@@ -102,6 +70,7 @@ def list_runs(
     from engine.runs.query import parse_columns, parse_query
     from engine.runs.root import runs_root
     from engine.runs.run_list import RunList
+    from engine.runs.run_view import ViewRequest, apply_query
     from engine.runs.sort_order import SortOrder
     from engine.utils.errors import UsageError, nearest
     from engine.utils.text import pluralize, printable
@@ -121,20 +90,19 @@ def list_runs(
     # The list is sorted by start, newest first, as it is read.
     order = SortOrder.parse(sort or "started_at", names, reverse=reverse) if sort or reverse else None
     query = parse_query(words or [], names)
-    options = ListOptions(query, order, count, with_archived, folds=not (as_json or quiet))
-    rows = options.choose(run_list.rows)
+    view = apply_query(ViewRequest(run_list.rows, order=order, archived=with_archived), query)
+    # Of a sweep, other programs get each trial.
+    rows = (view.matching if as_json or quiet else view.shown)[:count]
     for row in rows:
         if row.unreadable:
             typer.echo(printable(f"{row.name}: {row.message}"), err=True)
     if quiet:
         sys.stdout.writelines(f"{printable(row.name)}\n" for row in rows)
     elif as_json:
-        columns_of = (
-            {}
-            if fields is None
-            else {row.folder: {"columns": {field.name: field.value(row) for field in fields}} for row in rows}
-        )
-        print_json({"runs": [row.to_json() | columns_of.get(row.folder, {}) for row in rows]})
+        values = [row.to_json() for row in rows]
+        for row, each in zip(rows, values, strict=True) if fields is not None else ():
+            each["columns"] = {field.name: field.value(row) for field in fields or ()}
+        print_json({"runs": values})
     elif rows:
         sorted_by = order.field if sort and order is not None else None
         print_table(listed_columns(rows, sorted_by) if fields is None else field_columns(fields, rows), rows)
@@ -149,10 +117,9 @@ def list_runs(
     if (sweep := next((row.name for row in rows if row.trials), "")) and not quiet:
         condition = printable(shlex.quote(f"sweep={sweep}"))
         typer.echo(f"A sweep is one row; `gputrain runs {condition}` lists its trials.", err=True)
-    hidden = sum(row.archived for row in run_list.rows) if not with_archived else 0
-    if hidden and not (as_json or quiet) and "archived" not in options.query.fields:
-        verb = "is" if hidden == 1 else "are"
-        typer.echo(f"{pluralize(hidden, 'archived run')} {verb} not listed; --all lists them too.", err=True)
+    if view.hidden and not (as_json or quiet):
+        verb = "is" if view.hidden == 1 else "are"
+        typer.echo(f"{pluralize(view.hidden, 'archived run')} {verb} not listed; --all lists them too.", err=True)
 
 
 def _name_survivors(rows: Sequence[RunRow]) -> None:

@@ -15,7 +15,7 @@ from engine.runs.code_events import describe_code
 from engine.runs.fields import as_text
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.keys import quote_key
-from engine.runs.metrics import Better, format_metric, names_direction, own_metrics, recorded_metrics
+from engine.runs.metrics import Better, figures_of, format_metric, names_direction, own_metrics
 from engine.runs.records import CodeSummary
 from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError
@@ -43,12 +43,10 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
         facts["started" if record.devices or row.state == RunState.STARTING else "queued"] = (
             f"{format_date(record.started_at)}, {format_age(row.age_seconds)} ago"
         )
-    own = own_metrics([record], directions)
-    for metric in recorded_metrics(own):
-        value = metric.of_run(record)
-        if value is not None and (value or metric.key != "gpus" or not record.command):
+    for metric, value in figures_of(record, directions):
+        if value or metric.key != "gpus" or not record.command:
             facts[metric.label] = format_metric(metric, value)
-    if assumed := [name for name in own if name not in directions and not names_direction(name)]:
+    if assumed := [name for name in own_metrics([record]) if name not in directions and not names_direction(name)]:
         change = f"`gputrain runs better {shlex.quote(quote_key(assumed[0]))} low` changes it"
         facts["assumed"] = f"higher {list_names(assumed, 3)} is better; {change}"
     if record.train_images is not None:
