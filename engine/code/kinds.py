@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from engine.code.secret_files import PROGRAM_ENDINGS
+from engine.code.secret_files import NAME_WORD, PROGRAM_ENDINGS
 
 # Not even recorded.
 OUTPUT_ENDINGS = frozenset({".log", ".csv", ".tsv", ".jsonl", ".ndjson", ".out", ".err", ".pid", ".pyc", ".lock"})
@@ -31,7 +31,6 @@ RESULT_WORDS = frozenset({
 LIBRARY_ENDINGS = frozenset({".so", ".pyd", ".dylib", ".whl", ".egg", ".jar"})
 # Existing programs import new modules, but start no new script or notebook.
 IMPORTED_ENDINGS = (PROGRAM_ENDINGS | LIBRARY_ENDINGS) - {".ipynb", ".sh", ".bash", ".zsh"}
-_WORD = re.compile("[a-z]+")
 
 
 def is_output(path: str) -> bool:
@@ -47,7 +46,7 @@ def is_code(path: str) -> bool:
     name = path.rpartition("/")[2]
     if ending in TEXT_ENDINGS:
         return CODE_TEXTS.fullmatch(name) is not None
-    return ending not in DATA_ENDINGS and RESULT_WORDS.isdisjoint(_WORD.findall(name.casefold()))
+    return ending not in DATA_ENDINGS and RESULT_WORDS.isdisjoint(NAME_WORD.findall(name.casefold()))
 
 
 def is_imported(path: str) -> bool:

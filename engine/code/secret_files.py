@@ -22,7 +22,7 @@ PROGRAM_ENDINGS = frozenset({
     ".go", ".jl", ".r", ".m", ".lua", ".pl", ".rb", ".js", ".ts", ".java", ".scala", ".kt", ".swift", ".sh", ".bash",
     ".zsh", ".mk", ".cmake",
 })  # fmt: skip
-_WORD = re.compile("[a-z]+")
+NAME_WORD = re.compile("[a-z]+")
 # RFC 7468 and RFC 4716.
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|---- BEGIN SSH2 .*PRIVATE KEY")
 
@@ -36,7 +36,7 @@ def is_secret_file(path: str) -> bool:
     if any(fnmatchcase(parts[-1], pattern) for pattern in SECRET_NAMES):
         return True
     if PurePath(parts[-1]).suffix in PROGRAM_ENDINGS:
-        words = {word.upper() for word in _WORD.findall(parts[-1])}
+        words = {word.upper() for word in NAME_WORD.findall(parts[-1])}
         return not words.isdisjoint(SECRET_WORDS | {"CREDENTIALS"})
     return is_secret(name)
 

@@ -11,12 +11,19 @@ import csv
 from pathlib import Path
 
 from engine.foreign.growing_file import RowFile, read_head
-from engine.foreign.reading import MAX_ROW_VALUES, Columns, Listing, Log, Reading, parse_number
+from engine.foreign.reading import (
+    MAX_ROW_VALUES,
+    MAX_SNIFFED_FILES,
+    SNIFFED_BYTES,
+    Columns,
+    Listing,
+    Log,
+    Reading,
+    parse_number,
+)
 
 # Of other CSV files the heading decides: a data set is no log.
 KNOWN_NAMES = frozenset({"metrics.csv", "results.csv", "summary.csv", "training.csv", "progress.csv"})
-HEADING_BYTES = 1 << 14
-MAX_SNIFFED_FILES = 20  # per folder
 _DELIMITERS = ",;\t"
 
 
@@ -36,7 +43,7 @@ def _log(path: Path) -> Log:
 
 def is_log(path: Path) -> bool:
     """Whether the heading of a CSV file has a column with steps or epochs, and another one."""
-    heading = split_row(read_head(path, HEADING_BYTES).partition(b"\n")[0])[0]
+    heading = split_row(read_head(path, SNIFFED_BYTES).partition(b"\n")[0])[0]
     columns = Columns.find(heading)
     return len(heading) > 1 and bool(columns.step or columns.epoch)
 

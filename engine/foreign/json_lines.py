@@ -9,12 +9,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.foreign.growing_file import MAX_LINE_BYTES, RowFile, read_head
-from engine.foreign.reading import Columns, Listing, Log, Reading, flat_numbers, parse_json_object
+from engine.foreign.reading import (
+    MAX_SNIFFED_FILES,
+    SNIFFED_BYTES,
+    Columns,
+    Listing,
+    Log,
+    Reading,
+    flat_numbers,
+    parse_json_object,
+)
 
 ENDINGS = (".jsonl", ".ndjson", ".log.json")
 KNOWN_NAMES = frozenset({"metrics.json", "scalars.json", "log.json", "log.txt"})
-MAX_SNIFFED_FILES = 20  # per folder
-SNIFFED_BYTES = 1 << 14
 
 
 def find(listing: Listing) -> list[Log]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.foreign.folders import OWN_FILES, ForeignRun, FoundRuns, RunFinder, SearchLimits, merge_runs
-from engine.utils.process_table import ProcessId, ProcessStat, children_by_parent, live_processes
+from engine.utils.process_table import TICKS_PER_SECOND, ProcessId, ProcessStat, children_by_parent, live_processes
 from engine.utils.text import printable
 
 PROC = Path("/proc")
@@ -34,7 +34,6 @@ MAX_FOLDERS = 100
 MAX_PARENTS = 3
 SEARCH_SECONDS = 5.0
 LOG_ENDINGS = (".log", ".out", ".err", ".txt")
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -208,7 +207,7 @@ def _paths(run: ForeignRun) -> Iterator[Path]:
 def started_at(process: ProcessId) -> float:
     """Return when a process started, in Unix seconds."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.time() - time.clock_gettime(clock) + process.start_ticks / _TICKS_PER_SECOND
+    return time.time() - time.clock_gettime(clock) + process.start_ticks / TICKS_PER_SECOND
 
 
 def _describe(pid: int, status: ProcessStat, depth: int) -> HostProcess:

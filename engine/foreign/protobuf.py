@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-_VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5
+from engine.utils.event_file import I32, I64, LEN, VARINT
+
 _MAX_VARINT_BYTES = 10
 
 
@@ -29,16 +30,16 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             if tag >= 0x80:
                 tag, position = _varint(data, position - 1)
             kind = tag & 7
-            if kind in (_LEN, _VARINT):
+            if kind in (LEN, VARINT):
                 length = data[position]
                 position += 1
                 if length >= 0x80:
                     length, position = _varint(data, position - 1)
-                if kind == _VARINT:
+                if kind == VARINT:
                     yield tag >> 3, length
                     continue
-            elif kind in (_I64, _I32):
-                length = 8 if kind == _I64 else 4
+            elif kind in (I64, I32):
+                length = 8 if kind == I64 else 4
             else:
                 raise ProtobufError(f"unknown wire type {kind}")
             if length > end - position:

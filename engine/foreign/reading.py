@@ -27,6 +27,8 @@ MAX_METRICS = 2000  # per log
 MAX_NAME_LENGTH = 300
 MAX_ROW_VALUES = 2000
 MAX_ROW_DEPTH = 6
+# What decides whether a file is a log: its beginning, and of how many files of a folder.
+SNIFFED_BYTES, MAX_SNIFFED_FILES = 1 << 14, 20
 MAX_STEP = (1 << 63) - 1
 MAX_NUMBER_DIGITS = 400
 # Unix seconds of 2001 and 5138: a `time` column of seconds since the start lies below.

@@ -32,6 +32,7 @@ from engine.foreign.reading import (
     list_folder,
     to_unix_time,
 )
+from engine.utils.event_file import SESSION_START
 
 MAX_RECORD_BYTES = 1 << 18  # larger records hold images, audio or a graph
 MAX_READ_BYTES = 1 << 20
@@ -42,7 +43,6 @@ MAX_FILES = 1000
 _DOUBLE, _FLOAT = struct.Struct("<d"), struct.Struct("<f")
 # `SummaryWriter.add_hparams` of torch writes to a subfolder named for the time.
 _HPARAMS_FOLDER = re.compile(r"\d{9,11}\.\d+")
-_SESSION_START = 1
 # Length of what follows a damaged length: no file has as many bytes. A file server may still write it.
 _DAMAGED = 1 << 64
 # DataType in `types.proto`: the number of the field with the values, and the format of one value.
@@ -206,7 +206,7 @@ class _Event(NamedTuple):
                 elif number == 5 and isinstance(value, bytes):
                     summary = value
                 elif number == 7 and isinstance(value, bytes):
-                    starts_session = (1, _SESSION_START) in fields(value)
+                    starts_session = (1, SESSION_START) in fields(value)
         return cls(wall_time, step, summary, starts_session)
 
 

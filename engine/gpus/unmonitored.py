@@ -16,10 +16,10 @@ from engine.gpus.queue_terms import WHOLE_DEVICES, QueueTerms
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.selection import CudaDevice, reserved_by, shared_with
 from engine.gpus.snapshot import Snapshot
+from engine.gpus.visible_devices import QUERY_TIMEOUT_SECONDS
 from engine.utils.codec import Count, Record
 from engine.utils.helper_process import HelperError, ask_helper
 
-QUERY_TIMEOUT_SECONDS = 60.0
 ROCM_DRIVER = Path("/dev/kfd")
 DEVICE_FILES = Path("/dev")
 # The GPUs of WSL 2 and of Jetson have no /dev/nvidia0. /dev/dxg exists without an NVIDIA GPU, too.

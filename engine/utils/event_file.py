@@ -13,9 +13,10 @@ from ctypes import c_float
 from functools import cache
 
 _VERSION = "brain.Event:2"
-_SESSION_START = 1
+SESSION_START = 1
 _POLYNOMIAL, _ALL_BITS, _MASK_DELTA = 0x82F6_3B78, 0xFFFF_FFFF, 0xA282_EAD8
-_VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5
+VARINT, I64, LEN, I32 = 0, 1, 2, 5
+"""Wire types of protocol buffers."""
 
 
 def version_record(time: float) -> bytes:
@@ -25,12 +26,12 @@ def version_record(time: float) -> bytes:
 
 def session_start_record(time: float, step: int) -> bytes:
     """Return the record that makes TensorBoard drop what an earlier session wrote of this step and later ones."""
-    return _frame(_event(time, step, _message(7, _varint(1 << 3 | _VARINT) + _varint(_SESSION_START))))
+    return _frame(_event(time, step, _message(7, _varint(1 << 3 | VARINT) + _varint(SESSION_START))))
 
 
 def scalars_record(time: float, step: int, scalars: Mapping[str, float]) -> bytes:
     """Return the record of the values of a step by their tags. They are stored as float32."""
-    values = [_message(1, _text(1, tag) + _varint(2 << 3 | _I32) + _float32(value)) for tag, value in scalars.items()]
+    values = [_message(1, _text(1, tag) + _varint(2 << 3 | I32) + _float32(value)) for tag, value in scalars.items()]
     return _frame(_event(time, step, _message(5, b"".join(values))))
 
 
@@ -64,8 +65,8 @@ def _checksum(data: bytes) -> bytes:
 
 def _event(time: float, step: int, content: bytes) -> bytes:
     """Encode an `Event`. Protocol buffers omit a number that is 0."""
-    numbered = _varint(2 << 3 | _VARINT) + _varint(step) if step else b""
-    return _varint(1 << 3 | _I64) + struct.pack("<d", time) + numbered + content
+    numbered = _varint(2 << 3 | VARINT) + _varint(step) if step else b""
+    return _varint(1 << 3 | I64) + struct.pack("<d", time) + numbered + content
 
 
 def _text(number: int, text: str) -> bytes:
@@ -73,7 +74,7 @@ def _text(number: int, text: str) -> bytes:
 
 
 def _message(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | _LEN) + _varint(len(data)) + data
+    return _varint(number << 3 | LEN) + _varint(len(data)) + data
 
 
 def _float32(value: float) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 READ_BYTES = 1 << 16
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -92,7 +92,7 @@ def read_stat(pid: int) -> ProcessStat | None:
             parts[0].decode(),
             int(parts[1]),
             int(parts[2]),
-            (int(parts[11]) + int(parts[12])) / _TICKS_PER_SECOND,
+            (int(parts[11]) + int(parts[12])) / TICKS_PER_SECOND,
             int(parts[19]),
             int(parts[21]) * _PAGE_BYTES,
         )
