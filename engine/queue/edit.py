@@ -114,31 +114,35 @@ def set_begin(row: QueueRow, begin: float) -> str:
 def move(row: QueueRow, rows: Sequence[QueueRow], before: QueueRow | Destination) -> str:
     """Move a run before another run of this user, or to the beginning or the end of them.
 
-    It takes the priority of its new neighbor. Return what became of it, as a sentence. Raises UsageError."""
+    Return what became of it, as a sentence. Raises UsageError."""
     others = _other_runs(row, rows)
-    if not others:
-        return f"{row.name} is the only one of your runs that waits."
-    is_first, is_last = _rank(row) < _rank(others[0]), _rank(row) > _rank(others[-1])
-    if (before == "first" and is_first) or (before == "last" and is_last):
-        return f"{row.name} is already the {before} of your runs."
-    if before == "first":
-        return _order(row, others[0].priority, others[0].position - 1)
-    if before == "last":
-        return _order(row, others[-1].priority, others[-1].position + 1)
+    if not isinstance(before, QueueRow):
+        return _place(row, others, 0 if before == "first" else len(others))
     if before.key == row.key:
         raise UsageError.one(row.name, "cannot be moved before itself", code="conflict")
     index = next((index for index, each in enumerate(others) if each.key == before.key), None)
     if index is None:
         raise UsageError.one(before.name, "is not one of your waiting runs", code="wrong-state")
-    return _order(row, before.priority, _position_before(others, index))
+    return _place(row, others, index)
 
 
 def shift(row: QueueRow, rows: Sequence[QueueRow], step: Literal[-1, 1]) -> str:
     """Move a run by one place among those of this user. Return what became of it, as a sentence. Raises UsageError."""
     others = _other_runs(row, rows)
-    # To be behind the next run is to be before the one after it.
-    place = sum(_rank(each) < _rank(row) for each in others) + step
-    return move(row, rows, others[place] if 0 <= place < len(others) else "first" if step < 0 else "last")
+    return _place(row, others, min(max(_place_among(row, others) + step, 0), len(others)))
+
+
+def _place(row: QueueRow, others: Sequence[QueueRow], index: int) -> str:
+    """Move a run before the other run of this index, or behind all. It takes the priority of its new neighbor."""
+    if not others:
+        return f"{row.name} is the only one of your runs that waits."
+    if index == _place_among(row, others) and index in (0, len(others)):
+        return f"{row.name} is already the {'last' if index else 'first'} of your runs."
+    if index == len(others):
+        return _order(row, others[-1].priority, others[-1].position + 1)
+    target, previous = others[index], others[max(index - 1, 0)]
+    has_gap = index > 0 and previous.priority == target.priority
+    return _order(row, target.priority, (previous.position + target.position) / 2 if has_gap else target.position - 1)
 
 
 def _other_runs(row: QueueRow, rows: Sequence[QueueRow]) -> list[QueueRow]:
@@ -146,23 +150,12 @@ def _other_runs(row: QueueRow, rows: Sequence[QueueRow]) -> list[QueueRow]:
     return sorted((each for each in rows if each.is_own and each.is_live and each.key != row.key), key=_rank)
 
 
+def _place_among(row: QueueRow, others: Sequence[QueueRow]) -> int:
+    return sum(_rank(each) < _rank(row) for each in others)
+
+
 def _rank(row: QueueRow) -> tuple[int, float, float]:
     return -row.priority, row.position, row.since
-
-
-def _position_before(others: Sequence[QueueRow], index: int) -> float:
-    """Return a position between that of a run and that of the one before it, of equal priority."""
-    target = others[index]
-    if index == 0 or others[index - 1].priority != target.priority:
-        return target.position - 1
-    previous = others[index - 1].position
-    middle = (previous + target.position) / 2
-    if previous < middle < target.position:
-        return middle
-    # No number lies between the two: shift those before the target.
-    for step, other in enumerate(reversed([each for each in others[:index] if each.priority == target.priority])):
-        _order(other, other.priority, target.position - 2 - step)
-    return target.position - 1
 
 
 def _order(row: QueueRow, priority: int, position: float, result: str = "is moved") -> str:
