@@ -224,7 +224,8 @@ class ScriptTrial(Trial):
         stop_survivors(self.folder)
 
     def values(self, *, to_end: bool) -> Mapping[int, float | None]:
-        return self._metric.poll(to_end=to_end).by_step
+        self._metric.poll(to_end=to_end)
+        return self._metric.by_step
 
     def length(self, trials: Sequence[FrozenTrial]) -> int:
         # The length of the first trial that ended: with rungs that move, values of different steps would be compared.
@@ -236,10 +237,10 @@ class ScriptTrial(Trial):
         return min(ends)[1] if ends else 0
 
     def result(self) -> tuple[float, float | None] | Problem:
-        name, values = self.plan.settings.metric_name, self._metric.poll(to_end=True)
-        if values.best is not None:
-            return values.best, None
-        if values.by_step:
+        name, best = self.plan.settings.metric_name, self._metric.poll(to_end=True)
+        if best is not None:
+            return best, None
+        if self._metric.by_step:
             return Problem("", f"no value of {name} is finite", code="non-finite")
         found = f"found: {self._metric.found_names}" if self._metric.found_names else "found no metric"
         advice = ""
