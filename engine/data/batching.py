@@ -6,6 +6,8 @@ Called by preflight, the form and every rank. The order of the images and their 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -141,27 +143,26 @@ def empty_class_warnings(source: ImageSource) -> list[Problem]:
     ]
 
 
-def _unvalidated_class_warnings(source: ImageSource) -> list[Problem]:
-    """Return a warning if classes with training images have no validation image, but others have."""
+def _unvalidated_class_warnings(source: ImageSource) -> Iterator[Problem]:
+    """Yield a warning if classes with training images have no validation image, but others have."""
     in_train, in_val = class_counts(source), class_counts(source, "val")
     names = [source.classes[label] for label in np.flatnonzero((in_train > 0) & (in_val == 0))]
-    if not names or not in_val.any():
-        return []
-    subject = "a class has" if len(names) == 1 else f"{len(names)} classes have"
-    reason = f"{subject} no validation image, so the validation accuracy leaves out {list_names(names)}"
-    return [Problem("data", reason, "add images", code="empty-class")]
+    if names and in_val.any():
+        subject = "a class has" if len(names) == 1 else f"{len(names)} classes have"
+        reason = f"{subject} no validation image, so the validation accuracy leaves out {list_names(names)}"
+        yield Problem("data", reason, "add images", code="empty-class")
 
 
-def _similar_class_warnings(source: ImageSource) -> list[Problem]:
-    """Return a warning if the names of classes differ in case only."""
+def _similar_class_warnings(source: ImageSource) -> Iterator[Problem]:
+    """Yield a warning if the names of classes differ in case only."""
     by_name: dict[str, list[str]] = {}
     for name in source.classes:
         by_name.setdefault(name.casefold(), []).append(name)
     similar = [" and ".join(names) for names in by_name.values() if len(names) > 1]
-    if not similar:
-        return []
-    reason = f"classes differ in case only: {list_names(similar)}"
-    return [Problem("data", reason, "move their images into one folder if they are one class", code="similar-classes")]
+    if similar:
+        reason = f"classes differ in case only: {list_names(similar)}"
+        advice = "move their images into one folder if they are one class"
+        yield Problem("data", reason, advice, code="similar-classes")
 
 
 def _imbalance_warnings(config: Config, source: ImageSource) -> list[Problem]:

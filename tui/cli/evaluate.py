@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -131,19 +132,27 @@ def evaluation_overrides(changes: Sequence[str], flags: FlagOverrides) -> list[s
     return [*changes, *(f"{key}={value}" for key, (_, value) in flags.items())]
 
 
-def print_evaluation(
-    folder: RunFolder, model: ModelOptions, overrides: Sequence[str], split: Split, *, as_json: bool
-) -> None:
-    """Evaluate a checkpoint and print the result. Raises UsageError."""
+@contextmanager
+def opened_checkpoint(folder: RunFolder, model: ModelOptions) -> Iterator[tuple[TrainedCheckpoint, str]]:
+    """Read the chosen checkpoint and reserve the device to evaluate it on. Raises UsageError."""
     from engine.utils.libraries import check_training
 
     check_training("gputrain evaluate")
     from engine.inference.device import reserve_device
-    from engine.inference.evaluate import evaluate_checkpoint
     from engine.inference.trained_model import read_trained_checkpoint
 
     trained = read_trained_checkpoint(folder, model.checkpoint, raw=model.raw, code_trust=model.trust)
     with reserve_device(model.gpus, folder.name, print_warning) as reserved:
+        yield trained, reserved
+
+
+def print_evaluation(
+    folder: RunFolder, model: ModelOptions, overrides: Sequence[str], split: Split, *, as_json: bool
+) -> None:
+    """Evaluate a checkpoint and print the result. Raises UsageError."""
+    with opened_checkpoint(folder, model) as (trained, reserved):
+        from engine.inference.evaluate import evaluate_checkpoint
+
         result = evaluate_checkpoint(trained, overrides, split, reserved)
     print_unread(result.unread, len(result.unread))
     if as_json:
@@ -159,17 +168,12 @@ def evaluate_and_store(folder: RunFolder, model: ModelOptions, request: Inspecti
 
     An inspection that cannot be stored is only a warning.
     """
-    from engine.utils.libraries import check_training
+    with opened_checkpoint(folder, model) as (trained, reserved):
+        from engine.inference.inspect import inspect_checkpoint
 
-    check_training("gputrain evaluate")
-    from engine.inference.device import reserve_device
-    from engine.inference.inspect import inspect_checkpoint
-    from engine.inference.stored_inspection import keep_inspection
-    from engine.inference.trained_model import read_trained_checkpoint
-
-    trained = read_trained_checkpoint(folder, model.checkpoint, raw=model.raw, code_trust=model.trust)
-    with reserve_device(model.gpus, folder.name, print_warning) as reserved:
         inspection = inspect_checkpoint(folder, trained, request, reserved)
+    from engine.inference.stored_inspection import keep_inspection
+
     if (problem := keep_inspection(folder, inspection)) is not None:
         print_warning(problem)
     return inspection

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated
@@ -83,17 +83,11 @@ class FolderScan:
 
 
 @dataclass(frozen=True)
-class FolderSource(EncodedSource):
-    """Images of a folder, decoded on load. `paths` are relative to `root`; `sizes` are those of the files in bytes."""
+class FolderSource(FolderScan, EncodedSource):
+    """Images of a scanned folder, decoded on load. `paths` are relative to `root`."""
 
     root: str
     format: ImageFormat
-    classes: tuple[str, ...]
-    paths: dict[Part, list[str]]
-    labels: dict[Part, Labels]
-    sizes: dict[Part, NDArray[np.int64]]
-    skipped: tuple[str, ...]
-    warnings: tuple[Problem, ...]
 
     @property
     def cache_root(self) -> str:
@@ -123,18 +117,23 @@ def open_folder(data: DataConfig, seed: int) -> FolderSource:
     """Scan a folder and split it into training and validation images. Raises UsageError with every problem found."""
     root = Path(str(data.path))
     scan = scan_folder(root, allow_empty=data.allow_empty)
-    paths, labels, sizes, warnings = scan.paths, scan.labels, scan.sizes, scan.warnings
-    if "val" not in paths:
+    if "val" not in scan.paths:
         rows: dict[Part, Indices] = dict(
-            zip(PARTS, stratified_split(labels["train"], data.val_split, seed), strict=True)
+            zip(PARTS, stratified_split(scan.labels["train"], data.val_split, seed), strict=True)
         )
-        split: dict[Part, list[str]] = {part: [paths["train"][row] for row in rows[part].tolist()] for part in PARTS}
+        split: dict[Part, list[str]] = {
+            part: [scan.paths["train"][row] for row in rows[part].tolist()] for part in PARTS
+        }
         digests = {part: scan.digests["train"][rows[part]] for part in PARTS}
-        warnings += tuple(_repeated_image_warnings(split, digests))
-        paths = paths | split
-        labels = labels | {part: labels["train"][rows[part]] for part in PARTS}
-        sizes = sizes | {part: sizes["train"][rows[part]] for part in PARTS}
-    return FolderSource(str(root), encoded_format(data), scan.classes, paths, labels, sizes, scan.skipped, warnings)
+        scan = replace(
+            scan,
+            paths=scan.paths | split,
+            labels=scan.labels | {part: scan.labels["train"][rows[part]] for part in PARTS},
+            sizes=scan.sizes | {part: scan.sizes["train"][rows[part]] for part in PARTS},
+            warnings=(*scan.warnings, *_repeated_image_warnings(split, digests)),
+        )
+    # The ranks need no digests.
+    return FolderSource(**vars(replace(scan, digests={})), root=str(root), format=encoded_format(data))
 
 
 def _repeated_image_warnings(paths: dict[Part, list[str]], digests: dict[Part, NDArray[np.int64]]) -> Iterator[Problem]:
