@@ -12,6 +12,7 @@ from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult, RenderResult
 from textual.binding import Binding, BindingType
+from textual.containers import Vertical
 from textual.geometry import Size
 from textual.reactive import Reactive
 from textual.renderables.background_screen import BackgroundScreen
@@ -32,6 +33,7 @@ from tui.textual_internals import strips_of
 from tui.widgets.dimmed_screen import DimmedScreen
 from tui.widgets.entry import TextEntry
 from tui.widgets.keys import Keys
+from tui.widgets.lines import escape_markup
 from tui.widgets.text_line import TextLine
 
 if TYPE_CHECKING:
@@ -116,12 +118,31 @@ class ResizableScreen(Screen[Result], Generic[Result]):
         self.set_class(hides, "-too-small")
 
 
-class Dialog(ModalScreen[Result], ResizableScreen[Result], Generic[Result]):
-    """Base class of the dialogs. Returns a result to the screen below."""
+class Dialog(ModalScreen[Result | None], ResizableScreen[Result | None], Generic[Result]):
+    """Base class of the dialogs: a box with a title and a hint on its keys. Returns a result to the screen below, None
+    if it is left."""
 
-    def __init__(self) -> None:
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
+    HINT: ClassVar[str]
+    BOX_CLASSES: ClassVar[str] = "dialog"
+
+    def __init__(self, title: str) -> None:
         super().__init__()
+        self._title = title
         self.opened_at = time.monotonic()
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes=self.BOX_CLASSES) as box:
+            box.border_title = escape_markup(self._title)
+            yield from self.compose_box()
+            yield Static(self.HINT, classes="hint", markup=False)
+
+    def compose_box(self) -> ComposeResult:
+        """Yield what is between the title and the hint."""
+        raise NotImplementedError
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
 
     def render(self) -> RenderResult:  # type: ignore[override]  # it takes any Visual
         below = super().render()

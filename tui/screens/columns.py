@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
-from textual.widgets import Input, Static
+from textual.widgets import Input
 
 from engine.runs.columns import ColumnChoice
 from engine.runs.keys import quote_key
@@ -18,12 +17,11 @@ from engine.runs.sort_order import SortOrder
 from engine.show.table import Align, Shorten, cell_width, pad
 from engine.utils.text import printable
 from tui.palette import ACCENT, MUTED
-from tui.screens.base import Dialog
+from tui.screens.base import Dialog, Result
 from tui.tables.runs import SORT_SIGNS
 from tui.widgets.entry import TextEntry
 from tui.widgets.lines import KeyedRow, Lines
 
-Result = TypeVar("Result")
 MAX_SHOWN_ROWS = 14
 MAX_KEY_COLUMNS = 28
 NO_MATCH = Text("No column has such a name", MUTED)
@@ -42,30 +40,26 @@ class SearchEntry(TextEntry):
             event.prevent_default()
 
 
-class SearchDialog(Dialog[Result | None], Generic[Result]):
+class SearchDialog(Dialog[Result]):
     """Lists the choices that contain the typed text. Subclasses say what enter and blank do."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", show=False),
         Binding("up", "move(-1)", show=False),
         Binding("down", "move(1)", show=False),
         Binding("pageup", "move(-10)", show=False),
         Binding("pagedown", "move(10)", show=False),
     ]
-    HINT: ClassVar[str] = "type to search   enter choose   esc cancel"
+    HINT = "type to search   enter choose   esc cancel"
 
     def __init__(self, title: str, choices: Sequence[ColumnChoice]) -> None:
-        super().__init__()
-        self._title, self._choices = title, list(choices)
+        super().__init__(title)
+        self._choices = list(choices)
         longest = max((cell_width(_shown(choice)) for choice in self._choices), default=0)
         self._key_columns = min(longest, MAX_KEY_COLUMNS)
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog") as box:
-            box.border_title = self._title
-            yield SearchEntry(self.consume_key)
-            yield Lines(selectable=True)
-            yield Static(self.HINT, classes="hint", markup=False)
+    def compose_box(self) -> ComposeResult:
+        yield SearchEntry(self.consume_key)
+        yield Lines(selectable=True)
 
     def on_mount(self) -> None:
         lines = self.query_one(Lines)
@@ -105,9 +99,6 @@ class SearchDialog(Dialog[Result | None], Generic[Result]):
 
     def action_move(self, rows: int) -> None:
         self.query_one(Lines).action_move(rows)
-
-    def action_leave(self) -> None:
-        self.dismiss(None)
 
 
 def _shown(choice: ColumnChoice) -> str:

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.widgets import Input, Static
 
 from engine.runs.folder import RunFolder
@@ -20,32 +19,30 @@ from tui.screens.form_rows import picked_gpus
 from tui.widgets.entry import TextEntry
 
 
-class CommandDialog(Dialog[list[str] | None]):
+class CommandDialog(Dialog[list[str]]):
     """Type a command. Returns the arguments of `gputrain` that run it, or None if canceled.
 
     The arrow keys show the `earlier` lines, the oldest of which is first.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", show=False),
         Binding("up", "recall(-1)", show=False),
         Binding("down", "recall(1)", show=False),
     ]
+    HINT = "enter start   tab options   ↑ ↓ earlier commands   esc cancel"
+    BOX_CLASSES = "dialog wide"
 
     def __init__(self, line: CommandLine, earlier: Sequence[CommandLine] = ()) -> None:
-        super().__init__()
+        super().__init__("Run a command")
         self._lines, self._position = [*earlier, line], len(earlier)
 
-    def compose(self) -> ComposeResult:
+    def compose_box(self) -> ComposeResult:
         line = self._lines[-1]
-        with Vertical(classes="dialog wide") as box:
-            box.border_title = "Run a command"
-            yield Static("Command, in this working folder", classes="label", markup=False)
-            yield TextEntry(line.words, id="words", placeholder="python train.py --lr 0.1")
-            yield Static("Options of gputrain run", classes="label", markup=False)
-            yield TextEntry(line.options, id="options", placeholder="--gpus free:2 --queue --name fit --time-limit 60")
-            yield Static("", classes="problem", markup=False)
-            yield Static("enter start   tab options   ↑ ↓ earlier commands   esc cancel", classes="hint")
+        yield Static("Command, in this working folder", classes="label", markup=False)
+        yield TextEntry(line.words, id="words", placeholder="python train.py --lr 0.1")
+        yield Static("Options of gputrain run", classes="label", markup=False)
+        yield TextEntry(line.options, id="options", placeholder="--gpus free:2 --queue --name fit --time-limit 60")
+        yield Static("", classes="problem", markup=False)
 
     @property
     def _line(self) -> CommandLine:
@@ -66,9 +63,6 @@ class CommandDialog(Dialog[list[str] | None]):
         for name, text in (("#words", line.words), ("#options", line.options)):
             entry = self.query_one(name, TextEntry)
             entry.value, entry.cursor_position = text, len(text)
-
-    def action_leave(self) -> None:
-        self.dismiss(None)
 
 
 def ask_command(app: App[None], services: AppServices, run: RunFolder | None = None) -> None:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.widgets import Input, Static
 
 from engine.show.readings import GpuReading
@@ -20,45 +19,49 @@ from engine.utils.text import pluralize, printable
 from tui.flags import WAITING_KEYS
 from tui.keymap import Key
 from tui.palette import BAD, MUTED, STRONG
-from tui.screens.base import AppServices, Dialog
+from tui.screens.base import AppServices, Dialog, Result
 from tui.tables import wrap_text
 from tui.tables.keys import help_lines, meaning_lines
 from tui.widgets.entry import TextEntry
-from tui.widgets.lines import KeyedRow, Lines, escape_markup
+from tui.widgets.lines import KeyedRow, Lines
 
 # Of a dialog with a text: frame, empty line and hint.
 FRAME_ROWS = 4
 MAX_EPOCHS_DIGITS = 9
 
 
-class ChoiceDialog(Dialog[str | None]):
-    """Choose one of several rows. Returns the row's key, or None if canceled."""
+class RowsDialog(Dialog[Result]):
+    """Shows rows to choose from, below a note if there is one."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "leave", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "leave", show=False)]
 
     def __init__(self, title: str, rows: Sequence[KeyedRow], note: str = "") -> None:
-        super().__init__()
-        self._title, self._rows, self._note = title, list(rows), note
+        super().__init__(title)
+        self._rows, self._note = list(rows), note
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog") as box:
-            box.border_title = escape_markup(self._title)
-            if self._note:
-                yield Static(self._note, classes="note", markup=False)
-            yield Lines(selectable=True)
-            yield Static("enter choose   esc cancel", classes="hint")
+    def compose_box(self) -> ComposeResult:
+        if self._note:
+            yield Static(self._note, classes="note", markup=False)
+        yield Lines(selectable=True)
 
     def on_mount(self) -> None:
         lines = self.query_one(Lines)
         lines.styles.height = min(len(self._rows), 16)
-        lines.set_rows(self._rows)
+        self.update_rows()
         lines.focus()
+
+    def update_rows(self) -> None:
+        """Show the rows."""
+        self.query_one(Lines).set_rows(self._rows)
+
+
+class ChoiceDialog(RowsDialog[str]):
+    """Choose one of several rows. Returns the row's key, or None if canceled."""
+
+    HINT = "enter choose   esc cancel"
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         self.dismiss(event.key)
-
-    def action_leave(self) -> None:
-        self.dismiss(None)
 
 
 def confirm(app: App[Any], question: str, no: str, yes: str, then: Callable[[], object], about: str = "") -> None:
@@ -91,30 +94,17 @@ def ask_to_share_gpus(
     confirm(app, question, "Do not start", "Start, and share them", start, printable(in_use))
 
 
-class MultiChoiceDialog(Dialog[list[str] | None]):
+class MultiChoiceDialog(RowsDialog[list[str]]):
     """Choose any number of rows. Returns their keys, or None if canceled."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q", "leave", show=False),
-        Binding("space", "turn", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("space", "turn", show=False)]
+    HINT = "space select   enter confirm   esc cancel"
 
     def __init__(self, title: str, rows: Sequence[KeyedRow], selected: Sequence[str]) -> None:
-        super().__init__()
-        self._title, self._rows, self._selected = title, list(rows), set(selected)
+        super().__init__(title, rows)
+        self._selected = set(selected)
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog") as box:
-            box.border_title = escape_markup(self._title)
-            yield Lines(selectable=True)
-            yield Static("space select   enter confirm   esc cancel", classes="hint")
-
-    def on_mount(self) -> None:
-        self.query_one(Lines).styles.height = min(len(self._rows), 16)
-        self._update_rows()
-        self.query_one(Lines).focus()
-
-    def _update_rows(self) -> None:
+    def update_rows(self) -> None:
         marks = {True: Text("[x] ", STRONG), False: Text("[ ] ")}
         self.query_one(Lines).set_rows(
             [KeyedRow(row.key, marks[row.key in self._selected] + row.text) for row in self._rows]
@@ -123,22 +113,19 @@ class MultiChoiceDialog(Dialog[list[str] | None]):
     def action_turn(self) -> None:
         if (key := self.query_one(Lines).selected_key) is not None:
             self._selected ^= {key}
-            self._update_rows()
+            self.update_rows()
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         self.dismiss([row.key for row in self._rows if row.key in self._selected])
 
-    def action_leave(self) -> None:
-        self.dismiss(None)
 
-
-class TextInputDialog(Dialog[str | None]):
+class TextInputDialog(Dialog[str]):
     """Enter a line of text. Returns it stripped, or None if canceled; also if empty, unless it `may_be_empty`.
 
     `check` raises UsageError if a text is refused; the dialog stays open and says why.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
+    HINT = "enter confirm   esc cancel"
 
     def __init__(
         self,
@@ -149,17 +136,14 @@ class TextInputDialog(Dialog[str | None]):
         *,
         may_be_empty: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(title)
         self._may_be_empty = may_be_empty
-        self._title, self._value, self._note, self._check = title, value, note, check
+        self._value, self._note, self._check = value, note, check
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog") as box:
-            box.border_title = escape_markup(self._title)
-            yield Static(self._note, classes="note", markup=False)
-            yield TextEntry(self._value)
-            yield Static("", classes="problem", markup=False)
-            yield Static("enter confirm   esc cancel", classes="hint")
+    def compose_box(self) -> ComposeResult:
+        yield Static(self._note, classes="note", markup=False)
+        yield TextEntry(self._value)
+        yield Static("", classes="problem", markup=False)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         value = event.value.strip()
@@ -170,9 +154,6 @@ class TextInputDialog(Dialog[str | None]):
             self.query_one(".problem", Static).update(str(error))
         else:
             self.dismiss(value if value or self._may_be_empty else None)
-
-    def action_leave(self) -> None:
-        self.dismiss(None)
 
 
 def epochs_dialog(name: str, epochs: int) -> TextInputDialog:
@@ -192,13 +173,14 @@ class TextDialog(Dialog[None]):
     """Read lines of text, wrapped to the dialog's width, and copy them, or `copied_text` instead."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,enter", "leave", show=False),
+        Binding("q,enter", "leave", show=False),
         Binding("ctrl+y", "copy", show=False),
     ]
+    HINT = "j k g G scroll   ^y copy   esc close"
+    BOX_CLASSES = "dialog wide"
 
     def __init__(self, title: str, lines: Sequence[Text], copied_text: str = "") -> None:
-        super().__init__()
-        self._title = title
+        super().__init__(title)
         self.show(lines, copied_text)
 
     def show(self, lines: Sequence[Text], copied_text: str = "") -> None:
@@ -208,11 +190,8 @@ class TextDialog(Dialog[None]):
         if self.is_mounted:
             self._update_lines()
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog wide") as box:
-            box.border_title = escape_markup(self._title)
-            yield Lines()
-            yield Static("j k g G scroll   ^y copy   esc close", classes="hint")
+    def compose_box(self) -> ComposeResult:
+        yield Lines()
 
     def on_mount(self) -> None:
         self.query_one(Lines).focus()
@@ -231,9 +210,6 @@ class TextDialog(Dialog[None]):
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard(self._copied_text)
-
-    def action_leave(self) -> None:
-        self.dismiss(None)
 
 
 class ConfigDialog(TextDialog):

@@ -38,7 +38,7 @@ class LogDialog(Dialog[None]):
     ]
 
     def __init__(self, name: str, read: Callable[[], Sequence[str]]) -> None:
-        super().__init__()
+        super().__init__("")
         self._run_name, self._read = name, read
         self._log: tuple[str, ...] = ()
         self._wrapped: dict[str, list[Text]] = {}
@@ -174,7 +174,4 @@ class LogDialog(Dialog[None]):
             search.action_dismiss()
             self.query_one("#log-lines").focus()
         else:
-            self.dismiss(None)
-
-    def action_leave(self) -> None:
-        self.dismiss(None)
+            self.action_leave()
