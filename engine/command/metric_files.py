@@ -45,7 +45,9 @@ MAX_FILES_BYTES = 1 << 20
 
 # A working folder may be a home: of a search, as much as a second of a core can list.
 DATA_FOLDERS = frozenset({"data", "dataset", "datasets", "env", "venv"})
-SEARCH_LIMITS = SearchLimits(depth=6, folders=3000, runs=5000, entries=200_000, skipped=SKIPPED_FOLDERS | DATA_FOLDERS)
+SEARCH_LIMITS = SearchLimits(
+    reads_text=False, depth=6, folders=3000, runs=5000, entries=200_000, skipped=SKIPPED_FOLDERS | DATA_FOLDERS
+)
 SEARCH_SECONDS = 1.5
 # Of a core, which decides only for a folder with more than 50 inner ones. A program creates most files when it starts.
 FIRST_SHARE, FIRST_SECONDS, LATER_SHARE = 0.004, 60.0, 0.0005

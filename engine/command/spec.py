@@ -61,7 +61,7 @@ class Program(FileRecord, frozen=True, kw_only=True):
     tty: bool = True
     """Whether its output goes to a terminal of its own; otherwise stdout and stderr are pipes."""
     parse: Annotated[tuple[str, ...], ENTRIES] = ()
-    """Regular expressions that find metrics in the output, beside those of `engine.command.output_metrics`."""
+    """Regular expressions that find metrics in the output, beside those of `engine.foreign.output_metrics`."""
     metrics: Annotated[tuple[str, ...], ENTRIES] = ()
     """Files and folders with its metrics; empty: those that appear below the working folder."""
     on_resume: Annotated[tuple[Argument, ...], ENTRIES] = ()

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.command.line_metrics import MAX_LINE_LENGTH
-from engine.command.output_metrics import OutputMetrics
+from engine.foreign.output_metrics import OutputMetrics
 from engine.foreign.points import Point
+from engine.foreign.text_log import feed_line
 from engine.runs.folder import RunFolder
 from engine.runs.root import is_run_folder
 from engine.utils.errors import UsageError, raise_if_any
@@ -17,10 +17,6 @@ from engine.utils.files import open_regular_file
 from engine.utils.text import printable
 
 MAX_READ_BYTES = 1 << 20  # a longer line is skipped
-# Colors and other escape sequences: the log of a run keeps colors.
-_ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
-# A program that draws the whole screen begins a new line.
-_NEW_SCREEN = re.compile(r"\x1b\[[0-9;]{0,8}[HJ]")
 # What gputrain itself writes to the log of a run begins with a time, see `engine.runs.event_lines`.
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ")
 
@@ -59,9 +55,7 @@ def try_parse(path: Path, patterns: Sequence[str] = ()) -> TriedFile:
         for line in _read_lines(path):
             if is_log and _STAMP.match(line):
                 continue
-            *drawn, final = line.split("\r")
-            # A run sees a bar a few times per second; which of its states these are, the file does not tell.
-            points = [point for text in drawn for point in parser.feed_drawn([text])] + parser.feed(final)
+            points = feed_line(parser, line)
             tried.num_lines += 1
             tried.num_used += bool(points)
             tried.add(points)
@@ -73,12 +67,10 @@ def try_parse(path: Path, patterns: Sequence[str] = ()) -> TriedFile:
 
 
 def _read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines without colors. One that was redrawn has carriage returns. Raises OSError."""
+    """Yield the lines as they were written. Raises OSError."""
     is_begun = False
     with open_regular_file(path) as file:
         while line := file.readline(MAX_READ_BYTES):
             is_rest, is_begun = is_begun, not line.endswith(b"\n")
-            if is_rest or len(line) == MAX_READ_BYTES:
-                continue
-            parts = _NEW_SCREEN.sub("\r", line.decode(errors="replace").rstrip("\r\n")).split("\r")
-            yield "\r".join(_ESCAPES.sub("", text) if len(text) <= 4 * MAX_LINE_LENGTH else text for text in parts)
+            if not is_rest and len(line) < MAX_READ_BYTES:
+                yield line.decode(errors="replace")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from engine.foreign.growing_file import RowFile, read_head
+from engine.foreign.growing_file import RowFile, head_lines
 from engine.foreign.reading import (
     MAX_ROW_VALUES,
     MAX_SNIFFED_FILES,
@@ -19,22 +19,28 @@ from engine.foreign.reading import (
     Listing,
     Log,
     Reading,
-    parse_number,
+    parse_cell,
 )
 
 # Of other CSV files the heading decides: a data set is no log.
-KNOWN_NAMES = frozenset({"metrics.csv", "results.csv", "summary.csv", "training.csv", "progress.csv"})
+KNOWN_NAMES = frozenset({"metrics.csv", "results.csv", "summary.csv", "training.csv", "progress.csv", "monitor.csv"})
 _DELIMITERS = ",;\t"
+COMMENT = b"#"
 
 
 def find(listing: Listing) -> list[Log]:
     """Return a log for each CSV file that has a known name, or a column with steps or epochs."""
     named = [name for name in listing.files if name.endswith((".csv", ".tsv"))]
-    known = [name for name in named if name in KNOWN_NAMES]
-    others = [name for name in named if name not in KNOWN_NAMES][:MAX_SNIFFED_FILES]
+    known = [name for name in named if _is_known(name)]
+    others = [name for name in named if not _is_known(name)][:MAX_SNIFFED_FILES]
     paths = [listing.folder / name for name in known]
     paths += [path for path in (listing.folder / name for name in others) if is_log(path)]
     return [_log(path) for path in paths]
+
+
+def _is_known(name: str) -> bool:
+    # `0.monitor.csv`
+    return name in KNOWN_NAMES or ".".join(name.split(".")[-2:]) in KNOWN_NAMES
 
 
 def _log(path: Path) -> Log:
@@ -43,7 +49,8 @@ def _log(path: Path) -> Log:
 
 def is_log(path: Path) -> bool:
     """Whether the heading of a CSV file has a column with steps or epochs, and another one."""
-    heading = split_row(read_head(path, SNIFFED_BYTES).partition(b"\n")[0])[0]
+    lines = (line for line in head_lines(path, SNIFFED_BYTES) if not line.startswith(COMMENT))
+    heading = split_row(next(lines, b""))[0]
     columns = Columns.find(heading)
     return len(heading) > 1 and bool(columns.step or columns.epoch)
 
@@ -62,7 +69,7 @@ def split_row(line: bytes, delimiter: str = "") -> tuple[list[str], str]:
             cells = []
     else:
         cells = text.split(delimiter)
-    return [cell.strip() for cell in cells[:MAX_ROW_VALUES]], delimiter
+    return [cell.strip() for cell in cells], delimiter
 
 
 class CsvFile(RowFile):
@@ -71,6 +78,7 @@ class CsvFile(RowFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._heading: list[str] = []
+        self._is_cut = self._has_long_rows = False
         self._columns = Columns(None, None, None)
         self._delimiter = ""
 
@@ -83,17 +91,34 @@ class CsvFile(RowFile):
 
     def _read_row(self, line: bytes, reading: Reading) -> None:
         if not self._heading:
-            self._heading, self._delimiter = split_row(line)
-            self._columns = Columns.find(self._heading)
+            if not line.startswith(COMMENT):
+                heading, self._delimiter = split_row(line)
+                self._set_heading(heading)
             return
         cells, _ = split_row(line, self._delimiter)
+        has_decimal_commas = self._delimiter != ","
         row = {}
         for name, cell in zip(self._heading, cells, strict=False):
-            if cell and (number := parse_number(cell)) is not None:
+            if cell and name and (number := parse_cell(cell, decimal_commas=has_decimal_commas)) is not None:
                 row[name] = number
         if row:
+            self._has_long_rows = self._has_long_rows or len(cells) > len(self._heading)
             self.add_row(row, self._columns, reading)
-        elif any((columns := Columns.find(cells))[:2]):
+        elif any(Columns.find(cells)[:2]):
             # A resumed run writes a heading again, maybe with other columns.
-            self._heading, self._columns = cells, columns
+            self._set_heading(cells)
             self._restarts.expect()
+
+    def _set_heading(self, cells: list[str]) -> None:
+        self._is_cut = len(cells) > MAX_ROW_VALUES
+        self._heading = cells[:MAX_ROW_VALUES]
+        self._columns = Columns.find(self._heading)
+
+    @property
+    def problem(self) -> str | None:
+        reasons = [super().problem]
+        if self._is_cut:
+            reasons.append(f"only the first {MAX_ROW_VALUES:,} columns of {self._file.path.name} are read")
+        elif self._has_long_rows:
+            reasons.append(f"{self._file.path.name} has rows with more cells than its heading; these are not read")
+        return "; ".join(filter(None, reasons)) or None

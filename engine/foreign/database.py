@@ -2,7 +2,7 @@
 
 `trackio` and `mlflow_database` add what is in a row. A database is opened as immutable
 (https://www.sqlite.org/uri.html#uriimmutable): SQLite then takes no lock, and creates no `-shm` and no `-wal` file.
-What is only in a `-wal` file is seen after the next checkpoint: SQLite makes one when a writer closes its connection.
+While a writer is connected, new rows may be only in a `-wal` file: then a private copy of both is opened.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote
 
 from engine.foreign.growing_file import read_head
 from engine.foreign.reading import MAX_NAME_LENGTH, POLL_BYTES, Listing, Log, MetricNames, Reading
+from engine.utils.files import file_size, find_file_stamp, read_bytes
 
 MAGIC = b"SQLite format 3\0"
 MAX_RUNS = 1000  # per database
 MAX_VALUE_BYTES = 1 << 18
+MAX_COPIED_BYTES = 1 << 28  # of a database, and of its write-ahead log
 MIN_ROW_BYTES = 100  # of `max_bytes`, for each row of a poll
 # A crafted database can make a query run for hours. 100 million instructions take two seconds, and read 8 million rows.
 MAX_INSTRUCTIONS = 100_000_000
@@ -83,7 +86,7 @@ class DatabaseRun:
         """Read new rows, at most one for each `MIN_ROW_BYTES` of `max_bytes`. Its bytes are the share of the rows."""
         reading = Reading()
         try:
-            stamp = _stamp(self._path.lstat())
+            stamp = _stamp(self._path)
             is_partial = self._num_rows < self._total_rows
             if is_partial or stamp != self._stamp:
                 with opened_database(self._path) as database:
@@ -178,7 +181,7 @@ class _Database:
     def runs(self) -> Mapping[str, RunEntry]:
         """Return the runs; those of before while it is written, and none if it cannot be read."""
         try:
-            stamp = _stamp(self._path.lstat())
+            stamp = _stamp(self._path)
             if stamp[0] != self._runs_stamp[0]:
                 self._runs_stamp, self._runs, self._changed = (stamp[0], 0, 0), {}, {}
             if stamp != self._runs_stamp:
@@ -219,8 +222,11 @@ def _database_at(path: Path, kind: type[DatabaseRun]) -> _Database:
     return _database_of(path, kind)  # type: ignore[arg-type]  # a class is hashable
 
 
-def _stamp(status: os.stat_result) -> _Stamp:
-    return status.st_ino, status.st_size, status.st_mtime_ns
+def _stamp(path: Path) -> _Stamp:
+    """Return what changes when the database or its write-ahead log does. Raises OSError."""
+    status = path.lstat()
+    log = find_file_stamp(_write_ahead_log(path))
+    return status.st_ino, status.st_size + (0 if log is None else log[1]), max(status.st_mtime_ns, log[2] if log else 0)
 
 
 @contextmanager
@@ -228,8 +234,13 @@ def opened_database(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a database that is never written to or locked. Raises OSError, sqlite3.Error, ValueError."""
     if not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(22, "is not a regular file", str(path))
-    uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
-    with closing(sqlite3.connect(uri, uri=True, timeout=0)) as database:
+    with ExitStack() as stack:
+        if file_size(_write_ahead_log(path)):
+            path, options = _copied(path, Path(stack.enter_context(TemporaryDirectory(prefix="gputrain-")))), "mode=rw"
+        else:
+            options = "mode=ro&immutable=1"
+        uri = f"file:{quote(str(path.absolute()))}?{options}"
+        database = stack.enter_context(closing(sqlite3.connect(uri, uri=True, timeout=0)))
         calls = iter(range(MAX_INSTRUCTIONS // INSTRUCTIONS_PER_CALL))
         database.set_progress_handler(lambda: next(calls, None) is None, INSTRUCTIONS_PER_CALL)
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
@@ -238,6 +249,18 @@ def opened_database(path: Path) -> Iterator[sqlite3.Connection]:
         # Invalid UTF-8 is replaced.
         database.text_factory = lambda data: data.decode(errors="replace")
         yield database
+
+
+def _write_ahead_log(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def _copied(path: Path, folder: Path) -> Path:
+    """Copy a database and its write-ahead log into a folder of its own. Raises OSError."""
+    for each in (path, _write_ahead_log(path)):
+        data = read_bytes(each, MAX_COPIED_BYTES)
+        (folder / f"database{each.name.removeprefix(path.name)}").write_bytes(data)
+    return folder / "database"
 
 
 def has_tables(database: sqlite3.Connection, *names: str) -> bool:

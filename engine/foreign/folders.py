@@ -18,10 +18,12 @@ from typing import NamedTuple
 
 from engine.foreign import (
     csv_file,
+    json_file,
     json_lines,
     mlflow_database,
     mlflow_store,
     tensorboard,
+    text_log,
     trackio,
     trainer_state,
     wandb_log,
@@ -41,6 +43,7 @@ FORMATS = (
     mlflow_store.find,
     trainer_state.find,
     json_lines.find,
+    json_file.find,
     csv_file.find,
 )
 FOLDER_FORMATS = frozenset({"tensorboard", "mlflow", "trainer-state"})
@@ -48,7 +51,7 @@ MAX_LOGS = 50  # per folder
 # A folder that was changed less than this before it was listed may change again without another modification time.
 FRESH_SECONDS = 2.0
 # Of these files, the content decides, or a folder beside them.
-LATE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", ".db", ".yaml")
+LATE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", ".db", ".yaml", *text_log.ENDINGS)
 MAX_UNDECIDED = 50  # per folder; one with more is listed in each search
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 # A folder with both is a run of gputrain, which `engine.runs` reads.
@@ -129,7 +132,8 @@ class FoundRuns:
 class SearchLimits:
     """How much of a tree is searched: folders, how deep they are nested, runs, and entries that were not listed before.
 
-    Folders with one of the `skipped` names are not searched.
+    Folders with one of the `skipped` names are not searched. `reads_text` tells that text files with printed metrics
+    are runs, too.
     """
 
     depth: int = 12
@@ -137,6 +141,7 @@ class SearchLimits:
     runs: int = 10_000
     entries: int = 1_000_000_000
     skipped: frozenset[str] = SKIPPED_FOLDERS
+    reads_text: bool = True
 
 
 def find_runs(path: Path, limits: SearchLimits = SearchLimits()) -> FoundRuns:
@@ -179,7 +184,7 @@ class RunFinder:
         if not is_folder(root):
             if is_file(root):
                 listing = Listing(root.parent, (root.name,), ())
-                yield FoundRuns(tuple(_runs_in(root.parent, root.stem, logs_in(listing), root)))
+                yield FoundRuns(tuple(_runs_in(root.parent, root.stem, self._logs_in(listing), root)))
             return
         limits, num_runs, num_folders, self._num_listed = self._limits, 0, 0, 0
         # The upper folders first: a limit then leaves out the depths of a data set.
@@ -202,6 +207,9 @@ class RunFinder:
             for inner, inner_name in known.inner:
                 pending.append((inner, f"{name}/{inner_name}" if name else inner_name, depth + 1))
 
+    def _logs_in(self, listing: Listing) -> list[Log]:
+        return logs_in(listing) or (text_log.find(listing) if self._limits.reads_text else [])
+
     def _list(self, folder: Path) -> _Folder:
         known = self._known.get(folder)
         if known is not None and known.stamp == _stamp_of(known.watched):
@@ -210,7 +218,7 @@ class RunFinder:
         listing = list_folder(folder)
         self._num_listed += len(listing.files) + len(listing.folders)
         is_own = OWN_FILES.issubset(listing.files)
-        logs = [] if is_own else logs_in(listing)
+        logs = [] if is_own else self._logs_in(listing)
         owned = self._limits.skipped.union(*(log.owned_folders for log in logs))
         # To join a path takes as long as to check a folder that has not changed.
         inner = tuple((folder / name, name) for name in listing.folders if name not in owned and name[0] != ".")

@@ -16,6 +16,7 @@ from typing import Protocol
 from engine.foreign.reading import POLL_BYTES, Columns, MetricNames, Reading, row_points
 from engine.foreign.restarts import Restarts
 from engine.utils.files import open_regular_file
+from engine.utils.text import pluralize
 
 # A rewritten file that begins with the same bytes, and has the same bytes before the position, has only grown.
 HEAD_BYTES = 4096
@@ -82,12 +83,34 @@ class GrowingFile:
         """Return at most `max_bytes` from the position on, and keep the position."""
         return os.pread(self._fd, min(max_bytes, self.unread_bytes), self.offset)
 
+    @property
+    def _encoding(self) -> str:
+        """The encoding that the file begins with; "" for UTF-8. Windows' PowerShell writes UTF-16."""
+        begin = self._head[:2] or os.pread(self._fd, 2, 0)
+        return {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(begin, "")
+
+    def _read_unusual_lines(self, data: bytes, encoding: str) -> list[bytes]:
+        """Return the complete lines of a file in UTF-16, or of one whose lines end in a carriage return."""
+        encoding = encoding or "latin-1"
+        text = (
+            data[: len(data) // 2 * 2].decode(encoding, "replace") if encoding != "latin-1" else data.decode(encoding)
+        )
+        end = max(text.rfind("\n"), text.rfind("\r")) + 1
+        if end == 0 and len(data) == self.unread_bytes and time.time() - os.fstat(self._fd).st_mtime > SETTLED_SECONDS:
+            end = len(text)
+        self.offset += len(text[:end].encode(encoding))
+        lines = text[:end].splitlines()
+        return [line.encode("utf-8" if encoding != "latin-1" else encoding) for line in lines]
+
     def read_lines(self, max_bytes: int) -> list[bytes]:
         """Return complete lines of at most `max_bytes`, and move the position behind them.
 
         A line of more than `MAX_LINE_BYTES` is skipped.
         """
         data = self.read(max(max_bytes, MAX_LINE_BYTES))
+        encoding = self._encoding
+        if encoding or (b"\r" in data and b"\n" not in data):
+            return self._read_unusual_lines(data, encoding)
         end = data.rfind(b"\n") + 1
         is_last = len(data) == self.unread_bytes
         if end == 0 and len(data) >= MAX_LINE_BYTES:
@@ -113,7 +136,7 @@ class RowFile:
         self._file = GrowingFile(path)
         self._names = MetricNames()
         self._restarts = Restarts()
-        self._num_rows = 0
+        self._num_rows = self._num_damaged = 0
 
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
         """Read the complete rows of at most about `max_bytes`."""
@@ -122,13 +145,24 @@ class RowFile:
             with self._file.opened() as was_replaced:
                 if was_replaced:
                     reading.drop_from, self._num_rows, self._restarts = -math.inf, 0, Restarts()
+                    self._num_damaged = 0
                     self.restart()
                 self.read(max_bytes, reading)
         except OSError as error:
             reading.problem = f"{self._file.path.name} cannot be read: {error.strerror}"
         reading.read_bytes, reading.total_bytes = self._file.offset, self._file.size
-        reading.problem = reading.problem or self._names.problem
+        reading.problem = reading.problem or self.problem or self._names.problem
         return reading
+
+    @property
+    def problem(self) -> str | None:
+        """What of the rows is left out; None if nothing is."""
+        name, reasons = self._file.path.name, []
+        if self._num_damaged:
+            reasons.append(f"{name} has {pluralize(self._num_damaged, 'damaged line')}")
+        if self._restarts.voided_from is not None:
+            reasons.append(f"{name} repeats steps from {self._restarts.voided_from:,} on, which void the earlier ones")
+        return "; ".join(reasons) or None
 
     def add_row(self, row: Mapping[str, float], columns: Columns, reading: Reading) -> None:
         """Add the points of one row. The repeated steps of a resumed run void the earlier ones."""
@@ -149,6 +183,8 @@ class FolderFile(Protocol):
     file: GrowingFile
     is_held: bool
     """Whether the files after it have to wait for the next poll."""
+    problem: str | None
+    """What of it cannot be read, or was left out."""
 
     def poll(self, max_bytes: int, reading: Reading) -> tuple[int, bool]:
         """Add what is new, and return the bytes read and whether the file was replaced. Raises OSError."""
@@ -182,12 +218,21 @@ class FileFolder:
                 break
         reading.read_bytes = sum(each.file.offset for each in self._files.values())
         reading.total_bytes = sum(each.file.size for each in self._files.values())
-        reading.problem = reading.problem or self._names.problem
+        problems = (each.problem for each in self._files.values())
+        reading.problem = reading.problem or next(filter(None, problems), None) or self._names.problem
         return reading
 
     def add_files(self) -> None:
         """Add the files that are new."""
         raise NotImplementedError
+
+
+def head_lines(path: Path, num_bytes: int) -> list[bytes]:
+    """Return the complete lines at the beginning of a file, whatever ends them, in UTF-8."""
+    head = read_head(path, num_bytes)
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        head = head[: len(head) // 2 * 2].decode("utf-16", "replace").encode()
+    return head.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
 
 
 def read_head(path: Path, num_bytes: int) -> bytes:

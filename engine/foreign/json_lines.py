@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.foreign.growing_file import MAX_LINE_BYTES, RowFile, read_head
+from engine.foreign.growing_file import MAX_LINE_BYTES, RowFile, head_lines
 from engine.foreign.reading import (
     MAX_SNIFFED_FILES,
     SNIFFED_BYTES,
@@ -40,7 +40,7 @@ def is_log(path: Path) -> bool:
 
     MMEngine's first line may be the configuration.
     """
-    for line in read_head(path, SNIFFED_BYTES).split(b"\n")[:2]:
+    for line in head_lines(path, SNIFFED_BYTES)[:2]:
         numbers = flat_numbers(parse_json_object(line) or {})
         columns = Columns.find(numbers)
         if len(numbers) > 1 and (columns.step or columns.epoch):
@@ -51,9 +51,18 @@ def is_log(path: Path) -> bool:
 class JsonLines(RowFile):
     """Follows one file of JSON lines. Lines that are no JSON objects are passed over."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._rank: float | None = None
+
     def read(self, max_bytes: int, reading: Reading) -> None:
         # At least the longest line that is read.
         for line in self._file.read_lines(max(max_bytes, MAX_LINE_BYTES)):
-            row = flat_numbers(parse_json_object(line) or {})
-            if row:
+            found = parse_json_object(line)
+            self._num_damaged += found is None and line.lstrip().startswith(b"{")
+            row = flat_numbers(found or {})
+            rank = row.get("rank")
+            self._rank = rank if self._rank is None else self._rank
+            # Of several ranks, the lines of the first one count.
+            if row and rank == self._rank:
                 self.add_row(row, Columns.find(row), reading)

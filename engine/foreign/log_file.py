@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.foreign import text_log
 from engine.foreign.folders import ForeignRun
 from engine.foreign.reading import list_folder
 from engine.utils.files import find_file_stamp
@@ -20,7 +21,7 @@ def find_log_file(run: ForeignRun) -> Path | None:
 
     Links are not followed, and a file with metrics is no log.
     """
-    metrics = {path for log in run.logs for path in log.files}
+    metrics = {path for log in run.logs if log.format != text_log.FORMAT for path in log.files}
     top = list_folder(run.folder)
     for folder in (run.folder, *(run.folder / name for name in LOG_FOLDERS if name in top.folders)):
         files = [folder / name for name in list_folder(folder).files if folder / name not in metrics]

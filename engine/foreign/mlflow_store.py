@@ -119,6 +119,7 @@ class _MetricFile:
     def __init__(self, name: str, path: Path) -> None:
         self._name, self.file = name, GrowingFile(path)
         self._num_rows = 0
+        self.problem: str | None = None
 
     def poll(self, max_bytes: int, reading: Reading) -> tuple[int, bool]:
         with self.file.opened() as was_replaced:
@@ -132,6 +133,7 @@ class _MetricFile:
     def _read_line(self, line: bytes, reading: Reading) -> None:
         parts = [parse_number(part) for part in line.decode(errors="replace").split(" ")]
         if not 2 <= len(parts) <= 3 or (value := parts[1]) is None:
+            self.problem = f"{self.file.path.name} has a damaged line"
             return
         step = to_step(parts[2]) if len(parts) == 3 else self._num_rows
         time_ms = parts[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -35,11 +36,20 @@ MAX_NUMBER_DIGITS = 400
 UNIX_TIMES = (1e9, 1e11)
 
 # Names of the columns that are not metrics, the best first, in lower case.
-STEP_NAMES = ("step", "global_step", "trainer/global_step", "_step", "iteration", "iter", "num_updates")
+STEP_NAMES = (
+    "step", "global_step", "trainer/global_step", "_step", "iteration", "iter", "num_updates", "total_timesteps",
+    "timesteps_total", "num_env_steps", "training_iteration", "current_steps",
+)  # fmt: skip
 EPOCH_NAMES = ("epoch", "epochs", "train/epoch")
 TIME_NAMES = ("_timestamp", "timestamp", "wall_time", "time")
-_NUMBER_NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-IGNORED_NAMES = frozenset({"_runtime"})
+# Neither are plans and counters of other things.
+IGNORED_NAMES = frozenset({
+    "_runtime", "batch", "batch_idx", "rank", "total_steps", "max_steps", "percentage", "elapsed_time",
+    "remaining_time",
+})  # fmt: skip
+_NUMBER_TEXT = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
+_SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "%": 1.0}
 
 Scalar = bool | int | float | str | None
 """Value of a parameter."""
@@ -144,15 +154,18 @@ class MetricNames:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
-        self.num_refused = 0
+        self._is_full = self._has_odd_names = False
 
     def get(self, name: str) -> str | None:
         """Return the name with unprintable characters escaped, or None if it is refused."""
         known = self._names.get(name)
         if known is not None:
             return known
-        if len(self._names) >= MAX_METRICS or not 0 < len(name) <= MAX_NAME_LENGTH:
-            self.num_refused += 1
+        if not 0 < len(name) <= MAX_NAME_LENGTH:
+            self._has_odd_names = True
+            return None
+        if len(self._names) >= MAX_METRICS:
+            self._is_full = True
             return None
         self._names[name] = known = printable(name)
         return known
@@ -165,13 +178,16 @@ class MetricNames:
     @property
     def problem(self) -> str | None:
         """Why some metrics are missing; None if none is."""
-        return f"only the first {MAX_METRICS:,} metrics are read" if self.num_refused else None
+        if self._is_full:
+            return f"only the first {MAX_METRICS:,} metrics are read"
+        odd = f"metrics without a name, or with one of more than {MAX_NAME_LENGTH} characters, are not read"
+        return odd if self._has_odd_names else None
 
 
 def to_number(value: object) -> float | None:
-    """Return a JSON value as a number, None for text, booleans, lists and objects.
+    """Return a JSON value as a number, None for other text, booleans, lists and objects.
 
-    `NaN` and `Infinity` may be text, because JSON has no such numbers.
+    A number may be text: JSON has no `NaN` and `Infinity`, and some trainers write all numbers so.
     """
     if isinstance(value, bool):
         return None
@@ -179,7 +195,8 @@ def to_number(value: object) -> float | None:
         return value
     if isinstance(value, int):
         return float(value) if value.bit_length() < 1000 else None
-    return _NUMBER_NAMES.get(value) if isinstance(value, str) else None
+    is_number = isinstance(value, str) and len(value) <= MAX_NUMBER_DIGITS and _NUMBER_TEXT.fullmatch(value)
+    return float(value) if is_number and isinstance(value, str) else None
 
 
 def parse_number(text: str) -> float | None:
@@ -190,6 +207,20 @@ def parse_number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def parse_cell(text: str, *, decimal_commas: bool = False) -> float | None:
+    """Return a number of a table: with separators of thousands, or a decimal comma, and with `%`, `k` or `M`."""
+    if (number := parse_number(text)) is not None or not text:
+        return number
+    scale = _SCALES.get(text[-1])
+    body = text[:-1].rstrip() if scale is not None else text
+    if decimal_commas and "." not in body and body.count(",") == 1:
+        body = body.replace(",", ".")
+    elif _THOUSANDS.fullmatch(body):
+        body = body.replace(",", "")
+    number = parse_number(body)
+    return None if number is None else number * (scale or 1.0)
 
 
 def parse_json_object(text: bytes | str) -> dict[str, Any] | None:
@@ -225,7 +256,12 @@ def _numbers(row: Mapping[str, Any], prefix: str, depth: int, left: list[int]) -
 def first_column(names: Iterable[str], wanted: tuple[str, ...]) -> str | None:
     """Return the name that comes first in `wanted`, compared in lower case; None if there is none."""
     by_key = {name.lower(): name for name in names}
-    return next((by_key[key] for key in wanted if key in by_key), None)
+    found = next((by_key[key] for key in wanted if key in by_key), None)
+    if found is None and wanted is STEP_NAMES:
+        # `time/total_timesteps`
+        by_end = {name.rpartition("/")[2].lower(): name for name in reversed(list(by_key.values()))}
+        found = next((by_end[key] for key in wanted if key in by_end), None)
+    return found
 
 
 class Columns(NamedTuple):
@@ -259,7 +295,8 @@ def row_points(row: Mapping[str, float], columns: Columns, number: int, names: M
         step = int(epoch) if epoch is not None and epoch == int(epoch) and abs(epoch) < MAX_STEP else number
     time = to_unix_time(row.get(columns.time) if columns.time else None)
     for key, value in row.items():
-        if key in (columns.step, columns.epoch) or key in IGNORED_NAMES or (key == columns.time and time is not None):
+        is_axis = key in (columns.step, columns.epoch) or (key == columns.time and time is not None)
+        if is_axis or key.lower() in IGNORED_NAMES:
             continue
         if (name := names.get(key)) is not None:
             yield Point(name, step, value, epoch, time)

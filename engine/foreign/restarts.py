@@ -22,6 +22,8 @@ class Restarts:
     def __init__(self) -> None:
         self._ranges: dict[str, tuple[int, int]] = {}
         self._num_restarts = 0
+        self.voided_from: int | None = None
+        """The lowest step whose earlier values a restart has voided; None if none has."""
         self._is_expected = self._has_repeated_steps = False
 
     def expect(self) -> None:
@@ -35,6 +37,8 @@ class Restarts:
         step = points[0].step
         if self._is_restart(points, step):
             self._num_restarts += 1
+            if any(low <= step <= high for low, high in self._ranges.values()):
+                self.voided_from = step if self.voided_from is None else min(self.voided_from, step)
             reading.void_from(step)
             # Below the step: the other rows of this step follow.
             kept = {name: steps for name, steps in self._ranges.items() if steps[0] < step}

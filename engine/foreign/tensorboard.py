@@ -10,17 +10,19 @@ all else. Damaged data is no message, or reads as a message without scalars.
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.foreign.growing_file import FileFolder, GrowingFile
 from engine.foreign.parameters import flatten
-from engine.foreign.points import Point, Points
+from engine.foreign.points import Point, PointColumns, Points
 from engine.foreign.protobuf import ProtobufError, fields, packed_varints, text_of, to_signed
 from engine.foreign.reading import (
     MAX_STEP,
@@ -46,8 +48,8 @@ _HPARAMS_FOLDER = re.compile(r"\d{9,11}\.\d+")
 # Length of what follows a damaged length: no file has as many bytes. A file server may still write it.
 _DAMAGED = 1 << 64
 # DataType in `types.proto`: the number of the field with the values, and the format of one value.
-_TENSOR_TYPES = {1: (5, "<f"), 2: (6, "<d"), 3: (7, "<i"), 9: (10, "<q"), 19: (13, "<e")}
-_HALF_TYPE = 19
+_TENSOR_TYPES = {1: (5, "<f"), 2: (6, "<d"), 3: (7, "<i"), 9: (10, "<q"), 14: (13, "<H"), 19: (13, "<e")}
+_HALF_TYPE, _BFLOAT16_TYPE = 19, 14
 
 
 def find(listing: Listing) -> list[Log]:
@@ -66,13 +68,28 @@ def event_files(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if ".tfevents." in name or name.endswith(".tfevents"))[:MAX_FILES]
 
 
+@dataclass
+class _Written:
+    """What all files of a folder have so far: the latest time and step, and the metrics."""
+
+    time: float = -math.inf
+    step: int = -1
+    names: set[str] = field(default_factory=set)
+
+
 class EventFolder(FileFolder):
     """Follows the event files of one folder, and of its subfolders with hyperparameters, from the oldest file on."""
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._written = _Written()
+
     def add_files(self) -> None:
+        if not self._files:
+            self._written = _Written()
         for path in self.list_files():
             if path not in self._files:
-                self._files[path] = _EventReader(path, self._names)
+                self._files[path] = _EventReader(path, self._names, self._written)
 
     def list_files(self) -> Iterator[Path]:
         """Yield the event files of the folder and its subfolders."""
@@ -85,8 +102,10 @@ class EventFolder(FileFolder):
 class _EventReader:
     """One event file and the position of the first unread record, see `FolderFile`."""
 
-    def __init__(self, path: Path, names: MetricNames) -> None:
-        self.file = GrowingFile(path)
+    def __init__(self, path: Path, names: MetricNames, written: _Written) -> None:
+        self.file, self._written = GrowingFile(path), written
+        self._is_begun = False
+        self.problem: str | None = None
         self._names = names
         self._tags: dict[bytes, str | None] = {}
         self.is_held = False
@@ -141,8 +160,37 @@ class _EventReader:
                 reading.drop_from = event.step
             self._read_event(event, reading, others)
             record_of_other += [index] * (len(others) - len(record_of_other))
-        reading.points.add_columns(scalars.joined(others, record_of_other))
+        columns = scalars.joined(others, record_of_other)
+        if self._goes_on(columns):
+            if reading.points or reading.drop_from is not None:
+                # The next poll voids what this one has read of the files before.
+                self.is_held = True
+                return 0, 0
+            reading.drop_from = int(columns.steps[0])
+            reason = f"repeats steps from {reading.drop_from:,} on, which void the earlier ones"
+            self.problem = f"{self.file.path.name} {reason}"
+        self._note_written(columns)
+        reading.points.add_columns(columns)
         return end, next_record
+
+    def _goes_on(self, columns: PointColumns) -> bool:
+        """Whether this file begins when the earlier ones have ended, and writes steps of their metrics again.
+
+        Files that overlap in time have two writers.
+        """
+        written = self._written
+        if self._is_begun or not len(columns) or not written.names.issuperset(columns.names):
+            return False
+        return bool(columns.times[0] > written.time and columns.steps[0] <= written.step)
+
+    def _note_written(self, columns: PointColumns) -> None:
+        if not len(columns):
+            return
+        self._is_begun, written = True, self._written
+        times = columns.times[columns.times == columns.times]  # not NaN
+        written.time = max(written.time, float(times.max()) if len(times) else -math.inf)
+        written.step = max(written.step, int(columns.steps.max()))
+        written.names.update(columns.names)
 
     def _name_of(self, tag: bytes) -> str | None:
         name = self._tags.get(tag)
@@ -244,12 +292,22 @@ def _tensor_number(tensor: bytes) -> float | None:
     value = content or parts.get(field_number, b"")
     if isinstance(value, bytes):
         if content or code in ("<f", "<d"):
-            return float(struct.unpack(code, value)[0]) if len(value) == struct.calcsize(code) else None
+            if len(value) != struct.calcsize(code):
+                return None
+            unpacked = struct.unpack(code, value)[0]
+            return _bfloat16(unpacked) if kind == _BFLOAT16_TYPE else float(unpacked)
         # Integers and float16 are varints, packed or not.
         value = next(packed_varints(value), 0)
     if kind == _HALF_TYPE:
         return float(struct.unpack("<e", (value & 0xFFFF).to_bytes(2, "little"))[0])
+    if kind == _BFLOAT16_TYPE:
+        return _bfloat16(value & 0xFFFF)
     return float(to_signed(value))
+
+
+def _bfloat16(bits: int) -> float:
+    """Return a bfloat16: the upper half of a float32."""
+    return float(_FLOAT.unpack(struct.pack("<I", bits << 16))[0])
 
 
 def _hyperparameters(content: bytes) -> dict[str, Scalar]:

@@ -2,7 +2,7 @@
 
 The table `metrics` has a row per call of `log`, with `run_name`, `timestamp` (ISO 8601), `step` and a JSON object; the
 table `configs` has a JSON object per run. Source: `sqlite_storage.py` in https://github.com/gradio-app/trackio.
-`database` opens the file. trackio closes its connection after each write, so that nothing stays in a `-wal` file.
+`database` opens the file.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from engine.command.devices import has_placeholder
 from engine.command.interpreters import script_line
-from engine.command.output_metrics import OutputMetrics
 from engine.command.spec import Program, has_command, read_command
+from engine.foreign.output_metrics import OutputMetrics
 from engine.launch.request import RunRequest, check_dependencies, limit_problems
 from engine.launch.run_code import copied_command, stored_code
 from engine.launch.survivors import check_survivors

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from engine.command.metric_files import FIRST_SECONDS, METRICS_FOLDER, OUTPUT_FILE, MetricFiles
 from engine.command.metric_writer import MetricWriter, find_last_step
-from engine.command.output_metrics import OutputMetrics
 from engine.command.spec import Program
 from engine.command.terminal import OutputLine
 from engine.foreign.figures import Figures
+from engine.foreign.output_metrics import OutputMetrics
 from engine.foreign.parameters import Parameters
 from engine.foreign.run_list import FollowedRun
 from engine.runs.foreign_record import by_importance, metric_keys

@@ -49,8 +49,9 @@ def watch(
     A run is growing if one of its files was written in the last 3 minutes, and ended if its log says so, or if the
     process that is watched has ended. Any other run is quiet.
 
-    Reads TensorBoard event files, CSV and JSON lines, Hugging Face's trainer_state.json, W&B's .wandb files, MLflow's
-    database and file store, and trackio's databases. Writes nothing there, runs nothing, and follows no link inside.
+    Reads TensorBoard event files, CSV, JSON and JSON lines, Hugging Face's trainer_state.json, W&B's .wandb files,
+    MLflow's database and file store, trackio's databases, and the lines printed into a text file beside none of these.
+    Writes nothing there, runs nothing, and follows no link inside.
 
     A number that is no path is a process: the screen shows its children, its GPUs, its log, and the runs that it
     writes. It gets no signal.
@@ -140,7 +141,7 @@ def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> Non
         print_json({"runs": list(map(run_json, readers))})
     elif readers:
         print_table(foreign_columns(), list(map(describe, readers)))
-    elif not own:
+    if not readers and not own:
         advice = "Formats that are read: gputrain watch --help."
         if (printed := next((path for path in paths if is_file(expand_user(path))), None)) is not None:
             parse = f"gputrain run --try-parse {printable(shlex.quote(printed))}"

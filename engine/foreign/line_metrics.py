@@ -14,9 +14,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.command.line_names import are_results, is_held_out, is_position, is_result
-from engine.command.line_plan import MAX_OTHER_WORDS, Context, Plan, make_plan
-from engine.command.line_prefix import strip_prefix
+from engine.foreign.line_names import are_results, is_held_out, is_position, is_result
+from engine.foreign.line_plan import MAX_OTHER_WORDS, Context, Plan, make_plan
+from engine.foreign.line_prefix import strip_prefix
 from engine.foreign.reading import Columns, flat_numbers, parse_json_object, to_step
 
 MAX_LINE_LENGTH = 4000

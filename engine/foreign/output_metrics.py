@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from engine.command.line_metrics import MAX_LINE_LENGTH, LineParser, ParsedLine
-from engine.command.line_names import is_held_out
-from engine.command.line_plan import Context
-from engine.command.output_tables import Box, Tables
+from engine.foreign.line_metrics import MAX_LINE_LENGTH, LineParser, ParsedLine
+from engine.foreign.line_names import is_held_out
+from engine.foreign.line_plan import Context
+from engine.foreign.output_tables import Box, Tables
 from engine.foreign.points import Point
 from engine.foreign.reading import MAX_STEP, MetricNames, parse_number, to_step
 from engine.utils.errors import Problem, UsageError

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from engine.command import output_metrics
-from engine.command.output_metrics import OutputMetrics
+from engine.foreign import output_metrics
+from engine.foreign.output_metrics import OutputMetrics
 from engine.foreign.points import Point
 from engine.utils.errors import UsageError
 from support.messages import has_problem

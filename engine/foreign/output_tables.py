@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.command.line_metrics import MAX_LINE_LENGTH, ParsedLine
-from engine.command.line_names import is_position, is_result
-from engine.command.line_prefix import strip_prefix
+from engine.foreign.line_metrics import MAX_LINE_LENGTH, ParsedLine
+from engine.foreign.line_names import is_position, is_result
+from engine.foreign.line_prefix import strip_prefix
 from engine.foreign.reading import EPOCH_NAMES, parse_number, to_step
 
 MIN_HEADING_COLUMNS = 3

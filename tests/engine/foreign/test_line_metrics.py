@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.command.line_metrics import MAX_LINE_LENGTH, LineParser, ParsedLine, parse_line
-from engine.command.output_metrics import OutputMetrics
+from engine.foreign.line_metrics import MAX_LINE_LENGTH, LineParser, ParsedLine, parse_line
+from engine.foreign.output_metrics import OutputMetrics
 
 STAMP = "2026-11-27 22:25:22,123"
 HUGGING_FACE = {"loss": 0.5, "grad_norm": 1.25, "learning_rate": 5e-05}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from engine.command.line_names import (
+from engine.foreign.line_names import (
     LineNames,
     are_results,
     is_held_out,
