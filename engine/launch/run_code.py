@@ -88,11 +88,6 @@ def code_changed(code: RunCode, folder: RunFolder, cwd: Path, known: str) -> Cod
     return None if change.message == known else change
 
 
-def copied_code_folder(folder: RunFolder) -> Path | None:
-    """Return the working folder of a run that is resumed in its copy of the code; None without a copy."""
-    return stored_code(folder).copied_folder(folder)
-
-
 def copied_command(command: Program, code: RunCode, folder: RunFolder) -> Program:
     """Return a command with the paths in the copy of its code: its working folder, absolute paths among its arguments,
     and where Python finds the packages of the repository."""

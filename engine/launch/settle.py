@@ -22,7 +22,7 @@ from pathlib import Path
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.launch.request import RunRequest
-from engine.launch.run_code import RunCode, copied_code_folder
+from engine.launch.run_code import RunCode, stored_code
 from engine.queue.state import is_interrupted
 from engine.runs.folder import RunFolder
 
@@ -47,7 +47,8 @@ def settle_request(request: RunRequest) -> RunRequest:
     from engine.launch.input_keys import with_input_keys
 
     request = with_input_keys(request)
-    if folder is not None and request.config.run.snapshot and (place := copied_code_folder(folder)) is not None:
+    place = stored_code(folder).copied_folder(folder) if folder is not None and request.config.run.snapshot else None
+    if place is not None:
         request = replace(request, config=request.config.with_values(run={"code": str(place)}))
     return request
 
