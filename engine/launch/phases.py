@@ -260,6 +260,9 @@ def claim(requested: Requested, config: Config) -> Claimed:
     held.folder.push(partial(_discard, claimed))
     if not claimed.is_new:
         _check_resumed(requested, folder)
+    outbox = Outbox(lambda message: send_logged(folder, message, config.notify.urls))
+    held.messages.callback(outbox.close)
+    messages = RunMessages(folder, config, outbox)
     try:
         if request.command is not None:
             # Before the run waits: a reboot may interrupt that.
@@ -271,9 +274,6 @@ def claim(requested: Requested, config: Config) -> Claimed:
             code = stored_code(folder)
         elif (cwd := _code_folder(request)) is not None:
             code = record_code(folder, cwd, snapshot=run.snapshot)
-        outbox = Outbox(lambda message: send_logged(folder, message, config.notify.urls))
-        held.messages.callback(outbox.close)
-        messages = RunMessages(folder, config, outbox)
         recorder = _make_recorder(
             requested, folder, settle_config(config, folder, RunCode(), is_resumed=False).stored, messages
         )

@@ -38,7 +38,12 @@ def user_file() -> Path:
 
 def has_destinations(references: Iterable[str]) -> bool:
     """Whether a run has something to send messages to: references, or the user's file."""
-    return any(True for _ in references) or user_file().exists()
+    return any(True for _ in references) or _has_user_file()
+
+
+def _has_user_file() -> bool:
+    # `Path.exists` raises PermissionError, as where another user's home is this process's.
+    return os.access(user_file(), os.F_OK)
 
 
 def read_destinations(
@@ -46,7 +51,7 @@ def read_destinations(
 ) -> tuple[list[Destination], list[Problem]]:
     """Return the destinations of `notify.urls` and of the user's file, each URL once, and why others cannot be read."""
     problems, found = list[Problem](), dict[str, Destination]()
-    sources = [*references, *([f"file:{user_file()}"] if user_file().exists() else [])]
+    sources = [*references, *([f"file:{user_file()}"] if _has_user_file() else [])]
     for source in sources:
         kind, _, name = source.partition(":")
         with collect_problems(problems):
