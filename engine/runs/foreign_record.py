@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from engine.foreign.figures import Figures
 from engine.foreign.reading import EPOCH_NAMES
 from engine.runs.metrics import HIGHEST_PREFIX, LOWEST_PREFIX, METRIC_PREFIX, METRICS, Better, registry_keys
-from engine.runs.run_record import NO_RECORD, RunRecord, with_logged
-from engine.utils import codec
+from engine.runs.run_record import RunRecord, with_logged
 
 if TYPE_CHECKING:
     from engine.runs.run_row import RunRow
@@ -49,22 +48,17 @@ def _rank(key: str) -> int:
     return len(_FIRST_KEYS) + rank
 
 
-def foreign_record(values: Mapping[str, Figures], keys: Mapping[str, str], updated_at: float | None) -> RunRecord:
-    """Return the values of a run as a record. `values` and `keys` (see `metric_keys`) are by the names in the run."""
-    return codec.replace(with_metrics(NO_RECORD, values, keys), updated_at=updated_at)
-
-
-def with_metrics(record: RunRecord, values: Mapping[str, Figures], keys: Mapping[str, str]) -> RunRecord:
-    """Return a record with the values of a run as its metrics."""
+def with_metrics(record: RunRecord, values: Mapping[str, Figures]) -> RunRecord:
+    """Return a record with the metrics of a run of another program, which are by its names for them."""
+    keys = metric_keys(values)
     keyed = {key: values[name] for name, key in keys.items()}
     numbers = {key: part.last for key, part in keyed.items() if part.last is not None or key.startswith(METRIC_PREFIX)}
     if (step := last_step(values)) is not None:
         numbers["step"] = max(step, 0)
-    best = {
-        "best_val_loss": keyed["val_loss"].low if "val_loss" in keyed else None,
-        "best_val_accuracy": keyed["val_accuracy"].high if "val_accuracy" in keyed else None,
-    }
-    numbers |= {key: value for key, value in best.items() if value is not None}
+    if "val_loss" in keyed and (low := keyed["val_loss"].low) is not None:
+        numbers["best_val_loss"] = low
+    if "val_accuracy" in keyed and (high := keyed["val_accuracy"].high) is not None:
+        numbers["best_val_accuracy"] = high
     numbers |= low_and_high({name: values[name] for name, key in keys.items() if key.startswith(METRIC_PREFIX)})
     return with_logged(record, numbers, {key: name for name, key in keys.items() if key in METRICS})
 

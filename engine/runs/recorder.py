@@ -31,7 +31,7 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.foreign_record import metric_keys, with_metrics
+from engine.runs.foreign_record import with_metrics
 from engine.runs.journal import Journal
 from engine.runs.log import MAX_COMMAND_LOG_BYTES, LogWriter, PendingLines
 from engine.runs.record_completion import with_stored_metrics
@@ -298,7 +298,7 @@ class Recorder:
         if not self._journal.is_behind and self.history.session_time is not None:
             record = self._history_record()
         if self.metrics:
-            record = with_metrics(record, self.metrics, metric_keys(self.metrics))
+            record = with_metrics(record, self.metrics)
         else:
             # While a command that is resumed waits, or has written none again.
             record = with_stored_metrics(record, self._earlier_record)

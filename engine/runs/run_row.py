@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from engine.runs.claim import MAX_TEXT_CHARS, observe_claim
 from engine.runs.folder import LIVE_STATES, RunFolder, RunState
-from engine.runs.labels import read_labels
+from engine.runs.labels import NO_LABELS, RunLabels, read_labels
 from engine.runs.record_completion import read_listed_record
 from engine.runs.run_config import all_values
 from engine.runs.run_record import (
@@ -133,7 +133,9 @@ def read_row(folder: RunFolder, status: os.stat_result | None = None) -> RunRow 
             state = folder.state(record.state, is_owned=False)
         return make_row(folder, record, state, status=status)
     except Exception as error:
-        return unreadable_row(folder, f"cannot be read: {type(error).__name__}: {error}")
+        # Without its labels, which may be the reason.
+        message = f"cannot be read: {type(error).__name__}: {error}"
+        return make_row(folder, NO_RECORD, RunState.CRASHED, problem=message, labels=NO_LABELS)
 
 
 def make_row(
@@ -143,10 +145,11 @@ def make_row(
     *,
     problem: str | None = None,
     status: os.stat_result | None = None,
+    labels: RunLabels | None = None,
 ) -> RunRow:
-    """Return the row of a run with this record. `state` is its state now and `status` that of the folder, unless they
-    are to be found out. `problem` says why its journal cannot be read."""
-    state, labels = state or folder.state(record.state), read_labels(folder)
+    """Return the row of a run with this record. `state` is its state now, `status` that of the folder and `labels` its
+    labels, unless they are to be found out. `problem` says why its journal cannot be read."""
+    state, labels = state or folder.state(record.state), labels or read_labels(folder)
     message = problem or claim_message(folder, state) or state_message(record, state)
     return RunRow(
         name=folder.name,
@@ -159,19 +162,6 @@ def make_row(
         tags=labels.tags,
         note=labels.note,
         archived=labels.archived,
-        sweep=folder.sweep,
-    )
-
-
-def unreadable_row(folder: RunFolder, message: str) -> RunRow:
-    """Return the row of a run whose files cannot be read."""
-    return RunRow(
-        name=folder.name,
-        folder=str(folder.path),
-        state=RunState.CRASHED,
-        message=message,
-        unreadable=True,
-        foreign=folder.owner_problem(),
         sweep=folder.sweep,
     )
 

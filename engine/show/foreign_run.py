@@ -18,10 +18,10 @@ from engine.runs.curve_reader import CurveReader
 from engine.runs.curves import MAX_METRIC_COLUMNS
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.foreign_record import foreign_record, with_metrics
 from engine.runs.foreign_rows import foreign_row
 from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
 from engine.runs.run_row import RunRow
+from engine.utils.codec import replace
 
 OnRead = Callable[[ForeignRun, float], object]
 """What is called while a run is read, with the part of it that has been read, from 0 to 1."""
@@ -31,12 +31,9 @@ def describe(reader: CurveReader) -> RunRow:
     """Return what a comparison needs of a run, as far as it has been read: of a command, with all else that is recorded
     of its run."""
     run, curves = reader.run, reader.curves
-    values = curves.values(curves.names)
-    if isinstance(run, CommandMetrics):
-        record = with_metrics(_stored_record(run), values, curves.keys)
-    else:
-        record = foreign_record(values, curves.keys, run.changed_at())
-    row = foreign_row(run, record, reader.parameters(), find_state(reader))
+    is_command = isinstance(run, CommandMetrics)
+    record = _stored_record(run) if is_command else replace(NO_RECORD, updated_at=run.changed_at())
+    row = foreign_row(run, record, curves.values(curves.names), reader.parameters(), find_state(reader))
     return row._replace(problem="; ".join(reader.problems) or None)
 
 
@@ -48,7 +45,7 @@ def find_state(reader: CurveReader) -> Activity | RunState:
     return judge(run.changed_at(), time.time(), has_ended=reader.has_ended)
 
 
-def _stored_record(run: CommandMetrics) -> RunRecord:
+def _stored_record(run: ForeignRun) -> RunRecord:
     return read_run_record(RunFolder(run.folder)) or NO_RECORD
 
 

@@ -13,9 +13,10 @@ from engine.foreign.run_list import Figures, ForeignRunList, ListedRun
 from engine.runs.columns import column_choices, run_columns
 from engine.runs.comparison import compare_runs
 from engine.runs.fields import Names, find_field, names_of
-from engine.runs.foreign_record import foreign_record, known_keys, metric_keys
+from engine.runs.foreign_record import known_keys, metric_keys, with_metrics
 from engine.runs.foreign_rows import make_foreign_row
 from engine.runs.query import parse_query
+from engine.runs.run_record import NO_RECORD
 from engine.runs.run_row import RunRow
 from engine.show.foreign_run import read_run
 from engine.utils.errors import UsageError
@@ -120,7 +121,7 @@ def test_list_and_comparison_have_the_same_values_labels_and_directions(tmp_path
 def test_accuracy_in_percent_has_the_name_of_the_log() -> None:
     values = {"val_acc": Figures(1, 71.0, 70.0, 71.0)}
     keys = metric_keys(values)
-    record = foreign_record(values, keys, None)
+    record = with_metrics(NO_RECORD, values)
     assert "val_accuracy" not in record.values and keys == {"val_acc": "metrics.val_acc"}
     assert record.values["metrics.val_acc"] == 71.0
 

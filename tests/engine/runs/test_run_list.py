@@ -13,12 +13,12 @@ import pytest
 
 from engine.runs import run_list
 from engine.runs.events import RunFinished
-from engine.runs.folder import RunFolder
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.labels import RunLabels
 from engine.runs.ownership import Ownership
 from engine.runs.run_list import RunList
-from engine.runs.run_record import read_run_record, write_summary
-from engine.runs.run_row import RunRow, read_row, unreadable_row
+from engine.runs.run_record import NO_RECORD, read_run_record, write_summary
+from engine.runs.run_row import RunRow, make_row, read_row
 from support.messages import raises_problem
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
@@ -241,7 +241,11 @@ def test_list_rereads_unreadable_run_although_its_folder_is_unchanged(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files have other permissions now."""
-    monkeypatch.setattr(run_list, "read_row", lambda folder, _: unreadable_row(folder, "Permission denied"))
+    monkeypatch.setattr(
+        run_list,
+        "read_row",
+        lambda folder, _: make_row(folder, NO_RECORD, RunState.CRASHED, problem="Permission denied"),
+    )
     runs = read_list(root)
     assert {row.message for row in runs.rows} == {"Permission denied"}
     monkeypatch.undo()

@@ -13,7 +13,7 @@ from engine.command.spec import write_command
 from engine.runs.curve_reader import CurveReader
 from engine.runs.events import Event, GpuEvent, RunFinished
 from engine.runs.folder import RunFolder
-from engine.runs.foreign_record import metric_keys, with_metrics
+from engine.runs.foreign_record import with_metrics
 from engine.runs.record_completion import read_journal_record
 from engine.runs.records import GpuSample, RankDevice
 from engine.runs.run_record import write_summary
@@ -67,7 +67,7 @@ def _write_record(folder: RunFolder) -> None:
     while reader.read_slice():
         pass
     values = {name: reader.curves.extremes(name) for name in reader.curves.names}
-    write_summary(folder.summary, with_metrics(read_journal_record(folder).record, values, metric_keys(values)))
+    write_summary(folder.summary, with_metrics(read_journal_record(folder).record, values))
 
 
 def make_gpu_event(time: float, *devices: str) -> GpuEvent:
