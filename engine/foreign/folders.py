@@ -48,6 +48,7 @@ FORMATS = (
 )
 FOLDER_FORMATS = frozenset({"tensorboard", "mlflow", "trainer-state"})
 MAX_LOGS = 50  # per folder
+MAX_SHARED_NAMES = 1000  # of metrics in several logs of one format
 # A folder that was changed less than this before it was listed may change again without another modification time.
 FRESH_SECONDS = 2.0
 # Of these files, the content decides, or a folder beside them.
@@ -283,17 +284,22 @@ def _modified_ns(path: Path) -> int:
 
 
 class RunFollower:
-    """Follows all logs of a run. If two of them have a metric of the same name, the preferred log's points count.
+    """Follows all logs of a run.
 
-    The logs are read in their order. If one that is being read gets a metric that a later log has had, or starts over,
-    the later ones are read once more.
+    If logs of two formats have a metric of the same name, it is the same one, and the preferred log's points count.
+    Logs of one format record different things: such metrics are named by their file or folder, too. The logs are read
+    in their order. If one that is being read gets a metric that a later log has had, or starts over, the later ones
+    are read once more.
     """
 
     def __init__(self, run: ForeignRun) -> None:
-        self._logs, self._key = run.logs, run.metric_key
+        self._logs, self._key, self._labels = run.logs, run.metric_key, _labels(run)
         self._sources = [log.open() for log in run.logs]
         self._last = [UNREAD for _ in run.logs]
         self._owners: dict[str, int] = {}
+        self._shared: set[str] = set()
+        """Names that logs of one format share."""
+        self._starts_over = False
 
     def poll(self, max_bytes: int = POLL_BYTES) -> list[Reading]:
         """Return a reading for each log, in their order. All together read at most about `max_bytes`.
@@ -301,7 +307,9 @@ class RunFollower:
         `drop_from` of a reading concerns the points of the same log.
         """
         readings = []
-        starts_over = False
+        starts_over, self._starts_over = self._starts_over, False
+        if starts_over:
+            self._owners.clear()
         left = max_bytes
         for index, log in enumerate(self._logs):
             if starts_over:
@@ -317,11 +325,17 @@ class RunFollower:
             if len(self._logs) > 1:
                 starts_over = self._choose_points(index, reading) or starts_over
             readings.append(reading)
+        if self._starts_over:
+            # The next poll reads all once more.
+            readings[-1].total_bytes += 1
         return readings
 
     def _choose_points(self, index: int, reading: Reading) -> bool:
         """Leave out points of metrics that an earlier log has. Return whether the later logs have to start over."""
         owners = self._owners
+        if self._shared and not self._shared.isdisjoint(reading.points.names):
+            label = self._labels[index]
+            reading.points = reading.points.renamed(lambda name: f"{label}/{name}" if name in self._shared else name)
         keys = {name: self._key(name) for name in reading.points.names}
         later = any(owners.get(key, index) > index for key in keys.values())
         if later or reading.drop_from == -math.inf:
@@ -330,6 +344,29 @@ class RunFollower:
             later = True
         for key in keys.values():
             owners.setdefault(key, index)
-        if any(owners[key] != index for key in keys.values()):
-            reading.points = reading.points.only(lambda name: owners[keys[name]] == index)
+        taken = {name for name, key in keys.items() if owners[key] != index}
+        if taken:
+            self._share({name for name in taken if self._is_of_another(name, index)})
+            reading.points = reading.points.only(lambda name: name not in taken)
         return later
+
+    def _is_of_another(self, name: str, index: int) -> bool:
+        """Whether the metric of this name in the log that has it is another one than that of a log."""
+        owner = self._owners[self._key(name)]
+        return self._logs[owner].format == self._logs[index].format and self._labels[owner] != self._labels[index]
+
+    def _share(self, names: set[str]) -> None:
+        """Name metrics by their logs from now on, for which all logs are read once more."""
+        if names - self._shared and len(self._shared) < MAX_SHARED_NAMES:
+            self._shared |= names
+            self._starts_over = True
+
+
+def _labels(run: ForeignRun) -> list[str]:
+    """Return what each log of a run is called beside others of its format: its file or its folder."""
+    logs = [(log, log.files[0] if log.files else run.folder) for log in run.logs]
+    labels = [path.parent.name if log.format in FOLDER_FORMATS else path.stem for log, path in logs]
+    return [
+        printable(label if labels.count(label) == 1 else f"{path.parent.name}/{label}")
+        for label, (_, path) in zip(labels, logs, strict=True)
+    ]

@@ -137,6 +137,7 @@ class RowFile:
         self._names = MetricNames()
         self._restarts = Restarts()
         self._num_rows = self._num_damaged = 0
+        self._last_step, self._has_fractions = -1, False
 
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
         """Read the complete rows of at most about `max_bytes`."""
@@ -145,7 +146,7 @@ class RowFile:
             with self._file.opened() as was_replaced:
                 if was_replaced:
                     reading.drop_from, self._num_rows, self._restarts = -math.inf, 0, Restarts()
-                    self._num_damaged = 0
+                    self._num_damaged, self._last_step, self._has_fractions = 0, -1, False
                     self.restart()
                 self.read(max_bytes, reading)
         except OSError as error:
@@ -166,7 +167,13 @@ class RowFile:
 
     def add_row(self, row: Mapping[str, float], columns: Columns, reading: Reading) -> None:
         """Add the points of one row. The repeated steps of a resumed run void the earlier ones."""
-        self._restarts.add_row(list(row_points(row, columns, self._num_rows, self._names)), reading)
+        epoch = row.get(columns.epoch) if columns.epoch and not columns.step else None
+        # One rule for all rows from there on: whole epochs between fractions are no steps.
+        self._has_fractions = self._has_fractions or (epoch is not None and math.isfinite(epoch) and epoch % 1 != 0)
+        number = self._last_step + 1 if self._has_fractions else self._num_rows
+        points = list(row_points(row, columns, number, self._names, has_fractions=self._has_fractions))
+        self._restarts.add_row(points, reading)
+        self._last_step = points[0].step if points else self._last_step
         self._num_rows += 1
 
     def restart(self) -> None:

@@ -170,6 +170,12 @@ class Points:
             kept.add_columns(part.only(is_kept))
         return kept
 
+    def renamed(self, name_of: Callable[[str], str]) -> Points:
+        """Return the points with other names, each of which is that of one metric."""
+        renamed = Points(point._replace(name=name_of(point.name)) for point in self._rows)
+        renamed._parts = [replace(part, names=tuple(map(name_of, part.names))) for part in self._parts]
+        return renamed
+
     def before(self, step: float) -> Points:
         """Return the points of lower steps."""
         kept = Points()

@@ -153,3 +153,10 @@ def test_is_log_decides_by_heading(tmp_path: Path, content: str, expected: bool)
     path.write_text(content)
     assert is_log(path) == expected
     assert bool(csv_file.find(list_folder(tmp_path))) == expected
+
+
+def test_rows_of_fractional_epochs_are_all_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("epoch,loss\n" + "".join(f"{row / 4},{row}\n" for row in range(10)))
+    points = points_of(CsvFile(path))
+    assert [(point.step, point.epoch) for point in points] == [(row, row / 4) for row in range(10)]

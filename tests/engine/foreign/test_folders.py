@@ -204,12 +204,24 @@ def test_metric_moves_to_the_preferred_log_when_it_gets_it(tmp_path: Path) -> No
 
 
 def test_metric_moves_to_a_later_log_if_the_preferred_one_starts_over_without_it(tmp_path: Path) -> None:
-    for name, column in (("a", "loss"), ("b", "loss")):
-        (tmp_path / f"{name}.csv").write_text(f"step,{column}\n0,1\n1,1\n")
+    (tmp_path / "a.jsonl").write_text('{"step": 0, "loss": 1}\n{"step": 1, "loss": 1}\n')
+    (tmp_path / "b.csv").write_text("step,loss\n0,1\n1,1\n")
     (run,) = find_runs(tmp_path).runs
     follower = RunFollower(run)
     assert [len(reading.points) for reading in follower.poll()] == [2, 0]
-    (tmp_path / "a.csv").unlink()
-    (tmp_path / "a.csv").write_text("step,accuracy\n0,1\n1,1\n")
+    (tmp_path / "a.jsonl").unlink()
+    (tmp_path / "a.jsonl").write_text('{"step": 0, "accuracy": 1}\n{"step": 1, "accuracy": 1}\n')
     first, second = follower.poll()
     assert [point.name for point in (*first.points, *second.points)] == ["accuracy"] * 2 + ["loss"] * 2
+
+
+def test_metrics_that_logs_of_one_format_share_are_named_by_their_files(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.csv").write_text(f"step,loss,only_{name}\n0,1,2\n1,1,2\n")
+    (run,) = find_runs(tmp_path).runs
+    follower = RunFollower(run)
+    follower.poll()
+    readings = follower.poll()
+    assert [reading.drop_from for reading in readings] == [-math.inf] * 2
+    names = [sorted(reading.points.names) for reading in readings]
+    assert names == [["only_train", "train/loss"], ["only_val", "val/loss"]]
