@@ -346,7 +346,7 @@ def enter_queue(claimed: Claimed, stage: QueueStage, dependencies: Sequence[Depe
         fixed_terms(request.config),
         claimed.recorder,
         claimed.keep_alive,
-        [Predecessor.open(request.runs_dir, dependency) for dependency in state.after],
+        [Predecessor(request.runs_dir, dependency) for dependency in state.after],
         claimed.messages.hold,
         # It slept: this process is the one that has entered the queue.
         waited_s=max(time.time() - state.submitted_at, 0.0) if claimed.run.ownership.was_owned else 0.0,

@@ -97,7 +97,7 @@ def check_dependencies(request: RunRequest) -> list[Dependency]:
     if config.run.name is not None:
         check_cycles(config.run.name, root, dependencies)
     for dependency in dependencies:
-        followed = Predecessor.open(root, dependency)
+        followed = Predecessor(root, dependency)
         try:
             followed.waits_because()
         except DependencyError as error:

@@ -57,25 +57,18 @@ def check_cycles(name: str, root: Path, dependencies: Sequence[Dependency]) -> N
 
 @dataclass
 class Predecessor:
-    """A run that another one waits for. `folder` is None if it no longer exists.
+    """A run that another one waits for. `folder` is what the last `waits_because` found, None if it no longer exists.
 
     `is_stopped` is what the last `waits_because` found: the run was stopped, and finishes only if the user resumes it.
     """
 
     root: Path
     dependency: Dependency
-    folder: RunFolder | None
+    folder: RunFolder | None = field(default=None, init=False)
     is_stopped: bool = field(default=False, init=False)
 
-    @classmethod
-    def open(cls, root: Path, dependency: Dependency) -> Predecessor:
-        """Find the folder of the run, which may have been renamed since."""
-        found = cls(root, dependency, None)
-        found.find()
-        return found
-
-    def find(self) -> None:
-        """Find the folder again if it is not where it was."""
+    def _find(self) -> None:
+        """Find the folder again if it is not where it was: it may have been renamed."""
         if self.folder is not None and not self.folder.is_gone:
             return
         candidates = [RunFolder(self.root / self.dependency.name)]
@@ -88,7 +81,7 @@ class Predecessor:
 
         Raises DependencyError if it will never end so."""
         self.is_stopped = False
-        self.find()
+        self._find()
         if self.folder is None:
             if self.dependency.any_end:
                 return ""

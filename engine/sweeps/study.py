@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from engine.runs.metrics import Better, Metric
+from engine.runs.metrics import Better
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Range, Space, Value
@@ -112,8 +112,13 @@ class SweepStudy:
         return self.trials()[number]
 
     def best(self) -> FrozenTrial | None:
-        """Return the best completed trial, see `best_trial`."""
-        return best_trial(self.trials(), self._settings.objective)
+        """Return the best completed trial, see `Metric.rank`, the first of equals; None if there is none."""
+        metric = self._settings.objective
+        return max(
+            (trial for trial in self.trials() if trial.state.name == "COMPLETE" and trial.value is not None),
+            key=lambda trial: metric.rank(trial.value, trial.user_attrs.get(VAL_LOSS), -trial.number),
+            default=None,
+        )
 
     def propose(self) -> dict[str, Value] | None:
         """Return the values of the next trial; None if the grid has no other point.
@@ -208,16 +213,6 @@ class SweepStudy:
         found = {key: round(float(share), 4) for key, share in shares.items() if math.isfinite(share)}
         # The share of a single key, and equal shares, say nothing.
         return found if len(set(found.values())) > 1 else {}
-
-
-def best_trial(trials: Sequence[FrozenTrial], metric: Metric) -> FrozenTrial | None:
-    """Return the best completed trial, see `Metric.rank`, the first of equals; None if there is none."""
-    complete = [trial for trial in trials if trial.state.name == "COMPLETE" and trial.value is not None]
-    return max(
-        complete,
-        key=lambda trial: metric.rank(trial.value, trial.user_attrs.get(VAL_LOSS), -trial.number),
-        default=None,
-    )
 
 
 def _distribution(space: Space) -> optuna.distributions.BaseDistribution:

@@ -90,12 +90,12 @@ def test_runs_listing_ignores_symlinks(tmp_path: Path) -> None:
     assert find_run(root, str(root / "link")).path == real.path
 
 
-def test_ownership_rejects_symlinked_lock(tmp_path: Path) -> None:
+def test_ownership_follows_no_symlinked_lock(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "lock").symlink_to(tmp_path / "made")
-    with pytest.raises(OSError):
-        Ownership(RunFolder(tmp_path / "a"))
-    assert not (tmp_path / "made").exists()
+    ownership = Ownership(RunFolder(tmp_path / "a"))
+    assert not (tmp_path / "made").exists() and not (tmp_path / "a" / "lock").is_symlink()
+    ownership.release()
 
 
 def test_runs_listing_ignores_odd_entries(gputrain: Gputrain) -> None:

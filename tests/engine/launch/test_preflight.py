@@ -225,7 +225,8 @@ def test_claim_of_another_host_is_watched_before_a_resume(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started())
-    folder.owner.write_text(json.dumps({"format": 1, "host": host, "pid": 7, "heartbeat": time.time()}))
+    claim = {"format": 1, "host": host, "pid": 7, "heartbeat": time.time(), "write_lock": True}
+    folder.owner.write_text(json.dumps(claim))
     watched: list[Path] = []
     monkeypatch.setattr(run_request, "watch_claims", lambda owners, _: watched.extend(owners))
     shown: list[Event] = []

@@ -23,7 +23,7 @@ from support.runs.factories import append_events, append_to_journal, make_queue_
 @contextmanager
 def follow(root: Path, reference: str) -> Iterator[Predecessor]:
     [dependency] = find_dependencies(root, [reference])
-    followed = Predecessor.open(root, dependency)
+    followed = Predecessor(root, dependency)
     yield followed
 
 
@@ -88,7 +88,7 @@ def test_dependency_is_followed_when_it_is_renamed(tmp_path: Path) -> None:
         assert followed.waits_because() == "after run b, which is running"
     # A supervisor that starts again finds it by its inode; another run of the old name is not the one.
     make_run(tmp_path, "failed")
-    reopened = Predecessor.open(tmp_path, dependency)
+    reopened = Predecessor(tmp_path, dependency)
     assert reopened.waits_because() == "after run b, which is running"
     ownership.release()
 
