@@ -159,8 +159,8 @@ class Curves:
         self._has_epochs = False
         self._limit = self._max_columns = max_columns
         self._start_time = math.inf
-        self._cache: dict[tuple[str, ...], tuple[int, Any]] = {}
-        """What was asked for, with the version that it is of."""
+        self._cache: tuple[int, dict[tuple[str, ...], Any]] = (-1, {})
+        """A version, and what was asked for since."""
         self.version = 0
         """Changes with the points."""
         self.is_limited = False
@@ -264,13 +264,14 @@ class Curves:
         return Extremes(step, finite(last), finite(low), finite(high), count, count - num_finite)
 
     def _cached(self, key: tuple[str, ...], make: Callable[[], Value]) -> Value:
-        version, value = self._cache.get(key, (-1, None))
-        if version != self.version:
-            # Points that are added meanwhile make it outdated.
-            version, value = self.version, make()
-            self._cache[key] = version, value
-        known: Value = value
-        return known
+        version, (known_version, cache) = self.version, self._cache
+        if known_version != version:
+            cache = {}
+            self._cache = version, cache
+        if key not in cache:
+            cache[key] = make()
+        value: Value = cache[key]
+        return value
 
     def last_x(self, axis: XAxis) -> float:
         """Return the x position of the latest point of all metrics; 1 without one beyond 0."""

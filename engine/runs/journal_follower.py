@@ -1,13 +1,12 @@
-"""Follow a growing journal in chunks: for the screens of a run and of a comparison, the preview, and the report.
+"""Follow a growing journal: decide what to read of it, and notice that it was replaced.
 
-`engine.runs.journal` reads the lines. This module decides what to read, and notices a journal that was replaced.
+`engine.runs.journal` reads the lines. `engine.runs.journal_source` makes points of the events.
 """
 
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 
 from engine.runs.events import Event
@@ -34,7 +33,7 @@ class JournalFollower(JournalReader):
 
     @property
     def unread_bytes(self) -> int:
-        """Number of bytes that `look` found and `chunks` has not read."""
+        """Number of bytes that `look` found and `read` has not read."""
         return max(self._size - self.offset, 0)
 
     def look(self) -> bool:
@@ -58,17 +57,12 @@ class JournalFollower(JournalReader):
         return was_replaced
 
     def events(self) -> Iterator[Event]:
-        """Yield all unread events that the journal has now, for a caller that needs no chunks."""
+        """Yield all unread events that the journal has now."""
         self.look()
-        yield from chain.from_iterable(self.chunks())
-
-    def chunks(self, is_stopped: Callable[[], bool] = lambda: False) -> Iterator[list[Event]]:
-        """Yield the unread events, at least one list, which may be empty. A list has the events of at most
-        `READ_CHUNK_BYTES` bytes. `is_stopped` ends the reading between two of them."""
-        while True:
-            yield self.read(READ_CHUNK_BYTES)
-            if not self.unread_bytes or is_stopped():
-                return
+        # The first reading tells why nothing can be read.
+        yield from self.read(READ_CHUNK_BYTES)
+        while self.unread_bytes:
+            yield from self.read(READ_CHUNK_BYTES)
 
     def read(self, max_bytes: int) -> list[Event]:
         """Return the unread events of the next `max_bytes` bytes."""

@@ -68,7 +68,7 @@ class Chart:
     marked: Better = Better.NEITHER
     """Which value of its validation a screen marks as the best one."""
     is_optional: bool = False
-    """Whether runs without its curves do not show it."""
+    """Whether a run with other curves, but without these, does not show it."""
     places: Place = Place.PLOT
 
     def is_smoothed(self, key: str) -> bool:
@@ -174,7 +174,7 @@ def run_charts(curves: Curves) -> list[Chart]:
     shown = {Source.TRAINING, Source.VALIDATION, Source.ONLY} | ({Source.EMA} if "ema_val_loss" in names else set())
     charts = []
     for chart in charts_of(Place.RUN):
-        if chart.is_optional and not chart.metrics.keys() & names:
+        if chart.is_optional and names and not chart.metrics.keys() & names:
             continue
         metrics = {name: source for name, source in chart.metrics.items() if source in shown}
         metrics |= dict.fromkeys(shares if chart.id == "accuracy" else (), Source.ONLY)

@@ -180,13 +180,11 @@ class RunScreen(ChartScreen):
     def _group_metrics(self) -> None:
         """Find the charts of the metrics that have points, and the x axes. A training has its charts before."""
         data = self.chart_data
-        grouped = (names, axes) = data.names, data.axes
+        grouped = (_, axes) = data.names, data.axes
         if grouped == self._grouped:
             return
         self._grouped = grouped
-        charts = charts_of(Place.RUN) if self.is_training and not data.is_own else run_charts(data)
-        # Not every training measures the norm of its gradients.
-        self._charts = [chart for chart in charts if not names or chart.id != "grad_norm" or "grad_norm" in names]
+        self._charts = charts_of(Place.RUN) if self.is_training and not data.is_own else run_charts(data)
         self._choose()
         if (data.is_own or not self.is_training) and axes != self.view.axes:
             self.view = replace(self.view, axes=axes, axis=self.view.axis if self.view.axis in axes else axes[0])

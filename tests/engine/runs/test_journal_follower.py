@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from engine.runs import journal_follower
 from engine.runs.events import EpochEvent, Event, RunStarted
-from engine.runs.journal import READ_CHUNK_BYTES, to_line
+from engine.runs.journal import to_line
 from engine.runs.journal_follower import JournalFollower
 from support.runs.event_factories import make_epoch, make_run_started, make_step
 
@@ -20,7 +19,7 @@ def append(journal: Path, *events: Event) -> None:
 
 
 def read(follower: JournalFollower) -> tuple[bool, list[Event]]:
-    return follower.look(), list(chain.from_iterable(follower.chunks()))
+    return follower.look(), list(follower.events())
 
 
 @pytest.fixture
@@ -64,16 +63,14 @@ def test_follower_reports_unreadable_journal_until_it_can_be_read(journal: Path)
     assert follower.problem is None
 
 
-def test_follower_yields_long_journal_in_chunks_and_stops_between_them(tmp_path: Path) -> None:
+def test_follower_reads_long_journal_in_parts(tmp_path: Path) -> None:
     journal, line = tmp_path / "events.jsonl", to_line(make_step(1)) + "\n"
-    journal.write_text(line * (5 * READ_CHUNK_BYTES // 2 // len(line)))
+    journal.write_text(line * 1000)
     follower = JournalFollower(journal)
     follower.look()
-    first = next(follower.chunks())
-    assert len(first) == READ_CHUNK_BYTES // len(line)
-    assert len(list(follower.chunks(lambda: True))) == 1
-    assert follower.unread_bytes == journal.stat().st_size - 2 * READ_CHUNK_BYTES
-    assert len(list(follower.chunks())) == 1
+    assert len(follower.read(100 * len(line))) == 100
+    assert follower.unread_bytes == 900 * len(line)
+    assert len(list(follower.events())) == 900
 
 
 def test_follower_with_kinds_reads_other_events_from_the_end_only(
