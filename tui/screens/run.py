@@ -115,6 +115,11 @@ class RunScreen(ChartScreen):
         self.active_chart.focus()
         self._group_metrics()
 
+    @property
+    def has_content(self) -> bool:
+        # Requests depend on the state of the run.
+        return self.folder is None or self.snapshot is not None
+
     def is_busy(self) -> bool:
         """Whether a key is likely to be handled now."""
         return time.monotonic() - self.gputrain_app.last_key_time < KEY_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,34 @@ from engine.runs.journal import to_line
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
-from support.screen.screen_driver import drive, press, real_app
+from support.screen.screen_driver import drive, press, press_in_burst, real_app
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
+from tui.pollers.run import StateReader
+from tui.screens.run import RunScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
 
-def test_run_screen_writes_control_request(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "C")
+def test_request_typed_before_the_state_is_known_waits_for_it(
+    demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, is_released, publish = demo_app(demo_runs_folder), threading.Event(), StateReader.publish
 
-    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
+    def publish_later(reader: StateReader, problem: str | None, *, is_reading: bool) -> None:
+        assert is_released.wait(30)
+        publish(reader, problem, is_reading=is_reading)
+
+    monkeypatch.setattr(StateReader, "publish", publish_later)
+    monkeypatch.setattr("tui.app.MAX_CONTENT_WAIT_SECONDS", 30.0)
+
+    async def act(pilot: Pilot[None]) -> None:
+        app.open_run(str(demo_runs_folder / LIVE_RUN))
+        press_in_burst(pilot, "C")
+        await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        is_released.set()
+        await wait_until_idle(pilot)
+
+    drive(app, act)
     [request] = consume_requests(RunFolder(demo_runs_folder / LIVE_RUN).control)
     assert request.request == "checkpoint"
 
