@@ -20,8 +20,7 @@ from engine.report.results import class_section
 from engine.report.runs import OwnRun, ReportedRun, read_reported_run
 from engine.report.sections import Table, short_name
 from engine.report.style import COLORS, COMMAND, dashes
-from engine.runs.comparison import Column as ComparedColumn
-from engine.runs.comparison import Comparison, compare_runs, has_key, require_comparable, spread_text
+from engine.runs.comparison import Comparison, RunGroup, compare_runs, has_key, require_comparable, spread_text
 from engine.runs.find import OpenedRun
 from engine.runs.labels import NO_LABELS, read_labels
 from engine.runs.metrics import NO_METRICS, Better, Metric
@@ -117,7 +116,7 @@ def _view(run: ReportedRun, metrics: Sequence[Metric]) -> dict[str, Any]:
     }
 
 
-def _legend_entry(names: Sequence[str], column: ComparedColumn, index: int) -> dict[str, str]:
+def _legend_entry(names: Sequence[str], column: RunGroup, index: int) -> dict[str, str]:
     """Return a line of the charts: letter, color, dashes as SVG has them, and what it shows."""
     shown = ", ".join(names[run] for run in column.runs)
     return {
@@ -128,7 +127,7 @@ def _legend_entry(names: Sequence[str], column: ComparedColumn, index: int) -> d
     }
 
 
-def metric_table(comparison: Comparison, columns: Sequence[ComparedColumn]) -> Table[int]:
+def metric_table(comparison: Comparison, columns: Sequence[RunGroup]) -> Table[int]:
     """Return the metrics of runs side by side: a row for each group, with the best value of each column set off.
 
     A row is the index of its group in `columns`.

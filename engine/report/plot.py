@@ -21,7 +21,7 @@ from engine.report.lines import Line, chart_lines, draw_lines, shortened
 from engine.report.output import MARK
 from engine.report.runs import ReportedRun, read_reported_run
 from engine.report.style import drawing
-from engine.runs.comparison import Column, Comparison, compare_runs, has_key, require_comparable
+from engine.runs.comparison import Comparison, RunGroup, compare_runs, has_key, require_comparable
 from engine.runs.curves import XAxis, default_axis
 from engine.runs.fields import ALIASES
 from engine.runs.find import OpenedRun
@@ -204,7 +204,7 @@ def _panel_keys(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def column_labels(comparison: Comparison, columns: Sequence[Column], max_characters: int) -> list[str]:
+def column_labels(comparison: Comparison, columns: Sequence[RunGroup], max_characters: int) -> list[str]:
     """Return a label for each curve: the name of the run, and the config values that differ and change its result.
 
     A group has the name of its first run and the number of its seeds.

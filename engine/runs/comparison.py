@@ -52,7 +52,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Column:
+class RunGroup:
     """What a table shows side by side: one run, or a group of runs that differ in the seed alone. `runs` are indices
     into `Comparison.runs`."""
 
@@ -74,11 +74,13 @@ class Comparison:
     seed_groups: tuple[tuple[int, ...], ...]
     notes: tuple[Problem, ...]
 
-    def columns(self, *, grouped: bool) -> list[Column]:
+    def columns(self, *, grouped: bool) -> list[RunGroup]:
         """Return a column for each run, or for each group and each other run, in the order of their first runs."""
         groups = {group[0]: group for group in self.seed_groups} if grouped else {}
         members = {run for group in groups.values() for run in group}
-        return [Column(groups.get(run, (run,))) for run in range(len(self.runs)) if run in groups or run not in members]
+        return [
+            RunGroup(groups.get(run, (run,))) for run in range(len(self.runs)) if run in groups or run not in members
+        ]
 
     @property
     def shown_metrics(self) -> list[Metric]:
@@ -92,11 +94,11 @@ class Comparison:
             if metric.key not in omitted and any(metric.of_run(run.record) is not None for run in self.runs)
         ]
 
-    def value(self, column: Column, metric: Metric) -> Spread | None:
+    def value(self, column: RunGroup, metric: Metric) -> Spread | None:
         """Return the mean and spread of a metric over the runs of a column; None if it is unknown."""
         return spread(metric.of_run(self.runs[run].record) for run in column.runs)
 
-    def best_columns(self, columns: Sequence[Column], metric: Metric) -> set[int]:
+    def best_columns(self, columns: Sequence[RunGroup], metric: Metric) -> set[int]:
         """Return the indices of the columns with the best value. Empty if all look the same, or fewer than two are
         known.
 
@@ -138,12 +140,12 @@ class Comparison:
             "config": {difference.key: list(difference.values) for difference in self.differences},
             "best": best,
             "seed_groups": [
-                {"runs": list(group), "figures": self._group_metrics(Column(group))} for group in self.seed_groups
+                {"runs": list(group), "figures": self._group_metrics(RunGroup(group))} for group in self.seed_groups
             ],
             "notes": list(map(str, self.notes)),
         }
 
-    def _group_metrics(self, group: Column) -> dict[str, object]:
+    def _group_metrics(self, group: RunGroup) -> dict[str, object]:
         values = {metric.key: self.value(group, metric) for metric in self.metrics}
         return {name: None if value is None else asdict(value) for name, value in values.items()}
 

@@ -40,7 +40,7 @@ from engine.utils.errors import UsageError, nearest
 from engine.utils.text import list_names
 
 
-class Kind(Enum):
+class FieldKind(Enum):
     """How the values of a field compare, and how they are shown."""
 
     TEXT = "text"
@@ -67,7 +67,7 @@ class Field:
     """
 
     name: str
-    kind: Kind
+    kind: FieldKind
     value: Callable[[RunRow], Any]
     descending: bool = False
     metric: Metric | None = None
@@ -86,9 +86,9 @@ class Field:
     @property
     def is_text(self) -> bool:
         """Whether its values are words, which a table aligns to the left."""
-        if self.kind is Kind.CONFIG:
+        if self.kind is FieldKind.CONFIG:
             return isinstance(default_values().get(self.name), str)
-        return self.kind in (Kind.TEXT, Kind.TAGS)
+        return self.kind in (FieldKind.TEXT, FieldKind.TAGS)
 
 
 def _last_part(name: str) -> str:
@@ -107,27 +107,27 @@ _HEADINGS = {label.replace(" ", "_"): name for name, label in LABELS.items()}
 ROW_FIELDS: Mapping[str, Field] = {
     field.name: field
     for field in (
-        Field("name", Kind.TEXT, lambda row: row.name),
-        Field("state", Kind.TEXT, lambda row: row.state, choices=(*RunState, *SHOWN_STATES)),
-        Field("tags", Kind.TAGS, lambda row: row.tags),
-        Field("note", Kind.TEXT, lambda row: row.note),
-        Field("archived", Kind.FLAG, lambda row: row.archived),
-        Field("age", Kind.DURATION, lambda row: row.age_seconds),
-        Field("started_at", Kind.DATE, lambda row: row.record.started_at, descending=True),
-        Field("updated_at", Kind.DATE, lambda row: row.record.updated_at, descending=True),
-        Field("sweep", Kind.TEXT, lambda row: row.sweep or None),
-        Field("host", Kind.TEXT, lambda row: row.record.host or None),
-        Field("phase", Kind.TEXT, lambda row: row.record.phase or None),
-        Field("message", Kind.TEXT, lambda row: row.message),
-        Field("bottleneck", Kind.TEXT, lambda row: row.record.bottleneck and row.record.bottleneck.message),
-        Field("learning", Kind.TEXT, lambda row: row.record.learning and row.record.learning.message),
-        Field("foreign", Kind.FLAG, lambda row: row.foreign is not None),
-        Field("diverged", Kind.FLAG, lambda row: row.shown_state == DIVERGED),
-        Field("live", Kind.FLAG, lambda row: row.live),
-        Field("folder", Kind.TEXT, lambda row: row.folder),
-        Field("format", Kind.TEXT, lambda row: ", ".join(row.formats) or None),
-        Field("command", Kind.TEXT, lambda row: row.record.command or None),
-        Field("exit_code", Kind.NUMBER, lambda row: row.record.exit_code),
+        Field("name", FieldKind.TEXT, lambda row: row.name),
+        Field("state", FieldKind.TEXT, lambda row: row.state, choices=(*RunState, *SHOWN_STATES)),
+        Field("tags", FieldKind.TAGS, lambda row: row.tags),
+        Field("note", FieldKind.TEXT, lambda row: row.note),
+        Field("archived", FieldKind.FLAG, lambda row: row.archived),
+        Field("age", FieldKind.DURATION, lambda row: row.age_seconds),
+        Field("started_at", FieldKind.DATE, lambda row: row.record.started_at, descending=True),
+        Field("updated_at", FieldKind.DATE, lambda row: row.record.updated_at, descending=True),
+        Field("sweep", FieldKind.TEXT, lambda row: row.sweep or None),
+        Field("host", FieldKind.TEXT, lambda row: row.record.host or None),
+        Field("phase", FieldKind.TEXT, lambda row: row.record.phase or None),
+        Field("message", FieldKind.TEXT, lambda row: row.message),
+        Field("bottleneck", FieldKind.TEXT, lambda row: row.record.bottleneck and row.record.bottleneck.message),
+        Field("learning", FieldKind.TEXT, lambda row: row.record.learning and row.record.learning.message),
+        Field("foreign", FieldKind.FLAG, lambda row: row.foreign is not None),
+        Field("diverged", FieldKind.FLAG, lambda row: row.shown_state == DIVERGED),
+        Field("live", FieldKind.FLAG, lambda row: row.live),
+        Field("folder", FieldKind.TEXT, lambda row: row.folder),
+        Field("format", FieldKind.TEXT, lambda row: ", ".join(row.formats) or None),
+        Field("command", FieldKind.TEXT, lambda row: row.record.command or None),
+        Field("exit_code", FieldKind.NUMBER, lambda row: row.record.exit_code),
     )
 }
 # Fields of runs of other programs, besides their metrics and parameters.
@@ -143,7 +143,7 @@ _LAST_PART = re.compile(r"[./]")
 _UNKNOWN, _UNKNOWN_KEY = object(), "is no metric of a run and no config key"
 COMMAND_PREFIX = "command."
 """Of the names of fields that are parameters of commands, whatever they are called."""
-_KINDS = {Unit.SCORE: Kind.SHARE, Unit.SHARE: Kind.SHARE, Unit.SECONDS: Kind.DURATION}
+_KINDS = {Unit.SCORE: FieldKind.SHARE, Unit.SHARE: FieldKind.SHARE, Unit.SECONDS: FieldKind.DURATION}
 ALIASES: Mapping[str, str] = {
     "tag": "tags",
     **SHORT_NAMES,
@@ -363,7 +363,7 @@ def _logged_field(logged: str, names: Names, other: Field | None = None, *, best
 
 
 def _metric_field(metric: Metric) -> Field:
-    kind, descending = _KINDS.get(metric.unit, Kind.NUMBER), metric.better is not Better.LOW
+    kind, descending = _KINDS.get(metric.unit, FieldKind.NUMBER), metric.better is not Better.LOW
     return Field(metric.key, kind, lambda row: metric.of_run(row.record), descending, metric)
 
 
@@ -379,7 +379,7 @@ def _config_field(key: str) -> Field:
         found = config[key] if key in config else default_values()[key]
         return "none" if found is None else found
 
-    return Field(key, Kind.CONFIG, value)
+    return Field(key, FieldKind.CONFIG, value)
 
 
 @cache
@@ -398,7 +398,7 @@ def _parameter_field(key: str, names: Names) -> Field:
         found = row.record.command_parameters.get(key, _UNKNOWN)
         return None if found is _UNKNOWN else "none" if found is None else found
 
-    return Field(key if names.is_foreign else COMMAND_PREFIX + key, Kind.PARAMETER, value, title=key)
+    return Field(key if names.is_foreign else COMMAND_PREFIX + key, FieldKind.PARAMETER, value, title=key)
 
 
 def _option_field(key: str, option: str) -> Field:
@@ -406,7 +406,7 @@ def _option_field(key: str, option: str) -> Field:
         options = (row.record.config or {}).get(key)
         return options.get(option) if isinstance(options, dict) else None
 
-    return Field(f"{key}.{option}", Kind.CONFIG, value)
+    return Field(f"{key}.{option}", FieldKind.CONFIG, value)
 
 
 def as_text(value: Any) -> str:

@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Any
 
 from engine.config.run_name import normalize_name
-from engine.runs.fields import NO_NAMES, Field, Kind, Names, as_text, find_field
+from engine.runs.fields import NO_NAMES, Field, FieldKind, Names, as_text, find_field
 from engine.runs.folder import RunState
 from engine.runs.keys import KEY_PATTERN, parse_key, quote_key, split_unquoted, unquote
 from engine.runs.run_config import default_values
@@ -159,13 +159,13 @@ def _parse_condition(field: Field, sign: str, text: str) -> Predicate:
         part = text.casefold()
         return _on_values(field, lambda value: part in _shown(field, value).casefold(), negated=sign == "!~")
     if sign in _COMPARISONS:
-        if field.kind in (Kind.TAGS, Kind.FLAG):
+        if field.kind in (FieldKind.TAGS, FieldKind.FLAG):
             raise UsageError.one(
                 f"{field.name}{sign}{text}", f"{field.name} has no order; use = or !=", code="not-supported"
             )
         compare, operand = _COMPARISONS[sign], parse_operand(field, text)
-        if field.kind is Kind.CONFIG and operand.number is None and _is_numeric(field):
-            raise UsageError.one(field.name, f"{text} is not {_FORMS[Kind.NUMBER]}", code="invalid-value")
+        if field.kind is FieldKind.CONFIG and operand.number is None and _is_numeric(field):
+            raise UsageError.one(field.name, f"{text} is not {_FORMS[FieldKind.NUMBER]}", code="invalid-value")
         # A day is later than all of its minutes.
         bound = operand.end if sign in (">", "<=") and operand.end is not None else operand.number
         if operand.end is not None and sign in (">", "<="):
@@ -186,7 +186,7 @@ def _alternatives(field: Field, text: str) -> list[str]:
     parts = [part for part in text.split(",") if part]
     if len(parts) < 2:
         return [text]
-    return [*parts, text] if field.kind in (Kind.CONFIG, Kind.PARAMETER) else parts
+    return [*parts, text] if field.kind in (FieldKind.CONFIG, FieldKind.PARAMETER) else parts
 
 
 def _on_values(field: Field, check: Callable[[Any], bool], *, negated: bool) -> Predicate:
@@ -201,7 +201,7 @@ def _on_values(field: Field, check: Callable[[Any], bool], *, negated: bool) -> 
         value = field.value(row)
         if type(value) is str:
             return check_text(value) is not negated
-        if field.kind is Kind.TAGS:
+        if field.kind is FieldKind.TAGS:
             return any(map(check, value)) is not negated
         return value is not None and check(value) is not negated
 
@@ -228,7 +228,7 @@ def _equals(field: Field, value: Any, operand: Operand) -> bool:
 
 
 def _shown(field: Field, value: Any) -> str:
-    return format_date(value).replace(" ", "T") if field.kind is Kind.DATE else as_text(value)
+    return format_date(value).replace(" ", "T") if field.kind is FieldKind.DATE else as_text(value)
 
 
 def _has_wildcard(text: str) -> bool:
@@ -255,11 +255,11 @@ _DURATION_UNITS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "min": 60.0, "m":
 _DATE_FORMATS = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%d")
 _FLAGS = {"yes": "true", "true": "true", "1": "true", "no": "false", "false": "false", "0": "false"}
 _FORMS = {
-    Kind.NUMBER: "a number, such as 0.9, 90% or 10k",
-    Kind.SHARE: "a number, such as 0.9 or 90%",
-    Kind.DURATION: "a duration, such as 90s, 5min, 1h30m or 2d",
-    Kind.DATE: "a date, such as 2026-11-01 or 2026-11-01T14:30",
-    Kind.FLAG: "yes or no",
+    FieldKind.NUMBER: "a number, such as 0.9, 90% or 10k",
+    FieldKind.SHARE: "a number, such as 0.9 or 90%",
+    FieldKind.DURATION: "a duration, such as 90s, 5min, 1h30m or 2d",
+    FieldKind.DATE: "a date, such as 2026-11-01 or 2026-11-01T14:30",
+    FieldKind.FLAG: "yes or no",
 }
 
 
@@ -294,7 +294,7 @@ def parse_duration(option: str, text: str) -> float:
     """Return the seconds of a duration such as 90s, 5min, 1h30m or 2d. Raises UsageError, which names the option."""
     operand = _as_duration(text.casefold())
     if operand is None or operand.number is None:
-        raise UsageError.one(option, f"{text} is not {_FORMS[Kind.DURATION]}", code="invalid-value")
+        raise UsageError.one(option, f"{text} is not {_FORMS[FieldKind.DURATION]}", code="invalid-value")
     return operand.number
 
 
@@ -315,14 +315,14 @@ def _as_date(text: str) -> Operand | None:
     return None
 
 
-_PARSERS: Mapping[Kind, Callable[[str], Operand | None]] = {
-    Kind.NUMBER: _as_number,
-    Kind.SHARE: _as_number,
-    Kind.CONFIG: lambda text: _as_number(text) or Operand(text),
-    Kind.PARAMETER: lambda text: _as_number(text) or Operand(text),
-    Kind.DURATION: _as_duration,
-    Kind.DATE: _as_date,
-    Kind.FLAG: lambda text: Operand(_FLAGS[text]) if text in _FLAGS else None,
+_PARSERS: Mapping[FieldKind, Callable[[str], Operand | None]] = {
+    FieldKind.NUMBER: _as_number,
+    FieldKind.SHARE: _as_number,
+    FieldKind.CONFIG: lambda text: _as_number(text) or Operand(text),
+    FieldKind.PARAMETER: lambda text: _as_number(text) or Operand(text),
+    FieldKind.DURATION: _as_duration,
+    FieldKind.DATE: _as_date,
+    FieldKind.FLAG: lambda text: Operand(_FLAGS[text]) if text in _FLAGS else None,
 }
 """How each kind reads a value in lower case; others are text."""
 

@@ -16,7 +16,7 @@ from textual.app import ComposeResult
 
 from engine.command.metric_files import CommandMetrics
 from engine.foreign.folders import require_unwatched
-from engine.runs.comparison import Column, Comparison
+from engine.runs.comparison import Comparison, RunGroup
 from engine.runs.curves import X_AXES, Curves, default_axis
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
@@ -70,7 +70,7 @@ class CompareScreen(ChartScreen):
         self.data = CompareData()
         self._runs: tuple[ReadRun, ...] = ()
         self._comparison: Comparison | None = None
-        self._columns: list[Column] = []
+        self._columns: list[RunGroup] = []
         self._choice: tuple[str, ...] | None = None
         self._num_charts = 0
         self._grouped = True
@@ -102,7 +102,7 @@ class CompareScreen(ChartScreen):
         self._next_draw_time, self._shown = time.monotonic() + interval, (poller.version, poller.caught_up)
         self._comparison, self._runs = comparison, runs = poller.comparison, poller.runs
         if comparison is None:
-            self._columns = [Column((index,)) for index in range(len(runs))]
+            self._columns = [RunGroup((index,)) for index in range(len(runs))]
         else:
             self._columns = comparison.columns(grouped=self._grouped)
         entries = [
@@ -222,7 +222,7 @@ class CompareScreen(ChartScreen):
         where = "latest" if self.view.cursor is None else f"{self.view.axis} {self.view.cursor:,.6g}"
         panel.set_titles(escape_markup(f"{row.title}, {where}"))
 
-    def _entry_note(self, column: Column) -> str:
+    def _entry_note(self, column: RunGroup) -> str:
         runs: list[ReadRun] = [self._runs[run] for run in column.runs]
         if any(run.is_missing for run in runs):
             return "deleted"

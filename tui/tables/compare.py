@@ -12,8 +12,7 @@ from string import ascii_uppercase
 
 from engine.config.differences import KeyDifference
 from engine.runs.code_events import SHORT_COMMIT
-from engine.runs.comparison import Column as ComparedColumn
-from engine.runs.comparison import Comparison, Spread, has_key, spread_text
+from engine.runs.comparison import Comparison, RunGroup, Spread, has_key, spread_text
 from engine.runs.metrics import Metric, format_metric
 from engine.runs.records import CodeSummary
 from engine.show.table import Align, Cell, Column, FittedTable, Line, Shorten, fit, plain_lines, shorten
@@ -59,7 +58,7 @@ def run_letter(index: int) -> str:
     return ascii_uppercase[index % len(ascii_uppercase)]
 
 
-def column_name(comparison: Comparison, column: ComparedColumn) -> str:
+def column_name(comparison: Comparison, column: RunGroup) -> str:
     """Return the name of a run, or of the first run of a group and the number of its runs."""
     name = printable(comparison.runs[column.runs[0]].name)
     return f"{name} ×{len(column.runs)}" if column.is_group else name
@@ -67,8 +66,8 @@ def column_name(comparison: Comparison, column: ComparedColumn) -> str:
 
 def compare_rows(
     comparison: Comparison,
-    columns: Sequence[ComparedColumn],
-    baseline: ComparedColumn | None = None,
+    columns: Sequence[RunGroup],
+    baseline: RunGroup | None = None,
 ) -> list[CompareRow]:
     """Return the rows: states, config keys that differ, metrics. With a baseline, the metrics of the other columns have
     their difference from it."""
@@ -143,7 +142,7 @@ def format_comparison(comparison: Comparison, width: int, baseline: int | None =
 
 
 def _printed_blocks(
-    comparison: Comparison, columns: Sequence[ComparedColumn], rows: Sequence[CompareRow], width: int
+    comparison: Comparison, columns: Sequence[RunGroup], rows: Sequence[CompareRow], width: int
 ) -> list[str]:
     label = Column[CompareRow]("", "", lambda row: shorten(row.label, MAX_PRINTED_COLUMNS, Shorten.MIDDLE), priority=1)
     left = [

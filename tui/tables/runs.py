@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 
 from engine.runs.columns import commands_metrics
-from engine.runs.fields import Field, Kind, as_text, find_field
+from engine.runs.fields import Field, FieldKind, as_text, find_field
 from engine.runs.folder import RunState
 from engine.runs.metrics import METRICS, format_metric, metric_of_key
 from engine.runs.run_record import DIVERGED
@@ -76,7 +76,7 @@ def field_column(field: Field) -> Column[RunRow]:
     """Return the column of a field."""
     text: tuple[Callable[[RunRow], str], int] = (partial(field_text, field), 0)
     # Other programs have parameters and metrics with these names, too.
-    is_other = field.kind is Kind.PARAMETER or (field.metric is not None and field.metric.key != field.name)
+    is_other = field.kind is FieldKind.PARAMETER or (field.metric is not None and field.metric.key != field.name)
     cell, width = text if is_other else SPECIAL_CELLS.get(field.name, text)
     align = Align.LEFT if field.is_text or field.name == "age" else Align.RIGHT
     style = state_style if field.name == "state" else ""
@@ -97,14 +97,14 @@ def field_text(field: Field, row: RunRow) -> str:
     """Return the value of a field as text."""
     value = field.value(row)
     if value is None or value == ():
-        return "" if field.kind is Kind.TAGS else UNKNOWN
+        return "" if field.kind is FieldKind.TAGS else UNKNOWN
     if field.metric is not None:
         return format_metric(field.metric, value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if field.kind is Kind.DATE:
+    if field.kind is FieldKind.DATE:
         return format_date(value)
-    if field.kind is Kind.DURATION:
+    if field.kind is FieldKind.DURATION:
         return format_age(value)
     return format_number(value) if isinstance(value, float) else as_text(value)
 
