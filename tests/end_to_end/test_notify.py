@@ -76,3 +76,21 @@ def test_gpus_are_reported_when_a_waiting_run_gets_them(
     assert [title.partition(" on ")[0] for title in server.titles] == ["later has its GPUs", "later failed"]
     assert "1 GPU after a wait of" in server.received[0]["message"]
     assert gpu_uuid(0) in server.received[0]["message"]
+
+
+def test_notify_test_command_reports_each_destination(gputrain: Gputrain) -> None:
+    nowhere = gputrain("doctor", "--send-test-message")
+    assert nowhere.returncode == 2
+    assert says(nowhere.stderr, "missing-value", "error: notify.urls: ")
+    with notify_server() as server, notify_server(500) as broken:
+        gputrain.environment["NTFY"] = server.url
+        file = Path(gputrain.environment["XDG_CONFIG_HOME"]) / "gputrain" / "notify"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{broken.url}\n")
+        file.chmod(0o600)
+        done = gputrain("doctor", "digits", "notify.urls=env:NTFY", "--send-test-message")
+    assert done.returncode == 1
+    assert done.stdout == "env:NTFY (JSON at 127.0.0.1): sent\n"
+    assert done.stderr.startswith(f"file:{file} line 1 (JSON at 127.0.0.1): ")
+    assert len(server.received) == 1
+    assert PASSWORD not in done.stdout + done.stderr

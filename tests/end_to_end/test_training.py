@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,24 @@ def test_run_trains_on_free_gpu(gputrain: Gputrain, amp: str) -> None:
     assert started["devices"][0].startswith("GPU-")
     assert started["ranks"][0]["device"] == started["devices"][0]
     assert json.loads((gputrain.runs / "gpu" / "summary.json").read_text())["val_accuracy"] > 0.97
+
+
+def test_run_trains_on_image_folder_and_writes_class_indices(gputrain: Gputrain) -> None:
+    from PIL import Image
+
+    for label, color in (("cat", 240), ("dog", 20)):
+        for number in range(12):
+            path = gputrain.folder / "animals" / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (20, 16), color - number).save(path)
+    # A file name that is not valid UTF-8 and contains an escape sequence that clears the screen.
+    undecodable_name = os.fsencode(gputrain.folder / "animals" / "dog") + b"/\xff\x1b[2J.txt"
+    Path(os.fsdecode(undecodable_name)).write_text("no picture")
+    folder = ["--dataset", "folder", "--data-path", "animals", "data.image_size=16", "--batch-size", "4"]
+    done = gputrain("run", "--headless", *folder, "--epochs", "3", "--name", "animals", "--ranks", "2")
+    assert done.returncode == 0, done.stderr
+    assert says(done.stderr, "bad-image", "warning: 1 item skipped", "dog/\\udcff\\x1b[2J.txt")
+    assert ", memory pipeline (the decoded images take 18 KiB)" in done.stderr
+    run = gputrain.runs / "animals"
+    assert json.loads((run / "class_indices.json").read_text()) == {"0": "cat", "1": "dog"}
+    assert json.loads((run / "summary.json").read_text())["val_accuracy"] == 1.0

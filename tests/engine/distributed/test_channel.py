@@ -9,7 +9,7 @@ import pytest
 
 from engine.distributed.channel import FLUSH_ACK, PipeChannel, RankConnection
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
-from engine.runs.events import FlushJournal, WarningEvent
+from engine.runs.events import Event, FlushJournal, WarningEvent
 from engine.utils.process import SignalHandler
 
 
@@ -44,3 +44,23 @@ def test_pipe_channel_flush_fails_without_supervisor() -> None:
     supervisor.close()
     with pytest.raises(ConnectionError):
         rank.flush()
+
+
+def test_pipe_channel_sends_and_receives_while_another_thread_flushes() -> None:
+    supervisor, rank = connect()
+    flush = Thread(target=lambda: [rank.flush() for _ in range(50)], daemon=True)
+    flush.start()
+    events: list[Event] = []
+    sent = 0
+    while flush.is_alive() or len(events) < 50 + sent:
+        # The supervisor drops requests when hundreds wait in the buffer of the socket.
+        if flush.is_alive() and sent - rank.poll_requests().checkpoints < 50:
+            rank.send(WarningEvent(message="x" * 5000, code="no-effect"))
+            sent += 1
+            supervisor.send("checkpoint")
+        for event in supervisor.receive():
+            events.append(event)
+            if isinstance(event, FlushJournal):
+                supervisor.send(FLUSH_ACK)
+    assert sum(isinstance(event, WarningEvent) for event in events) == sent
+    assert rank.poll_requests().checkpoints == sent
