@@ -54,14 +54,14 @@ def run_arguments(base: str | None, base_config: Config, config: Config) -> list
 
     `base` is a config file or preset that resolves to `base_config`. Keys that differ become flags or overrides.
     """
-    from engine.config.loader import changed_keys
+    from engine.config.resume import find_changes
     from engine.config.schema import as_dict
 
     flag_of = {key: f"--{flag.replace('_', '-')}" for flag, key in FLAG_TO_KEY.items()}
     values = as_dict(config)
     flags: list[str] = []
     overrides: list[str] = []
-    for key in changed_keys(base_config, config):
+    for key, _, _ in find_changes(as_dict(base_config), config):
         section, name = key.split(".")
         value = values[section][name]
         text = format_value(value) or "null"

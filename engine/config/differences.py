@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config.optimizer_options import default_options
-from engine.config.resume import PATH_KEYS
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict
 from engine.config.section import has_too_many_values
 
 # They name a session of a run, not what it trains.
 SESSION_KEYS = {"run.name", "run.resume", *UNSTORED_KEYS}
 SEED_KEY = "run.seed"
+PATH_KEYS = {"run.code", "data.path", "data.val_path", "model.weights"}
 # Keys that change where, how fast or how safely a run trains, but not what it learns, except for rounding. Which GPUs
 # and how many ranks a run has had is in its journal, and `engine.runs.comparison` compares their number.
 NEUTRAL_SECTIONS = {"checkpoint", "notify", "queue"}

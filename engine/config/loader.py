@@ -26,7 +26,7 @@ from engine.config.key_names import key_hint
 from engine.config.messages import problem_from_pydantic
 from engine.config.notify_section import FILE_PREFIX, URLS_KEY
 from engine.config.rules import PACKED_SUFFIX
-from engine.config.schema import Config, as_dict, fields, is_text_field, sections
+from engine.config.schema import Config, fields, is_text_field, sections
 from engine.config.section import USER_CODE_FILE
 from engine.config.settings import read_code_packages
 from engine.config.training_sections import OptimConfig
@@ -395,14 +395,3 @@ def with_absolute_paths(config: Config) -> Config:
     if config.run.code is not None or user_code_names(config):
         update["run"] = {"code": absolute(config.run.code or ".")}
     return config.with_values(**update)
-
-
-def changed_keys(config: Config, other: Config) -> list[str]:
-    """Return the keys in which two configs differ."""
-    values, other_values = as_dict(config), as_dict(other)
-    return [
-        f"{section}.{key}"
-        for section in values
-        for key in values[section]
-        if values[section][key] != other_values[section][key]
-    ]

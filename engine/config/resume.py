@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.config.command_line import shown_value
+from engine.config.differences import PATH_KEYS, flat_values
 from engine.config.key_names import REMOVED_KEYS, removed_values
 from engine.config.notify_section import NotifyConfig
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict
@@ -30,7 +31,6 @@ UNREPORTED_KEYS = {
     *("run.name", "run.resume", "run.snapshot", "device.ranks", "device.wait", *NOTIFY_KEYS, *UNSTORED_KEYS),
     *("queue.priority", "queue.share", "queue.min_free", "queue.time_limit"),
 }
-PATH_KEYS = {"run.code", "data.path", "data.val_path", "model.weights"}
 
 # A key and its values before and after.
 KeyChange = tuple[str, Any, Any]
@@ -42,16 +42,13 @@ def find_changes(saved: Mapping[str, Any], config: Config) -> list[KeyChange]:
     A key that is not saved, because it was added later, has its default value. Two spellings of one path are equal.
     Keys that were removed since and change the resumed run follow; now they have their default.
     """
-    defaults, changes = as_dict(Config()), []
-    for section, values in as_dict(config).items():
-        saved_values = saved.get(section)
-        if not isinstance(saved_values, Mapping):
-            saved_values = {}
-        for name, value in values.items():
-            key, before = f"{section}.{name}", saved_values.get(name, defaults[section][name])
-            is_same_path = key in PATH_KEYS and None not in (before, value) and _real(before) == _real(value)
-            if before != value and not is_same_path:
-                changes.append((key, before, value))
+    before, after = flat_values(saved), flat_values(as_dict(config))
+    changes: list[KeyChange] = [
+        (key, before[key], value)
+        for key, value in after.items()
+        if before[key] != value
+        and not (key in PATH_KEYS and None not in (before[key], value) and _real(before[key]) == _real(value))
+    ]
     removed = removed_values(saved).items()
     return changes + [(key, value, REMOVED_KEYS[key].default) for key, value in removed if REMOVED_KEYS[key].resumed]
 
