@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,6 @@ from engine.data.augment.batch_ops import convert_to_format
 from engine.data.rng import fork_all_rngs
 from engine.data.sampler import BatchRequest, Indices, RandomStream, random_bits
 from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, Labels, UnreadableImageError
-from engine.data.sources.encoded import EncodedSource
 from engine.utils.errors import UsageError
 
 
@@ -73,61 +72,43 @@ class BatchDataset(Dataset[Batch]):
         self._augmentation = Augmentation(config, image_format)
 
     def __getitem__(self, request: BatchRequest) -> Batch:
-        unread: tuple[str, ...] = ()
         try:
             pixels, labels = self._load(request, request.indices)
         except UnreadableImageError:
             if self._config.data.on_bad == "fail":
                 raise
-            request, pixels, labels, unread = self._load_readable(request)
-        return self.finish(request, torch.from_numpy(pixels), labels, unread)
+            return self._load_each(request)
+        return self.finish(request, torch.from_numpy(pixels), labels, {})
 
     def crop_spec(self, request: BatchRequest) -> CropSpec | None:
         """Return the crop of the images of a request; None for evaluation."""
         return self._augmentation.crop_spec(request.epoch) if request.is_training else None
 
-    def finish(self, request: BatchRequest, images: Tensor, labels: Labels, unread: tuple[str, ...] = ()) -> Batch:
-        """Augment the loaded images of a request as far as that is done on the CPU."""
+    def finish(self, request: BatchRequest, images: Tensor, labels: Labels, errors: Mapping[int, Exception]) -> Batch:
+        """Augment the loaded images of a request as far as that is done on the CPU, without the rows that failed.
+
+        `errors` says why these did. Without any row, the images are black and have a weight of 0 (see
+        `BatchRequest.keep`). Raises the first error unless `data.on_bad` says to skip unreadable images.
+        """
+        others = [row for row, error in errors.items() if not isinstance(error, UnreadableImageError)]
+        if errors and (others or self._config.data.on_bad == "fail"):
+            raise errors[min(others or errors)]
+        if errors:
+            readable = np.array([row not in errors for row in range(len(request.indices))])
+            request = request.keep(readable.tolist())
+            if (count := len(request.indices)) == readable.sum():
+                images, labels = images[torch.from_numpy(readable)], labels[readable]
+            else:
+                images, labels = torch.zeros_like(images[:count]), np.zeros_like(labels[:count])
         augment_params = None
         if self._source.in_memory:
             images = convert_to_format(images, self._format.at_epoch(request.epoch), training=request.is_training)
         if request.is_training:
             images = self._augmentation.apply_image_transforms(images, request.epoch, request.indices)
             augment_params = self._augmentation.draw_batch_params(request.epoch, request.indices)
-        readable = request.indices if unread else None
-        weight, ends_step = request.loss_weight, request.ends_step
-        return Batch(images, torch.from_numpy(labels), weight, ends_step, unread, augment_params, readable)
-
-    def finish_rows(
-        self, source: EncodedSource, request: BatchRequest, images: Tensor, errors: Mapping[int, Exception]
-    ) -> Batch:
-        """Return the batch of a request whose images were loaded one by one, with the errors of those that failed.
-
-        Raises the first error, or skips unreadable images if `data.on_bad` says so.
-        """
-        request, rows = self.keep_readable(request, errors)
-        labels = source.labels_of(request.part, request.indices)
-        if not rows:
-            images, labels = torch.zeros_like(images[: len(request.indices)]), np.zeros_like(labels)
-        elif errors:
-            images = images[torch.tensor(rows)]
-        return self.finish(request, images, labels, tuple(str(errors[row]) for row in sorted(errors)))
-
-    def keep_readable(
-        self, request: BatchRequest, errors: Mapping[int, Exception]
-    ) -> tuple[BatchRequest, Sequence[int]]:
-        """Return a request without the rows that failed, and its rows of before. Without any row, its images are black.
-
-        Raises the first error unless `data.on_bad` says to skip it.
-        """
-        others = [row for row, error in errors.items() if not isinstance(error, UnreadableImageError)]
-        if errors and (others or self._config.data.on_bad == "fail"):
-            raise errors[min(others or errors)]
-        rows = [row for row in range(len(request.indices)) if row not in errors]
-        if not errors:
-            return request, rows
-        kept = request.keep([row not in errors for row in range(len(request.indices))])
-        return kept, rows if len(rows) == len(kept.indices) else []
+        unread = tuple(str(errors[row]) for row in sorted(errors))
+        weight, ends_step, kept = request.loss_weight, request.ends_step, request.indices if unread else None
+        return Batch(images, torch.from_numpy(labels), weight, ends_step, unread, augment_params, kept)
 
     def _load(self, request: BatchRequest, indices: Indices) -> tuple[Images, Labels]:
         """Load some images of a request. A user dataset may draw random numbers, so it is seeded per item."""
@@ -140,28 +121,21 @@ class BatchDataset(Dataset[Batch]):
             for row, item_bits in enumerate(bits):
                 seed_rng(item_bits)
                 loaded.append(self._source.load(part, indices[row : row + 1], crop))
-        return _concatenate(loaded)
+        images, labels = zip(*loaded, strict=True)
+        return np.concatenate(images), np.concatenate(labels)
 
-    def _load_readable(self, request: BatchRequest) -> tuple[BatchRequest, Images, Labels, tuple[str, ...]]:
-        """Load the readable images of a request; returns the reduced request, images, labels and the read errors.
-
-        Images that stay with a weight of 0 (see `BatchRequest.keep`) are black.
-        """
-        loaded: list[tuple[Images, Labels]] = []
-        errors: dict[int, Exception] = {}
-        for row, index in enumerate(request.indices):
+    def _load_each(self, request: BatchRequest) -> Batch:
+        """Load the images of a request one by one, and return those that are readable."""
+        count, source_format = len(request.indices), self._source.format
+        size = source_format.at_epoch(request.epoch).preprocessing(training=request.is_training).size
+        pixels = np.zeros((count, source_format.channels, size, size), source_format.dtype)
+        labels, errors = np.zeros(count, np.int64), dict[int, Exception]()
+        for row in range(count):
             try:
-                loaded.append(self._load(request, np.array([index])))
+                pixels[row : row + 1], labels[row : row + 1] = self._load(request, request.indices[row : row + 1])
             except UnreadableImageError as error:
                 errors[row] = error
-        kept, rows = self.keep_readable(request, errors)
-        num_images, source_format = len(kept.indices), self._source.format
-        if not rows:
-            size = source_format.at_epoch(request.epoch).preprocessing(training=request.is_training).size
-            black = np.zeros((num_images, source_format.channels, size, size), source_format.dtype)
-            loaded = [(black, np.zeros(num_images, np.int64))]
-        pixels, labels = _concatenate(loaded)
-        return kept, pixels, labels, tuple(map(str, errors.values()))
+        return self.finish(request, torch.from_numpy(pixels), labels, errors)
 
 
 def load_checked(dataset: BatchDataset, request: BatchRequest) -> Batch:
@@ -173,7 +147,3 @@ def load_checked(dataset: BatchDataset, request: BatchRequest) -> Batch:
     except UserCodeError as error:
         reason = str(error).removeprefix("augment.transform ")
         raise UsageError.one("augment.transform", reason, code=error.code) from error
-
-
-def _concatenate(loaded: Sequence[tuple[Images, Labels]]) -> tuple[Images, Labels]:
-    return np.concatenate([pixels for pixels, _ in loaded]), np.concatenate([labels for _, labels in loaded])

@@ -84,4 +84,5 @@ class _PendingBatch:
         """Wait for all images, and return the batch. Raises the error of the first image that failed."""
         results = [(row, future.exception()) for row, future in enumerate(self._loaded)]
         errors = {row: error for row, error in results if isinstance(error, Exception)}
-        return self._dataset.finish_rows(self._source, self.request, self.images.pixels, errors)
+        labels = self._source.get_labels(self.request.part)[self.request.indices]
+        return self._dataset.finish(self.request, self.images.pixels, labels, errors)

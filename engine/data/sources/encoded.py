@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.data.sampler import Indices, Part
-from engine.data.sources import image
-from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, Labels
-from engine.data.sources.image import empty_images
+from engine.data.sources.base import CropSpec, Images, ImageSource, Labels
+from engine.data.sources.image import decode_pixels, empty_images
 from engine.data.sources.resize import crop_format
 
 
@@ -46,33 +45,14 @@ class EncodedSource(ImageSource):
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         """See `ImageSource.load`."""
-        images = new_batch(len(indices), self.format, crop)
+        size = crop.size if crop is not None else self.format.val_size
+        # With the channels last in memory.
+        images = empty_images(len(indices), self.format.channels, size, size)
         for pixels, index in zip(images, indices.tolist(), strict=True):
             self.load_into(pixels, part, index, crop)
-        return images, self.labels_of(part, indices)
+        return images, self.get_labels(part)[indices]
 
     def load_into(self, pixels: Images, part: Part, index: int, crop: CropSpec | None) -> None:
         """Load one image, as `load` says, to its place in a batch. Raises UnreadableImageError."""
-        encoded = self.read_encoded(part, index)
-        decode_pixels(encoded, index, self.format, crop).resize_into(pixels)
-
-    def labels_of(self, part: Part, indices: Indices) -> Labels:
-        """Return the labels of some images of a part, N int64."""
-        return self.get_labels(part)[indices]
-
-
-def new_batch(count: int, image_format: ImageFormat, crop: CropSpec | None) -> Images:
-    """Return an uninitialized batch, N x C x size x size uint8, with the channels last in memory."""
-    size = crop.size if crop is not None else image_format.val_size
-    return empty_images(count, image_format.channels, size, size)
-
-
-def decode_pixels(
-    encoded: EncodedImage, index: int, image_format: ImageFormat, crop: CropSpec | None
-) -> image.DecodedImage:
-    """Decode the image `index` of a part as far as `DecodedImage.resize_into` needs it for a row of the batch.
-
-    Raises UnreadableImageError.
-    """
-    image_format, get_box = crop_format(crop, index, image_format)
-    return image.decode_pixels(encoded.data, encoded.name, image_format, get_box)
+        encoded, (image_format, get_box) = self.read_encoded(part, index), crop_format(crop, index, self.format)
+        decode_pixels(encoded.data, encoded.name, image_format, get_box).resize_into(pixels)

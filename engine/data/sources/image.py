@@ -63,20 +63,14 @@ class DecodedImage:
 
 
 def read_image(path: Path, image_format: ImageFormat, get_box: BoxFunction | None = None) -> Images:
-    """Read an image file and decode it as `decode_image` does. Raises UnreadableImageError."""
-    with named_image(str(path)):
-        data = read_image_file(path)
-    return decode_image(data, str(path), image_format, get_box)
-
-
-def decode_image(data: bytes, name: str, image_format: ImageFormat, get_box: BoxFunction | None = None) -> Images:
-    """Decode the content of an image file as the input of an evaluation, C x val_size x val_size uint8.
+    """Read an image file and decode it as the input of an evaluation, C x val_size x val_size uint8.
 
     The image is rotated according to EXIF, then resized and cropped as `ImageFormat.evaluation` says. With `get_box`,
-    for training, its box is cropped and resized to `size` x `size`. `name` is for messages. Raises
-    UnreadableImageError.
+    for training, its box is cropped and resized to `size` x `size`. Raises UnreadableImageError.
     """
-    decoded = decode_pixels(data, lambda: name, image_format, get_box)
+    with named_image(str(path)):
+        data = read_image_file(path)
+    decoded = decode_pixels(data, lambda: str(path), image_format, get_box)
     size = image_format.preprocessing(training=get_box is not None).size
     pixels = empty_images(len(decoded.pixels), size, size)
     decoded.resize_into(pixels)
@@ -86,7 +80,7 @@ def decode_image(data: bytes, name: str, image_format: ImageFormat, get_box: Box
 def decode_pixels(
     data: bytes, name: Callable[[], str], image_format: ImageFormat, get_box: BoxFunction | None = None
 ) -> DecodedImage:
-    """Decode the content of an image file as far as `DecodedImage.resize_into` needs it, see `decode_image`."""
+    """Decode the content of an image file as far as `DecodedImage.resize_into` needs it, see `read_image`."""
     try:
         size = jpeg.read_size(data)
         if size is not None and prod(size) <= MAX_DEFERRED_PIXELS:
