@@ -17,6 +17,7 @@ from engine.utils.exit_codes import ExitCode
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from engine.foreign.points import Point
     from engine.runs.find import OpenedRun
     from engine.show.table import Column, Row
     from engine.utils.codec import Record
@@ -34,6 +35,19 @@ def print_table(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> None:
 
     for line in plain_lines(columns, rows):
         typer.echo(line)
+
+
+def print_points(points: Sequence[Point]) -> None:
+    """Print the points of curves as CSV. A value that is not finite is nan or inf."""
+    import csv
+
+    from engine.show.curve_points import POINT_FIELDS
+
+    writer = csv.writer(sys.stdout)
+    writer.writerow(POINT_FIELDS)
+    for point in points:
+        known = ("" if value is None else value for value in (point.epoch, point.time))
+        writer.writerow([point.name, point.step, *known, point.value])
 
 
 def print_json(values: Record | Mapping[str, Any]) -> None:

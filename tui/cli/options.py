@@ -32,6 +32,7 @@ DetachOption = Annotated[bool, typer.Option("--detach", help="Start in the backg
 DetachedOption = Annotated[bool, typer.Option("--detached", hidden=True)]
 LowBandwidthOption = Annotated[bool, typer.Option("--low-bandwidth", help="Refresh every 5 s instead of every second.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+CurvesOption = Annotated[bool, typer.Option("--curves", help="Print each point of all curves, as CSV or --json.")]
 EventsJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: one event per line; implies --headless.")]
 FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Follow the runs until they end, or Ctrl-C.")]
 NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the answer.")]

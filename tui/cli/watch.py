@@ -11,7 +11,7 @@ import typer
 
 from tui.cli.command import command
 from tui.cli.completions import complete_paths
-from tui.cli.options import JsonOption, LowBandwidthOption, count_option
+from tui.cli.options import CurvesOption, JsonOption, LowBandwidthOption, count_option
 
 if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
@@ -40,6 +40,7 @@ def watch(
     ],
     count: Annotated[int | None, count_option("runs")] = None,
     low_bandwidth: LowBandwidthOption = False,
+    curves: CurvesOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Watch what other programs log below a path, or one process.
@@ -60,6 +61,8 @@ def watch(
     comparisons, the number of its values, the last step and the last value. Of a PID, it also prints the processes,
     their GPUs and files.
 
+    --curves prints each point of one run: metric, step, epoch, time and value.
+
     A run of gputrain opens in its own screen. In a list, runs of gputrain are left out: gputrain runs shows them.
     """
     from engine.utils.errors import UsageError
@@ -67,7 +70,7 @@ def watch(
     from tui.cli.terminal import is_on_terminal, require_terminal
     from tui.cli.train import should_open_screen
 
-    is_plain = as_json or count is not None
+    is_plain = as_json or curves or count is not None
     if not is_plain and is_on_terminal():
         require_terminal(f"gputrain watch {shlex.join(paths)} -n 20")
     opens_screen = should_open_screen(headless=is_plain)
@@ -90,7 +93,31 @@ def watch(
             open_screen(run=str(only), low_bandwidth=low_bandwidth)
         open_screen(watched=[expand_user(path) for path in paths], low_bandwidth=low_bandwidth)
         return
-    print_runs(paths, count, as_json=as_json)
+    if curves:
+        print_curves(paths, as_json=as_json)
+    else:
+        print_runs(paths, count, as_json=as_json)
+
+
+def print_curves(paths: Sequence[str], *, as_json: bool) -> None:
+    """Print each point of the only run below paths. Raises UsageError if there are several."""
+    from engine.foreign.folders import find_runs
+    from engine.show.curve_points import point_rows, read_points
+    from engine.utils.errors import UsageError
+    from engine.utils.files import expand_user
+    from tui.cli.console import print_json, print_points
+
+    runs = [run for path in paths for run in find_runs(expand_user(path)).runs]
+    if len(runs) != 1:
+        advice = "name the folder of one run, as in the list of `gputrain watch -n 20`"
+        raise UsageError.one(
+            " ".join(paths), f"has {len(runs)} runs; --curves prints one", advice, code="ambiguous-name"
+        )
+    points = read_points(runs[0])
+    if as_json:
+        print_json({"name": runs[0].name, "points": list(point_rows(points))})
+    else:
+        print_points(points)
 
 
 def _is_pid(text: str) -> bool:
