@@ -209,7 +209,7 @@ class Curves:
                 self._metrics[name] = _Metric()
                 names.append(name)
         num_long = sum(metric.length > MIN_METRIC_COLUMNS for metric in self._metrics.values())
-        left = MAX_COLUMNS - (len(self._metrics) - num_long) * MIN_METRIC_COLUMNS
+        left = max(MAX_COLUMNS, self._max_columns) - (len(self._metrics) - num_long) * MIN_METRIC_COLUMNS
         limit = min(max(left // max(num_long, 1), MIN_METRIC_COLUMNS), self._max_columns)
         if limit < self._limit:
             for metric in self._metrics.values():

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from textual.binding import Binding, BindingType
 
 from engine.utils.errors import Problem, UsageError
+from tui.charts.plot import Curve
 from tui.charts.view import ChartView, Extent
 from tui.keymap import Ability, Key
 from tui.screens.base import AppServices, GputrainScreen
@@ -133,6 +134,10 @@ class ChartScreen(GputrainScreen):
         if nothing is written there."""
         return Path(), "the working directory"
 
+    def export_curves(self, chart: ChartPanel) -> Sequence[Curve]:
+        """Return the curves of a chart with all of their points."""
+        return chart.curves
+
     def export_name(self) -> str:
         """Return the beginning of the names of these files."""
         raise NotImplementedError
@@ -152,7 +157,7 @@ class ChartScreen(GputrainScreen):
         try:
             folder, place = self.export_folder()
             folder.mkdir(exist_ok=True)
-            path = export_chart(name, self.chart_name(str(chart.id)), chart.curves, self.view.axis, folder)
+            path = export_chart(name, self.chart_name(str(chart.id)), self.export_curves(chart), self.view.axis, folder)
         except UsageError as error:
             self.gputrain_app.show_toast(error)
             return

@@ -22,14 +22,17 @@ from engine.foreign.activity import Activity
 from engine.foreign.folders import ForeignRun, require_unwatched
 from engine.gpus.snapshot import Snapshot
 from engine.runs.control import RequestName
+from engine.runs.curve_reader import CurveReader
 from engine.runs.curves import Curves
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.journal_source import ALL_COLUMNS, journal_run
 from engine.runs.metrics import NO_METRICS
 from engine.runs.run_row import RunRow, read_row
 from engine.show.charts import Chart, Kind, Place, charts_of, kind_of, run_charts
 from engine.utils.errors import Problem
 from engine.utils.text import printable
 from tui.chart_choice import MAX_CHARTS, FolderCharts, read_chart_choice, save_chart_choice
+from tui.charts.plot import Curve
 from tui.charts.view import ChartView, best_note, curves_for, data_notes
 from tui.keymap import RUN_KEYS, Ability, Key
 from tui.palette import MUTED, STRONG
@@ -424,6 +427,15 @@ class RunScreen(ChartScreen):
         if self.folder is None:
             require_unwatched(Path.cwd(), [self.poller.run.folder, *self.gputrain_app.watched_paths])
         return super().export_folder()
+
+    def export_curves(self, chart: ChartPanel) -> Sequence[Curve]:
+        row, curves = self.view.charts[str(chart.id)], self.chart_data
+        if self.folder is None or not self.is_training or all(curves.block_size(name) == 1 for name in row.metrics):
+            return chart.curves
+        # The screen keeps a long run in blocks. A million steps take a second.
+        reader = CurveReader(journal_run(self.folder), ALL_COLUMNS)
+        reader.read()
+        return curves_for(reader.curves, row, self.view.axis)
 
     def export_name(self) -> str:
         return self.poller.run.folder.name if self.folder is None else self.folder.name
