@@ -16,15 +16,15 @@ from engine.queue.listing import QueueRow, interrupted_rows, list_queue
 from engine.runs.folder import RunFolder
 from engine.utils.codec import InvalidRecordError
 from engine.utils.errors import Problem, UsageError
-from engine.utils.files import file_stamp
+from engine.utils.files import file_size, file_stamp
 from tui.pollers.watched import POLL_INTERVAL_SECONDS, Watched
 from tui.tables.mistakes import ListKey
 
 if TYPE_CHECKING:
     from engine.runs.evaluations import EvaluationFile
     from engine.runs.inspection import Inspection, Rows
+    from engine.runs.journal import JournalReader
     from engine.runs.profile_file import Profile
-    from engine.runs.sent_request import SentRequest
     from engine.sweeps.folder import SweepFolder
     from engine.sweeps.status import SweepReader, SweepStatus
 
@@ -80,7 +80,7 @@ class ProfileReader:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._name = ""
-        self._sent: SentRequest | None = None
+        self._answers: JournalReader | None = None
         self.is_live = False
         """Whether a process owns the run."""
         self.asked_at: float | None = None
@@ -88,12 +88,17 @@ class ProfileReader:
         self.answer: Problem | None = None
         """Why the latest request gave no profile; None if it did."""
 
-    def request(self, steps: int) -> None:
-        """Request a profile, and wait for the answer. Raises UsageError."""
-        from engine.runs.sent_request import SentRequest
+    def expect_profile(self) -> None:
+        """Wait for the answer to a request that is sent now."""
+        from engine.runs.journal import JournalReader
 
-        self._sent = SentRequest(self._folder, "profile", steps=steps)
-        self.asked_at, self.answer = time.monotonic(), None
+        reader = JournalReader(self._folder.journal)
+        reader.offset = file_size(self._folder.journal)
+        self._answers, self.asked_at, self.answer = reader, time.monotonic(), None
+
+    def forget_request(self) -> None:
+        """Wait no longer, because the request could not be sent."""
+        self._answers = self.asked_at = None
 
     def stamp(self) -> Hashable:
         """Return what the profile depends on, None if there is none; look for the answer to a request."""
@@ -120,10 +125,9 @@ class ProfileReader:
     def _poll_answer(self) -> None:
         from engine.runs.events import Profiled
 
-        if self._sent is None:
+        if self._answers is None:
             return
-        self._sent.poll()
-        answer = next((event for event in self._sent.events if isinstance(event, Profiled)), None)
+        answer = next((event for event in self._answers.poll() if isinstance(event, Profiled)), None)
         if answer is not None:
             reason = f"No profile was taken: {answer.message}"
             self.answer = None if answer.folder else Problem("", reason, code="not-recorded")
@@ -131,7 +135,7 @@ class ProfileReader:
             self.answer = Problem("", "The run ended before the profile", code="not-running")
         else:
             return
-        self._sent = self.asked_at = None
+        self.forget_request()
 
 
 def watch_profile(reader: ProfileReader) -> Watched[tuple[str, Profile]]:

@@ -277,10 +277,11 @@ class GputrainScreen(ResizableScreen[None]):
         self,
         work: Callable[[], Outcome],
         done: Callable[[Outcome], object] = lambda _: None,
+        failed: Callable[[], object] = lambda: None,
         *,
         in_thread: bool = False,
     ) -> None:
-        """Do `work`, and call `done` with its result. A UsageError is shown as a toast instead.
+        """Do `work`, and call `done` with its result. A UsageError is shown as a toast, and `failed` is called instead.
 
         Work that may take longer than a frame runs `in_thread`. All else happens in the event loop, and so does short
         work: requests that follow each other must keep their order."""
@@ -289,12 +290,16 @@ class GputrainScreen(ResizableScreen[None]):
             try:
                 return partial(done, work())
             except UsageError as error:
-                return partial(self.gputrain_app.show_toast, error, timeout_s=PROBLEM_SECONDS)
+                return partial(self._refuse, error, failed)
 
         if in_thread:
             self.run_worker(lambda: self.app.call_from_thread(run()), thread=True, group="act")
         else:
             run()()
+
+    def _refuse(self, error: UsageError, failed: Callable[[], object]) -> None:
+        self.gputrain_app.show_toast(error, timeout_s=PROBLEM_SECONDS)
+        failed()
 
     def add_binding(self, binding: Binding) -> None:
         """Bind the keys of one row of the table on this instance."""

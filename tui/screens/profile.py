@@ -13,7 +13,7 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
-from engine.runs.control import DEFAULT_PROFILE_STEPS
+from engine.runs.control import DEFAULT_PROFILE_STEPS, send_request
 from engine.runs.folder import RunFolder
 from engine.runs.profile_file import Profile
 from engine.utils.errors import Problem
@@ -100,5 +100,7 @@ class ProfileScreen(GputrainScreen):
         if not self.folder.is_owned():
             self.gputrain_app.show_toast(Problem("", f"{self.folder.name} is not running", code="not-running"))
             return
-        self.act(partial(self.reader.request, DEFAULT_PROFILE_STEPS))
+        self.reader.expect_profile()
+        request = partial(send_request, self.folder.control, "profile", steps=DEFAULT_PROFILE_STEPS)
+        self.act(request, failed=self.reader.forget_request)
         self.update_if_on_top()
