@@ -62,7 +62,7 @@ class ParsedLine:
     tells that the values were measured on other data than that of the training, and `has_exact_epoch` that the epoch is
     a value of an object, which may have a fraction. `source` is the word outside of names that says what the values
     were measured on, and `has_named_step` tells that a word, such as `step`, is before the step. `averages` are the
-    numbers in parentheses behind values. `candidate` is the shape of a line whose names are unknown. Without values,
+    numbers in parentheses behind values. `candidate` has the names of a line if all are unknown. Without values,
     the line is a heading.
     """
 
@@ -107,13 +107,15 @@ class LineParser:
             plan = self._plans[shape, context] = make_plan(texts, context)
         if plan.is_accepted or plan.may_be_learned:
             line = self._read(plan, numbers)
-            line.candidate = "" if plan.is_accepted or shape in self._learned else shape
+            # Units may differ between lines with the same names.
+            names = "\0".join(line.values)
+            line.candidate = "" if plan.is_accepted or names in self._learned else names
             return line
         return replace(self._read(plan, numbers), values={}) if plan.is_heading else None
 
-    def learn(self, shape: str) -> None:
-        """Take the unknown names of a shape as metrics from now on."""
-        self._learned.add(shape)
+    def learn(self, candidate: str) -> None:
+        """Take the unknown names of a candidate as metrics from now on."""
+        self._learned.add(candidate)
 
     def _read(self, plan: Plan, numbers: Sequence[str]) -> ParsedLine:
         line = ParsedLine(held_out=plan.held_out, source=plan.source)

@@ -280,7 +280,9 @@ class _PlanMaker:
             self._heading = source_of(match[1]) or self._heading
         if len(words) == 1 and is_source(words[0]) and self._plan.pairs and not self._heading:
             # `loss train: 2, val: 3`
-            words = [*words, *filter(None, [without_source(self._plan.pairs[-1][0])])]
+            before = self._plan.pairs[-1][0]
+            base = without_source(before)
+            words = [words[0], base] if base not in ("", before) else words
         self._label = self._label if self._label is not None else label
         self._roles[number] = Role.VALUE
         name = self._names.add(words, self._heading)
