@@ -213,7 +213,7 @@ class OutputMetrics:
             return
         if parsed.epoch is not None and abs(parsed.epoch) <= MAX_EPOCH:
             self._epoch = parsed.epoch
-        if parsed.step is not None:
+        if parsed.step is not None and parsed.has_named_step:
             self._axis, self._step, self._has_bar = (
                 "step",
                 self._steps.count(parsed, self._epoch, is_final=is_final),
