@@ -211,7 +211,7 @@ def test_stop_waits_for_all_runs_and_names_those_that_do_not_run(root: Path, liv
 
 def test_stop_removes_run_whose_wait_was_interrupted_from_the_queue(root: Path) -> None:
     with owner(root, detached=True) as owned:
-        owned.run.enter_queue().report("waits for 1 free GPU")
+        owned.queue().place.report("waits for 1 free GPU")
     assert row_of(owned.folder).state == "interrupted"
     result = call("stop", "a")
     assert (result.exit_code, result.stderr) == (0, "a is stopped.\n")
