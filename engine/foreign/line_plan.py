@@ -98,7 +98,7 @@ class Role(Enum):
 
 
 @dataclass(frozen=True)
-class Position:
+class StepNumber:
     """Which number of a shape is a step. `total` is the number of its total, -1 if it counts to no known one."""
 
     number: int
@@ -123,7 +123,7 @@ class Plan:
     pairs: list[tuple[str, int, float]] = field(default_factory=list)
     ratios: list[tuple[str, int, int]] = field(default_factory=list)
     averages: list[tuple[str, int]] = field(default_factory=list)
-    steps: list[Position] = field(default_factory=list)
+    steps: list[StepNumber] = field(default_factory=list)
     epoch: int | None = None
     source: str = ""
     held_out: bool = False
@@ -182,7 +182,7 @@ class _PlanMaker:
     # Positions
 
     def _find_positions(self) -> None:
-        preferred: list[list[Position]] = [[], [], [], []]
+        preferred: list[list[StepNumber]] = [[], [], [], []]
         number = 0
         while number < self._count:
             number += self._read_position(number, preferred)
@@ -191,14 +191,14 @@ class _PlanMaker:
             # `Epoch 3 | Steps: 4` tells how many steps an epoch has.
             self._plan.steps = [each for each in self._plan.steps if not each.is_plural or each.total is not None]
 
-    def _read_position(self, number: int, preferred: list[list[Position]]) -> int:
+    def _read_position(self, number: int, preferred: list[list[StepNumber]]) -> int:
         """Take a number as a position, if it is one, and return how many numbers were read."""
         left, right = self._left[number], self._right[number]
         total = number + 1 if number + 1 < self._count and _OF.match(right) else None
         length, scale = 2 if total is not None else 1, SCALES.get(right[:1], 1.0) if not right[1:2].isalpha() else 1.0
         if number == 0 and self._is_epoch_and_batch():
             self._plan.epoch, length = 0, 2
-            preferred[1].append(Position(1))
+            preferred[1].append(StepNumber(1))
         elif right == ":" and number + 1 < self._count and not (_EPOCH.search(left) or _STEP.search(left)):
             # A time.
             length = 3 if self._right[number + 1] == ":" and number + 2 < self._count else 2
@@ -210,16 +210,16 @@ class _PlanMaker:
             name = step["name"].lower().replace(" ", "_")
             is_plural = name.endswith("s") and name not in _GLOBAL_STEPS
             counts_to = -1 if total is None and name == "batch" else total
-            position = Position(number, counts_to, scale, is_named=True, is_plural=is_plural)
+            position = StepNumber(number, counts_to, scale, is_named=True, is_plural=is_plural)
             preferred[0 if name in _GLOBAL_STEPS else 1 + is_plural].append(position)
         elif total is not None and self._is_free(left):
-            preferred[1 if left.endswith("[") else 2].append(Position(number, total, scale))
+            preferred[1 if left.endswith("[") else 2].append(StepNumber(number, total, scale))
         elif right.startswith("it ["):
-            preferred[2].append(Position(number, -1))
+            preferred[2].append(StepNumber(number, -1))
         elif number == 0 and left.strip() == "[" and re.match(r"\](?:\s|$)", right):
-            preferred[2].append(Position(number))
+            preferred[2].append(StepNumber(number))
         elif number == 0 and _is_leading_count(left, right):
-            preferred[3].append(Position(number))
+            preferred[3].append(StepNumber(number))
         else:
             return 1
         self._roles[number : number + length] = [Role.POSITION] * length

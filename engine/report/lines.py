@@ -16,7 +16,7 @@ from engine.report.style import COLORS, dashes
 from engine.runs.curves import BlockSeries, XAxis
 from engine.runs.metrics import find_metric
 from engine.runs.series import Series, mask_nonpositive, mean_and_spread, smooth
-from engine.show.charts import Chart, Source
+from engine.show.charts import Chart, MeasuredOn
 from engine.utils.text import printable
 from engine.utils.ticks import log_ticks, tick_labels
 
@@ -62,7 +62,7 @@ def chart_lines(
     the share of the steps over which curves are averaged, and `labels` are other names for metrics.
     """
     lines: list[Line] = []
-    for key in sorted(chart.metrics, key=lambda key: chart.metrics[key] is not Source.VALIDATION):
+    for key in sorted(chart.metrics, key=lambda key: chart.metrics[key] is not MeasuredOn.VALIDATION):
         of_key = [_group_line(chart, key, runs, axis, smoothing) for runs in groups]
         label = shortened(labels.get(key) or find_metric(key).label)
         drawn = [replace(line, label=label, style=index) for index, line in enumerate(of_key)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from engine.runs.curves import Curves
 
 
-class Source(Enum):
+class MeasuredOn(Enum):
     """What the values of a curve are measured on. The value is its name in the legend of a screen."""
 
     TRAINING = "train"
@@ -56,7 +56,7 @@ class Chart:
 
     id: str
     title: str
-    metrics: Mapping[str, Source]
+    metrics: Mapping[str, MeasuredOn]
     smoothed: bool = False
     """Whether its curves have a value for each step, and are averaged over steps on demand."""
     log: bool = True
@@ -73,7 +73,7 @@ class Chart:
 
     def is_smoothed(self, key: str) -> bool:
         """Whether a curve is averaged over steps: the validation has one value for each epoch."""
-        return self.smoothed and self.metrics[key] in (Source.TRAINING, Source.ONLY)
+        return self.smoothed and self.metrics[key] in (MeasuredOn.TRAINING, MeasuredOn.ONLY)
 
 
 def metric_chart(key: str, directions: Mapping[str, Better] = NO_METRICS, **fields: Any) -> Chart:
@@ -83,21 +83,22 @@ def metric_chart(key: str, directions: Mapping[str, Better] = NO_METRICS, **fiel
     is_share = metric.unit is Unit.SHARE or (metric.unit is Unit.SCORE and metric.better is Better.HIGH)
     # A curve has the values of all epochs, also that of the metric by which the best epoch is chosen.
     title = metric.label.removeprefix("best ").removeprefix("lowest ") if metric.epoch is not None else metric.label
-    return replace(Chart(key, title, {key: Source.ONLY}, log=not is_share), **fields)
+    return replace(Chart(key, title, {key: MeasuredOn.ONLY}, log=not is_share), **fields)
 
 
 _REPORTS = Place.REPORT_OF_ONE | Place.REPORT_OF_SEVERAL
 _ROWS = (
     Chart(
         "loss", "loss",
-        {"train_loss": Source.TRAINING, "val_loss": Source.VALIDATION, "ema_val_loss": Source.EMA},
+        {"train_loss": MeasuredOn.TRAINING, "val_loss": MeasuredOn.VALIDATION, "ema_val_loss": MeasuredOn.EMA},
         smoothed=True, places=Place.RUN | Place.REPORT_OF_ONE | Place.PLOT,
     ),
     Chart(
         "accuracy", "accuracy",
         {
-            "train_accuracy": Source.TRAINING, "val_accuracy": Source.VALIDATION, "ema_val_accuracy": Source.EMA,
-            "val_top5": Source.TOP5,
+            "train_accuracy": MeasuredOn.TRAINING, "val_accuracy": MeasuredOn.VALIDATION,
+            "ema_val_accuracy": MeasuredOn.EMA,
+            "val_top5": MeasuredOn.TOP5,
         },
         log=False, marked=Better.HIGH, places=Place.RUN | Place.REPORT_OF_ONE,
     ),
@@ -126,10 +127,11 @@ def find_chart(key: str, directions: Mapping[str, Better] = NO_METRICS) -> Chart
 
 # The word of a name that says what a metric was measured on, in lower case.
 SOURCE_WORDS = {
-    "train": Source.TRAINING, "training": Source.TRAINING,
-    "val": Source.VALIDATION, "valid": Source.VALIDATION, "validation": Source.VALIDATION, "dev": Source.VALIDATION,
-    "eval": Source.VALIDATION, "evaluation": Source.VALIDATION,
-    "test": Source.TEST, "testing": Source.TEST,
+    "train": MeasuredOn.TRAINING, "training": MeasuredOn.TRAINING,
+    "val": MeasuredOn.VALIDATION, "valid": MeasuredOn.VALIDATION, "validation": MeasuredOn.VALIDATION,
+    "dev": MeasuredOn.VALIDATION,
+    "eval": MeasuredOn.VALIDATION, "evaluation": MeasuredOn.VALIDATION,
+    "test": MeasuredOn.TEST, "testing": MeasuredOn.TEST,
 }  # fmt: skip
 _SEPARATORS = "/_.: -"
 _SOURCE_WORD = re.compile(rf"(?<![^{_SEPARATORS}])({'|'.join(SOURCE_WORDS)})(?:[{_SEPARATORS}]+|$)", re.IGNORECASE)
@@ -144,7 +146,7 @@ _PROGRESS_WORDS = frozenset({"runtime", "samples", "steps", "seconds", "second",
 _PROGRESS_NAMES = frozenset((*EPOCH_NAMES, *STEP_NAMES))
 # Own metrics of a training on the chart of the accuracy, whose legend has room for no more.
 MAX_SHARES = 3
-_SOURCE_ORDER = (Source.TRAINING, Source.ONLY, Source.VALIDATION, Source.TEST)
+_SOURCE_ORDER = (MeasuredOn.TRAINING, MeasuredOn.ONLY, MeasuredOn.VALIDATION, MeasuredOn.TEST)
 
 
 class Kind(IntEnum):
@@ -171,13 +173,15 @@ def run_charts(curves: Curves) -> list[Chart]:
         return group_metrics(names)
     values = curves.values(name for name in names if name.startswith(METRIC_PREFIX))
     shares = [name for name, part in values.items() if part.is_between(0, 1)][:MAX_SHARES]
-    shown = {Source.TRAINING, Source.VALIDATION, Source.ONLY} | ({Source.EMA} if "ema_val_loss" in names else set())
+    shown = {MeasuredOn.TRAINING, MeasuredOn.VALIDATION, MeasuredOn.ONLY} | (
+        {MeasuredOn.EMA} if "ema_val_loss" in names else set()
+    )
     charts = []
     for chart in charts_of(Place.RUN):
         if chart.is_optional and names and not chart.metrics.keys() & names:
             continue
         metrics = {name: source for name, source in chart.metrics.items() if source in shown}
-        metrics |= dict.fromkeys(shares if chart.id == "accuracy" else (), Source.ONLY)
+        metrics |= dict.fromkeys(shares if chart.id == "accuracy" else (), MeasuredOn.ONLY)
         charts.append(replace(chart, metrics=metrics))
     return charts
 
@@ -207,7 +211,7 @@ def group_metrics(names: Iterable[str]) -> list[Chart]:
 @lru_cache(maxsize=16)
 def _group(names: tuple[str, ...]) -> Sequence[Chart]:
     known = dict.fromkeys(names)
-    groups: dict[str, dict[str, Source]] = {}
+    groups: dict[str, dict[str, MeasuredOn]] = {}
     titles: dict[str, str] = {}
     for name in known:
         title, source = split_name(_without_interval(name, known))
@@ -220,7 +224,7 @@ def _group(names: tuple[str, ...]) -> Sequence[Chart]:
     return leading + [chart for chart in charts if chart not in leading]
 
 
-def split_name(name: str) -> tuple[str, Source]:
+def split_name(name: str) -> tuple[str, MeasuredOn]:
     """Return a name without the word that says what was measured on, and what that word says.
 
     `train/box_loss` is `box_loss` of the training, `val_loss` is `loss` of the validation.
@@ -228,12 +232,12 @@ def split_name(name: str) -> tuple[str, Source]:
     match = _SOURCE_WORD.search(name)
     title = _SOURCE_WORD.sub("", name).strip(_SEPARATORS)
     # The only word of a name is the name.
-    return (title, SOURCE_WORDS[match[1].lower()]) if match is not None and title else (name, Source.ONLY)
+    return (title, SOURCE_WORDS[match[1].lower()]) if match is not None and title else (name, MeasuredOn.ONLY)
 
 
 def curve_labels(chart: Chart) -> dict[str, str]:
     """Return the label of each metric of a chart: its source, and what else its name has if others have that source."""
-    if len(chart.metrics) == 1 and Source.ONLY in chart.metrics.values():
+    if len(chart.metrics) == 1 and MeasuredOn.ONLY in chart.metrics.values():
         return dict.fromkeys(chart.metrics, "")
     labels = {name: source.value or name.removeprefix(METRIC_PREFIX) for name, source in chart.metrics.items()}
     counts = Counter(labels.values())
@@ -262,10 +266,12 @@ def _without_interval(name: str, known: Mapping[str, object]) -> str:
     return base if all(base + suffix in known for suffix in _INTERVALS) else name
 
 
-def _make_chart(key: str, title: str, metrics: Mapping[str, Source]) -> Chart:
+def _make_chart(key: str, title: str, metrics: Mapping[str, MeasuredOn]) -> Chart:
     if len(metrics) > 1:
         # Keras and Hugging Face name the loss of the training `loss`.
-        metrics = {name: Source.TRAINING if source is Source.ONLY else source for name, source in metrics.items()}
+        metrics = {
+            name: MeasuredOn.TRAINING if source is MeasuredOn.ONLY else source for name, source in metrics.items()
+        }
     ordered = dict(sorted(metrics.items(), key=lambda item: _SOURCE_ORDER.index(item[1])))
     kind = kind_of(key)
     color = CHARTS["lr"].color if kind is Kind.LR else 1

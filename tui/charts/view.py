@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.runs.curves import X_AXES, Curves, XAxis
 from engine.runs.metrics import Better, format_known
-from engine.show.charts import CHARTS, Chart, Source, curve_labels
+from engine.show.charts import CHARTS, Chart, MeasuredOn, curve_labels
 from engine.utils.text import printable
 from engine.utils.units import format_number
 from tui.charts.plot import Curve, PlotWindow
@@ -22,7 +22,7 @@ from tui.palette import series_style
 SMOOTHING_LEVELS = (0.0, 0.02, 0.1)
 CURSOR_STEP_SHARE = 0.01
 # Dashes tell the curves of a chart apart where colors cannot.
-DASHED = (Source.VALIDATION, Source.EMA, Source.TEST)
+DASHED = (MeasuredOn.VALIDATION, MeasuredOn.EMA, MeasuredOn.TEST)
 COLORS = 6
 LR_STYLE = series_style(CHARTS["lr"].color)
 
@@ -119,7 +119,7 @@ def curves_for(data: Curves, chart: Chart, axis: XAxis) -> list[Curve]:
     labels, (best, star_x, _) = curve_labels(chart), _best_of(data, chart, axis)
     curves = list[Curve]()
     for index, (name, source) in enumerate(chart.metrics.items()):
-        is_dashed = source in DASHED or (source is Source.ONLY and len(chart.metrics) > 1)
+        is_dashed = source in DASHED or (source is MeasuredOn.ONLY and len(chart.metrics) > 1)
         style = series_style((chart.color - 1 + index) % COLORS + 1)
         star = star_x if name == best else None
         curves.append(Curve(printable(labels[name]), data.over(name, axis), style, is_dashed, star))
@@ -134,7 +134,7 @@ def best_note(data: Curves, chart: Chart) -> str:
 def _best_of(data: Curves, chart: Chart, axis: XAxis) -> tuple[str, float | None, str]:
     """Return the metric of a chart whose best value is starred, the x position of the star, and a note on the value: of
     a training, those of its best epoch."""
-    name = next((name for name, source in chart.metrics.items() if source is Source.VALIDATION), "")
+    name = next((name for name, source in chart.metrics.items() if source is MeasuredOn.VALIDATION), "")
     points, is_marked = data.over(name, axis).points, chart.marked is not Better.NEITHER
     if data.is_own and name and (best := data.best(axis)) is not None:
         note = f"★ best {format_known('best_val_accuracy', best.accuracy)} @{best.epoch}" if is_marked else ""

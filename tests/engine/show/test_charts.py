@@ -6,7 +6,7 @@ import pytest
 
 from engine.runs.journal_source import STEP_METRICS
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better
-from engine.show.charts import CHARTS, Chart, Source, find_chart
+from engine.show.charts import CHARTS, Chart, MeasuredOn, find_chart
 
 
 @pytest.mark.parametrize("chart", CHARTS.values(), ids=CHARTS)
@@ -16,7 +16,7 @@ def test_chart_draws_metrics_that_have_curves(chart: Chart) -> None:
 
 @pytest.mark.parametrize("chart", [chart for chart in CHARTS.values() if len(chart.metrics) == 1])
 def test_chart_of_one_metric_has_its_title(chart: Chart) -> None:
-    assert chart.metrics == {chart.id: Source.ONLY}
+    assert chart.metrics == {chart.id: MeasuredOn.ONLY}
     # A curve is that of all epochs, not of the best one.
     assert chart.title == METRICS[chart.id].label.removeprefix("best ").removeprefix("lowest ")
 
