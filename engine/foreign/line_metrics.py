@@ -176,7 +176,8 @@ def parse_line(text: str) -> ParsedLine | None:
 def _split(text: str) -> tuple[list[str], list[str]]:
     """Return the texts between the numbers of a line, and its numbers; nothing if it can have no metrics."""
     if not text.isascii() or "%|" in text:
-        text = _BAR.sub("%|", text.translate(_NORMAL))
+        text = _BAR.sub("%|", text)
+        text = text if text.isascii() else text.translate(_NORMAL)
     if ":" not in text and "=" not in text and _PARTS.search(text) is None:
         return [], []
     parts = _NUMBER.split(_BLANKS.sub("  ", text).rstrip())
