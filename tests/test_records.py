@@ -19,6 +19,7 @@ FOREIGN_JSON = {
     "engine/data/sources/tar_index.py:_read_label",  # labels in a tar shard
     "engine/config/differences.py:_json_value",  # values of YAML as JSON, for comparisons
     "engine/foreign/reading.py:parse_json_object",  # rows of other trainers
+    "engine/foreign/json_file.py:_rows",
     "engine/foreign/trainer_state.py:",
     "engine/foreign/wandb_log.py:_parse_json",
 }

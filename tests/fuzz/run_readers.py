@@ -124,8 +124,7 @@ def read_run(root: Path) -> None:
     assert feed.latest is not None
     rank_lines(feed.latest.ranks, None, 80, 2)
     data, points, view = Curves(), JournalPoints(), ChartView()
-    while not feed.events.empty():
-        data.add([points.read(feed.events.get() or ())])
+    data.add([points.read(JournalReader(run.journal).poll())])
     for chart in run_charts(data):
         plot(curves_for(data, chart, view.axis), view.window(data, chart.id), 40, 8)
 
