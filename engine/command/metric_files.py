@@ -11,10 +11,11 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Annotated
+from zlib import crc32
 
 from engine.command.rivals import Rivals, has_arguments
 from engine.foreign.folders import (
@@ -31,8 +32,9 @@ from engine.foreign.parameters import Parameters, merge_parameters, read_paramet
 from engine.foreign.reading import Log, Source, list_folder
 from engine.foreign.resumed_log import resumed_log
 from engine.foreign.writers import Writers
+from engine.utils import codec
 from engine.utils.codec import Count, FileRecord, Meta, Record, UnixTime, find_record, write_record
-from engine.utils.files import is_file, is_folder
+from engine.utils.files import is_file, is_folder, open_regular_file
 from engine.utils.text import printable
 
 METRICS_FOLDER = "metrics"
@@ -41,6 +43,8 @@ OUTPUT_FILE, OWN_FILE, FILES_FILE = "output.jsonl", "own.jsonl", "files.json"
 METRICS_VARIABLE = "GPUTRAIN_METRICS"
 _LogId = tuple[str, str, Path]
 MAX_LOGS = 100
+MAX_ENDS = 100  # of a log
+END_BYTES = 4096
 MAX_FILES_BYTES = 1 << 20
 
 # A working folder may be a home: of a search, as much as a second of a core can list.
@@ -111,14 +115,24 @@ class CommandMetrics(ForeignRun):
         return merge_parameters(found, self.arguments)
 
 
+class FileEnd(Record, frozen=True, kw_only=True):
+    """How long a file was when the command ended, and a checksum of its last bytes (`end_of`)."""
+
+    path: Annotated[str, Meta(max_length=4096)]
+    size: Count
+    checksum: Count
+
+
 class LogPlace(Record, frozen=True, kw_only=True):
-    """A log that was found: its format, the name of its run in a file with several, and its file or folder."""
+    """A log that was found: its format, the name of its run in a file with several, and its file or folder. `ends` are
+    its files when the command ended: what was appended later, and by whom, is not of this run."""
 
     kind: Annotated[str, Meta(max_length=50)]
     run: Annotated[str, Meta(max_length=1000)] = ""
     place: Annotated[str, Meta(max_length=4096)]
     start: Count = 0
     """Number of the start of the command that wrote it first, counted from 0."""
+    ends: Annotated[tuple[FileEnd, ...], Meta(max_length=MAX_ENDS)] = ()
 
 
 class FoundFiles(FileRecord, frozen=True, kw_only=True):
@@ -177,9 +191,35 @@ def _open_place(place: LogPlace, ended_at: float | None) -> Iterator[Log]:
         if ForeignRun("", folder, (log,), "").log_ids() != [wanted]:
             continue
         times = [_changed_at(file) for file in log.files]
-        if ended_at is None or min(times, default=0.0) <= ended_at + START_SLACK_SECONDS:
+        if ended_at is None or max(times, default=0.0) <= ended_at + START_SLACK_SECONDS:
+            yield log
+        elif place.ends and (open_until := log.open_until) is not None:
+            # Another run has written here since. Of a file that it has replaced, nothing is left.
+            sizes = {Path(end.path): end.size for end in place.ends if end_of(Path(end.path), end.size) == end}
+            if sizes:
+                yield replace(
+                    log, files=tuple(sizes), open=partial(open_until, sizes), list_files=partial(tuple, sizes)
+                )
+        elif min(times, default=0.0) <= ended_at + START_SLACK_SECONDS:
             yield log
         return
+
+
+def end_of(path: Path, size: int | None = None) -> FileEnd | None:
+    """Return the end of a file, or what it was when the file had `size` bytes; None if it has not as many."""
+    try:
+        with open_regular_file(path) as file:
+            size = os.fstat(file.fileno()).st_size if size is None else size
+            length = min(size, END_BYTES)
+            data = os.pread(file.fileno(), length, size - length)
+    except OSError:
+        return None
+    return FileEnd(path=str(path), size=size, checksum=crc32(data)) if len(data) == length else None
+
+
+def _ends_of(place: LogPlace) -> tuple[FileEnd, ...]:
+    files = [file for log in _open_place(place, None) for file in (log.list_files() if log.list_files else log.files)]
+    return tuple(filter(None, map(end_of, files[:MAX_ENDS])))
 
 
 class MetricFiles:
@@ -255,7 +295,10 @@ class MetricFiles:
 
     def _update(self, ended_at: float | None) -> CommandMetrics:
         """Record the places and open the logs if there are others than before."""
-        found = FoundFiles(ended_at=ended_at, starts=self._start + 1, logs=tuple(self._places.values()))
+        places = tuple(self._places.values())
+        if ended_at is not None:
+            places = tuple(codec.replace(place, ends=_ends_of(place)) for place in places)
+        found = FoundFiles(ended_at=ended_at, starts=self._start + 1, logs=places)
         own = [is_file(self._run / METRICS_FOLDER / name) for name in (OWN_FILE, OUTPUT_FILE)]
         if self._shown != (found, *own):
             if found.logs or ended_at is not None:
@@ -308,6 +351,8 @@ class MetricFiles:
         if writer is not None:
             return writer.pid not in members
         if self._are_named:
+            return False
+        if self._rivals.names_file(log.files, members):
             return False
         rivals = self._rivals.find(frozenset(members))
         return bool(rivals) and not has_arguments(log, self._arguments, rivals)

@@ -47,6 +47,14 @@ class Rivals:
                 self._found.append(arguments)
         return self._found
 
+    def names_file(self, files: Iterable[Path], members: Iterable[int]) -> bool:
+        """Whether an argument of the own command is one of the files, or the folder of one."""
+        places = {os.path.realpath(place) for file in files for place in (file, file.parent)} - {
+            os.path.realpath(self._cwd)
+        }
+        words = (word for pid in members for word in _words_of(pid)[1:])
+        return any(os.path.realpath(self._cwd / os.fsdecode(word)) in places for word in words if word)
+
     def _runs_here(self, pid: int) -> bool:
         try:
             return Path(f"/proc/{pid}/cwd").samefile(self._cwd)
@@ -54,9 +62,12 @@ class Rivals:
             return False
 
 
+def _words_of(pid: int) -> list[bytes]:
+    return read_proc(pid, "cmdline").removesuffix(b"\0").split(b"\0")
+
+
 def _arguments_of(pid: int) -> Parameters:
-    words = read_proc(pid, "cmdline").removesuffix(b"\0").split(b"\0")
-    return argument_parameters([os.fsdecode(word) for word in words])
+    return argument_parameters([os.fsdecode(word) for word in _words_of(pid)])
 
 
 def has_arguments(log: Log, arguments: Mapping[str, object], rivals: Iterable[Mapping[str, object]]) -> bool:

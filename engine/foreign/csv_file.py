@@ -44,7 +44,7 @@ def _is_known(name: str) -> bool:
 
 
 def _log(path: Path) -> Log:
-    return Log("csv", (path,), lambda: CsvFile(path))
+    return Log("csv", (path,), lambda: CsvFile(path), open_until=lambda sizes: CsvFile(path, sizes.get(path)))
 
 
 def is_log(path: Path) -> bool:
@@ -75,8 +75,8 @@ def split_row(line: bytes, delimiter: str = "") -> tuple[list[str], str]:
 class CsvFile(RowFile):
     """Follows one CSV file."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, limit: int | None = None) -> None:
+        super().__init__(path, limit)
         self._heading: list[str] = []
         self._is_cut = self._has_long_rows = False
         self._columns = Columns(None, None, None)

@@ -28,10 +28,13 @@ SETTLED_SECONDS = 10.0
 
 
 class GrowingFile:
-    """A regular file and the position up to which it has been read. Links, pipes and devices are never opened."""
+    """A regular file and the position up to which it has been read. Links, pipes and devices are never opened.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    What is behind `limit` bytes is not of the run that is read, and is not there.
+    """
+
+    def __init__(self, path: Path, limit: int | None = None) -> None:
+        self.path, self._limit = path, limit
         self.offset = self.size = 0
         self._fd = -1
         self._stamp = (0, 0)
@@ -45,7 +48,7 @@ class GrowingFile:
             self._fd = file.fileno()
             status = os.fstat(self._fd)
             stamp = (status.st_ino, status.st_mtime_ns)
-            self.size = status.st_size
+            self.size = status.st_size if self._limit is None else min(status.st_size, self._limit)
             was_replaced = self._was_replaced(stamp)
             if was_replaced:
                 self.offset, self._head, self._is_shrunk, self._skips_line = 0, b"", False, False
@@ -132,8 +135,8 @@ class GrowingFile:
 class RowFile:
     """A source that follows one file. Its format restores its own state in `restart`, and reads in `read`."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = GrowingFile(path)
+    def __init__(self, path: Path, limit: int | None = None) -> None:
+        self._file = GrowingFile(path, limit)
         self._names = MetricNames()
         self._restarts = Restarts()
         self._num_rows = self._num_damaged = 0

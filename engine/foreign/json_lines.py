@@ -32,7 +32,7 @@ def find(listing: Listing) -> list[Log]:
 
 
 def _log(path: Path) -> Log:
-    return Log("json", (path,), lambda: JsonLines(path))
+    return Log("json", (path,), lambda: JsonLines(path), open_until=lambda sizes: JsonLines(path, sizes.get(path)))
 
 
 def is_log(path: Path) -> bool:
@@ -51,8 +51,8 @@ def is_log(path: Path) -> bool:
 class JsonLines(RowFile):
     """Follows one file of JSON lines. Lines that are no JSON objects are passed over."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, limit: int | None = None) -> None:
+        super().__init__(path, limit)
         self._rank: float | None = None
 
     def read(self, max_bytes: int, reading: Reading) -> None:

@@ -107,6 +107,7 @@ class Log:
 
     `run` names one of several runs in the file. `owned_folders` are subfolders that belong to the log and hold no
     run of their own. `list_files` returns the files of a log that gets others than it had when it was found.
+    `open_until` opens the log as it was when its files had fewer bytes, and fewer files, than they have now.
     Of one of several runs in a file, `has_ended` tells that the file named it as ended when it was found, and
     `changed_at` returns when it was last written, in Unix seconds.
     """
@@ -117,6 +118,7 @@ class Log:
     run: str = ""
     owned_folders: tuple[str, ...] = ()
     list_files: Callable[[], Iterable[Path]] | None = None
+    open_until: Callable[[Mapping[Path, int]], Source] | None = None
     has_ended: bool = False
     changed_at: Callable[[], float] | None = None
 

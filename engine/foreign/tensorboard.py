@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,7 +60,8 @@ def find(listing: Listing) -> list[Log]:
     owned = tuple(name for name in listing.folders if _HPARAMS_FOLDER.fullmatch(name))
     folder = listing.folder
     source = partial(EventFolder, folder)
-    return [Log("tensorboard", tuple(files), source, owned_folders=owned, list_files=EventFolder(folder).list_files)]
+    list_files, open_until = EventFolder(folder).list_files, partial(EventFolder, folder)
+    return [Log("tensorboard", tuple(files), source, "", owned, list_files, open_until)]
 
 
 def event_files(names: Iterable[str]) -> list[str]:
@@ -80,30 +81,34 @@ class _Written:
 class EventFolder(FileFolder):
     """Follows the event files of one folder, and of its subfolders with hyperparameters, from the oldest file on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sizes: Mapping[Path, int] | None = None) -> None:
+        """With `sizes`, only these files are read, each up to its size."""
         super().__init__(folder)
-        self._written = _Written()
+        self._written, self._sizes = _Written(), sizes
 
     def add_files(self) -> None:
         if not self._files:
             self._written = _Written()
         for path in self.list_files():
             if path not in self._files:
-                self._files[path] = _EventReader(path, self._names, self._written)
+                limit = None if self._sizes is None else self._sizes[path]
+                self._files[path] = _EventReader(GrowingFile(path, limit), self._names, self._written)
 
     def list_files(self) -> Iterator[Path]:
         """Yield the event files of the folder and its subfolders."""
         listing = list_folder(self._folder)
         inner = [name for name in listing.folders if _HPARAMS_FOLDER.fullmatch(name)][:MAX_FILES]
         for part in (listing, *(list_folder(self._folder / name) for name in inner)):
-            yield from (part.folder / name for name in event_files(part.files))
+            for name in event_files(part.files):
+                if self._sizes is None or part.folder / name in self._sizes:
+                    yield part.folder / name
 
 
 class _EventReader:
     """One event file and the position of the first unread record, see `FolderFile`."""
 
-    def __init__(self, path: Path, names: MetricNames, written: _Written) -> None:
-        self.file, self._written = GrowingFile(path), written
+    def __init__(self, file: GrowingFile, names: MetricNames, written: _Written) -> None:
+        self.file, self._written = file, written
         self._is_begun = False
         self.problem: str | None = None
         self._names = names

@@ -17,6 +17,7 @@ from engine.command.metric_files import (
     METRICS_FOLDER,
     OUTPUT_FILE,
     OWN_FILE,
+    START_SLACK_SECONDS,
     CommandMetrics,
     MetricFiles,
     command_metrics,
@@ -25,6 +26,7 @@ from engine.command.metric_files import (
 )
 from engine.foreign.folders import RunFollower, SearchLimits
 from engine.foreign.points import Point
+from support.foreign import event, event_file, scalar
 
 CSV = "step,loss\n1,3\n2,2\n"
 
@@ -291,3 +293,42 @@ def test_partial_search_that_found_no_file_says_so(run: Path, cwd: Path, monkeyp
     write(cwd / "metrics.csv")
     files.poll(10)
     assert not files.may_lack_files
+
+
+def ended_run(tmp_path: Path, work: Path) -> Path:
+    """Return the folder of a run whose command has ended now."""
+    run = tmp_path / "run"
+    (run / "metrics").mkdir(parents=True)
+    MetricFiles(run, cwd=work, started_at=0.0).close()
+    wait_until_clock_moves()
+    return run
+
+
+def wait_until_clock_moves() -> None:
+    time.sleep(2 * START_SLACK_SECONDS)
+
+
+def values_of(run: Path, work: Path) -> list[tuple[str, int]]:
+    follower = RunFollower(command_metrics(run, cwd=work))
+    return [(point.name, point.step) for reading in follower.poll() for point in reading.points]
+
+
+def test_rows_that_another_run_appends_later_are_not_of_an_ended_run(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "metrics.csv").write_text("step,loss\n1,1\n2,1\n")
+    run = ended_run(tmp_path, work)
+    with (work / "metrics.csv").open("a") as file:
+        file.write("3,5\n")
+    assert values_of(run, work) == [("loss", 1), ("loss", 2)]
+    (work / "metrics.csv").write_text("step,loss\n1,9\n2,9\n3,9\n")
+    assert values_of(run, work) == []
+
+
+def test_event_files_that_another_run_writes_later_are_not_of_an_ended_run(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    (work / "tb").mkdir(parents=True)
+    (work / "tb" / "events.out.tfevents.1.a").write_bytes(event_file(event(1, scalar("loss", 1))))
+    run = ended_run(tmp_path, work)
+    (work / "tb" / "events.out.tfevents.2.a").write_bytes(event_file(event(7, scalar("loss", 5))))
+    assert values_of(run, work) == [("loss", 1)]
