@@ -32,18 +32,22 @@ class Figures:
 
 @dataclass(slots=True)
 class _MetricFigures:
-    """The first and the last step of a metric, its last value, and its lowest and highest finite one."""
+    """The first and the last step of a metric, its last value, and its lowest and highest finite one. `odd_step` is the
+    first step of those up to the last one that have no finite value."""
 
     first_step: int
     step: int = 0
     value: float = math.nan
     low: float = math.inf
     high: float = -math.inf
+    odd_step: int | None = None
 
     def add(self, step: int, value: float) -> None:
         self.first_step, self.step, self.value = min(self.first_step, step), step, value
         if math.isfinite(value):
-            self.low, self.high = min(self.low, value), max(self.high, value)
+            self.low, self.high, self.odd_step = min(self.low, value), max(self.high, value), None
+        elif self.odd_step is None:
+            self.odd_step = step
 
 
 class LogFigures:
@@ -71,5 +75,6 @@ class LogFigures:
 
     @property
     def not_finite(self) -> dict[str, int]:
-        """Step of each metric whose latest value is NaN or infinite."""
-        return {name: metric.step for name, metric in self._metrics.items() if not math.isfinite(metric.value)}
+        """Of each metric whose latest value is NaN or infinite, the first step of those without a finite value."""
+        odd = {name: metric.odd_step for name, metric in self._metrics.items()}
+        return {name: step for name, step in odd.items() if step is not None}

@@ -139,7 +139,8 @@ class Supervisor:
                 return True
             self._run.keep_alive()
             time.sleep(PAUSE_STEP_SECONDS)
-        return False
+        # Without a pause, the next start serves the request.
+        return seconds > 0 and self.signals.is_set
 
     def requeue(self) -> str:
         """Requeue the Slurm job of the run if its time limit is near. Return what became of it, as a last clause."""

@@ -120,7 +120,8 @@ class RunMessages:
             self._waits = True
         elif isinstance(event, GpusGranted):
             self._waits = False
-            self._send("granted", granted_sentence(event.devices, event.seconds))
+            if event.devices:
+                self._send("granted", granted_sentence(event.devices, event.seconds))
         else:
             self._history.add(event)
             self._follow(event)

@@ -141,8 +141,15 @@ def _place(row: QueueRow, others: Sequence[QueueRow], index: int) -> str:
     if index == len(others):
         return _order(row, others[-1].priority, others[-1].position + 1)
     target, previous = others[index], others[max(index - 1, 0)]
-    has_gap = index > 0 and previous.priority == target.priority
-    return _order(row, target.priority, (previous.position + target.position) / 2 if has_gap else target.position - 1)
+    if index == 0 or previous.priority != target.priority:
+        return _order(row, target.priority, target.position - 1)
+    middle = (previous.position + target.position) / 2
+    if previous.position < middle < target.position:
+        return _order(row, target.priority, middle)
+    # No number lies between the two: shift those before the target.
+    for step, other in enumerate(reversed([each for each in others[:index] if each.priority == target.priority])):
+        _order(other, other.priority, target.position - 2 - step)
+    return _order(row, target.priority, target.position - 1)
 
 
 def _other_runs(row: QueueRow, rows: Sequence[QueueRow]) -> list[QueueRow]:

@@ -113,6 +113,8 @@ class Metric:
     run: Callable[[History], float | None] | None = None
     source: str = ""
     """Key of its number in `RunRecord.values`, if it is not `key`."""
+    min_classes: int = 0
+    """Among fewer classes it says nothing: the top-5 accuracy of five is 1."""
     is_of_step: bool = False
     """Whether it is a quantity of a step, see `STEP_QUANTITIES`."""
 
@@ -123,6 +125,8 @@ class Metric:
 
     def of_run(self, record: RunRecord) -> float | None:
         """Return the value of a run; None if it is unknown or not finite."""
+        if self.min_classes and record.classes is not None and record.classes < self.min_classes:
+            return None
         return record.values.get(self.source or self.key)
 
     def of_epoch(self, epoch: EpochEvent) -> float | None:
@@ -157,11 +161,6 @@ class Metric:
         return max(
             known, key=lambda epoch: self.rank(self.of_epoch(epoch), epoch.selection_loss, epoch.epoch), default=None
         )
-
-
-def _top5(run: History) -> float | None:
-    """Return the top-5 accuracy of the last epoch. Among up to 5 classes, it is always 1."""
-    return run.epochs[-1].val_top5 if run.epochs and run.started is not None and run.started.classes > 5 else None
 
 
 Part = TypeVar("Part")
@@ -238,7 +237,7 @@ def _rows() -> Iterable[Metric]:
         Metric("queue_place", "queue place", "place in the queue while the run waits for GPUs only", count, low, now,
                run=_of(lambda run: run.waiting, lambda waiting: or_none(waiting.place))),
         Metric("val_top5", "val top-5", "validation top-5 accuracy of the last epoch", score, high, last,
-               lambda epoch: epoch.val_top5, _top5),
+               lambda epoch: epoch.val_top5, min_classes=6),
         Metric("ema_val_loss", "EMA val loss", "validation loss of the EMA weights", score, low, never,
                lambda epoch: None if epoch.ema is None else epoch.ema.loss),
         Metric("ema_val_accuracy", "EMA val acc", "validation accuracy of the EMA weights", score, high, never,

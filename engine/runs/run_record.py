@@ -212,12 +212,18 @@ TOP_KEYS = (
 _ZEROS = {"step": 0, "epochs": 0, "seconds": 0.0}
 """Numbers that are 0 in the file where they are unknown."""
 _TYPES: dict[Unit, Any] = {Unit.COUNT: Count, Unit.SECONDS: Seconds, Unit.RATE: Number, Unit.SHARE: Number}
+
+
+def _type_of(key: str) -> Any:
+    return _TYPES.get(METRICS[key].unit, Finite)
+
+
 _VALUES: Any = Annotated[dict[str, Finite | None], ENTRIES]
 _FIELDS = attrgetter(*RunFields.__struct_fields__)
 _TOP_VALUES = attrgetter(*TOP_KEYS)
 StoredForm: Any = define_record(
     "StoredForm",
-    {key: (_TYPES.get(METRICS[key].unit, Finite) | None, _ZEROS.get(key)) for key in TOP_KEYS}
+    {key: (_type_of(key) if key in _ZEROS else _type_of(key) | None, _ZEROS.get(key)) for key in TOP_KEYS}
     | dict.fromkeys(("last_values", *OWN_GROUPS), (_VALUES, field(default_factory=dict))),
     (RunFields, FileRecord),
 )

@@ -77,6 +77,10 @@ def watch(
     if any(_is_pid(path) for path in paths):
         if len(paths) > 1:
             raise UsageError.one(" ".join(paths), "is a process and something else; name a PID alone", code="too-many")
+        if curves:
+            raise UsageError.one(
+                "--curves", "has no effect on a process", "name the folder of one run", code="conflict"
+            )
         watch_process(paths[0], as_json=as_json, opens_screen=opens_screen, low_bandwidth=low_bandwidth)
         return
     for path in paths:
@@ -107,7 +111,12 @@ def print_curves(paths: Sequence[str], *, as_json: bool) -> None:
     from engine.utils.files import expand_user
     from tui.cli.console import print_json, print_points
 
-    runs = [run for path in paths for run in find_runs(expand_user(path)).runs]
+    found = [find_runs(expand_user(path)) for path in paths]
+    runs = [run for each in found for run in each.runs]
+    own = [folder for each in found for folder in each.own]
+    if own and not runs:
+        advice = f"`gputrain runs show {shlex.quote(str(own[0]))} --curves` prints them"
+        raise UsageError.one(" ".join(paths), "is of gputrain", advice, code="conflict")
     if len(runs) != 1:
         advice = "name the folder of one run, as in the list of `gputrain watch -n 20`"
         raise UsageError.one(

@@ -51,7 +51,7 @@ def test_page_has_the_fields_that_a_command_prints(run: RunFolder, line: str) ->
 
 def test_page_has_the_fields_of_a_run(run: RunFolder) -> None:
     [shown, *_] = json.loads(call("runs", "--json").stdout)["runs"]
-    assert {*shown} <= fields_of(JSON_PAGE, "`RunValues`")
+    assert {*shown} <= fields_of(JSON_PAGE, "`Run`")
 
 
 def test_page_of_events_has_their_fields() -> None:
