@@ -11,6 +11,7 @@ import csv
 from pathlib import Path
 
 from engine.foreign.growing_file import RowFile, head_lines
+from engine.foreign.line_names import source_of_row, with_source
 from engine.foreign.reading import (
     MAX_ROW_VALUES,
     MAX_SNIFFED_FILES,
@@ -103,6 +104,8 @@ class CsvFile(RowFile):
                 row[name] = number
         if row:
             self._has_long_rows = self._has_long_rows or len(cells) > len(self._heading)
+            if source := source_of_row(dict(zip(self._heading, cells, strict=False))):
+                row = {name if name in self._columns else with_source(name, source): row[name] for name in row}
             self.add_row(row, self._columns, reading)
         elif any(Columns.find(cells)[:2]):
             # A resumed run writes a heading again, maybe with other columns.

@@ -26,7 +26,8 @@ from engine.utils.files import file_size, find_file_stamp, read_bytes
 MAGIC = b"SQLite format 3\0"
 MAX_RUNS = 1000  # per database
 MAX_VALUE_BYTES = 1 << 18
-MAX_COPIED_BYTES = 1 << 28  # of a database, and of its write-ahead log
+MAX_COPIED_BYTES = 1 << 26  # of a larger database, rows are seen after the next checkpoint
+MAX_TRIES = 3
 MIN_ROW_BYTES = 100  # of `max_bytes`, for each row of a poll
 # A crafted database can make a query run for hours. 100 million instructions take two seconds, and read 8 million rows.
 MAX_INSTRUCTIONS = 100_000_000
@@ -235,10 +236,10 @@ def opened_database(path: Path) -> Iterator[sqlite3.Connection]:
     if not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(22, "is not a regular file", str(path))
     with ExitStack() as stack:
-        if file_size(_write_ahead_log(path)):
-            path, options = _copied(path, Path(stack.enter_context(TemporaryDirectory(prefix="gputrain-")))), "mode=rw"
-        else:
-            options = "mode=ro&immutable=1"
+        copy = None
+        if file_size(_write_ahead_log(path)) and file_size(path) <= MAX_COPIED_BYTES:
+            copy = Path(stack.enter_context(TemporaryDirectory(prefix="gputrain-", ignore_cleanup_errors=True)))
+        path, options = (path, "mode=ro&immutable=1") if copy is None else (_copied(path, copy), "mode=rw")
         uri = f"file:{quote(str(path.absolute()))}?{options}"
         database = stack.enter_context(closing(sqlite3.connect(uri, uri=True, timeout=0)))
         calls = iter(range(MAX_INSTRUCTIONS // INSTRUCTIONS_PER_CALL))
@@ -257,10 +258,15 @@ def _write_ahead_log(path: Path) -> Path:
 
 def _copied(path: Path, folder: Path) -> Path:
     """Copy a database and its write-ahead log into a folder of its own. Raises OSError."""
-    for each in (path, _write_ahead_log(path)):
-        data = read_bytes(each, MAX_COPIED_BYTES)
-        (folder / f"database{each.name.removeprefix(path.name)}").write_bytes(data)
-    return folder / "database"
+    for _ in range(MAX_TRIES):
+        before = find_file_stamp(path)
+        for each in (path, _write_ahead_log(path)):
+            data = read_bytes(each, MAX_COPIED_BYTES)
+            (folder / f"database{each.name.removeprefix(path.name)}").write_bytes(data)
+        # A checkpoint between the two mixes pages of two times.
+        if find_file_stamp(path) == before:
+            return folder / "database"
+    raise sqlite3.OperationalError("it is being written")
 
 
 def has_tables(database: sqlite3.Connection, *names: str) -> bool:

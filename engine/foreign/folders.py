@@ -158,7 +158,15 @@ def merge_runs(parts: Iterable[FoundRuns]) -> FoundRuns:
             runs.setdefault(run.key, run)
         is_partial = is_partial or part.is_partial
         own |= part.own
-    return FoundRuns(tuple(sorted(runs.values(), key=lambda run: run.name)), is_partial, frozenset(own))
+    kept = [run for run in runs.values() if not _repeats_others(run, runs.values())]
+    return FoundRuns(tuple(sorted(kept, key=lambda run: run.name)), is_partial, frozenset(own))
+
+
+def _repeats_others(run: ForeignRun, runs: Iterable[ForeignRun]) -> bool:
+    """Whether a run has only a text log, and what its training recorded is a run in a folder below."""
+    if run.formats != (text_log.FORMAT,):
+        return False
+    return any(run.folder in other.folder.parents for other in runs)
 
 
 def require_unwatched(folder: Path, watched: Iterable[Path]) -> None:
@@ -367,6 +375,6 @@ def _labels(run: ForeignRun) -> list[str]:
     logs = [(log, log.files[0] if log.files else run.folder) for log in run.logs]
     labels = [path.parent.name if log.format in FOLDER_FORMATS else path.stem for log, path in logs]
     return [
-        printable(label if labels.count(label) == 1 else f"{path.parent.name}/{label}")
+        printable(label if labels.count(label) == 1 else f"{path.parent.name}/{path.name}")
         for label, (_, path) in zip(labels, logs, strict=True)
     ]

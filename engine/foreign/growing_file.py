@@ -112,7 +112,7 @@ class GrowingFile:
         """
         data = self.read(max(max_bytes, MAX_LINE_BYTES))
         encoding = self._encoding
-        if encoding or (b"\r" in data and b"\n" not in data):
+        if encoding or (b"\r" in data and b"\n" not in data and b"\n" not in self._head):
             return self._read_unusual_lines(data, encoding)
         end = data.rfind(b"\n") + 1
         is_last = len(data) == self.unread_bytes
@@ -140,7 +140,7 @@ class RowFile:
         self._names = MetricNames()
         self._restarts = Restarts()
         self._num_rows = self._num_damaged = 0
-        self._last_step, self._has_fractions = -1, False
+        self._last_step, self._last_epoch, self._counts_rows = -1, -math.inf, False
 
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
         """Read the complete rows of at most about `max_bytes`."""
@@ -149,7 +149,8 @@ class RowFile:
             with self._file.opened() as was_replaced:
                 if was_replaced:
                     reading.drop_from, self._num_rows, self._restarts = -math.inf, 0, Restarts()
-                    self._num_damaged, self._last_step, self._has_fractions = 0, -1, False
+                    self._num_damaged, self._last_step, self._last_epoch = 0, -1, -math.inf
+                    self._counts_rows = False
                     self.restart()
                 self.read(max_bytes, reading)
         except OSError as error:
@@ -170,13 +171,19 @@ class RowFile:
 
     def add_row(self, row: Mapping[str, float], columns: Columns, reading: Reading) -> None:
         """Add the points of one row. The repeated steps of a resumed run void the earlier ones."""
-        epoch = row.get(columns.epoch) if columns.epoch and not columns.step else None
-        # One rule for all rows from there on: whole epochs between fractions are no steps.
-        self._has_fractions = self._has_fractions or (epoch is not None and math.isfinite(epoch) and epoch % 1 != 0)
-        number = self._last_step + 1 if self._has_fractions else self._num_rows
-        points = list(row_points(row, columns, number, self._names, has_fractions=self._has_fractions))
+        epoch = row.get(columns.epoch, math.nan) if columns.epoch else math.nan
+        # One rule for all rows from there on: whole epochs between fractions are no steps, nor is a counter that starts
+        # again in each epoch.
+        if columns.step:
+            is_lower = row.get(columns.step, math.inf) < self._last_step
+            self._counts_rows = self._counts_rows or (is_lower and epoch > self._last_epoch)
+        else:
+            self._counts_rows = self._counts_rows or (math.isfinite(epoch) and epoch % 1 != 0)
+        number = self._last_step + 1 if self._counts_rows else self._num_rows
+        points = list(row_points(row, columns, number, self._names, counts_rows=self._counts_rows))
         self._restarts.add_row(points, reading)
         self._last_step = points[0].step if points else self._last_step
+        self._last_epoch = epoch if math.isfinite(epoch) else self._last_epoch
         self._num_rows += 1
 
     def restart(self) -> None:

@@ -83,10 +83,10 @@ class JsonFile:
         del max_bytes  # A part of the file is no JSON.
         reading, stamp = Reading(), find_file_stamp(self._path)
         if stamp is not None and stamp != self._stamp:
-            if self._stamp is not None:
-                reading.drop_from = -math.inf
-            self._stamp = stamp
+            was_read, self._stamp = self._stamp is not None, stamp
             self._read(reading)
+            # While it is written, it is no JSON.
+            reading.drop_from = -math.inf if was_read and reading.points else None
         reading.read_bytes = reading.total_bytes = self._size
         reading.problem = self._problem or self._names.problem
         return reading

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.foreign.growing_file import MAX_LINE_BYTES, RowFile, head_lines
+from engine.foreign.line_names import source_of_row, with_source
 from engine.foreign.reading import (
     MAX_SNIFFED_FILES,
     SNIFFED_BYTES,
@@ -65,4 +66,7 @@ class JsonLines(RowFile):
             self._rank = rank if self._rank is None else self._rank
             # Of several ranks, the lines of the first one count.
             if row and rank == self._rank:
-                self.add_row(row, Columns.find(row), reading)
+                source = source_of_row(found or {})
+                columns = Columns.find(row)
+                named = {name if name in columns else with_source(name, source): value for name, value in row.items()}
+                self.add_row(named if source else row, columns, reading)

@@ -14,7 +14,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.foreign.line_names import are_results, is_held_out, is_position, is_result
+from engine.foreign.line_names import (
+    SPLIT_NAMES,
+    are_results,
+    is_held_out,
+    is_position,
+    is_result,
+    source_of,
+    with_source,
+)
 from engine.foreign.line_plan import MAX_OTHER_WORDS, Context, Plan, make_plan
 from engine.foreign.line_prefix import strip_prefix
 from engine.foreign.reading import Columns, flat_numbers, parse_json_object, to_step
@@ -61,9 +69,9 @@ class ParsedLine:
     `total` is the number of steps after which the counter of `step` starts again, None if it counts on. `held_out`
     tells that the values were measured on other data than that of the training, and `has_exact_epoch` that the epoch is
     a value of an object, which may have a fraction. `source` is the word outside of names that says what the values
-    were measured on, and `has_named_step` tells that a word, such as `step`, is before the step. `averages` are the
-    numbers in parentheses behind values. `candidate` has the names of a line if all are unknown. Without values,
-    the line is a heading.
+    were measured on, and `is_training` tells that it says training. `has_named_step` tells that a word, such as `step`,
+    is before the step. `averages` are the numbers in parentheses behind values. `candidate` has the names of a line if
+    all are unknown. Without values, the line is a heading.
     """
 
     values: dict[str, float] = field(default_factory=dict)
@@ -76,6 +84,7 @@ class ParsedLine:
     averages: dict[str, float] = field(default_factory=dict, compare=False)
     has_named_step: bool = field(default=False, compare=False)
     candidate: str = field(default="", compare=False)
+    is_training: bool = field(default=False, compare=False)
 
 
 class LineParser:
@@ -118,7 +127,7 @@ class LineParser:
         self._learned.add(candidate)
 
     def _read(self, plan: Plan, numbers: Sequence[str]) -> ParsedLine:
-        line = ParsedLine(held_out=plan.held_out, source=plan.source)
+        line = ParsedLine(held_out=plan.held_out, source=plan.source, is_training=plan.is_training)
         for position in plan.steps:
             step = self._whole(numbers[position.number], position.scale)
             total = position.total
@@ -163,6 +172,9 @@ class LineParser:
         if columns.epoch and math.isfinite(row[columns.epoch]):
             line.epoch, line.has_exact_epoch = row[columns.epoch], True
         line.values = {name: value for name, value in row.items() if name not in columns and not is_position(name)}
+        source = source_of(before) or next(map(source_of, _SPLIT.findall(text)), "")
+        line.is_training, line.source = source == "train", "" if source == "train" else source
+        line.values = {with_source(name, line.source): value for name, value in line.values.items()}
         line.held_out = all(is_held_out(name) for name in line.values if is_result(name))
         return line
 
@@ -185,6 +197,8 @@ def _split(text: str) -> tuple[list[str], list[str]]:
 
 
 # Objects
+
+_SPLIT = re.compile(rf"['\"](?:{'|'.join(SPLIT_NAMES)})['\"]:\s{{0,4}}['\"](\w{{2,12}})['\"]")
 
 _JSON_NUMBER = r"[-+]?+(?:(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?+\d++)?+|(?:nan|inf|infinity)(?![a-zA-Z]))"
 _WRAPPED = re.compile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 # All patterns read names in lower case, with `_` between the words of camel case.
@@ -30,7 +30,7 @@ _HELD_OUT = re.compile(r"(?<![a-z])(?:val|valid|validation|dev|test|eval)(?![a-z
 # Positions, plans and processes are no metrics.
 _POSITIONS = re.compile(
     r"(?:.*[/.])?(?:v_num|eta|rank|pid|ip|gpu|device|world_size|(?:max_|num_|total_|micro_|valid_)?steps?|global_step"
-    r"|(?:max_|num_)?epochs?|iter|iterations?|(?:valid_)?num_updates|(?:total_)?timesteps|batch|batch_?size|port|seed"
+    r"|episodes?|(?:max_|num_)?epochs?|iter|iterations?|(?:valid_)?num_updates|(?:total_)?timesteps|batch|batch_?size|port|seed"
     r"|version|line|remaining|remaining_time|elapsed|elapsed_time)"
 )
 _SOURCES = re.compile(
@@ -38,6 +38,8 @@ _SOURCES = re.compile(
     r"|(?P<eval>eval|evaluation|evaluating))(?![\w/])",
     re.IGNORECASE,
 )
+SPLIT_NAMES = ("split", "mode", "phase", "stage", "subset")
+"""Names of the text in a row that says what its values were measured on."""
 _FILLERS = frozenset({"avg", "average", "mean", "current", "running"})
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
@@ -102,6 +104,12 @@ def source_of(text: str) -> str:
     """Return what a text says that values were measured on: train, val, test, eval, or "" if it does not."""
     match = _SOURCES.search(text)
     return (match.lastgroup or "") if match is not None else ""
+
+
+def source_of_row(texts: Mapping[str, object]) -> str:
+    """Return what the texts of a row say that its values were measured on; "" for the training."""
+    source = next((source_of(text) for key in SPLIT_NAMES if isinstance(text := texts.get(key), str)), "")
+    return "" if source == "train" else source
 
 
 def is_source(word: str) -> bool:

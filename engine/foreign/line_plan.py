@@ -37,11 +37,11 @@ _STOP_WORDS = frozenset((
 ))  # fmt: skip
 
 # Positions. Each pattern reads the text before a number.
-_EPOCH = re.compile(r"(?<![\w/.-])epoch(?:\(\w{1,20}\))?[\s:=#\[(]{0,6}$", re.IGNORECASE)
+_EPOCH = re.compile(r"(?<![\w/.-])(?<!per )(?<!over )epoch(?:\(\w{1,20}\))?[\s:=#\[(]{0,6}$", re.IGNORECASE)
 _EPOCH_WORD = re.compile("epoch", re.IGNORECASE)
 _STEP = re.compile(
-    r"(?<![\w/.-])(?P<name>(?:(?:global|train|training|current|env|learning|completed)[ _])?"
-    r"(?:steps?|iterations?|iters?|it|updates?|batch|rounds?|time_?steps?)"
+    r"(?<![\w/.-])(?<!per )(?P<name>(?:(?:global|train|training|current|env|learning|completed)[ _])?"
+    r"(?:steps?|iterations?|iters?|it|updates?|batch|rounds?|episodes?|time_?steps?)"
     r"|num_updates|total[ _]timesteps|num_env_steps|current_steps|n_iter|training_iteration)[\s:=#\[(]{0,8}$",
     re.IGNORECASE,
 )
@@ -63,7 +63,7 @@ _UNIT = re.compile(
 )
 _RESULT_UNITS = frozenset({"%", " %", "k", "K", "M", "x"})
 # What makes a number something else: a path, a version, a date, an operator of code.
-_NO_NUMBER = re.compile(r"\w|[/:+^=<>-](?=\w)|\.\w|[ \t]{0,4}[*^]")
+_NO_NUMBER = re.compile(r"\w|[/:+^=<>-](?=\w)|\.\w|[ \t]{0,4}[*^]|\s{0,2}-{1,2}>")
 _DEVIATIONS = frozenset({"+", "±", "+/-"})
 
 # What is between a name and its number, from the end.
@@ -127,6 +127,7 @@ class Plan:
     epoch: int | None = None
     source: str = ""
     held_out: bool = False
+    is_training: bool = False
     is_accepted: bool = False
     """Whether lines of the shape have metrics."""
     may_be_learned: bool = False
@@ -208,7 +209,7 @@ class _PlanMaker:
             self._plan.epoch = number
         elif (step := _STEP.search(left)) is not None and not right.startswith("."):
             name = step["name"].lower().replace(" ", "_")
-            is_plural = name.endswith("s") and name not in _GLOBAL_STEPS
+            is_plural = name.endswith("steps") and name not in _GLOBAL_STEPS
             counts_to = -1 if total is None and name == "batch" else total
             position = StepNumber(number, counts_to, scale, is_named=True, is_plural=is_plural)
             preferred[0 if name in _GLOBAL_STEPS else 1 + is_plural].append(position)
@@ -325,7 +326,7 @@ class _PlanMaker:
             is_in_block = context is Context.BLOCK and not num_others and not plan.has_axis
             plan.is_accepted = is_in_block or are_results(names, has_axis=has_axis, has_source=bool(source))
             plan.may_be_learned = plan.has_axis and not self._has_bar and not any(map(is_setting, names))
-        plan.source = "" if source == "train" else source
+        plan.source, plan.is_training = "" if source == "train" else source, source == "train"
         plan.pairs = [(with_source(name, plan.source), number, scale) for name, number, scale in plan.pairs]
         plan.ratios = [(with_source(name, plan.source), number, total) for name, number, total in plan.ratios]
         plan.averages = [(with_source(name, plan.source), number) for name, number in plan.averages]

@@ -15,6 +15,8 @@ _ITEM = re.compile(
     # `[2026-11-20 10:00:00,123 name]`, `2026-11-20T10:00:00.123456:`
     rf"\[?{_DATE}[ T,_-]{_TIME}(?=[^\w]|$)(?:[ \w.]{{0,60}}\])?\]?:?"
     rf"|\[?{_TIME}\]?(?=[\s|-])"
+    # syslog: `Nov 30 12:00:01 host train[12]:`
+    rf"|[A-Z][a-z]{{2}} [ \d]\d {_TIME} [\w.-]{{1,60}} [\w./-]{{1,60}}(?:\[\d+\])?:"
     # glog: `I1120 10:00:26.230209 140110937163584 metric_logger.py:214]`
     rf"|[IWEF]\d{{4,8}} {_TIME}\s+\d+\s(?:\w{{1,40}}\s)?[\w.]{{1,80}}:\d+\]"
     # `[logging.py:96:log_dist]`, `train.py:12`, `name.of.logger:143`
@@ -44,7 +46,7 @@ def strip_prefix(text: str) -> str | None:
         position = basic.end() if basic is not None else position
         while position < len(text) and text[position] in "|:]":
             position += 1
-    elif not (text[:1].isdigit() or text[:1] in "[IWEF" or text[:2].strip()[:1] == "["):
+    elif not (text[:1].isdigit() or text[:1] in "[" or text[:1].isupper() or text[:2].strip()[:1] == "["):
         return text
     begin = position
     for _ in range(MAX_ITEMS):

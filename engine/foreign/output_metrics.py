@@ -75,8 +75,8 @@ class OutputMetrics:
         """The points of what may be the last batch of a validation."""
         self._candidates: dict[str, list[list[Point]]] = {}
         """The points of lines with unknown names, by their shape."""
-        self._kinds: dict[str, tuple[int, frozenset[str]]] = {}
-        """The step of the latest value of each metric, and the names of its line."""
+        self._kinds: dict[str, tuple[int, frozenset[str], bool]] = {}
+        """The step of the latest value of each metric, the names of its line, and whether the line had that step."""
         self._epoch: float | None = None
         self._axis: _Axis = ""
         self._steps = _Counter()
@@ -151,7 +151,8 @@ class OutputMetrics:
             return points
         if not (parsed.held_out and parsed.step is None and not parsed.values.keys().isdisjoint(p.name for p in batch)):
             return batch + points
-        return points
+        # It may lack some, as the loss.
+        return [point for point in batch if point.name not in parsed.values] + points
 
     def _learn(self, parsed: ParsedLine, points: list[Point]) -> list[Point]:
         """Return the points of lines of one shape with unknown names, once there are some whose steps grow."""
@@ -198,8 +199,9 @@ class OutputMetrics:
     def _inherit_source(self, parsed: ParsedLine) -> None:
         """Add what a heading or the batches of a validation said of the lines below them."""
         if parsed.held_out and parsed.source:
-            self._source = parsed.source
-        elif parsed.step is not None or parsed.epoch is not None or not self._source:
+            # A line that has all of its validation says nothing of the next one.
+            self._source = parsed.source if self._has_own_counter(parsed) else ""
+        elif parsed.is_training or parsed.step is not None or parsed.epoch is not None or not self._source:
             self._source = ""
         elif not any(map(is_held_out, parsed.values)):
             parsed.values = {f"{self._source}/{name}": value for name, value in parsed.values.items()}
@@ -209,7 +211,7 @@ class OutputMetrics:
         """Take the position of a heading for the lines below it, and what they are measured on."""
         self._record_lines = self._block_lines = MAX_RECORD_LINES
         self._source = parsed.source
-        if parsed.source:
+        if parsed.source and (parsed.total is not None or not parsed.has_named_step):
             return
         if parsed.epoch is not None and abs(parsed.epoch) <= MAX_EPOCH:
             self._epoch = parsed.epoch
@@ -235,11 +237,15 @@ class OutputMetrics:
         kind = frozenset(parsed.values)
         named: dict[str, float] = {}
         for name, value in values.items():
-            known_step, known_kind = self._kinds.get(name, (None, kind))
-            if parsed.total is None and known_step == step and known_kind != kind:
+            known_step, known_kind, had_step = self._kinds.get(name, (None, kind, False))
+            is_other = known_kind != kind or (had_step and parsed.step is None)
+            if self._may_be_last_batch(parsed):
+                # A summary may take its place.
+                named[name] = value
+            elif parsed.total is None and known_step == step and is_other:
                 named[f"summary/{name}"] = value
             else:
-                self._kinds[name] = (step, kind)
+                self._kinds[name] = (step, kind, parsed.step is not None)
                 named[name] = value
         return named
 

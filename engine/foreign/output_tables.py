@@ -25,9 +25,9 @@ _CELL = re.compile(
     r"(?P<rest>/\d+|\s?%|\s?\([\d.%]+\)|\s?[A-Za-zµ]{1,3}(?:/\w{1,5})?)?",
     re.IGNORECASE,
 )
-_WIDE = re.compile(r"\s{2,}")
+_WIDE = re.compile(r"\s{2,}|\t")
 _LABEL = re.compile(r"[\w.]{1,40}: ")
-_BOX_ROW = re.compile(r"\s*[|│┃]\s?(?P<name>[^|│┃]{1,200}?)\s*[|│┃]\s*(?P<value>[^|│┃]{0,60}?)\s*[|│┃]\s*")
+_BARS = re.compile(r"[|│┃]")
 _BOX_NAME = re.compile(r"[A-Za-z_][\w@./%()+ -]{0,100}")
 _STEP_COLUMNS = (
     "total_timesteps", "global_step", "step", "steps", "num_updates", "iteration", "iterations", "iter", "it", "#",
@@ -142,18 +142,19 @@ class Box:
 
     def add(self, text: str) -> tuple[bool, ParsedLine | None]:
         """Return whether a line is a row of a box, and the record that it ends, if any."""
-        match = _BOX_ROW.fullmatch(text) if text.lstrip()[:1] in ("|", "│", "┃") else None
-        if match is None or _BOX_NAME.fullmatch(match["name"].strip()) is None:
+        cells = _BARS.split(text.strip()) if len(text) <= MAX_LINE_LENGTH else []
+        if len(cells) != 4 or cells[0] or cells[3] or _BOX_NAME.fullmatch(cells[1].strip()) is None:
             return False, self.end()
-        name, cell = match["name"].strip(), _CELL.fullmatch(match["value"])
-        if not match["value"] and name.endswith("/"):
+        name, value_text = cells[1].strip(), cells[2].strip()
+        cell = _CELL.fullmatch(value_text)
+        if not value_text and name.endswith("/"):
             self._section = name
             return True, None
         value = parse_number(cell["number"]) if cell is not None and not cell["rest"] else None
         if value is None:
             return True, None
         # An indented row is of the section above it.
-        key = self._section + name if match["name"].startswith(" ") or self._section else name
+        key = self._section + name if cells[1].startswith("  ") or self._section else name
         ended = self.end() if key in self._values or len(self._values) >= MAX_BOX_ROWS else None
         self._values[key] = value
         return True, ended

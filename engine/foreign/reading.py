@@ -286,18 +286,17 @@ def _find_columns(names: tuple[str, ...]) -> Columns:
 
 
 def row_points(
-    row: Mapping[str, float], columns: Columns, number: int, names: MetricNames, *, has_fractions: bool = False
+    row: Mapping[str, float], columns: Columns, number: int, names: MetricNames, *, counts_rows: bool = False
 ) -> Iterator[Point]:
     """Yield the points of one row.
 
-    Its step is the step column, else a whole epoch unless other rows have fractions of epochs, else the `number` of the
-    row.
+    Its step is the step column, else a whole epoch, else the `number` of the row; only that if `counts_rows`.
     """
     epoch = row.get(columns.epoch) if columns.epoch else None
     epoch = epoch if epoch is not None and math.isfinite(epoch) else None
     step = to_step(row.get(columns.step) if columns.step else None)
-    if step is None:
-        is_whole = epoch is not None and epoch == int(epoch) and abs(epoch) < MAX_STEP and not has_fractions
+    if step is None or counts_rows:
+        is_whole = epoch is not None and epoch == int(epoch) and abs(epoch) < MAX_STEP and not counts_rows
         step = int(epoch) if epoch is not None and is_whole else number
     time = to_unix_time(row.get(columns.time) if columns.time else None)
     for key, value in row.items():

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from pathlib import Path
 
-from engine.foreign.growing_file import GrowingFile, head_lines
+from engine.foreign.growing_file import GrowingFile, head_lines, read_head
 from engine.foreign.output_metrics import OutputMetrics
 from engine.foreign.points import Point
 from engine.foreign.reading import MAX_SNIFFED_FILES, POLL_BYTES, Listing, Log, Reading
@@ -21,6 +22,12 @@ ENDINGS = (".log", ".out")
 _NAMES = re.compile(r"(?:.*[_.-])?(?:log|logs|output|stdout|train|training)(?:[_.-].*)?\.txt", re.IGNORECASE)
 HEAD_BYTES = 1 << 16
 MIN_POINTS = 3  # in the beginning of a file
+MAX_TRIED_FILES = 5  # of a folder, the newest
+# To search for a part of a name costs a thousandth of reading the lines.
+_RESULT = re.compile(
+    rb"loss|acc|prec|f1|auc|recall|iou|dice|psnr|ssim|bleu|rouge|mae|mse|nll|ppl|perplex|rew|return|score|error|learn",
+    re.IGNORECASE,
+)
 # Colors and other escape sequences
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
 # A program that draws the whole screen begins a new line.
@@ -33,7 +40,7 @@ def find(listing: Listing) -> list[Log]:
     names = [name for name in listing.files if name.endswith(ENDINGS) or _NAMES.fullmatch(name)]
     paths = [listing.folder / name for name in names[:MAX_SNIFFED_FILES]]
     paths.sort(key=lambda path: (find_file_stamp(path) or (0, 0, 0))[2], reverse=True)
-    return next(([_log(path)] for path in paths if _is_log(path)), [])
+    return next(([_log(path)] for path in paths[:MAX_TRIED_FILES] if _is_log(path)), [])
 
 
 def _log(path: Path) -> Log:
@@ -41,6 +48,18 @@ def _log(path: Path) -> Log:
 
 
 def _is_log(path: Path) -> bool:
+    stamp = find_file_stamp(path)
+    if stamp is None:
+        return False
+    # The head of a growing log stays the same.
+    return _has_metrics(path, stamp[0], stamp[1] if stamp[1] < HEAD_BYTES else HEAD_BYTES)
+
+
+@lru_cache(maxsize=4096)
+def _has_metrics(path: Path, inode: int, size: int) -> bool:
+    del inode, size
+    if _RESULT.search(read_head(path, HEAD_BYTES)) is None:
+        return False
     parser, num_points = OutputMetrics(), 0
     for line in head_lines(path, HEAD_BYTES):
         num_points += len(feed_line(parser, line.decode(errors="replace")))

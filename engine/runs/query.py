@@ -170,9 +170,15 @@ def _parse_condition(field: Field, sign: str, text: str) -> Predicate:
         bound = operand.end if sign in (">", "<=") and operand.end is not None else operand.number
         if operand.end is not None and sign in (">", "<="):
             compare = operator.ge if sign == ">" else operator.lt
-        return _on_values(field, lambda value: _compares(compare, value, bound, operand.text), negated=False)
+        return _on_values(
+            field, lambda value: _compares(compare, _as_share(value, operand), bound, operand.text), negated=False
+        )
     operands = [parse_operand(field, part, is_equality=True) for part in _alternatives(field, text)]
-    return _on_values(field, lambda value: any(_equals(field, value, item) for item in operands), negated=sign == "!=")
+    return _on_values(
+        field,
+        lambda value: any(_equals(field, _as_share(value, item), item) for item in operands),
+        negated=sign == "!=",
+    )
 
 
 def _is_numeric(field: Field) -> bool:
@@ -206,6 +212,12 @@ def _on_values(field: Field, check: Callable[[Any], bool], *, negated: bool) -> 
         return value is not None and check(value) is not negated
 
     return matches
+
+
+def _as_share(value: Any, operand: Operand) -> Any:
+    """Return a value as it compares with `90%`: programs that print percentages have 84.0 for 84%."""
+    is_percentage = operand.text.endswith("%") and isinstance(value, int | float) and abs(value) > 1
+    return value / 100 if is_percentage else value
 
 
 def _compares(compare: Callable[[Any, Any], bool], value: Any, number: float | None, text: str) -> bool:

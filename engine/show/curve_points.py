@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from engine.command.run_metrics import metrics_of_run
 from engine.foreign.folders import ForeignRun, RunFollower
@@ -15,14 +15,15 @@ from engine.runs.journal_source import journal_run
 POINT_FIELDS = ("metric", "step", "epoch", "time", "value")
 
 
-def read_points(run: OpenedRun) -> list[Point]:
-    """Return the points of a run, those of a metric in the order in which they were recorded.
+def read_points(run: OpenedRun) -> Iterator[Point]:
+    """Yield the points of a run, those of a metric in the order in which they were recorded.
 
     The time of a point is in Unix seconds, of a training in seconds of training.
     """
     if isinstance(run, RunFolder):
         run = metrics_of_run(run) or journal_run(run)
-    return [point for points in _read_logs(run) for point in points]
+    for points in _read_logs(run):
+        yield from points
 
 
 def _read_logs(run: ForeignRun) -> list[Points]:
@@ -40,7 +41,7 @@ def _read_logs(run: ForeignRun) -> list[Points]:
             return logs
 
 
-def point_rows(points: list[Point]) -> Iterator[dict[str, str | float | None]]:
+def point_rows(points: Iterable[Point]) -> Iterator[dict[str, str | float | None]]:
     """Yield each point as an object of JSON; what is not finite or unknown is null."""
     for point in points:
         value = point.value if math.isfinite(point.value) else None

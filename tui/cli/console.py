@@ -37,13 +37,13 @@ def print_table(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> None:
         typer.echo(line)
 
 
-def print_points(points: Sequence[Point]) -> None:
+def print_points(points: Iterable[Point]) -> None:
     """Print the points of curves as CSV. A value that is not finite is nan or inf."""
     import csv
 
     from engine.show.curve_points import POINT_FIELDS
 
-    writer = csv.writer(sys.stdout)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(POINT_FIELDS)
     for point in points:
         known = ("" if value is None else value for value in (point.epoch, point.time))

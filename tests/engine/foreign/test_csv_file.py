@@ -160,3 +160,17 @@ def test_rows_of_fractional_epochs_are_all_kept(tmp_path: Path) -> None:
     path.write_text("epoch,loss\n" + "".join(f"{row / 4},{row}\n" for row in range(10)))
     points = points_of(CsvFile(path))
     assert [(point.step, point.epoch) for point in points] == [(row, row / 4) for row in range(10)]
+
+
+def test_steps_that_start_again_in_each_epoch_are_all_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("epoch,iter,loss\n" + "".join(f"{epoch},{step},1\n" for epoch in (1, 2) for step in (0, 10)))
+    source = CsvFile(path)
+    assert [point.step for point in points_of(source)] == [0, 10, 11, 12]
+    assert source.poll().problem is None
+
+
+def test_rows_are_of_the_part_of_the_data_that_they_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("epoch,split,loss\n1,train,1\n1,val,2\n")
+    assert [point.name for point in points_of(CsvFile(path))] == ["loss", "val/loss"]

@@ -81,7 +81,7 @@ def values_of(text: str) -> dict[str, float] | None:
             ParsedLine({"train_loss": 0.9, "acc": 0.6, "val_loss": 0.7, "val_acc": 0.8}, epoch=1),
         ),
         ("Validation Loss: 0.123", ParsedLine({"validation_loss": 0.123}, held_out=True)),
-        ("episode 7 reward: -12.5", ParsedLine({"reward": -12.5})),
+        ("episode 7 reward: -12.5", ParsedLine({"reward": -12.5}, step=7)),
         # trainers
         (
             f"[titan] {STAMP} - root - INFO - {TORCHTITAN}",

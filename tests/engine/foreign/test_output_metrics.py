@@ -80,9 +80,10 @@ def test_validation_has_the_step_of_the_training() -> None:
     ]  # fmt: skip
 
 
-def test_summary_of_epoch_has_the_step_of_the_training() -> None:
+def test_mean_of_epoch_is_another_curve_than_its_steps() -> None:
     lines = ("Epoch 1 [100/100] loss: 0.5", "Epoch 1: loss=0.6", "Epoch 2 [100/100] loss: 0.4")
-    assert steps_of(*lines) == [(100, 0.5), (100, 0.6), (200, 0.4)]
+    assert steps_of(*lines) == [(100, 0.5), (200, 0.4)]
+    assert steps_of(*lines, name="summary/loss") == [(100, 0.6)]
 
 
 def test_batches_of_validation_count_when_all_are_done() -> None:
@@ -385,3 +386,42 @@ def test_box_is_a_record_whose_step_comes_last() -> None:
 )
 def test_rows_below_a_heading_have_its_names(heading: str, row: str, expected: list[tuple[str, int]]) -> None:
     assert names_and_steps(heading, row) == expected
+
+
+@pytest.mark.parametrize(
+    ("train", "val"), [("train: loss", "val: loss"), ("[TRAIN] loss", "[VALID] loss"), ("loss:", "Validation: loss:")]
+)
+def test_lines_of_training_and_validation_without_position_are_two_curves(train: str, val: str) -> None:
+    points = feed(OutputMetrics(), *(f"{form} {value}" for value in (1, 2, 3) for form in (train, val)))
+    assert [point.value for point in points if point.name == "loss"] == [1, 2, 3]
+    assert len({point.name for point in points}) == 2
+
+
+def test_object_says_what_it_was_measured_on() -> None:
+    lines = (
+        "[Epoch 1] val: {'loss': 1.9}",
+        "{'epoch': 2, 'mode': 'val', 'loss': 3}",
+        "{'epoch': 2, 'mode': 'train', 'loss': 4}",
+    )
+    assert [point.name for point in feed(OutputMetrics(), *lines)] == ["val/loss", "val/loss", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("Episode 3: steps=200, reward=10", 3),
+        ("(epoch: 1, iters: 100, time: 0.3) D_A: 0.2 G_A_loss: 0.3", 100),
+        ("episode: 7/500, score: 5, loss: 1", 7),
+        ("Nov 30 12:00:01 host train[12]: step 4 loss 0.8", 4),
+    ],
+)
+def test_position_is_the_counter_of_the_line(line: str, step: int) -> None:
+    points = feed(OutputMetrics(), line)
+    assert {point.step for point in points} == {step}
+    assert not {"Episode", "episode", "steps", "Nov"} & {point.name for point in points}
+
+
+def test_row_of_a_box_of_any_width_is_read_quickly() -> None:
+    began = time.process_time()
+    OutputMetrics().feed("| a | " + " " * 3900 + "}")
+    assert time.process_time() - began < 0.1

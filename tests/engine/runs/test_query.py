@@ -272,3 +272,9 @@ def test_bare_name_of_metric_means_config_key_and_metric_of_registry_first() -> 
 )
 def test_better_of_name_follows_its_words(name: str, better: str) -> None:
     assert better_of_name(name) == better
+
+
+@pytest.mark.parametrize(("text", "matches"), [("metrics.acc>80%", True), ("metrics.acc>90%", False)])
+def test_percentage_compares_with_a_printed_percentage(text: str, matches: bool) -> None:
+    row = make_row("printed", "finished", metrics={"acc": 84.0}, command="x")
+    assert bool(parse_query(text, names_of([row])).filter([row])) is matches
