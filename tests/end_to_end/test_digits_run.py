@@ -6,6 +6,8 @@ import json
 import re
 
 import pytest
+import torch
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.config.loader import resolve_config
@@ -127,3 +129,14 @@ def test_logs_command_prints_run_log(digits_run: FinishedRun) -> None:
     log = call("logs", digits_run.path).stdout
     assert log == (digits_run.path / "log.txt").read_text()
     assert "epoch  15 " in log
+
+
+def test_digits_run_checkpoint_holds_resume_state(digits_run: FinishedRun) -> None:
+    state = torch.load(digits_run.path / "checkpoints" / "last.pt", weights_only=True)
+    assert state["format"] == 1
+    assert (state["epoch"], state["step_in_epoch"], state["step"]) == (16, 0, 22 * 15)
+    assert state["config"] == yaml.safe_load((digits_run.path / "config.yaml").read_text())
+    assert len(state["ranks"]) == 2
+    assert set(state["ranks"][1]) == {"rng", "loss_sum", "counts", "unreported"}
+    assert set(state["ranks"][1]["rng"]) == {"python", "numpy", "torch", "cuda"}
+    assert not any(name.startswith(("module.", "_orig_mod.")) for name in state["model"])

@@ -111,6 +111,16 @@ def test_torchrun_journal_names_rank_that_hangs(gputrain: Gputrain, kind: str, s
 
 
 @pytest.mark.nightly
+def test_torchrun_journal_names_rank_that_fails(gputrain: Gputrain) -> None:
+    gputrain.inject_fault("raise", 1, 12)
+    options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
+    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a"])
+    _, messages = agent.communicate(timeout=120)
+    failed = [event for event in read_events(gputrain.runs / "a") if event["type"] == "rank_failed"]
+    assert [(event["rank"], event["cause"]) for event in failed] == [(1, "ValueError: a fault of the test")], messages
+
+
+@pytest.mark.nightly
 def test_torchrun_prints_error_once(gputrain: Gputrain) -> None:
     (gputrain.runs / "a").mkdir(parents=True)
     options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
