@@ -158,15 +158,11 @@ def merge_runs(parts: Iterable[FoundRuns]) -> FoundRuns:
             runs.setdefault(run.key, run)
         is_partial = is_partial or part.is_partial
         own |= part.own
-    kept = [run for run in runs.values() if not _repeats_others(run, runs.values())]
+    # What a training printed, above the folder of what it recorded, is no other run.
+    printed = {run.key for run in runs.values() if run.formats == (text_log.FORMAT,)}
+    above = {folder for run in runs.values() if printed for folder in run.folder.parents}
+    kept = [run for run in runs.values() if run.key not in printed or run.folder not in above]
     return FoundRuns(tuple(sorted(kept, key=lambda run: run.name)), is_partial, frozenset(own))
-
-
-def _repeats_others(run: ForeignRun, runs: Iterable[ForeignRun]) -> bool:
-    """Whether a run has only a text log, and what its training recorded is a run in a folder below."""
-    if run.formats != (text_log.FORMAT,):
-        return False
-    return any(run.folder in other.folder.parents for other in runs)
 
 
 def require_unwatched(folder: Path, watched: Iterable[Path]) -> None:

@@ -225,3 +225,12 @@ def test_metrics_that_logs_of_one_format_share_are_named_by_their_files(tmp_path
     assert [reading.drop_from for reading in readings] == [-math.inf] * 2
     names = [sorted(reading.points.names) for reading in readings]
     assert names == [["only_train", "train/loss"], ["only_val", "val/loss"]]
+
+
+def test_printed_log_above_what_the_training_recorded_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "version_0").mkdir()
+    (tmp_path / "version_0" / "metrics.csv").write_text("step,loss\n0,1\n")
+    (tmp_path / "train.log").write_text("".join(f"step {step} loss 1\n" for step in range(5)))
+    assert [run.formats for run in find_runs(tmp_path).runs] == [("csv",)]
+    (tmp_path / "version_0" / "metrics.csv").unlink()
+    assert [run.formats for run in find_runs(tmp_path).runs] == [("text",)]
