@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,31 +15,16 @@ from typing import Literal
 from engine.foreign.line_metrics import MAX_LINE_LENGTH, LineParser, ParsedLine
 from engine.foreign.line_names import is_held_out
 from engine.foreign.line_plan import Context
+from engine.foreign.output_ranks import PrintedRanks
 from engine.foreign.output_tables import Box, Tables
 from engine.foreign.points import Point
-from engine.foreign.reading import MAX_STEP, MetricNames, parse_number, to_step
-from engine.utils.errors import Problem, UsageError
-from engine.utils.text import printable
+from engine.foreign.reading import MAX_STEP, MetricNames
+from engine.foreign.user_patterns import UserPattern
+from engine.utils.errors import Problem
 
-PARSE_EXAMPLE = "--parse 'loss[=: ]+(?P<loss>[0-9.eE+-]+)'"
-MAX_SHOWN_PATTERN = 200
-MAX_MATCH_SECONDS = 0.2  # of a pattern of the user, which may take exponential time
 MAX_EPOCH = 1e9  # what is beyond it, or not finite, is no epoch
-AXIS_GROUPS = ("step", "epoch")
 # A progress bar is redrawn up to 20 times per second.
 PENDING_SECONDS = 0.25
-# torchrun's `[rank0]:` and `[default0]:`, `[train.py/0]:`, accelerate's `[RANK 0]`
-_RANK = re.compile(
-    r"\[(?!epoch|step|iter|batch)(?:[a-z_]{1,30} ?|[\w.-]{1,60}/)(?P<rank>\d{1,6})\]: ?|\[rank (?P<own>\d{1,6})\] ?",
-    re.ASCII | re.IGNORECASE,
-)
-# Ray: `(RayTrainWorker pid=4711, ip=10.0.0.7) `
-_WORKER = re.compile(r"\([\w.:]{1,80} (?:pid=)?(?P<pid>\d{1,10})(?:, ip=[\d.]{7,15})?\) ?", re.ASCII)
-_REPEATED = re.compile(r" ?\[repeated \d{1,9}x across cluster\]")
-MAX_HELD_LINES = 3  # of a rank above 0
-# srun --label
-_LABEL = re.compile(r"\s{0,5}(\d{1,6}): ?")
-
 MAX_RECORD_LINES = 64  # below a position
 LEARNED_LINES = 3  # of one shape, until unknown names of it are metrics
 # LightGBM's `Early stopping, best iteration is:`
@@ -60,11 +44,11 @@ class OutputMetrics:
     def __init__(self, patterns: Sequence[str] = (), first_count: int = 0) -> None:
         """`first_count` is the step of the first line if lines without steps are counted: not 0 for a training that
         goes on. Raises UsageError for a pattern that cannot be used."""
-        self._patterns = [_Pattern(pattern) for pattern in patterns]
+        self._patterns = [UserPattern(pattern) for pattern in patterns]
         self.problems: list[Problem] = []
         """Patterns that were given up."""
         self._names = MetricNames()
-        self._ranks = _Ranks()
+        self._ranks = PrintedRanks()
         self._parser, self._tables, self._box = LineParser(), Tables(), Box()
         self._source = ""
         """What a heading says that the lines below it were measured on."""
@@ -380,119 +364,3 @@ class _Counter:
         # The last state of a bar is seen twice: while it may change, and when it is final.
         self._is_over = is_final and total is not None and 0 < total <= step
         return self._base + step
-
-
-class _Ranks:
-    """Strips what launchers put before the lines of each rank. Only the lines of one rank count: the lowest one, or the
-    first worker."""
-
-    def __init__(self) -> None:
-        self._lowest: int | None = None
-        self._held: list[str] = []
-        """Lines of the lowest rank so far, while a lower one may follow."""
-        self._worker: str | None = None
-        self._is_labeled = True
-        self._last_label: int | None = None
-        self._has_labels = False
-
-    def strip(self, line: str) -> list[str]:
-        """Return the lines that count now, without their rank."""
-        if line[:1].isalpha() or line[:1] == "{":
-            self._is_labeled = False
-            return [line]
-        worker = _WORKER.match(line)
-        if worker is not None:
-            self._worker = self._worker or worker["pid"]
-            return [_REPEATED.sub("", line[worker.end() :])] if worker["pid"] == self._worker else []
-        rank = _RANK.match(line)
-        if rank is not None:
-            return self._of_rank(int(rank["rank"] or rank["own"]), line[rank.end() :])
-        label = _LABEL.match(line)
-        if label is None:
-            self._is_labeled = self._is_labeled and not line.strip()
-            return [line]
-        number = int(label[1])
-        # A script may begin its lines with a step: that does not go back again and again.
-        if self._is_labeled and self._last_label is not None and number < self._last_label:
-            self._has_labels = True
-        self._last_label = number
-        return self._of_rank(number, line[label.end() :]) if self._is_labeled and self._has_labels else [line]
-
-    def _of_rank(self, rank: int, text: str) -> list[str]:
-        if self._lowest is None or rank < self._lowest:
-            self._lowest, self._held = rank, []
-        if rank != self._lowest:
-            return []
-        if rank == 0 or not self._may_be_lower:
-            return [text]
-        self._held.append(text)
-        if len(self._held) <= MAX_HELD_LINES:
-            return []
-        # No lower rank prints anything.
-        self._may_be_lower, held, self._held = False, self._held, []
-        return held
-
-    _may_be_lower = True
-
-
-# Patterns of the user
-
-
-class _TimeLimit:
-    """Ends a match that takes more than `MAX_MATCH_SECONDS` of CPU time: `re` looks for signals while it matches."""
-
-    def __init__(self) -> None:
-        self._is_installed, self._is_matching = False, False
-
-    def search(self, compiled: re.Pattern[str], text: str) -> re.Match[str] | None:
-        """Return the first match. Raises TimeoutError. For the main thread."""
-        if not self._is_installed:
-            # Once: it takes 20 times as long as to set the timer.
-            signal.signal(signal.SIGVTALRM, self._expire)
-            self._is_installed = True
-        self._is_matching = True
-        signal.setitimer(signal.ITIMER_VIRTUAL, MAX_MATCH_SECONDS)
-        try:
-            return compiled.search(text)
-        finally:
-            self._is_matching = False
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-
-    def _expire(self, *_: object) -> None:
-        if self._is_matching:
-            raise TimeoutError
-
-
-_TIME_LIMIT = _TimeLimit()  # of the process, as signals are
-
-
-class _Pattern:
-    """A pattern of `--parse`: its named groups are metrics, or the step and the epoch."""
-
-    def __init__(self, pattern: str) -> None:
-        self.shown = shown = printable(pattern[:MAX_SHOWN_PATTERN])
-        try:
-            self._compiled = re.compile(pattern)
-        except (re.error, RecursionError, OverflowError) as error:
-            reason = f"{shown} is not a regular expression of Python: {error}"
-            raise UsageError.one("--parse", reason, f"such as {PARSE_EXAMPLE}", code="invalid-value") from error
-        if not set(self._compiled.groupindex).difference(AXIS_GROUPS):
-            reason = f"{shown} has no named group for a metric"
-            advice = f"name what is to be found, such as {PARSE_EXAMPLE}"
-            raise UsageError.one("--parse", reason, advice, code="invalid-value")
-
-    def parse(self, text: str) -> ParsedLine | None:
-        """Return the values of the first match, None without one. Raises TimeoutError."""
-        if len(text) > MAX_LINE_LENGTH:
-            return None
-        match = _TIME_LIMIT.search(self._compiled, text)
-        if match is None:
-            return None
-        found = {name: value for name, group in match.groupdict().items() if (value := _number_of(group)) is not None}
-        step, epoch = to_step(found.pop("step", None)), found.pop("epoch", None)
-        return ParsedLine(found, step, None, epoch) if found else None
-
-
-def _number_of(group: str | None) -> float | None:
-    """Return the number of a group, without thousands separators and what ends a sentence."""
-    return parse_number(group.replace(",", "").strip(" \t.%:;")) if group else None

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from engine.foreign import output_metrics
+from engine.foreign import output_metrics, user_patterns
 from engine.foreign.output_metrics import OutputMetrics
 from engine.foreign.points import Point
 from engine.utils.errors import UsageError
@@ -290,7 +290,7 @@ def test_pattern_that_takes_exponential_time_is_given_up_and_reported() -> None:
 
 def test_signal_handler_of_patterns_is_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     installed: list[int] = []
-    monkeypatch.setattr(output_metrics, "_TIME_LIMIT", output_metrics._TimeLimit())
+    monkeypatch.setattr(user_patterns, "_TIME_LIMIT", user_patterns.TimeLimit())
     monkeypatch.setattr("signal.signal", lambda number, _: installed.append(number))
     metrics = OutputMetrics([r"a=(?P<a>\d+)", r"b=(?P<b>\d+)"])
     assert [point.value for point in feed(metrics, "a=1", "b=2", "b=3")] == [1, 2, 3]

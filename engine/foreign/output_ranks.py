@@ -1,0 +1,69 @@
+"""Tell apart the lines of several ranks or workers, which launchers print with a label."""
+
+from __future__ import annotations
+
+import re
+
+# torchrun's `[rank0]:` and `[default0]:`, `[train.py/0]:`, accelerate's `[RANK 0]`
+_RANK = re.compile(
+    r"\[(?!epoch|step|iter|batch)(?:[a-z_]{1,30} ?|[\w.-]{1,60}/)(?P<rank>\d{1,6})\]: ?|\[rank (?P<own>\d{1,6})\] ?",
+    re.ASCII | re.IGNORECASE,
+)
+# Ray: `(RayTrainWorker pid=4711, ip=10.0.0.7) `
+_WORKER = re.compile(r"\([\w.:]{1,80} (?:pid=)?(?P<pid>\d{1,10})(?:, ip=[\d.]{7,15})?\) ?", re.ASCII)
+_REPEATED = re.compile(r" ?\[repeated \d{1,9}x across cluster\]")
+MAX_HELD_LINES = 3  # of a rank above 0
+# srun --label
+_LABEL = re.compile(r"\s{0,5}(\d{1,6}): ?")
+
+
+class PrintedRanks:
+    """Strips what launchers put before the lines of each rank. Only the lines of one rank count: the lowest one, or the
+    first worker."""
+
+    def __init__(self) -> None:
+        self._lowest: int | None = None
+        self._held: list[str] = []
+        """Lines of the lowest rank so far, while a lower one may follow."""
+        self._may_be_lower = True
+        self._worker: str | None = None
+        self._is_labeled = True
+        self._last_label: int | None = None
+        self._has_labels = False
+
+    def strip(self, line: str) -> list[str]:
+        """Return the lines that count now, without their rank."""
+        if line[:1].isalpha() or line[:1] == "{":
+            self._is_labeled = False
+            return [line]
+        worker = _WORKER.match(line)
+        if worker is not None:
+            self._worker = self._worker or worker["pid"]
+            return [_REPEATED.sub("", line[worker.end() :])] if worker["pid"] == self._worker else []
+        rank = _RANK.match(line)
+        if rank is not None:
+            return self._of_rank(int(rank["rank"] or rank["own"]), line[rank.end() :])
+        label = _LABEL.match(line)
+        if label is None:
+            self._is_labeled = self._is_labeled and not line.strip()
+            return [line]
+        number = int(label[1])
+        # A script may begin its lines with a step: that does not go back again and again.
+        if self._is_labeled and self._last_label is not None and number < self._last_label:
+            self._has_labels = True
+        self._last_label = number
+        return self._of_rank(number, line[label.end() :]) if self._is_labeled and self._has_labels else [line]
+
+    def _of_rank(self, rank: int, text: str) -> list[str]:
+        if self._lowest is None or rank < self._lowest:
+            self._lowest, self._held = rank, []
+        if rank != self._lowest:
+            return []
+        if rank == 0 or not self._may_be_lower:
+            return [text]
+        self._held.append(text)
+        if len(self._held) <= MAX_HELD_LINES:
+            return []
+        # No lower rank prints anything.
+        self._may_be_lower, held, self._held = False, self._held, []
+        return held
