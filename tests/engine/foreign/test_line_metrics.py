@@ -263,7 +263,7 @@ def test_forms_of_numbers_and_names(text: str, values: dict[str, float] | None) 
     assert values_of(text) == values
 
 
-@pytest.mark.parametrize("command", ["git log --stat -n 20", "ls -l /usr/bin", "ps aux", "pip list", "df -h"])
+@pytest.mark.parametrize("command", ["ls -l /usr/bin", "git help -a", "pip list", "df -h", "mount"])
 def test_output_of_other_programs_has_no_metrics(command: str) -> None:
     words = command.split()
     if shutil.which(words[0]) is None:
