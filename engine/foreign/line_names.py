@@ -40,6 +40,7 @@ _SOURCES = re.compile(
 )
 SPLIT_NAMES = ("split", "mode", "phase", "stage", "subset")
 """Names of the text in a row that says what its values were measured on."""
+MAX_LINE_CHARS = 400
 _FILLERS = frozenset({"avg", "average", "mean", "current", "running"})
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
@@ -47,6 +48,12 @@ _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 def folded(name: str) -> str:
     """Return a name in lower case, with `_` between the words of camel case."""
     return _CAMEL.sub("_", name).lower()
+
+
+def may_be_metric(text: str) -> bool:
+    """Whether a line has the name of a result before a number."""
+    match = _RESULTS.search(text.lower()) if len(text) <= MAX_LINE_CHARS else None
+    return match is not None and any(map(str.isdigit, text[match.end() :]))
 
 
 def joined(words: Sequence[str]) -> str:

@@ -14,9 +14,11 @@ from engine.command.metric_writer import MetricWriter, find_last_step
 from engine.command.spec import Program
 from engine.command.terminal import OutputLine
 from engine.foreign.figures import Figures
+from engine.foreign.line_names import may_be_metric
 from engine.foreign.output_metrics import OutputMetrics
 from engine.foreign.parameters import Parameters
 from engine.foreign.run_list import FollowedRun
+from engine.foreign.user_patterns import PARSE_EXAMPLE
 from engine.runs.foreign_record import by_importance, metric_keys
 from engine.runs.recorder import Recorder
 from engine.runs.sinks import Sink
@@ -28,6 +30,7 @@ from engine.utils.text import printable
 
 # With a tick per second, every second one. Lists and warnings need what is read; screens read the files themselves.
 READ_SECONDS = 1.5
+MAX_SHOWN_LINE = 120
 # What is read after the end of the command.
 MAX_LAST_SECONDS = 5.0
 
@@ -67,6 +70,8 @@ class RunningMetrics:
         self._warned: set[Problem] = set()
         self._reported: set[str] = set()
         """Losses that are not finite."""
+        self._unread = ""
+        """The latest line of output that looks like a metric and is none."""
 
     @property
     def latest(self) -> Mapping[str, Figures]:
@@ -77,7 +82,11 @@ class RunningMetrics:
         """Find metrics in lines of output. `pending` are the lines below them that may still change."""
         below = [without_colors(line.text) for line in pending] if lines else []
         for line in lines:
-            self._writer.add(self._output.feed(without_colors(line.text), below))
+            text = without_colors(line.text)
+            points = self._output.feed(text, below)
+            self._writer.add(points)
+            if not points and may_be_metric(text):
+                self._unread = text
 
     def poll(self, pending: Callable[[], Sequence[OutputLine]]) -> None:
         """Write what was found in the output, and read what is new in the files if it is time. To be called about once
@@ -91,6 +100,7 @@ class RunningMetrics:
 
     def close(self) -> None:
         """Read the rest once the command has ended."""
+        self._writer.add(self._output.finish())
         self._writer.close()
         self._sink.attempt(self._follow_rest, force=True)
         self._report(self._problems(is_over=True))
@@ -106,6 +116,9 @@ class RunningMetrics:
         if self._files.may_lack_files and (is_over or self._files.seconds > FIRST_SECONDS):
             reason = "no metric file was found, and the working folder is too large to be searched whole"
             yield Problem("", reason, "name the place of the files with --metrics PATH", code="too-large")
+        if is_over and self._unread and not self.latest:
+            reason = f"no metrics were found; the line most like one is: {printable(self._unread[:MAX_SHOWN_LINE])}"
+            yield Problem("", reason, f"name its number, such as {PARSE_EXAMPLE}", code="not-recorded")
 
     def _report(self, problems: Iterable[Problem]) -> None:
         """Warn once of each problem."""

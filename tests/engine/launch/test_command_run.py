@@ -234,3 +234,19 @@ def test_other_folder_in_place_of_the_working_folder_is_refused(runs: CommandRun
         refusal(runs, command=command, config={"run": {"resume": True}}).problems, "untrusted-code", "--cwd"
     )
     assert runs.run(command=command, config={"run": {"resume": True}}, code_trust=CodeTrust(granted=True)) == 3
+
+
+def test_record_that_the_end_of_the_output_ends_is_kept(runs: CommandRuns) -> None:
+    assert runs.run("printf", "| ep_rew_mean | 9 |\\n| total_timesteps | 512 |\\n") == 0
+    assert runs.record.values["metrics.ep_rew_mean"] == 9
+
+
+def test_run_without_metrics_names_the_line_most_like_one(runs: CommandRuns) -> None:
+    runs.run("echo", "the loss of the whole long run that we made today was about 0.5 in the end")
+    warnings = [event.message for event in runs.events if isinstance(event, WarningEvent)]
+    assert [("was about 0.5" in message, "--parse" in message) for message in warnings] == [(True, True)]
+
+
+def test_run_without_anything_like_a_metric_warns_of_nothing(runs: CommandRuns) -> None:
+    runs.run("echo", "done in 3 s")
+    assert not [event for event in runs.events if isinstance(event, WarningEvent)]
