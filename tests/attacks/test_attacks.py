@@ -21,6 +21,7 @@ NIGHTLY_ATTACKS = (
     "repository",
     "reservations",
     "run_folder",
+    "user_folders",
 )
 
 

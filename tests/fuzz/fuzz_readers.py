@@ -1,7 +1,8 @@
-"""Read changed and damaged files with every reader of files, in 1 GB of address space.
+"""Read changed and damaged files with every reader of foreign files and as every record, in 1 GB of address space.
 
 `PYTHONPATH=.:tests python tests/fuzz/fuzz_readers.py 20000 [READER ...]` prints a line for each reader, and fails with
-the traceback and the input if a reader raises an undocumented exception or takes too much memory.
+the traceback and the input if a reader raises an undocumented exception or takes too much memory. A record is named
+like `engine.launch.node.NodeGpus`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import psutil
 from foreign_readers import FOREIGN_READERS
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.configuration import set_hypothesis_home_dir
+from inputs import large_json_files
 from readers import READERS, Reader
+from record_readers import NUM_DAMAGED, fuzz_record, read_record
 
+from engine.utils.codec import MAX_JSON_BYTES, FileRecord, Record
 from engine.utils.errors import UsageError
+from support.records import record_classes, record_name
 
 MAX_BYTES = 1_000_000_000
 # Hypothesis remembers the examples of a batch.
@@ -32,10 +38,20 @@ MIN_EXAMPLES_FOR_LARGE_FILES = 10_000
 
 
 def main(examples: int, names: list[str]) -> int:
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, resource.RLIM_INFINITY))
+    limit_memory(0)
     wanted = [reader for reader in ALL_READERS if reader.name in names or not names]
     failed = [not report(reader.name, partial(fuzz_in_folder, reader, examples)) for reader in wanted]
+    # The ordinary suite decodes records in its own process, where other tests have imported torch.
+    if examples >= MIN_EXAMPLES_FOR_LARGE_FILES or set(names) - {reader.name for reader in ALL_READERS}:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        records = {record_name(kind): kind for kind in record_classes() if record_name(kind) in names or not names}
+        limit_memory(psutil.Process().memory_info().vms)
+        failed += [not report(name, partial(fuzz_record_and_large, kind, examples)) for name, kind in records.items()]
     return int(any(failed))
+
+
+def limit_memory(used: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (used + MAX_BYTES, resource.RLIM_INFINITY))
 
 
 def report(name: str, fuzz_one: Callable[[], int]) -> bool:
@@ -55,6 +71,14 @@ def fuzz_in_folder(reader: Reader, examples: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         fuzz(reader, Path(folder), examples)
     return examples
+
+
+def fuzz_record_and_large(kind: type[Record], examples: int) -> int:
+    inputs = fuzz_record(kind, examples // (2 * NUM_DAMAGED))
+    if issubclass(kind, FileRecord) and examples >= MIN_EXAMPLES_FOR_LARGE_FILES:
+        for content in large_json_files(MAX_JSON_BYTES):
+            read_record(kind, content)
+    return inputs
 
 
 def fuzz(reader: Reader, root: Path, examples: int) -> None:
