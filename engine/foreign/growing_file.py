@@ -161,7 +161,7 @@ class RowFile:
 
     @property
     def problem(self) -> str | None:
-        """What of the rows is left out; None if nothing is."""
+        """Which rows are skipped or void, as a clause; None if all count."""
         name, reasons = self._file.path.name, []
         if self._num_damaged:
             reasons.append(f"{name} has {pluralize(self._num_damaged, 'damaged line')}")
@@ -201,7 +201,7 @@ class FolderFile(Protocol):
     is_held: bool
     """Whether the files after it have to wait for the next poll."""
     problem: str | None
-    """What of it cannot be read, or was left out."""
+    """Which part of the file is unreadable or skipped, as a clause."""
 
     def poll(self, max_bytes: int, reading: Reading) -> tuple[int, bool]:
         """Add what is new, and return the bytes read and whether the file was replaced. Raises OSError."""

@@ -1,4 +1,4 @@
-"""What the names in printed lines are: results, settings, positions, and what they were measured on."""
+"""Classify the names in printed lines: results, settings, positions, and training or validation."""
 
 from __future__ import annotations
 

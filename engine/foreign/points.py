@@ -171,7 +171,7 @@ class Points:
         return kept
 
     def renamed(self, name_of: Callable[[str], str]) -> Points:
-        """Return the points with other names, each of which is that of one metric."""
+        """Return the points under other names. Different metrics keep different names."""
         renamed = Points(point._replace(name=name_of(point.name)) for point in self._rows)
         renamed._parts = [replace(part, names=tuple(map(name_of, part.names))) for part in self._parts]
         return renamed

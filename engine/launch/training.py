@@ -53,7 +53,7 @@ def begin_training(granted: Granted, preflight: Preflight) -> Unrecorded:
 
 
 def _start_starters(requested: Requested) -> Iterator[RankStarter]:
-    """Return the rank starters of the starts of the ranks, of which the first may have begun to import torch."""
+    """Yield a rank starter per start of the ranks. The first one may already be importing torch."""
 
     def start() -> RankStarter:
         starter = RankStarter()

@@ -29,8 +29,8 @@ X_AXES: tuple[XAxis, ...] = ("epoch", "step", "images", "hours")
 """Those of a training, its first one first; the logs of other programs have `FOREIGN_AXES`."""
 FOREIGN_AXES: tuple[XAxis, ...] = ("step", "epoch", "hours")
 
-# Rows of a metric's table; a column is a point, or a block of points that follow each other. They are in groups of what
-# a block takes: of its first point, of its last one, the sum, the minimum, and the maximum.
+# Rows of a metric's table. A column is a point, or a block of consecutive points. Rows with the same reduction are
+# adjacent: the first value of the block, the last one, the sum, the minimum, the maximum.
 _EPOCH, _TIME, _LAST, _NUMBER, _SUM, _FINITE, _SIZE, _STEP_LOW, _LOW, _STEP_HIGH, _HIGH = range(11)
 """Epoch and time; value, and number in the order of reading; sum and number of the finite values, and number of points;
 lowest step and value; highest step and value."""

@@ -187,7 +187,7 @@ def run_charts(curves: Curves) -> list[Chart]:
 
 
 def compared_charts(runs: Sequence[Curves], charts: Sequence[Chart]) -> list[Chart]:
-    """Return the charts of several runs of which one has a value, then those of further metrics of foreign runs."""
+    """Return the charts that at least one of several runs has values for, then those of other foreign metrics."""
     known = [chart for chart in charts if any(run.has(key) for run in runs for key in chart.metrics)]
     shown = {key for chart in charts for key in chart.metrics}
     foreign = [run for run in runs if not run.is_own]
