@@ -17,13 +17,15 @@ from engine.foreign.reading import Reading
 class Figures:
     """What is known of a metric: its last step and value, and its lowest and highest value.
 
-    `step` is None without a value, `last` if it is not finite, and `low` and `high` if no value was.
+    `step` is None without a value, `last` if it is not finite, and `low` and `high` if no value was. `odd_step` is the
+    first step of those up to the last one that have no finite value; None if the last one has.
     """
 
     step: int | None
     last: float | None
     low: float | None
     high: float | None
+    odd_step: int | None = None
 
     def is_between(self, lowest: float, highest: float) -> bool:
         """Whether there are values, and all lie within limits."""
@@ -32,8 +34,8 @@ class Figures:
 
 @dataclass(slots=True)
 class _MetricFigures:
-    """The first and the last step of a metric, its last value, and its lowest and highest finite one. `odd_step` is the
-    first step of those up to the last one that have no finite value."""
+    """The first and the last step of a metric, its last value, its lowest and highest finite one, and `odd_step` as in
+    `Figures`."""
 
     first_step: int
     step: int = 0
@@ -70,11 +72,6 @@ class LogFigures:
         found: dict[str, Figures] = {}
         for name, metric in self._metrics.items():
             values = (metric.value, metric.low, metric.high)
-            found[name] = Figures(metric.step, *(value if math.isfinite(value) else None for value in values))
+            last, low, high = (value if math.isfinite(value) else None for value in values)
+            found[name] = Figures(metric.step, last, low, high, metric.odd_step)
         return found
-
-    @property
-    def not_finite(self) -> dict[str, int]:
-        """Of each metric whose latest value is NaN or infinite, the first step of those without a finite value."""
-        odd = {name: metric.odd_step for name, metric in self._metrics.items()}
-        return {name: step for name, step in odd.items() if step is not None}

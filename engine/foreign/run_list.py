@@ -178,11 +178,6 @@ class FollowedRun:
         return self.listed.activity is Activity.GROWING
 
     @property
-    def not_finite(self) -> dict[str, int]:
-        """Step of each metric whose latest value is NaN or infinite."""
-        return {name: step for log in self._metrics for name, step in log.not_finite.items()}
-
-    @property
     def is_settled(self) -> bool:
         """Whether all that is to be known of it is known, or can never be."""
         return self.listed.is_read or bool(self.listed.note)

@@ -147,11 +147,11 @@ class RunningMetrics:
             self._followed.read()
         if self._followed.listed.metrics is not before:
             self._recorder.set_metrics(self._followed.listed.metrics)
-        for name, step in self._followed.not_finite.items():
+        for name, metric in self._followed.listed.metrics.items():
             # The first gradients of mixed precision overflow, and other metrics may have no value.
-            if "loss" in name.lower() and name not in self._reported:
+            if metric.odd_step is not None and "loss" in name.lower() and name not in self._reported:
                 self._reported.add(name)
-                reason = f"{printable(name)} is NaN or infinite at step {step}"
+                reason = f"{printable(name)} is NaN or infinite at step {metric.odd_step}"
                 self._warn(Problem("", reason, code="non-finite"))
 
 

@@ -13,7 +13,7 @@ from engine.report.plot import METADATA, X_LABELS
 from engine.report.runs import ReportedRun
 from engine.report.style import drawing
 from engine.runs.curves import default_axis
-from engine.show.charts import Chart, Place, charts_of, compared_charts, curve_labels, group_metrics
+from engine.show.charts import Chart, Place, charts_of, compared_charts, curve_labels, foreign_charts
 
 # Inches. At the width of a phone, a point of the figure is a point of the screen.
 CHART_SIZE = (4.2, 2.4)
@@ -49,8 +49,10 @@ def curve_charts(groups: Sequence[Sequence[ReportedRun]]) -> tuple[list[PageChar
             axes = figure.subplots()
             draw_lines(axes, lines, axis)
             axes.set_xlabel(X_LABELS[axis])
-            # All charts have the same x axis, also if some curves begin later.
-            axes.set_xlim(-0.02 * last, 1.03 * last)
+            # All charts have the same x axis, also if some curves begin later, unless their steps differ in kind.
+            limits = [run.curves.odd_limits(map(run.curves.name_of, chart.metrics), axis) for run in runs]
+            low, high = next(filter(None, limits), (0.0, last))
+            axes.set_xlim(low - 0.02 * (high - low), high + 0.03 * (high - low))
             if chart.from_zero:
                 axes.set_ylim(bottom=0)
             if len(groups) == 1 and len(lines) > 1:
@@ -74,7 +76,7 @@ def _charts(runs: Sequence[ReportedRun]) -> Iterator[tuple[Chart, Mapping[str, s
     else:
         # Training and validation share one chart, by the names of their metrics.
         keys = foreign[0].keys
-        for chart in group_metrics(keys):
-            metrics = {keys[name]: source for name, source in chart.metrics.items()}
-            labels = {keys[name]: label for name, label in curve_labels(chart).items()}
+        for chart in foreign_charts(foreign[0]):
+            metrics = {keys[name]: source for name, source in chart.metrics.items() if name in keys}
+            labels = {keys[name]: label for name, label in curve_labels(chart).items() if name in keys}
             yield replace(chart, metrics=metrics), labels

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,7 @@ from engine.report.runs import ReportedRun
 from engine.report.style import COLORS, dashes
 from engine.runs.curves import BlockSeries, XAxis
 from engine.runs.metrics import find_metric
-from engine.runs.series import Series, mask_nonpositive, mean_and_spread, smooth
+from engine.runs.series import FloatArray, Series, mask_nonpositive, mean_and_spread, smooth
 from engine.show.charts import Chart, MeasuredOn
 from engine.utils.text import printable
 from engine.utils.ticks import log_ticks, tick_labels
@@ -47,6 +47,8 @@ class Line:
     style: int
     raw: Series | None = None
     band: tuple[Series, Series] | None = None
+    odd: FloatArray = field(default_factory=lambda: np.empty(0))
+    """Where a value was NaN or infinite."""
 
 
 def chart_lines(
@@ -89,8 +91,8 @@ def make_line(blocks: Sequence[BlockSeries], smoothing: float = 0.0) -> Line:
         if smoothing:
             mean, *band = (smooth(series, smoothing) for series in (mean, *band))  # type: ignore[assignment]
         return Line("", mean, 0, band=band)
-    points, means = blocks[0].points, blocks[0].means
-    return Line("", smooth(means, smoothing), 0, raw=points) if smoothing else Line("", points, 0)
+    points, means, odd = blocks[0].points, blocks[0].means, blocks[0].odd
+    return Line("", smooth(means, smoothing), 0, points, odd=odd) if smoothing else Line("", points, 0, odd=odd)
 
 
 def draw_lines(axes: Axes, lines: Sequence[Line], axis: XAxis, *, log: bool = False) -> None:
@@ -113,6 +115,8 @@ def draw_lines(axes: Axes, lines: Sequence[Line], axis: XAxis, *, log: bool = Fa
             series.x, series.y, color=color, linewidth=LINE_WIDTH, linestyle=style, marker=marker, markersize=2.7,
             label=line.label,
         )  # fmt: skip
+        if len(line.odd):
+            axes.plot(line.odd, np.zeros(len(line.odd)), "x", color=color, transform=axes.get_xaxis_transform())
     axes.margins(x=0.02)
     if axis != "hours":
         axes.locator_params("x", integer=True, min_n_ticks=1)

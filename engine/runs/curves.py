@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.foreign.figures import Figures
 from engine.foreign.points import PointColumns, Points, StepAxes
-from engine.foreign.reading import EPOCH_NAMES, Reading
+from engine.foreign.reading import EPOCH_NAMES, UNIX_TIMES, Reading
 from engine.runs.foreign_record import metric_keys
 from engine.runs.metrics import METRIC_PREFIX, METRICS
 from engine.runs.series import FloatArray, Series
@@ -45,6 +46,10 @@ MAX_RUN_METRICS = MAX_COLUMNS // MIN_METRIC_COLUMNS
 FIRST_COLUMNS = 32
 # A curve of fewer points has values of epochs rather than of steps, and is not averaged.
 MIN_SMOOTHED_POINTS = 100
+# Steps whose last ones differ by more than this factor count different things: epochs, iterations, Unix seconds.
+KIND_RATIO = 50.0
+# A metric of fewer points may have ended, or just begun.
+MIN_KIND_POINTS = 3
 # A metric of the validation of other programs is a curve of the best epochs, too, which is chosen by it.
 SELECTION_KEYS = {"best_val_loss": "val_loss", "best_val_accuracy": "val_accuracy"}
 # Metrics that are asked for several values in one epoch: 2,000 take 0.7 s.
@@ -56,17 +61,18 @@ class Extremes(Figures):
     """Also the number of points of a metric, and of those that are not finite. `step` is the highest one of a block if
     the points after it were dropped."""
 
-    count: int
-    not_finite: int
+    count: int = 0
+    not_finite: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class BlockSeries:
     """A curve over an x axis. `points` has the extremes of each block, `means` the mean; the same object without
-    blocks."""
+    blocks. `odd` has the x positions of the points and blocks with a value that was NaN or infinite."""
 
     points: Series
     means: Series
+    odd: FloatArray = field(default_factory=lambda: np.empty(0))
 
 
 _NO_SERIES = Series(np.empty(0), np.empty(0))
@@ -256,12 +262,13 @@ class Curves:
         """Return the extremes of a metric; those of no points for an unknown one."""
         columns = self._columns(name)
         if not columns.size:
-            return Extremes(None, None, None, None, 0, 0)
+            return Extremes(None, None, None, None)
         count, num_finite = int(columns[_SIZE].sum()), int(columns[_FINITE].sum())
         low, high = float(np.fmin.reduce(columns[_LOW])), float(np.fmax.reduce(columns[_HIGH]))
         latest = np.argmax(columns[_NUMBER])
         last, step = float(columns[_LAST, latest]), int(columns[_STEP_HIGH, latest])
-        return Extremes(step, finite(last), finite(low), finite(high), count, count - num_finite)
+        odd_step = None if math.isfinite(last) else int(columns[_STEP_LOW, _first_of_last(columns[_FINITE] == 0)])
+        return Extremes(step, finite(last), finite(low), finite(high), odd_step, count, count - num_finite)
 
     def _cached(self, key: tuple[str, ...], make: Callable[[], Value]) -> Value:
         version, (known_version, cache) = self.version, self._cache
@@ -278,9 +285,43 @@ class Curves:
         return self._cached(("last_x", axis), lambda: self._last_x(axis))
 
     def _last_x(self, axis: XAxis) -> float:
+        odd = self.odd_steps if axis == "step" else {}
         with self._lock:
-            last = max((self._latest(metric.columns, axis) for metric in self._metrics.values()), default=0.0)
+            shown = [metric.columns for name, metric in self._metrics.items() if name not in odd]
+        last = max((self._latest(columns, axis) for columns in shown), default=0.0)
         return last if last > 0 else 1.0
+
+    @property
+    def odd_steps(self) -> dict[str, tuple[float, float]]:
+        """The first and the last step of each metric whose steps count something else than those of most points, such
+        as epochs beside iterations: on one axis, one of them would have no width."""
+        return self._cached(("odd_steps",), self._find_odd_steps)
+
+    def _find_odd_steps(self) -> dict[str, tuple[float, float]]:
+        if self.is_own:
+            return {}
+        with self._lock:
+            known = {name: metric.columns for name, metric in self._metrics.items() if metric.length}
+        limits = {name: (columns[_STEP_LOW].min(), columns[_STEP_HIGH].max()) for name, columns in known.items()}
+        sizes = {name: float(columns[_SIZE].sum()) for name, columns in known.items()}
+        kinds, last = list[list[str]](), 0.0
+        for name in sorted(limits, key=lambda name: limits[name][1]):
+            if not kinds or limits[name][1] > KIND_RATIO * max(last, 1.0):
+                kinds.append([])
+            kinds[-1].append(name)
+            last = limits[name][1]
+        main = max(kinds, key=lambda names: sum(map(sizes.__getitem__, names)), default=[])
+        above = {name for names in kinds[kinds.index(main) + 1 :] for name in names} if main else set()
+        odd = {name for name in known if name not in main and (name in above or sizes[name] >= MIN_KIND_POINTS)}
+        # Unix times are no steps that begin at 0.
+        odd |= {name for name, (low, _) in limits.items() if low >= UNIX_TIMES[0]}
+        return {name: (float(limits[name][0]), float(limits[name][1])) for name in odd}
+
+    def odd_limits(self, names: Iterable[str], axis: XAxis) -> tuple[float, float] | None:
+        """Return the limits of the x axis of metrics with `odd_steps`; None for all others."""
+        limits = [self.odd_steps[name] for name in names if name in self.odd_steps] if axis == "step" else []
+        low, high = min((low for low, _ in limits), default=0.0), max((high for _, high in limits), default=0.0)
+        return (low if 2 * low > high else min(low, 0.0), max(high, low + 1.0)) if limits else None
 
     def _latest(self, columns: FloatArray, axis: XAxis) -> float:
         if not columns.size:
@@ -303,16 +344,17 @@ class Curves:
         if not len(x):
             return NO_BLOCKS
         low, high, last = columns[_LOW], columns[_HIGH], columns[_LAST]
+        odd = x[columns[_FINITE] < columns[_SIZE]]
         if columns[_SIZE].max() == 1:
             points = Series(x, last)
-            return BlockSeries(points, points)
+            return BlockSeries(points, points, odd)
         with np.errstate(divide="ignore", invalid="ignore"):
             means = columns[_SUM] / columns[_FINITE]
         means[~np.isfinite(means)] = math.nan
         # The two points of a block follow the curve.
         is_rising = np.append(True, last[1:] >= last[:-1])
         pairs = np.where(is_rising, low, high), np.where(is_rising, high, low)
-        return BlockSeries(Series(np.repeat(x, 2), np.stack(pairs, 1).reshape(-1)), Series(x, means))
+        return BlockSeries(Series(np.repeat(x, 2), np.stack(pairs, 1).reshape(-1)), Series(x, means), odd)
 
     def block_size(self, name: str) -> int:
         """Return the number of points in the largest block of a metric; 1 if every point is there."""
@@ -413,6 +455,12 @@ _NO_METRIC = _Metric()
 def default_axis(runs: Iterable[Curves]) -> XAxis:
     """Return epochs as the x axis if all runs have them, and not the same epoch for many steps; else steps."""
     return "epoch" if all("epoch" in run.axes and not run.repeats_epochs for run in runs) else "step"
+
+
+def _first_of_last(is_true: NDArray[np.bool_]) -> int:
+    """Return where the values that are true up to the last one begin; the last place if there is none."""
+    others = np.flatnonzero(~is_true)
+    return min(int(others[-1]) + 1 if len(others) else 0, len(is_true) - 1)
 
 
 def _num_epochs(columns: FloatArray) -> int:

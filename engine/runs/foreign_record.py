@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from engine.foreign.figures import Figures
-from engine.foreign.reading import EPOCH_NAMES
-from engine.runs.metrics import HIGHEST_PREFIX, LOWEST_PREFIX, METRIC_PREFIX, METRICS, Better, registry_keys
+from engine.foreign.reading import EPOCH_NAMES, UNIX_TIMES
+from engine.runs.metrics import HIGHEST_PREFIX, LOWEST_PREFIX, METRIC_PREFIX, METRICS, ODD_PREFIX, Better, registry_keys
 from engine.runs.run_record import RunRecord, with_logged
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def with_metrics(record: RunRecord, values: Mapping[str, Figures]) -> RunRecord:
         numbers["best_val_loss"] = low
     if "val_accuracy" in keyed and (high := keyed["val_accuracy"].high) is not None:
         numbers["best_val_accuracy"] = high
+    numbers |= {ODD_PREFIX + key: part.odd_step for key, part in keyed.items() if part.odd_step is not None}
     numbers |= low_and_high({name: values[name] for name, key in keys.items() if key.startswith(METRIC_PREFIX)})
     return with_logged(record, numbers, {key: name for name, key in keys.items() if key in METRICS})
 
@@ -70,8 +71,9 @@ def known_keys(rows: Iterable[RunRow]) -> list[str]:
 
 
 def last_step(values: Mapping[str, Figures]) -> int | None:
-    """Return the highest last step of a metric; None without one."""
-    return max((part.step for part in values.values() if part.step is not None), default=None)
+    """Return the highest last step of a metric, a Unix time only if there is nothing else; None without one."""
+    steps = [part.step for part in values.values() if part.step is not None]
+    return max((step for step in steps if step < UNIX_TIMES[0]), default=max(steps, default=None))
 
 
 def low_and_high(values: Mapping[str, Figures]) -> dict[str, float | None]:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 METRIC_PREFIX, BEST_PREFIX = "metrics.", "best_metrics."
 """What the keys of the user's own metrics begin with: of the last epoch, and of the best one."""
 LOWEST_PREFIX, HIGHEST_PREFIX = "lowest_metrics.", "highest_metrics."
+ODD_PREFIX = "odd_step."
+"""Before the key of a metric of another program whose last value is not finite: the first step of those."""
 """What a record has in place of the best one, because the user may change which values are better."""
 OWN_GROUPS = ("metrics", "lowest_metrics", "highest_metrics")
 # A damaged journal may claim any number.

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 from engine.foreign.activity import Activity
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.metrics import METRIC_PREFIX, METRICS, OWN_GROUPS, Unit
+from engine.runs.metrics import METRIC_PREFIX, METRICS, ODD_PREFIX, OWN_GROUPS, Unit
 from engine.runs.records import Bottleneck, CodeSummary, GpuSummary, Learning, LearningFault, RankDevice
 from engine.utils.codec import (
     ENTRIES,
@@ -155,13 +155,15 @@ class RunRecord(RunFields, frozen=True):
         if self.learning is not None and self.learning.fault is LearningFault.DIVERGED:
             return self.learning.message
         # A training ends at a loss that is not finite, a command need not.
-        lost = [name for key, name in self.metric_names.items() if key in LOSSES and self.values.get(key) is None]
-        lost += [
-            key.removeprefix(METRIC_PREFIX)
+        lost = {key: name for key, name in self.metric_names.items() if key in LOSSES and self.values.get(key) is None}
+        lost |= {
+            key: key.removeprefix(METRIC_PREFIX)
             for key, value in self.values.items()
             if value is None and key.startswith(METRIC_PREFIX) and "loss" in key.casefold()
-        ]
-        return f"the last {list_names(lost)} is not finite" if lost else ""
+        }
+        steps = [step for key in lost if (step := self.values.get(ODD_PREFIX + key)) is not None]
+        since = f" since step {int(min(steps)):,}" if steps else ""
+        return f"the last {list_names(list(lost.values()))} is not finite{since}" if lost else ""
 
 
 NO_RECORD = RunRecord(state=RunState.STARTING)
@@ -195,7 +197,7 @@ def with_logged(record: RunRecord, values: Mapping[str, float | None], metric_na
     journal."""
 
     def is_logged(key: str) -> bool:
-        return key in _LOGGED_KEYS or key.partition(".")[0] in OWN_GROUPS
+        return key in _LOGGED_KEYS or key.startswith(ODD_PREFIX) or key.partition(".")[0] in OWN_GROUPS
 
     kept = {key: value for key, value in record.values.items() if not is_logged(key)}
     logged = {key: value for key, value in values.items() if is_logged(key)}

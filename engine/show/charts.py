@@ -170,7 +170,7 @@ def run_charts(curves: Curves) -> list[Chart]:
     """
     names = curves.names
     if not curves.is_own:
-        return group_metrics(names)
+        return foreign_charts(curves)
     values = curves.values(name for name in names if name.startswith(METRIC_PREFIX))
     shares = [name for name, part in values.items() if part.is_between(0, 1)][:MAX_SHARES]
     shown = {MeasuredOn.TRAINING, MeasuredOn.VALIDATION, MeasuredOn.ONLY} | (
@@ -183,6 +183,20 @@ def run_charts(curves: Curves) -> list[Chart]:
         metrics = {name: source for name, source in chart.metrics.items() if source in shown}
         metrics |= dict.fromkeys(shares if chart.id == "accuracy" else (), MeasuredOn.ONLY)
         charts.append(replace(chart, metrics=metrics))
+    return charts
+
+
+def foreign_charts(curves: Curves) -> list[Chart]:
+    """Return the charts of the metrics of a run of another program. Those whose steps differ in kind share none."""
+    charts, odd_steps = [], curves.odd_steps
+    for chart in group_metrics(curves.names):
+        odd = {name: source for name, source in chart.metrics.items() if name in odd_steps}
+        if odd and len(odd) < len(chart.metrics):
+            kept = {name: source for name, source in chart.metrics.items() if name not in odd}
+            title = next(iter(odd))
+            charts += [replace(chart, metrics=kept), replace(chart, id=title.lower(), title=title, metrics=odd)]
+        else:
+            charts.append(chart)
     return charts
 
 

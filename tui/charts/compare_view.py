@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.runs.curves import NO_BLOCKS, BlockSeries, Curves, XAxis
@@ -43,6 +43,11 @@ class CompareData:
     def last_x(self, axis: XAxis) -> float:
         """Return the x position of the latest step of all runs; 1 before the first step."""
         return max((run.last_x(axis) for run in self.known), default=0.0) or 1.0
+
+    def odd_limits(self, names: Iterable[str], axis: XAxis) -> tuple[float, float] | None:
+        """Return the limits of the x axis of metrics whose steps differ in kind from those of others."""
+        limits = [run.odd_limits(map(run.name_of, names), axis) for run in self.known]
+        return next(filter(None, limits), None)
 
     def curves_for(self, chart_id: str, axis: XAxis) -> list[Curve]:
         """Return a curve for each entry."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -31,6 +31,8 @@ class Extent(Protocol):
     """Data of charts, of one run or several: how long its x axes are."""
 
     def last_x(self, axis: XAxis) -> float: ...
+
+    def odd_limits(self, names: Iterable[str], axis: XAxis) -> tuple[float, float] | None: ...
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,10 @@ class ChartView:
         """Return the plot window of a chart; only curves of single steps are smoothed, and accuracy has no log
         scale."""
         (low, high), chart = self.x_limits(data), self.charts[chart_id]
+        if (limits := data.odd_limits(chart.metrics, self.axis)) is not None:
+            # The same part of the axis as in the other charts.
+            first, scale = limits[0], (limits[1] - limits[0]) / data.last_x(self.axis)
+            low, high = first + low * scale, first + high * scale
         smoothing = self.smoothing if chart.smoothed else 0.0
         return PlotWindow(low, high, self.log and chart.log, smoothing, self.axis)
 
@@ -146,10 +152,12 @@ def _best_of(data: Curves, chart: Chart, axis: XAxis) -> tuple[str, float | None
 
 
 def data_notes(data: Curves, chart: Chart) -> list[str]:
-    """Return how many values of a chart are not finite, and how many points are in one block."""
+    """Return how many values of a chart are not finite, from which step on, and how many points are in one block."""
     not_finite = data.count_not_finite(chart.metrics)
+    odd = [data.over(name, "step").odd for name in chart.metrics]
+    first = min((x[0] for x in odd if len(x)), default=0.0)
     block_size = max((data.block_size(name) for name in chart.metrics), default=1)
     return [
-        *([f"{not_finite:,} not finite"] if not_finite else []),
+        *([f"× {not_finite:,} not finite from step {int(first):,}"] if not_finite else []),
         *([f"blocks of {block_size:,} points"] if block_size > 1 else []),
     ]

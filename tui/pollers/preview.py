@@ -27,7 +27,6 @@ from engine.runs.run_record import RunRecord, read_run_record
 from engine.show.charts import Chart, run_charts
 from engine.utils.files import find_file_stamp
 from tui.chart_choice import read_chart_choice
-from tui.charts.plot import PlotWindow
 from tui.charts.view import ChartView, curves_for
 from tui.tables.config import config_changes
 from tui.tables.preview import MAX_CHARTS, RunPreview
@@ -70,11 +69,10 @@ class PreviewReader:
         if data.extremes(EPOCH_LOSS).count >= MIN_EPOCHS:
             charts = [_of_epochs(chart) for chart in charts]
         curves = {chart.id: curves_for(data, chart, axis) for chart in charts}
-        record, (low, high) = self._read_record(), ChartView(axis).x_limits(data)
+        view, record = ChartView(axis, charts={chart.id: chart for chart in charts}), self._read_record()
+        windows = {chart.id: view.window(data, chart.id) for chart in charts}
         changes = config_changes(record.config or {}) if self._metrics is None else ()
-        return RunPreview(
-            str(self._folder.path), curves, PlotWindow(low, high, x_name=axis), record, changes, tuple(charts)
-        )
+        return RunPreview(str(self._folder.path), curves, windows, record, changes, tuple(charts))
 
     def _read_record(self) -> RunRecord:
         if self._folder.is_own:

@@ -188,7 +188,7 @@ class RunScreen(ChartScreen):
     def _group_metrics(self) -> None:
         """Find the charts of the metrics that have points, and the x axes. A training has its charts before."""
         data = self.chart_data
-        grouped = (_, axes) = data.names, data.axes
+        grouped = (_, axes, _) = data.names, data.axes, set(data.odd_steps)
         if grouped == self._grouped:
             return
         self._grouped = grouped

@@ -10,7 +10,7 @@ from rich.text import Text
 from engine.foreign.activity import activity_text
 from engine.runs.fields import Names, as_text, find_field
 from engine.runs.foreign_record import by_importance
-from engine.runs.metrics import HIGHEST_PREFIX, LOWEST_PREFIX, Better, Metric, format_metric, metric_of_key
+from engine.runs.metrics import HIGHEST_PREFIX, LOWEST_PREFIX, ODD_PREFIX, Better, Metric, format_metric, metric_of_key
 from engine.runs.run_row import RunRow
 from engine.show.table import Align, Column, FittedTable, cell_width, fit, pad, shorten
 from engine.utils.text import printable
@@ -27,9 +27,16 @@ def latest_values(row: RunRow) -> str:
     """Return the last values of the most important metrics, and how many more there are."""
     keys = by_importance(row.record.metric_keys.values())
     metrics = [metric_of_key(key) for key in keys[:MAX_SHOWN_METRICS]]
-    shown = [f"{metric.label} {_number(metric, row.record.values.get(metric.key))}" for metric in metrics]
+    shown = [f"{metric.label} {_last(row, metric)}" for metric in metrics]
     more = len(keys) - len(shown)
     return "  ".join([*shown, *([f"+{more}"] if more else [])])
+
+
+def _last(row: RunRow, metric: Metric) -> str:
+    """Return the last value of a metric, or since which step it is not finite."""
+    values = row.record.values
+    value, odd_step = values.get(metric.key), values.get(ODD_PREFIX + metric.key)
+    return _number(metric, value) if value is not None or odd_step is None else f"NaN since {int(odd_step):,}"
 
 
 def foreign_columns() -> list[Column[RunRow]]:

@@ -48,7 +48,7 @@ class RunPreview:
 
     folder: str
     curves: Mapping[str, Sequence[Curve]]
-    window: PlotWindow
+    windows: Mapping[str, PlotWindow]
     record: RunRecord
     changes: tuple[ConfigChange, ...]
     charts: tuple[Chart, ...]

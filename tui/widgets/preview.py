@@ -155,7 +155,7 @@ def _chart(preview: RunPreview, chart: Chart, width: int, height: int) -> list[T
     titles = (_legend(name, curves, gap, labeled) for gap, labeled in LEGENDS)
     title = next((title for title in titles if title.cell_len <= width), _legend(name, curves, *LEGENDS[-1]))
     title.truncate(width, overflow="ellipsis")
-    lines = [title, *plot(curves, preview.window, width, height - 1).lines]
+    lines = [title, *plot(curves, preview.windows[chart.id], width, height - 1).lines]
     return lines + [Text("")] * (height - len(lines))
 
 

@@ -38,7 +38,8 @@ def extremes_of(values: list[float]) -> Extremes:
     known = [value for value in values if math.isfinite(value)]
     last = values[-1] if values and math.isfinite(values[-1]) else None
     num_gaps = len(values) - len(known)
-    return Extremes(None, last, min(known, default=None), max(known, default=None), len(values), num_gaps)
+    low, high = min(known, default=None), max(known, default=None)
+    return Extremes(None, last, low, high, count=len(values), not_finite=num_gaps)
 
 
 def points(*values: float, name: str = "loss", start: int = 0) -> Points:
@@ -56,7 +57,7 @@ def test_curves_have_exact_extremes_after_any_polls(
     for drop, found in read:
         curves.add([Reading(Points([Point(*point) for point in found]), drop_from=drop)])
     for name in "ab":
-        found_extremes = replace(curves.extremes(name), step=None)
+        found_extremes = replace(curves.extremes(name), step=None, odd_step=None)
         assert found_extremes == extremes_of([point.value for point in raw if point.name == name])
 
 
@@ -73,10 +74,31 @@ def test_curves_of_a_long_metric_have_extremes_and_means_of_blocks() -> None:
     assert curves.last_x("step") == 999
 
 
-def test_value_that_is_not_finite_is_a_gap() -> None:
+def test_value_that_is_not_finite_is_a_gap_and_marked() -> None:
     curves = Curves(1)
     curves.add([Reading(points(1.0, math.inf, 2.0))])
     assert np.isnan(curves.over("loss", "step").points.y).tolist() == [False, True, False]
+    assert curves.over("loss", "step").odd.tolist() == [1] and curves.extremes("loss").odd_step is None
+    curves.add([Reading(points(math.nan, math.inf, start=3))])
+    assert curves.extremes("loss").odd_step == 3
+
+
+def test_mark_of_a_value_that_is_not_finite_stays_in_blocks() -> None:
+    curves = Curves(1, max_columns=256)
+    curves.add([Reading(points(*[math.nan if step == 500 else 1.0 for step in range(4096)]))])
+    [x] = curves.over("loss", "step").odd
+    assert abs(x - 500) < curves.block_size("loss")
+
+
+def test_steps_that_count_something_else_have_an_axis_of_their_own() -> None:
+    curves = Curves(1)
+    found = Points([*points(*[1.0] * 3000), *points(*[0.9] * 5, name="val/acc"), *points(0.1, 0.1, name="hp")])
+    found.extend(points(*[2.0] * 9, name="clock", start=1_700_000_000))
+    curves.add([Reading(found)])
+    assert curves.last_x("step") == 2999
+    limits = [curves.odd_limits([name], "step") for name in ("loss", "val/acc", "hp", "clock")]
+    assert limits == [None, (0, 4), None, (1_700_000_000, 1_700_000_008)]
+    assert curves.odd_limits(["clock"], "epoch") is None
 
 
 def test_drop_concerns_the_metrics_of_its_own_log() -> None:
@@ -137,7 +159,7 @@ def test_reader_skips_images_and_has_exact_extremes(tmp_path: Path) -> None:
     assert reader.share == 1
     for name, metric in known.items():
         found = replace(reader.curves.extremes(name), step=None)
-        assert found == Extremes(None, metric.last, metric.low, metric.high, metric.count, 0)
+        assert found == Extremes(None, metric.last, metric.low, metric.high, count=metric.count)
 
 
 class ForgetfulReader(CurveReader):

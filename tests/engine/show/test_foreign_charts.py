@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.show.charts import Kind, curve_labels, group_metrics, kind_of
+from engine.foreign.points import Point, Points
+from engine.foreign.reading import Reading
+from engine.runs.curves import Curves
+from engine.show.charts import Kind, curve_labels, foreign_charts, group_metrics, kind_of
 
 LAYOUTS = {
     "ultralytics": (
@@ -95,3 +98,12 @@ def test_kind_follows_the_words_of_a_title(title: str, kind: Kind) -> None:
 
 def test_accuracy_has_no_log_scale() -> None:
     assert [(chart.title, chart.log) for chart in group_metrics(["loss", "acc"])] == [("loss", True), ("acc", False)]
+
+
+def test_loss_of_epochs_shares_no_chart_with_one_of_iterations() -> None:
+    curves = Curves()
+    points = [Point("train/loss", step, 1.0) for step in range(900)]
+    curves.add([Reading(Points([*points, *(Point("val/loss", epoch, 2.0) for epoch in range(5))]))])
+    assert [(chart.title, list(chart.metrics)) for chart in foreign_charts(curves)] == [
+        ("loss", ["train/loss"]), ("val/loss", ["val/loss"]),
+    ]  # fmt: skip

@@ -49,6 +49,7 @@ def test_values_that_are_not_finite_are_counted_and_leave_gaps(tmp_path: Path) -
     np.testing.assert_array_equal(curves.over("a", "step").points.y, [1, np.nan, np.nan])
     record = describe(data).record
     assert (record.values["metrics.a"], record.values["highest_metrics.a"]) == (None, 1.0)
+    assert record.values["odd_step.metrics.a"] == 2
 
 
 def test_curve_of_the_validation_is_that_of_the_best_epoch_too(tmp_path: Path) -> None:

@@ -69,6 +69,15 @@ def test_plot_leaves_gap_for_nan() -> None:
     assert " " * 10 in body.strip()
 
 
+def test_plot_marks_where_a_value_was_not_finite() -> None:
+    x = np.arange(91.0)
+    points = Series(x, np.where(x == 45, np.nan, x))
+    curve = Curve("", BlockSeries(points, points, np.array([45.0])), "")
+    lines = [line.plain for line in plot([curve], PlotWindow(0, 90), 60, 12).lines]
+    left = lines[0].index("│") + 1
+    assert lines[-3].index("×") == left + round((60 - left - 1) / 2)
+
+
 @pytest.mark.parametrize(("size", "share"), [(1_000, 1.0), (1_000_000, 1.0), (1_000_000, 0.3), (1_000_000, 0.001)])
 def test_plot_shows_single_step_spike_at_every_zoom(size: int, share: float) -> None:
     values = np.ones(size)

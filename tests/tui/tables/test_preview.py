@@ -38,7 +38,7 @@ def test_preview_reader_returns_figures_and_curves_per_epoch(folder: RunFolder) 
     preview = PreviewReader(folder).poll()
     assert preview.record.values.get("best_val_accuracy") == pytest.approx(0.9376, abs=1e-4)
     assert [len(curve.series.y) for curve in preview.curves["loss"]] == [6, 6]
-    assert preview.window.high == 6
+    assert preview.windows["loss"].high == 6
     assert [change.key for change in preview.changes] == ["run.epochs", "optim.lr"]
 
 
