@@ -84,7 +84,7 @@ def find_item_format(config: Config) -> ItemFormat:
 
 def try_first_images(config: Config, world_size: int) -> ImageCounts:
     """Load and augment the first image of both parts as a run does. Raises UsageError if that fails."""
-    from engine.data.pipelines.batch import BatchDataset, load_checked
+    from engine.data.batch import BatchDataset, load_checked
 
     source = open_source(config)
     check_source(config, source, build_sampler(config, source, world_size))

@@ -1,6 +1,6 @@
 """Describe the dataset of a config before training: classes, image files, and a contact sheet of the model's input.
 
-Called by `gputrain data`. The images pass through the pipeline of a run, `engine.data.pipelines.loader`.
+Called by `gputrain data`. The images pass through the pipeline of a run, `engine.data.stream`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from engine.config.data_sections import AugmentConfig
 from engine.config.schema import Config
 from engine.data.augment.augmentation import apply_batch_params
 from engine.data.augment.mixup import build_mixer
+from engine.data.batch import BatchDataset, load_checked
 from engine.data.image_files import ImageFiles, examine_files
-from engine.data.pipelines.batch import BatchDataset, load_checked
 from engine.data.sampler import PARTS, BatchRequest, Part
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.encoded import EncodedSource

@@ -21,11 +21,11 @@ from engine.config.loader import parse_value, validate_config
 from engine.config.schema import Config, as_dict
 from engine.config.section import Section
 from engine.config.training_sections import EvalConfig
-from engine.data.limits import auto_workers
-from engine.data.pipelines.loader import BatchLoader, LoaderProcessError
+from engine.data.plan import auto_workers
 from engine.data.sampler import BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
 from engine.data.sources.open import open_source
+from engine.data.stream import BatchLoader, LoaderProcessError
 from engine.distributed.failures import find_cause
 from engine.inference.trained_model import TrainedCheckpoint, build_trained_model
 from engine.models.factory import check_model

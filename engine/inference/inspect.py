@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from engine.config.schema import Config
-from engine.data.pipelines.batch import BatchDataset
+from engine.data.batch import BatchDataset
 from engine.data.sampler import PARTS, BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.encoded import EncodedSource

@@ -21,8 +21,7 @@ from engine.config.user_code import check_user_code
 from engine.data.archive import open_downloaded_source
 from engine.data.batching import build_sampler_from_counts, check_source, dataset_warnings, sampler_problems
 from engine.data.inspection_process import ImageCounts, check_user_data_code
-from engine.data.limits import check_open_files
-from engine.data.pipelines.choose import pipeline_problems
+from engine.data.plan import check_open_files, pipeline_problems
 from engine.data.sources.base import ImageSource
 from engine.data.sources.builtin import TORCHVISION_DATASETS
 from engine.data.sources.open import open_source_for_preflight

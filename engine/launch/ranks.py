@@ -13,7 +13,7 @@ from dataclasses import replace
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Pipe
 
-from engine.data.limits import uses_threads
+from engine.data.plan import uses_threads
 from engine.distributed.aborts import abort_failure, read_log_tail
 from engine.distributed.channel import FLUSH_ACK, RankConnection
 from engine.distributed.failures import describe_failure, late_ranks, root_cause

@@ -25,12 +25,12 @@ from torch.distributed import Store
 
 from engine.config.data_sections import AugmentConfig
 from engine.config.schema import Config
+from engine.data.batch import DeviceBatch, DeviceLoader
 from engine.data.batching import build_sampler
-from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.device import DeviceBatch, DeviceLoader
-from engine.data.pipelines.in_memory_images import memory_parts
-from engine.data.pipelines.input_pipeline import InputPipeline
-from engine.data.pipelines.memory import MAX_FREE_GPU_MEMORY_SHARE
+from engine.data.decoded import memory_parts
+from engine.data.device import InputPipeline
+from engine.data.memory import MAX_FREE_GPU_MEMORY_SHARE
+from engine.data.plan import InputPlan
 from engine.data.sources.base import ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.distributed.channel import Channel
@@ -54,7 +54,7 @@ from engine.utils.host import free_memory
 from engine.utils.process import SignalHandler
 from engine.utils.text import pluralize
 
-FIXED_PIPELINE = PipelineChoice("fixed", "the trial needs only one batch")
+FIXED_PIPELINE = InputPlan("fixed", "the trial needs only one batch")
 # BatchNorm cannot normalize a single image whose feature maps are one pixel large.
 MIN_TRIAL_BATCH_SIZE = 2
 TRIAL_STEPS = 2  # the first step allocates the optimizer's state, so the second has the peak memory

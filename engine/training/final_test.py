@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from engine.data.pipelines.device import StreamingLoader
-from engine.data.pipelines.loader import BatchLoader
+from engine.data.device import StreamingLoader
+from engine.data.stream import BatchLoader
 from engine.distributed.collectives import broadcast_tensors
 from engine.distributed.watchdog import Phase
 from engine.runs.checkpoint_files import DamagedCheckpointError

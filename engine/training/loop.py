@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 
-from engine.data.pipelines.device import DeviceBatch
+from engine.data.batch import DeviceBatch
 from engine.distributed.failures import NonFiniteLossError
 from engine.distributed.parallel import evaluation_model
 from engine.distributed.watchdog import Phase

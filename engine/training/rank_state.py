@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from engine.data.augment.mixup import build_mixer
-from engine.data.pipelines.device import DeviceBatch, DeviceLoader
-from engine.data.pipelines.input_pipeline import InputPipeline
+from engine.data.batch import DeviceBatch, DeviceLoader
+from engine.data.device import InputPipeline
 from engine.data.sampler import DistributedBatchSampler, Part
 from engine.data.sources.base import UnreadableImageError
 from engine.distributed.agreement import Agreement

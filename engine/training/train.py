@@ -22,13 +22,10 @@ from engine.data.batching import (
     class_counts,
     sampler_warnings,
 )
-from engine.data.limits import SHM_PATH, LoaderFootprint, auto_workers, shm_shortage
-from engine.data.pipelines.batch import BatchDataset
-from engine.data.pipelines.choose import PipelineChoice, choose_pipeline, pipeline_warnings
-from engine.data.pipelines.input_pipeline import InputPipeline
-from engine.data.pipelines.num_workers import measure_num_workers
+from engine.data.device import InputPipeline
+from engine.data.plan import InputPlan, plan_input
 from engine.data.sampler import DistributedBatchSampler
-from engine.data.sources.base import ImageFormat, ImageSource
+from engine.data.sources.base import ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.distributed.channel import Channel
@@ -59,7 +56,6 @@ from engine.training.trainer import Trainer
 from engine.training.warmup import warm_up
 from engine.utils.answers import Answer
 from engine.utils.errors import Problem, collect_problems, raise_if_any
-from engine.utils.host import free_bytes
 
 
 def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outcome:
@@ -92,18 +88,14 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
         saved, devices = checkpoint["config"], sampler.num_devices
         notes += describe_lr_rise(saved, config, step, sampler.steps_per_epoch, devices)
 
-    # 3. Start the input pipeline, which rank 0 chooses: free memory and libraries differ between the ranks. Its workers
+    # 3. Start the input pipeline, which rank 0 plans: free memory and libraries differ between the ranks. Its workers
     # are forked before this process touches CUDA or starts threads, and load the first batches during the rest of the
     # setup.
-    choice = decide_on_rank_0(
-        "pipeline",
-        lambda: choose_pipeline(config, source, job.plan.local_world_size),
-        Answer[PipelineChoice],
-        rank_info,
-        store,
+    input_plan = decide_on_rank_0(
+        "pipeline", lambda: _plan_input(job, source, sampler), Answer[InputPlan], rank_info, store
     )
-    pipeline = _start_pipeline(job, source, sampler, position, choice)
-    warnings = [*notes, *pipeline.warnings]
+    pipeline = _start_pipeline(job, source, sampler, position, input_plan)
+    warnings = [*notes, *sampler_warnings(sampler), *pipeline.warnings]
     try:
         # 4. Build device, model, optimizer and process group, and restore their state.
         trainer = build_trainer(job, rank_info, store, channel, sampler, pipeline, checkpoint=checkpoint)
@@ -155,46 +147,28 @@ def dry_run(trainer: Trainer, warnings: Sequence[Problem]) -> Outcome:
     return "finished"
 
 
+def _plan_input(job: Job, source: ImageSource, sampler: DistributedBatchSampler) -> InputPlan:
+    first, plan = next(sampler.train_requests(1)), job.plan
+    return plan_input(
+        job.config,
+        source,
+        first,
+        local_world_size=plan.local_world_size,
+        cores_per_rank=plan.cores_per_rank,
+        uses_nccl=plan.uses_nccl,
+    )
+
+
 def _start_pipeline(
-    job: Job,
-    source: ImageSource,
-    sampler: DistributedBatchSampler,
-    position: Position,
-    choice: PipelineChoice,
+    job: Job, source: ImageSource, sampler: DistributedBatchSampler, position: Position, input_plan: InputPlan
 ) -> InputPipeline:
     """Start loading the batches from a position on."""
-    config, plan = job.config, job.plan
-    image_format = model_input_format(config, source)
-    workers = 0
-    if choice.pipeline == "stream":
-        workers = _num_workers(job, source, image_format, sampler, position.epoch)
-    warnings = [*sampler_warnings(sampler), *pipeline_warnings(config, choice)]
-    footprint = LoaderFootprint.from_config(
-        config,
-        plan.local_world_size,
-        workers,
-        image_format,
-        plan.devices_per_rank,
-        nccl=plan.uses_nccl,
-    )
-    with suppress(OSError):
-        shortage = shm_shortage(footprint, free_bytes(SHM_PATH))
-        warnings += [shortage] if shortage else []
+    config, image_format = job.config, model_input_format(job.config, source)
     if job.lr_range is not None:
         requests = sampler.repeated_train_requests(job.lr_range.steps)
     else:
         requests = sampler.requests(config.run.epochs, position.epoch, position.step_in_epoch)
-    pipeline = InputPipeline(
-        choice,
-        source,
-        config,
-        image_format,
-        requests,
-        workers,
-        devices_per_rank=plan.devices_per_rank,
-    )
-    pipeline.warnings = [*warnings, *pipeline.warnings]
-    return pipeline
+    return InputPipeline(input_plan, source, config, image_format, requests, job.plan.devices_per_rank)
 
 
 def build_trainer(
@@ -289,15 +263,3 @@ def _skipped_steps(config: Config, checkpoint: dict[str, Any] | None) -> Skipped
     if not checkpoint:
         return SkippedSteps(limit)
     return SkippedSteps(limit, checkpoint["skipped"], checkpoint["consecutive_skipped"])
-
-
-def _num_workers(
-    job: Job, source: ImageSource, image_format: ImageFormat, sampler: DistributedBatchSampler, epoch: int
-) -> int:
-    """Return the number of workers per rank."""
-    if job.plan.workers is not None:
-        return job.plan.workers
-    batch_size = job.config.data.numeric_batch_size * job.plan.devices_per_rank
-    max_workers = auto_workers(job.plan.cores_per_rank, batch_size)
-    dataset = BatchDataset(source, job.config, image_format)
-    return measure_num_workers(dataset, next(sampler.train_requests(epoch)), max_workers)

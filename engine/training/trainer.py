@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from engine.config.precision import AmpChoice, describe_precision
 from engine.data.image_files import enlarged_edge, fitting_size
-from engine.data.limits import uses_threads
+from engine.data.plan import uses_threads
 from engine.distributed.failures import FinalCheckpointError
 from engine.distributed.watchdog import Phase
 from engine.models.factory import weight_bytes
@@ -278,11 +278,11 @@ class Trainer:
             parameters=count_parameters(state.model),
             precision=self._describe_precision(),
             trainable_parameters=sum(p.numel() for p in state.model.parameters() if p.requires_grad),
-            workers=state.batches.workers,
+            workers=state.pipeline.plan.workers,
             worker_type="threads" if uses_threads(self.config) else "processes",
             image_format=state.image_format.describe(),
-            pipeline=self.state.pipeline.choice.pipeline,
-            pipeline_reason=self.state.pipeline.choice.reason,
+            pipeline=state.pipeline.plan.pipeline,
+            pipeline_reason=state.pipeline.plan.reason,
             pipeline_auto=self.config.data.pipeline == "auto",
             batch_size=state.sampler.batch_size,
             cores=self.job.plan.threads_per_rank,

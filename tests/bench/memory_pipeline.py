@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.loader import resolve_config
-from engine.data.pipelines.in_memory_images import load_in_memory
-from engine.data.pipelines.memory import InMemoryLoader
+from engine.data.decoded import load_in_memory
+from engine.data.memory import InMemoryLoader
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.array import ArraySource
 from engine.data.sources.base import ImageFormat

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from engine.data.pipelines.device import DeviceBatch
+from engine.data.batch import DeviceBatch
 from engine.distributed.agreement import POLL_INTERVAL_SECONDS, Agreement
 from engine.runs.control import RequestCounters
 from engine.training.loop import evaluate, train_step

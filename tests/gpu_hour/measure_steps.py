@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from engine.data.pipelines.device import DeviceBatch
+from engine.data.batch import DeviceBatch
 from engine.training.loop import train_step
 from support.runs.in_process import PremadeBatches, single_rank_trainer
 

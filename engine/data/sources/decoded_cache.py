@@ -1,7 +1,7 @@
 """Disk cache of decoded images in the user's cache folder, shared by ranks and runs.
 
 An entry is a .npy file, which all ranks map into memory, and a .json file with the metadata. The sources of torchvision
-datasets and `engine.data.pipelines.in_memory_images` use it. Only this user can change an entry (`user_path_problem`).
+datasets and `engine.data.decoded` use it. Only this user can change an entry (`user_path_problem`).
 """
 
 from __future__ import annotations

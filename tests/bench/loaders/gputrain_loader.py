@@ -12,11 +12,11 @@ from task import SIZE, Batches, Task
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.data.augment.augmentation import apply_batch_params
-from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
+from engine.data.stream import BatchLoader
 
 
 def open_dataset(task: Task, dataset: str, workers: str = "") -> tuple[Config, ImageSource]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.data.pipelines.device import DeviceBatch
+from engine.data.batch import DeviceBatch
 from engine.training.loop import evaluate, train_step
 from engine.training.metrics import Evaluation, EvaluationAccumulator
 from support.runs.in_process import PremadeBatches, single_rank_trainer

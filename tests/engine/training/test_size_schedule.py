@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.config.loader import resolve_config
-from engine.data.limits import LoaderFootprint
+from engine.data.plan import batch_bytes
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.distributed.node_plan import plan_node
@@ -104,7 +104,7 @@ def test_largest_size_decides_batch_size_and_shared_memory(recipe: tuple[str, ..
     config = resolve_config("digits", [*recipe, "device.gpus=cpu"]).config
     source = open_source(config)
     image_format = model_input_format(config, source)
-    assert LoaderFootprint.from_config(config, 1, 1, image_format).batch_bytes == 16 * (3 * 12**2 + 8)
+    assert batch_bytes(16, image_format) == 16 * (3 * 12**2 + 8)
     plan = plan_node(config, [])
     trials = BatchSizeTrials(Job(config, plan, None, False, None), RankInfo(0, 1, 0, 1), source)
     assert trials.fits(2) and trials._state is not None

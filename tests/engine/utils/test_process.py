@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,18 @@ def test_blocked_reason_reads_state_after_name(state: str, reason: str, tmp_path
     write_process(tmp_path, state, wchan="io_schedule")
     assert blocked_reason(7, tmp_path) == reason
     assert blocked_reason(8, tmp_path) == "", "the process has ended"
+
+
+def test_raise_open_files_raises_soft_limit_for_children() -> None:
+    program = (
+        "import os; from engine.utils.host import raise_open_files_limit; raise_open_files_limit(); "
+        "os.system('ulimit -Sn')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 512)),
+    )
+    assert done.stdout == "512\n"

@@ -6,10 +6,10 @@ import torch
 
 from engine.config.pipeline import PipelineName
 from engine.config.schema import Config
+from engine.data.batch import DeviceBatch
 from engine.data.batching import build_sampler
-from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.device import DeviceBatch
-from engine.data.pipelines.input_pipeline import InputPipeline
+from engine.data.device import InputPipeline
+from engine.data.plan import InputPlan
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageSource
 from engine.data.sources.formats import model_input_format
@@ -27,9 +27,8 @@ def batches(
 ) -> list[DeviceBatch]:
     """Return the batches of two epochs."""
     shares = shares or build_sampler(config, source, 1)
-    choice = PipelineChoice(pipeline, "")
     loader = InputPipeline(
-        choice, source, config, model_input_format(config, source), shares.requests(2, *first)
+        InputPlan(pipeline, ""), source, config, model_input_format(config, source), shares.requests(2, *first)
     ).device_loader(device)
     return [next(loader) for _ in shares.requests(2, *first)]
 

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from engine.config.loader import resolve_config
+from engine.data.batch import DeviceBatch, DeviceLoader
 from engine.data.batching import build_sampler
-from engine.data.pipelines.choose import choose_pipeline
-from engine.data.pipelines.device import DeviceBatch, DeviceLoader
-from engine.data.pipelines.input_pipeline import InputPipeline
+from engine.data.device import InputPipeline
+from engine.data.plan import choose_pipeline
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.distributed.channel import Channel

@@ -13,16 +13,16 @@ import torch
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation
+from engine.data.batch import Batch
 from engine.data.batching import class_counts
+from engine.data.device import InputPipeline
 from engine.data.inspection_process import ImageCounts, check_user_data_code, try_first_images
-from engine.data.pipelines.batch import Batch
-from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.input_pipeline import InputPipeline
-from engine.data.pipelines.loader import BatchLoader
+from engine.data.plan import InputPlan
 from engine.data.sampler import BatchRequest, DistributedBatchSampler
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.formats import expected_input_format, model_input_format
 from engine.data.sources.open import open_source, open_source_for_preflight
+from engine.data.stream import BatchLoader
 from engine.utils.errors import UsageError
 from engine.utils.exits import exit_status
 from support.messages import has_problem, raises_problem
@@ -281,7 +281,7 @@ def test_float_tensors_reach_the_model_unchanged_with_any_number_of_channels(tmp
     source = open_source(settings)
     image_format = model_input_format(settings, source)
     requests = [BatchRequest("val", 0, np.array([1, 4])), BatchRequest("train", 0, np.array([0, 2]))]
-    loader = InputPipeline(PipelineChoice("stream", ""), source, settings, image_format, requests).device_loader(
+    loader = InputPipeline(InputPlan("stream", ""), source, settings, image_format, requests).device_loader(
         torch.device("cpu")
     )
     validation, training = next(loader), next(loader)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from engine.config.loader import resolve_config
-from engine.data.pipelines.in_memory_images import load_in_memory
+from engine.data.decoded import load_in_memory
 from engine.data.sources import webdataset
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.open import open_source, read_class_names

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.config.loader import resolve_config
-from engine.data.pipelines.in_memory_images import load_in_memory
+from engine.data.decoded import load_in_memory
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from support.data.device_batches import assert_the_same, batches
@@ -36,9 +36,9 @@ from engine.training import train
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.data.batching import build_sampler
-from engine.data.pipelines.input_pipeline import InputPipeline
-from engine.data.pipelines.in_memory_images import load_in_memory
-from engine.data.pipelines.choose import choose_pipeline
+from engine.data.device import InputPipeline
+from engine.data.decoded import load_in_memory
+from engine.data.plan import choose_pipeline
 from engine.config.loader import resolve_config
 
 config = resolve_config(None, ["data.dataset=mnist", "data.path=" + sys.argv[1], *sys.argv[2:]]).config

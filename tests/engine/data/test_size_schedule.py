@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from engine.config.loader import resolve_config
-from engine.data.pipelines.choose import PipelineChoice, choose_pipeline
-from engine.data.pipelines.device import DeviceBatch
-from engine.data.pipelines.input_pipeline import InputPipeline
+from engine.data.batch import DeviceBatch
+from engine.data.device import InputPipeline
+from engine.data.plan import InputPlan, choose_pipeline
 from engine.data.sampler import BatchRequest, DistributedBatchSampler
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.image import read_image
@@ -98,7 +98,7 @@ def test_folder_decodes_each_epoch_at_its_size(tmp_path: Path) -> None:
     source = open_source(config)
     image_format = model_input_format(config, source)
     requests = [BatchRequest("train", epoch, np.arange(3)) for epoch in (1, 2)]
-    loader = InputPipeline(PipelineChoice("stream", ""), source, config, image_format, requests).device_loader(CPU)
+    loader = InputPipeline(InputPlan("stream", ""), source, config, image_format, requests).device_loader(CPU)
     for size in (12, 20):
         plain = resolve_config(None, [*overrides, f"data.image_size={size}"]).config
         expected = [
@@ -114,6 +114,6 @@ def test_folder_streams_with_size_schedule_and_refuses_memory(tmp_path: Path) ->
     overrides = ["data.dataset=folder", f"data.path={write_photos(tmp_path)}", TWO_SIZES]
     config = resolve_config(None, overrides).config
     choice = choose_pipeline(config, open_source(config), 1)
-    assert choice == PipelineChoice("stream", "data.size_schedule resizes images from their original size")
+    assert choice == InputPlan("stream", "data.size_schedule resizes images from their original size")
     with raises_problem("conflict", "data.pipeline", "memory ", " data.size_schedule "):
         resolve_config(None, [*overrides, "data.pipeline=memory"])

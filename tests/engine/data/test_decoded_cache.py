@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from engine.data.batching import build_sampler
-from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.input_pipeline import InputPipeline
+from engine.data.device import InputPipeline
+from engine.data.plan import InputPlan
 from engine.data.sources import decoded_cache
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.decoded_cache import DecodedChunks, DecodedMetadata, compute_cache_key, load_or_decode
@@ -141,7 +141,7 @@ def test_memory_pipeline_without_cache_warns_and_decodes_into_memory(
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/full")
     config, source = open_photo_folder(photos)
     requests = build_sampler(config, source, 1).requests(2)
-    pipeline = InputPipeline(PipelineChoice("memory", ""), source, config, model_input_format(config, source), requests)
+    pipeline = InputPipeline(InputPlan("memory", ""), source, config, model_input_format(config, source), requests)
     [warning] = pipeline.warnings
     value = f" /dev/full/gputrain/decoded ({os.strerror(errno.ENOTDIR)})"
     assert has_problem([warning], "not-writable", "", value)

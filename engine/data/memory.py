@@ -1,7 +1,7 @@
 """The memory pipeline: slice batches out of decoded images in device memory, or in host memory if they do not fit.
 
 It needs no DataLoader workers, and a step costs the host only a few tensor slices. The images come from
-`engine.data.pipelines.in_memory_images`.
+`engine.data.decoded`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation, apply_batch_params
 from engine.data.augment.batch_ops import channel_stats, convert_to_format, normalize, resized_crop
-from engine.data.pipelines.device import DeviceBatch, DeviceLoader, to_device
-from engine.data.pipelines.in_memory_images import CHUNK_BYTES, InMemoryImages
+from engine.data.batch import DeviceBatch, DeviceLoader, to_device
+from engine.data.decoded import CHUNK_BYTES, InMemoryImages
 from engine.data.sampler import PARTS, BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, Images
 

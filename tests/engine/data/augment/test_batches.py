@@ -12,12 +12,12 @@ from torchvision.transforms.v2 import functional as reference
 from engine.config.loader import resolve_config
 from engine.data.augment.augmentation import apply_batch_params
 from engine.data.augment.batch_ops import convert_to_format, horizontal_flip, normalize, pad_and_crop
-from engine.data.pipelines.batch import Batch
-from engine.data.pipelines.loader import BatchLoader
+from engine.data.batch import Batch
 from engine.data.sampler import DistributedBatchSampler, epoch_permutation
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
+from engine.data.stream import BatchLoader
 
 # Everything that draws random numbers, except the crop.
 RANDOM_OVERRIDES = ["augment.flip=true", "augment.policy=randaugment", "augment.brightness=0.4", "augment.contrast=0.4"]

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from engine.config.loader import resolve_config
+from engine.data import memory
 from engine.data.augment.batch_ops import erase
 from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_boxes
 from engine.data.batching import build_sampler
-from engine.data.pipelines import memory
-from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.in_memory_images import load_in_memory
-from engine.data.pipelines.input_pipeline import InputPipeline
-from engine.data.pipelines.memory import InMemoryLoader
+from engine.data.decoded import load_in_memory
+from engine.data.device import InputPipeline
+from engine.data.memory import InMemoryLoader
+from engine.data.plan import InputPlan
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.formats import model_input_format
@@ -135,7 +135,7 @@ def test_memory_pipeline_on_gpu_matches_cpu_without_sync(extra: tuple[str, ...])
     config = resolve_config(None, overrides).config
     source = open_source(config)
     expected = batches("memory", config, source)
-    choice, image_format = PipelineChoice("memory", ""), model_input_format(config, source)
+    choice, image_format = InputPlan("memory", ""), model_input_format(config, source)
     requests = list(build_sampler(config, source, 1).requests(2))
     next(InputPipeline(choice, source, config, image_format, requests).device_loader(torch.device("cuda")))
     loader = InputPipeline(choice, source, config, image_format, requests).device_loader(torch.device("cuda"))

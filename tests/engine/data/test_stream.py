@@ -1,26 +1,26 @@
-"""Batches that decode threads load: the same as those of DataLoader workers, also with unreadable images."""
+"""Batches of loader processes: the same for any kind and number, and in memory that is used again."""
 
 from __future__ import annotations
 
+import multiprocessing
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.limits import loader_processes, uses_threads
-from engine.data.pipelines.batch import Batch, BatchDataset
-from engine.data.pipelines.batch_buffers import BatchBuffers
-from engine.data.pipelines.decode_threads import ThreadedBatches
-from engine.data.pipelines.loader import BatchLoader
+from engine.data.batch import Batch, BatchDataset
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageSource, UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
+from engine.data.stream import BatchBuffers, BatchLoader, ThreadedBatches
 from support.messages import raises_problem
 
 SIZES = [(40, 30), (30, 44), (64, 64)]
@@ -55,9 +55,9 @@ def load_in_threads(config: Config, source: ImageSource) -> list[Batch]:
     assert isinstance(source, EncodedSource)
     sampler = DistributedBatchSampler(source.num_images("train"), source.num_images("val"), 4, 0, 1, True, 0)
     dataset = BatchDataset(source, config, model_input_format(config, source))
-    buffers = BatchBuffers(processes=1, per_process=3, num_bytes=0)
+    buffers = BatchBuffers(processes=1, per_process=3, num_bytes=4 * 3 * 16**2)
     threaded = ThreadedBatches(source, dataset, sampler.requests(2), 3, buffers)
-    return list(map(buffers.receive, threaded))
+    return list(map(threaded.receive, threaded))
 
 
 def assert_equal(batches: list[Batch], expected: list[Batch]) -> None:
@@ -97,22 +97,58 @@ def test_threads_raise_error_of_unreadable_image(photos: Path) -> None:
         load_in_threads(config, source)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "threads"),
-    [
-        (["data.dataset=folder", "data.path=photos"], True),
-        (["data.dataset=folder", "data.path=photos", "data.worker_type=processes"], False),
-        (["data.dataset=folder", "data.path=photos", "augment.hue=0.1"], False),
-        (["data.dataset=folder", "data.path=photos", "augment.hue=0.1", "data.worker_type=threads"], True),
-        (["data.dataset=digits"], False),
-    ],
-)
-def test_threads_load_image_files_without_transforms_per_image(overrides: list[str], threads: bool) -> None:
-    config = resolve_config(None, overrides).config
-    assert uses_threads(config) == threads
-    assert [loader_processes(config, workers) for workers in (1, 4, 5)] == ([1, 1, 2] if threads else [1, 4, 5])
-
-
 def test_threads_for_images_in_memory_are_refused() -> None:
     with raises_problem("conflict", "data.worker_type", " digits; ", " processes "):
         resolve_config(None, ["data.dataset=digits", "data.worker_type=threads"])
+
+
+COUNT, CHANNELS, SIZE = 2, 3, 4
+SHAPE = (COUNT, CHANNELS, SIZE, SIZE)
+
+
+def fill_buffer(buffers: BatchBuffers, value: int) -> int | None:
+    """Fill a free buffer with a value, and return its number."""
+    number = buffers.take(0, SHAPE)
+    if number is not None:
+        buffers.images(number, SHAPE).fill_(value)
+    return number
+
+
+def test_buffer_is_free_again_when_the_last_view_of_its_images_is_gone() -> None:
+    buffers = BatchBuffers(1, 1, 96)
+    assert fill_buffer(buffers, 1) == 0
+    view = buffers.receive(0, SHAPE)[1:, 0]
+    assert fill_buffer(buffers, 2) is None
+    assert (view == 1).all()
+    del view
+    assert fill_buffer(buffers, 2) == 0
+
+
+def test_images_larger_than_a_buffer_get_none() -> None:
+    buffers = BatchBuffers(2, 1, 96)
+    assert [buffers.take(process, SHAPE) for process in (0, 1, 0)] == [0, 1, None]
+    assert BatchBuffers(1, 1, 95).take(0, SHAPE) is None
+
+
+def test_buffers_never_change_a_batch_that_the_rank_holds() -> None:
+    values = np.random.default_rng(0).integers(0, 256, 60).tolist()
+    buffers, held = BatchBuffers(1, 3, 96), list[tuple[int, Tensor]]()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue(maxsize=1)
+
+    def load_all() -> None:
+        for value in values:
+            while (number := fill_buffer(buffers, value)) is None:
+                time.sleep(0.001)
+            queue.put(number)
+
+    process = context.Process(target=load_all, daemon=True)
+    process.start()
+    for number, value in enumerate(values):
+        held.append((value, buffers.receive(queue.get(timeout=30), SHAPE)))
+        # Zero to two batches are in use at a time.
+        while len(held) > number % 3:
+            held.pop(0)
+        for kept, images in held:
+            assert (images == kept).all()
+    process.join(30)

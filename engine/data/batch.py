@@ -1,12 +1,13 @@
-"""Build the CPU batch of a request: load its images, and augment those of training.
+"""Batches on the CPU and on the device, and how the CPU batch of a request is built: load its images, and augment those
+of training.
 
-`engine.data.pipelines.loader` builds batches in the rank or in DataLoader workers, and
-`engine.data.pipelines.decode_threads` in threads.
+`engine.data.stream` builds batches in the rank, in DataLoader workers or in threads, and `engine.data.device` transfers
+them. `engine.data.memory` makes those of images in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,34 @@ class Batch:
         )
 
 
+@dataclass(frozen=True)
+class DeviceBatch:
+    """A batch on the device: normalized `images`, N x C x H x W float32, and `labels`, N int64.
+
+    `loss_weight` and `ends_step` are those of its `BatchRequest`. `unread` names each skipped image and the reason.
+    """
+
+    images: Tensor
+    labels: Tensor
+    loss_weight: float
+    ends_step: bool = True
+    unread: tuple[str, ...] = ()
+
+
+DeviceLoader = Iterator[DeviceBatch]
+"""Yields the device batches of all requests, in order."""
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to the device asynchronously, through pinned memory."""
+    if tensor.device.type == device.type:
+        return tensor
+    if not tensor.is_pinned():
+        # Tensor.pin_memory keeps the strides, and refuses a gray image that is expanded to three channels.
+        tensor = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+    return tensor.to(device, non_blocking=True)
+
+
 def _unpickle_batch(images: Tensor, labels: Labels, *fields: Any) -> Batch:
     return Batch(images, torch.from_numpy(labels), *fields)
 
@@ -83,6 +112,11 @@ class BatchDataset(Dataset[Batch]):
     def crop_spec(self, request: BatchRequest) -> CropSpec | None:
         """Return the crop of the images of a request; None for evaluation."""
         return self._augmentation.crop_spec(request.epoch) if request.is_training else None
+
+    def image_shape(self, request: BatchRequest) -> tuple[int, int, int, int]:
+        """Return the shape of the images of a request before they are augmented, N x C x H x W."""
+        size = self._source.format.at_epoch(request.epoch).preprocessing(training=request.is_training).size
+        return len(request.indices), self._source.format.channels, size, size
 
     def finish(self, request: BatchRequest, images: Tensor, labels: Labels, errors: Mapping[int, Exception]) -> Batch:
         """Augment the loaded images of a request as far as that is done on the CPU, without the rows that failed.
@@ -126,11 +160,9 @@ class BatchDataset(Dataset[Batch]):
 
     def _load_each(self, request: BatchRequest) -> Batch:
         """Load the images of a request one by one, and return those that are readable."""
-        count, source_format = len(request.indices), self._source.format
-        size = source_format.at_epoch(request.epoch).preprocessing(training=request.is_training).size
-        pixels = np.zeros((count, source_format.channels, size, size), source_format.dtype)
-        labels, errors = np.zeros(count, np.int64), dict[int, Exception]()
-        for row in range(count):
+        pixels = np.zeros(self.image_shape(request), self._source.format.dtype)
+        labels, errors = np.zeros(len(pixels), np.int64), dict[int, Exception]()
+        for row in range(len(pixels)):
             try:
                 pixels[row : row + 1], labels[row : row + 1] = self._load(request, request.indices[row : row + 1])
             except UnreadableImageError as error:

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from engine.config.loader import resolve_config
-from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.input_pipeline import InputPipeline
+from engine.data.device import InputPipeline
+from engine.data.plan import InputPlan
 from engine.data.sampler import BatchRequest
 from engine.data.sources.folder import FolderSource
 from engine.data.sources.formats import model_input_format
@@ -57,7 +57,7 @@ def test_evaluation_input_is_that_of_read_image(
     assert isinstance(source, FolderSource)
     image_format = model_input_format(config, source)
     requests = [BatchRequest("train", 1, np.arange(10)), BatchRequest("val", 0, np.arange(10))]
-    choice = PipelineChoice("memory" if pipeline == "memory" else "stream", "")
+    choice = InputPlan("memory" if pipeline == "memory" else "stream", "")
     batches = InputPipeline(choice, source, config, image_format, requests).device_loader(CPU)
     train, val = (next(batches).images.mul(255).round().numpy() for _ in requests)
     expected = [read_image(Path(source.root, path), image_format) for path in source.paths["val"]]

@@ -1,6 +1,6 @@
 """Decode all images of a run into memory, in the size and channels of the model's input.
 
-`engine.data.pipelines.memory` makes batches from them. `engine.data.sources.decoded_cache` stores them on disk, so that
+`engine.data.memory` makes batches from them. `engine.data.sources.decoded_cache` stores them on disk, so that
 the ranks of a node and later runs share one copy.
 """
 
