@@ -5,7 +5,7 @@
 | `code.json` | `CodeRecord` |
 | `changes.patch` | the diff of the tracked files since the commit, for `git apply` |
 | `untracked/` | untracked text files, by their paths |
-| `copy/` | with `run.snapshot`: the working tree, see `engine.code.copy` |
+| `copy/` | with `run.snapshot`: the working tree, with links to what is ignored, large or secret |
 
 Only its user can read the folder. Nothing in it is sent to another service.
 """
@@ -13,20 +13,146 @@ Only its user can read the folder. Nothing in it is sent to another service.
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Annotated
 
-from engine.code.copy import copy_code
-from engine.code.git import find_repository
-from engine.code.kinds import is_imported
-from engine.code.state import CodeDigests, read_code
-from engine.runs.code_events import MAX_EVENT_FILES, CodeChanged
+from engine.code.git import GitError, Repository, find_repository
+from engine.code.kinds import is_imported, is_secret_file
+from engine.code.state import MODULE_MODE, CodeDigests, filtered_paths, is_below, list_untracked, read_code
+from engine.runs.command_events import MAX_EVENT_FILES, CodeChanged
 from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
 from engine.runs.records import CodeSummary
 from engine.utils.codec import ENTRIES, FileRecord, InvalidRecordError, decode, write_record
 from engine.utils.errors import UsageError
 from engine.utils.files import opened, read_file
 from engine.utils.text import list_names, pluralize, printable
+from engine.utils.units import format_bytes
+
+MAX_COPIED_BYTES = 1 << 32
+MAX_COPIED_FILES = 200_000
+# Larger files are data.
+MAX_COPIED_FILE_BYTES = 1 << 26
+# Python and its tools write them again.
+CACHES = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints"})
+
+
+@dataclass
+class CopyPlan:
+    """The files to copy, with their status, and the paths to link."""
+
+    copied: dict[str, os.stat_result] = field(default_factory=dict)
+    linked: list[str] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(status.st_size for status in self.copied.values())
+
+    def __str__(self) -> str:
+        return f"{pluralize(len(self.copied), 'file')} with {format_bytes(self.size_bytes)}"
+
+
+def copy_code(repository: Repository, target: Path, runs_dir: Path) -> Sequence[str]:
+    """Copy the working tree to `target`, and return what is linked.
+
+    Raises GitError, OSError, and UsageError if there is too much to copy."""
+    plan = plan_copy(repository, runs_dir)
+    target.mkdir(mode=0o700)
+    for folder in dict.fromkeys(path.rpartition("/")[0] for path in (*plan.copied, *plan.linked)):
+        (target / folder).mkdir(parents=True, exist_ok=True)
+    for path, status in plan.copied.items():
+        if stat.S_ISLNK(status.st_mode):
+            _copy_link(repository.root / path, target / path, repository.root)
+        else:
+            shutil.copy2(f"{repository.root}/{path}", f"{target}/{path}", follow_symlinks=False)
+    for path in plan.linked:
+        (target / path).symlink_to(repository.root / path)
+    return plan.linked
+
+
+def plan_copy(repository: Repository, runs_dir: Path) -> CopyPlan:
+    """Return what a copy of the working tree contains, and what it links to.
+
+    Raises GitError, and UsageError if there is too much to copy."""
+    plan, root, runs = CopyPlan(), repository.root, Path(os.path.realpath(runs_dir))
+    tracked = repository.lines("ls-files", "-z", "--stage", "--cached")
+    modes = {path: mode for mode, path in map(_staged, tracked)}
+    if runs == root or root.is_relative_to(runs):
+        reason = f"the runs folder {printable(str(runs))} is the repository itself or above it"
+        raise UsageError.one("run.snapshot", reason, "use another one with --runs-dir", code="conflict")
+    paths = [*modes, *list_untracked(repository, runs_dir, hidden=True)]
+    filtered = filtered_paths(repository, paths)
+    real_folders: dict[str, bool] = {}
+    for path in dict.fromkeys(paths):
+        folder = os.path.dirname(path.rstrip("/"))  # noqa: PTH120 (of thousands)
+        if folder not in real_folders:
+            # Below a folder that became a link, a copy would be written to where that leads.
+            real_folders[folder] = os.path.realpath(root / folder) == os.path.normpath(root / folder)
+        try:
+            status = os.lstat(root / path)
+        except OSError:
+            # Deleted since the commit.
+            continue
+        if not is_below(path) or not real_folders[folder]:
+            continue
+        if modes.get(path) == MODULE_MODE or path.endswith("/"):
+            # A submodule, or a repository that is nested in this one. Any other folder has taken the place of a tracked
+            # file, and what is in it is untracked.
+            _add_nested(plan, root, path.rstrip("/"), runs_dir)
+        elif is_secret_file(path) or path in filtered or status.st_size > MAX_COPIED_FILE_BYTES:
+            plan.linked.append(path)
+        elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+            plan.copied[path] = status
+    ignored = repository.lines("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
+    for path in ignored:
+        plan.linked += _linked_below(root, path.rstrip("/"), runs)
+    if plan.size_bytes > MAX_COPIED_BYTES or len(plan.copied) > MAX_COPIED_FILES:
+        reason = f"{plan} in {printable(str(root))} are too much to copy"
+        raise UsageError.one("run.snapshot", reason, "add data to .gitignore, which is linked", code="too-large")
+    return plan
+
+
+def _add_nested(plan: CopyPlan, root: Path, path: str, runs_dir: Path) -> None:
+    """Add what a copy of a repository within the repository contains. Raises as `plan_copy` does."""
+    if not os.path.lexists(root / path / ".git"):
+        if any((root / path).iterdir()):
+            raise GitError(f"contains {printable(path)}, a submodule with files, but without a repository")
+        return
+    nested = plan_copy(Repository(root / path), runs_dir)
+    plan.copied |= {f"{path}/{name}": status for name, status in nested.copied.items()}
+    plan.linked += [f"{path}/{name}" for name in nested.linked]
+
+
+def _staged(line: str) -> tuple[str, str]:
+    """Return mode and path of a line of `git ls-files --stage`."""
+    facts, _, path = line.partition("\t")
+    return facts.partition(" ")[0], path
+
+
+def _linked_below(root: Path, path: str, runs: Path) -> Iterator[str]:
+    """Yield an ignored path, or what is in it without the runs folder: a copy would contain itself."""
+    place = root / path
+    if place == runs or PurePath(path).suffix == ".pyc" or not CACHES.isdisjoint(PurePath(path).parts):
+        return
+    if runs.is_relative_to(place):
+        for name in sorted(os.listdir(place)):  # noqa: PTH208 (names, not paths)
+            yield from _linked_below(root, f"{path}/{name}", runs)
+    else:
+        yield path
+
+
+def _copy_link(source: Path, target: Path, root: Path) -> None:
+    """Copy a link: one within the tree leads to the copy, any other one to the original. Raises OSError."""
+    link = source.readlink()
+    place = Path(os.path.normpath(source.parent / link))
+    if not place.is_relative_to(root):
+        target.symlink_to(place)
+    else:
+        target.symlink_to(os.path.relpath(place, source.parent) if link.is_absolute() else link)
+
 
 PATCH_FILE, UNTRACKED_FOLDER = "changes.patch", "untracked"
 MAX_RECORD_BYTES = 1 << 24

@@ -14,8 +14,7 @@ from pathlib import Path, PurePath
 from typing import Annotated
 
 from engine.code.git import Repository
-from engine.code.kinds import is_code, is_output
-from engine.code.secret_files import has_private_key, is_secret_file
+from engine.code.kinds import has_private_key, is_code, is_output, is_secret_file
 from engine.utils.codec import ENTRIES, Meta, Record, encode, field
 from engine.utils.files import read_bytes
 from engine.utils.units import format_bytes

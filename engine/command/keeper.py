@@ -17,8 +17,7 @@ import signal
 import time
 from contextlib import suppress
 
-from engine.command.cgroup import enter_cgroup, make_cgroup, remove_cgroup
-from engine.command.membership import kill_all
+from engine.command.membership import enter_cgroup, kill_all, make_cgroup, remove_cgroup
 
 # A process that does not return from a call of the kernel cannot be killed.
 KILL_SECONDS = 5.0

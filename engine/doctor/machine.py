@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from engine.doctor.check import Check
-from engine.runs.claimed_run import check_claim
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
+from engine.runs.ownership import check_claim
 from engine.utils.errors import UsageError
 from engine.utils.files import cache_folder, config_folder, own_folder_advice, state_folder, user_path_problem
 from engine.utils.host import available_cores, free_bytes, free_memory

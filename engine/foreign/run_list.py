@@ -1,7 +1,7 @@
 """Follow all runs below some paths as a list does: which there are, what they do, and their latest values.
 
 A poll is bounded in time: it finds new runs, looks which files have grown, and reads those of the runs that are wanted
-first, then of others. `engine.runs.foreign_rows` makes rows of them.
+first, then of others. `engine.runs.foreign_record` makes rows of them.
 """
 
 from __future__ import annotations

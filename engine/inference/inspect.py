@@ -26,8 +26,16 @@ from engine.inference.export_description import find_epoch
 from engine.inference.stored_inspection import InspectionRequest
 from engine.inference.trained_model import TrainedCheckpoint, to_probabilities
 from engine.runs.folder import RunFolder
-from engine.runs.inspection import MAX_IMAGES, MAX_UNREAD, PART_NAMES, Inspection, InspectionInfo, PartName
-from engine.runs.inspection_file import MAX_THUMBNAIL_BYTES, MAX_THUMBNAIL_SIDE
+from engine.runs.inspection import (
+    MAX_IMAGES,
+    MAX_THUMBNAIL_BYTES,
+    MAX_THUMBNAIL_SIDE,
+    MAX_UNREAD,
+    PART_NAMES,
+    Inspection,
+    InspectionInfo,
+    PartName,
+)
 from engine.training.losses import Criterion
 from engine.utils.errors import UsageError
 

@@ -15,8 +15,7 @@ from engine.data.sampler import PARTS
 from engine.data.sources.open import open_source
 from engine.runs.checkpoint_files import DamagedCheckpointError, read_digest
 from engine.runs.folder import RunFolder
-from engine.runs.inspection import Inspection, InspectionInfo, PartName
-from engine.runs.inspection_file import read_inspection, write_inspection
+from engine.runs.inspection import Inspection, InspectionInfo, PartName, read_inspection, write_inspection
 from engine.utils.codec import InvalidRecordError
 from engine.utils.errors import Problem, UsageError
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from engine.command.devices import has_placeholder
-from engine.command.interpreters import script_line
 from engine.command.spec import Program, has_command, read_command
 from engine.foreign.output_metrics import OutputMetrics
 from engine.launch.request import RunRequest, check_dependencies, limit_problems
@@ -110,3 +109,18 @@ def _program_problem(command: Program) -> Problem | None:
     line = f"./{shlex.quote(program)}" if os.access(file, os.X_OK) else script_line(program)
     advice = f"to run the file of this name, type {line}" if file.is_file() else "correct it, or type its path"
     return Problem(program, "there is no such command", advice, code="command-not-found")
+
+
+INTERPRETERS = {
+    ".py": "python", ".sh": "sh", ".bash": "bash", ".pl": "perl", ".rb": "ruby", ".r": "Rscript", ".R": "Rscript",
+    ".jl": "julia",
+}  # fmt: skip
+"""Programs that run scripts, by the ends of their names."""
+
+
+def script_line(path: str) -> str:
+    """Return the words that run a script, or what to do first if its interpreter is unknown."""
+    interpreter, quoted = INTERPRETERS.get(PurePath(path).suffix), shlex.quote(path)
+    return (
+        f"{interpreter} {quoted}" if interpreter else f"`chmod +x {quoted}` first, or the interpreter before its name"
+    )

@@ -1,7 +1,7 @@
 """Start a command that outlives its starter: in its own session, without the terminal, its output in an unnamed file.
 
 `tui.launcher` starts runs from the screen and the command line with it, `engine.sweeps` the trials of a sweep.
-"""
+`gputrain queue resume` starts runs again whose wait in the queue was interrupted, for example by a reboot."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
+from engine.queue.state import QueueStage, read_queue_state
 from engine.runs.claim import Claim, read_claim
 from engine.runs.folder import RunFolder, list_runs
 from engine.utils.errors import Problem, UsageError
 from engine.utils.process import process_start_ticks
 from engine.utils.systemd import lingering_scope, loginctl_enabled
+from engine.utils.wait import wait_until
+
+if TYPE_CHECKING:
+    from engine.queue.listing import QueueRow
 
 ACCEPT_POLL_SECONDS = 0.05
 
@@ -71,8 +76,6 @@ class LaunchedRun:
         return folder
 
     def _find_accepted(self) -> RunFolder | None:
-        from engine.queue.state import read_queue_state
-
         for run in list_runs(self.runs_dir):
             if self._claim(run) is not None:
                 state = read_queue_state(run)
@@ -158,3 +161,46 @@ def systemd_scope_prefix() -> tuple[list[str], Problem | None]:
         "To keep it running: loginctl enable-linger"
     )
     return [], Problem("", reason, code="not-supported")
+
+
+LISTED_TIMEOUT_SECONDS = 30.0
+# Starts `gputrain` with these arguments and this runs folder, detached. Raises UsageError.
+StartCommand = Callable[[Sequence[str], Path], LaunchedRun]
+
+
+@dataclass(frozen=True)
+class ResumedWait:
+    """What became of a run: `output` is what its command printed if it did not start."""
+
+    row: QueueRow
+    output: tuple[str, ...] = ()
+    accepted: bool = True
+
+
+def resume_waits(rows: Sequence[QueueRow], start: StartCommand, flags: Sequence[str] = ()) -> Iterator[ResumedWait]:
+    """Start interrupted runs one after the other, each once the one before it is in the queue.
+
+    `flags` are those of `gputrain resume`. Raises UsageError if a command cannot be started."""
+    for row in rows:
+        folder = Path(row.folder)
+        launched = start(["resume", "--headless", "--detached", *flags, row.folder], folder.parent)
+        accepted = wait_until_queued(launched)
+        yield ResumedWait(row, () if accepted else tuple(launched.output_lines()), accepted is not None)
+
+
+def wait_until_queued(launched: LaunchedRun) -> RunFolder | None:
+    """Wait until a detached run is listed in the queue, or does not wait; None if it was refused."""
+    if (folder := launched.wait_until_accepted()) is None:
+        return None
+
+    def has_joined() -> bool:
+        state = read_queue_state(folder)
+        if launched.exit_code is not None or state is None or state.stage is not QueueStage.WAITING:
+            return True
+        # The first frame of the screen needs no list.
+        from engine.queue.listing import list_queue
+
+        return any(row.folder == str(folder.path) for row in list_queue())
+
+    wait_until(has_joined, LISTED_TIMEOUT_SECONDS)
+    return folder

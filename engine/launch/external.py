@@ -40,7 +40,6 @@ from engine.launch.handshake import (
     wait_for_message,
 )
 from engine.launch.input_keys import with_input_keys
-from engine.launch.lifecycle import end_training
 from engine.launch.node import (
     MultiNodeGpuUsage,
     allocate_node_gpus,
@@ -59,10 +58,9 @@ from engine.launch.phases import (
     grant_allocated,
 )
 from engine.launch.preflight import Preflight, find_problems, run_preflight, source_opener
-from engine.launch.progress import ProgressReporter, stderr_listener
-from engine.launch.request import RunRequest, watch_other_claim
+from engine.launch.ranks import ProgressReporter, end_training, stderr_listener
+from engine.launch.request import RunRequest, SettledConfig, settle_config, watch_other_claim
 from engine.launch.run_code import RunCode
-from engine.launch.settle import SettledConfig, settle_config
 from engine.launch.slurm import requeue_clause
 from engine.launch.training import begin_training, make_job
 from engine.runs.control import RequestCounters

@@ -26,7 +26,7 @@ from engine.distributed.watchdog import (
     describe_stall,
     lagging_ranks,
 )
-from engine.launch.lifecycle import record_result
+from engine.launch.ranks import record_result
 from engine.runs.events import RankFailed
 from engine.runs.journal import from_line, to_line
 from engine.runs.recorder import Recorder

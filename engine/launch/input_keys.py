@@ -2,7 +2,7 @@
 opened.
 
 A run with pretrained weights takes the input transform of the weights, a resumed one that of its first session.
-`settle`, `external`, `preflight` and `preflight_process` call it, and `engine.doctor`.
+`request`, `external`, `preflight` and `preflight_process` call it, and `engine.doctor`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ import signal
 from engine.distributed.rank_env import detect_launcher
 from engine.gpus.waiting import wake_up
 from engine.launch.phases import AlreadyFinishedError, EndedBeforeStartError, Held, Requested, RunListener
-from engine.launch.request import RunRequest, watch_other_claim
-from engine.launch.settle import settle_request
+from engine.launch.request import RunRequest, settle_request, watch_other_claim
 from engine.queue.dependencies import DependencyError
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.ownership import OwnershipLostError

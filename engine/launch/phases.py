@@ -31,21 +31,20 @@ from engine.gpus import sleeper
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.waiting import Bed, receive_signals
 from engine.launch.gpu_usage import local_gpu_ranks, waiting_emitter
-from engine.launch.request import RunRequest, check_dependencies
+from engine.launch.request import RunRequest, SettledConfig, check_dependencies, settle_config
 from engine.launch.run_code import RunCode, code_changed, record_code, stored_code
-from engine.launch.settle import SettledConfig, settle_config
 from engine.notify.run_messages import Outbox, RunMessages
 from engine.notify.sender import send_logged
 from engine.queue.dependencies import DependencyError, Predecessor
 from engine.queue.place import CancelledError, QueuePlace, fixed_terms, initial_state
 from engine.queue.state import PENDING_STAGES, Dependency, QueueStage
-from engine.runs.claimed_run import ClaimedRun, claim_run
 from engine.runs.command_events import CommandStarted
 from engine.runs.control import ControlRequest, consume_requests
 from engine.runs.event_lines import RunStarting
 from engine.runs.events import Event, RunFinished, RunStarted, WarningEvent
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder
 from engine.runs.labels import change_labels
+from engine.runs.ownership import ClaimedRun, claim_run
 from engine.runs.recorder import Listener, Recorder
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
@@ -303,7 +302,7 @@ def _check_resumed(requested: Requested, folder: RunFolder) -> None:
 
         done = check_resumed_command(folder, request.command)
     else:
-        from engine.launch.lifecycle import check_resumed_training
+        from engine.launch.ranks import check_resumed_training
 
         done = check_resumed_training(folder, request.config)
     if done is not None:

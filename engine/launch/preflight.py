@@ -40,10 +40,10 @@ from engine.optim.lr_schedule import schedule_length_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
 from engine.optim.user_schedule import check_user_schedule
 from engine.queue.place import fixed_terms
-from engine.runs.claimed_run import check_claim
 from engine.runs.event_lines import DataDownload
 from engine.runs.folder import RunFolder
 from engine.runs.journal import find_session_problem
+from engine.runs.ownership import check_claim
 from engine.runs.recorder import Listener
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.host import has_bfloat16_instructions, max_open_files

@@ -2,8 +2,7 @@
 
 `RankStarter` is the supervisor's side, `main` the process itself. Forked ranks share its memory and need not import
 anything, so a start costs one import of torch instead of one per rank. Spawned ranks inherit only file descriptors.
-`start_method` chooses between the two. The process dies with the supervisor, and the ranks die with it.
-"""
+`choose_start_method` forks only where that is safe. The process dies with the supervisor, and the ranks die with it."""
 
 from __future__ import annotations
 
@@ -22,14 +21,15 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
+from typing import Literal
 
 from engine.distributed.failures import rank_failure
 from engine.distributed.rendezvous import create_store_file
 from engine.distributed.watchdog import Heartbeats
 from engine.launch.rank_process import Inherited, InheritedFd, run_rank, run_spawned_rank
-from engine.launch.start_method import choose_start_method
 from engine.runs.events import ConfigRejected, RankFailed
-from engine.training.job import Job
+from engine.training.job import Job, StartMethod
 from engine.utils.errors import UsageError
 from engine.utils.process import STOP_SIGNALS, die_with_parent, redirect_output
 
@@ -265,3 +265,49 @@ def _report_exits(processes: Sequence[BaseProcess], supervisor_connection: Conne
                 supervisor_connection.send(
                     RankExited(rank, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
                 )
+
+
+# Files that a process opens when it initializes CUDA, CUDA in WSL, or ROCm.
+_GPU_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")
+
+
+def choose_start_method(requested: Literal["auto", "spawn", "fork"]) -> StartMethod:
+    """Return how this process must start ranks for `device.start_method`.
+
+    Raises UsageError if fork is requested but not safe."""
+    if requested == "spawn":
+        return "spawn"
+    obstacle = find_fork_obstacle()
+    if obstacle is None:
+        return "fork"
+    if requested == "auto":
+        return "spawn"
+    reason = f"the ranks cannot be forked, because the process that starts them {obstacle}"
+    raise UsageError.one("device.start_method", reason, "use auto or spawn", code="not-supported")
+
+
+def find_fork_obstacle() -> str | None:
+    """Return why this process must not fork ranks, as a predicate; None if a fork is safe.
+
+    A forked child has none of the threads, but all locks that they held. CUDA does not work in a child of a process
+    that has initialized it; every library that does so opens files of the driver."""
+    import torch
+
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        return f"has {threads} threads"
+    if torch.cuda.is_initialized() or any(target.startswith(_GPU_FILES) for target in _open_files()):
+        return "uses a GPU"
+    return None
+
+
+def _open_files() -> list[str]:
+    """Return the targets of all file descriptors of this process."""
+    targets = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            targets.append(str(link.readlink()))
+        except FileNotFoundError:
+            # The descriptor through which this folder is read.
+            continue
+    return targets

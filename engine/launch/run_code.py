@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.runs.code_events import MAX_EVENT_FILES, CodeChanged, CodeRecorded
+from engine.runs.command_events import MAX_EVENT_FILES, CodeChanged, CodeRecorded
 from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError

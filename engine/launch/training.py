@@ -1,17 +1,28 @@
-"""Start a training whose ranks this process supervises: preflight, GPUs, run folder, ranks. `launcher` calls it."""
+"""Start a training whose ranks this process supervises: preflight, GPUs, run folder, ranks. `launcher` calls it.
+
+A learning rate range test (`run_lr_find`) takes the path of a dry run. `tui.cli.lr_find` calls it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
+from engine.config.effects import section_keys
+from engine.config.run_sections import CheckpointConfig
 from engine.config.schema import Config
+from engine.config.training_sections import ScheduleConfig
 from engine.gpus.selection import CudaDevice
+from engine.launch.launcher import launch
 from engine.launch.phases import Ended, Granted, Recording, Requested, Unrecorded, grant, record, show_warnings
 from engine.launch.preflight import Preflight, find_problems, run_preflight, source_opener
 from engine.launch.rank_starter import RankStarter
 from engine.launch.ranks import Ranks
-from engine.launch.settle import SettledConfig
+from engine.launch.request import RunRequest, SettledConfig
 from engine.launch.supervise import supervise
+from engine.optim.lr_range import LossCurve, LrRange
+from engine.runs.events import Event, StepEvent
+from engine.runs.recorder import Listener
 from engine.training.job import Job
 from engine.utils.errors import raise_if_any
 
@@ -86,3 +97,49 @@ def make_job(run: Unrecorded, preflight: Preflight) -> Job:
         input_source=request.input_source,
         amp_reason=preflight.amp.reason,
     )
+
+
+UNUSED_KEYS = {
+    **dict.fromkeys(
+        ("run.name", "run.resume", "run.requeue", "run.max_restarts", "queue.after", *section_keys("checkpoint")),
+        "in a learning rate test, which is no run",
+    ),
+    **dict.fromkeys(
+        ("run.epochs", "run.early_stop", "run.early_stop_min_delta", "run.log_every", "model.ema", "optim.lr"),
+        "in a learning rate test, which has its own steps and learning rates",
+    ),
+    **dict.fromkeys(section_keys("schedule"), "in a learning rate test, which has its own learning rates"),
+}
+"""Config keys that a test does not use, and the reason."""
+
+
+def range_test_request(request: RunRequest, lr_range: LrRange) -> RunRequest:
+    """Return the request of a range test for that of a run.
+
+    Its config lacks what must not affect the test: name and resume of the run, EMA, schedule and checkpoints."""
+    run = {"name": None, "resume": False, "requeue": False, "max_restarts": 0, "log_every": 1}
+    config = request.config.with_values(run=run, model={"ema": 0.0})
+    update = {"schedule": ScheduleConfig(), "checkpoint": CheckpointConfig(every_minutes=0)}
+    return replace(request, config=config.model_copy(update=update), dry_run=True, lr_range=lr_range)
+
+
+def run_lr_find(
+    request: RunRequest, lr_range: LrRange, on_step: Callable[[LossCurve], None], listener: Listener
+) -> tuple[int, LossCurve]:
+    """Run the range test of a request to its end; return the exit code of its ranks, and the curve of the losses.
+
+    `on_step` receives the curve after each step, `listener` all other events. Under torchrun and srun, only rank 0 has
+    a curve. Raises UsageError if the range or the request is refused, with nothing left behind."""
+    lr_range.check()
+    curve = LossCurve(lr_range)
+
+    def receive(event: Event) -> None:
+        if not isinstance(event, StepEvent):
+            listener(event)
+            return
+        for loss in event.losses:
+            # A loss that is not finite is null between the processes.
+            curve.add(math.inf if loss is None or not math.isfinite(loss) else loss)
+            on_step(curve)
+
+    return launch(range_test_request(request, lr_range), receive), curve

@@ -17,8 +17,8 @@ from importlib.util import find_spec
 
 from engine.config.notify_section import URLS_KEY, Occasion
 from engine.config.schema import Config
-from engine.notify.destinations import has_destinations, read_destinations
 from engine.notify.message import Message, granted_sentence, make_end_message, make_message, stall_sentence
+from engine.notify.sender import has_destinations, read_destinations
 from engine.runs.bottleneck import BottleneckKind, heat_bottleneck
 from engine.runs.command_events import CommandStarted
 from engine.runs.events import Event, GpusGranted, RankFailed, RunFinished, RunStarted, WaitingForGpus, WarningEvent

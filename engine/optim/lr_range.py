@@ -2,7 +2,7 @@
 
 Smith, Cyclical Learning Rates for Training Neural Networks, 2017 (section 3.3): train while the learning rate grows,
 and choose one from the range in which the loss falls. `engine.training.range_test` runs the test on the ranks,
-`engine.launch.lr_find` starts it and follows its losses.
+`engine.launch.training` starts it and follows its losses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Change the place of a waiting run of this user: hold, release, cancel, priority, order and begin time.
 
 The supervisor of the run carries out the requests (`place`), because only the owner of a run writes to its folder. An
-interrupted run has no supervisor; it can only be cancelled, or started again with `engine.launch.queue_resume`.
+interrupted run has no supervisor; it can only be cancelled, or started again with `engine.launch.detached`.
 """
 
 from __future__ import annotations

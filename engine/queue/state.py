@@ -56,7 +56,7 @@ class QueueState(FileRecord, frozen=True, kw_only=True):
     pid: Count
     begin: BeginTime = 0.0
     program: str = ""
-    """What it starts, as the beginning of its default name; empty: it belongs to no batch, see `crash_guard`."""
+    """What it starts, as the beginning of its default name; empty: it belongs to no batch, see `place`."""
     cwd: str = ""
     """Working folder of the job."""
     code: str = ""

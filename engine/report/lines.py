@@ -1,27 +1,129 @@
-"""Draws the curves of a chart: gaps at NaN, pale raw values behind a smoothed line, the spread of runs as a band.
+"""Reads what a report shows of a run in one pass over its journal, and draws curves in the colors of a report.
 
-`engine.report.page` draws charts for a page, `engine.report.plot` a figure for a paper.
-"""
+`engine.report.page` draws charts for a page, `engine.report.plot` a figure for a paper. A curve has gaps at NaN, pale
+raw values behind a smoothed line, and the spread of runs as a band. matplotlib is imported on the first use."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.report.runs import ReportedRun
-from engine.report.style import COLORS, dashes
-from engine.runs.curves import BlockSeries, XAxis
+from engine.runs.comparison import compared_row, read_flat_config
+from engine.runs.curves import MAX_METRIC_COLUMNS, BlockSeries, Curves, XAxis
+from engine.runs.find import OpenedRun
+from engine.runs.folder import RunFolder
+from engine.runs.history import History
+from engine.runs.journal_source import journal_run
 from engine.runs.metrics import find_metric
+from engine.runs.run_row import RunRow
 from engine.runs.series import FloatArray, Series, mask_nonpositive, mean_and_spread, smooth
 from engine.show.charts import Chart, MeasuredOn
+from engine.show.foreign_run import OnRead, describe, read_whole
+from engine.utils.libraries import import_library
 from engine.utils.text import printable
 from engine.utils.ticks import log_ticks, tick_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+COMMAND = "gputrain report"
+# From the color-blind safe palette of Okabe and Ito, in the order of the curves.
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999933", "#000000")
+# Lengths of dashes and gaps in line widths. Seven patterns and eight colors make 56 different lines.
+DASHES: tuple[tuple[float, ...], ...] = (
+    (),
+    (5, 1.8),
+    (1.3, 1.5),
+    (6, 1.6, 1.3, 1.6),
+    (9, 2),
+    (3, 1.3),
+    (6, 1.6, 1.3, 1.6, 1.3, 1.6),
+)
+SETTINGS = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.formatter.useoffset": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.handlelength": 3.0,
+    # A name with two dollar signs is no formula.
+    "text.parse_math": False,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    # Text stays text: selectable, searchable, and in the font of the document.
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    # Without a salt, the ids of an SVG are random.
+    "svg.hashsalt": "gputrain",
+    "path.simplify": True,
+    "path.simplify_threshold": 0.1,
+}
+
+
+def dashes(index: int) -> tuple[float, ...]:
+    """Return the dash pattern of a curve by its index; empty for a solid line."""
+    return DASHES[index % len(DASHES)]
+
+
+@contextmanager
+def drawing() -> Iterator[Any]:
+    """Set fonts and colors, and yield the class `Figure`. Draw and save within the block.
+
+    Raises UsageError if matplotlib is not installed.
+    """
+    figure_class = import_library("matplotlib.figure", COMMAND).Figure
+    with import_library("matplotlib", COMMAND).rc_context(SETTINGS):
+        yield figure_class
+
+
+@dataclass(frozen=True, eq=False)
+class ReportedRun:
+    """One run, of gputrain or foreign: what a comparison needs of it, and its curves in blocks."""
+
+    row: RunRow
+    curves: Curves
+
+
+@dataclass(frozen=True, eq=False)
+class OwnRun(ReportedRun):
+    """A run of gputrain: also its folder and its history."""
+
+    folder: RunFolder
+    history: History
+
+
+def read_reported_run(
+    run: OpenedRun, max_columns: int = MAX_METRIC_COLUMNS, on_read: OnRead | None = None
+) -> ReportedRun:
+    """Read a run. Its curves have at most `max_columns` points and blocks each, so a long run takes no more space than
+    a short one.
+
+    A million `step` events take about 5 s. What cannot be read is a `problem` of `row`.
+    """
+    if not isinstance(run, RunFolder):
+        reader = read_whole(run, on_read, max_columns)
+        return ReportedRun(describe(reader), reader.curves)
+    history = History()
+    reader = read_whole(journal_run(run, on_event=history.add), max_columns=max_columns)
+    problem = "; ".join(reader.problems) or None
+    row = compared_row(run, history.record(), read_flat_config(run.config), problem)
+    return OwnRun(row, reader.curves, run, history)
+
 
 LINE_WIDTH, RAW_WIDTH = 1.1, 0.7
 RAW_OPACITY, BAND_OPACITY = 0.3, 0.2

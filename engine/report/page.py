@@ -5,30 +5,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+import io
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.config.command_line import format_value
 from engine.report import sections
-from engine.report.charts import curve_charts
-from engine.report.output import MARK
-from engine.report.results import class_section
-from engine.report.runs import OwnRun, ReportedRun, read_reported_run
-from engine.report.sections import Table, short_name
-from engine.report.style import COLORS, COMMAND, dashes
+from engine.report.lines import (
+    COLORS,
+    COMMAND,
+    OwnRun,
+    ReportedRun,
+    chart_lines,
+    dashes,
+    draw_lines,
+    drawing,
+    read_reported_run,
+    shortened,
+)
+from engine.report.plot import MARK, METADATA, X_LABELS
+from engine.report.sections import Table, class_section, data_uri, short_name
 from engine.runs.comparison import Comparison, RunGroup, compare_runs, has_key, require_comparable, spread_text
+from engine.runs.curves import default_axis
 from engine.runs.find import OpenedRun
 from engine.runs.labels import NO_LABELS, read_labels
 from engine.runs.metrics import NO_METRICS, Better, Metric
+from engine.show.charts import Chart, Place, charts_of, compared_charts, curve_labels, foreign_charts
 from engine.show.foreign_run import OnRead
 from engine.show.table import Column
 from engine.utils.libraries import import_library
 from engine.utils.text import pluralize, printable
 from engine.utils.units import UNKNOWN
+
+# Inches. At the width of a phone, a point of the figure is a point of the screen.
+CHART_SIZE = (4.2, 2.4)
+# Share of the steps over which losses are averaged.
+SMOOTHING = 0.04
+# A page with more would take seconds to open.
+MAX_CHARTS = 40
+
+
+class PageChart(NamedTuple):
+    """A chart of the page: its heading, its picture, and one sentence on how to read it."""
+
+    title: str
+    uri: str
+    note: str
+
+
+def curve_charts(groups: Sequence[Sequence[ReportedRun]]) -> tuple[list[PageChart], int]:
+    """Return the charts of the metrics that have a value, and how many more there are.
+
+    Runs of gputrain have those of loss, accuracy, learning rate and throughput, foreign runs one for each metric. The
+    runs of a group differ in the seed alone.
+    """
+    runs = [run for group in groups for run in group]
+    axis = default_axis(run.curves for run in runs)
+    last = max(run.curves.last_x(axis) for run in runs)
+    found = [(chart, chart_lines(chart, groups, axis, SMOOTHING, labels)) for chart, labels in _charts(runs)]
+    known = [(chart, lines) for chart, lines in found if lines]
+    drawn = []
+    with drawing() as figure_class:
+        for chart, lines in known[:MAX_CHARTS]:
+            figure = figure_class(figsize=CHART_SIZE, layout="constrained")
+            axes = figure.subplots()
+            draw_lines(axes, lines, axis)
+            axes.set_xlabel(X_LABELS[axis])
+            # All charts have the same x axis, also if some curves begin later, unless their steps differ in kind.
+            limits = [run.curves.odd_limits(map(run.curves.name_of, chart.metrics), axis) for run in runs]
+            low, high = next(filter(None, limits), (0.0, last))
+            axes.set_xlim(low - 0.02 * (high - low), high + 0.03 * (high - low))
+            if chart.from_zero:
+                axes.set_ylim(bottom=0)
+            if len(groups) == 1 and len(lines) > 1:
+                axes.legend(loc="best")
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="svg", metadata=METADATA["svg"])
+            is_averaged = any(line.raw is not None for line in lines)
+            note = "Pale lines are all values, the lines on them their moving average." if is_averaged else ""
+            drawn.append(PageChart(shortened(chart.title), data_uri("svg+xml", buffer.getvalue()), note))
+    return drawn, max(len(known) - MAX_CHARTS, 0)
+
+
+def _charts(runs: Sequence[ReportedRun]) -> Iterator[tuple[Chart, Mapping[str, str]]]:
+    """Yield the charts of these runs, and names of metrics for their legends."""
+    foreign = [run.curves for run in runs if not run.curves.is_own]
+    if len(runs) > 1:
+        charts = compared_charts([run.curves for run in runs], charts_of(Place.REPORT_OF_SEVERAL))
+        yield from ((chart, {}) for chart in charts)
+    elif not foreign:
+        yield from ((chart, {}) for chart in charts_of(Place.REPORT_OF_ONE))
+    else:
+        # Training and validation share one chart, by the names of their metrics.
+        keys = foreign[0].keys
+        for chart in foreign_charts(foreign[0]):
+            metrics = {keys[name]: source for name, source in chart.metrics.items() if name in keys}
+            labels = {keys[name]: label for name, label in curve_labels(chart).items() if name in keys}
+            yield replace(chart, metrics=metrics), labels
+
 
 TEMPLATE, STYLE_SHEET = "page.html", "page.css"
 # Twice the points of a chart, which is 340 points wide.

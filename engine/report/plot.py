@@ -1,14 +1,14 @@
 """A figure for a paper: curves of runs over epochs, steps, images or hours, as SVG, PDF or PNG.
 
-`gputrain report -o FILE.pdf` writes it. Runs that differ in the seed alone are one curve, their mean with its standard
-deviation.
-"""
+`gputrain report -o FILE.pdf` writes it, and never over a file that it did not make (`write_output`). Runs that differ
+in the seed alone are one curve, their mean with its standard deviation."""
 
 from __future__ import annotations
 
 import io
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,7 @@ import numpy as np
 
 from engine.config.command_line import format_value
 from engine.config.differences import is_neutral
-from engine.report.lines import Line, chart_lines, draw_lines, shortened
-from engine.report.output import MARK
-from engine.report.runs import ReportedRun, read_reported_run
-from engine.report.style import drawing
+from engine.report.lines import Line, ReportedRun, chart_lines, draw_lines, drawing, read_reported_run, shortened
 from engine.runs.comparison import Comparison, RunGroup, compare_runs, has_key, require_comparable
 from engine.runs.curves import XAxis, default_axis
 from engine.runs.fields import ALIASES
@@ -30,7 +27,31 @@ from engine.runs.keys import parse_key
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, find_key
 from engine.show.charts import Place, charts_of, compared_charts, find_chart
 from engine.show.foreign_run import OnRead
+from engine.utils import output_file
 from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.utils.files import read_bytes, replace_file
+
+MARK = "made by gputrain report, which may replace it"
+"""What a page and the metadata of a figure in any format say of their origin."""
+MAX_REPORT_BYTES = 1 << 28
+
+
+def check_output(path: Path, *, force: bool) -> None:
+    """Raise UsageError if a file must not be written: `gputrain report` did not make it, unless `force`."""
+    with suppress(OSError):
+        force = force or MARK.encode() in read_bytes(path, MAX_REPORT_BYTES)
+    output_file.check_output(path, "report.html", force=force, although=" and is no report")
+
+
+def write_output(path: Path, data: bytes, *, force: bool) -> Path:
+    """Write a file atomically, and return its path. Raises UsageError as `check_output` does, and if writing fails."""
+    check_output(path, force=force)
+    try:
+        replace_file(path, lambda file: file.write(data))
+    except OSError as error:
+        raise UsageError.one(str(path), f"cannot be written: {error.strerror or error}", code="not-writable") from error
+    return path
+
 
 # Without dates and versions, so that the same runs give the same bytes.
 METADATA: Mapping[str, Mapping[str, str | None]] = {

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import math
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
+
+import numpy as np
+from PIL import Image
 
 from engine.config.command_line import format_value, repeat_arguments
 from engine.config.differences import SESSION_KEYS
-from engine.report.runs import OwnRun, ReportedRun
+from engine.report.lines import OwnRun, ReportedRun
+from engine.runs.evaluations import ConfusionCounts, read_evaluations, row_shares, worst_first
 from engine.runs.folder import RunState
 from engine.runs.journal_source import COUNTED
 from engine.runs.metrics import (
@@ -19,9 +26,12 @@ from engine.runs.metrics import (
 )
 from engine.runs.run_config import default_values
 from engine.show.table import Column, Row, text_cells
+from engine.utils.codec import InvalidRecordError
 from engine.utils.text import list_names, pluralize
 from engine.utils.units import (
+    UNKNOWN,
     format_count,
+    format_score,
     format_utc,
 )
 
@@ -167,3 +177,83 @@ def notes(run: ReportedRun) -> Iterator[str]:
         yield f"{count:,} {things} are not finite; the curves have gaps there."
     if own is not None and RunState(own.row.state).live:
         yield "The run is not over: this is its state when the report was made."
+
+
+MAX_CLASSES = 200
+CLASS_COLUMNS: tuple[Column[tuple[str, str, str]], ...] = (
+    Column("class", "class", lambda row: row[0]),
+    Column("images", "images", lambda row: row[1]),
+    Column("accuracy", "accuracy", lambda row: row[2]),
+)
+
+
+class ClassSection(NamedTuple):
+    """Results by class of the best epoch, or in `head` why there are none."""
+
+    head: str
+    matrix: Picture | None = None
+    accuracies: Table[tuple[str, str, str]] | None = None
+
+
+def class_section(run: OwnRun) -> ClassSection:
+    """Return the confusion matrix and the accuracy per class of the best epoch, the least accurate class first."""
+    path = run.folder.evaluation
+    try:
+        evaluations = read_evaluations(path)
+    except FileNotFoundError:
+        return ClassSection("The run has no evaluation yet: it is written at the end of each epoch.")
+    except OSError as error:
+        return ClassSection(f"{path.name} cannot be read: {error.strerror}")
+    except InvalidRecordError as error:
+        return ClassSection(f"{path.name} {error}")
+    best = evaluations.best
+    loss = UNKNOWN if best.loss is None else format_score(best.loss)
+    head = (
+        f"Best epoch {best.epoch}: {best.images:,} validation images, loss {loss}, "
+        f"top-1 {format_score(best.top1)}, top-5 {format_score(best.top5)}."
+    )
+    counts, accuracies = best.read_counts(), best.accuracies()
+    rows = []
+    for index in worst_first(accuracies):
+        accuracy, images = float(accuracies[index]), f"{int(counts[index].sum()):,}" if len(counts) else ""
+        text = f"{accuracy:.4f}" if math.isfinite(accuracy) else UNKNOWN
+        rows.append((short_name(evaluations.classes[index]), images, text))
+    table = Table(CLASS_COLUMNS, rows[:MAX_CLASSES], len(rows) - MAX_CLASSES)
+    return ClassSection(head, matrix_picture(counts) if len(counts) else None, table)
+
+
+# A cell of the matrix has at least one pixel, and the whole matrix about this many a side.
+MATRIX_PIXELS = 900
+_LEVELS, _MIN_LEVEL = 127, 10
+# White to the blue and the vermilion of Okabe and Ito.
+_RIGHT_COLOR, _WRONG_COLOR = (0, 114, 178), (213, 94, 0)
+
+
+class Picture(NamedTuple):
+    """A picture: its data URI and its size in pixels."""
+
+    uri: str
+    width: int
+    height: int
+
+
+def matrix_picture(counts: ConfusionCounts) -> Picture:
+    """Return a confusion matrix as a picture: right predictions are blue, mistakes vermilion, true classes in rows.
+
+    A cell is as dark as the square root of its share of the true class, which makes rare mistakes visible."""
+    shares = np.sqrt(row_shares(counts))
+    levels = np.where(counts > 0, np.maximum(np.rint(_LEVELS * shares), _MIN_LEVEL), 0).astype(np.int64)
+    indices = levels + np.where(np.eye(len(counts), dtype=bool), 0, _LEVELS + 1)
+    scale = max(MATRIX_PIXELS // len(counts), 1)
+    pixels = np.repeat(np.repeat(indices.astype(np.uint8), scale, 0), scale, 1)
+    image = Image.fromarray(pixels, "P")
+    shades = np.linspace(255, [_RIGHT_COLOR, _WRONG_COLOR], _LEVELS + 1, axis=1)
+    image.putpalette(np.rint(shades).astype(np.uint8).tobytes())
+    buffer = io.BytesIO()
+    image.save(buffer, "png", optimize=True)
+    return Picture(data_uri("png", buffer.getvalue()), *image.size)
+
+
+def data_uri(kind: str, data: bytes) -> str:
+    """Return an image as a data URI. `kind` is the subtype of its MIME type, such as `png`."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

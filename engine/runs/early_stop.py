@@ -1,7 +1,7 @@
 """Early stopping: end a run whose validation accuracy no longer improves (`run.early_stop`).
 
 Every rank of `engine.training` has one `EarlyStop` and passes it the same all-reduced accuracy, so all ranks decide
-alike without a collective of its own. `engine.launch.lifecycle` replays the epochs of a finished run with it.
+alike without a collective of its own. `engine.launch.ranks` replays the epochs of a finished run with it.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""The values of a foreign run as a record, under the keys that they have in lists, comparisons and reports.
+"""Runs of other programs as records and rows, so that filter, order, columns and marks work as for runs of gputrain.
 
-A metric of the registry has its key there, whatever the run calls it; any other one is `metrics.NAME`. `foreign_rows`
-makes rows of a list with it, `engine.show.foreign_run` what comparisons need.
-"""
+A metric of the registry has its key there, whatever the run calls it; any other one is `metrics.NAME`. A row of a list
+also has the bounds of all metrics by the names of the run, so that a filter may name a metric as the run does."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from engine.foreign.figures import Figures
-from engine.foreign.reading import EPOCH_NAMES, UNIX_TIMES
+from engine.foreign.folders import ForeignRun
+from engine.foreign.reading import EPOCH_NAMES, UNIX_TIMES, Scalar
+from engine.foreign.run_list import ListedRun
 from engine.runs.metrics import HIGHEST_PREFIX, LOWEST_PREFIX, METRIC_PREFIX, METRICS, ODD_PREFIX, Better, registry_keys
-from engine.runs.run_record import RunRecord, with_logged
-
-if TYPE_CHECKING:
-    from engine.runs.run_row import RunRow
+from engine.runs.run_record import NO_RECORD, RunRecord, with_logged
+from engine.runs.run_row import RunRow
+from engine.utils import codec
 
 # Metrics of the registry, the most important ones first. Metrics whose names contain one of the words follow them.
 _FIRST_KEYS = ("val_loss", "val_accuracy", "train_loss", "train_accuracy")
@@ -81,3 +81,24 @@ def low_and_high(values: Mapping[str, Figures]) -> dict[str, float | None]:
     lowest: dict[str, float | None]
     lowest = {LOWEST_PREFIX + name: part.low for name, part in values.items() if part.low is not None}
     return lowest | {HIGHEST_PREFIX + name: part.high for name, part in values.items() if part.high is not None}
+
+
+def make_foreign_row(listed: ListedRun) -> RunRow:
+    """Return the row of a run of another program in a list."""
+    record = codec.replace(NO_RECORD, updated_at=listed.changed_at or None)
+    row = foreign_row(listed.run, record, listed.metrics, listed.parameters, listed.activity)
+    record = codec.replace(row.record, values=row.record.values | low_and_high(listed.metrics))
+    return row._replace(folder=listed.key, record=record, message=listed.note)
+
+
+def foreign_row(
+    run: ForeignRun, record: RunRecord, metrics: Mapping[str, Figures], parameters: Mapping[str, Scalar], state: str
+) -> RunRow:
+    """Return the row of a run of another program: what else is recorded of it, its metrics, parameters and state."""
+    known = {key: _json_value(value) for key, value in parameters.items()}
+    record = codec.replace(with_metrics(record, metrics), command_parameters=known)
+    return RunRow(run.name, str(run.folder), state, record, formats=run.formats)
+
+
+def _json_value(value: Scalar) -> Scalar:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,7 +18,7 @@ from engine.foreign.points import Point, PointColumns, Points, StepAxes
 from engine.foreign.reading import POLL_BYTES, Log, Reading
 from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, StepEvent
 from engine.runs.folder import RunFolder
-from engine.runs.journal_follower import JournalFollower
+from engine.runs.journal import JournalFollower
 from engine.runs.metrics import METRICS, STEP_QUANTITIES, own_metric
 from engine.runs.series import FloatArray
 from engine.utils.codec import UNSET

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import shutil
+import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
+from engine.runs.bottleneck import MAX_DATA_WAIT_SHARE
 from engine.runs.folder import RunFolder
 from engine.utils.codec import (
     ENTRIES,
@@ -149,3 +151,16 @@ def newest_profile(run: RunFolder) -> tuple[str, Profile] | None:
         with suppress(InvalidRecordError):
             return name, read_profile(run, name)
     return None
+
+
+def diagnose_profile(profile: Profile) -> str:
+    """Return what takes the time of the profiled steps, as one sentence."""
+    shares = {
+        part: statistics.fmean(rank.mean(part) / max(rank.step_seconds, 1e-9) for rank in profile.ranks)
+        for part in PARTS
+    }
+    if shares["data"] > MAX_DATA_WAIT_SHARE:
+        return f"waiting for data {shares['data']:.0%} of the time"
+    largest = max(PARTS, key=lambda part: shares[part])
+    device = "GPU" if profile.device_type == "cuda" else "CPU"
+    return f"{device}-bound: {largest} takes {shares[largest]:.0%} of the step"

@@ -44,7 +44,7 @@ class RunRow(NamedTuple):
     or ended, why its files are `unreadable`, or why a live run records nothing. `foreign` is why other users can change
     the run, None if they cannot. `tags`, `note` and `archived` are the labels of the run. `sweep` is the sweep that the
     run is a trial of, "" if it is none. A row that stands for a sweep has `trials`, their number
-    (`engine.runs.trials`). `formats` are those of the logs of a run of another program (`engine.runs.foreign_rows`),
+    (`engine.runs.trials`). `formats` are those of the logs of a run of another program (`engine.runs.foreign_record`),
     and in a comparison also of the metrics of a command.
 
     In a comparison and a report, the config of its record is whole, and `problem` says why its files cannot be read.

@@ -1,6 +1,6 @@
 """A foreign run in the form of our own: a description for comparisons and reports.
 
-`engine.runs.curve_reader` reads its curves. Metrics that the registry does not have are `metrics.NAME`, like the user's
+`engine.runs.curves` reads its curves. Metrics that the registry does not have are `metrics.NAME`, like the user's
 own ones.
 """
 
@@ -18,7 +18,7 @@ from engine.runs.curve_reader import CurveReader
 from engine.runs.curves import MAX_METRIC_COLUMNS
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.foreign_rows import foreign_row
+from engine.runs.foreign_record import foreign_row
 from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
 from engine.runs.run_row import RunRow
 from engine.utils.codec import replace

@@ -64,7 +64,7 @@ def _find_failure(folder: RunFolder, row: RunRow) -> RunFailure:
     from engine.distributed.aborts import read_log_tail
     from engine.runs.command_events import CommandStarted
     from engine.runs.events import RankFailed, RunStarted
-    from engine.runs.journal_follower import JournalFollower
+    from engine.runs.journal import JournalFollower
     from engine.utils.colors import without_colors
 
     found: RankFailed | None = None

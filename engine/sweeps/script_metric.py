@@ -1,6 +1,6 @@
 """The metric that the sweep of a script searches, read from the run of a trial while it goes on.
 
-`engine.command` finds the metric files and the metrics in the output of the run, `engine.runs.curve_reader` reads them.
+`engine.command` finds the metric files and the metrics in the output of the run, `engine.runs.curves` reads them.
 """
 
 from __future__ import annotations

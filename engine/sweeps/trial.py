@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.command.run_options import environment_options, run_options
+from engine.command.environment import environment_options, run_options
 from engine.launch.detached import LaunchedRun, start_detached
 from engine.launch.survivors import stop_survivors
 from engine.runs.claim import read_claim

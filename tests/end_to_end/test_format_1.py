@@ -23,7 +23,7 @@ from engine.runs.claim import read_claim
 from engine.runs.control import consume_requests
 from engine.runs.evaluations import read_evaluations
 from engine.runs.folder import RunFolder
-from engine.runs.inspection_file import read_inspection
+from engine.runs.inspection import read_inspection
 from engine.runs.labels import read_labels
 from engine.runs.profile_file import newest_profile
 from engine.sweeps.folder import SweepFolder

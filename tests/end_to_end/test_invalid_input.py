@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from engine.runs.claimed_run import claim_run
+from engine.runs.ownership import claim_run
 from support.gputrain_command import FinishedRun, Gputrain, SharedGputrain
 from support.messages import says
 from tui.cli.main import app

@@ -17,10 +17,9 @@ from engine.config.loader import resolve_config
 from engine.gpus.reservation import Reservation, user_lock
 from engine.gpus.reservation_reader import read_reservations
 from engine.launch.handshake import find_run_of_agents
-from engine.runs.claimed_run import claim_run
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, list_runs
-from engine.runs.ownership import Ownership
+from engine.runs.ownership import Ownership, claim_run
 from engine.utils.errors import UsageError
 from support.gputrain_command import Gputrain, read_events
 from support.messages import raises_problem

@@ -16,7 +16,7 @@ from engine.config.loader import resolve_config
 from engine.gpus.monitor import first_snapshot, open_monitor
 from engine.gpus.snapshot import SamplerOptions
 from engine.launch.preflight import find_problems
-from engine.runs.claimed_run import claim_run
+from engine.runs.ownership import claim_run
 from engine.utils.errors import Problem
 from support.gputrain_command import GPUTRAIN, Gputrain, clean_environment
 from support.messages import has_problem, says

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.runs import ownership
-from engine.runs.claimed_run import check_claim
 from engine.runs.control import RequestCounters, consume_requests
 from engine.runs.curves import Curves
 from engine.runs.evaluations import mistakes
@@ -21,7 +20,7 @@ from engine.runs.folder import RunFolder, list_runs
 from engine.runs.history import History
 from engine.runs.journal import JournalReader, to_line
 from engine.runs.journal_source import JournalPoints
-from engine.runs.ownership import Ownership, _owned_by_another
+from engine.runs.ownership import Ownership, _owned_by_another, check_claim
 from engine.runs.record_completion import open_run
 from engine.runs.records import GpuSample
 from engine.runs.run_record import StoredForm, read_back, stored_form

@@ -25,8 +25,7 @@ from engine.optim.lr_schedule import lr_factor
 from engine.runs.evaluations import DenseConfusion, StoredEvaluation, to_confusion
 from engine.runs.events import CheckpointSaved, EpochEvent, Event, GpuEvent, RunFinished, RunStarted, StepEvent
 from engine.runs.folder import RunFolder
-from engine.runs.inspection import PART_NAMES, Inspection, InspectionInfo
-from engine.runs.inspection_file import write_inspection
+from engine.runs.inspection import PART_NAMES, Inspection, InspectionInfo, write_inspection
 from engine.runs.journal import to_line
 from engine.runs.records import GpuSample, RankDevice, RankEpochTiming
 from engine.utils.codec import FORMAT, encode

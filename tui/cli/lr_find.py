@@ -51,7 +51,7 @@ def lr_find(
     Learning rate, schedule, epochs and EMA of the config have no effect on it, and it leaves no files.
     """
     from engine.config.yaml_edit import editable_config, set_number
-    from engine.launch.lr_find import UNUSED_KEYS, run_lr_find
+    from engine.launch.training import UNUSED_KEYS, run_lr_find
     from engine.optim.lr_range import LrRange
 
     file, _ = split_arguments(arguments)

@@ -168,9 +168,8 @@ def send_test(urls: Sequence[str], *, as_json: bool) -> int:
     import socket
     from dataclasses import asdict
 
-    from engine.notify.destinations import user_file
     from engine.notify.message import test_message
-    from engine.notify.sender import send_message
+    from engine.notify.sender import send_message, user_file
     from engine.utils.errors import UsageError
     from engine.utils.text import printable
 

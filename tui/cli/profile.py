@@ -114,7 +114,7 @@ def request_profile(folder: RunFolder, steps: int) -> Profiled:
 
 def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> None:
     """Print a profile to stdout."""
-    from engine.runs.profile_diagnosis import diagnose_profile
+    from engine.runs.profile_file import diagnose_profile
 
     path = str(folder.profiles / name)
     if as_json:

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import IO, Any, cast
 
-from engine.runs.code_events import CodeChanged
-from engine.runs.epoch_progress import EpochProgress
+from engine.runs.command_events import CodeChanged
 from engine.runs.event_lines import (
     CommandOutput,
+    EpochProgress,
     RunStarting,
     TrainingProgress,
     epoch_name,

@@ -136,7 +136,7 @@ def resume(
     These are all runs whose supervisor was killed while it waited. They start in their old order, and join the queue
     behind the runs of other users that have arrived since.
     """
-    from engine.launch.queue_resume import resume_waits
+    from engine.launch.detached import resume_waits
     from engine.queue.listing import interrupted_rows
     from engine.runs.folder import RunFolder
     from tui.launcher import launch_run

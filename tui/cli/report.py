@@ -78,9 +78,16 @@ def report(
     A path stands for all runs that other programs have written below it: a page has a chart for each of their metrics.
     """
     from engine.foreign.folders import require_unwatched
-    from engine.report.output import check_output, write_output
     from engine.report.page import make_page
-    from engine.report.plot import DEFAULT_SMOOTHING, PlotOptions, file_format, make_plot, parse_width
+    from engine.report.plot import (
+        DEFAULT_SMOOTHING,
+        PlotOptions,
+        check_output,
+        file_format,
+        make_plot,
+        parse_width,
+        write_output,
+    )
     from engine.runs.folder import RunFolder
     from engine.runs.metric_directions import read_directions
     from engine.runs.root import runs_root

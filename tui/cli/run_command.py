@@ -212,7 +212,7 @@ def split_command(args: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 def check_config_word(command: Any, args: Sequence[str]) -> None:
     """Raise UsageError if the first word of `gputrain run` is a program and no config, with the line to type."""
-    from engine.command.interpreters import INTERPRETERS
+    from engine.launch.command_checks import INTERPRETERS
 
     options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
     words = [word for word in guard_minus_words(command, args)[1] if "=" not in word.partition("/")[0]]
@@ -256,8 +256,8 @@ def split_start_options(command: Any, args: Sequence[str]) -> tuple[list[str], l
 
 def is_program(word: str) -> bool:
     """Whether a word that stands for a config names a script or another program."""
-    from engine.command.interpreters import INTERPRETERS
     from engine.config.loader import presets
+    from engine.launch.command_checks import INTERPRETERS
 
     path = PurePath(word)
     if path.suffix in CONFIG_ENDINGS or word in presets():

@@ -118,7 +118,7 @@ def unarchive(*, folders: list[RunFolder]) -> None:
 @takes_own_runs
 def delete(*, folders: list[RunFolder], yes: YesOption = False) -> None:
     """Move runs that have ended to the trash."""
-    from engine.runs.trash import move_to_trash, run_contents
+    from engine.runs.manage import move_to_trash, run_contents
 
     def move(folder: RunFolder) -> None:
         run = move_to_trash(folder)
@@ -143,7 +143,7 @@ def restore(
     runs_dir: RunsDirOption = None,
 ) -> None:
     """Move a run from the trash back."""
-    from engine.runs.trash import find_in_trash, restore_run
+    from engine.runs.manage import find_in_trash, restore_run
 
     root = runs_root(runs_dir)
     folder = restore_run(root, find_in_trash(root, run), name)
@@ -160,7 +160,7 @@ def trash(
 ) -> None:
     """List the trash, or empty it."""
     from engine.runs.folder import RunFolder
-    from engine.runs.trash import delete_for_good, list_trash, run_contents
+    from engine.runs.manage import delete_for_good, list_trash, run_contents
     from tui.cli.console import print_table
     from tui.tables.trash import trash_columns
 

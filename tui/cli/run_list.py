@@ -70,8 +70,7 @@ def list_runs(
     from engine.runs.query import parse_columns, parse_query
     from engine.runs.root import runs_root
     from engine.runs.run_list import RunList
-    from engine.runs.run_view import ViewRequest, apply_query
-    from engine.runs.sort_order import SortOrder
+    from engine.runs.run_view import SortOrder, ViewRequest, apply_query
     from engine.utils.errors import UsageError, nearest
     from engine.utils.text import pluralize, printable
     from tui.cli.console import print_json, print_table

@@ -203,7 +203,7 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
 
     Exits with the code of the command if it refuses the request. Raises UsageError if the config is invalid."""
     from engine.distributed.rank_env import detect_launcher
-    from engine.launch.queue_resume import wait_until_queued
+    from engine.launch.detached import wait_until_queued
     from engine.queue.listing import RowState, find_row
     from engine.runs.folder import RunFolder
     from engine.runs.root import runs_root

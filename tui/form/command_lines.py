@@ -9,7 +9,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from engine.command.run_options import run_options
+from engine.command.environment import run_options
 from engine.command.spec import foreign_command_reason, read_command
 from engine.config.schema import UNSTORED_KEYS
 from engine.runs.folder import RunFolder

@@ -63,7 +63,7 @@ def watch_inspection(folder: RunFolder, cell: tuple[int, int] | None) -> Watched
 
 
 def _read_lists(folder: RunFolder, cell: tuple[int, int] | None) -> InspectionLists | None:
-    from engine.runs.inspection_file import read_inspection
+    from engine.runs.inspection import read_inspection
 
     inspection = read_inspection(folder)
     if inspection is None:

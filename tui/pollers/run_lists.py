@@ -8,11 +8,11 @@ from pathlib import Path
 from engine.foreign.folders import ForeignRun, FoundRuns, RunFinder
 from engine.foreign.run_list import ForeignRunList, ListedRun
 from engine.queue.listing import QueueRow, list_queue
-from engine.runs.columns import FIRST_COLUMNS, run_columns
 from engine.runs.folder import RunState
-from engine.runs.foreign_rows import make_foreign_row
+from engine.runs.foreign_record import make_foreign_row
 from engine.runs.run_list import RunList
 from engine.runs.run_row import RunRow
+from engine.runs.run_view import FIRST_COLUMNS, run_columns
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize
 from tui.pollers.watched import POLL_INTERVAL_SECONDS, Poller

@@ -11,9 +11,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
-from engine.runs.columns import ColumnChoice
 from engine.runs.keys import quote_key
-from engine.runs.sort_order import SortOrder
+from engine.runs.run_view import ColumnChoice, SortOrder
 from engine.show.table import Align, Shorten, cell_width, pad
 from engine.utils.text import printable
 from tui.palette import ACCENT, MUTED

@@ -172,7 +172,7 @@ class QueueScreen(GputrainScreen):
 
 def resume_all(rows: Sequence[QueueRow]) -> str:
     """Start interrupted runs again. Return what became of them, as a sentence. Raises UsageError."""
-    from engine.launch.queue_resume import resume_waits
+    from engine.launch.detached import resume_waits
     from tui.launcher import launch_run
 
     results = list(resume_waits(rows, launch_run))

@@ -1,6 +1,6 @@
 """What the list and the screen of a run change: requests to the owner of a run, tags, note, archive and deletion.
 
-`engine.runs.control` sends requests; `engine.runs.labels` and `engine.runs.trash` change files, in a thread. The list
+`engine.runs.control` sends requests; `engine.runs.labels` and `engine.runs.manage` change files, in a thread. The list
 shows the change when its poller has read the runs again.
 """
 
@@ -14,8 +14,8 @@ from engine.command.spec import has_command
 from engine.runs.control import RequestName, send_request
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.labels import MAX_NOTE_CHARACTERS, RunLabels, change_labels, check_labels
+from engine.runs.manage import RunContents, move_to_trash, run_contents
 from engine.runs.run_row import RunRow
-from engine.runs.trash import RunContents, move_to_trash, run_contents
 from engine.utils.codec import replace
 from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.text import pluralize, printable

@@ -19,13 +19,6 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.worker import get_current_worker
 
-from engine.runs.columns import (
-    ColumnChoice,
-    column_choices,
-    commands_metrics,
-    known_columns,
-    run_columns,
-)
 from engine.runs.fields import Field
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metric_directions import read_directions
@@ -33,8 +26,20 @@ from engine.runs.metrics import NO_METRICS, Better
 from engine.runs.query import Query, parse_query
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
-from engine.runs.run_view import NamesFinder, RunView, ViewRequest, make_view, query_of, same_rows
-from engine.runs.sort_order import SortOrder
+from engine.runs.run_view import (
+    ColumnChoice,
+    NamesFinder,
+    RunView,
+    SortOrder,
+    ViewRequest,
+    column_choices,
+    commands_metrics,
+    known_columns,
+    make_view,
+    query_of,
+    run_columns,
+    same_rows,
+)
 from engine.runs.trials import best_trial
 from engine.show.table import FittedTable
 from engine.utils import codec

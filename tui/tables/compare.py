@@ -11,7 +11,7 @@ from functools import partial
 from string import ascii_uppercase
 
 from engine.config.differences import KeyDifference
-from engine.runs.code_events import SHORT_COMMIT
+from engine.runs.command_events import SHORT_COMMIT
 from engine.runs.comparison import Comparison, RunGroup, Spread, has_key, spread_text
 from engine.runs.metrics import Metric, format_metric
 from engine.runs.records import CodeSummary

@@ -33,7 +33,7 @@ MAX_SHOWN_RANKS = 16
 
 def profile_lines(profile: Profile, width: int) -> list[Text]:
     """Return all lines of a profile, at most `width` columns wide where words allow it."""
-    from engine.runs.profile_diagnosis import diagnose_profile
+    from engine.runs.profile_file import diagnose_profile
 
     ranks = shown_ranks(profile)
     lines = [*_header(profile, width), *wrap_text(Text(diagnose_profile(profile), STRONG), width), Text()]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from engine.command.spec import read_command
 from engine.runs.checkpoint_files import list_checkpoints
 from engine.runs.claim import read_claim
-from engine.runs.code_events import describe_code
+from engine.runs.command_events import describe_code
 from engine.runs.fields import as_text
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.keys import quote_key

@@ -10,13 +10,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
-from engine.runs.columns import commands_metrics
 from engine.runs.fields import Field, FieldKind, as_text, find_field
 from engine.runs.folder import RunState
 from engine.runs.metrics import METRICS, format_metric, metric_of_key
 from engine.runs.run_record import DIVERGED
 from engine.runs.run_row import RunRow
-from engine.runs.sort_order import SortOrder
+from engine.runs.run_view import SortOrder, commands_metrics
 from engine.runs.trials import group_trials, make_sweep_row
 from engine.show.table import GAP, Align, Column, FittedTable, Line, Shorten, cell_width, fit, pad, shorten
 from engine.utils.text import printable

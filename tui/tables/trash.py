@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from engine.runs.trash import RunContents, TrashedRun
+from engine.runs.manage import RunContents, TrashedRun
 from engine.show.table import Align, Column, Shorten
 from engine.utils.units import format_age, format_bytes, format_count
 from tui.palette import STRONG

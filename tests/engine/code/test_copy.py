@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.code import copy as copy_module
-from engine.code.copy import copy_code
+from engine.code import record as copy_module
 from engine.code.git import GitError, find_repository
+from engine.code.record import copy_code
 from engine.utils.errors import UsageError
 from support.messages import has_problem
 from support.repositories import add_submodule, git, make_repository, write_files

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.code.copy import copy_code
 from engine.code.git import GitError, find_repository
+from engine.code.record import copy_code
 from engine.code.state import read_code
 from support.repositories import file_contents, git, make_repository, write_files
 

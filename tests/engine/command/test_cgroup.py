@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.command.cgroup import PREFIX, make_cgroup, own_cgroup, remove_cgroup
+from engine.command.membership import PREFIX, make_cgroup, own_cgroup, remove_cgroup
 from support.commands import (
     DAEMON,
     python,

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from tqdm import tqdm
 
-from engine.command.output_log import LIVE_SECONDS, ROWS, SETTLE_SECONDS, OutputLog
-from engine.command.output_row import MAX_COLUMNS
+from engine.command.output_log import LIVE_SECONDS, MAX_COLUMNS, ROWS, SETTLE_SECONDS, OutputLog
 from engine.utils.colors import without_colors
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.command.run_options import environment_options, run_options
+from engine.command.environment import environment_options, run_options
 from engine.utils.codec import replace
 from support.runs.command_owner import make_command
 from tui.cli.run_command import CommandOptions

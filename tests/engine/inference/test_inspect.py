@@ -17,8 +17,7 @@ from engine.inference.preview import load_preview
 from engine.inference.stored_inspection import InspectionRequest, _has_same_files, checkpoint_digest, find_stored
 from engine.inference.trained_model import read_trained_checkpoint
 from engine.runs.folder import RunFolder
-from engine.runs.inspection import Inspection
-from engine.runs.inspection_file import read_inspection, write_inspection
+from engine.runs.inspection import Inspection, read_inspection, write_inspection
 from support.data.packed_photos import pack_photos
 from support.data.photo_folder import write_photo_folder
 from support.messages import says

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.distributed.channel import PipeChannel
 from engine.distributed.watchdog import Heartbeats, Phase
-from engine.launch.progress import ProgressReporter
+from engine.launch.ranks import ProgressReporter
 from engine.runs.event_lines import TrainingProgress
 from engine.runs.events import Event
 from engine.training.job import Outcome, RunResult

@@ -20,10 +20,9 @@ from engine.gpus.reservation_entry import ReservedRank
 from engine.gpus.reservation_reader import read_reservations
 from engine.launch import phases
 from engine.launch.gpu_usage import GpuUsagePoller
-from engine.launch.lifecycle import end_training, restart_after
 from engine.launch.phases import AlreadyFinishedError
 from engine.launch.preflight import run_preflight
-from engine.launch.ranks import Ranks
+from engine.launch.ranks import Ranks, end_training, restart_after
 from engine.launch.request import RunRequest
 from engine.launch.supervise import Supervisor
 from engine.launch.training import make_job

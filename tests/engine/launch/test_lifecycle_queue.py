@@ -11,9 +11,9 @@ from engine.config.schema import Config, as_stored
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.reservation import Reservation
 from engine.launch import phases
-from engine.launch.lifecycle import end_training
 from engine.launch.phases import AlreadyFinishedError, EndedBeforeStartError, grant_allocated
 from engine.launch.preflight import Preflight, run_preflight
+from engine.launch.ranks import end_training
 from engine.launch.request import RunRequest
 from engine.launch.training import begin_training
 from engine.queue.dependencies import DependencyError

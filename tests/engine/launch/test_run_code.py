@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.runs.code_events import CodeChanged, CodeRecorded
+from engine.runs.command_events import CodeChanged, CodeRecorded
 from engine.runs.events import Event, WarningEvent
 from engine.runs.folder import RunState
-from engine.runs.trash import delete_for_good, list_trash, move_to_trash
+from engine.runs.manage import delete_for_good, list_trash, move_to_trash
 from engine.utils.errors import UsageError
 from support.messages import has_problem
 from support.repositories import git, make_repository, write_files

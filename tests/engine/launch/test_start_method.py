@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.launch import start_method
-from engine.launch.start_method import choose_start_method, find_fork_obstacle
+from engine.launch import rank_starter
+from engine.launch.rank_starter import choose_start_method, find_fork_obstacle
 from support.gputrain_command import Gputrain
 from support.messages import raises_problem, says
 
@@ -60,14 +60,14 @@ def test_fork_obstacle_finds_initialized_cuda(monkeypatch: pytest.MonkeyPatch) -
 
 def test_fork_obstacle_finds_open_driver_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     driver = tmp_path / "nvidiactl"
-    monkeypatch.setattr(start_method, "_GPU_FILES", (str(tmp_path / "nvidia"),))
+    monkeypatch.setattr(rank_starter, "_GPU_FILES", (str(tmp_path / "nvidia"),))
     with driver.open("w"):
         assert run_in_single_thread(find_fork_obstacle) == "uses a GPU"
     assert run_in_single_thread(find_fork_obstacle) == "None"
 
 
 def test_choose_start_method_spawns_or_refuses_with_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_method, "find_fork_obstacle", lambda: "uses a GPU")
+    monkeypatch.setattr(rank_starter, "find_fork_obstacle", lambda: "uses a GPU")
     assert choose_start_method("auto") == "spawn"
     with raises_problem("not-supported", "device.start_method", "uses a GPU", "auto", "spawn"):
         choose_start_method("fork")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.notify.destinations import has_destinations, read_destinations, user_file
+from engine.notify.sender import has_destinations, read_destinations, user_file
 from support.messages import has_problem
 
 SECRET = "ntfy://topic-hunter2"  # noqa: S105 (made up)

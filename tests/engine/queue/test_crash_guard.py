@@ -13,8 +13,7 @@ import pytest
 
 from engine.config.schema import Config
 from engine.gpus.queue_terms import QueueTerms
-from engine.queue.crash_guard import JobStart, hold_reason
-from engine.queue.place import QueuePlace
+from engine.queue.place import JobStart, QueuePlace, hold_reason
 from engine.queue.state import QueueStage, read_queue_state, write_queue_state
 from engine.runs.command_events import CommandStarted
 from engine.runs.control import send_request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.report.output import MARK, write_output
+from engine.report.plot import MARK, write_output
 from support.messages import raises_problem
 
 

@@ -136,7 +136,7 @@ def test_page_of_run_without_epoch(events: tuple[object, ...], tmp_path: Path) -
 
 
 def test_repeat_command_resolves_to_the_config_of_the_run(kept_run: RunFolder) -> None:
-    from engine.report.runs import read_reported_run
+    from engine.report.lines import read_reported_run
     from engine.report.sections import repeat_command
 
     command = repeat_command(read_reported_run(kept_run))

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from engine.config.schema import Config
 from engine.runs import ownership as ownership_module
-from engine.runs.claimed_run import claim_run
 from engine.runs.control import consume_requests, send_request
 from engine.runs.events import Event, RunFinished, StepEvent, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.history import history_from_events
 from engine.runs.journal import JournalReader
+from engine.runs.ownership import claim_run
 from engine.runs.recorder import Recorder
 from engine.runs.run_row import read_row, recording_problem
 from engine.runs.sinks import DISK_PROBLEMS

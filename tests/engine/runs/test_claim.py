@@ -17,11 +17,10 @@ import pytest
 
 from engine.runs import claim as claims
 from engine.runs.claim import is_claimed, read_claim, watch_claims
-from engine.runs.claimed_run import claim_run
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.ownership import Ownership, RunTakenOverError
+from engine.runs.manage import move_to_trash
+from engine.runs.ownership import Ownership, RunTakenOverError, claim_run
 from engine.runs.record_completion import open_run
-from engine.runs.trash import move_to_trash
 from engine.utils.process import boot_id, seconds_since_boot
 from support.messages import raises_problem
 from support.runs.event_factories import make_epoch, make_run_started

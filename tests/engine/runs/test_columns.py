@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.runs.columns import column_choices, known_columns
 from engine.runs.metrics import METRICS
+from engine.runs.run_view import column_choices, known_columns
 from support.runs.factories import make_row
 
 

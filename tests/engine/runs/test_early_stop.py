@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.config.run_sections import RunConfig
-from engine.launch.lifecycle import describe_early_stop, is_complete
+from engine.launch.ranks import describe_early_stop, is_complete
 from engine.runs.early_stop import EarlyStop, has_stopped_early
 from engine.runs.history import history_from_events
 from support.replace import replace

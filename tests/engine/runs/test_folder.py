@@ -10,12 +10,11 @@ from threading import Timer
 import pytest
 
 from engine.config.run_name import name_from_stem
-from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.control import send_request
 from engine.runs.events import RunFinished
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState, list_runs
-from engine.runs.ownership import Ownership
+from engine.runs.ownership import Ownership, check_claim, claim_run
 from engine.runs.record_completion import open_run
 from support.messages import raises_problem
 from support.runs.event_factories import make_epoch, make_run_started

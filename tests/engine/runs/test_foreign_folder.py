@@ -14,11 +14,10 @@ from engine.config.schema import Config
 from engine.launch.handshake import find_run_of_agents
 from engine.runs import ownership as ownership_module
 from engine.runs.claim import Claim
-from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.events import RunFinished
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.ownership import RunFolderGoneError
+from engine.runs.ownership import RunFolderGoneError, check_claim, claim_run
 from engine.runs.recorder import Recorder
 from engine.runs.run_record import read_run_record
 from engine.show.table import plain_lines

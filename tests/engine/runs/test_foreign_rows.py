@@ -10,14 +10,13 @@ import pytest
 from engine.foreign.activity import Activity
 from engine.foreign.folders import RunFinder, find_runs
 from engine.foreign.run_list import Figures, ForeignRunList, ListedRun
-from engine.runs.columns import column_choices, run_columns
 from engine.runs.comparison import compare_runs
 from engine.runs.fields import Names, find_field, names_of
-from engine.runs.foreign_record import known_keys, metric_keys, with_metrics
-from engine.runs.foreign_rows import make_foreign_row
+from engine.runs.foreign_record import known_keys, make_foreign_row, metric_keys, with_metrics
 from engine.runs.query import parse_query
 from engine.runs.run_record import NO_RECORD
 from engine.runs.run_row import RunRow
+from engine.runs.run_view import column_choices, run_columns
 from engine.show.foreign_run import read_run
 from engine.utils.errors import UsageError
 

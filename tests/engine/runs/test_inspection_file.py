@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from engine.runs.folder import RunFolder
-from engine.runs.inspection import Inspection
-from engine.runs.inspection_file import (
+from engine.runs.inspection import (
     MAX_INSPECTION_BYTES,
+    Inspection,
     read_inspection,
     write_inspection,
 )

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.runs import journal_follower
+from engine.runs import journal as journal_module
 from engine.runs.events import EpochEvent, Event, RunStarted
-from engine.runs.journal import to_line
-from engine.runs.journal_follower import JournalFollower
+from engine.runs.journal import JournalFollower, to_line
 from support.runs.event_factories import make_epoch, make_run_started, make_step
 
 
@@ -81,7 +80,7 @@ def test_follower_with_kinds_reads_other_events_from_the_end_only(
     events += [make_step(step) for step in range(50, 60)]
     append(journal, *events)
     tail = len("".join(to_line(event) + "\n" for event in events[-5:]))
-    monkeypatch.setattr(journal_follower, "TAIL_BYTES", tail)
+    monkeypatch.setattr(journal_module, "TAIL_BYTES", tail)
     follower = JournalFollower(journal, (RunStarted, EpochEvent))
     _, found = read(follower)
     assert found == [events[0], events[51], *events[-5:]]

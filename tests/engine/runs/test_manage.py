@@ -12,12 +12,19 @@ import pytest
 
 from engine.config.yaml_io import parse_yaml
 from engine.runs import ownership
-from engine.runs.claimed_run import claim_run
 from engine.runs.find import find_run, newest_first
 from engine.runs.folder import RunFolder, list_runs
-from engine.runs.manage import find_own_run, rename_run
-from engine.runs.ownership import Ownership, locked_ended_run
-from engine.runs.trash import delete_for_good, find_in_trash, list_trash, move_to_trash, restore_run, run_contents
+from engine.runs.manage import (
+    delete_for_good,
+    find_in_trash,
+    find_own_run,
+    list_trash,
+    move_to_trash,
+    rename_run,
+    restore_run,
+    run_contents,
+)
+from engine.runs.ownership import Ownership, claim_run, locked_ended_run
 from engine.utils.errors import Problem, UsageError
 from support.messages import has_problem, raises_problem
 from support.runs.factories import make_ended_runs, make_run_folder, write_run_record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.runs.profile_diagnosis import diagnose_profile
+from engine.runs.profile_file import diagnose_profile
 from support.runs.profiles import BALANCED, STARVED, make_profile, make_rank_profile
 
 

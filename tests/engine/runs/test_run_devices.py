@@ -6,9 +6,8 @@ import pytest
 
 from engine.runs.event_lines import event_lines
 from engine.runs.events import Event, RunFinished
-from engine.runs.history import history_from_events
+from engine.runs.history import describe_run_devices, history_from_events
 from engine.runs.records import RankDevice
-from engine.runs.run_devices import describe_run_devices
 from engine.runs.run_record import RunRecord
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started

@@ -8,8 +8,7 @@ import pytest
 
 from engine.runs.query import Query
 from engine.runs.run_row import RunRow
-from engine.runs.run_view import RunView, ViewRequest, make_view, query_of
-from engine.runs.sort_order import SortOrder
+from engine.runs.run_view import RunView, SortOrder, ViewRequest, make_view, query_of
 from support.runs.factories import make_row
 
 

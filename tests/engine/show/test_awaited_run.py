@@ -10,10 +10,10 @@ import pytest
 
 from engine.runs.events import RankFailed, RunFinished, RunPaused, WaitingForGpus
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.manage import move_to_trash
 from engine.runs.ownership import Ownership
 from engine.runs.query import Query
 from engine.runs.run_row import RunRow
-from engine.runs.trash import move_to_trash
 from engine.show.awaited_run import CRASH_GRACE_SECONDS, RESTART_GRACE_SECONDS, Result, RunWait, parse_condition
 from support.messages import raises_problem
 from support.replace import replace

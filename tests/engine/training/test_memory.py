@@ -23,8 +23,8 @@ from engine.distributed.failures import describe_failure, find_cause, rank_failu
 from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.launch.request import settle_config
 from engine.launch.run_code import RunCode
-from engine.launch.settle import settle_config
 from engine.runs.control import RequestCounters
 from engine.runs.events import Event
 from engine.runs.folder import RunFolder

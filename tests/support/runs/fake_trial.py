@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine.runs.claimed_run import claim_run
 from engine.runs.control import consume_requests
 from engine.runs.events import ControlEvent, RunFinished, RunResumed, RunStarted
 from engine.runs.journal import Journal
+from engine.runs.ownership import claim_run
 from engine.utils.codec import replace
 from engine.utils.errors import UsageError
 

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from engine.config.schema import Config
-from engine.runs.claimed_run import claim_run
+from engine.runs.ownership import claim_run
 from engine.runs.recorder import RECORD_INTERVAL_SECONDS, Recorder
 from support.replace import replace
 from support.runs.event_factories import make_run_started, make_step

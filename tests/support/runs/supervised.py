@@ -16,8 +16,7 @@ from engine.gpus.allocation import GpuAllocation
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.phases import Granted, Held, Requested, RunListener, Unrecorded
 from engine.launch.ranks import Ranks
-from engine.launch.request import RunRequest
-from engine.launch.settle import SettledConfig
+from engine.launch.request import RunRequest, SettledConfig
 from engine.launch.supervise import Supervisor
 from engine.runs.control import ControlRequest, consume_requests
 from engine.runs.events import Event, WarningEvent

@@ -18,7 +18,7 @@ from engine.config.yaml_io import to_yaml
 from engine.queue.state import write_queue_state
 from engine.runs.events import GpuEvent, RunFinished, StepEvent
 from engine.runs.folder import RunFolder
-from engine.runs.inspection_file import write_inspection
+from engine.runs.inspection import write_inspection
 from engine.runs.journal import Journal
 from engine.runs.ownership import Ownership
 from engine.runs.records import GpuSample, RankDevice

@@ -10,8 +10,7 @@ from PIL import Image
 from textual.pilot import Pilot
 
 from engine.runs.folder import RunFolder
-from engine.runs.inspection import Inspection
-from engine.runs.inspection_file import write_inspection
+from engine.runs.inspection import Inspection, write_inspection
 from support.json_files import write_json
 from support.runs.inspections import CLASSES, make_inspection
 from support.screen.demo_app import demo_runs, visible_text, wait_until, wait_until_idle

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.yaml_io import to_yaml
-from engine.runs.code_events import CodeChanged, CodeRecorded
+from engine.runs.command_events import CodeChanged, CodeRecorded
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line

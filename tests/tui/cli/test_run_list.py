@@ -18,8 +18,7 @@ from engine.config.yaml_io import parse_yaml
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.labels import read_labels
-from engine.runs.manage import move_folder
-from engine.runs.trash import list_trash
+from engine.runs.manage import list_trash, move_folder
 from support.gputrain_command import GPUTRAIN
 from support.messages import says
 from support.runs.factories import append_events, make_ended_runs, make_run_folder
@@ -199,7 +198,7 @@ def test_delete_names_moved_runs_where_another_cannot_be_moved(root: Path, monke
             raise OSError(errno.EBUSY, "Device or resource busy")
         return move_folder(source, target_folder, name)
 
-    monkeypatch.setattr("engine.runs.trash.move_folder", move_unless_mounted)
+    monkeypatch.setattr("engine.runs.manage.move_folder", move_unless_mounted)
     result = runs("delete", "run-1", "run-2", "--yes")
     assert result.exit_code == 2
     assert "run-1 is in the trash; `gputrain runs restore run-1` restores it." in result.stderr

@@ -9,7 +9,7 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
-from engine.runs.claimed_run import claim_run
+from engine.runs.ownership import claim_run
 from support.runs.factories import make_run_folder
 from tui.cli.train import StartOptions, build_request
 

@@ -12,7 +12,7 @@ from engine.inference.preview import load_preview
 from engine.runs.evaluations import read_evaluations
 from engine.runs.events import RunFinished, RunStarted
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.inspection_file import read_inspection
+from engine.runs.inspection import read_inspection
 from support.gputrain_command import wait_for
 from support.runs.factories import row_of
 from tui.demo.server import FINISHED_RUN, LIVE_RUN, DemoServer, recorded, recorded_events

@@ -11,7 +11,7 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.runs.folder import RunFolder
-from engine.runs.inspection_file import write_inspection
+from engine.runs.inspection import write_inspection
 from support.messages import has_problem, says
 from support.replace import replace
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from engine.runs.trash import list_trash
+from engine.runs.manage import list_trash
 from support.messages import says
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.runs import journal_follower, record_completion
+from engine.runs import journal as journal_module
+from engine.runs import record_completion
 from engine.runs.events import RunContinued, RunFinished, RunPaused
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
@@ -59,7 +60,7 @@ def test_preview_reader_skips_steps_of_long_journal(folder: RunFolder, monkeypat
     folder.journal.write_text("\n".join(lines) + "\n")
     whole = PreviewReader(folder).poll()
     assert whole.record.seconds < 3600
-    monkeypatch.setattr(journal_follower, "TAIL_BYTES", 300)
+    monkeypatch.setattr(journal_module, "TAIL_BYTES", 300)
     reader = PreviewReader(folder)
     preview = reader.poll()
     assert preview.record == whole.record

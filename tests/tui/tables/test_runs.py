@@ -10,7 +10,7 @@ import pytest
 from engine.runs.fields import Names, find_field
 from engine.runs.metrics import Better
 from engine.runs.run_row import RunRow
-from engine.runs.sort_order import SortOrder
+from engine.runs.run_view import SortOrder
 from engine.show.table import FittedTable, line_width
 from support.runs.factories import default_fields, make_row
 from tui.tables import styled
