@@ -26,7 +26,7 @@ IMMUTABLE_KEYS = {
 }
 NOTIFY_KEYS = {f"notify.{name}" for name in NotifyConfig.model_fields}
 # Messages and the place in the queue do not affect training. `device.ranks` has no effect on GPUs, and
-# `engine.training.state_dict` reports another number of ranks.
+# `engine.training.resume` reports another number of ranks.
 UNREPORTED_KEYS = {
     *("run.name", "run.resume", "run.snapshot", "device.ranks", "device.wait", *NOTIFY_KEYS, *UNSTORED_KEYS),
     *("queue.priority", "queue.share", "queue.min_free", "queue.time_limit"),

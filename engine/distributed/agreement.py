@@ -1,6 +1,6 @@
 """Make all ranks handle control requests at the same step, without a synchronization in every step.
 
-`engine.training.trainer` calls `Agreement` between steps.
+`engine.training.control` calls `Agreement` between steps.
 """
 
 from __future__ import annotations

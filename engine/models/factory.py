@@ -1,4 +1,4 @@
-"""Build a model by name: built-in, torchvision, timm, or user code. `engine.models.training_model` calls it."""
+"""Build a model by name: built-in, torchvision, timm, or user code. `engine.training.model` calls it."""
 
 from __future__ import annotations
 

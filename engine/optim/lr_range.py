@@ -1,7 +1,7 @@
 """Learning rate range test: its learning rates, its loss curve, and the learning rate that the curve suggests.
 
 Smith, Cyclical Learning Rates for Training Neural Networks, 2017 (section 3.3): train while the learning rate grows,
-and choose one from the range in which the loss falls. `engine.training.range_test` runs the test on the ranks,
+and choose one from the range in which the loss falls. `engine.training.loop` runs the test on the ranks,
 `engine.launch.training` starts it and follows its losses.
 """
 

@@ -1,6 +1,6 @@
 """Learning rate schedules as pure functions of the position in the data: skipped steps and resumes cannot shift them.
 
-`plateau` depends on losses and is in `engine.optim.plateau`. `RankState.lr_at` combines both.
+`plateau` depends on losses and is in `engine.optim.plateau`. `Model.lr_at` of `engine.training.model` combines both.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ NO_METRICS: Mapping[str, Better] = MappingProxyType({})
 METRICS: dict[str, Metric] = {row.key: row for row in _rows()}
 STEP_QUANTITIES = tuple(row.key for row in METRICS.values() if row.is_of_step)
 """Quantities of a step beside its loss and its learning rate: fields of `StepEvent`, and curves. The training loop
-hands their values to its `StepLog`."""
+hands their values to its `TrainingLog`."""
 
 
 def values_of(history: History) -> dict[str, float | None]:

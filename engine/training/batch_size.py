@@ -44,9 +44,7 @@ from engine.runs.events import WarningEvent
 from engine.training.job import Job
 from engine.training.loop import train_step
 from engine.training.memory import release_free_memory
-from engine.training.rank_state import Position, RankState
-from engine.training.train import build_trainer
-from engine.training.warmup import evaluate_random_batch
+from engine.training.trainer import Trainer, build_trainer
 from engine.utils.answers import Answer
 from engine.utils.codec import Count, Record
 from engine.utils.errors import UsageError
@@ -129,7 +127,7 @@ class BatchSizeTrials:
         self.limit = max(source.num_images("train") // step_devices, 1)
         """The batch size with which the whole training set is one step."""
         self._config, self._source = _without_delays(job.config, min(MIN_TRIAL_BATCH_SIZE, self.limit)), source
-        self._state: RankState | None = None
+        self._trainer: Trainer | None = None
         self._environ = dict(os.environ)
         self._start_bytes, self._bytes_per_image = _peak_rss_bytes(), 0.0
         self._budget_bytes = MAX_MEMORY_SHARE * free_memory()[0] / job.plan.local_world_size
@@ -174,30 +172,30 @@ class BatchSizeTrials:
 
     def _step_seconds(self, size: int) -> float:
         """Return the time of the fastest step in seconds. Raises torch's errors."""
-        state = self._state or build_trial_state(
+        trainer = self._trainer or build_trial(
             self._config, self._plan, self._source, self._world_size, self._local_rank
         )
-        self._state = state
-        shape = (size * self._plan.devices_per_rank, state.image_format.channels, *2 * (state.image_format.size,))
-        images = torch.rand(shape, device=state.batch_device).contiguous(memory_format=state.memory_format)
-        last = DeviceBatch(images, torch.zeros(len(images), dtype=torch.int64, device=state.batch_device), 1.0)
+        self._trainer, data = trainer, trainer.data
+        shape = (size * self._plan.devices_per_rank, data.image_format.channels, *2 * (data.image_format.size,))
+        images = torch.rand(shape, device=data.batch_device).contiguous(memory_format=trainer.model.memory_format)
+        last = DeviceBatch(images, torch.zeros(len(images), dtype=torch.int64, device=data.batch_device), 1.0)
         step = [replace(last, ends_step=False)] * (self._config.optim.accumulate - 1) + [last]
-        state.batches, state.position = cast(DeviceLoader, cycle(step)), Position()
+        data.batches = cast(DeviceLoader, cycle(step))
         seconds = []
         for _ in range(TRIAL_STEPS):
             began = time.perf_counter()
-            train_step(state)
+            train_step(trainer)
             if self._plan.on_gpu:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - began)
-        if state.image_format.val_size > state.image_format.size:
+        if data.image_format.val_size > data.image_format.size:
             # Larger images in evaluation can need more memory than a training step, although without gradients.
-            evaluate_random_batch(state, size)
+            _evaluate(trainer, size)
         return min(seconds)
 
     def _release(self) -> None:
         """Release the memory of the last trial, and leave its process group."""
-        self._state = None
+        self._trainer = None
         gc.collect()
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -216,15 +214,25 @@ class BatchSizeTrials:
             torch.cuda.set_per_process_memory_fraction(1.0, index)
 
 
+def _evaluate(trainer: Trainer, batch_size: int) -> None:
+    """Run the network on a batch of random images as an evaluation does."""
+    data, model = trainer.data, trainer.model
+    shape = (batch_size, data.image_format.channels, *2 * (data.image_format.val_size,))
+    model.network.eval()
+    with torch.no_grad(), model.autocast():
+        model.compute_logits(model.network, torch.rand(shape, device=trainer.device))
+    model.train()
+
+
 def trial_config(config: Config, **changes: Mapping[str, Any]) -> Config:
     """Return the config of a single process, not compiled; `changes` are by section."""
     single = config.with_values(device={"init_method": "auto"}, model={"compile": False, "sync_bn": False})
     return single.with_values(**changes)
 
 
-def build_trial_state(
+def build_trial(
     config: Config, plan: NodePlan, source: ImageSource, world_size: int = 1, local_rank: int = 0
-) -> RankState:
+) -> Trainer:
     """Build what a rank of a run trains, DDP's gradient buckets among it, as the only rank of a process group.
 
     Raises UsageError and torch's errors."""
@@ -235,7 +243,7 @@ def build_trial_state(
     torch.set_num_threads(plan.threads_per_rank)
     rank_info = RankInfo(0, 1, local_rank, plan.local_world_size)
     job, store = Job(config, plan, None, False, source), dist.HashStore()
-    return build_trainer(job, rank_info, store, channel, sampler, pipeline).state
+    return build_trainer(job, rank_info, store, channel, sampler, pipeline)
 
 
 def _reset_peak_rss() -> None:

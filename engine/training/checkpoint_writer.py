@@ -1,36 +1,46 @@
-"""Decide when checkpoints are due, copy the training state, and write it in a background thread.
+"""When checkpoints are due and what they hold: copy the state of all ranks, and write it in a background thread.
 
-`trainer` calls it between two steps and after an epoch. `checkpoint` defines the file format, `state_dict` the content.
-To write 1 GB (ViT-B with AdamW) takes 12 s on a disk of 100 MB/s, and the smallest file 25 ms, 6% of a short epoch.
+`control` calls it between two steps, `trainer` after an epoch. `checkpoint` defines the format and writes the file,
+`resume` restores the state. To write 1 GB (ViT-B with AdamW) takes 12 s on a disk of 100 MB/s, and the smallest file
+25 ms, 6% of a short epoch.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.config.schema import as_stored
 from engine.data.sampler import PARTS
+from engine.distributed.collectives import gather_bytes
 from engine.distributed.watchdog import Phase
+from engine.models.precision import full_precision_state_dict
 from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, PhaseChanged, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.runs.metrics import METRICS
 from engine.training.checkpoint import SaveProgress, save_checkpoint
-from engine.training.rank_state import RankState
-from engine.training.state_dict import LIVE_KEYS, gather_state, in_host_memory, map_tensors
-from engine.utils.codec import finite
-from engine.utils.host import free_memory
+from engine.training.data import TrainingData
+from engine.training.device import rng_state
+from engine.training.job import Job
+from engine.training.log import TrainingLog
+from engine.training.model import Model
 
 # Minimum time between two warnings that a checkpoint could not be written.
 SAVE_WARNING_INTERVAL_SECONDS = 600.0
 # Time between two heartbeats of a rank that waits for the thread.
 WAIT_HEARTBEAT_SECONDS = 1.0
-# Host memory that stays free for loader processes and other programs.
-RESERVED_BYTES = 1 << 29
+# Identifies the memory of a tensor: tied weights are two tensors in one memory.
+Memory = tuple[int, torch.device, torch.dtype, torch.Size, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -53,27 +63,21 @@ class CheckpointWriter:
     when it calls `poll`, between two steps.
     """
 
-    def __init__(self, state: RankState) -> None:
-        self._state, self._folder, source = state, state.job.folder, state.pipeline.source
-        self._writes = self._folder is not None and state.rank_info.rank == 0
+    def __init__(
+        self, job: Job, data: TrainingData, model: Model, log: TrainingLog, cpu_group: dist.ProcessGroup
+    ) -> None:
+        self._folder, self._data, self._model, self._log = job.folder, data, model, log
+        self._channel, self._cpu_group, self._position = log.channel, cpu_group, data.position
+        self._writes = self._folder is not None and data.sampler.rank == 0
         # Before training, because a million files take a quarter of a second.
-        self._fingerprints = {part: asdict(source.fingerprint(part)) for part in PARTS} if self._writes else {}
-        self._config = state.config.checkpoint
-        self._best_epoch, self._best_accuracy = 0, -1.0
-        self._best_loss: float | None = None
+        self._fingerprints = {part: asdict(data.source.fingerprint(part)) for part in PARTS} if self._writes else {}
+        self._config = job.config.checkpoint
         self._served_requests, self._served_timer = 0, 0
-        self._last_saved_step, self._last_save_time = 0, time.monotonic()
+        self.last_saved_step, self._last_save_time = 0, time.monotonic()
         self._last_save_warning: float | None = None
         # Starts its thread at the first checkpoint, after the DataLoader workers are forked.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._in_flight: tuple[Save, Future[Path], SaveProgress] | None = None
-
-    def restore(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the best epoch and the step of the checkpoint that the run resumes from."""
-        self._best_epoch, self._best_accuracy = checkpoint["best_epoch"], checkpoint["best_accuracy"]
-        # Older checkpoints lack it.
-        self._best_loss = checkpoint.get("best_loss")
-        self._last_saved_step = checkpoint["step"]
 
     def timer_fires(self) -> bool:
         """Return whether `checkpoint.every_minutes` have passed since the last checkpoint or the last True.
@@ -92,9 +96,9 @@ class CheckpointWriter:
             return False
         if self._is_requested(agreed):
             return True
-        every, step = self._config.every_steps, self._state.position.step
+        every, step = self._config.every_steps, self._position.step
         due = agreed.timed_checkpoints > self._served_timer or (every > 0 and step % every == 0)
-        return due and step > self._last_saved_step
+        return due and step > self.last_saved_step
 
     def _is_requested(self, agreed: RequestCounters) -> bool:
         return agreed.checkpoints > self._served_requests
@@ -109,62 +113,94 @@ class CheckpointWriter:
         """Write the checkpoint that a stopped run resumes from; a failure is always reported."""
         # First, because a failure of the one in flight is reported, too. The supervisor exempts this phase from the
         # timeout of a stop.
-        self._state.enter_phase(Phase.CHECKPOINT)
+        self._log.enter_phase(Phase.CHECKPOINT)
         self.wait()
         self._last_save_warning = None
         self._write_mid_epoch(requested=False, background=False)
 
     def _write_mid_epoch(self, *, requested: bool, background: bool) -> None:
         """Write between two steps, when no collective but those of the step log and of `agreement` is in progress."""
-        self._state.check_step_log()
-        self._state.broadcast_buffers()
+        self._log.check()
+        self._model.broadcast_buffers()
         self.write(requested=requested, background=background)
-
-    def update_best(self, epoch: int, accuracy: float, loss: float) -> bool:
-        """Record the validation of an epoch; return whether it is the best so far."""
-        rank, known_loss = METRICS["best_val_accuracy"].rank, finite(loss)
-        before = rank(self._best_accuracy, self._best_loss, self._best_epoch)
-        best = rank(accuracy, known_loss, epoch) > before
-        if best:
-            self._best_epoch, self._best_accuracy, self._best_loss = epoch, accuracy, known_loss
-        return best
 
     def write(self, *, best: bool = False, requested: bool = False, background: bool = False) -> str | None:
         """Write a checkpoint of all ranks; return why it failed on rank 0, else None. A collective.
 
         With `background`, return None as soon as the state is copied; `poll` and `wait` report what comes of it.
         """
-        state, position = self._state, self._state.position
-        state.enter_phase(Phase.CHECKPOINT)
+        position = self._position
+        self._log.enter_phase(Phase.CHECKPOINT)
         if self._writes:
-            state.channel.send(PhaseChanged(phase="saving", step=position.step, epoch=position.epoch))
+            self._channel.send(PhaseChanged(phase="saving", step=position.step, epoch=position.epoch))
         self.wait()
-        self._last_saved_step, self._last_save_time = position.step, time.monotonic()
-        content = gather_state(state)
+        self.last_saved_step, self._last_save_time = position.step, time.monotonic()
+        content = self._gather_state(copy=background)
         if content is None or self._folder is None:
             return None
-        content |= {"best_epoch": self._best_epoch, "best_accuracy": self._best_accuracy, "best_loss": self._best_loss}
-        content |= {"fingerprints": self._fingerprints}
-        background = background and _has_memory_for(content)
-        content |= in_host_memory({key: content[key] for key in LIVE_KEYS}, copy=background)
         save, progress = Save(position.step, position.epoch, best, requested), SaveProgress()
-        state.channel.set_saving(True)
+        self._channel.set_saving(True)
         future = self._thread.submit(self._save, content, self._folder, save, progress)
         self._in_flight = save, future, progress
         return None if background else self.wait()
+
+    def _gather_state(self, *, copy: bool) -> dict[str, Any] | None:
+        """Return the content of a checkpoint in host memory on rank 0, None on other ranks. A collective.
+
+        With `copy`, it shares no memory with what the next step changes.
+        """
+        data, model, log, position = self._data, self._model, self._log, self._position
+        local = {
+            "rng": rng_state(model.device),
+            "loss_sum": log.train_metrics.loss_sum.cpu(),
+            "counts": log.train_metrics.counts.cpu(),
+            "unreported": log.unreported(),
+        }
+        buffer = BytesIO()
+        torch.save(local, buffer)
+        rank_files = gather_bytes(buffer.getvalue(), self._cpu_group)
+        if not self._writes:
+            return None
+        if model.ema is not None:
+            model.ema.copy_buffers(model.network)
+        live = {
+            "model": full_precision_state_dict(model.network, model.master),
+            "ema": model.ema.network.state_dict() if model.ema is not None else None,
+            "optimizer": model.optimizer.state_dict(),
+        }
+        return {
+            "config": as_stored(model.config),
+            "classes": list(data.source.classes),
+            "image_format": asdict(data.image_format),
+            "tf32": model.uses_tf32,
+            **in_host_memory(live, copy=copy),
+            "scaler": model.scaler.state_dict(),
+            "plateau": model.plateau.state_dict(),
+            "early_stop": log.early_stop.state_dict(),
+            "epoch": position.epoch,
+            "step_in_epoch": position.step_in_epoch,
+            "step": position.step,
+            "skipped": log.skipped.total,
+            "consecutive_skipped": log.skipped.consecutive,
+            "global_batch": data.sampler.global_batch,
+            "images": [data.sampler.train_images, data.sampler.val_images],
+            "ranks": [torch.load(BytesIO(file), weights_only=True) for file in rank_files],
+            **{f"best_{key}": value for key, value in asdict(log.best).items()},
+            "fingerprints": self._fingerprints,
+        }
 
     def _save(self, content: dict[str, Any], folder: RunFolder, save: Save, progress: SaveProgress) -> Path:
         """Write a checkpoint, and return its path in the run folder; runs in the thread. Raises OSError."""
         try:
             # Otherwise a crash could leave a checkpoint whose earlier events are missing from the journal.
-            self._state.channel.flush()
+            self._channel.flush()
             with folder.opened() as opened:
                 path = save_checkpoint(
                     content, opened.checkpoints, best=save.best, keep=self._config.keep, progress=progress
                 )
                 return path.relative_to(opened.path)
         finally:
-            self._state.channel.set_saving(False)
+            self._channel.set_saving(False)
 
     def poll(self) -> None:
         """Report the checkpoint in flight if it has been written. Not a collective."""
@@ -184,7 +220,7 @@ class CheckpointWriter:
         while not wait_for_futures([future], WAIT_HEARTBEAT_SECONDS).done:
             if progress.written_bytes != seen_bytes:
                 seen_bytes = progress.written_bytes
-                self._state.enter_phase(Phase.CHECKPOINT)
+                self._log.enter_phase(Phase.CHECKPOINT)
         self._in_flight = None
         try:
             path = future.result()
@@ -193,7 +229,7 @@ class CheckpointWriter:
             self._warn_unsaved(save, reason)
             return reason
         self._last_save_warning = None
-        self._state.channel.send(
+        self._channel.send(
             CheckpointSaved(path=str(path), step=save.step, epoch=save.epoch, best=save.best, requested=save.requested)
         )
         return None
@@ -203,15 +239,40 @@ class CheckpointWriter:
         now, last = time.monotonic(), self._last_save_warning
         if save.requested or last is None or now - last > SAVE_WARNING_INTERVAL_SECONDS:
             self._last_save_warning = now
-            self._state.channel.send(
+            self._channel.send(
                 WarningEvent(
                     message=f"the checkpoint of step {save.step} could not be written: {reason}", code="not-writable"
                 )
             )
 
 
-def _has_memory_for(content: dict[str, Any]) -> bool:
-    """Whether the host has the memory for a copy of the training state."""
-    sizes: list[int] = []
-    map_tensors({key: content[key] for key in LIVE_KEYS}, lambda tensor: sizes.append(tensor.nbytes))
-    return sum(sizes) + RESERVED_BYTES < free_memory()[0]
+def in_host_memory(live: Mapping[str, Any], *, copy: bool = False) -> dict[str, Any]:
+    """Return the state dicts of model, EMA and optimizer on the CPU, so that `torch.load` reads them on any host, with
+    contiguous weights, so that files do not depend on the memory format.
+
+    Without `copy`, only tensors of a GPU, and weights that are not contiguous, are copied. Tensors that are the same
+    memory, such as tied weights, stay so.
+    """
+    copies: dict[Memory, Tensor] = {}
+
+    def convert(tensor: Tensor) -> Tensor:
+        key = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        if key not in copies:
+            copies[key] = tensor.to("cpu", copy=copy)
+        return copies[key]
+
+    on_cpu = map_tensors(dict(live), convert)
+    return {
+        key: value if key == "optimizer" else map_tensors(value, Tensor.contiguous) for key, value in on_cpu.items()
+    }
+
+
+def map_tensors(value: Any, convert: Callable[[Tensor], Any]) -> Any:
+    """Return nested containers as new dicts, lists and tuples, with each tensor converted."""
+    if isinstance(value, Tensor):
+        return convert(value)
+    if isinstance(value, Mapping):
+        return {key: map_tensors(item, convert) for key, item in value.items()}
+    if isinstance(value, list):
+        return [map_tensors(item, convert) for item in value]
+    return tuple(map_tensors(item, convert) for item in value) if type(value) is tuple else value

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.distributed.collectives import all_reduce
 from engine.runs.evaluations import StoredEvaluation, to_confusion
+from engine.runs.metrics import METRICS
 from engine.runs.records import Scores
 from engine.utils.codec import finite
 
@@ -167,3 +168,20 @@ class Evaluation:
             confusion=to_confusion(self.confusion),
             metrics={name: finite(value) for name, value in self.own.items()},
         )
+
+
+@dataclass
+class BestSoFar:
+    """The epoch whose evaluation ranks first, as `best_val_accuracy` of `runs/metrics.py` ranks them; 0 without one."""
+
+    epoch: int = 0
+    accuracy: float = -1.0
+    loss: float | None = None
+
+    def update(self, epoch: int, metrics: Metrics) -> bool:
+        """Add the evaluation of an epoch; return whether it is the best so far."""
+        rank, loss = METRICS["best_val_accuracy"].rank, finite(metrics.loss)
+        is_best = rank(metrics.accuracy, loss, epoch) > rank(self.accuracy, self.loss, self.epoch)
+        if is_best:
+            self.epoch, self.accuracy, self.loss = epoch, metrics.accuracy, loss
+        return is_best

@@ -1,43 +1,75 @@
-"""Profile training steps on request, on all ranks at the same steps.
+"""Profile training steps on request, on all ranks at the same steps, and write the profile on rank 0.
 
-`trainer` calls `StepProfiler` between two steps; `gputrain runs profile` and the run screen send the request.
-`profile_report` writes the result.
+`control` calls `StepProfiler` between two steps; `gputrain runs profile` and the run screen send the request.
+`engine.runs.profile_file` defines the files.
 """
 
 from __future__ import annotations
 
+import gzip
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import shutil
+import socket
+import statistics
+import tempfile
+import time
+from io import BytesIO
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.autograd.profiler import profile
 
+from engine.distributed.collectives import gather_bytes
 from engine.distributed.watchdog import Phase
 from engine.runs.control import MAX_PROFILE_STEPS
 from engine.runs.events import Profiled
+from engine.runs.folder import RunFolder
+from engine.runs.profile_file import (
+    MAX_TRACE_BYTES,
+    PARTS,
+    Part,
+    PartTime,
+    Profile,
+    RankProfile,
+    store_profile,
+    trace_name,
+)
 from engine.runs.sinks import describe_error
+from engine.training.clock import StepMarks
+from engine.training.data import TrainingData
+from engine.training.log import TrainingLog
 from engine.training.memory import release_free_memory
-from engine.training.profile_report import ProfileError, write_profile
-from engine.training.rank_state import RankState
-from engine.training.step_marks import StepMarks
+from engine.utils.answers import Answer
+from engine.utils.codec import InvalidRecordError, decode, encode
+from engine.utils.errors import CodedError, Problem
 
 # The first step with the profiler is slower. It is in the trace, but not in the figures.
 WARMUP_STEPS = 1
+# Other ranks have no trace, so that the profile of hundreds of ranks stays small.
+MAX_TRACES = 16
+# The profiler, the seconds of each part of each step, and how many of the first steps are not part of the profile.
+Recorded = tuple[profile, list[dict[Part, float]], int]
+
+
+class ProfileError(CodedError):
+    """No profile could be taken. The message says why in a clause."""
 
 
 class StepProfiler:
     """Takes the profiles that all ranks agreed on. All ranks call it at the same steps.
 
-    `clocks_stopped` excludes work between two steps from the throughput. A run without a folder takes no profile.
+    A run without a folder takes no profile.
     """
 
-    def __init__(self, state: RankState, clocks_stopped: Callable[[], AbstractContextManager[None]]) -> None:
-        self._state, self._clocks_stopped = state, clocks_stopped
+    def __init__(
+        self, folder: RunFolder | None, data: TrainingData, log: TrainingLog, cpu_group: dist.ProcessGroup
+    ) -> None:
+        self._folder, self._data, self._log, self._cpu_group = folder, data, log, cpu_group
+        self._on_gpu = log.device.type == "cuda"
         self._profiler: profile | None = None
         """What records the steps; None if no profile is being taken."""
-        self._marks = StepMarks(state.device)
+        self._marks = StepMarks(log.device)
         self._problem = ""
         """Why the profiler does not work. It is reported later, because all ranks must take part in what follows."""
         self._agreed_steps = 0
@@ -52,7 +84,7 @@ class StepProfiler:
         """Begin or continue a profile between two training steps. Call while `served_steps` differs from these."""
         if self._profiler is None:
             self._agreed_steps = agreed_steps
-            with self._clocks_stopped():
+            with self._log.clock.stopped():
                 self._start()
         elif self._marks.count >= WARMUP_STEPS + self._wanted:
             self._finish("")
@@ -72,23 +104,23 @@ class StepProfiler:
         self.served_steps = self._agreed_steps
 
     def _start(self) -> None:
-        self._state.enter_phase(Phase.PROFILE)
+        self._log.enter_phase(Phase.PROFILE)
         # Otherwise the profiler writes lines for its own developers to stderr.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         # As torch.profiler does for CUDA graphs, which crash if CUPTI is removed and comes back.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
         os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
         # Instead of torch.profiler.profile, which imports torch._inductor: that takes seconds and 100 MB.
-        use_device = "cuda" if self._state.device.type == "cuda" else None
+        use_device = "cuda" if self._on_gpu else None
         self._profiler, self._problem = profile(use_kineto=True, use_device=use_device), ""
         try:
             self._profiler.__enter__()
         except Exception as error:
             self._problem = describe_error(error)
-        self._state.timer.marks = self._marks = StepMarks(self._state.device)
+        self._log.clock.marks = self._marks = StepMarks(self._log.device)
 
     def _stop(self, profiler: profile) -> None:
-        self._state.timer.marks = self._profiler = None
+        self._log.clock.marks = self._profiler = None
         if not self._problem:
             try:
                 profiler.__exit__(None, None, None)
@@ -97,22 +129,138 @@ class StepProfiler:
 
     def _finish(self, note: str) -> None:
         """Stop the profiler, write the profile and report it. `note` says why it has fewer steps than requested."""
-        profiler, position = self._profiler, self._state.position
+        profiler, position = self._profiler, self._data.position
         steps, folder = max(self._marks.count - WARMUP_STEPS, 0), ""
         try:
-            with self._clocks_stopped():
-                if self._state.device.type == "cuda":
-                    torch.cuda.synchronize(self._state.device)
+            with self._log.clock.stopped():
+                if self._on_gpu:
+                    torch.cuda.synchronize(self._log.device)
                 assert profiler is not None  # noqa: S101 (for mypy)
                 self._stop(profiler)
                 if not steps:
                     raise ProfileError(note, code="too-small")
                 recorded = self._problem or (profiler, self._marks.parts(), WARMUP_STEPS)
-                folder = write_profile(self._state, recorded, self._wanted, note)
+                folder = self._write(recorded, note)
                 release_free_memory()
         except ProfileError as error:
             steps, note = 0, str(error)
         step = position.step - max(steps - 1, 0)
-        event = Profiled(step=step, epoch=position.epoch, steps=steps, folder=folder, message=note)
-        if dist.get_rank() == 0:
-            self._state.channel.send(event)
+        self._log.emit(Profiled(step=step, epoch=position.epoch, steps=steps, folder=folder, message=note))
+
+    def _write(self, recorded: Recorded | str, note: str) -> str:
+        """Write the profile of all ranks on rank 0; return its folder, relative to the run. A collective.
+
+        `recorded` says why there is no profile of this rank if it is a text. Raises ProfileError on rank 0 if the
+        profile cannot be written.
+        """
+        self._log.enter_phase(Phase.PROFILE)
+        mine, trace = self._profile_of_rank(recorded)
+        answers = [_read_answer(data) for data in gather_bytes(encode(mine), self._cpu_group)]
+        traces = self._gather_traces(trace)
+        if dist.get_rank() != 0:
+            return ""
+        folder = self._folder
+        ranks = [answer.value for answer in answers if answer.value is not None]
+        problems = [
+            f"rank {rank} has no profile: {problem.reason}"
+            for rank, answer in enumerate(answers)
+            for problem in answer.problems
+        ]
+        if not ranks or folder is None:
+            raise ProfileError("; ".join(problems[:1]) or "the run has no folder", code="library-failed")
+        position, steps = self._data.position, len(ranks[0].steps)
+        result = Profile(
+            time=time.time(),
+            step=position.step - steps + 1,
+            epoch=position.epoch,
+            steps=steps,
+            requested=self._wanted,
+            note="; ".join(filter(None, [note, *problems])),
+            device_type="cuda" if self._on_gpu else "cpu",
+            batch_size=self._data.sampler.batch_size,
+            ranks=ranks,
+        )
+        try:
+            with folder.opened() as opened:
+                name = store_profile(opened, result, traces)
+        except OSError as error:
+            raise ProfileError(
+                f"the profile cannot be written: {describe_error(error)}", code="not-writable"
+            ) from error
+        return f"{folder.profiles.name}/{name}"
+
+    def _gather_traces(self, trace: bytes) -> dict[int, bytes]:
+        """Return the traces of the first ranks on rank 0, nothing on other ranks. A collective of these ranks.
+
+        One rank after the other: a gather would pad those of all ranks to the longest.
+        """
+        rank, traces = dist.get_rank(), {0: trace}
+        for sender in range(1, min(dist.get_world_size(), MAX_TRACES)):
+            self._log.enter_phase(Phase.PROFILE)
+            size = torch.tensor([len(trace)])
+            if rank == sender:
+                dist.send(size, 0, group=self._cpu_group)
+                if trace:
+                    dist.send(torch.frombuffer(bytearray(trace), dtype=torch.uint8), 0, group=self._cpu_group)
+            elif rank == 0:
+                dist.recv(size, sender, group=self._cpu_group)
+                received = torch.empty(int(size), dtype=torch.uint8)
+                if len(received):
+                    dist.recv(received, sender, group=self._cpu_group)
+                traces[sender] = received.numpy().tobytes()
+        return {sender: data for sender, data in traces.items() if data}
+
+    def _profile_of_rank(self, recorded: Recorded | str) -> tuple[Answer[RankProfile], bytes]:
+        """Return the profile of this rank, or why there is none, and its trace."""
+        rank, reason = dist.get_rank(), recorded
+        if not isinstance(recorded, str):
+            try:
+                trace, problem = b"", f"only the first {MAX_TRACES} ranks have a trace"
+                if rank < MAX_TRACES:
+                    trace, problem = _export_trace(recorded[0])
+                return Answer(value=self._analyze(recorded, "" if problem else trace_name(rank), problem)), trace
+            # A profile must not end the run, and the other ranks wait for this one.
+            except Exception as error:
+                reason = describe_error(error)
+        return Answer(problems=(Problem("", str(reason), code="library-failed"),)), b""
+
+    def _analyze(self, recorded: Recorded, trace: str, problem: str) -> RankProfile:
+        """Return where the time of this rank went."""
+        _, all_steps, warmup_steps = recorded
+        steps = all_steps[warmup_steps:]
+        times = {part: [step[part] for step in steps] for part in PARTS}
+        return RankProfile(
+            rank=dist.get_rank(),
+            host=socket.gethostname(),
+            device=torch.cuda.get_device_name(self._log.device) if self._on_gpu else "cpu",
+            steps=[sum(step.values()) for step in steps],
+            parts={
+                part: PartTime(mean=statistics.fmean(each), median=statistics.median(each))
+                for part, each in times.items()
+            },
+            trace=trace,
+            problem=problem,
+        )
+
+
+def _read_answer(data: bytes) -> Answer[RankProfile]:
+    try:
+        return decode(data, Answer[RankProfile])
+    except InvalidRecordError as error:
+        return Answer(problems=(Problem("", f"it {error}", code="library-failed"),))
+
+
+def _export_trace(profiler: profile) -> tuple[bytes, str]:
+    """Return the trace, compressed, and why there is none, "" if there is one."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="gputrain-profile-") as folder:
+            path, compressed = Path(folder) / "trace.json", BytesIO()
+            profiler.export_chrome_trace(str(path))
+            # Level 1 takes a third of the time of level 9, for a file that is a quarter larger.
+            with path.open("rb") as file, gzip.GzipFile("", "wb", 1, compressed) as archive:
+                shutil.copyfileobj(file, archive, 1 << 20)
+    except (OSError, RuntimeError) as error:
+        return b"", f"the trace cannot be exported: {describe_error(error)}"
+    if compressed.tell() > MAX_TRACE_BYTES:
+        return b"", f"the trace has {compressed.tell() >> 20} MiB; at most {MAX_TRACE_BYTES >> 20} are kept"
+    return compressed.getvalue(), ""

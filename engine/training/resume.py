@@ -1,4 +1,4 @@
-"""Load the checkpoint that a run resumes from on all ranks, and compare config and data with it.
+"""Load the checkpoint that a run resumes from on all ranks, compare config and data with it, and restore its state.
 
 The checkpoint decides: `config.yaml` and the dataset may have been edited since. `train` calls it.
 """
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from torch import Tensor
 from torch.distributed import Store
 
 from engine.config.resume import describe_changes, find_changes, immutable_key_problems
@@ -21,9 +22,16 @@ from engine.data.sources.formats import model_input_format
 from engine.distributed.messages import HostProblems, decide_on_rank_0, merge_problems, receive, send
 from engine.distributed.rank_env import RankInfo
 from engine.optim.lr_schedule import lr_factor, scaled_lr
+from engine.optim.optimizers import restore_optimizer
 from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint, load_newest
+from engine.training.checkpoint_writer import CheckpointWriter, map_tensors
+from engine.training.data import TrainingData
+from engine.training.device import set_rng_state
+from engine.training.log import TrainingLog
+from engine.training.metrics import BestSoFar
+from engine.training.model import Model
 from engine.utils.answers import Answer
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.text import list_names
@@ -180,3 +188,61 @@ def _compare_images(checkpoint: Mapping[str, Any], config: Config, source: Image
         return []
     reason = f"the files of the {' and '.join(resized)} images have other sizes than at the checkpoint"
     return [Problem("", reason, code="data-changed")]
+
+
+def restore_state(
+    checkpoint: dict[str, Any], data: TrainingData, model: Model, log: TrainingLog, checkpoints: CheckpointWriter
+) -> list[Problem]:
+    """Restore the training state from a checkpoint, except model and position, which are built from it.
+
+    With another number of ranks, rank 0 takes the metrics of all ranks, and random number generators are seeded again.
+    Returns warnings about what differs from an uninterrupted run.
+    """
+    ranks, warnings, metrics, sampler = checkpoint["ranks"], list[Problem](), log.train_metrics, data.sampler
+    # Copies, because optimizers keep the tensors that they are given, and these are pages of the checkpoint file.
+    restore_optimizer(model.optimizer, map_tensors(checkpoint["optimizer"], Tensor.clone), model.config.optim)
+    if checkpoint["scaler"] and model.scaler.is_enabled():
+        model.scaler.load_state_dict(checkpoint["scaler"])
+    model.plateau.load_state_dict(checkpoint["plateau"])
+    log.early_stop.load_state_dict(checkpoint["early_stop"])
+    if checkpoint["ema"] is not None and model.ema is not None:
+        model.ema.network.load_state_dict(checkpoint["ema"])
+    log.skipped.total, log.skipped.consecutive = checkpoint["skipped"], checkpoint["consecutive_skipped"]
+    log.lr = model.lr_at(data.steps_seen())
+    # Older checkpoints lack the loss.
+    best_loss = checkpoint.get("best_loss")
+    log.best = BestSoFar(checkpoint["best_epoch"], checkpoint["best_accuracy"], best_loss)
+    checkpoints.last_saved_step = checkpoint["step"]
+    same_ranks = len(ranks) == sampler.world_size
+    if same_ranks:
+        local = ranks[sampler.rank]
+        metrics.loss_sum += local["loss_sum"].to(model.device)
+        metrics.counts += local["counts"].to(model.device)
+        log.restore_unreported(local["unreported"])
+        set_rng_state(local["rng"], model.device)
+    elif sampler.rank == 0:
+        metrics.loss_sum += sum(saved_rank["loss_sum"] for saved_rank in ranks).to(model.device)
+        metrics.counts += sum(saved_rank["counts"] for saved_rank in ranks).to(model.device)
+    if (checkpoint["ema"] is None) != (model.ema is None):
+        reason = (
+            "the EMA weights start from the current weights"
+            if model.ema is not None
+            else "the EMA weights, which the best epoch so far was chosen by, are dropped"
+        )
+        warnings.append(Problem("", reason, code="resume-differs"))
+    if model.config.device.parallel == "dp" and model.device.type == "cuda":
+        reason = "with device.parallel=dp only the random number generator of the first GPU is restored"
+        warnings.append(Problem("", reason, code="resume-differs"))
+    if checkpoint["tf32"] != model.uses_tf32:
+        reason = f"float32 math {'now uses TF32' if model.uses_tf32 else 'does not use TF32 any more'}"
+        warnings.append(Problem("", reason, code="resume-differs"))
+    saved, current = (len(ranks), checkpoint["global_batch"]), (sampler.world_size, sampler.global_batch)
+    if saved == current:
+        return warnings
+    differences = [] if saved[1] == current[1] else ["the images of each batch"]
+    differences += [] if same_ranks else ["the model's random numbers", "the step losses not reported yet"]
+    reason = (
+        f"the checkpoint has {saved[0]} ranks and a global batch size of {saved[1]}, this run has {current[0]} and "
+        f"{current[1]}: {', '.join(differences)} and the order of summation now differ from an uninterrupted run"
+    )
+    return [*warnings, Problem("", reason, code="resume-differs")]

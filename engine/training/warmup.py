@@ -1,6 +1,6 @@
 """Warmup steps before training: build DDP's gradient buckets, check that the model can train, and time a step.
 
-`train` calls `warm_up`; the state of the model is the same after it.
+`trainer` runs the `Warmup`; the state of the model is the same after it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from engine.distributed.parallel import warmup_batch_size
 from engine.gpus.peak_flops import peak_tflops
 from engine.models.compile import allow_compilations, compile_usage_error, stop_compile_workers
 from engine.models.factory import check_logits
-from engine.models.freeze import set_train_mode
-from engine.models.precision import autocast
 from engine.runs.events import WarningEvent
-from engine.training.rank_state import RankState
-from engine.training.rng import rng_state, set_rng_state
+from engine.training.data import TrainingData
+from engine.training.device import rng_state, set_rng_state
+from engine.training.log import TrainingLog
+from engine.training.model import Model
 from engine.utils.codec import UNSET, UnsetType
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import list_names, pluralize
@@ -54,50 +54,210 @@ class WarmupResult:
     peak_tflops: float | UnsetType
 
 
-def warm_up(state: RankState) -> WarmupResult:
-    """Run forward and backward passes, compile the model if configured, and restore the model's state.
+class Warmup:
+    """The warmup of one rank. `cpu_group` is a process group for tensors in host memory."""
 
-    DDP rebuilds its gradient buckets after the first backward pass, which changes the order of summation: without
-    warmup, the first step of a resumed run would differ from that of an uninterrupted run. Raises UsageError if the
-    model cannot train. A collective.
-    """
-    buffers = {name: buffer.clone() for name, buffer in state.model.named_buffers()}
-    rng_before = rng_state(state.device)
-    set_train_mode(state.model, state.network.frozen)
-    model = state.config.model
-    if model.compile and state.sampler.rank == 0:
-        message = f"compiling {model.name} (model.compile_mode {model.compile_mode}), which can take minutes"
-        state.channel.send(WarningEvent(message=message, code="compiling"))
-    result = _measure(state)
-    if model.compile:
-        _warm_up_compiled(state)
-        set_train_mode(state.model, state.network.frozen)
-    state.zero_grad()
-    with torch.no_grad():
-        for name, buffer in state.model.named_buffers():
-            buffer.copy_(buffers[name])
-    set_rng_state(rng_before, state.device)
-    return result
+    def __init__(self, data: TrainingData, model: Model, log: TrainingLog, cpu_group: dist.ProcessGroup) -> None:
+        self._data, self._model, self._log, self._cpu_group = data, model, log, cpu_group
+        self._config, self._device, self._images = model.config, model.device, data.image_format
 
+    def run(self) -> WarmupResult:
+        """Run forward and backward passes, compile the model if configured, and restore the model's state.
 
-def _measure(state: RankState) -> WarmupResult:
-    """Check that the model can train on a small batch, time its step, and count its operations on rank 0.
+        DDP rebuilds its gradient buckets after the first backward pass, which changes the order of summation: without
+        warmup, the first step of a resumed run would differ from that of an uninterrupted run. Raises UsageError if the
+        model cannot train. A collective.
+        """
+        buffers = {name: buffer.clone() for name, buffer in self._model.network.named_buffers()}
+        rng_before = rng_state(self._device)
+        self._model.train()
+        model = self._config.model
+        if model.compile:
+            message = f"compiling {model.name} (model.compile_mode {model.compile_mode}), which can take minutes"
+            self._log.emit(WarningEvent(message=message, code="compiling"))
+        result = self._measure()
+        if model.compile:
+            self._warm_up_compiled()
+            self._model.train()
+        self._model.zero_grad()
+        with torch.no_grad():
+            for name, buffer in self._model.network.named_buffers():
+                buffer.copy_(buffers[name])
+        set_rng_state(rng_before, self._device)
+        return result
 
-    Raises UsageError. A collective.
-    """
-    batch_size, sizes = warmup_batch_size(state.sampler), state.image_format.train_sizes
-    # cuDNN keeps its choice for a shape, so batches of the size of the training are benchmarked at once.
-    with _cudnn_heuristics() if batch_size < state.sampler.batch_size else nullcontext():
-        _first_step(state, batch_size)
-        seconds = _fastest_step_seconds(state, batch_size)
-        flops: dict[int, float | UnsetType] = dict.fromkeys(sizes, UNSET)
-        peak: float | UnsetType = UNSET
-        if state.device.type == "cuda":
-            # A user's own forward pass may contain collectives.
-            if state.sampler.rank == 0 or is_user_code(state.config.model.name):
-                flops = {size: count_flops_per_image(state, size) for size in sizes}
-            peak = _total_peak_tflops(state)
-    return WarmupResult(seconds, batch_size, flops, peak)
+    def _measure(self) -> WarmupResult:
+        """Check that the model can train on a small batch, time its step, and count its operations on rank 0.
+
+        Raises UsageError. A collective.
+        """
+        batch_size, sizes = warmup_batch_size(self._data.sampler), self._images.train_sizes
+        # cuDNN keeps its choice for a shape, so batches of the size of the training are benchmarked at once.
+        with _cudnn_heuristics() if batch_size < self._data.sampler.batch_size else nullcontext():
+            self._first_step(batch_size)
+            seconds = self._fastest_step_seconds(batch_size)
+            flops: dict[int, float | UnsetType] = dict.fromkeys(sizes, UNSET)
+            peak: float | UnsetType = UNSET
+            if self._device.type == "cuda":
+                # A user's own forward pass may contain collectives.
+                if self._data.sampler.rank == 0 or is_user_code(self._config.model.name):
+                    flops = {size: self.count_flops(size) for size in sizes}
+                peak = self._total_peak_tflops()
+        return WarmupResult(seconds, batch_size, flops, peak)
+
+    def _first_step(self, batch_size: int) -> None:
+        """Raise UsageError if the model cannot train on a batch of this size."""
+        try:
+            self._forward_backward(batch_size)
+        except UsageError:
+            raise
+        except Exception as error:
+            if self._config.model.compile and (refusal := compile_usage_error(self._config, error)) is not None:
+                raise refusal from error
+            problem = None if has_known_cause(error) else self._diagnose_failure(batch_size, error)
+            if problem is None:
+                raise
+            raise UsageError([problem]) from error
+        unused = [name for name, p in self._model.network.named_parameters() if p.requires_grad and p.grad is None]
+        if unused:
+            raise UsageError.one(
+                "model.name",
+                f"{self._config.model.name} does not use {list_names(unused)} in its forward pass, so they get no "
+                "gradient; remove them from the model, or freeze them with model.freeze",
+                code="unused-weights",
+            )
+
+    def _forward_backward(self, batch_size: int, size: int | None = None) -> None:
+        logits = self._forward(self._model.parallel, batch_size, size=size)
+        # `check_model` has called the model in evaluation mode.
+        check_logits(self._config.model.name, logits, batch_size, self._data.num_classes, training=True)
+        logits.float().sum().backward()
+
+    def _fastest_step_seconds(self, batch_size: int) -> float:
+        """A collective."""
+        # Not timed: DDP's rebuilt buckets are used for the first time.
+        self._timed_step(batch_size)
+        first = self._timed_step(batch_size)
+        longest = torch.tensor(first, dtype=torch.float64)
+        dist.all_reduce(longest, dist.ReduceOp.MAX, group=self._cpu_group)
+        more = EXTRA_TIMED_STEPS if longest.item() < SHORT_STEP_SECONDS else 0
+        return min([first, *(self._timed_step(batch_size) for _ in range(more))])
+
+    def _timed_step(self, batch_size: int) -> float:
+        _synchronize(self._device)
+        start = time.perf_counter()
+        self._forward_backward(batch_size)
+        _synchronize(self._device)
+        return time.perf_counter() - start
+
+    def count_flops(self, size: int | None = None) -> float | UnsetType:
+        """Return the floating-point operations of one image, forward and backward; UNSET if they cannot be counted.
+
+        `size` is the side of the image, by default that of the largest training images.
+
+        FlopCounterMode counts convolutions, matrix products and attention, two operations per multiply-add; frozen
+        parameters need none for their gradients.
+        """
+        batch_size = min(warmup_batch_size(self._data.sampler), MAX_FLOPS_BATCH_SIZE)
+        trainable = [p for p in self._model.network.parameters() if p.requires_grad]
+        synchronized = [module for module in self._model.network.modules() if isinstance(module, nn.SyncBatchNorm)]
+        try:
+            # Imported here because it imports Triton, which a CPU run does not need.
+            from torch.utils.flop_counter import FlopCounterMode
+
+            for module in synchronized:
+                # In training mode, SyncBatchNorm is a collective: if one rank fails here, the others would wait for it.
+                module.eval()
+            with FlopCounterMode(display=False) as counter:
+                # `forward` is not compiled; FlopCounterMode cannot count compiled code.
+                out = self._forward(self._model.network.forward, batch_size, self._device, size=size)
+                # Not `backward`, which would run the hooks of DistributedDataParallel.
+                torch.autograd.grad(out.float().sum(), trainable)
+            flops: int = counter.get_total_flops()
+            return flops / batch_size
+        except Exception:
+            # Only the MFU depends on it.
+            return UNSET
+        finally:
+            self._model.train()
+
+    def _total_peak_tflops(self) -> float | UnsetType:
+        """Return the peak TFLOPS of all GPUs of the run together, UNSET if one is unknown. A collective."""
+        first = torch.device(self._device).index or 0
+        indices = range(first, first + self._data.sampler.devices_per_rank)
+        names, precision = map(torch.cuda.get_device_name, indices), self._config.precision
+        peaks = [peak_tflops(name, precision, tf32=self._model.uses_tf32) for name in names]
+        total = torch.tensor(sum(math.nan if peak is None else peak for peak in peaks), dtype=torch.float64)
+        dist.all_reduce(total, group=self._cpu_group)
+        return UNSET if total.isnan() else total.item()
+
+    def _forward(
+        self,
+        model: Callable[[Tensor], Tensor],
+        batch_size: int,
+        device: torch.device | None = None,
+        *,
+        size: int | None = None,
+    ) -> Tensor:
+        """Run `model` on random images, by default on the device of the batches and of the largest training size."""
+        size = size or self._images.size
+        shape = (batch_size, self._images.channels, size, size)
+        images = torch.rand(shape, device=device or self._data.batch_device)
+        with self._model.autocast():
+            return self._model.compute_logits(model, images)
+
+    def _warm_up_compiled(self) -> None:
+        """Compile for training and for evaluation, with full batches of each image size. Raises UsageError."""
+        sizes = self._remaining_train_sizes()
+        allow_compilations(len(sizes) + 1)
+        try:
+            for size in sizes:
+                for _ in range(COMPILE_WARMUP_STEPS):
+                    self._model.zero_grad()
+                    self._forward_backward(self._data.sampler.batch_size, size)
+            self._model.network.eval()
+            with torch.no_grad():
+                for _ in range(COMPILE_WARMUP_STEPS):
+                    self._forward(self._model.network, self._data.sampler.batch_size, size=self._images.val_size)
+        except Exception as error:
+            if (problem := compile_usage_error(self._config, error)) is None:
+                raise
+            raise problem from error
+        stop_compile_workers()
+
+    def _remaining_train_sizes(self) -> tuple[int, ...]:
+        """Return the sizes of the training images from the current epoch on."""
+        epochs = range(self._data.position.epoch, self._config.run.epochs + 1)
+        return tuple(dict.fromkeys(self._images.at_epoch(epoch).size for epoch in epochs))
+
+    def _diagnose_failure(self, batch_size: int, error: Exception) -> Problem | None:
+        """Return the config problem behind an error of the first warmup step; None for any other error."""
+        config, text = self._config, str(error)
+        name, images, place = config.model.name, pluralize(batch_size, "image"), locate_in_user_code(error, config)
+        fails = f"{name} fails on a batch of {images}"
+        if "does not have a deterministic implementation" in text:
+            operator = text.partition(" ")[0]
+            kind = "GPU" if self._device.type == "cuda" else "CPU"
+            reason = f"{name} cannot train deterministically: {operator} has no deterministic kernel on the {kind}"
+            advice = "set device.deterministic=false, or use another model.name"
+            return Problem("device.deterministic", reason, advice, code="not-supported")
+        if "view size is not compatible" in text and self._model.memory_format is torch.channels_last:
+            reason = f"{name} does not support channels_last: {text.rstrip('.')}"
+            return Problem("model.channels_last", reason, "set model.channels_last=off", code="not-supported")
+        if "more than 1 value per channel" in text:
+            reason = f"{name} cannot train on the smallest batch of an epoch, {images} per rank"
+            reason += f": {text.strip().splitlines()[-1]}"
+            return Problem("data.batch_size", reason, "change it, or set data.drop_last=true", code="too-small")
+        if self._model.input_dtype == torch.float16 and isinstance(error, ValueError | RuntimeError):
+            reason = f"{config.precision.amp}: {name} cannot compute in pure float16 ({text}){place}"
+            return Problem("precision.amp", reason, "use fp16, bf16 or off", code="not-supported")
+        if place:
+            # User code can raise anything.
+            reason = describe_exception(error, config.run.code, config.run.code_packages)
+            return Problem("model.name", f"{fails}: {reason}", code="user-code-failed")
+        return (
+            Problem("model.name", f"{fails}: {text}", code="not-supported") if isinstance(error, ValueError) else None
+        )
 
 
 @contextmanager
@@ -111,176 +271,6 @@ def _cudnn_heuristics() -> Iterator[None]:
         torch.backends.cudnn.benchmark = benchmark
 
 
-def _first_step(state: RankState, batch_size: int) -> None:
-    """Raise UsageError if the model cannot train on a batch of this size."""
-    try:
-        _forward_backward(state, batch_size)
-    except UsageError:
-        raise
-    except Exception as error:
-        if state.config.model.compile and (refusal := compile_usage_error(state.config, error)) is not None:
-            raise refusal from error
-        problem = None if has_known_cause(error) else _diagnose_failure(state, batch_size, error)
-        if problem is None:
-            raise
-        raise UsageError([problem]) from error
-    unused = [name for name, p in state.model.named_parameters() if p.requires_grad and p.grad is None]
-    if unused:
-        raise UsageError.one(
-            "model.name",
-            f"{state.config.model.name} does not use {list_names(unused)} in its forward pass, so they get no "
-            "gradient; remove them from the model, or freeze them with model.freeze",
-            code="unused-weights",
-        )
-
-
-def _forward_backward(state: RankState, batch_size: int, size: int | None = None) -> None:
-    logits = _forward(state, state.parallel_model, batch_size, size=size)
-    # `check_model` has called the model in evaluation mode.
-    check_logits(state.config.model.name, logits, batch_size, state.num_classes, training=True)
-    logits.float().sum().backward()
-
-
-def _fastest_step_seconds(state: RankState, batch_size: int) -> float:
-    """A collective."""
-    # Not timed: DDP's rebuilt buckets are used for the first time.
-    _timed_step(state, batch_size)
-    first = _timed_step(state, batch_size)
-    longest = torch.tensor(first, dtype=torch.float64)
-    dist.all_reduce(longest, dist.ReduceOp.MAX, group=state.cpu_group)
-    more = EXTRA_TIMED_STEPS if longest.item() < SHORT_STEP_SECONDS else 0
-    return min([first, *(_timed_step(state, batch_size) for _ in range(more))])
-
-
-def _timed_step(state: RankState, batch_size: int) -> float:
-    _synchronize(state.device)
-    start = time.perf_counter()
-    _forward_backward(state, batch_size)
-    _synchronize(state.device)
-    return time.perf_counter() - start
-
-
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def count_flops_per_image(state: RankState, size: int | None = None) -> float | UnsetType:
-    """Return the floating-point operations of one image, forward and backward; UNSET if they cannot be counted.
-
-    `size` is the side of the image, by default that of the largest training images.
-
-    FlopCounterMode counts convolutions, matrix products and attention, two operations per multiply-add; frozen
-    parameters need none for their gradients.
-    """
-    batch_size = min(warmup_batch_size(state.sampler), MAX_FLOPS_BATCH_SIZE)
-    trainable = [p for p in state.model.parameters() if p.requires_grad]
-    synchronized = [module for module in state.model.modules() if isinstance(module, nn.SyncBatchNorm)]
-    try:
-        # Imported here because it imports Triton, which a CPU run does not need.
-        from torch.utils.flop_counter import FlopCounterMode
-
-        for module in synchronized:
-            # In training mode, SyncBatchNorm is a collective: if one rank fails here, the others would wait for it.
-            module.eval()
-        with FlopCounterMode(display=False) as counter:
-            # `forward` is not compiled; FlopCounterMode cannot count compiled code.
-            out = _forward(state, state.model.forward, batch_size, state.device, size=size)
-            # Not `backward`, which would run the hooks of DistributedDataParallel.
-            torch.autograd.grad(out.float().sum(), trainable)
-        flops: int = counter.get_total_flops()
-        return flops / batch_size
-    except Exception:
-        # Only the MFU depends on it.
-        return UNSET
-    finally:
-        set_train_mode(state.model, state.network.frozen)
-
-
-def _total_peak_tflops(state: RankState) -> float | UnsetType:
-    """Return the peak TFLOPS of all GPUs of the run together, UNSET if one is unknown. A collective."""
-    first = torch.device(state.device).index or 0
-    indices = range(first, first + state.sampler.devices_per_rank)
-    names, precision = map(torch.cuda.get_device_name, indices), state.config.precision
-    peaks = [peak_tflops(name, precision, tf32=state.uses_tf32) for name in names]
-    total = torch.tensor(sum(math.nan if peak is None else peak for peak in peaks), dtype=torch.float64)
-    dist.all_reduce(total, group=state.cpu_group)
-    return UNSET if total.isnan() else total.item()
-
-
-def _forward(
-    state: RankState,
-    model: Callable[[Tensor], Tensor],
-    batch_size: int,
-    device: torch.device | None = None,
-    *,
-    size: int | None = None,
-) -> Tensor:
-    """Run `model` on random images on a device, by default that of the batches, and of the largest training size."""
-    size = size or state.image_format.size
-    shape = (batch_size, state.image_format.channels, size, size)
-    images = torch.rand(shape, device=device or state.batch_device)
-    with autocast(state.config.precision, state.device):
-        return state.compute_logits(model, images, state.input_dtype)
-
-
-def evaluate_random_batch(state: RankState, batch_size: int) -> None:
-    """Run the model on a batch of random images as an evaluation does, to find out whether it fits into memory."""
-    state.model.eval()
-    with torch.no_grad():
-        _forward(state, state.model, batch_size, state.device, size=state.image_format.val_size)
-    set_train_mode(state.model, state.network.frozen)
-
-
-def _warm_up_compiled(state: RankState) -> None:
-    """Compile for training and for evaluation, with full batches of each image size. Raises UsageError."""
-    sizes = _remaining_train_sizes(state)
-    allow_compilations(len(sizes) + 1)
-    try:
-        for size in sizes:
-            for _ in range(COMPILE_WARMUP_STEPS):
-                state.zero_grad()
-                _forward_backward(state, state.sampler.batch_size, size)
-        state.model.eval()
-        with torch.no_grad():
-            for _ in range(COMPILE_WARMUP_STEPS):
-                _forward(state, state.model, state.sampler.batch_size, size=state.image_format.val_size)
-    except Exception as error:
-        if (problem := compile_usage_error(state.config, error)) is None:
-            raise
-        raise problem from error
-    stop_compile_workers()
-
-
-def _remaining_train_sizes(state: RankState) -> tuple[int, ...]:
-    """Return the sizes of the training images from the current epoch on."""
-    epochs = range(state.position.epoch, state.config.run.epochs + 1)
-    return tuple(dict.fromkeys(state.image_format.at_epoch(epoch).size for epoch in epochs))
-
-
-def _diagnose_failure(state: RankState, batch_size: int, error: Exception) -> Problem | None:
-    """Return the config problem behind an error of the first warmup step; None for any other error."""
-    config, text = state.config, str(error)
-    name, images, place = config.model.name, pluralize(batch_size, "image"), locate_in_user_code(error, config)
-    fails = f"{name} fails on a batch of {images}"
-    if "does not have a deterministic implementation" in text:
-        operator = text.partition(" ")[0]
-        kind = "GPU" if state.device.type == "cuda" else "CPU"
-        reason = f"{name} cannot train deterministically: {operator} has no deterministic kernel on the {kind}"
-        advice = "set device.deterministic=false, or use another model.name"
-        return Problem("device.deterministic", reason, advice, code="not-supported")
-    if "view size is not compatible" in text and state.memory_format is torch.channels_last:
-        reason = f"{name} does not support channels_last: {text.rstrip('.')}"
-        return Problem("model.channels_last", reason, "set model.channels_last=off", code="not-supported")
-    if "more than 1 value per channel" in text:
-        reason = f"{name} cannot train on the smallest batch of an epoch, {images} per rank"
-        reason += f": {text.strip().splitlines()[-1]}"
-        return Problem("data.batch_size", reason, "change it, or set data.drop_last=true", code="too-small")
-    if state.input_dtype == torch.float16 and isinstance(error, ValueError | RuntimeError):
-        reason = f"{config.precision.amp}: {name} cannot compute in pure float16 ({text}){place}"
-        return Problem("precision.amp", reason, "use fp16, bf16 or off", code="not-supported")
-    if place:
-        # User code can raise anything.
-        reason = describe_exception(error, config.run.code, config.run.code_packages)
-        return Problem("model.name", f"{fails}: {reason}", code="user-code-failed")
-    return Problem("model.name", f"{fails}: {text}", code="not-supported") if isinstance(error, ValueError) else None

@@ -33,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from engine.data.batch import DeviceBatch
 from engine.distributed.agreement import POLL_INTERVAL_SECONDS, Agreement
 from engine.runs.control import RequestCounters
-from engine.training.loop import evaluate, train_step
+from engine.training.evaluation import evaluate
+from engine.training.loop import train_step
 from engine.training.trainer import Trainer
 from support.runs.in_process import PremadeBatches, single_rank_trainer
 
@@ -95,17 +96,17 @@ def counted(parts: list[tuple[Any, str]], spent: dict[str, float]) -> Iterator[N
 
 def telemetry(trainer: Trainer, steps: int) -> dict[str, float]:
     """CPU time per step in microseconds, by telemetry function."""
-    state, spent = trainer.state, dict[str, float]()
-    parts = [(state.channel, name) for name in ("enter_phase", "send", "poll_requests")]
-    parts += [(state.step_log, name) for name in ("add", "add_data_wait")]
+    log, spent = trainer.log, dict[str, float]()
+    parts = [(log.channel, name) for name in ("enter_phase", "send", "poll_requests")]
+    parts += [(log, "add_step")]
     empty = time.process_time()
     for _ in range(1000):
         time.process_time()
     clock = (time.process_time() - empty) / 1000
-    with counted([*parts, (trainer, "handle_requests")], spent):
+    with counted([*parts, (trainer.control, "handle_requests")], spent):
         for _ in range(steps):
-            trainer.handle_requests()
-            train_step(state)
+            trainer.control.handle_requests()
+            train_step(trainer)
     return {name: seconds / steps * 1e6 - clock * 1e6 for name, seconds in spent.items()}
 
 
@@ -146,20 +147,24 @@ def main() -> None:
     with single_rank_trainer(
         *(f"{key}={value}" for key, value in recipe.items()), on_gpu=torch.cuda.is_available()
     ) as trainer:
-        state = trainer.state
-        bare = deepcopy(state.model).train()
+        bare = deepcopy(trainer.model.network).train()
         optimizer = torch.optim.SGD(bare.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4, fused=True)
-        shape = (options.batch, state.image_format.channels, options.size, options.size)
+        shape = (options.batch, trainer.data.image_format.channels, options.size, options.size)
         premade = [
-            (torch.randn(shape, device=state.device), torch.randint(state.num_classes, shape[:1], device=state.device))
+            (
+                torch.randn(shape, device=trainer.device),
+                torch.randint(trainer.data.num_classes, shape[:1], device=trainer.device),
+            )
             for _ in range(BATCHES)
         ]
-        state.batches = PremadeBatches([DeviceBatch(images, labels, 1.0) for images, labels in premade])
-        batches = cycle([(images.contiguous(memory_format=state.memory_format), labels) for images, labels in premade])
+        trainer.data.batches = PremadeBatches([DeviceBatch(images, labels, 1.0) for images, labels in premade])
+        batches = cycle(
+            [(images.contiguous(memory_format=trainer.model.memory_format), labels) for images, labels in premade]
+        )
 
         def trainer_step() -> None:
-            trainer.handle_requests()
-            train_step(state)
+            trainer.control.handle_requests()
+            train_step(trainer)
 
         for _ in range(20):
             bare_step(bare, optimizer, *next(batches))
@@ -168,7 +173,7 @@ def main() -> None:
         for number in range(options.steps):
             pair = [lambda: bare_step(bare, optimizer, *next(batches)), trainer_step]
             # Alternate which of the two runs first.
-            timings = [timed(step, state.device) for step in (pair if number % 2 else pair[::-1])]
+            timings = [timed(step, trainer.device) for step in (pair if number % 2 else pair[::-1])]
             rows.append(timings if number % 2 else timings[::-1])
         for column, clock in enumerate(("wall", "CPU time")):
             print(format_row(clock, [row[0][column] for row in rows], [row[1][column] for row in rows]), flush=True)
@@ -183,7 +188,7 @@ def main() -> None:
 
         def bare_evaluation() -> None:
             bare.eval()
-            correct = torch.zeros((), device=state.device)
+            correct = torch.zeros((), device=trainer.device)
             with torch.no_grad():
                 for _ in range(EVALUATED):
                     images, labels = next(batches)
@@ -191,7 +196,7 @@ def main() -> None:
             correct.item()
 
         rows = [
-            (timed(bare_evaluation, state.device), timed(lambda: evaluate(state, lambda: False), state.device))
+            (timed(bare_evaluation, trainer.device), timed(lambda: evaluate(trainer), trainer.device))
             for _ in range(12)
         ]
         print(format_row("evaluate", [row[0][0] for row in rows[2:]], [row[1][0] for row in rows[2:]]))

@@ -22,7 +22,7 @@ from engine.launch.phases import claim
 from engine.launch.request import RunRequest
 from engine.runs.control import send_request
 from engine.training.checkpoint import load_newest
-from engine.training.step_log import SkippedSteps
+from engine.training.log import SkippedSteps
 from support.gputrain_command import Gputrain, find_rank_pids, read_events, read_failures, wait_for
 from support.messages import says
 from support.runs.event_factories import make_run_started

@@ -70,31 +70,30 @@ def measure(steps: int, windows: int, batch: int, overrides: list[str]) -> dict[
     sizes = [f"data.batch_size={batch}", f"data.fake_train={images}", f"data.fake_val={batch}"]
     keys = [*RECIPE, *sizes, *overrides]
     with single_rank_trainer(*keys, on_gpu=True) as trainer:
-        state = trainer.state
         premade = [
             (
-                torch.randn(batch, 1, IMAGE_SIZE, IMAGE_SIZE, device=state.device).contiguous(
-                    memory_format=state.memory_format
+                torch.randn(batch, 1, IMAGE_SIZE, IMAGE_SIZE, device=trainer.device).contiguous(
+                    memory_format=trainer.model.memory_format
                 ),
-                torch.randint(CLASSES, (batch,), device=state.device),
+                torch.randint(CLASSES, (batch,), device=trainer.device),
             )
             for _ in range(BATCHES)
         ]
-        state.batches = PremadeBatches([DeviceBatch(images, labels, 1.0) for images, labels in premade])
+        trainer.data.batches = PremadeBatches([DeviceBatch(images, labels, 1.0) for images, labels in premade])
 
         def trainer_step() -> None:
-            trainer.handle_requests()
-            train_step(state)
+            trainer.control.handle_requests()
+            train_step(trainer)
 
         measured: dict[str, Callable[[], object]] = {"ours": trainer_step}
         if "model.compile=true" not in overrides:
-            bare = deepcopy(state.model).train()
+            bare = deepcopy(trainer.model.network).train()
             optimizer = torch.optim.SGD(bare.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
             amp, batches = "precision.amp=bf16" in overrides, cycle(premade)
             measured["bare"] = lambda: bare_step(bare, optimizer, amp, *next(batches))
         # The first is the warmup.
         times = [{name: window_ms(step, steps) for name, step in measured.items()} for _ in range(windows + 1)][1:]
-        result: dict[str, object] = {"memory_format": str(state.memory_format).removeprefix("torch.")}
+        result: dict[str, object] = {"memory_format": str(trainer.model.memory_format).removeprefix("torch.")}
         for name, step in measured.items():
             milliseconds = statistics.median(window[name] for window in times)
             result[name] = {"ms": milliseconds, "images_per_second": batch / milliseconds * 1e3}

@@ -58,16 +58,16 @@ def install_faults(loop: Any, faults: list[dict[str, Any]]) -> None:
     """
     forward_backward = loop.forward_backward
 
-    def faulty(state: Any, batch: Any, number: int) -> Any:
+    def faulty(trainer: Any, batch: Any, number: int) -> Any:
         for fault in faults:
             marker = fault["once"]
-            if state.sampler.rank != fault["rank"] or state.position.step + 1 not in fault["steps"]:
+            if trainer.data.sampler.rank != fault["rank"] or trainer.data.position.step + 1 not in fault["steps"]:
                 continue
             if marker is None or not Path(marker).exists():
                 if marker is not None:
                     Path(marker).touch()
-                batch = replace(batch, images=trigger(fault["kind"], batch.images, state.channel))
-        return forward_backward(state, batch, number)
+                batch = replace(batch, images=trigger(fault["kind"], batch.images, trainer.log.channel))
+        return forward_backward(trainer, batch, number)
 
     loop.forward_backward = faulty
 

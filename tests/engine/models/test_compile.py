@@ -63,16 +63,14 @@ def test_compiled_model_trains_same_weights_under_same_names(
         with single_rank_trainer(*SMALL, *options, folder=folder, events=events) as trainer:
             warnings = [event.message for event in events if isinstance(event, WarningEvent)]
             run_training(trainer, [])
-            results.append(
-                (trainer.state.step_log.total_skipped(), load_checkpoint(folder / "checkpoints" / "last.pt"), warnings)
-            )
+            results.append((trainer.log.total_skipped(), load_checkpoint(folder / "checkpoints" / "last.pt"), warnings))
     (_, plain, no_warnings), (_, compiled, warnings) = results
     assert (no_warnings, len(warnings)) == ([], 1)
     assert " linear (model.compile_mode default)" in warnings[0]
     assert list(plain["model"]) == list(compiled["model"]) == list(compiled["ema"])
     assert all(torch.allclose(plain["model"][key], value, atol=1e-5) for key, value in compiled["model"].items())
     with single_rank_trainer(*SMALL, checkpoint=tmp_path / "1" / "checkpoints" / "last.pt") as trainer:
-        resumed = trainer.state.model.state_dict()
+        resumed = trainer.model.network.state_dict()
         assert all(torch.equal(value, compiled["model"][key]) for key, value in resumed.items())
 
 

@@ -11,7 +11,7 @@ from engine.config.loader import resolve_config
 from engine.config.precision import uses_tf32
 from engine.config.schema import Config
 from engine.models.factory import build_model
-from engine.models.memory_format import resolve_memory_format
+from engine.models.precision import resolve_memory_format
 from engine.runs.events import EpochEvent
 from engine.training.loop import train_step
 from engine.utils.errors import UsageError
@@ -64,7 +64,7 @@ def test_memory_format_auto_uses_channels_last_only_where_faster(
 ) -> None:
     config: Config = resolve_config("digits", recipe).config
     tf32 = uses_tf32(config.precision, capability)
-    monkeypatch.setattr("engine.models.memory_format.tf32_is_on", lambda device: tf32)
+    monkeypatch.setattr("engine.models.precision.tf32_is_on", lambda device: tf32)
     device = torch.device("cpu" if capability is None else "cuda")
     chosen = resolve_memory_format(config, build_model(config, 1, 10, 8), device)
     assert chosen == (torch.channels_last if last else torch.contiguous_format)
@@ -88,7 +88,7 @@ def test_memory_format_auto_leaves_user_model_contiguous(tmp_path: Path) -> None
     (tmp_path / "viewing.py").write_text(NET)
     own = (*SMALL, "model.name=viewing:Viewing", f"run.code={tmp_path}")
     with single_rank_trainer(*own) as trainer:
-        train_step(trainer.state)
+        train_step(trainer)
     with (
         pytest.raises(UsageError, match=r"model\.channels_last: viewing:Viewing "),
         single_rank_trainer(*own, "model.channels_last=on"),

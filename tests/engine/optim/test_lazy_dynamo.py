@@ -32,10 +32,10 @@ from engine.optim.lazy_dynamo import dynamo_stub
 
 def steps_of_ddp():
     with single_rank_trainer() as trainer:
-        wrapped = wrap_model(trainer.state.model, DeviceConfig(), torch.device("cpu"), 1, 2)
+        wrapped = wrap_model(trainer.model.network, DeviceConfig(), torch.device("cpu"), 1, 2)
         assert type(wrapped).__name__ == "DistributedDataParallel"
         wrapped(torch.rand(2, 1, 8, 8)).sum().backward()
-        trainer.state.optimizer.step()
+        trainer.model.optimizer.step()
 
 def losses():
     with TemporaryDirectory() as folder:

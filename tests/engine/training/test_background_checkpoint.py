@@ -63,13 +63,13 @@ def held_trainer(
             yield trainer, held
         finally:
             held.released.set()
-            trainer._checkpoint_writer._thread.shutdown()
+            trainer.control.checkpoints._thread.shutdown()
 
 
 def take_steps(trainer: Trainer, count: int) -> None:
     for _ in range(count):
-        assert not trainer.handle_requests()
-        train_step(trainer.state)
+        assert not trainer.control.handle_requests()
+        train_step(trainer)
 
 
 def saved_steps(events: list[Event]) -> list[int]:
@@ -99,16 +99,16 @@ def test_background_checkpoint_equals_synchronous_one_while_training_goes_on(
     with held_trainer(monkeypatch, tmp_path, events, recipe=recipe) as (trainer, held):
         held.released.set()
         take_steps(trainer, 3)
-        trainer._checkpoint_writer.write()
+        trainer.control.checkpoints.write()
         expected = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
         held.started.clear()
         held.released.clear()
-        trainer._checkpoint_writer.write(background=True)
+        trainer.control.checkpoints.write(background=True)
         assert held.started.wait(30)
         take_steps(trainer, 2)
-        assert (trainer.state.position.step, saved_steps(events)) == (5, [3]), "training goes on"
+        assert (trainer.data.position.step, saved_steps(events)) == (5, [3]), "training goes on"
         held.released.set()
-        trainer.finish_checkpoint()
+        trainer.control.checkpoints.wait()
     assert saved_steps(events) == [3, 3]
     assert_same(expected, load_checkpoint(tmp_path / "checkpoints" / "last.pt"))
 
@@ -118,7 +118,7 @@ def test_stop_waits_for_checkpoint_in_flight_and_writes_its_own(
 ) -> None:
     events: list[Event] = []
     with held_trainer(monkeypatch, tmp_path, events) as (trainer, held):
-        trainer._checkpoint_writer.write(background=True)
+        trainer.control.checkpoints.write(background=True)
         take_steps(trainer, 1)
 
         def release_in_phase(phase: Phase) -> None:
@@ -126,8 +126,8 @@ def test_stop_waits_for_checkpoint_in_flight_and_writes_its_own(
                 held.released.set()
 
         # The supervisor waits for a stop that is slow only in this phase.
-        monkeypatch.setattr(trainer.state, "enter_phase", release_in_phase)
-        trainer.end_run("stopped")
+        monkeypatch.setattr(trainer.log, "enter_phase", release_in_phase)
+        trainer.control.end_run("stopped")
         assert saved_steps(events) == [0, 1]
     assert load_newest(tmp_path / "checkpoints")[1]["step"] == 1
 
@@ -138,8 +138,8 @@ def test_checkpoint_in_flight_is_not_lost_if_training_fails(tmp_path: Path, monk
 
     events: list[Event] = []
     with held_trainer(monkeypatch, tmp_path, events, "checkpoint.every_steps=2") as (trainer, held):
-        trainer.state.log_step = fail  # type: ignore[assignment, method-assign]
-        trainer._checkpoint_writer.write(background=True)
+        trainer.log.add_step = fail  # type: ignore[assignment, method-assign]
+        trainer.control.checkpoints.write(background=True)
         threading.Timer(0.2, held.released.set).start()
         with pytest.raises(ValueError, match="a fault of the test"):
             run_training(trainer, [])
@@ -154,9 +154,9 @@ def test_background_full_disk_is_a_warning_with_the_step_of_the_checkpoint(
     full = OSError(28, "No space left on device")
     with held_trainer(monkeypatch, tmp_path, events, error=full) as (trainer, held):
         held.released.set()
-        trainer._checkpoint_writer.write(background=True)
-        train_step(trainer.state)
-        trainer.finish_checkpoint()
+        trainer.control.checkpoints.write(background=True)
+        train_step(trainer)
+        trainer.control.checkpoints.wait()
     [warning] = [event for event in events if isinstance(event, WarningEvent)]
     assert warning.code == "not-writable" and "step 0 " in warning.message
     assert warning.message.endswith(": No space left on device")
@@ -177,12 +177,12 @@ def train_until_killed(function: str, folder: Path) -> None:
     """Write a checkpoint, and another one in whose background thread a function kills this process."""
     with single_rank_trainer(*SMALL, folder=folder) as trainer:
         take_steps(trainer, 1)
-        trainer._checkpoint_writer.write()
+        trainer.control.checkpoints.write()
         with patch(function, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)):
             take_steps(trainer, 1)
-            trainer._checkpoint_writer.write(background=True)
+            trainer.control.checkpoints.write(background=True)
             take_steps(trainer, 10)
-            trainer.finish_checkpoint()
+            trainer.control.checkpoints.wait()
 
 
 @pytest.mark.parametrize("function", KILLED_AT)
@@ -202,17 +202,17 @@ def test_wait_continues_the_heartbeat_only_while_bytes_are_written(
     phases: list[int] = []
     monkeypatch.setattr(checkpoint_writer, "WAIT_HEARTBEAT_SECONDS", 0.02)
     with held_trainer(monkeypatch, tmp_path, [], error=OSError(5, "I/O error")) as (trainer, held):
-        trainer._checkpoint_writer.write(background=True)
-        monkeypatch.setattr(trainer.state, "enter_phase", phases.append)
-        assert trainer._checkpoint_writer._in_flight is not None
-        _, _, progress = trainer._checkpoint_writer._in_flight
+        trainer.control.checkpoints.write(background=True)
+        monkeypatch.setattr(trainer.log, "enter_phase", phases.append)
+        assert trainer.control.checkpoints._in_flight is not None
+        _, _, progress = trainer.control.checkpoints._in_flight
 
         def write_some() -> None:
             progress.written_bytes += 1
             threading.Timer(0.3, held.released.set).start()
 
         threading.Timer(0.1, write_some).start()
-        trainer.finish_checkpoint()
+        trainer.control.checkpoints.wait()
     assert len(phases) == 1
 
 
@@ -221,7 +221,7 @@ def test_nothing_is_written_to_the_folder_that_took_the_place(tmp_path: Path) ->
     events: list[Event] = []
     with single_rank_trainer(*SMALL, folder=tmp_path / "a", events=events) as trainer:
         trainer.job = replace(trainer.job, folder=RunFolder(tmp_path / "a").identified())
-        trainer._checkpoint_writer._folder = trainer.job.folder
+        trainer.control.checkpoints._folder = trainer.job.folder
         (tmp_path / "a").rename(tmp_path / "moved")
         (tmp_path / "a").mkdir()
         with pytest.raises(FinalCheckpointError):

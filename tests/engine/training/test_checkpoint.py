@@ -28,7 +28,7 @@ from engine.runs.checkpoint_files import (
 )
 from engine.training import checkpoint
 from engine.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
-from engine.training.rng import rng_state, set_rng_state
+from engine.training.device import rng_state, set_rng_state
 from engine.utils.errors import UsageError
 from support.messages import raises_problem
 

@@ -11,7 +11,7 @@ from engine.inference.evaluate import evaluate_checkpoint
 from engine.inference.trained_model import read_trained_checkpoint
 from engine.runs.events import Event, FinalTest, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.training.final_test import prepare_test
+from engine.training.evaluation import prepare_test
 from engine.training.train import run_training
 from support.data.found_folders import write_roboflow
 from support.messages import says
@@ -35,7 +35,7 @@ def test_final_test_is_evaluation_of_best_checkpoint(photos: Path, tmp_path: Pat
     (tmp_path / "run").mkdir()
     with single_rank_trainer(*options(photos, *recipe), folder=tmp_path / "run", events=events) as trainer:
         assert run_training(trainer, []) == "finished"
-        trained = {name: value.clone() for name, value in trainer.state.model.state_dict().items()}
+        trained = {name: value.clone() for name, value in trainer.model.network.state_dict().items()}
     [tested] = [event for event in events if isinstance(event, FinalTest)]
     folder = RunFolder(tmp_path / "run")
     best, last = (read_trained_checkpoint(folder, which) for which in ("best", "last"))

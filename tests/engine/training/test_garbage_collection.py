@@ -7,7 +7,8 @@ import gc
 import pytest
 import torch
 
-from engine.training.loop import evaluate, train_step
+from engine.training.evaluation import evaluate
+from engine.training.loop import train_step
 from engine.training.memory import manual_gc
 from support.runs.in_process import single_rank_trainer
 
@@ -24,13 +25,13 @@ def test_training_leaves_no_tensor_in_reference_cycles(recipe: tuple[str, ...]) 
     with single_rank_trainer("data.batch_size=8", *recipe) as trainer, manual_gc():
         before = 0
         for number in range(50):
-            train_step(trainer.state)
+            train_step(trainer)
             if number == 10:
                 before = tensors()
         assert tensors() <= before + 2 * trainer.config.run.log_every, (
             "more tensors than the step log keeps until it reports"
         )
-        evaluate(trainer.state, lambda: False)
+        evaluate(trainer)
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
             gc.collect()

@@ -9,10 +9,9 @@ import torch
 
 from engine.runs.events import EpochEvent, Event, StepEvent
 from engine.training.train import run_training
-from engine.training.warmup import warm_up
 from engine.utils.codec import UNSET
 from support.replace import replace
-from support.runs.in_process import single_rank_trainer
+from support.runs.in_process import single_rank_trainer, warmup_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,7 +46,7 @@ def train(on_gpu: bool, *overrides: str, **options: Path) -> tuple[list[float], 
     events: list[Event] = []
     last_of_each = {override.partition("=")[0]: override for override in overrides}
     with single_rank_trainer(*last_of_each.values(), base=None, events=events, on_gpu=on_gpu, **options) as trainer:
-        assert trainer.state.device.type == ("cuda" if on_gpu else "cpu")
+        assert trainer.device.type == ("cuda" if on_gpu else "cpu")
         assert run_training(trainer, []) == "finished"
     steps = [loss for event in events if isinstance(event, StepEvent) for loss in event.losses]
     return steps, [event.val_loss for event in events if isinstance(event, EpochEvent)]
@@ -82,8 +81,8 @@ def test_each_augmentation_trains_deterministically_on_gpu(recipe: tuple[str, ..
 def test_warmup_counts_operations_on_rank_0_only() -> None:
     with single_rank_trainer("model.name=linear", on_gpu=True) as trainer:
         assert trainer.warmup.flops_by_size[8] > 0
-        trainer.state.sampler = replace(trainer.state.sampler, rank=1)
-        assert set(warm_up(trainer.state).flops_by_size.values()) == {UNSET}
+        trainer.data.sampler = replace(trainer.data.sampler, rank=1)
+        assert set(warmup_of(trainer).run().flops_by_size.values()) == {UNSET}
 
 
 @pytest.mark.parametrize("images", [GRAY, COLOR], ids=["gray", "color"])

@@ -11,7 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.data.batch import DeviceBatch
-from engine.training.loop import evaluate, train_step
+from engine.training.evaluation import evaluate
+from engine.training.loop import train_step
 from engine.training.metrics import Evaluation, EvaluationAccumulator
 from support.runs.in_process import PremadeBatches, single_rank_trainer
 
@@ -32,14 +33,13 @@ class HostReads(TorchDispatchMode):
 def test_train_step_reads_no_value_from_device(recipe: tuple[str, ...]) -> None:
     nonfinite, *more = recipe
     with single_rank_trainer(f"optim.nonfinite={nonfinite}", *more) as trainer:
-        state = trainer.state
         with HostReads() as reads:
-            train_step(state)
+            train_step(trainer)
         assert reads.count == 0
         with HostReads() as reads:
-            state.step_log.unreported()
-            assert state.train_metrics.counts.tolist()[1] == 32
-            assert state.train_metrics.loss_sum.item() > 0
+            trainer.log.unreported()
+            assert trainer.log.train_metrics.counts.tolist()[1] == 32
+            assert trainer.log.train_metrics.loss_sum.item() > 0
         assert reads.count > 0, "the mode counts real reads"
 
 
@@ -66,36 +66,34 @@ HEAVY = ("model.ema=0.9", "optim.clip_norm=1", "optim.clip_value=1", "optim.accu
 )
 def test_train_step_between_log_points_does_not_sync_gpu(amp: str, recipe: tuple[str, ...]) -> None:
     with single_rank_trainer(f"precision.amp={amp}", "run.log_every=30", *recipe, on_gpu=True) as trainer:
-        state = trainer.state
-        assert state.device.type == "cuda"
-        images, labels = torch.rand(32, 1, 8, 8, device=state.device), torch.randint(10, (32,), device=state.device)
+        assert trainer.device.type == "cuda"
+        images, labels = torch.rand(32, 1, 8, 8, device=trainer.device), torch.randint(10, (32,), device=trainer.device)
         micro_batches = trainer.config.optim.accumulate
-        state.batches = PremadeBatches(
+        trainer.data.batches = PremadeBatches(
             [
                 DeviceBatch(images, labels, 1 / micro_batches, index == micro_batches - 1)
                 for index in range(micro_batches)
             ]
         )
         for _ in range(3):
-            train_step(state)
-        state.step_log.start_reduction(state.position.step, 1, 0.1)
-        state.step_log.wait_pending()
+            train_step(trainer)
+        trainer.log.start_reduction(trainer.data.position.step, 1, 0.1)
+        trainer.log.wait_pending()
         with forbid_host_sync():
             for _ in range(20):
-                trainer.handle_requests()
-                train_step(state)
+                trainer.control.handle_requests()
+                train_step(trainer)
         with pytest.raises(RuntimeError), forbid_host_sync():
-            state.train_metrics.loss_sum.item()
+            trainer.log.train_metrics.loss_sum.item()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_evaluate_syncs_gpu_only_at_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with single_rank_trainer("model.ema=0.9", on_gpu=True) as trainer:
-        state = trainer.state
-        images, labels = torch.rand(32, 1, 8, 8, device=state.device), torch.randint(10, (32,), device=state.device)
-        state.batches = PremadeBatches([DeviceBatch(images, labels, 1.0)])
-        evaluate(state, lambda: False)
+        images, labels = torch.rand(32, 1, 8, 8, device=trainer.device), torch.randint(10, (32,), device=trainer.device)
+        trainer.data.batches = PremadeBatches([DeviceBatch(images, labels, 1.0)])
+        evaluate(trainer)
         all_reduce = EvaluationAccumulator.all_reduce
 
         def allow_sync(accumulator: EvaluationAccumulator) -> Evaluation:
@@ -104,4 +102,4 @@ def test_evaluate_syncs_gpu_only_at_end(monkeypatch: pytest.MonkeyPatch) -> None
 
         monkeypatch.setattr(EvaluationAccumulator, "all_reduce", allow_sync)
         with forbid_host_sync():
-            evaluate(state, lambda: False)
+            evaluate(trainer)

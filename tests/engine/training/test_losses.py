@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.config.loader import resolve_config
 from engine.config.user_errors import UserCodeError
-from engine.training.loop import evaluate
+from engine.training.evaluation import evaluate
 from engine.training.losses import balanced_class_weights, build_loss, build_validation_loss
 from support.messages import raises_problem
 from support.runs.in_process import single_rank_trainer
@@ -56,7 +56,7 @@ def test_validation_loss_of_builtin_losses_is_plain_cross_entropy(overrides: tup
     losses = []
     for extra in ((), overrides):
         with single_rank_trainer("model.name=linear", "data.batch_size=64", "data.val_split=0.1", *extra) as fit:
-            result = evaluate(fit.state, lambda: False)
+            result = evaluate(fit)
         assert result is not None
         losses.append(result[0].metrics.loss)
     assert losses[0] == losses[1]

@@ -33,7 +33,7 @@ from engine.training import batch_size
 from engine.training.batch_size import BatchSizeTrials, largest_fitting
 from engine.training.job import Job
 from engine.training.memory import empty_cache, gather_peak_memory, peak_memory, reset_peak_memory
-from engine.training.rank_state import RankState
+from engine.training.trainer import Trainer
 from engine.utils.errors import UsageError
 from engine.utils.process import SignalHandler
 from support.gputrain_command import Gputrain, read_events
@@ -131,11 +131,11 @@ def test_search_returns_zero_if_not_one_image_fits() -> None:
     assert largest_fitting(lambda size: False, 100) == 0
 
 
-def full_above(size: int) -> Callable[[RankState], None]:
+def full_above(size: int) -> Callable[[Trainer], None]:
     """Return a stand-in for a training step that needs too much memory for larger batches."""
 
-    def step(state: RankState) -> None:
-        if len(next(state.batches).labels) > size:
+    def step(trainer: Trainer) -> None:
+        if len(next(trainer.data.batches).labels) > size:
             raise torch.OutOfMemoryError(OOM_MESSAGE.format(others=""))
 
     return step
@@ -236,6 +236,6 @@ def test_cause_of_gpu_oom_names_memory_of_other_processes() -> None:
 def test_trials_of_several_ranks_use_ddp_and_leave_the_process_as_it_was(trials: BatchSizeTrials) -> None:
     environ = dict(os.environ)
     assert trials.fits(2)
-    assert trials._state is not None and isinstance(trials._state.parallel_model, DistributedDataParallel)
+    assert trials._trainer is not None and isinstance(trials._trainer.model.parallel, DistributedDataParallel)
     trials.end()
     assert dict(os.environ) == environ and not dist.is_initialized()

@@ -10,7 +10,7 @@ from torch import nn
 
 from engine.runs.event_lines import describe_run_setup
 from engine.runs.events import Event, StepEvent
-from engine.training.loop import clip_gradients, train_step
+from engine.training.loop import train_step
 from engine.training.train import run_training
 from engine.utils.errors import UsageError
 from support.gputrain_command import Gputrain, last_checkpoint_weights
@@ -64,17 +64,16 @@ def test_tf32_is_rejected_on_cpu() -> None:
 
 def test_o2_precision_keeps_float32_batch_norm_and_master_weights() -> None:
     with single_rank_trainer("precision.amp=O2") as trainer:
-        state = trainer.state
-        assert state.master is not None
-        for part in state.model.modules():
+        assert trainer.model.master is not None
+        for part in trainer.model.network.modules():
             dtypes = {p.dtype for p in part.parameters(recurse=False)}
             assert dtypes <= ({torch.float32} if isinstance(part, nn.BatchNorm2d) else {torch.float16})
-        before = flat(state.master).clone()
-        state.model.train()
-        train_step(state)
-        assert {p.dtype for p in state.master.parameters()} == {torch.float32}
-        assert not torch.equal(flat(state.master), before)
-        assert torch.equal(flat(state.master).half(), flat(state.model).half())
+        before = flat(trainer.model.master).clone()
+        trainer.model.network.train()
+        train_step(trainer)
+        assert {p.dtype for p in trainer.model.master.parameters()} == {torch.float32}
+        assert not torch.equal(flat(trainer.model.master), before)
+        assert torch.equal(flat(trainer.model.master).half(), flat(trainer.model.network).half())
 
 
 @pytest.mark.parametrize("level", ["O2", "O3"])
@@ -84,12 +83,11 @@ def test_checkpoint_of_half_model_holds_float32_master_weights(level: str, tmp_p
         run_training(trainer, [])
         saved = last_checkpoint_weights(tmp_path)
         assert {value.dtype for value in saved.values()} <= {torch.float32, torch.int64}
-        trained = trainer.state.network.optimized_model.state_dict()
+        trained = trainer.model.optimized.state_dict()
         assert all(
-            torch.equal(saved[name], trained[name].float())
-            for name, _ in trainer.state.network.optimized_model.named_parameters()
+            torch.equal(saved[name], trained[name].float()) for name, _ in trainer.model.optimized.named_parameters()
         )
-        means = trainer.state.model.state_dict()["1.running_mean"]
+        means = trainer.model.network.state_dict()["1.running_mean"]
         assert torch.equal(saved["1.running_mean"], means.float())
 
 
@@ -101,10 +99,15 @@ def test_gradient_accumulation_matches_large_batch(micro_batches: int) -> None:
         (f"data.batch_size={32 // micro_batches}", f"optim.accumulate={micro_batches}"),
     ):
         with single_rank_trainer(*PLAIN, *options) as trainer:
-            state = trainer.state
             for _ in range(5):
-                train_step(state)
-            results.append((flat(state.model), state.train_metrics.all_reduce(), state.sampler.steps_per_epoch))
+                train_step(trainer)
+            results.append(
+                (
+                    flat(trainer.model.network),
+                    trainer.log.train_metrics.all_reduce(),
+                    trainer.data.sampler.steps_per_epoch,
+                )
+            )
     (whole, of_whole, steps), (split, of_split, steps_split) = results
     assert torch.allclose(whole, split, rtol=1e-5, atol=1e-6)
     assert (of_whole.images, of_whole.accuracy, steps) == (of_split.images, of_split.accuracy, steps_split)
@@ -127,12 +130,11 @@ def test_gradient_accumulation_on_two_ranks_matches_large_batch(gputrain: Gputra
 )
 def test_clip_norm_limits_gradient_for_any_norm_type(norm_type: str, norm: object) -> None:
     with single_rank_trainer("optim.clip_norm=0.01", f"optim.clip_norm_type={norm_type}") as trainer:
-        state = trainer.state
-        for parameter in state.model.parameters():
+        for parameter in trainer.model.network.parameters():
             parameter.grad = torch.randn_like(parameter)
-        before = torch.cat([p.grad.flatten() for p in state.model.parameters() if p.grad is not None])
-        assert clip_gradients(state).isfinite()
-        after = torch.cat([p.grad.flatten() for p in state.model.parameters() if p.grad is not None])
+        before = torch.cat([p.grad.flatten() for p in trainer.model.network.parameters() if p.grad is not None])
+        assert trainer.model.clip_gradients().isfinite()
+        after = torch.cat([p.grad.flatten() for p in trainer.model.network.parameters() if p.grad is not None])
         assert callable(norm)
         assert norm(after) == pytest.approx(0.01, rel=1e-4)
         assert torch.allclose(after / after.norm(), before / before.norm(), atol=1e-6)
@@ -140,48 +142,44 @@ def test_clip_norm_limits_gradient_for_any_norm_type(norm_type: str, norm: objec
 
 def test_clip_norm_of_float16_gradient_is_computed_in_float32() -> None:
     with single_rank_trainer("optim.clip_norm=1", "precision.amp=O3") as trainer:
-        state = trainer.state
         # The norm is above 65,504, the largest number of float16.
-        for parameter in state.model.parameters():
+        for parameter in trainer.model.network.parameters():
             parameter.grad = torch.full_like(parameter, 2000.0)
-        assert clip_gradients(state).isfinite()
-        gradients = [p.grad.float() for p in state.model.parameters() if p.grad is not None]
+        assert trainer.model.clip_gradients().isfinite()
+        gradients = [p.grad.float() for p in trainer.model.network.parameters() if p.grad is not None]
         assert torch.nn.utils.get_total_norm(gradients).item() == pytest.approx(1, rel=0.05)
 
 
 def test_clip_value_clamps_gradient() -> None:
     with single_rank_trainer("optim.clip_value=0.5") as trainer:
-        state = trainer.state
-        for parameter in state.model.parameters():
+        for parameter in trainer.model.network.parameters():
             parameter.grad = torch.randn_like(parameter)
-        before = [p.grad.clone() for p in state.model.parameters() if p.grad is not None]
-        assert clip_gradients(state).isfinite()
-        after = [p.grad for p in state.model.parameters() if p.grad is not None]
+        before = [p.grad.clone() for p in trainer.model.network.parameters() if p.grad is not None]
+        assert trainer.model.clip_gradients().isfinite()
+        after = [p.grad for p in trainer.model.network.parameters() if p.grad is not None]
         assert all(torch.equal(new, old.clamp(-0.5, 0.5)) for new, old in zip(after, before, strict=True))
 
 
 def test_clip_norm_applies_to_unscaled_gradient() -> None:
     with single_rank_trainer("optim.clip_norm=0.01", "precision.amp=fp16", "optim.momentum=0", "optim.lr=1") as trainer:
-        state = trainer.state
-        before = flat(state.model).clone()
-        state.position.step_in_epoch = 21
-        train_step(state)
-        lr = state.optimizer.param_groups[0]["lr"]
-        decay = state.optimizer.param_groups[0]["weight_decay"]
-        assert ((before - flat(state.model)) / lr - decay * before).norm() == pytest.approx(0.01, rel=0.01)
+        before = flat(trainer.model.network).clone()
+        trainer.data.position.step_in_epoch = 21
+        train_step(trainer)
+        lr = trainer.model.optimizer.param_groups[0]["lr"]
+        decay = trainer.model.optimizer.param_groups[0]["weight_decay"]
+        assert ((before - flat(trainer.model.network)) / lr - decay * before).norm() == pytest.approx(0.01, rel=0.01)
 
 
 def test_ema_follows_warmup_formula() -> None:
     with single_rank_trainer(*PLAIN, "model.ema=0.5") as trainer:
-        state = trainer.state
-        assert state.ema is not None
-        expected = flat(state.model).clone()
+        assert trainer.model.ema is not None
+        expected = flat(trainer.model.network).clone()
         for step in range(1, 8):
-            train_step(state)
+            train_step(trainer)
             decay = min(0.5, (1 + step) / (10 + step))
-            expected = decay * expected + (1 - decay) * flat(state.model)
-        assert torch.allclose(flat(state.ema.model), expected, atol=1e-6)
-        assert not torch.allclose(flat(state.model), expected, atol=1e-3)
+            expected = decay * expected + (1 - decay) * flat(trainer.model.network)
+        assert torch.allclose(flat(trainer.model.ema.network), expected, atol=1e-6)
+        assert not torch.allclose(flat(trainer.model.network), expected, atol=1e-3)
 
 
 def test_ema_weights_are_evaluated_and_saved(tmp_path: Path) -> None:
@@ -228,14 +226,13 @@ def test_checkpoint_within_epoch_copies_batch_norm_statistics_to_ema(tmp_path: P
 @pytest.mark.parametrize("clip_norm", [0.0, 0.01])
 def test_clip_gradients_returns_norm_without_loss_scale(clip_norm: float) -> None:
     with single_rank_trainer(f"optim.clip_norm={clip_norm}", "precision.amp=O1") as trainer:
-        state = trainer.state
-        assert state.scaler.is_enabled()
-        state.scaler.scale(torch.zeros(1))  # creates the scale
-        scale = state.scaler.get_scale()
-        for parameter in state.model.parameters():
+        assert trainer.model.scaler.is_enabled()
+        trainer.model.scaler.scale(torch.zeros(1))  # creates the scale
+        scale = trainer.model.scaler.get_scale()
+        for parameter in trainer.model.network.parameters():
             parameter.grad = torch.randn_like(parameter) * scale
-        gradient = torch.cat([p.grad.flatten() for p in state.model.parameters() if p.grad is not None])
-        assert clip_gradients(state).item() == pytest.approx(gradient.norm().item() / scale, rel=1e-4)
+        gradient = torch.cat([p.grad.flatten() for p in trainer.model.network.parameters() if p.grad is not None])
+        assert trainer.model.clip_gradients().item() == pytest.approx(gradient.norm().item() / scale, rel=1e-4)
 
 
 def test_step_event_has_gradient_norm_of_its_last_step() -> None:
@@ -243,8 +240,8 @@ def test_step_event_has_gradient_norm_of_its_last_step() -> None:
     norms = []
     with single_rank_trainer("run.log_every=2", events=events) as trainer:
         for _ in range(5):
-            train_step(trainer.state)
-            norms.append(trainer.state.step_log.quantities["grad_norm"].item())
+            train_step(trainer)
+            norms.append(trainer.log.quantities["grad_norm"].item())
     reported = [event.quantities["grad_norm"] for event in events if isinstance(event, StepEvent)]
     assert reported == [norms[1], norms[3]]
 

@@ -132,9 +132,9 @@ def test_failing_metric_is_one_warning_with_the_line_of_the_user(code: Path) -> 
     recipe = (names("failing", "accuracy"), f"run.code={code}", "model.name=linear")
     with single_rank_trainer(*recipe, events=events) as trainer:
         assert isinstance(trainer, Trainer)
-        outputs = [(torch.full((359, 10), 0.1), torch.zeros(359, dtype=torch.int64))]
-        assert trainer.state.compute_own_metrics(outputs) == trainer.state.compute_own_metrics(outputs)
-        assert set(trainer.state.compute_own_metrics(outputs)) == {"accuracy"}
+        outputs, metrics = (torch.full((359, 10), 0.1), torch.zeros(359, dtype=torch.int64)), trainer.own_metrics
+        assert metrics.compute(outputs, trainer.log.warn) == metrics.compute(outputs, trainer.log.warn)
+        assert set(metrics.compute(outputs, trainer.log.warn)) == {"accuracy"}
     [warning] = [event for event in events if isinstance(event, WarningEvent)]
     place = f"({code / 'own_metrics.py'}, line 22)"
     assert warning.code == "user-code-failed" and warning.message.startswith("eval.metrics: own_metrics:failing ")

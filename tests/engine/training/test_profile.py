@@ -18,7 +18,6 @@ from engine.runs.events import Event, Profiled
 from engine.runs.folder import RunFolder
 from engine.runs.profile_file import Profile, list_profiles, read_profile
 from engine.training import profile as profile_module
-from engine.training import profile_report
 from engine.training.loop import train_step, training_loop
 from engine.training.trainer import Trainer
 from support.messages import says
@@ -50,7 +49,7 @@ def live_trainer(folder: Path, events: list[Event], *overrides: str, steps_per_e
 
 def request(trainer: Trainer, steps: int) -> RequestCounters:
     """Request a profile of the trainer's run."""
-    counters = trainer.state.channel.poll_requests()
+    counters = trainer.log.channel.poll_requests()
     counters.apply("profile", steps)
     return counters
 
@@ -58,9 +57,9 @@ def request(trainer: Trainer, steps: int) -> RequestCounters:
 def train(trainer: Trainer, count: int) -> bool:
     """Train `count` steps; return whether they ended with a stop."""
     for _ in range(count):
-        if trainer.handle_requests():
+        if trainer.control.handle_requests():
             return True
-        train_step(trainer.state)
+        train_step(trainer)
     return False
 
 
@@ -81,14 +80,14 @@ def trace_events(path: Path) -> list[dict[str, Any]]:
 def test_profile_has_requested_steps_in_record_and_trace(tmp_path: Path) -> None:
     events: list[Event] = []
     with live_trainer(tmp_path, events) as trainer:
-        timer = trainer.state.timer
+        timer = trainer.log.clock
         train(trainer, 3)
         request(trainer, 4)
         before = time.perf_counter()
         train(trainer, 20)
         elapsed = time.perf_counter() - before
-        assert trainer.state.timer is timer
-        assert trainer.state.timer.marks is None
+        assert trainer.log.clock is timer
+        assert trainer.log.clock.marks is None
     [(step, steps, message)] = profiled(events)
     assert (steps, message) == (4, "")
     folder, profile = only_profile(tmp_path)
@@ -129,7 +128,7 @@ def test_profile_ends_early_with_a_stop(tmp_path: Path) -> None:
         train(trainer, 30)
         requests.apply("stop")
         assert train(trainer, 40)
-        trainer.end_run("stopped")
+        trainer.control.end_run("stopped")
     [(_, steps, message)] = profiled(events)
     assert 1 <= steps < 70
     assert message == "the run ended"
@@ -143,7 +142,7 @@ def test_stop_before_the_first_profiled_step_leaves_no_profile(tmp_path: Path) -
         train(trainer, 1)
         requests.apply("stop")
         assert train(trainer, 40)
-        trainer.end_run("stopped")
+        trainer.control.end_run("stopped")
     assert [(steps, message) for _, steps, message in profiled(events)] == [(0, "the run ended")]
     assert not (tmp_path / "profile").exists()
 
@@ -164,7 +163,7 @@ def test_profile_ends_early_with_a_pause(tmp_path: Path, monkeypatch: pytest.Mon
         requests = request(trainer, 100)
         train(trainer, 30)
         requests.apply("pause")
-        monkeypatch.setattr("engine.training.trainer.time.sleep", lambda _: requests.apply("continue"))
+        monkeypatch.setattr("engine.training.control.time.sleep", lambda _: requests.apply("continue"))
         train(trainer, 40)
     [(_, steps, message)] = profiled(events)
     assert 1 <= steps < 70
@@ -173,7 +172,7 @@ def test_profile_ends_early_with_a_pause(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_trace_that_is_too_large_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Event] = []
-    monkeypatch.setattr(profile_report, "MAX_TRACE_BYTES", 1000)
+    monkeypatch.setattr(profile_module, "MAX_TRACE_BYTES", 1000)
     with live_trainer(tmp_path, events) as trainer:
         request(trainer, 2)
         train(trainer, 20)
@@ -206,7 +205,7 @@ def test_training_continues_if_the_profile_cannot_be_written(tmp_path: Path) -> 
     with live_trainer(tmp_path, events) as trainer:
         request(trainer, 2)
         train(trainer, 20)
-        assert trainer.state.position.step == 20
+        assert trainer.data.position.step == 20
     [(_, steps, message)] = profiled(events)
     assert steps == 0 and says(message, "not-writable")
 
@@ -218,10 +217,10 @@ def test_starting_and_writing_a_profile_is_no_training_time(tmp_path: Path, monk
         time.sleep(0.5)
         return "profile/step-00000001"
 
-    monkeypatch.setattr(profile_module, "write_profile", write_slowly)
+    monkeypatch.setattr(profile_module.StepProfiler, "_write", write_slowly)
     with live_trainer(tmp_path, events) as trainer:
         request(trainer, 2)
-        start, before = time.perf_counter(), trainer._epoch_clock.seconds()
+        start, before = time.perf_counter(), trainer.log.clock.epoch_seconds()
         train(trainer, 20)
-        elapsed, counted = time.perf_counter() - start, trainer._epoch_clock.seconds() - before
+        elapsed, counted = time.perf_counter() - start, trainer.log.clock.epoch_seconds() - before
     assert elapsed - counted >= 0.5

@@ -22,11 +22,10 @@ from engine.runs.folder import RunFolder
 from engine.training.batch_size import BatchSizeTrials
 from engine.training.job import Job
 from engine.training.train import run_training
-from engine.training.warmup import count_flops_per_image
 from engine.utils.errors import UsageError
 from support.messages import has_problem, raises_problem
 from support.runs.factories import make_gpu_run_started, make_timed_epoch
-from support.runs.in_process import single_rank_trainer, train_in_process
+from support.runs.in_process import single_rank_trainer, train_in_process, warmup_of
 
 POOLED = """
 from torch import nn
@@ -71,8 +70,8 @@ def test_model_of_one_size_is_refused_in_one_sentence() -> None:
 def test_events_have_size_and_flops_of_epoch(recipe: tuple[str, ...]) -> None:
     events: list[Event] = []
     with single_rank_trainer(*recipe, events=events) as trainer:
-        small, large = (count_flops_per_image(trainer.state, size) for size in (6, 12))
-        assert count_flops_per_image(trainer.state) == large > 3 * small
+        small, large = (warmup_of(trainer).count_flops(size) for size in (6, 12))
+        assert warmup_of(trainer).count_flops() == large > 3 * small
         run_training(trainer, [])
     [started] = [event for event in events if isinstance(event, RunStarted)]
     assert (started.train_size, started.input) == (12, "train 6 to 12 (6@1, 10@2, 12@3), evaluate 11 bilinear")
@@ -107,6 +106,6 @@ def test_largest_size_decides_batch_size_and_shared_memory(recipe: tuple[str, ..
     assert batch_bytes(16, image_format) == 16 * (3 * 12**2 + 8)
     plan = plan_node(config, [])
     trials = BatchSizeTrials(Job(config, plan, None, False, None), RankInfo(0, 1, 0, 1), source)
-    assert trials.fits(2) and trials._state is not None
-    assert (trials._state.image_format.train_sizes, trials._state.image_format.val_size) == ((12,), 11)
+    assert trials.fits(2) and trials._trainer is not None
+    assert (trials._trainer.data.image_format.train_sizes, trials._trainer.data.image_format.val_size) == ((12,), 11)
     trials.end()

@@ -16,11 +16,10 @@ from engine.distributed.failures import NonFiniteLossError
 from engine.runs.events import CheckpointSaved, Event, RunContinued, RunPaused, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.recorder import Recorder
-from engine.training import checkpoint_writer, rank_state, timing
-from engine.training import trainer as trainer_module
+from engine.training import checkpoint_writer, control, model
 from engine.training.checkpoint import load_checkpoint
 from engine.training.loop import train_step
-from engine.training.timing import EpochClock
+from engine.training.metrics import Metrics
 from engine.training.trainer import Trainer
 from support.messages import raises_problem
 from support.runs.in_process import single_rank_trainer
@@ -29,9 +28,9 @@ from support.runs.in_process import single_rank_trainer
 def steps(trainer: Trainer, count: int) -> int:
     """Train up to `count` steps; return how many were taken before a stop."""
     for number in range(count):
-        if trainer.handle_requests():
+        if trainer.control.handle_requests():
             return number
-        train_step(trainer.state)
+        train_step(trainer)
     return count
 
 
@@ -39,25 +38,14 @@ def checkpoints(events: list[Event]) -> list[tuple[int, bool]]:
     return [(event.step, event.requested) for event in events if isinstance(event, CheckpointSaved)]
 
 
-def test_epoch_clock_excludes_stopped_time_and_restarts_step_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([10.0, 13.0, 18.0, 20.0])
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(now))
-    restarts: list[str] = []
-    clock = EpochClock(lambda: restarts.append("restarted"))
-    with clock.stopped():
-        pass
-    assert clock.seconds() == 5.0
-    assert restarts == ["restarted"]
-
-
 def test_checkpoint_writer_writes_every_n_steps_once_per_step(tmp_path: Path) -> None:
     events: list[Event] = []
     with single_rank_trainer("checkpoint.every_steps=3", folder=tmp_path, events=events) as trainer:
         steps(trainer, 8)
         # An evaluation handles requests without taking steps.
-        trainer.handle_requests()
-        trainer.handle_requests()
-        trainer.finish_checkpoint()
+        trainer.control.handle_requests()
+        trainer.control.handle_requests()
+        trainer.control.checkpoints.wait()
     assert checkpoints(events) == [(3, False), (6, False)]
 
 
@@ -67,11 +55,11 @@ def test_checkpoint_writer_writes_when_its_timer_fires(tmp_path: Path, monkeypat
     with single_rank_trainer("checkpoint.every_minutes=5", folder=tmp_path, events=events) as trainer:
         steps(trainer, 4)
         clock.now += 300
-        assert not trainer._checkpoint_writer.timer_fires()
+        assert not trainer.control.checkpoints.timer_fires()
         clock.now += 0.1
         steps(trainer, 40)
-        trainer.finish_checkpoint()
-        assert not trainer._checkpoint_writer.timer_fires()
+        trainer.control.checkpoints.wait()
+        assert not trainer.control.checkpoints.timer_fires()
     [(step, requested)] = checkpoints(events)
     assert 4 < step < 44
     assert not requested
@@ -88,7 +76,7 @@ def test_checkpoint_writer_flushes_journal_to_disk_first(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fsync", fsync_and_note)
     with single_rank_trainer(folder=tmp_path, record=recorder.record) as trainer:
         steps(trainer, 1)
-        assert trainer._checkpoint_writer.write() is None
+        assert trainer.control.checkpoints.write() is None
     recorder.close()
     assert flushed[0] == "events.jsonl", "a crash must not leave a checkpoint of steps that the journal lacks"
     assert "step-00000001.pt" in flushed[1]
@@ -99,47 +87,38 @@ def test_checkpoint_before_stop_contains_buffers_of_rank_0_and_was_not_requested
 ) -> None:
     events, shared = list[Event](), list[torch.Tensor]()
     with single_rank_trainer(folder=tmp_path, events=events) as trainer:
-        monkeypatch.setattr(rank_state, "broadcast_tensors", shared.extend)
-        trainer._checkpoint_writer.write_before_stop()
-        assert list(map(id, shared)) == list(map(id, trainer.state.model.buffers())) != []
+        monkeypatch.setattr(model, "broadcast_tensors", shared.extend)
+        trainer.control.checkpoints.write_before_stop()
+        assert list(map(id, shared)) == list(map(id, trainer.model.network.buffers())) != []
     assert checkpoints(events) == [(0, False)]
 
 
 def test_checkpoint_before_stop_is_not_written_after_a_nonfinite_loss(tmp_path: Path) -> None:
     with single_rank_trainer("run.log_every=10", folder=tmp_path) as trainer:
         with torch.no_grad():
-            next(trainer.state.model.parameters()).fill_(math.nan)
+            next(trainer.model.network.parameters()).fill_(math.nan)
         steps(trainer, 1)
         with raises_problem("non-finite", None, "step 1", kind=NonFiniteLossError):
-            trainer._checkpoint_writer.write_before_stop()
+            trainer.control.checkpoints.write_before_stop()
     assert not (tmp_path / "checkpoints").exists()
 
 
 def test_checkpoint_writer_keeps_best_epoch_on_resume(tmp_path: Path) -> None:
     with single_rank_trainer(folder=tmp_path) as trainer:
-        trainer._checkpoint_writer.write()
+        trainer.control.checkpoints.write()
         fresh = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
         assert (fresh["best_epoch"], fresh["best_accuracy"]) == (0, -1.0)
-        assert trainer._checkpoint_writer.update_best(1, 0.9, 0.5)
-        trainer._checkpoint_writer.write()
+        assert trainer.log.best.update(1, Metrics(0.5, 0.9, 0))
+        trainer.control.checkpoints.write()
     with single_rank_trainer(folder=tmp_path, checkpoint=tmp_path / "checkpoints" / "last.pt") as trainer:
-        writer = trainer._checkpoint_writer
-        assert not writer.update_best(2, 0.9, 0.6)
-        assert not writer.update_best(3, 0.8, 0.1)
-        writer.write()
+        best = trainer.log.best
+        assert not best.update(2, Metrics(0.6, 0.9, 0))
+        assert not best.update(3, Metrics(0.1, 0.8, 0))
+        trainer.control.checkpoints.write()
         resumed = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
         assert (resumed["best_epoch"], resumed["best_accuracy"], resumed["best_loss"]) == (1, 0.9, 0.5)
-        assert [writer.update_best(*epoch) for epoch in ((4, 0.9, 0.5), (5, 0.9, 0.4), (6, 0.9, math.nan))] == [
-            *(True, True, False),
-        ]
-
-
-def test_checkpoint_writer_resumes_from_checkpoint_without_best_loss(tmp_path: Path) -> None:
-    with single_rank_trainer() as trainer:
-        writer = trainer._checkpoint_writer
-        writer.restore({"best_epoch": 3, "best_accuracy": 0.9, "step": 7})
-        assert not writer.update_best(4, 0.8, 0.1)
-        assert writer.update_best(5, 0.9, 0.5)
+        losses = {4: 0.5, 5: 0.4, 6: math.nan}
+        assert [best.update(epoch, Metrics(loss, 0.9, 0)) for epoch, loss in losses.items()] == [True, True, False]
 
 
 def test_skipped_steps_in_a_row_are_counted_across_a_resume(tmp_path: Path) -> None:
@@ -147,14 +126,14 @@ def test_skipped_steps_in_a_row_are_counted_across_a_resume(tmp_path: Path) -> N
     skip = ["optim.nonfinite=skip", "optim.nonfinite_limit=3", "run.log_every=2"]
     with single_rank_trainer(*skip, folder=tmp_path) as trainer:
         with torch.no_grad():
-            next(trainer.state.model.parameters()).fill_(math.nan)
+            next(trainer.model.network.parameters()).fill_(math.nan)
         steps(trainer, 3)
-        trainer._checkpoint_writer.write_before_stop()
+        trainer.control.checkpoints.write_before_stop()
     with single_rank_trainer(*skip, folder=tmp_path, checkpoint=tmp_path / "checkpoints" / "last.pt") as trainer:
-        assert trainer.state.step_log.total_skipped() == 3
+        assert trainer.log.total_skipped() == 3
         steps(trainer, 1)
         with raises_problem("non-finite", None, "4 steps", kind=NonFiniteLossError):
-            trainer.state.check_step_log()
+            trainer.log.check()
 
 
 @pytest.mark.parametrize("end", ["continue", "stop"])
@@ -163,7 +142,7 @@ def test_pause_writes_requested_checkpoint_and_stops_clocks(
 ) -> None:
     events: list[Event] = []
     with single_rank_trainer(folder=tmp_path, events=events) as trainer:
-        requests, sleeps = trainer.state.channel.poll_requests(), 0
+        requests, sleeps = trainer.log.channel.poll_requests(), 0
         sleep = time.sleep
 
         def hold(_: float) -> None:
@@ -173,15 +152,15 @@ def test_pause_writes_requested_checkpoint_and_stops_clocks(
             if sleeps in (2, 6):
                 requests.apply("checkpoint" if sleeps == 2 else end)
 
-        monkeypatch.setattr(trainer_module.time, "sleep", hold)
+        monkeypatch.setattr(control.time, "sleep", hold)
         steps(trainer, 2)
         requests.apply("pause")
-        start, before = time.perf_counter(), trainer._epoch_clock.seconds()
+        start, before = time.perf_counter(), trainer.log.clock.epoch_seconds()
         done = steps(trainer, 40)
-        elapsed, counted = time.perf_counter() - start, trainer._epoch_clock.seconds() - before
+        elapsed, counted = time.perf_counter() - start, trainer.log.clock.epoch_seconds() - before
         assert sleeps >= 6
         assert elapsed - counted >= 0.1 * sleeps
-        assert time.perf_counter() - trainer.state.step_log._clock_start < elapsed - 0.5
+        assert time.perf_counter() - trainer.log.clock._steps_start < elapsed - 0.5
         assert (done == 40) is (end == "continue")
     pause_events = [event for event in events if isinstance(event, RunPaused | RunContinued | CheckpointSaved)]
     assert [type(event) for event in pause_events] == [
@@ -202,7 +181,7 @@ def test_checkpoint_writer_rate_limits_full_disk_warnings_except_for_requests(
     events: list[Event] = []
     with single_rank_trainer(folder=tmp_path, events=events) as trainer:
         monkeypatch.setattr(checkpoint_writer, "save_checkpoint", full)
-        writer, warnings = trainer._checkpoint_writer, []
+        writer, warnings = trainer.control.checkpoints, []
         for write in (
             writer.write,
             writer.write,

@@ -19,8 +19,9 @@ from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import RendezvousTimeoutError
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.control import RequestCounters
+from engine.training.data import resume_position
 from engine.training.job import Job
-from engine.training.train import resume_position, train
+from engine.training.train import train
 from engine.utils.errors import UsageError
 from engine.utils.process import SignalHandler
 from support.messages import raises_problem

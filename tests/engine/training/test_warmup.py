@@ -18,12 +18,11 @@ from engine.models.summary import summarize_model
 from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.train import train
-from engine.training.warmup import count_flops_per_image, warm_up
 from engine.utils.codec import UNSET
 from engine.utils.errors import UsageError
 from engine.utils.process import SignalHandler
 from support.messages import raises_problem
-from support.runs.in_process import single_rank_trainer
+from support.runs.in_process import single_rank_trainer, warmup_of
 
 NETS = """
 import torch
@@ -132,11 +131,11 @@ def test_count_flops_is_three_forward_passes_minus_first_layer_gradient() -> Non
     forward = 2 * summarize_model(resolve_config("digits", overrides).config).multiply_adds
     first_layer = 2 * 64 * 9 * 32 * 32
     with single_rank_trainer(*overrides) as fit:
-        before = [parameter.grad for parameter in fit.state.model.parameters()]
-        assert count_flops_per_image(fit.state) == 3 * forward - first_layer
-        assert before == [parameter.grad for parameter in fit.state.model.parameters()] == [None] * len(before)
+        before = [parameter.grad for parameter in fit.model.network.parameters()]
+        assert warmup_of(fit).count_flops() == 3 * forward - first_layer
+        assert before == [parameter.grad for parameter in fit.model.network.parameters()] == [None] * len(before)
     with single_rank_trainer(*overrides, "model.freeze=backbone") as fit:
-        assert forward < count_flops_per_image(fit.state) < 1.01 * forward
+        assert forward < warmup_of(fit).count_flops() < 1.01 * forward
 
 
 @pytest.mark.parametrize(("batch_size", "expected"), [(16, {False}), (2, {True})])
@@ -145,7 +144,7 @@ def test_warmup_benchmarks_cudnn_for_batches_of_training_only(batch_size: int, e
     with single_rank_trainer("model.name=linear", f"data.batch_size={batch_size}") as trainer:
         hook = register_module_forward_pre_hook(lambda *_: seen.add(torch.backends.cudnn.benchmark))
         try:
-            warm_up(trainer.state)
+            warmup_of(trainer).run()
         finally:
             hook.remove()
         assert torch.backends.cudnn.benchmark
@@ -158,5 +157,5 @@ def test_count_flops_is_unknown_if_counting_fails(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("torch.utils.flop_counter.FlopCounterMode.__enter__", fail)
     with single_rank_trainer("model.name=linear") as fit:
-        assert count_flops_per_image(fit.state) is UNSET
-        assert fit.state.model.training
+        assert warmup_of(fit).count_flops() is UNSET
+        assert fit.model.network.training

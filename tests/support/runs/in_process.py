@@ -26,10 +26,12 @@ from engine.runs.control import RequestCounters
 from engine.runs.events import EpochEvent, Event
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
+from engine.training.data import resume_position
 from engine.training.device import cuda_uuid
 from engine.training.job import Job
-from engine.training.train import build_trainer, resume_position, run_training
-from engine.training.trainer import Trainer
+from engine.training.train import run_training
+from engine.training.trainer import Trainer, build_trainer
+from engine.training.warmup import Warmup
 from engine.utils.process import SignalHandler
 
 
@@ -75,7 +77,7 @@ def single_rank_trainer(
     # With tests running in parallel, more threads only contend for cores.
     torch.set_num_threads(1)
     try:
-        trainer = build_trainer(job, rank_info, dist.HashStore(), channel, sampler, pipeline, checkpoint=state)
+        trainer = build_trainer(job, rank_info, dist.HashStore(), channel, sampler, pipeline, state)
         if state is not None:
             trainer.restore(state)
             state.clear()
@@ -96,3 +98,8 @@ def train_in_process(folder: Path, *overrides: str, checkpoint: Path | None = No
     with single_rank_trainer(*overrides, folder=folder, events=events, checkpoint=checkpoint) as trainer:
         assert run_training(trainer, []) == "finished"
     return [event for event in events if isinstance(event, EpochEvent)]
+
+
+def warmup_of(trainer: Trainer) -> Warmup:
+    """Return the warmup of a trainer, to run it again."""
+    return Warmup(trainer.data, trainer.model, trainer.log, trainer.cpu_group)

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import torch
 
 from engine.runs.records import RankEpochTiming
-from engine.training.timing import PhaseTimer, data_wait_share
+from engine.training.clock import Clock, data_wait_share
 from engine.utils.codec import UNSET
 
 
-def test_phase_timer_separates_waiting_and_forward_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([10.0, 12.0, 16.0, 100.0, 103.0, 108.0])
-    monkeypatch.setattr("engine.training.timing.time.perf_counter", lambda: next(times))
-    timer = PhaseTimer(torch.device("cpu"))
-    for waited in (2.0, 3.0):
-        timer.start_data_wait()
-        assert timer.end_data_wait() == waited
-        timer.end_forward()
-    assert timer.seconds() == (5.0, 9.0)
-    timer.start_epoch()
-    assert timer.seconds() == (0, 0)
+def test_clock_separates_waiting_forward_and_stopped_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr("engine.training.clock.time.perf_counter", lambda: now.seconds)
+    clock = Clock(torch.device("cpu"))
+    for waited, forward in ((2.0, 4.0), (3.0, 5.0)):
+        clock.start_data_wait()
+        now.seconds += waited
+        clock.end_data_wait()
+        now.seconds += forward
+        clock.end_forward()
+        clock.end_step()
+    assert clock.phase_seconds() == (5.0, 9.0)
+    assert (clock.epoch_seconds(), clock.throughput(70)) == (14.0, (10.0, 0.3571))
+    with clock.stopped():
+        now.seconds += 100.0
+    assert (clock.epoch_seconds(), clock.throughput(70)) == (14.0, (0.0, 0.0))
+    clock.start_epoch()
+    assert clock.phase_seconds() == (0, 0)
 
 
 def test_data_wait_share_averages_all_ranks() -> None:
@@ -40,25 +48,25 @@ def test_data_wait_share_averages_all_ranks() -> None:
 @pytest.mark.gpu
 @pytest.mark.card  # the device works while the host does
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_phase_timer_on_gpu_counts_waiting_only_when_idle() -> None:
-    device, timer = torch.device("cuda"), PhaseTimer(torch.device("cuda"))
+def test_clock_on_gpu_counts_waiting_only_when_idle() -> None:
+    device, clock = torch.device("cuda"), Clock(torch.device("cuda"))
     values = torch.rand(8192, 8192, device=device)
     values @ values
     torch.cuda.synchronize()
 
     def batches(seconds: float, products: int) -> tuple[float, float, float]:
-        timer.start_epoch()
+        clock.start_epoch()
         start = time.perf_counter()
         torch.cuda.set_sync_debug_mode("error")
         for _ in range(10):
-            timer.start_data_wait()
+            clock.start_data_wait()
             time.sleep(seconds)
-            timer.end_data_wait()
+            clock.end_data_wait()
             for _ in range(products):
                 values @ values
-            timer.end_forward()
+            clock.end_forward()
         torch.cuda.set_sync_debug_mode("default")
-        waited, forward = timer.seconds()
+        waited, forward = clock.phase_seconds()
         return waited, forward, time.perf_counter() - start
 
     # The host prepares the next batch while the device is busy.
@@ -69,7 +77,7 @@ def test_phase_timer_on_gpu_counts_waiting_only_when_idle() -> None:
     assert waited > 0.8 * whole
 
 
-def test_phase_timer_on_gpu_reuses_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_on_gpu_reuses_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses fake events of a device that is 8 events behind the host and needs 1 ms per event."""
 
     @dataclass
@@ -97,10 +105,10 @@ def test_phase_timer_on_gpu_reuses_events(monkeypatch: pytest.MonkeyPatch) -> No
             return float(other.number - self.number)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    timer = PhaseTimer(torch.device("cuda"))
+    clock = Clock(torch.device("cuda"))
     for _ in range(1000):
-        timer.start_data_wait()
-        timer.end_data_wait()
-        timer.end_forward()
+        clock.start_data_wait()
+        clock.end_data_wait()
+        clock.end_forward()
     assert Event.made <= 15
-    assert timer.seconds() == (pytest.approx(1.0), pytest.approx(1.0))
+    assert clock.phase_seconds() == (pytest.approx(1.0), pytest.approx(1.0))

@@ -8,41 +8,37 @@ from typing import Any
 
 import torch
 
+from engine.config.loader import resolve_config
 from engine.distributed.channel import Channel
 from engine.distributed.failures import NonFiniteLossError
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.control import RequestCounters
-from engine.training.step_log import SkippedSteps, StepLog
+from engine.training.data import Position
+from engine.training.log import MicroBatchResult, TrainingLog
 from engine.utils.process import SignalHandler
 from support.runs.two_ranks import run_on_two_ranks
 
 NAN_STEP = 3
 
 
-def make_step_log(log_every: int) -> StepLog:
-    """Return the log of a rank that halts at a non-finite loss, and emits no events."""
+def make_log(log_every: int, rank: int) -> TrainingLog:
+    """Return the log of a rank that halts at a non-finite loss."""
     channel = Channel(None, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
-    return StepLog(
-        log_every=log_every,
-        global_batch=2,
-        device=torch.device("cpu"),
-        channel=channel,
-        skipped=SkippedSteps(max_consecutive=10),
-        emits_events=False,
-        may_skip=False,
-    )
+    config = resolve_config(None, [f"run.log_every={log_every}"]).config
+    return TrainingLog(config, torch.device("cpu"), channel, rank, Position(), global_batch=2)
 
 
-def add_step(log: StepLog, rank: int, step: int) -> None:
+def add_step(log: TrainingLog, rank: int, step: int) -> None:
     """Add a step whose loss is NaN on rank 1 at `NAN_STEP`. The all-reduced gradient tells both ranks to skip it."""
     nonfinite = step == NAN_STEP
     loss = torch.tensor(math.nan if nonfinite and rank == 1 else 0.5)
-    log.add(loss, torch.tensor(nonfinite), step, epoch=1, lr=0.1)
+    log._position.step = step
+    log.add_step([MicroBatchResult(loss, torch.tensor(1), 1, 1.0)], torch.tensor(nonfinite), {}, lr=0.1)
 
 
 def train_until_halt(rank: int) -> Any:
     """Return the step in which this rank halts, with the code and the message of its error."""
-    log = make_step_log(log_every=1)
+    log = make_log(1, rank)
     for step in range(1, 6):
         try:
             add_step(log, rank, step)
@@ -53,11 +49,11 @@ def train_until_halt(rank: int) -> Any:
 
 def save_before_report(rank: int) -> Any:
     """Return the code and the message of the error before a checkpoint, with losses that no event has reported yet."""
-    log = make_step_log(log_every=10)
+    log = make_log(10, rank)
     for step in range(1, NAN_STEP + 1):
         add_step(log, rank, step)
     try:
-        log.check_unreported(NAN_STEP, epoch=1, lr=0.1)
+        log.check()
     except NonFiniteLossError as error:
         return error.code, str(error)
     return None

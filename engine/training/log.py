@@ -1,25 +1,42 @@
-"""Step losses: kept on the device, averaged over the ranks and reported in groups, without a host sync.
+"""The log of one rank: metrics and losses of its steps, the best epoch, its clock, its events and its heartbeat.
 
-`loop` adds every step; `state_dict` saves and restores the steps that no event has reported yet.
+Step losses stay on the device, and are averaged over the ranks and reported in groups, without a host sync. `loop` adds
+every step; `checkpoint_writer` saves and `resume` restores the steps that no event has reported yet.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from engine.config.schema import Config
 from engine.distributed.channel import Channel
 from engine.distributed.collectives import all_gather, all_reduce
 from engine.distributed.failures import NonFiniteLossError
-from engine.runs.events import StepEvent
+from engine.distributed.watchdog import Phase
+from engine.models.precision import max_scaler_skips
+from engine.runs.early_stop import EarlyStop
+from engine.runs.events import Event, StepEvent, WarningEvent
+from engine.training.clock import Clock
+from engine.training.data import Position
+from engine.training.metrics import BestSoFar, MetricAccumulator
 from engine.utils.codec import finite
+from engine.utils.errors import Problem
+
+
+class MicroBatchResult(NamedTuple):
+    """Mean loss and number of correct predictions of a micro-batch, both on the device; `weight` is its loss weight."""
+
+    loss: Tensor
+    correct: Tensor
+    num_images: int
+    weight: float
 
 
 @dataclass
@@ -65,52 +82,79 @@ class _PendingSteps:
         return losses, skipped
 
 
-@dataclass(kw_only=True, eq=False)
-class StepLog:
-    """Emit a `step` event after every `log_every` steps.
+class TrainingLog:
+    """The metrics of the epoch, and a `step` event after every `run.log_every` steps.
 
     Each group of steps is all-reduced in the background and read one step later on the CPU, one group later on a GPU,
     when the result is there without a wait. Every rank reads the same losses at the same step, so all ranks raise
-    NonFiniteLossError at the same step. With `may_skip`, a non-finite loss belongs to a skipped step and is no error.
+    NonFiniteLossError at the same step. With `optim.nonfinite=skip`, a non-finite loss belongs to a skipped step.
     """
 
-    log_every: int
-    global_batch: int
-    device: torch.device
-    channel: Channel
-    skipped: SkippedSteps
-    emits_events: bool
-    may_skip: bool
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, config: Config, device: torch.device, channel: Channel, rank: int, position: Position, global_batch: int
+    ) -> None:
+        self.device, self.channel, self._position, self._global_batch = device, channel, position, global_batch
+        self._emits_events, self._log_every = rank == 0, config.run.log_every
+        self._may_skip = config.optim.nonfinite == "skip"
+        limit = config.optim.nonfinite_limit if self._may_skip else 0
+        self.skipped = SkippedSteps(limit + max_scaler_skips(config.precision))
+        self.clock, self.train_metrics = Clock(device), MetricAccumulator(device)
+        self.best, self.early_stop = BestSoFar(), EarlyStop(config.run)
+        self._reported_files: set[str] = set()
         # Scalars on the device, of the steps that no event has reported yet.
         self._losses: list[Tensor] = []
         self._nonfinite: list[Tensor] = []
         self._pending: _PendingSteps | None = None
+        self.lr = 0.0
+        """Learning rate of the latest step."""
         self.quantities: Mapping[str, Tensor] = {}
         """Those of `STEP_QUANTITIES` of the latest step, scalars on the device. They are the same on all ranks, so they
         are not reduced."""
-        self.restart_clock()
 
-    def restart_clock(self) -> None:
-        """Exclude the time since the last step, such as an evaluation or a checkpoint, from the throughput."""
-        self._clock_start = time.perf_counter()
-        self._steps = 0
-        self._data_wait_seconds = 0.0
+    def emit(self, event: Event) -> None:
+        """Emit an event once for all ranks."""
+        if self._emits_events:
+            self.channel.send(event)
 
-    def add_data_wait(self, seconds: float) -> None:
-        """Add the time spent waiting for a batch."""
-        self._data_wait_seconds += seconds
+    def warn(self, problem: Problem) -> None:
+        """Emit a warning once for all ranks."""
+        self.emit(WarningEvent.of(problem))
 
-    def add(self, loss: Tensor, nonfinite: Tensor, step: int, epoch: int, lr: float) -> None:
-        """Add a step; `nonfinite` is true if it was skipped. Raises NonFiniteLossError for an earlier step."""
+    def enter_phase(self, phase: Phase) -> None:
+        """Write the heartbeat that the watchdog reads."""
+        self.channel.enter_phase(self._position.step, phase)
+
+    def start_epoch(self) -> None:
+        """Reset the training metrics."""
+        self.train_metrics = MetricAccumulator(self.device)
+
+    def count_unread(self, files: Sequence[str], metrics: MetricAccumulator) -> None:
+        """Count the unreadable images of a batch, and warn once of each file."""
+        metrics.counts[2] += len(files)
+        for file in files:
+            if file not in self._reported_files:
+                self._reported_files.add(file)
+                self.channel.send(WarningEvent(message=f"{file}; skipped", code="bad-image"))
+
+    def add_step(
+        self, results: Sequence[MicroBatchResult], nonfinite: Tensor, quantities: Mapping[str, Tensor], lr: float
+    ) -> None:
+        """Add a step to the metrics and the losses; `nonfinite` is true if it was skipped. Raises NonFiniteLossError
+        for an earlier step."""
+        for result in results:
+            if result.weight > 0:
+                self.train_metrics.add(result.loss, result.correct, result.num_images, nonfinite)
+        step_loss = results[0].loss * results[0].weight
+        for result in results[1:]:
+            step_loss += result.loss * result.weight
+        self.quantities, self.lr = quantities, lr
         if self._pending is not None and self.device.type != "cuda":
             self.wait_pending()
-        self._losses.append(loss)
+        self._losses.append(step_loss)
         self._nonfinite.append(nonfinite)
-        self._steps += 1
-        if len(self._losses) >= self.log_every:
-            self.start_reduction(step, epoch, lr)
+        self.clock.end_step()
+        if len(self._losses) >= self._log_every:
+            self.start_reduction()
 
     def _stack_unreported(self) -> Tensor:
         """Return 2 x steps on the device: the losses, and 1 for each skipped step."""
@@ -118,7 +162,7 @@ class StepLog:
             return torch.zeros((2, 0), device=self.device)
         return torch.stack([torch.stack(self._losses).float(), torch.stack(self._nonfinite).float()])
 
-    def start_reduction(self, step: int, epoch: int, lr: float) -> None:
+    def start_reduction(self) -> None:
         """Start the all-reduce of the unreported steps. A collective."""
         self.wait_pending()
         if not self._losses:
@@ -127,16 +171,16 @@ class StepLog:
         means = local / dist.get_world_size()
         self._losses, self._nonfinite = [], []
         work = all_reduce(means, async_op=True)
-        seconds = max(time.perf_counter() - self._clock_start, 1e-9)
+        images_per_second, data_wait = self.clock.throughput(self._global_batch)
         self._pending = _PendingSteps(
             work,
             means,
             local,
-            step=step,
-            epoch=epoch,
-            lr=lr,
-            images_per_second=round(self._steps * self.global_batch / seconds, 1),
-            data_wait=round(min(self._data_wait_seconds / seconds, 1.0), 4),
+            step=self._position.step,
+            epoch=self._position.epoch,
+            lr=self.lr,
+            images_per_second=images_per_second,
+            data_wait=data_wait,
             quantities=self.quantities,
         )
         if means.is_cuda:
@@ -147,7 +191,7 @@ class StepLog:
             self._pending.quantities = {key: _copy_to_host(value) for key, value in self.quantities.items()}
             self._pending.copy_done = torch.cuda.Event()
             self._pending.copy_done.record()
-        self.restart_clock()
+        self.clock.restart_steps()
 
     def wait_pending(self) -> list[float]:
         """Report the steps whose all-reduce is in progress, if any; return their losses, the same on all ranks.
@@ -158,7 +202,7 @@ class StepLog:
             return []
         group, self._pending = self._pending, None
         losses, skipped = group.wait()
-        if self.emits_events:
+        if self._emits_events:
             known_losses = [finite(loss) for loss in losses]
             quantities: dict[str, Any] = {key: finite(value.item()) for key, value in group.quantities.items()}
             event = StepEvent(
@@ -173,7 +217,7 @@ class StepLog:
             self.channel.send(event)
         for index, loss in enumerate(losses):
             too_many = self.skipped.add(skipped[index] > 0.5)
-            if too_many or not (self.may_skip or math.isfinite(loss)):
+            if too_many or not (self._may_skip or math.isfinite(loss)):
                 step = group.step - len(losses) + 1 + index
                 raise NonFiniteLossError(self._describe_nonfinite(step, group.epoch, loss, group.local[0, index]))
         return losses
@@ -202,11 +246,17 @@ class StepLog:
         """Return the number of skipped steps, including those that no event has reported yet. A host sync."""
         return self.skipped.total + round(sum(self.unreported()[1]))
 
-    def check_unreported(self, step: int, epoch: int, lr: float) -> None:
+    def flush(self) -> None:
+        """Report all steps so far. A collective."""
+        self.start_reduction()
+        self.wait_pending()
+
+    def check(self) -> None:
         """Raise NonFiniteLossError now if the unreported steps would raise it later, before they enter a checkpoint.
 
         A collective if a step was skipped, which is the same on all ranks.
         """
+        self.wait_pending()
         losses, skipped = self.unreported()
         if not any(skipped):
             return
@@ -214,13 +264,12 @@ class StepLog:
         too_many = [trial.add(flag > 0.5) for flag in skipped]
         finite = torch.tensor(all(map(math.isfinite, losses)), dtype=torch.int32, device=self.device)
         all_reduce(finite, dist.ReduceOp.MIN)
-        if any(too_many) or not (self.may_skip or finite.item()):
-            self.start_reduction(step, epoch, lr)
-            self.wait_pending()
+        if any(too_many) or not (self._may_skip or finite.item()):
+            self.flush()
 
     def restore_unreported(self, unreported: list[list[float]]) -> None:
         """Restore what `unreported` returned; only the latest steps if `run.log_every` has become smaller."""
-        latest = torch.tensor(unreported, device=self.device)[:, max(len(unreported[0]) - self.log_every + 1, 0) :]
+        latest = torch.tensor(unreported, device=self.device)[:, max(len(unreported[0]) - self._log_every + 1, 0) :]
         self._losses, self._nonfinite = list(latest[0]), list(latest[1] > 0.5)
 
 
