@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from engine.foreign.process import ProcessId
     from engine.launch.detached import LaunchedRun
     from engine.runs.folder import RunFolder, RunState
+    from engine.runs.run_view import SortOrder
     from tui.pollers.process import ProcessPoller
 
 MOUNT_POLL_SECONDS = 0.001
@@ -98,6 +99,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         """UUIDs of the GPUs picked for the next run."""
         self.marked_runs: dict[str, None] = {}
         """Folders of the runs that are marked in the list, in the order in which they were marked."""
+        self.list_order: SortOrder | None = None
         self.watched_screen: Screen[Any] | None = None
         """The screen of what `gputrain watch` watches, which a key of the monitor shows again."""
         self.last_key_time = -math.inf

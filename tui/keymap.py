@@ -89,7 +89,6 @@ KEY_LABELS = {
     "ctrl+s": "^s",
     "ctrl+r": "^r",
     "ctrl+y": "^y",
-    "ctrl+t": "^t",
     "ctrl+o": "^o",
     "ctrl+n": "^n",
 }
@@ -154,7 +153,6 @@ RUNS_KEYS = (
     Key("c", "compare", "Compare the curves and configs of the marked runs.", "compare", 8),
     Key("slash", "filter", "Filter: failed lr>0.1 optim.name=adamw -tag=old. Also != ~ and *.", "filter", 6),
     Key("o", "order", "Sort by another column; the same column again turns the order around.", "order", 6),
-    Key("w", "columns", "Choose the columns.", "columns", 5),
     Key("s", "stop", "Stop this run at its next step and save a checkpoint.", "stop", 7, CHANGE),
     Key("u", "resume", "Resume this run from its last checkpoint.", "resume", 7, CHANGE),
     Key("a", "again", "Configure a new run with the config of this one.", "again", 5, CHANGE),
@@ -163,8 +161,6 @@ RUNS_KEYS = (
     Key(
         "Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2, Ability.CHANGE
     ),
-    Key("T", "tags", "Change the tags of the marked runs, else of this one.", "tags", 3, CHANGE),
-    Key("N", "note", "Write a note about this run.", "note", 3, CHANGE),
     Key(
         "A",
         "archive",
@@ -175,10 +171,9 @@ RUNS_KEYS = (
     ),
     Key("H", "archived", "Show or hide archived runs.", "archived", 2, CHANGE),
     Key("D,delete", "delete", "Move the marked runs, else this one, to the trash.", "delete", 3, CHANGE),
-    Key("f", "full", "Show the list on the whole screen, or with the preview.", "full", 3),
     BACK_KEY,
 )
-_CHANGES = ("stop", "resume", "again", "tags", "note", "archive", "delete")
+_CHANGES = ("stop", "resume", "again", "archive", "delete")
 # Refused for runs of other programs, with the reason.
 CHANGE_KEYS = tuple(key for key in RUNS_KEYS if key.action in _CHANGES)
 PROCESS_KEYS = (
@@ -220,11 +215,7 @@ RUN_KEYS = (
     Key("u", "resume", "Start the command of an ended run again.", "resume", 9, COMMAND),
     Key("a", "again", "Configure a new run with the config of this one.", "again", 2, TRAIN),
     Key("a", "again", "Start this command again as a new run, with changes.", "again", 2, COMMAND),
-    Key("c", "charts", "Choose the charts; the choice is remembered for this folder.", "charts", 9, CHOOSE),
-    Key(
-        "X", "hide", "Hide the focused chart for this folder, such as a metric that was wrongly guessed.", "hide", 3,
-        CHOOSE,
-    ),
+    Key("c", "charts", "Choose the charts.", "charts", 9, CHOOSE),
     Key("x", "x axis", "Plot over epochs, steps, images or hours, as far as the run has them.", "x_axis", 5),
     Key("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 5),
     Key("L", "log scale", "Toggle the log scale of all charts but accuracies.", "log_scale", 4),
@@ -236,13 +227,10 @@ RUN_KEYS = (
     ),
     Key("f", "full", "Toggle full screen for the focused chart.", "full", 4),
     Key("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)"),
-    Key("e", "export", "Save all points of the focused chart as CSV.", "export", 3),
     Key("d", "config", "Show the config of this run.", "config", 2, TRAIN),
     Key("d", "parameters", "Show the parameters of this run, and its command.", "parameters", 6, CHOOSE),
     Key("p", "processes", "Show the processes of the command, and what they use.", "processes", 6, COMMAND),
     Key("l", "log", "Show the end of the log with full lines.", "log", 4),
-    Key("T", "tags", "Change the tags of this run.", "tags", 2, CHANGE),
-    Key("N", "note", "Write a note about this run.", "note", 2, CHANGE),
     Key("A", "archive", "Archive this run, or restore it from the archive.", "archive", 2, CHANGE),
     BACK_KEY,
 )  # fmt: skip
@@ -251,7 +239,6 @@ PROFILE_KEYS = (
     BACK_KEY,
 )
 COMPARE_KEYS = (
-    Key("B", "band", "Show runs that differ in the seed alone as one band, or each of them.", "seeds", 8),
     Key("enter", "open", "Open the run under the cursor.", "open", 4),
     Key("c", "charts", "Choose the charts, among the metrics of runs of other programs.", "charts", 7),
     Key("x", "x axis", "Plot over epochs, steps, images or hours.", "x_axis", 6),
@@ -260,7 +247,6 @@ COMPARE_KEYS = (
     *X_RANGE_KEYS,
     Key("f", "full", "Toggle full screen for the focused panel.", "full", 5),
     Key("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)", 3),
-    Key("e", "export", "Save all points of the focused chart as CSV.", "export", 2),
     BACK_KEY,
 )
 CONFUSION_KEYS = (
@@ -273,7 +259,6 @@ CONFUSION_KEYS = (
 MISTAKES_KEYS = (
     Key("left,left_square_bracket", "previous", "Show the previous list.", "list(-1)", 7),
     Key("right,right_square_bracket,tab", "next list", "Show the next list.", "list(1)", 9),
-    Key("I", "evaluate", "Evaluate each image of the validation set; again, stop that.", "inspect", 8),
     Key("ctrl+y", "copy path", "Copy the path of this image.", "copy", 6),
     BACK_KEY,
 )
@@ -284,7 +269,6 @@ FORM_KEYS = (
     Key("ctrl+o", "more", "Show all fields, or only the common ones.", "more", 6),
     Key("ctrl+n", "open config", "Open a config file of your own in the form.", "open_config", 3),
     Key("f2", "command", "Run a command, such as python train.py, in place of a config.", "app.command", 2),
-    Key("ctrl+t", "save preset", "Save this config as a preset.", "save_preset", 4),
     Key("ctrl+y", "copy command", "Copy the command that starts this run.", "copy", 4),
     Key("ctrl+r", "defaults", "Reset all fields to their defaults; again, undo that.", "reset", 3),
     BACK_KEY,

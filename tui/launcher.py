@@ -10,14 +10,6 @@ from pathlib import Path
 from engine.launch.detached import LaunchedRun, start_detached
 
 FALLBACK_PROGRAM = "from tui import main; main()"
-# A `gputrain` command that dies with the screen, also when that is killed. The last argument is the pid of the screen.
-CHILD_PROGRAM = """
-import os, sys
-from engine.utils.process import die_with_parent
-die_with_parent(int(sys.argv.pop()))
-from tui import main
-main()
-"""
 
 
 def launch_run(arguments: Sequence[str], runs_dir: Path, title: str = "new run") -> LaunchedRun:

@@ -81,11 +81,10 @@ class CommandMetrics(ForeignRun):
     """The metrics of a command run.
 
     A metric that several logs have counts once: that of `$GPUTRAIN_METRICS` before that of a file below the working
-    folder, and the output last. `arguments` are the parameters of the command, and `cwd` is its working folder.
+    folder, and the output last. `arguments` are the parameters of the command.
     """
 
     arguments: Parameters = field(default_factory=dict)
-    cwd: Path = Path()
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -93,10 +92,6 @@ class CommandMetrics(ForeignRun):
 
     def metric_key(self, name: str) -> str:
         return metric_key(name)
-
-    @property
-    def choice_folder(self) -> Path:
-        return self.cwd
 
     def changed_at(self) -> float:
         # A command may have no metrics.
@@ -144,23 +139,21 @@ class FoundFiles(FileRecord, frozen=True, kw_only=True):
     logs: Annotated[tuple[LogPlace, ...], Meta(max_length=MAX_LOGS)] = ()
 
 
-def command_metrics(
-    run: Path, *, cwd: Path = Path(), arguments: Parameters | None = None, is_own: bool = True
-) -> CommandMetrics:
+def command_metrics(run: Path, *, arguments: Parameters | None = None, is_own: bool = True) -> CommandMetrics:
     """Return the metrics of a command run that are there now; a run without any has no logs.
 
     Of a run that another user may have written (`is_own` is False), only the files in its folder are read.
     """
     found = find_record(run / METRICS_FOLDER / FILES_FILE, FoundFiles, MAX_FILES_BYTES) if is_own else None
-    return _combine(run, found or FoundFiles(), cwd, arguments or {})
+    return _combine(run, found or FoundFiles(), arguments or {})
 
 
 def _combine(
-    run: Path, found: FoundFiles, cwd: Path, arguments: Parameters, open_output: Callable[[], Source] | None = None
+    run: Path, found: FoundFiles, arguments: Parameters, open_output: Callable[[], Source] | None = None
 ) -> CommandMetrics:
     elsewhere = _join_starts([(place, log) for place in found.logs for log in _open_place(place, found.ended_at)])
     logs = (*_own_logs(run, OWN_FILE), *elsewhere, *_own_logs(run, OUTPUT_FILE, open_output))
-    return CommandMetrics(printable(run.name), run, logs, str(run), arguments=arguments, cwd=cwd)
+    return CommandMetrics(printable(run.name), run, logs, str(run), arguments=arguments)
 
 
 def _join_starts(found: Sequence[tuple[LogPlace, Log]]) -> list[Log]:
@@ -244,7 +237,7 @@ class MetricFiles:
         """
         self._open_output = open_output
         self._members, self._writers, self._rivals = members, Writers(), Rivals(cwd)
-        self._run, self._cwd, self._started_at = run, cwd, started_at
+        self._run, self._started_at = run, started_at
         self._arguments = arguments or {}
         # A container may write the files that `--metrics` names as another user.
         self._are_named = bool(paths)
@@ -304,7 +297,7 @@ class MetricFiles:
             if found.logs or ended_at is not None:
                 write_record(self._run / METRICS_FOLDER / FILES_FILE, found)
             self._shown = (found, *own)
-            self.metrics = _combine(self._run, found, self._cwd, self._arguments, self._open_output)
+            self.metrics = _combine(self._run, found, self._arguments, self._open_output)
         return self.metrics
 
     def _search(self, deadline: float) -> bool:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from pathlib import Path
-
 from engine.command.metric_files import FILES_FILE, OUTPUT_FILE, OWN_FILE, CommandMetrics, command_metrics
-from engine.command.spec import has_command, read_command
+from engine.command.spec import has_command
 from engine.runs.folder import RunFolder
 from engine.runs.run_record import read_run_record
-from engine.utils.errors import UsageError
 from engine.utils.files import FileStamp, find_file_stamp
 
 
@@ -41,11 +37,7 @@ class MetricsFinder:
         return find_file_stamp(metrics / FILES_FILE), has_own, has_output
 
     def _find(self) -> CommandMetrics:
-        record, cwd = read_run_record(self._folder), self._folder.path
-        # That of a trial does not exist before its command has started.
+        record = read_run_record(self._folder)
         is_own = self._folder.foreign_reason() is None
-        if is_own:
-            with suppress(UsageError):
-                cwd = Path(read_command(self._folder).cwd)
         arguments = {} if record is None else dict(record.command_parameters)
-        return command_metrics(self._folder.path, cwd=cwd, arguments=arguments, is_own=is_own)
+        return command_metrics(self._folder.path, arguments=arguments, is_own=is_own)

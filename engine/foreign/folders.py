@@ -77,11 +77,6 @@ class ForeignRun:
         """The formats of its logs, each once."""
         return tuple(dict.fromkeys(log.format for log in self.logs))
 
-    @property
-    def choice_folder(self) -> Path:
-        """The folder for which the user's choice of charts is remembered."""
-        return self.folder
-
     def metric_key(self, name: str) -> str:
         """Return what the names of a metric in several logs have in common."""
         return name

@@ -1,4 +1,4 @@
-"""The curves of a run in bounded memory: the one store that screens, previews, comparisons, reports and figures read.
+"""The curves of a run in bounded memory: the one store that screens, comparisons, reports and figures read.
 
 A source yields the points of a run: `engine.runs.journal_source` those of a training, `engine.foreign` those that other
 programs record. `engine.runs.curve_reader` reads sources into a store. Each metric keeps its latest points one by one,

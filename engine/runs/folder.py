@@ -108,8 +108,6 @@ class RunFolder:
     """Folder of the checkpoints, see `engine.runs.checkpoint_files`."""
     tensorboard = PathOf("tensorboard")
     """Folder of the TensorBoard event files."""
-    exports = PathOf("exports")
-    """Folder of the charts that the screen exports."""
     control = PathOf("control")
     """Folder of the control requests, see `engine.runs.control`."""
     owner = PathOf("owner.json")
@@ -235,7 +233,7 @@ class RunFolder:
 
     def _opened_entries(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yield name and status of the existing files and folders of a run that gputrain opens by name."""
-        outputs = (self.checkpoints, self.tensorboard, self.export, self.exports)
+        outputs = (self.checkpoints, self.tensorboard, self.export)
         code = (self.code, self.code / CODE_RECORD, self.code / CODE_COPY)
         folders = (*outputs, *code, self.control, self.sync, self.metrics, self.torchrun)
         locks = (self.lock, self.private_lock)

@@ -26,8 +26,6 @@ from engine.utils.codec import UNSET
 MAX_STEP_COLUMNS = 1 << 15
 """Points and blocks of each curve on the screen of a run, 3 MB for a curve of the steps: up to 32,768 steps are exact,
 and a hundredth of a million steps still has 150 blocks."""
-ALL_COLUMNS = 1 << 26
-"""Each point of a training, for a file."""
 EPOCH_LOSS = "train_loss_epoch"
 """Name of the mean training loss of each epoch; `train_loss` has that of each step."""
 _STEP_FIELDS = ("lr", *STEP_QUANTITIES)

@@ -382,13 +382,6 @@ def foreign_metrics(name: str, better: Better | None = None) -> list[Metric]:
     return [last] if last.better is Better.NEITHER else [foreign_metric(name, best=True, better=better), last]
 
 
-def recorded_foreign_metrics(key: str) -> list[Metric]:
-    """Return what a record has of the metric that a foreign run has under a key: its best and its last value."""
-    if (name := key.removeprefix(METRIC_PREFIX)) != key:
-        return foreign_metrics(name)
-    return [METRICS[known] for known in (f"best_{key}", key) if known in METRICS]
-
-
 def metric_of_key(key: str) -> Metric:
     """Return the metric that a foreign run has under a key: a row of the registry, or that of `metrics.NAME`."""
     return METRICS[key] if key in METRICS else foreign_metric(key.removeprefix(METRIC_PREFIX))

@@ -14,21 +14,18 @@ from typing import Any
 
 from engine.runs.fields import (
     COMMAND_PREFIX,
-    FOREIGN_FIELDS,
     NO_NAMES,
     Field,
     Names,
     as_text,
-    field_names,
     find_field,
     known_names,
     names_of,
 )
 from engine.runs.foreign_record import by_importance, known_keys
 from engine.runs.keys import parse_key
-from engine.runs.metrics import METRICS, NO_METRICS, own_metrics, recorded_foreign_metrics, recorded_metrics
+from engine.runs.metrics import NO_METRICS
 from engine.runs.query import Query, parse_query
-from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.runs.trials import fold_trials, group_trials
 from engine.utils.errors import UsageError
@@ -187,22 +184,10 @@ def same_rows(before: Sequence[RunRow], rows: Sequence[RunRow]) -> bool:
     return len(before) == len(rows) and all(map(is_, before, rows))
 
 
-# Values of a key that are named.
-MAX_NAMED_VALUES, MAX_VALUE_LENGTH = 4, 16
 FIRST_COLUMNS = ("state", "age", "step")
 MAX_METRIC_COLUMNS, MAX_PARAMETER_COLUMNS, MAX_ARGUMENT_COLUMNS, MAX_MEASURED_ROWS = 4, 8, 6, 500
 MAX_TEXT_LENGTH = 24  # a longer value, such as a path, is no column that people compare
 MAX_LISTED_METRICS = 2  # of commands in a list with few columns
-# Not worth a column: a list has them in each line, or hides those that have them.
-OMITTED_FIELDS = {"name", "archived", "folder"}
-
-
-@dataclass(frozen=True)
-class ColumnChoice:
-    """A column to choose: its name, and what is known of its values."""
-
-    name: str
-    about: str = ""
 
 
 def known_columns(columns: Iterable[str], names: Names = NO_NAMES) -> list[Field]:
@@ -213,42 +198,6 @@ def known_columns(columns: Iterable[str], names: Names = NO_NAMES) -> list[Field
             field = find_field(name, names)
             known[field.name] = field
     return list(known.values())
-
-
-def column_choices(rows: Sequence[RunRow], first: Iterable[str], *, is_foreign: bool = False) -> list[ColumnChoice]:
-    """Return all columns: `first`, then the config keys or parameters that differ between the runs, their metrics,
-    fields of every run, and other keys.
-
-    Takes 10 ms for 10,000 runs. Imports the config schema, unless the runs are foreign.
-    """
-    prefix = "" if is_foreign else COMMAND_PREFIX
-    parameters = value_texts(rows, lambda row: row.record.command_parameters)
-    about = {prefix + key: _about(list(found)) for key, found in parameters.items()}
-    if is_foreign:
-        differing, rest = sorted(key for key, found in parameters.items() if len(found) > 1), sorted(parameters)
-        metrics = [metric for key in by_importance(known_keys(rows)) for metric in recorded_foreign_metrics(key)]
-        shared = [*(metric.key for metric in metrics), *FOREIGN_FIELDS]
-    else:
-        differing, rest = _config_keys(rows, about)
-        metrics = recorded_metrics(own_metrics(row.record for row in rows))
-        own = [metric.key for metric in metrics if metric.key not in METRICS]
-        shared = [*own, *(COMMAND_PREFIX + key for key in sorted(parameters)), *field_names()]
-    about |= {metric.key: printable(metric.description) for metric in metrics}
-    names = dict.fromkeys([*first, *differing, *(name for name in shared if name not in OMITTED_FIELDS), *rest])
-    return [ColumnChoice(name, about.get(name, "")) for name in names]
-
-
-def _config_keys(rows: Sequence[RunRow], about: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Return the config keys that differ between runs, and all keys. Adds what is known of their values."""
-    values = value_texts(rows, lambda row: row.record.config or {})
-    defaults = default_values()
-    for key, found in values.items():
-        if key in defaults and any(key not in (row.record.config or ()) for row in rows):
-            found[as_text(defaults[key])] = None
-        about[key] = _about(list(found))
-    # A run of another version may have other keys.
-    differing = [key for key, found in values.items() if len(found) > 1 and key in defaults]
-    return sorted(differing, key=list(defaults).index), list(defaults)
 
 
 def value_texts(rows: Iterable[RunRow], values: Callable[[RunRow], Mapping[str, Any]]) -> dict[str, dict[str, None]]:
@@ -288,10 +237,3 @@ def run_columns(rows: Sequence[RunRow], *, is_foreign: bool = False) -> tuple[st
         return (*FIRST_COLUMNS, *metrics, *differing[:MAX_PARAMETER_COLUMNS], "format")
     arguments = (COMMAND_PREFIX + key for key in differing[:MAX_ARGUMENT_COLUMNS])
     return ("state", "step", "age", *metrics, *arguments, "seconds", "command", "tags")
-
-
-def _about(values: Sequence[str]) -> str:
-    """Return the first values of a key, and how many more there are."""
-    named = [printable(value)[:MAX_VALUE_LENGTH] or "none" for value in sorted(values)[:MAX_NAMED_VALUES]]
-    more = len(values) - len(named)
-    return ", ".join(named) + (f" and {more} more" if more else "")

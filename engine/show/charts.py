@@ -40,7 +40,7 @@ class Place(Flag):
     """Where a chart is shown."""
 
     RUN = auto()
-    """The screen of a run; the first ones are in its preview, too."""
+    """The screen of a run."""
     COMPARE = auto()
     """The screen that compares runs."""
     REPORT_OF_ONE = auto()

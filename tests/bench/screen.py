@@ -66,7 +66,7 @@ SCREENS = (
         ("r",),
         {
             "down": (DOWN, TABLE), "up": (UP, TABLE), "page down": (PAGE_DOWN, TABLE), "mark": (" ", TABLE),
-            "mark all": ("M", TABLE), "full": ("f", FORM),
+            "mark all": ("M", TABLE),
         },
     ),
     Screen("queue", ("Q",), MOVES | {"move down": ("J", LIST), "move up": ("K", LIST)}),

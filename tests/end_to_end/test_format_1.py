@@ -35,7 +35,6 @@ from support.gputrain_command import ROOT, Gputrain, effective_events
 from support.runs.trained_run import call
 from support.screen.terminal import Terminal
 from tui.form.model import load_last_form
-from tui.list_settings import ListSettings, read_list_settings
 from tui.palette import PALETTES
 from tui.theme import initial_palette
 
@@ -175,4 +174,3 @@ def test_kept_choices_of_user_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     shutil.copytree(FORMAT_1 / "state", tmp_path / "gputrain")
     assert load_last_form().overrides == {"run.epochs": "7"}
     assert initial_palette() == PALETTES[1]
-    assert read_list_settings() == ListSettings(columns=("state", "lr"), sort_key="lr", reverse=True)

@@ -37,7 +37,6 @@ from tui.pollers.files import watch_evaluations
 from tui.pollers.run import RunPoller, read_log_tail
 from tui.screens.run_progress import progress_line
 from tui.tables.confusion import matrix_lines
-from tui.tables.preview import figure_lines
 from tui.tables.ranks import rank_lines
 from tui.tables.runs import fit_monitor_list, fit_run_list, listed_columns, monitor_line, run_list_line
 
@@ -113,8 +112,7 @@ def read_run(root: Path) -> None:
     for line in (
         *plain_lines(listed_columns([row]), [row]),
         monitor_line(fit_monitor_list([row], 10, 80), row),
-        run_list_line(fit_run_list([row], 200, default_fields(), with_message=True), row),
-        *figure_lines(row, None, 80),
+        run_list_line(fit_run_list([row], 200, default_fields()), row),
         progress_line(row, 100),
     ):
         assert str(line).isprintable()

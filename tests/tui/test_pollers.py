@@ -60,7 +60,7 @@ def test_run_list_poller_with_malformed_file_still_lists_all_runs(tmp_path: Path
     assert list_poller.rows is not None and list_poller.unexpected_error is None
     for row in list_poller.rows:
         monitor_line(fit_monitor_list([row], 10, 80), row)
-        run_list_line(fit_run_list([row], 200, default_fields(), with_message=True), row)
+        run_list_line(fit_run_list([row], 200, default_fields()), row)
         progress_line(row, 100)
     assert sorted((row.name, row.state) for row in list_poller.rows)[0] == ("good", "finished")
     run_poller = RunPoller(malformed)

@@ -1,1 +1,1 @@
-"""Charts of a run: curve data, visible window, axes, plotting as text, and export as CSV."""
+"""Charts of a run: visible window, axes, and plotting as text."""

@@ -21,7 +21,6 @@ from rich.text import Text
 from engine.runs.curves import BlockSeries
 from engine.runs.series import FloatArray, Series, downsample_min_max, line_values, mask_nonpositive, smooth
 from engine.utils.ticks import log_ticks, tick_labels, ticks
-from tui.charts.axis import pad_limits
 from tui.charts.plotext_internals import skip_color_search
 from tui.palette import MUTED, pale_style
 
@@ -32,7 +31,7 @@ DASH_COLUMNS, DASH_PERIOD = 2, 3
 MIN_WIDTH, MIN_HEIGHT = 16, 3
 # From this height, the labels of the x axis have a line of their own.
 MIN_HEIGHT_OF_TWO_AXIS_LINES = 7
-POINT, STAR, ODD, BAND = "•", "★", "×", "░"
+POINT, STAR, ODD = "•", "★", "×"
 # Columns from one letter of a curve to the next.
 MARK_COLUMNS = 24
 MAX_Y_TICKS, MIN_ROWS_PER_TICK = 8, 2.2
@@ -43,6 +42,10 @@ MAX_CACHED_CURVES = 128
 POSITION_DECIMALS = 7
 # Half an epoch is shown only where the window is smaller.
 WHOLE_AXES = ("epoch", "step", "images")
+# An axis begins at zero if at most this share of it lies below the values.
+MAX_SHARE_BELOW = 0.15
+# Padding a larger limit would overflow to infinity.
+MAX_AXIS_LIMIT = 1e307
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,6 @@ class Curve:
     is_dashed: bool = False
     star_x: float | None = None
     mark: str = ""
-    band: tuple[Series, Series] | None = None
-    """Lower and upper limit of an area around the curve."""
 
     @property
     def series(self) -> Series:
@@ -110,12 +111,26 @@ def plot(curves: Sequence[Curve], window: PlotWindow, width: int, height: int) -
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return Plot([[("Too small to draw", MUTED)]])
     visible = [_visible(curve, window) for curve in curves]
-    areas = [side.between(window.low, window.high) for curve in curves for side in curve.band or ()]
-    areas = [mask_nonpositive(side) if window.log else side for side in areas]
-    ys = [limit for series in (*(part.shown for part in visible), *areas) for limit in series.y_limits() or ()]
+    ys = [limit for part in visible for limit in part.shown.y_limits() or ()]
     if not ys:
         return Plot([[(_empty_message(visible, window.log), MUTED)]])
-    return _draw(visible, window, pad_limits(min(ys), max(ys), window.log), width, height)
+    return _draw(visible, window, _pad_limits(min(ys), max(ys), window.log), width, height)
+
+
+def _pad_limits(low: float, high: float, log: bool) -> tuple[float, float]:
+    """Widen the limits of an axis by 5% on each side; a single value gets some room, too.
+
+    An axis of positive values that come near zero begins at zero.
+    """
+    if log:
+        span = math.log10(high) - math.log10(low)
+        margin = 0.05 * span if span > 0 else 0.5
+        return 10 ** max(math.log10(low) - margin, -307.0), 10 ** min(math.log10(high) + margin, 308.0)
+    low, high = max(low, -MAX_AXIS_LIMIT), min(high, MAX_AXIS_LIMIT)
+    margin = 0.05 * (high - low) if high > low else abs(low) * 0.1 or 0.5
+    if 0 <= low < MAX_SHARE_BELOW * high:
+        return 0.0, high + margin
+    return low - margin, high + margin
 
 
 class _Visible(NamedTuple):
@@ -152,9 +167,6 @@ def _draw(
     y_labels = tick_labels(y_ticks, log=window.log)
     left = max(map(len, y_labels), default=0) + 1
     canvas = _Canvas(width - left, rows, window, y_limits)
-    for part in visible:
-        if part.curve.band is not None:
-            canvas.draw_band(*part.curve.band, pale_style(part.curve.style))
     for curve, shown, drawn in visible:
         if shown is not drawn:
             canvas.draw(shown, pale_style(curve.style))
@@ -222,20 +234,6 @@ class _Canvas:
             mask &= (np.arange(self._columns) % DASH_PERIOD < DASH_COLUMNS) | (drawn == POINT)
         self._characters[mask] = drawn[mask]
         self._styles[mask] = self._style_number(style)
-
-    def draw_band(self, low: Series, high: Series, style: str) -> None:
-        """Fill the area between two curves of equal positions, where both are known."""
-        columns = np.arange(self._columns)
-        x = self._window.low + columns / max(self._columns - 1, 1) * (self._window.high - self._window.low)
-        limits = [line_values(series, x) for series in (low, high)]
-        for column in columns[np.isfinite(limits[0]) & np.isfinite(limits[1])].tolist():
-            bottom, top = float(limits[0][column]), float(limits[1][column])
-            if self._window.log:
-                bottom = max(bottom, 10**self._low)
-                if top < bottom:
-                    continue
-            rows = slice(max(self.row_of(top), 0), max(min(self.row_of(bottom), self._rows - 1) + 1, 0))
-            self._characters[rows, column], self._styles[rows, column] = BAND, self._style_number(style)
 
     def draw_mark(self, series: Series, column: int, mark: str, style: str) -> None:
         """Draw a letter on a curve, if the curve has a value in this column."""

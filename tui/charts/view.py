@@ -24,7 +24,6 @@ CURSOR_STEP_SHARE = 0.01
 # Dashes tell the curves of a chart apart where colors cannot.
 DASHED = (MeasuredOn.VALIDATION, MeasuredOn.EMA, MeasuredOn.TEST)
 COLORS = 6
-LR_STYLE = series_style(CHARTS["lr"].color)
 
 
 class Extent(Protocol):

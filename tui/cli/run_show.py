@@ -43,8 +43,7 @@ def show(*, folder: RunFolder, curves: CurvesOption = False, as_json: JsonOption
     from engine.utils.codec import asdict
     from tui.cli.console import print_json, table_console
     from tui.tables import fact_lines
-    from tui.tables.config import config_changes
-    from tui.tables.preview import change_lines
+    from tui.tables.config import change_lines, config_changes
     from tui.tables.run_facts import run_facts
 
     row, directions = make_row(folder, *open_run(folder)), read_directions(folder.path.parent)

@@ -1,9 +1,9 @@
-"""Lines that start commands: what `tui.screens.command_dialog` asks for, and those of earlier runs."""
+"""Lines that start commands: what `tui.screens.command_dialog` asks for, and that of an earlier run."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -14,11 +14,9 @@ from engine.command.spec import foreign_command_reason, read_command
 from engine.config.schema import UNSTORED_KEYS
 from engine.runs.folder import RunFolder
 from engine.runs.run_config import read_changed_config
-from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError
 from tui.flags import FLAG_TO_KEY
 
-MAX_LINES = 20
 KEY_OF_OPTION = {f"--{flag.replace('_', '-')}": key for flag, key in FLAG_TO_KEY.items()}
 
 
@@ -77,15 +75,3 @@ def _config_options(config: Mapping[str, Any]) -> list[str]:
             continue
         options += [f"--{flag.replace('_', '-')}", *([] if value is True else [str(value)])]
     return options
-
-
-def earlier_lines(rows: Iterable[RunRow]) -> list[CommandLine]:
-    """Return the lines of the latest commands of this user, the oldest first, each once."""
-    found: dict[CommandLine, None] = {}
-    for row in rows:
-        if row.record.command and not row.foreign and len(found) < MAX_LINES:
-            try:
-                found.setdefault(line_of_run(RunFolder(Path(row.folder))))
-            except UsageError:
-                continue
-    return list(found)[::-1]

@@ -16,23 +16,18 @@ from typing import Annotated
 from engine.config.command_line import format_value
 from engine.config.loader import (
     OPTIMIZER_SPECIFIC_KEYS,
-    PRESETS_FOLDER,
     ConfigError,
     ResolvedConfig,
     resolve_config,
-    user_presets_folder,
 )
 from engine.config.notify_section import URLS_KEY
-from engine.config.run_name import name_from_stem, run_stem
-from engine.config.schema import UNSTORED_KEYS, Config, as_dict, as_stored
-from engine.config.yaml_io import to_yaml
-from engine.optim.lr_schedule import lr_factor, scaled_lr
+from engine.config.run_name import run_stem
+from engine.config.schema import UNSTORED_KEYS, Config, as_dict
 from engine.runs.root import runs_root
-from engine.runs.series import FloatArray
 from engine.utils import codec
 from engine.utils.codec import ENTRIES, FileRecord, find_user_record, write_user_record
 from engine.utils.errors import Problem, UsageError
-from engine.utils.files import config_folder, expand_user, make_user_folder, state_folder
+from engine.utils.files import state_folder
 from tui.flags import run_arguments
 from tui.form.fields import form_fields
 
@@ -150,30 +145,6 @@ class Form:
             is_default = False
         return arguments if is_default else [*arguments, "--runs-dir", str(runs_dir)]
 
-    def save_preset(self, name: str) -> Path:
-        """Write the config to `name`, a path or a name in the user's presets folder, and return the path.
-
-        Raises UsageError if the config is invalid, or the file exists or cannot be written.
-        """
-        config = self.config()
-        changed = as_stored(
-            config.model_copy(update={"run": config.run.model_copy(update={"name": None})}), only_changed=True
-        )
-        is_path = "/" in name or name.endswith((".yaml", ".yml"))
-        path = expand_user(name) if is_path else user_presets_folder() / f"{name_from_stem(name)}.yaml"
-        try:
-            if is_path:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            else:
-                make_user_folder(config_folder(), PRESETS_FOLDER)
-            with path.open("x", encoding="utf-8") as file:
-                file.write(to_yaml(changed) if changed else "")
-        except FileExistsError as error:
-            raise UsageError.one(str(path), "already exists; choose another name", code="name-in-use") from error
-        except OSError as error:
-            raise UsageError.one(str(path), f"cannot be written: {error.strerror}", code="not-writable") from error
-        return path
-
 
 def validate_form(form: Form) -> tuple[Config | None, list[Problem]]:
     """Return the config of the form without the values that are invalid, None if its base cannot be read, and the
@@ -191,20 +162,6 @@ def next_run_name(form: Form, config: Config, runs_dir: Path) -> str:
     stem = run_stem(form.base, config, form.overrides)
     names = (f"{stem}-{number}" for number in count(1))
     return next(name for name in names if not os.path.lexists(runs_dir / name))
-
-
-def lr_curve(config: Config, ranks: int, steps_per_epoch: int, max_points: int) -> tuple[FloatArray, FloatArray]:
-    """Return epochs and learning rates of the schedule, sampled at up to `max_points` steps."""
-    import numpy as np
-
-    steps = steps_per_epoch * config.run.epochs
-    peak_lr = scaled_lr(config.optim, ranks)
-    sampled_steps = np.unique(np.linspace(1, steps, min(steps, max_points)).round().astype(int))
-    rates = [
-        peak_lr * lr_factor(config.schedule, step, steps_per_epoch, config.run.epochs)
-        for step in sampled_steps.tolist()
-    ]
-    return sampled_steps / steps_per_epoch, np.array(rates, np.float64)
 
 
 def load_last_form() -> Form:

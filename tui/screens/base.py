@@ -39,6 +39,7 @@ from tui.widgets.text_line import TextLine
 if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
     from engine.foreign.process import ProcessId
+    from engine.runs.run_view import SortOrder
     from tui.pollers.process import ProcessPoller
 
 MIN_COLUMNS, MIN_ROWS = 60, 15
@@ -174,6 +175,8 @@ class AppServices(Protocol):
     """UUIDs of the GPUs picked for the next run."""
     marked_runs: dict[str, None]
     """Folders of the runs that are marked in the list, in the order in which they were marked."""
+    list_order: SortOrder | None
+    """The order that the user chose for the lists of runs."""
     watched_screen: Screen[Any] | None
     """The screen of what `gputrain watch` watches, which a key of the monitor shows again."""
     watched_paths: Sequence[Path]

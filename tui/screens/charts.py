@@ -5,27 +5,23 @@ The base of `tui.screens.run` and `tui.screens.compare`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
+from rich.text import Text
 from textual.binding import Binding, BindingType
 
-from engine.utils.errors import Problem, UsageError
-from tui.charts.plot import Curve
+from engine.show.charts import Chart
+from engine.utils.errors import Problem
 from tui.charts.view import ChartView, Extent
 from tui.keymap import Ability, Key
+from tui.palette import MUTED
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.chart_panels import ChartPanels
+from tui.screens.dialogs import MultiChoiceDialog
 from tui.widgets.chart import ChartPanel
-
-MAX_FILE_NAME_CHARACTERS = 60
-
-
-def file_name_of(title: str) -> str:
-    """Return a part of a file name for a chart whose name is data."""
-    return "".join(letter if letter.isalnum() else "-" for letter in title)[:MAX_FILE_NAME_CHARACTERS]
+from tui.widgets.lines import KeyedRow
 
 
 class ChartScreen(GputrainScreen):
@@ -129,41 +125,31 @@ class ChartScreen(GputrainScreen):
         if self.panels.focus_next_panel(step):
             self.call_after_refresh(self.draw_charts)
 
-    def export_folder(self) -> tuple[Path, str]:
-        """Return the folder of the files of `e`, and how a message names it. Raises OSError, and UsageError
-        if nothing is written there."""
-        return Path(), "the working directory"
-
-    def export_curves(self, chart: ChartPanel) -> Sequence[Curve]:
-        """Return the curves of a chart with all of their points."""
-        return chart.curves
-
-    def export_name(self) -> str:
-        """Return the beginning of the names of these files."""
+    def chart_choices(self) -> Sequence[Chart]:
+        """Return the charts to choose from."""
         raise NotImplementedError
 
-    def chart_name(self, chart_id: str) -> str:
-        """Return how the names of these files call a chart."""
-        return chart_id
+    def show_charts(self, chosen: Collection[str]) -> None:
+        """Show the charts with these ids."""
+        raise NotImplementedError
 
-    def action_export(self) -> None:
-        from tui.charts.export import export_chart
+    def action_charts(self) -> None:
+        """Choose the charts. The first ones of too many are shown."""
+        rows = [KeyedRow(chart.id, _chart_text(chart)) for chart in self.chart_choices()]
+        if not rows:
+            self.gputrain_app.show_toast(Problem("", "The run has no metrics yet", code="not-recorded"))
+            return
+        shown = [chart.id for chart in self.view.charts.values() if chart.metrics]
 
-        chart, name = self.active_chart, self.export_name()
-        if not any(len(curve.series.y) for curve in chart.curves):
-            self.gputrain_app.show_toast(Problem("", "This chart has no data to export yet", code="not-recorded"))
-            return
-        place = "the working directory"
-        try:
-            folder, place = self.export_folder()
-            folder.mkdir(exist_ok=True)
-            path = export_chart(name, self.chart_name(str(chart.id)), self.export_curves(chart), self.view.axis, folder)
-        except UsageError as error:
-            self.gputrain_app.show_toast(error)
-            return
-        except OSError as error:
-            self.gputrain_app.show_toast(
-                Problem("", f"The chart cannot be written to {place}: {error.strerror}", code="not-writable")
-            )
-            return
-        self.gputrain_app.show_toast(f"Saved {path.name} in {folder.absolute()}", timeout_s=8)
+        def answer(chosen: list[str] | None) -> None:
+            if chosen is not None:
+                self.show_charts(chosen)
+
+        title = f"Charts, {len(self.panels.charts)} at most"
+        self.app.push_screen(MultiChoiceDialog(title, rows, shown), answer)
+
+
+def _chart_text(chart: Chart) -> Text:
+    """Return the title of a chart, and the names of its metrics if they differ from it."""
+    text, names = Text(chart.title, no_wrap=True, overflow="ellipsis"), list(chart.metrics)
+    return text if names == [chart.title] else text.append(f"  {', '.join(names)}", MUTED)

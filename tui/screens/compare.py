@@ -1,44 +1,39 @@
 """Several runs side by side: their curves on the same charts, the config keys that differ, and their metrics.
 
-`tui.pollers.compare` reads the runs; `tui.charts.compare_view` makes curves of them, `tui.tables.compare` the tables.
+`tui.pollers.compare` reads the runs, `tui.tables.compare` makes the tables.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
 
 from engine.command.metric_files import CommandMetrics
-from engine.foreign.folders import require_unwatched
-from engine.runs.comparison import Comparison, RunGroup
-from engine.runs.curves import X_AXES, Curves, default_axis
+from engine.runs.comparison import Comparison
+from engine.runs.curves import NO_BLOCKS, X_AXES, Curves, XAxis, default_axis
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
-from engine.runs.metrics import METRIC_PREFIX, METRICS, metric_of_key
+from engine.runs.metrics import metric_of_key
 from engine.show.charts import Chart, Place, charts_of, compared_charts
 from engine.show.table import fit
-from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
-from tui.charts.compare_view import CompareData, ComparedCurves
+from tui.charts.plot import Curve
 from tui.charts.view import ChartView
 from tui.keymap import COMPARE_KEYS, Key
-from tui.palette import BAD, WARNING
+from tui.palette import BAD, WARNING, series_style
 from tui.pollers.compare import ComparePoller, ReadRun
 from tui.screens.base import AppServices
-from tui.screens.charts import ChartScreen, file_name_of
+from tui.screens.charts import ChartScreen
 from tui.screens.compare_panels import RUNS_PANEL, TABLE_PANEL, ComparePanels, CompareRoom
-from tui.screens.dialogs import MultiChoiceDialog
 from tui.tables import styled
 from tui.tables.compare import (
     ENTRY_COLUMNS,
     CompareEntry,
-    column_name,
     compare_rows,
     differences_header,
     fit_differences,
@@ -57,8 +52,36 @@ INITIAL_SMOOTHING = 0.02
 MAX_RAW_CURVES = 2
 
 
+class CompareData:
+    """The curves of the compared runs, None before they are read: an extent of charts."""
+
+    def __init__(self, runs: Sequence[Curves | None] = ()) -> None:
+        self.runs = tuple(runs)
+        self.known = [run for run in runs if run is not None]
+
+    def last_x(self, axis: XAxis) -> float:
+        """Return the x position of the latest step of all runs; 1 before the first step."""
+        return max((run.last_x(axis) for run in self.known), default=0.0) or 1.0
+
+    def odd_limits(self, names: Iterable[str], axis: XAxis) -> tuple[float, float] | None:
+        """Return the limits of the x axis of metrics whose steps differ in kind from those of others."""
+        limits = [run.odd_limits(map(run.name_of, names), axis) for run in self.known]
+        return next(filter(None, limits), None)
+
+    def curves_for(self, chart_id: str, axis: XAxis) -> list[Curve]:
+        """Return a curve for each run, with its letter."""
+        return [_curve(index, run, chart_id, axis) for index, run in enumerate(self.runs)]
+
+
+def _curve(index: int, run: Curves | None, chart_id: str, axis: XAxis) -> Curve:
+    blocks = NO_BLOCKS if run is None else run.over(run.name_of(chart_id), axis)
+    best = None if run is None or chart_id != "best_val_accuracy" else run.best(axis)
+    star_x = None if best is None else best.x
+    return Curve("", blocks, series_style(index + 1), star_x=star_x, mark=run_letter(index))
+
+
 class CompareScreen(ChartScreen):
-    """Compares runs, live or ended. Those that differ in the seed alone are one band, until they are expanded."""
+    """Compares runs, live or ended."""
 
     CSS_PATH = "compare.tcss"
     SCREEN_KEYS: ClassVar[Sequence[Key]] = COMPARE_KEYS
@@ -70,10 +93,8 @@ class CompareScreen(ChartScreen):
         self.data = CompareData()
         self._runs: tuple[ReadRun, ...] = ()
         self._comparison: Comparison | None = None
-        self._columns: list[RunGroup] = []
-        self._choice: tuple[str, ...] | None = None
+        self._chosen: Collection[str] = ()
         self._num_charts = 0
-        self._grouped = True
         self._shown = (-1, False)
         """Version of what is shown, and whether all had been read."""
         self._next_draw_time = 0.0
@@ -96,25 +117,12 @@ class CompareScreen(ChartScreen):
             self._rebuild()
 
     def _rebuild(self) -> None:
-        """Make entries of the runs and groups, and show them."""
+        """Show what has been read."""
         poller = self.compare_poller
         interval = self.gputrain_app.intervals.charts_s if poller.caught_up else READING_DRAW_SECONDS
         self._next_draw_time, self._shown = time.monotonic() + interval, (poller.version, poller.caught_up)
-        self._comparison, self._runs = comparison, runs = poller.comparison, poller.runs
-        if comparison is None:
-            self._columns = [RunGroup((index,)) for index in range(len(runs))]
-        else:
-            self._columns = comparison.columns(grouped=self._grouped)
-        entries = [
-            ComparedCurves(
-                run_letter(index),
-                runs[column.runs[0]].run.name if comparison is None else column_name(comparison, column),
-                index + 1,
-                tuple(runs[run].curves for run in column.runs),
-            )
-            for index, column in enumerate(self._columns)
-        ]
-        self.data = CompareData(entries)
+        self._comparison, self._runs = poller.comparison, poller.runs
+        self.data = CompareData([run.curves for run in self._runs])
         self._choose_charts()
         self.update_content()
         self.draw_charts()
@@ -122,9 +130,13 @@ class CompareScreen(ChartScreen):
 
     @property
     def _selected(self) -> int:
-        """Index of the entry under the cursor of the list."""
+        """Index of the run under the cursor of the list."""
         key = self.query_one(f"#{RUNS_PANEL}", Lines).selected_key
-        return min(int(key), max(len(self._columns) - 1, 0)) if key is not None else 0
+        return min(int(key), max(len(self._runs) - 1, 0)) if key is not None else 0
+
+    @property
+    def _names(self) -> list[str]:
+        return [printable(run.run.name) for run in self._runs]
 
     @property
     def chart_data(self) -> CompareData:
@@ -132,7 +144,7 @@ class CompareScreen(ChartScreen):
 
     def draw_chart(self, chart: ChartPanel) -> None:
         chart_id = str(chart.id)
-        window = replace(self.view.window(self.data, chart_id), with_raw=len(self.data.entries) <= MAX_RAW_CURVES)
+        window = replace(self.view.window(self.data, chart_id), with_raw=len(self.data.runs) <= MAX_RAW_CURVES)
         chart.draw(
             self.data.curves_for(self.view.charts[chart_id].id, self.view.axis),
             window,
@@ -144,7 +156,7 @@ class CompareScreen(ChartScreen):
 
     def chart_note(self, chart_id: str) -> str:
         words = self.view.settings(chart_id)
-        steps = self.data.block_steps
+        steps = max((run.block_size(run.name_of("train_loss")) for run in self.data.known), default=1)
         if self.view.charts[chart_id].id == "train_loss" and steps > 1 and self.view.span is not None:
             words.append(f"reduced to blocks of {steps:,} steps")
         return "  ".join(words)
@@ -189,13 +201,13 @@ class CompareScreen(ChartScreen):
     def _show_table(self, with_message: bool) -> None:
         comparison = self._comparison
         panel = self.query_one(f"#{TABLE_PANEL}", Lines)
-        lines = len(self._columns)
+        lines = len(self._runs)
         if comparison is not None:
             # The states are in the list of the runs.
-            entries, rows = self.data.entries, compare_rows(comparison, self._columns)[1:]
-            table = fit_differences(rows, entries, self._selected, panel.text_width)
-            lines = max(len(rows), len(self._columns)) + 1
-            panel.set_texts([styled(table.line(row)) for row in rows], [styled(differences_header(table, entries))])
+            names, rows = self._names, compare_rows(comparison, comparison.columns(grouped=False))[1:]
+            table = fit_differences(rows, len(names), self._selected, panel.text_width)
+            lines = max(len(rows), len(names)) + 1
+            panel.set_texts([styled(table.line(row)) for row in rows], [styled(differences_header(table, names))])
             keys = len(comparison.differences)
             kind = "parameter" if all(run.formats for run in comparison.runs) else "config key"
             panel.set_titles(f"{pluralize(keys, kind)} differ{'s' if keys == 1 else ''}, and figures")
@@ -204,32 +216,25 @@ class CompareScreen(ChartScreen):
             self.call_after_refresh(self.draw_charts)
 
     def _show_runs(self) -> None:
-        """Show the entries with their values at the cursor, or the latest ones."""
+        """Show the runs with their values at the cursor, or the latest ones."""
         panel, chart = self.query_one(f"#{RUNS_PANEL}", Lines), self.active_chart
         row = self.view.charts[str(chart.id)]
         entries = []
-        for index, (entry, column) in enumerate(zip(self.data.entries, self._columns, strict=True)):
+        for index, (name, run) in enumerate(zip(self._names, self._runs, strict=True)):
             curve = chart.curves[index] if index < len(chart.curves) else None
             value = None if curve is None else curve_value(curve, self.view.cursor)
-            entries.append(
-                CompareEntry(
-                    letter=entry.letter, name=entry.name, style=entry.style, note=self._entry_note(column),
-                    metric=metric_of_key(row.id), value=value,
-                )
-            )  # fmt: skip
+            entries.append(CompareEntry(index, name, self._note_on(run), metric_of_key(row.id), value))
         table = fit(ENTRY_COLUMNS, entries, panel.text_width)
         panel.set_rows([KeyedRow(str(index), styled(table.line(entry))) for index, entry in enumerate(entries)])
         where = "latest" if self.view.cursor is None else f"{self.view.axis} {self.view.cursor:,.6g}"
         panel.set_titles(escape_markup(f"{row.title}, {where}"))
 
-    def _entry_note(self, column: RunGroup) -> str:
-        runs: list[ReadRun] = [self._runs[run] for run in column.runs]
-        if any(run.is_missing for run in runs):
+    def _note_on(self, run: ReadRun) -> str:
+        if run.is_missing:
             return "deleted"
-        if any(run.curves is None for run in runs) and not self.compare_poller.caught_up:
+        if run.curves is None and not self.compare_poller.caught_up:
             return "reading"
-        states = dict.fromkeys(run.described.state for run in runs if run.described is not None)
-        return ", ".join(state for state in states if state != "finished")
+        return "" if run.described is None or run.described.state == "finished" else run.described.state
 
     def on_lines_moved(self, event: Lines.Moved) -> None:
         if event.lines.id == RUNS_PANEL:
@@ -255,8 +260,8 @@ class CompareScreen(ChartScreen):
     def _choose_charts(self) -> None:
         """Give each panel its chart."""
         panels, rows, runs = self.query_one(ComparePanels), self._chart_rows(), self.data.known
-        if self._choice is not None:
-            rows = [row for row in rows if row.id in self._choice] or rows
+        if self._chosen:
+            rows = [row for row in rows if row.id in self._chosen] or rows
         rows = rows[: len(panels.charts)]
         self._num_charts = len(rows)
         # Curves with values of epochs are not averaged.
@@ -270,66 +275,26 @@ class CompareScreen(ChartScreen):
             axis = default_axis(runs) if self.view.axes == X_AXES else self.view.axis
             self.view = replace(self.view, axes=axes, axis=axis if axis in axes else "step")
 
-    def action_charts(self) -> None:
-        """Choose the charts of a comparison with foreign runs."""
-        rows = [KeyedRow(row.id, Text(row.title)) for row in self._chart_rows()]
-        shown = [row.id for row in self.view.charts.values()]
-        title = f"Charts, {len(self.query_one(ComparePanels).charts)} at most"
-        self.app.push_screen(MultiChoiceDialog(title, rows, shown), self._choose)
+    def chart_choices(self) -> Sequence[Chart]:
+        return self._chart_rows()
 
-    def _choose(self, chosen: list[str] | None) -> None:
-        if chosen is not None:
-            self._choice = tuple(chosen)
-            self._rebuild()
-
-    def chart_name(self, chart_id: str) -> str:
-        row = self.view.charts[chart_id].id
-        return row if row in METRICS else file_name_of(row.removeprefix(METRIC_PREFIX))
+    def show_charts(self, chosen: Collection[str]) -> None:
+        self._chosen = chosen
+        self._rebuild()
 
     def is_available(self, action: str) -> bool:
         if action == "charts":
             return bool(self._foreign)
-        if action == "seeds":
-            comparison = self._comparison
-            return comparison is not None and bool(comparison.seed_groups)
         return super().is_available(action)
-
-    def title_of(self, key: Key) -> str:
-        """Return what the keys do in this state."""
-        if key.action == "seeds" and self._grouped:
-            return "each seed"
-        return super().title_of(key)
-
-    def action_seeds(self) -> None:
-        """Show each run of a group, or the groups as bands."""
-        comparison = self._comparison
-        if comparison is None or not comparison.seed_groups:
-            self.gputrain_app.show_toast(Problem("", "No two of these runs differ in the seed alone", code="not-found"))
-            return
-        self._grouped = not self._grouped
-        self._rebuild()
 
     def action_open(self) -> None:
         """Open the screen of the selected run."""
-        if not self._columns:
+        if not self._runs:
             return
-        column = self._columns[self._selected]
-        if column.is_group:
-            self.gputrain_app.show_toast("This is the mean of several runs; press B to list them")
-            return
-        run = self._runs[column.runs[0]].run
+        run = self._runs[self._selected].run
         if isinstance(run, RunFolder):
             self.gputrain_app.open_run(str(run.path))
         elif isinstance(run, CommandMetrics):
             self.gputrain_app.open_run(str(run.folder))
         else:
             self.gputrain_app.open_foreign_run(run)
-
-    def export_folder(self) -> tuple[Path, str]:
-        folders = [run.run.folder for run in self._runs if not isinstance(run.run, RunFolder | CommandMetrics)]
-        if folders:
-            require_unwatched(Path.cwd(), [*folders, *self.gputrain_app.watched_paths])
-        return super().export_folder()
-
-    def export_name(self) -> str:
-        return "compare"

@@ -35,9 +35,10 @@ class RowsDialog(Dialog[Result]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "leave", show=False)]
 
-    def __init__(self, title: str, rows: Sequence[KeyedRow], note: str = "") -> None:
+    def __init__(self, title: str, rows: Sequence[KeyedRow], note: str = "", selected: str = "") -> None:
+        """`selected` is the key of the row under the cursor."""
         super().__init__(title)
-        self._rows, self._note = list(rows), note
+        self._rows, self._note, self._selected_key = list(rows), note, selected
 
     def compose_box(self) -> ComposeResult:
         if self._note:
@@ -48,6 +49,7 @@ class RowsDialog(Dialog[Result]):
         lines = self.query_one(Lines)
         lines.styles.height = min(len(self._rows), 16)
         self.update_rows()
+        lines.select_key(self._selected_key)
         lines.focus()
 
     def update_rows(self) -> None:

@@ -1,4 +1,4 @@
-"""The form for a new run: its fields in sections, beside the learning rate curve, the plan and the command.
+"""The form for a new run: its fields in sections, beside the plan and the command.
 
 `tui.form` holds the values, describes the fields and checks them against this host. A key only changes the values and
 the lines that show them; validation and plan follow when no key has been pressed for `CHECK_DELAY_SECONDS`.
@@ -275,7 +275,7 @@ class FormScreen(GputrainScreen):
         return self._result.problems if self._is_checked and self._result is not None else self._problems
 
     def _show_check(self) -> None:
-        """Show what is known about the values: errors, facts, plan, learning rate and command."""
+        """Show what is known about the values: errors, facts, plan and command."""
         config, result, problems = self._config, self._result, self._all_problems()
         if config is not None and result is not None and self._is_checked:
             self._facts = field_facts(config, result)
@@ -289,7 +289,6 @@ class FormScreen(GputrainScreen):
         if self._is_checked or problems or result is None:
             plan = plan_text(config, problems, result if self._is_checked else None)
             sidebar.show_plan(plan, self.fields.selected)
-        sidebar.draw_lr_curve(config, problems, result)
         sidebar.show_command(None if self._problems else self._shell_command())
 
     def _command_arguments(self) -> list[str]:
@@ -335,9 +334,6 @@ class FormScreen(GputrainScreen):
             self.gputrain_app.show_toast(form_dialogs.NEEDS_VALID_CONFIG)
             return
         self.gputrain_app.copy_to_clipboard(self._shell_command())
-
-    def action_save_preset(self) -> None:
-        form_dialogs.ask_preset_name(self, self.form)
 
     def action_open_config(self) -> None:
         form_dialogs.ask_config_file(self.app, partial(self.edit, PRESET_KEY))

@@ -1,25 +1,19 @@
-"""Dialogs of the form: its errors, choose GPUs, open a config, and save the values as a preset."""
+"""Dialogs of the form: its errors, choose GPUs, and open a config."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
 
 from textual.app import App
 
-from engine.config.loader import presets
 from engine.gpus.snapshot import Snapshot
 from engine.utils.errors import Problem
 from engine.utils.files import expand_user
 from engine.utils.text import pluralize, printable
 from tui.form.model import Form
-from tui.screens.base import GputrainScreen
 from tui.screens.dialogs import MultiChoiceDialog, TextDialog, TextInputDialog, problem_lines
 from tui.screens.form_rows import gpu_choices
 
-PRESET_NOTE = "A name for `gputrain run NAME`, or the path of a YAML file."
 CONFIG_NOTE = "The path of a YAML file, whose values the form starts from. What you have changed stays."
 NEEDS_VALID_CONFIG = Problem("", "Fix the errors first; the command needs a valid config", code="invalid-value")
 DRAFT_NOTE = "These are the values of your last form. ^r starts a new one."
@@ -58,17 +52,3 @@ def ask_config_file(app: App[None], use: Callable[[str], None]) -> None:
             use(path_of(text))
 
     app.push_screen(TextInputDialog("Open a config file", "", CONFIG_NOTE, check), answer)
-
-
-def ask_preset_name(screen: GputrainScreen, form: Form) -> None:
-    """Save the form as a preset or a file; a toast says where, or why not."""
-
-    def answer(name: str | None) -> None:
-        if name is not None:
-            screen.act(partial(form.save_preset, name), done)
-
-    def done(path: Path) -> None:
-        reference = path.stem if presets().get(path.stem) == path else shlex.quote(str(path))
-        screen.gputrain_app.show_toast(f"Saved as {path}. Start it with `gputrain run {reference}`.", timeout_s=8)
-
-    screen.app.push_screen(TextInputDialog("Save as preset", "", PRESET_NOTE), answer)

@@ -1,6 +1,6 @@
 """The screen of the mistakes: lists of images of one evaluation, and a preview of the image under the cursor.
 
-`tui.pollers.files` reads the lists, `tui.inspect_command` evaluates the images, `tui.widgets.picture` shows one.
+`tui.pollers.files` reads the lists that `gputrain evaluate --list` stores, `tui.widgets.picture` shows one image.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from rich.text import Text
-from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
@@ -22,8 +21,6 @@ from engine.runs.inspection import InspectedImage
 from engine.show.table import fit
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from engine.utils.units import format_duration
-from tui.inspect_command import InspectCommand
 from tui.keymap import MISTAKES_KEYS, Key
 from tui.palette import ACCENT, BAD, MUTED, STRONG, WARNING
 from tui.pollers.files import LIST_KEYS, MAX_LISTED, InspectionLists, watch_inspection
@@ -65,7 +62,6 @@ class MistakesScreen(GputrainScreen):
         # Without a matrix, no cell was chosen.
         self._keys = LIST_KEYS if cell is not None else LIST_KEYS[1:]
         self._key: ListKey = self._keys[0]
-        self._command: InspectCommand | None = None
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="inspected")
@@ -81,18 +77,9 @@ class MistakesScreen(GputrainScreen):
     def on_mount(self) -> None:
         self.query_one("#mistakes").display = False
 
-    def on_unmount(self) -> None:
-        if self._command is not None:
-            self._command.cancel()
-
     @property
     def has_content(self) -> bool:
         return self.inspection_poller.has_polled
-
-    @property
-    def is_evaluating(self) -> bool:
-        """Whether the evaluation that this screen has started runs."""
-        return self._command is not None and not self._command.ended
 
     def update_content(self) -> None:
         self.show_title(f"{printable(self.folder.name)}   mistakes")
@@ -115,23 +102,19 @@ class MistakesScreen(GputrainScreen):
 
     def _status(self, lists: InspectionLists | None) -> list[tuple[str, str]]:
         """Return what is shown, whether it belongs to the evaluation, or how to make it."""
-        poller, command = self.inspection_poller, self._command
-        if command is not None and not command.ended:
-            seconds = format_duration(time.monotonic() - command.started)
-            return [(f"Evaluating each image with {command.checkpoint}.pt, {seconds}", STRONG), ("; I stops it", MUTED)]
-        if command is not None and command.error:
-            return [(printable(command.error), BAD)]
+        poller = self.inspection_poller
+        advice = (f"; `gputrain evaluate {self.folder.name} --list mistakes` evaluates them", MUTED)
         if (problem := poller.problem or poller.unexpected_error) is not None:
-            return [(printable(str(problem)), BAD), ("; press I to evaluate each image", MUTED)]
+            return [(printable(str(problem)), BAD), advice]
         if lists is None and not poller.has_polled:
             return [("Loading …", MUTED)]
         if lists is None:
-            return [("The results of single images are not known yet", STRONG), ("; press I to evaluate them", MUTED)]
+            return [("The results of single images are not known yet", STRONG), advice]
         info = lists.inspection.info
         parts = [(printable(info.checkpoint), STRONG), (f"   {len(lists.inspection):,} images", "")]
         parts.append((time.strftime("   evaluated %Y-%m-%d %H:%M", time.localtime(info.time)), ""))
         if (reason := info.stale_reason((self._epoch[1],))) is not None:
-            parts.append((f"   {printable(reason)}; press I to evaluate again", WARNING))
+            parts += [(f"   {printable(reason)}", WARNING), advice]
         return parts
 
     def _list_title(self, lists: InspectionLists, key: ListKey, is_wide: bool = True) -> str:
@@ -186,11 +169,6 @@ class MistakesScreen(GputrainScreen):
             return self.inspection_poller.value is not None
         return super().is_available(action)
 
-    def title_of(self, key: Key) -> str:
-        """Return `stop` while the evaluation runs."""
-        is_stop = key.action == "inspect" and self.is_evaluating
-        return "stop evaluation" if is_stop else super().title_of(key)
-
     def action_list(self, step: int) -> None:
         if self.inspection_poller.value is not None:
             self._key = self._keys[(self._keys.index(self._key) + step) % len(self._keys)]
@@ -205,27 +183,3 @@ class MistakesScreen(GputrainScreen):
             self.gputrain_app.show_toast(Problem("", "This dataset has no image files", code="no-images"))
         else:
             self.gputrain_app.copy_to_clipboard(path, f"Copied {path}")
-
-    def action_inspect(self) -> None:
-        """Evaluate each image in a child process, or stop that."""
-        if self.gputrain_app.demo_notice:
-            self.gputrain_app.show_toast(Problem("", "Demo mode: models cannot be evaluated", code="not-supported"))
-        elif self._command is not None and not self._command.ended:
-            self._command.cancel()
-            self._command = None
-        else:
-            try:
-                self._command = InspectCommand(self.folder, self._epoch[0])
-            except OSError as error:
-                reason = f"the evaluation cannot be started: {error.strerror or error}"
-                self.gputrain_app.show_toast(Problem("", reason, code="not-started"))
-                return
-            self._follow(self._command)
-        self.update_if_on_top()
-
-    @work(thread=True, group="inspect", exit_on_error=False)
-    def _follow(self, command: InspectCommand) -> None:
-        command.follow()
-        if self.is_attached:
-            self.inspection_poller.request_poll()
-            self.app.call_from_thread(self.update_if_on_top)

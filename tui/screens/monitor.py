@@ -33,7 +33,6 @@ from tui.screens.run_marks import RunMarks
 from tui.tables.gpu_blocks import GpuBlocks, GpuView
 from tui.tables.processes import list_gpu_processes, process_lines, process_matches
 from tui.widgets.lines import KeyedRow, Lines
-from tui.widgets.preview import Preview
 
 NAME = " gputrain  "
 # Before the first snapshot, room is kept for as many GPUs.
@@ -84,11 +83,7 @@ class MonitorScreen(GpuProcessesScreen):
                     host = Lines(id="host")
                     host.can_focus = False
                     yield host
-                with Panels(id="right"):
-                    yield Lines(selectable=True, id="runs")
-                    preview = Preview(id="preview")
-                    preview.can_focus = False
-                    yield preview
+                yield Lines(selectable=True, id="runs")
 
     @property
     def _snapshot(self) -> Snapshot | None:
@@ -131,7 +126,7 @@ class MonitorScreen(GpuProcessesScreen):
         below = self.query_one("#below")
         below.set_class(layout.side_by_side, "-beside")
         below.set_class(not layout.side_by_side, "-stacked")
-        for name in ("gpus", "processes", "host", "runs", "preview"):
+        for name in ("gpus", "processes", "host", "runs"):
             panel, height = self.query_one(f"#{name}"), getattr(layout, name)
             panel.display = height > 0
             panel.styles.height = max(height, 1)
@@ -249,11 +244,6 @@ class MonitorScreen(GpuProcessesScreen):
             title += "".join(f", {number} {state}" for number, state in counts if number)
         panel.set_titles(title)
         panel.set_rows(runs.lines(panel.text_width, self._marks), empty_text=empty)
-        self._show_preview()
-
-    def _show_preview(self) -> None:
-        """Show more of the run under the cursor, where there is room."""
-        self.query_one(Preview).show_run(self._runs.find_run(self.query_one("#runs", Lines).selected_key))
 
     def _count_title(self, name: str, shown: int, count: int) -> str:
         if not self.filter_text:
@@ -297,10 +287,6 @@ class MonitorScreen(GpuProcessesScreen):
             row = self._runs.find(focused.selected_key)
             return None if row is None else "open sweep" if row.trials else "open run"
         return "GPU details" if focused.id == "gpus" else None
-
-    def on_lines_moved(self, event: Lines.Moved) -> None:
-        if event.lines.id == "runs":
-            self._show_preview()
 
     def action_pick(self) -> None:
         """Pick the GPU under the cursor, or mark the run."""

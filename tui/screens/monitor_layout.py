@@ -1,4 +1,4 @@
-"""How the monitor divides its room between GPUs, processes, host, runs and the preview of a run."""
+"""How the monitor divides its room between GPUs, processes, host and runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ HEADER_LINES = 1
 SIDE_BY_SIDE_MIN_COLUMNS = 100
 MAX_GPU_LINES = 8
 MIN_HOST_LINES = 4
-MIN_PREVIEW_LINES = 8
 MIN_LIST_LINES = 4
 MAX_STACKED_HOST_LINES = 9
 # Lines below the GPUs, at least, in a terminal of at least `TALL_MIN_LINES` lines and in a smaller one.
@@ -32,8 +31,8 @@ class Demand:
 
 @dataclass(frozen=True)
 class MonitorLayout:
-    """Lines for each GPU, and the height of each panel with its frame; 0 hides it. Processes and host are beside runs
-    and preview, or all are stacked."""
+    """Lines for each GPU, and the height of each panel with its frame; 0 hides it. Processes and host are beside the
+    runs, or all are stacked."""
 
     side_by_side: bool
     gpu_lines: int
@@ -41,34 +40,33 @@ class MonitorLayout:
     processes: int
     host: int
     runs: int
-    preview: int
 
 
 def arrange(demand: Demand) -> MonitorLayout:
-    """Divide the room: the lists get what they need, the graphs of the GPUs and the preview get the rest."""
+    """Divide the room: the lists get what they need, the graphs get the rest."""
     side_by_side = demand.width >= SIDE_BY_SIDE_MIN_COLUMNS
     gpu_lines, gpus = _gpu_panel(demand, side_by_side) if demand.gpus else (1, 0)
     below = demand.height - gpus
     wanted = demand.processes + HEADER_LINES + FRAME_LINES if demand.gpus or demand.processes else 0
     wanted_runs = max(demand.runs, 1) + FRAME_LINES
     if side_by_side:
-        processes, host = _divide(below, wanted, MIN_HOST_LINES, 0)
-        runs, preview = _divide(below, wanted_runs, MIN_PREVIEW_LINES, below // 2)
-        return MonitorLayout(True, gpu_lines, gpus, processes, host, runs, preview)
+        processes, host = min(wanted, below), below - min(wanted, below)
+        if wanted and host < MIN_HOST_LINES:
+            processes, host = below, 0
+        return MonitorLayout(True, gpu_lines, gpus, processes, host, below)
     host = 0
     if not demand.gpus and not demand.runs:
-        # There is nothing to preview: the graphs of the host get the room.
-        return MonitorLayout(False, gpu_lines, gpus, wanted, below - wanted - wanted_runs, wanted_runs, 0)
+        # The graphs of the host get the room.
+        return MonitorLayout(False, gpu_lines, gpus, wanted, below - wanted - wanted_runs, wanted_runs)
     if not demand.gpus:
         host = min(max(below // 3, MIN_HOST_LINES + 1), MAX_STACKED_HOST_LINES)
-    elif below - wanted - wanted_runs >= MAX_STACKED_HOST_LINES + 2 * MIN_PREVIEW_LINES:
+    elif below - wanted - wanted_runs >= 2 * MAX_STACKED_HOST_LINES:
         host = MAX_STACKED_HOST_LINES
     room = below - host
     processes = min(wanted, room - min(wanted_runs, max(room // 2, MIN_LIST_LINES)))
     if room < 2 * MIN_LIST_LINES:
         processes = 0
-    runs, preview = _divide(room - processes, wanted_runs, MIN_PREVIEW_LINES, (room - processes) // 2)
-    return MonitorLayout(False, gpu_lines, gpus, processes, host, runs, preview)
+    return MonitorLayout(False, gpu_lines, gpus, processes, host, room - processes)
 
 
 def _gpu_panel(demand: Demand, side_by_side: bool) -> tuple[int, int]:
@@ -81,14 +79,3 @@ def _gpu_panel(demand: Demand, side_by_side: bool) -> tuple[int, int]:
         below = 2 * (MIN_LIST_LINES + 1) if height >= LOW_MAX_LINES else MIN_LIST_LINES + 1
     lines = min(max((height - below - frame) // demand.gpus, 1), MAX_GPU_LINES) if side_by_side else 1
     return lines, max(min(demand.gpus * lines + frame, height - below), frame + 1)
-
-
-def _divide(height: int, wanted: int, min_rest: int, share_of_rest: int) -> tuple[int, int]:
-    """Divide `height` between a list that wants `wanted` lines and the panel below it.
-
-    A long list leaves `share_of_rest` lines. A panel that would get less than `min_rest` lines gets none.
-    """
-    if not wanted:
-        return 0, height
-    first = min(wanted, height - share_of_rest)
-    return (first, height - first) if height - first >= min_rest else (height, 0)

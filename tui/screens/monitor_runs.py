@@ -14,7 +14,7 @@ from rich.text import Text
 
 from engine.queue.listing import QueueRow
 from engine.runs.run_row import RunRow
-from engine.runs.trials import best_trial, fold_trials
+from engine.runs.trials import fold_trials
 from tui.screens.run_marks import RunMarks
 from tui.tables import styled
 from tui.tables.queue import waiting_line
@@ -76,11 +76,6 @@ class MonitorRuns:
     def find(self, key: str | None) -> RunRow | None:
         """Return the row of a line that `lines` returned; None for a waiting run."""
         return next((row for row in self.shown if row.folder == key), None)
-
-    def find_run(self, key: str | None) -> RunRow | None:
-        """Return the run of a line, for a sweep its best trial."""
-        row = self.find(key)
-        return None if row is None else best_trial(self.runs_of(row))
 
     def is_waiting(self, key: str) -> bool:
         return any(run.key == key for run in self.waiting)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
@@ -19,28 +18,24 @@ from textual.app import ComposeResult
 
 from engine.command.spec import has_command
 from engine.foreign.activity import Activity
-from engine.foreign.folders import ForeignRun, require_unwatched
+from engine.foreign.folders import ForeignRun
 from engine.gpus.snapshot import Snapshot
 from engine.runs.control import RequestName
-from engine.runs.curve_reader import CurveReader
 from engine.runs.curves import Curves
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.journal_source import ALL_COLUMNS, journal_run
 from engine.runs.metrics import NO_METRICS
 from engine.runs.run_row import RunRow, read_row
 from engine.show.charts import Chart, Kind, Place, charts_of, kind_of, run_charts
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from tui.chart_choice import MAX_CHARTS, FolderCharts, read_chart_choice, save_chart_choice
-from tui.charts.plot import Curve
 from tui.charts.view import ChartView, best_note, curves_for, data_notes
 from tui.keymap import RUN_KEYS, Ability, Key
 from tui.palette import MUTED, STRONG
 from tui.pollers.process import OwnerPoller, ProcessPoller, ProcessReading
 from tui.pollers.run import RunPoller, RunSnapshot
 from tui.screens.base import AppServices
-from tui.screens.charts import ChartScreen, file_name_of
-from tui.screens.dialogs import ConfigDialog, MultiChoiceDialog, TextDialog
+from tui.screens.charts import ChartScreen
+from tui.screens.dialogs import ConfigDialog, TextDialog
 from tui.screens.host_panel import load_text
 from tui.screens.log import LogDialog
 from tui.screens.run_changes import RunChanges
@@ -53,7 +48,6 @@ from tui.tables.log_lines import log_lines, output_line
 from tui.tables.ranks import RankReadings
 from tui.tables.run_facts import run_facts
 from tui.widgets.chart import ChartPanel
-from tui.widgets.lines import KeyedRow
 from tui.widgets.text_line import TextLine
 
 TICK_SECONDS = 0.1
@@ -92,7 +86,8 @@ class RunScreen(ChartScreen):
         self.view = (
             ChartView(charts=NO_CHARTS) if self.is_training else ChartView("step", axes=("step",), charts=NO_CHARTS)
         )
-        self._choice = read_chart_choice(self.poller.run.choice_folder)
+        self._chosen: Collection[str] = ()
+        """The ids of the charts that the user chose."""
         self._charts: Sequence[Chart] = ()
         self._grouped: object = None
         self._drawn: tuple[Curves | None, int] = (None, -1)
@@ -198,11 +193,10 @@ class RunScreen(ChartScreen):
             self.view = replace(self.view, axes=axes, axis=self.view.axis if self.view.axis in axes else axes[0])
 
     def _choose(self) -> None:
-        """Show the charts that the user chose for this folder, else the first ones."""
-        chosen = [chart for chart in self._charts if chart.id in self._choice.charts]
-        shown = [chart for chart in self._charts if chart.id not in self._choice.hidden]
-        results = [chart for chart in shown if kind_of(chart.id) is not Kind.PROGRESS]
-        self.run_panels.choose(chosen[:MAX_CHARTS] or (results or shown)[:DEFAULT_CHARTS])
+        """Show the charts that the user chose, else the first ones."""
+        chosen = [chart for chart in self._charts if chart.id in self._chosen]
+        results = [chart for chart in self._charts if kind_of(chart.id) is not Kind.PROGRESS]
+        self.run_panels.choose(chosen or (results or self._charts)[:DEFAULT_CHARTS])
         self.view = replace(self.view, charts=self.run_panels.chosen)
 
     def draw_chart(self, chart: ChartPanel) -> None:
@@ -213,9 +207,6 @@ class RunScreen(ChartScreen):
 
     def chart_note(self, chart_id: str) -> str:
         return "  ".join([*self.view.settings(chart_id), *data_notes(self.chart_data, self.view.charts[chart_id])])
-
-    def chart_name(self, chart_id: str) -> str:
-        return file_name_of(self.view.charts[chart_id].id)
 
     # Content
 
@@ -240,9 +231,8 @@ class RunScreen(ChartScreen):
 
     def _show_status(self) -> None:
         """Show the lines below the title."""
-        hidden = sum(chart.id in self._choice.hidden for chart in self._charts)
         has_ranks = self.run_panels.get_child_by_id(RANKS_PANEL).display
-        status = RunStatus(self.poller, self._reading, self._gpus, self.size.width, hidden, has_ranks=has_ranks)
+        status = RunStatus(self.poller, self._reading, self._gpus, self.size.width, has_ranks=has_ranks)
         self._num_status_lines = 0
         for selector, lines in zip(STATUS_LINES, status_lines(status, self.app.console), strict=True):
             line = self.query_one(selector, TextLine)
@@ -281,8 +271,6 @@ class RunScreen(ChartScreen):
             return self.folder is not None or self.poller.log_file is not None
         if name == "x_axis":
             return len(self.view.axes) > 1
-        if name == "hide":
-            return bool(self.view.charts[str(self.active_chart.id)].metrics)
         return super().is_available(action)
 
     def title_of(self, key: Key) -> str:
@@ -321,12 +309,6 @@ class RunScreen(ChartScreen):
     def _rows(self) -> list[RunRow]:
         return [] if self.snapshot is None else [self.snapshot.row]
 
-    def action_tags(self) -> None:
-        self._changes.tags(self._rows)
-
-    def action_note(self) -> None:
-        self._changes.note(next(iter(self._rows), None))
-
     def action_archive(self) -> None:
         self._changes.archive(self._rows)
 
@@ -334,37 +316,14 @@ class RunScreen(ChartScreen):
         """Say why nothing is changed."""
         self.refuse_change(self.name_of_run)
 
-    def action_charts(self) -> None:
-        """Choose the charts, and remember them for this folder."""
-        if not self._charts:
-            self.gputrain_app.show_toast(Problem("", "The run has no metrics yet", code="not-recorded"))
-            return
-        shown = [chart.id for chart in self.run_panels.chosen.values() if chart.metrics]
-        rows = [KeyedRow(chart.id, _chart_text(chart)) for chart in self._charts]
-        title = f"Charts of {self.name_of_run}, {MAX_CHARTS} at most"
-        self.app.push_screen(MultiChoiceDialog(title, rows, shown), self._remember)
+    def chart_choices(self) -> Sequence[Chart]:
+        return self._charts
 
-    def _remember(self, chosen: list[str] | None) -> None:
-        if chosen is None:
-            return
-        if len(chosen) > MAX_CHARTS:
-            reason = f"{len(chosen)} charts are too many; the first {MAX_CHARTS} are shown"
-            self.gputrain_app.show_toast(Problem("", reason, code="too-many"))
-        self._set_choice(self._choice.with_charts(tuple(chosen[:MAX_CHARTS])))
-
-    def action_hide(self) -> None:
-        """Hide the focused chart, for this folder. `c` shows it again."""
-        chart = self.view.charts[str(self.active_chart.id)]
-        if chart.metrics:
-            self._set_choice(self._choice.without(chart.id))
-            self.gputrain_app.show_toast(f"{printable(chart.title)} is hidden for this folder; c shows it again")
-
-    def _set_choice(self, choice: FolderCharts) -> None:
-        self._choice = choice
+    def show_charts(self, chosen: Collection[str]) -> None:
+        self._chosen = chosen
         self._choose()
         self.update_content()
         self.call_after_refresh(self.draw_charts)
-        self.act(lambda: save_chart_choice(choice), in_thread=True)
 
     def action_config(self) -> None:
         if self.folder is not None:
@@ -420,28 +379,3 @@ class RunScreen(ChartScreen):
             self.gputrain_app.show_toast(problem)
         elif self.folder is not None:
             self.app.push_screen(ProfileScreen(self.gputrain_app, self.folder, asks=self.state in PROFILED_STATES))
-
-    def export_folder(self) -> tuple[Path, str]:
-        if self.folder is not None and self.folder.is_own:
-            return self.folder.exports, str(self.folder.exports)
-        if self.folder is None:
-            require_unwatched(Path.cwd(), [self.poller.run.folder, *self.gputrain_app.watched_paths])
-        return super().export_folder()
-
-    def export_curves(self, chart: ChartPanel) -> Sequence[Curve]:
-        row, curves = self.view.charts[str(chart.id)], self.chart_data
-        if self.folder is None or not self.is_training or all(curves.block_size(name) == 1 for name in row.metrics):
-            return chart.curves
-        # The screen keeps a long run in blocks. A million steps take a second.
-        reader = CurveReader(journal_run(self.folder), ALL_COLUMNS)
-        reader.read()
-        return curves_for(reader.curves, row, self.view.axis)
-
-    def export_name(self) -> str:
-        return self.poller.run.folder.name if self.folder is None else self.folder.name
-
-
-def _chart_text(chart: Chart) -> Text:
-    """Return the title of a chart, and the names of its metrics if they differ from it."""
-    text, names = Text(chart.title, no_wrap=True, overflow="ellipsis"), list(chart.metrics)
-    return text if names == [chart.title] else text.append(f"  {', '.join(names)}", MUTED)

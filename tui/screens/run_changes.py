@@ -1,4 +1,4 @@
-"""What the list and the screen of a run change: requests to the owner of a run, tags, note, archive and deletion.
+"""What the list and the screen of a run change: requests to the owner of a run, archive and deletion.
 
 `engine.runs.control` sends requests; `engine.runs.labels` and `engine.runs.manage` change files, in a thread. The list
 shows the change when its poller has read the runs again.
@@ -13,7 +13,7 @@ from pathlib import Path
 from engine.command.spec import has_command
 from engine.runs.control import RequestName, send_request
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.labels import MAX_NOTE_CHARACTERS, RunLabels, change_labels, check_labels
+from engine.runs.labels import change_labels
 from engine.runs.manage import RunContents, move_to_trash, run_contents
 from engine.runs.run_row import RunRow
 from engine.utils.codec import replace
@@ -22,9 +22,8 @@ from engine.utils.text import pluralize, printable
 from engine.utils.units import format_bytes
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.command_dialog import ask_command
-from tui.screens.dialogs import TextInputDialog, confirm
+from tui.screens.dialogs import confirm
 
-TAGS_NOTE = "Separated by blanks; letters, digits and . _ - / : are allowed."
 # Runs that the question about a deletion names.
 MAX_NAMED_RUNS = 8
 STOP_QUESTIONS = {
@@ -102,56 +101,17 @@ class RunChanges:
 
         self._screen.act(change_all, self._app.show_toast, in_thread=True)
 
-    def _change_labels(self, rows: Sequence[RunRow], change: Callable[[RunLabels], RunLabels], done: str) -> None:
-        if not self._is_demo():
-            self._in_thread(rows, lambda row: change_labels(RunFolder(Path(row.folder)), change), done)
-
-    def tags(self, rows: Sequence[RunRow]) -> None:
-        """Ask for the tags that all of the runs have: tags that are added or removed change in each of them."""
-        if not rows:
-            return
-        common = [tag for tag in rows[0].tags if all(tag in row.tags for row in rows)]
-
-        def check(text: str) -> None:
-            check_labels(RunLabels(tags=tuple(dict.fromkeys(text.split()))))
-
-        def answer(text: str | None) -> None:
-            if text is None:
-                return
-            wanted = list(dict.fromkeys(text.split()))
-            added, removed = [tag for tag in wanted if tag not in common], [tag for tag in common if tag not in wanted]
-            if added or removed:
-                done = f"Tags of {names(rows)}: {' '.join(wanted) or 'none'}"
-                self._change_labels(rows, lambda labels: labels.with_tags(added, removed), done)
-
-        title = f"Tags of {names(rows)}"
-        about = f"Tags that all of them have. {TAGS_NOTE}" if len(rows) > 1 else TAGS_NOTE
-        self._ask(TextInputDialog(title, " ".join(common), about, check, may_be_empty=True), answer)
-
-    def note(self, row: RunRow | None) -> None:
-        """Ask for the note of a run."""
-        if row is None:
-            return
-
-        def answer(text: str | None) -> None:
-            if text is not None and text != row.note:
-                done = f"Note of {row.name} {'saved' if text else 'removed'}"
-                self._change_labels([row], lambda labels: replace(labels, note=text), done)
-
-        about = f"At most {MAX_NOTE_CHARACTERS} characters. The list finds runs by the words of their notes."
-        dialog = TextInputDialog(
-            f"Note of {printable(row.name)}", row.note, about, lambda text: check_labels(RunLabels(note=text)),
-            may_be_empty=True,
-        )  # fmt: skip
-        self._ask(dialog, answer)
-
     def archive(self, rows: Sequence[RunRow]) -> None:
         """Archive the runs; if all of them are archived, restore them."""
-        if not rows:
+        if not rows or self._is_demo():
             return
         archived = not all(row.archived for row in rows)
         done = f"Archived {names(rows)}; press H to show archived runs" if archived else f"Unarchived {names(rows)}"
-        self._change_labels(rows, lambda labels: replace(labels, archived=archived), done)
+
+        def change(row: RunRow) -> None:
+            change_labels(RunFolder(Path(row.folder)), lambda labels: replace(labels, archived=archived))
+
+        self._in_thread(rows, change, done)
 
     def delete(self, rows: Sequence[RunRow]) -> None:
         """Move runs that have ended to the trash, after a question that names what goes."""
@@ -200,9 +160,6 @@ class RunChanges:
         if self._app.demo_notice:
             self._app.show_toast(Problem("", "Demo mode: runs cannot be changed", code="not-supported"))
         return bool(self._app.demo_notice)
-
-    def _ask(self, dialog: TextInputDialog, answer: Callable[[str | None], None]) -> None:
-        self._screen.app.push_screen(dialog, answer)
 
 
 def names(rows: Sequence[RunRow]) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tui.chart_choice import MAX_CHARTS
-
-GRID_COLUMNS = 12
+GRID_COLUMNS, MAX_CHARTS = 12, 16
 CHART_PANELS = tuple(f"chart-{number}" for number in range(MAX_CHARTS))
 RANKS_PANEL, LOG_PANEL = "ranks", "log"
 # From these widths, two and three charts are beside each other.

@@ -45,14 +45,13 @@ COMMAND_DEPTH = 2
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What the lines are about: a run, its process if one is known, and the GPUs of this host. `hidden` is the number
-    of charts that the user hid, `has_ranks` whether a panel shows the GPUs of the run."""
+    """What the lines are about: a run, its process if one is known, the GPUs of this host. `has_ranks`: whether
+    a panel shows the GPUs of the run."""
 
     poller: RunPoller
     process: ProcessReading | None
     gpus: Snapshot | None
     width: int
-    hidden: int = 0
     has_ranks: bool = False
 
 
@@ -86,8 +85,7 @@ def _reading_text(status: RunStatus) -> Text:
         line.append(f" {min(poller.reader.share, 0.99):.0%} read", WARNING)
     if not curves.num_points:
         return line.append(" No values yet" if poller.caught_up else " Reading", MUTED)
-    line.append(f" step {format_count(curves.last_x('step'))}   {pluralize(len(curves.names), 'metric')}")
-    return line.append(f"   {pluralize(status.hidden, 'chart')} hidden", MUTED) if status.hidden else line
+    return line.append(f" step {format_count(curves.last_x('step'))}   {pluralize(len(curves.names), 'metric')}")
 
 
 def _foreign_line(status: RunStatus) -> Text:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from operator import is_
 from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.containers import Container
 from textual.worker import get_current_worker
 
 from engine.runs.fields import Field
@@ -27,12 +25,10 @@ from engine.runs.query import Query, parse_query
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.runs.run_view import (
-    ColumnChoice,
     NamesFinder,
     RunView,
     SortOrder,
     ViewRequest,
-    column_choices,
     commands_metrics,
     known_columns,
     make_view,
@@ -40,65 +36,33 @@ from engine.runs.run_view import (
     run_columns,
     same_rows,
 )
-from engine.runs.trials import best_trial
 from engine.show.table import FittedTable
-from engine.utils import codec
 from engine.utils.text import pluralize, printable
 from tui.keymap import RUNS_KEYS, Ability, Key
-from tui.list_settings import (
-    FOREIGN_SETTINGS_FILE,
-    MAX_COLUMNS,
-    SETTINGS_FILE,
-    ListSettings,
-    read_list_settings,
-    save_list_settings,
-)
-from tui.palette import MUTED
+from tui.palette import ACCENT, MUTED
 from tui.phrases import note, own_runs_problem
 from tui.pollers.run_lists import ForeignRunListPoller, RowsPoller
 from tui.screens.base import AppServices, Filter, GputrainScreen
+from tui.screens.dialogs import ChoiceDialog
 from tui.screens.run_changes import RunChanges
 from tui.screens.run_marks import RunMarks
 from tui.tables import styled
-from tui.tables.foreign_runs import preview_lines
-from tui.tables.runs import DEFAULT_COLUMNS, NUM_FIRST_COLUMNS, fit_run_list, run_list_line
-from tui.widgets.lines import LazyRows, Lines, escape_markup
-from tui.widgets.preview import Preview
+from tui.tables.runs import DEFAULT_COLUMNS, NUM_FIRST_COLUMNS, SORT_SIGNS, fit_run_list, run_list_line
+from tui.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
 
 FILTER_HINT = "failed optim.name=adamw val_accuracy>0.9 -tag=old; enter keeps it, esc clears it"
 FOREIGN_FILTER_HINT = "lr>0.1 state=growing loss<0.5 adamw; enter keeps it, esc clears it"
-NOT_OF_SWEEP = ("again", "note")
-ONE_RUN_ACTIONS = ("open", "again", "compare", "mark", "tags", "note", "archive", "delete")
+ONE_RUN_ACTIONS = ("open", "again", "compare", "mark", "archive", "delete")
 # More rows are filtered and sorted in a thread: 2,000 take 5 ms.
 MAX_INLINE_ROWS = 2000
 # While thousands of runs are read, more of them are shown as often as this.
 READING_SECONDS = 0.5
-# Frame and header of the list.
-LIST_FRAME_ROWS = 3
-# Some key figures and two charts of eight lines.
-MIN_PREVIEW_ROWS = 10
-# From this height, a long list shares the room with a preview, which needs no more than `PREVIEW_ROWS`.
-MIN_SHARED_ROWS, PREVIEW_ROWS = 30, 24
-
-
-def list_height(room: int, runs: int, *, full: bool) -> int:
-    """Return the lines of the list in `room` lines. The preview gets the rest; it is hidden if the list gets all.
-
-    With `full`, the list gets all.
-    """
-    wanted = runs + LIST_FRAME_ROWS
-    if full or runs == 0:
-        return room
-    if room >= MIN_SHARED_ROWS:
-        return min(wanted, max(room // 2, room - PREVIEW_ROWS))
-    return wanted if room - wanted >= MIN_PREVIEW_ROWS else room
 
 
 class RunsScreen(GputrainScreen):
     """A table of runs that can be marked, filtered, sorted, compared and opened; those of gputrain also labelled,
     stopped, resumed and deleted."""
 
-    CSS_PATH = "runs.tcss"
     SCREEN_KEYS: ClassVar[Sequence[Key]] = RUNS_KEYS
 
     def __init__(self, app: AppServices, watched: Sequence[Path] = ()) -> None:
@@ -109,11 +73,9 @@ class RunsScreen(GputrainScreen):
         self.row_poller: RowsPoller = self._found or app.run_list_poller
         self.shows_runs = self._found is None
         self._default_order = "started_at" if self._found is None else "age"
-        self._settings_file = SETTINGS_FILE if self._found is None else FOREIGN_SETTINGS_FILE
-        self._settings = read_list_settings(self._settings_file)
         self._marks, self._changes = RunMarks({} if watched else app.marked_runs), RunChanges(app, self)
         self._opened: frozenset[str] = frozenset()
-        self._full = self._archived = self._waits_for_rows = self._has_rows = self._has_opened_only_run = False
+        self._archived = self._waits_for_rows = self._has_rows = self._has_opened_only_run = False
         self._query, self._query_text, self._problem = parse_query(""), "", ""
         self._requested: ViewRequest | None = None
         self._view = RunView(ViewRequest(()))
@@ -125,11 +87,9 @@ class RunsScreen(GputrainScreen):
         self._followed: tuple[object, Sequence[str]] = (None, ())
 
     def compose_body(self) -> ComposeResult:
-        with Container(id="runs-body"):
-            runs = Lines(selectable=True, id="all-runs")
-            runs.set_titles("Runs")
-            yield runs
-            yield Preview(id="run-preview") if self._found is None else Lines(id="run-preview")
+        runs = Lines(selectable=True, id="all-runs")
+        runs.set_titles("Runs")
+        yield runs
 
     def make_filter(self) -> Filter:
         return Filter(placeholder=FILTER_HINT if self._found is None else FOREIGN_FILTER_HINT)
@@ -159,7 +119,7 @@ class RunsScreen(GputrainScreen):
         return f"No run below {self._place} yet; it appears here when a trainer writes one"
 
     def _default_columns(self) -> tuple[str, ...]:
-        """Return the names of the columns without chosen ones."""
+        """Return the names of the columns."""
         if self._found is not None:
             return tuple(self._found.columns)
         rows = self.row_poller.rows or ()
@@ -167,22 +127,6 @@ class RunsScreen(GputrainScreen):
             return run_columns(rows)
         first, rest = DEFAULT_COLUMNS[:NUM_FIRST_COLUMNS], DEFAULT_COLUMNS[NUM_FIRST_COLUMNS:]
         return tuple(dict.fromkeys((*first, *commands_metrics(rows), *rest)))
-
-    def _find_choices(self, first: Sequence[str]) -> list[ColumnChoice]:
-        """Return the columns to choose from."""
-        return column_choices(self._view.request.rows, first, is_foreign=self._found is not None)
-
-    def _preview_run(self, row: RunRow | None) -> None:
-        """Show a run in the preview."""
-        panel = self.query_one("#run-preview", Lines)
-        if isinstance(panel, Preview):
-            panel.show_run(row)
-        elif row is None:
-            panel.set_titles("Preview")
-            panel.set_texts([Text("No run is selected", MUTED)])
-        else:
-            panel.set_titles(escape_markup(printable(row.name)))
-            panel.set_texts(preview_lines(row, panel.text_width, panel.size.height))
 
     # Content
 
@@ -234,9 +178,9 @@ class RunsScreen(GputrainScreen):
     def _resolve_fields(self, directions: Mapping[str, Better]) -> None:
         """Find out what the names of the columns and of the order mean. `directions` are those of own metrics."""
         self._names.directions = directions
-        self._fields = self._known(self._settings.columns or self._default_columns(), directions)
-        known = self._known([self._settings.sort_key] if self._settings.sort_key is not None else [], directions)
-        self._order = SortOrder(known[0], self._settings.reverse) if known else None
+        self._fields = self._known(self._default_columns(), directions)
+        known = self._known([order.field.name], directions) if (order := self.gputrain_app.list_order) else []
+        self._order = SortOrder(known[0], order.reverse) if known and order is not None else None
 
     def _known(self, names: Sequence[str], directions: Mapping[str, Better]) -> list[Field]:
         known = self._names.find(self.row_poller.rows or ())
@@ -277,11 +221,7 @@ class RunsScreen(GputrainScreen):
             self.update_keys()
 
     def _draw(self) -> None:
-        """Divide the height between the list and the preview below it, and show both."""
-        room = self.query_one("#runs-body").size.height
-        height = list_height(room, len(self._view.shown), full=self._full)
-        self._lines.styles.height = height if height < room else "1fr"
-        self.query_one("#run-preview").display = height < room
+        """Show the rows, and what is to be known of the selected one."""
         self._show_rows()
         self._show_selected()
 
@@ -304,11 +244,10 @@ class RunsScreen(GputrainScreen):
     def _fit_table(self, width: int) -> FittedTable[RunRow]:
         """Return the table of all rows, so that it stays the same while a filter is typed."""
         request, fields = self._view.request, self._fields
-        with_message = not self.query_one("#run-preview").display
-        key = (request.rows, width, fields, request.order, with_message)
+        key = (request.rows, width, fields, request.order)
         if self._table is None or not all(map(is_, self._table[0], key)):
             table = fit_run_list(
-                request.rows, width, fields, request.order, with_message=with_message,
+                request.rows, width, fields, request.order,
                 is_marked=lambda row: self._marks.contain(self._view.runs_of(row)),
                 is_opened=lambda row: row.name in self._opened,
             )  # fmt: skip
@@ -328,13 +267,13 @@ class RunsScreen(GputrainScreen):
         return self._no_runs_text()
 
     def _show_selected(self) -> None:
-        """Show the selected run in the preview; without a preview, what must be known of it below the list."""
+        """Show below the list what must be known of the selected run, and its command."""
         row, lines = self._selected_row(), self._lines
-        subtitle = "" if row is None or self.query_one("#run-preview").display else note(row)
+        parts = () if row is None else (note(row), printable(row.record.command))
+        subtitle = "   ".join(filter(None, parts))
         room = max(lines.text_width - 4, 0)
         subtitle = subtitle if len(subtitle) <= room else subtitle[: room - 1] + "…"
         lines.set_titles(self._title(), escape_markup(subtitle))
-        self._preview_run(best_trial(self._view.runs_of(row)) if row is not None else None)
 
     def _title(self) -> str:
         """Return the mistake in the filter, else how many runs there are, as markup."""
@@ -380,7 +319,7 @@ class RunsScreen(GputrainScreen):
         if action in ("stop", "resume"):
             is_over = row is not None and row.state == RunState.FINISHED and bool(row.record.command)
             return row is not None and not row.trials and row.live is (action == "stop") and not is_over
-        if row is not None and row.trials and action in NOT_OF_SWEEP:
+        if row is not None and row.trials and action == "again":
             return False
         return row is not None or action not in ONE_RUN_ACTIONS
 
@@ -421,12 +360,6 @@ class RunsScreen(GputrainScreen):
         self._marks.toggle(self._view.matching)
         self._draw()
 
-    def action_full(self) -> None:
-        self._full = not self._full
-        self.update_content()
-        # The size of the list follows in the next refresh.
-        self.call_after_refresh(self.update_if_on_top)
-
     def action_compare(self) -> None:
         """Compare the marked runs."""
         keys = [row.folder for row in self._marked_rows()]
@@ -438,41 +371,23 @@ class RunsScreen(GputrainScreen):
             self.gputrain_app.open_compare(runs)
 
     def action_order(self) -> None:
-        """Choose the column to sort by."""
-        from tui.screens.columns import SortDialog
-
-        order = self._order
-        names = [self._default_order, "name", *(field.name for field in self._fields)]
+        """Choose the column to sort by; the same one again turns the order around."""
+        order = self._order or SortOrder(self._known([self._default_order], NO_METRICS)[0])
+        fields = {
+            field.name: field for field in (*self._known([self._default_order, "name"], NO_METRICS), *self._fields)
+        }
 
         def sort_by(name: str | None) -> None:
             if name is not None:
-                reverse = order is not None and name == order.field.name and not order.reverse
-                self._change_settings(codec.replace(self._settings, sort_key=name, reverse=reverse))
+                reverse = self._order is not None and name == order.field.name and not order.reverse
+                self.gputrain_app.list_order = SortOrder(fields[name], reverse)
+                self.run_worker(self._load_fields, thread=True)
 
-        shown = order or SortOrder(self._known([self._default_order], NO_METRICS)[0])
-        self.app.push_screen(SortDialog(self._find_choices(names), shown), sort_by)
-
-    def action_columns(self) -> None:
-        """Choose the columns."""
-        from tui.screens.columns import ColumnsDialog
-
-        chosen, default = [field.name for field in self._fields], self._default_columns()
-        choices = self._find_choices(chosen)
-
-        def show(names: list[str] | None) -> None:
-            if names is not None:
-                # Columns that no run here has stay for other folders.
-                offered = {choice.name for choice in choices}
-                others = [name for name in self._settings.columns if name not in offered]
-                columns = () if tuple(names) == default else (*names, *others)[:MAX_COLUMNS]
-                self._change_settings(codec.replace(self._settings, columns=columns))
-
-        self.app.push_screen(ColumnsDialog(choices, chosen, default), show)
-
-    def _change_settings(self, settings: ListSettings) -> None:
-        self._settings = settings
-        self.run_worker(self._load_fields, thread=True)
-        self.act(partial(save_list_settings, settings, self._settings_file))
+        rows = []
+        for name, field in fields.items():
+            sign = f" {SORT_SIGNS[order.descending]}" if name == order.field.name else ""
+            rows.append(KeyedRow(name, Text.assemble(printable(field.label), (sign, ACCENT))))
+        self.app.push_screen(ChoiceDialog("Sort by", rows, selected=order.field.name), sort_by)
 
     def action_archived(self) -> None:
         self._archived = not self._archived
@@ -495,12 +410,6 @@ class RunsScreen(GputrainScreen):
     def action_again(self) -> None:
         if (folder := self._selected_folder()) is not None:
             self._changes.again(folder)
-
-    def action_tags(self) -> None:
-        self._changes.tags(self._target_rows())
-
-    def action_note(self) -> None:
-        self._changes.note(self._selected_row())
 
     def action_delete(self) -> None:
         self._changes.delete(self._target_rows())

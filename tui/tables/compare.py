@@ -18,8 +18,7 @@ from engine.runs.records import CodeSummary
 from engine.show.table import Align, Cell, Column, FittedTable, Line, Shorten, fit, plain_lines, shorten
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN
-from tui.charts.compare_view import ComparedCurves
-from tui.palette import ACCENT, GOOD, MUTED
+from tui.palette import ACCENT, GOOD, MUTED, series_style
 from tui.tables.config import format_config_value
 
 BEST_SIGN = "*"
@@ -43,18 +42,17 @@ class CompareRow:
 
 @dataclass(frozen=True)
 class CompareEntry:
-    """A run or group in the list of the screen, with its value of a metric at the cursor."""
+    """A run in the list of the screen by its index, with its value of a metric at the cursor."""
 
-    letter: str
+    index: int
     name: str
-    style: str
     note: str
     metric: Metric
     value: float | None
 
 
 def run_letter(index: int) -> str:
-    """Return the letter of a run or group: its mark on the curves and in the tables."""
+    """Return the letter of a run: its mark on the curves and in the tables."""
     return ascii_uppercase[index % len(ascii_uppercase)]
 
 
@@ -161,9 +159,7 @@ def _printed_blocks(
     return lines
 
 
-def fit_differences(
-    rows: Sequence[CompareRow], entries: Sequence[ComparedCurves], selected: int, width: int
-) -> FittedTable[CompareRow]:
+def fit_differences(rows: Sequence[CompareRow], runs: int, selected: int, width: int) -> FittedTable[CompareRow]:
     """Return the table of differences on the screen. Of columns that do not all fit, those around the selected one are
     shown."""
     label_width = min(MAX_LABEL_COLUMNS, max(width // 2, 8))
@@ -173,31 +169,31 @@ def fit_differences(
         style=lambda row: ACCENT if row.is_config else MUTED, shorten=Shorten.MIDDLE,
     )  # fmt: skip
     columns = [label]
-    for index, entry in enumerate(entries):
+    for index in range(runs):
         cell = partial(_cell, index=index, limit=limit)
         priority = 1 if index == selected else -abs(index - selected)
-        columns.append(Column(str(index), entry.letter, cell, width=MIN_CELL_COLUMNS, priority=priority))
+        columns.append(Column(str(index), run_letter(index), cell, width=MIN_CELL_COLUMNS, priority=priority))
     return fit(columns, rows, width)
 
 
-def differences_header(table: FittedTable[CompareRow], entries: Sequence[ComparedCurves]) -> Line:
+def differences_header(table: FittedTable[CompareRow], names: Sequence[str]) -> Line:
     """Return letters and names of the shown runs in their styles, and how many are hidden."""
-    hidden = len(entries) - len(table.columns) + 1
+    hidden = len(names) - len(table.columns) + 1
     widths = {column.key: width for column, width in zip(table.columns, table.widths, strict=True)}
 
     def title(column: Column[CompareRow]) -> Cell:
         if not column.key:
             return f"{hidden} more" if hidden else ""
-        entry, width = entries[int(column.key)], widths[column.key]
-        name = f"{entry.letter} {shorten(entry.name, width - 2, Shorten.MIDDLE)}" if width > 8 else entry.letter
-        return ((name, entry.style),)
+        index, width = int(column.key), widths[column.key]
+        name = f" {shorten(names[index], width - 2, Shorten.MIDDLE)}" if width > 8 else ""
+        return ((run_letter(index) + name, series_style(index + 1)),)
 
     return table.header(MUTED, title)
 
 
 ENTRY_COLUMNS: tuple[Column[CompareEntry], ...] = (
     Column(
-        "name", "", lambda entry: ((f"{entry.letter} ", entry.style), (entry.name, "")),
+        "name", "", lambda entry: ((f"{run_letter(entry.index)} ", series_style(entry.index + 1)), (entry.name, "")),
         flex=True, width=MIN_ENTRY_COLUMNS, priority=2, shorten=Shorten.MIDDLE,
     ),
     Column("value", "", lambda entry: _value_text(entry), Align.RIGHT, VALUE_COLUMNS, priority=1),

@@ -5,17 +5,19 @@ This module imports the config schema, which takes a fifth of a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from rich.cells import cell_len
 from rich.text import Text
 
 from engine.config.command_line import format_value
 from engine.config.schema import Config, as_dict, without_unstored
 from engine.config.yaml_io import parse_yaml
 from engine.runs.run_config import default_values
+from engine.show.table import pad
 from engine.utils.text import printable
 from tui.palette import ACCENT, MUTED, STRONG
 
@@ -39,6 +41,21 @@ def config_changes(changed: Mapping[str, Any]) -> tuple[ConfigChange, ...]:
         for key, default in default_values().items()
         if key in changed
     )
+
+
+def change_lines(changes: Sequence[ConfigChange], width: int) -> list[Text]:
+    """Return a heading, and the changed config keys with their values, and their defaults where they fit."""
+    if not changes:
+        return [Text("All config keys have their defaults", MUTED)]
+    key_columns = min(max(len(change.key) for change in changes), max(width // 2, 1))
+    lines = [Text("Changed config keys", STRONG)]
+    for change in changes:
+        line = Text.assemble((pad(change.key, key_columns), MUTED), "  ", change.value or "none")
+        default = f"  ({change.default or 'none'})"
+        if line.cell_len + cell_len(default) <= width:
+            line.append(default, MUTED)
+        lines.append(line)
+    return lines
 
 
 def config_lines(text: str) -> list[Text]:

@@ -114,7 +114,6 @@ def fit_run_list(
     fields: Iterable[Field],
     order: SortOrder | None = None,
     *,
-    with_message: bool = False,
     is_marked: RowTest = lambda row: False,
     is_opened: RowTest = lambda row: False,
 ) -> FittedTable[RunRow]:
@@ -129,10 +128,9 @@ def fit_run_list(
         "name", " " * SIGN_COLUMNS + "name", partial(_name_cell, is_marked=is_marked, is_opened=is_opened),
         width=SIGN_COLUMNS + name_width, priority=1, flex=True, shorten=Shorten.MIDDLE,
     )  # fmt: skip
-    columns = [name, *field_columns((field for field in fields if field.name != name.key), rows)]
-    if with_message:
-        # The field `message` can be one of the columns.
-        columns.append(Column(NOTE_KEY, "message", note, width=MIN_MESSAGE_COLUMNS, priority=-1, flex=True))
+    # The field `message` can be one of the columns.
+    message = Column(NOTE_KEY, "message", note, width=MIN_MESSAGE_COLUMNS, priority=-1, flex=True)
+    columns = [name, *field_columns((field for field in fields if field.name != name.key), rows), message]
     if order is not None:
         sign = SORT_SIGNS[order.descending]
         columns = [

@@ -309,7 +309,7 @@ def wait_until_clock_moves() -> None:
 
 
 def values_of(run: Path, work: Path) -> list[tuple[str, int]]:
-    follower = RunFollower(command_metrics(run, cwd=work))
+    follower = RunFollower(command_metrics(run))
     return [(point.name, point.step) for reading in follower.poll() for point in reading.points]
 
 

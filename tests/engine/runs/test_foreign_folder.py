@@ -195,5 +195,5 @@ def test_lists_say_why_run_is_foreign(tmp_path: Path) -> None:
     rows.append(row_of(foreign))
     lines = plain_lines(listed_columns(rows), rows)
     assert ["  is writable by all users  " in line for line in lines] == [False, False, True]
-    line = run_list_line(fit_run_list(rows, 200, default_fields(), with_message=True), rows[1])
+    line = run_list_line(fit_run_list(rows, 200, default_fields()), rows[1])
     assert "is writable by all users" in styled(line).plain

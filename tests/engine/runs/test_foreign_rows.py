@@ -16,7 +16,7 @@ from engine.runs.foreign_record import known_keys, make_foreign_row, metric_keys
 from engine.runs.query import parse_query
 from engine.runs.run_record import NO_RECORD
 from engine.runs.run_row import RunRow
-from engine.runs.run_view import column_choices, run_columns
+from engine.runs.run_view import run_columns
 from engine.show.foreign_run import read_run
 from engine.utils.errors import UsageError
 
@@ -92,14 +92,6 @@ def test_default_columns_are_losses_and_parameters_that_differ(rows: list[RunRow
     columns = run_columns(rows, is_foreign=True)
     assert columns[:7] == ("state", "age", "step", "val_loss", "val_accuracy", "train_loss", "metrics.acc")
     assert columns[7:] == ("lr", "model.name", "format")
-
-
-def test_columns_to_choose_are_metrics_by_their_keys_and_parameters(rows: list[RunRow]) -> None:
-    names = [choice.name for choice in column_choices(rows, ["state"], is_foreign=True)]
-    assert names[:3] == ["state", "lr", "model.name"]
-    assert names[3:8] == ["best_val_loss", "val_loss", "best_val_accuracy", "val_accuracy", "train_loss"]
-    assert names[8:10] == ["best_metrics.acc", "metrics.acc"]
-    assert not {"metrics.val/loss", "metrics.eval_loss"} & set(names)
 
 
 def test_list_and_comparison_have_the_same_values_labels_and_directions(tmp_path: Path) -> None:

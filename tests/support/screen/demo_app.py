@@ -28,7 +28,6 @@ from tui.charts.history import LoadHistory
 from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN, ReplayedRun, recorded, recorded_events
 from tui.pollers.host import GpuPoller, HostLoad, HostPoller
 from tui.screens.run import RunScreen
-from tui.widgets.preview import Preview
 
 DEMO_START_TIME = 1_760_000_000.0
 # The live run is in the middle of its 19th epoch.
@@ -199,8 +198,6 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
         if watched is not None:
             await wait_until(pilot, lambda watched=watched: watched.has_polled)
     await pilot.pause()
-    for preview in app.screen.query(Preview):
-        await wait_until(pilot, lambda preview=preview: not preview.is_loading)
     for name in ("validate_now", "draw_charts", "update_content"):
         update: Callable[[], None] | None = getattr(app.screen, name, None)
         if update is not None:

@@ -9,7 +9,7 @@ import pytest
 
 from engine.runs.curves import BlockSeries
 from engine.runs.series import FloatArray, Series, downsample_min_max, smooth
-from tui.charts.plot import BAND, Curve, PlotWindow, mark_columns, plot
+from tui.charts.plot import Curve, PlotWindow, mark_columns, plot
 from tui.palette import series_style
 
 WIDTH, HEIGHT = 60, 10
@@ -125,18 +125,6 @@ def ramp(length: int, slope: float) -> Series:
 def test_mark_columns_of_many_curves_are_disjoint() -> None:
     columns = [column for index in range(16) for column in mark_columns(index, 16, 150)]
     assert len(columns) == len(set(columns))
-
-
-@pytest.mark.parametrize("log", [False, True])
-def test_plot_fills_the_band_around_a_curve(log: bool) -> None:
-    x = np.arange(50, dtype=float)
-    band = (Series(x, np.full(50, -1.0)), Series(x, np.where(x < 25, 3.0, np.nan)))
-    curve = Curve("mean", blocks(Series(x, np.full(50, 2.0))), series_style(1), band=band)
-    other = Curve("", blocks(Series(x, np.full(50, 0.5))), series_style(2))
-    lines = [line.plain for line in plot([curve, other], PlotWindow(0.0, 49.0, log), 60, 12).lines]
-    filled = "".join(lines).count(BAND)
-    assert filled > 50
-    assert all(BAND not in line[40:] for line in lines)
 
 
 def test_plot_draws_array_that_has_changed_in_place() -> None:

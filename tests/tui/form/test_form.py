@@ -6,17 +6,14 @@ import json
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from engine.config.loader import presets, resolve_config
+from engine.config.loader import resolve_config
 from engine.config.schema import Config, as_dict
 from engine.launch.request import RunRequest
-from engine.optim.lr_schedule import lr_factor
 from engine.utils.errors import UsageError
 from support.gputrain_command import Gputrain
-from support.messages import raises_problem
 from tui.cli.main import app
 from tui.flags import run_arguments
 from tui.form.completions import Completer
@@ -25,7 +22,6 @@ from tui.form.model import (
     Form,
     form_from_run,
     load_last_form,
-    lr_curve,
     next_run_name,
     save_last_form,
     validate_form,
@@ -103,14 +99,6 @@ def test_form_ignores_value_equal_to_base() -> None:
     assert form.arguments() == ["run", "digits"]
 
 
-def test_lr_curve_matches_training_schedule() -> None:
-    config = Form("digits", {"run.epochs": "4", "optim.lr_scaling": "linear"}).config()
-    epochs, rates = lr_curve(config, ranks=2, steps_per_epoch=11, max_points=1000)
-    expected = [0.2 * lr_factor(config.schedule, step, 11, 4) for step in range(1, 45)]
-    assert np.allclose(rates, expected)
-    assert epochs[-1] == 4.0
-
-
 def test_form_choices_are_remembered_without_name() -> None:
     assert load_last_form() == Form("digits")
     save_last_form(Form("digits", {"optim.lr": "0.3", "run.name": "a"}))
@@ -127,21 +115,9 @@ def test_form_never_stores_url_that_was_typed_instead_of_reference() -> None:
     problems = validate_form(form)[1]
     assert [problem.location for problem in problems] == ["notify.urls"]
     assert "hunter2" not in str(problems)
-    for refused in (form.arguments, lambda: form.save_preset("mine")):
-        with pytest.raises(UsageError) as error:
-            refused()
-        assert "hunter2" not in str(error.value)
-
-
-def test_form_saves_preset_under_name() -> None:
-    form = Form("digits", {"optim.lr": "0.3", "run.name": "a"})
-    path = form.save_preset("my digits")
-    assert presets()["my-digits"] == path
-    saved, typed = resolve_config("my-digits").config, form.config()
-    assert as_dict(saved) | {"run": None} == as_dict(typed) | {"run": None}
-    assert saved.run.name is None
-    with raises_problem("name-in-use"):
-        form.save_preset("my digits")
+    with pytest.raises(UsageError) as error:
+        form.arguments()
+    assert "hunter2" not in str(error.value)
 
 
 def test_form_drops_parameters_of_previous_optimizer() -> None:

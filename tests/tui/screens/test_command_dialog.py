@@ -1,4 +1,4 @@
-"""The dialog that starts a command: its line, its options, and the commands of earlier runs."""
+"""The dialog that starts a command: its line, its options, and the command of an earlier run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from engine.command.spec import write_command
 from engine.gpus.current_use import find_current_use
 from engine.utils.codec import replace
 from engine.utils.errors import UsageError
-from support.runs.command_folder import COMMAND, make_command_finished, make_command_run
+from support.runs.command_folder import make_command_finished, make_command_run
 from support.runs.command_owner import make_command
-from support.screen.demo_app import demo_snapshot, visible_text, wait_until_idle
+from support.screen.demo_app import demo_snapshot, wait_until_idle
 from support.screen.screen_driver import Drive, drive, press, real_app
 from tui.form.command_lines import line_of_run
 from tui.screens.command_dialog import CommandDialog
@@ -83,15 +83,6 @@ def test_new_run_asks_for_a_command_where_trainings_are_not_installed(
         assert any("pip install" in each.message for each in pilot.app._notifications)
 
     drive(app, act, (100, 30))
-
-
-def test_arrow_keys_show_earlier_commands_and_keep_what_is_typed(root: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, *"mine", "up")
-        assert COMMAND in visible_text(pilot, "#words")
-        await press(pilot, "down", "enter")
-
-    assert show(root, act) == [["run", "--headless", "--", "mine"]]
 
 
 def test_again_offers_the_command_of_a_run_with_its_options(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs of commands in the list of runs: columns, filter, preview, and their comparison."""
+"""Runs of commands in the list of runs: columns, filter, and their comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compare screen: curves of several runs, readout, bands of seeds, and runs that change or vanish."""
+"""The compare screen: curves of several runs, readout, and runs that change or vanish."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.screens.compare import CompareScreen
-from tui.screens.compare_panels import RUNS_PANEL, TABLE_PANEL
+from tui.screens.compare_panels import RUNS_PANEL
 from tui.screens.run import RunScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -33,8 +33,6 @@ def root(tmp_path: Path) -> Path:
     root = tmp_path / "runs"
     make_compared_run(root, "slow", lr=0.05)
     make_compared_run(root, "fast", lr=0.2)
-    for seed in range(3):
-        make_compared_run(root, f"seed-{seed}", seed=seed)
     return root
 
 
@@ -56,20 +54,6 @@ async def until_shown(pilot: Pilot[None], screen: CompareScreen) -> None:
     screen._rebuild()
     await wait_until(pilot, lambda: screen._shown == (screen.compare_poller.version, True))
     await pilot.pause()
-
-
-def test_compare_shows_seeds_as_one_band_and_expands_it(root: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await compare(pilot, root, ["seed-0", "fast", "seed-1", "seed-2"])
-        assert "A seed-0 ×3" in visible_text(pilot, f"#{RUNS_PANEL}")
-        assert "░" in visible_text(pilot, "#best_val_accuracy")
-        assert "±" in visible_text(pilot, f"#{TABLE_PANEL}")
-        assert "each seed" in visible_text(pilot, "Keys")
-        await press(pilot, "B")
-        assert [entry.name for entry in screen.data.entries] == ["seed-0", "fast", "seed-1", "seed-2"]
-        assert "░" not in visible_text(pilot, "#best_val_accuracy")
-
-    drive(real_app(root), act, SIZE)
 
 
 def test_compare_opens_the_selected_run(root: Path) -> None:
@@ -94,7 +78,7 @@ def test_compare_follows_a_live_run(root: Path) -> None:
 
     async def act(pilot: Pilot[None]) -> None:
         screen = await compare(pilot, root, ["slow", "live"])
-        steps = screen.data.entries[1].runs[0].last_x("step")  # type: ignore[union-attr]
+        steps = screen.data.runs[1].last_x("step")  # type: ignore[union-attr]
         assert "running" in visible_text(pilot, f"#{RUNS_PANEL}")
         append_to_journal(live, "".join(to_line(event) + "\n" for event in events[half:]))
         await wait_until(pilot, lambda: screen.compare_poller.runs[1].curves.last_x("step") > steps)  # type: ignore[union-attr]
@@ -102,7 +86,7 @@ def test_compare_follows_a_live_run(root: Path) -> None:
         owner.release()
         await wait_until(pilot, lambda: not screen.compare_poller.runs[1].is_live)
         await until_shown(pilot, screen)
-        assert screen.data.entries[1].runs[0].last_x("step") == 4 * STEPS_PER_EPOCH  # type: ignore[union-attr]
+        assert screen.data.runs[1].last_x("step") == 4 * STEPS_PER_EPOCH  # type: ignore[union-attr]
 
     drive(real_app(root), act, SIZE)
 

@@ -38,40 +38,18 @@ def test_log_dialog_stays_in_place_when_scrolled_up(tmp_path: Path) -> None:
     log = [f"line {number}" for number in range(200)]
 
     async def act(pilot: Pilot[None]) -> None:
-        await wait_until(pilot, lambda: "line 199" in visible_text(pilot, "#log-lines"))
+        await wait_until(pilot, lambda: "line 199" in visible_text(pilot, "Lines"))
         await pilot.press("ctrl+u", "k")
-        await wait_until(pilot, lambda: "below" in visible_text(pilot))
-        shown = visible_text(pilot, "#log-lines")
+        shown, dialog = visible_text(pilot, "Lines"), pilot.app.screen
         log.append("a new line")
         del log[:50]
-        await wait_until(pilot, lambda: len(pilot.app.screen._log) == 151)  # type: ignore[attr-defined]
+        dialog._follow()  # type: ignore[attr-defined]
         await pilot.pause()
-        assert visible_text(pilot, "#log-lines").split()[:6] == shown.split()[:6]
+        assert visible_text(pilot, "Lines").split()[:6] == shown.split()[:6]
         await pilot.press("G")
-        await wait_until(pilot, lambda: "a new line" in visible_text(pilot, "#log-lines"))
+        await wait_until(pilot, lambda: "a new line" in visible_text(pilot, "Lines"))
         await pilot.press("g")
-        assert "line 50" in visible_text(pilot, "#log-lines")
-
-    log_app(tmp_path, lambda: log, act)
-
-
-def test_log_dialog_searches(tmp_path: Path) -> None:
-    log = [f"line {number}{' with an Error' if number in (5, 90) else ''}" for number in range(200)]
-
-    async def act(pilot: Pilot[None]) -> None:
-        await pilot.press("slash", *"error", "enter")
-        await wait_until(pilot, lambda: "match 2 of 2" in visible_text(pilot))
-        assert "line 90 with an Error" in visible_text(pilot, "#log-lines")
-        await pilot.press("N")
-        await wait_until(pilot, lambda: "match 1 of 2" in visible_text(pilot))
-        assert "line 5 with an Error" in visible_text(pilot, "#log-lines")
-        await pilot.press("n")
-        await wait_until(pilot, lambda: "match 2 of 2" in visible_text(pilot))
-        await pilot.press("escape")
-        await wait_until(pilot, lambda: "match" not in visible_text(pilot))
-        assert isinstance(pilot.app.screen, LogDialog)
-        await pilot.press("escape")
-        assert not isinstance(pilot.app.screen, LogDialog)
+        assert "line 50" in visible_text(pilot, "Lines")
 
     log_app(tmp_path, lambda: log, act)
 

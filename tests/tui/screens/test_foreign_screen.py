@@ -10,8 +10,6 @@ from textual.pilot import Pilot
 
 from engine.foreign.folders import ForeignRun, find_runs
 from engine.gpus.snapshot import Measurement
-from engine.utils.files import state_folder
-from support.messages import says
 from support.replace import replace
 from support.screen.demo_app import (
     FROZEN_NOW,
@@ -24,7 +22,6 @@ from support.screen.demo_app import (
     wait_until_idle,
 )
 from support.screen.screen_driver import Drive, drive, press
-from tui.chart_choice import MAX_FOLDERS, FolderCharts, read_chart_choice, save_chart_choice
 from tui.screens.run import RunScreen
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
@@ -73,38 +70,14 @@ def chart_titles(pilot: Pilot[None]) -> list[str]:
     return [chart.title for chart in screen_of(pilot).run_panels.chosen.values() if chart.metrics]
 
 
-def test_hidden_chart_makes_room_and_is_remembered_for_the_folder(tmp_path: Path) -> None:
-    async def hide(pilot: Pilot[None]) -> None:
-        titles = chart_titles(pilot)
-        assert titles[0] == "loss"
-        await press(pilot, "X")
-        assert chart_titles(pilot)[: len(titles) - 1] == titles[1:]
-        await wait_until(pilot, lambda: read_chart_choice(run.folder).hidden == ("loss",))
-
-    async def show_again(pilot: Pilot[None]) -> None:
-        assert "loss" not in chart_titles(pilot)
+def test_charts_are_chosen_among_those_of_the_metrics(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        first, *others = chart_titles(pilot)
+        assert first == "loss"
         await press(pilot, "c", "space", "enter")
-        assert chart_titles(pilot)[0] == "loss"
-        await wait_until(pilot, lambda: read_chart_choice(run.folder).hidden == ())
+        assert chart_titles(pilot) == others
 
-    run = make_run(tmp_path / "logs", "trainer")
-    open_run(tmp_path, run, hide)
-    open_run(tmp_path, run, show_again)
-
-
-def test_chart_choice_forgets_the_oldest_folders(tmp_path: Path) -> None:
-    for number in range(MAX_FOLDERS + 1):
-        save_chart_choice(FolderCharts(folder=str(tmp_path / str(number)), charts=("loss",)))
-    assert read_chart_choice(tmp_path / "0").charts == ()
-    assert (
-        read_chart_choice(tmp_path / "1").charts == read_chart_choice(tmp_path / str(MAX_FOLDERS)).charts == ("loss",)
-    )
-
-
-def test_chart_choice_ignores_a_damaged_file(tmp_path: Path) -> None:
-    save_chart_choice(FolderCharts(folder=str(tmp_path), charts=("loss",)))
-    (state_folder() / "foreign-charts.json").write_bytes(b"\xff{")
-    assert read_chart_choice(tmp_path).charts == ()
+    open_run(tmp_path, make_run(tmp_path / "logs", "trainer"), act)
 
 
 def test_foreign_screen_says_what_is_damaged(tmp_path: Path) -> None:
@@ -125,17 +98,3 @@ def test_foreign_screen_keeps_the_curves_of_a_deleted_run(tmp_path: Path) -> Non
 
     run = make_run(tmp_path / "logs", "keras")
     open_run(tmp_path, run, act)
-
-
-def test_export_is_refused_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "e")
-        await wait_until(pilot, lambda: bool(pilot.app._notifications))
-        [toast] = pilot.app._notifications
-        assert says(str(toast.message), "not-supported", "belongs to another program")
-
-    run = make_run(tmp_path / "logs", "keras")
-    files = sorted(run.folder.iterdir())
-    monkeypatch.chdir(run.folder)
-    open_run(tmp_path, run, act)
-    assert sorted(run.folder.iterdir()) == files

@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 from support.screen.demo_app import visible_text, wait_until_idle
 from support.screen.form_driver import entry_of, form_of, post_keys, type_into
 from support.screen.screen_driver import drive, press, real_app
-from tui.screens.dialogs import ChoiceDialog, TextDialog, TextInputDialog
+from tui.screens.dialogs import ChoiceDialog, TextDialog
 from tui.screens.form import FormScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -107,7 +107,6 @@ FOOTER = {
     "ctrl+o": lambda pilot: "seed" in visible_text(pilot, "#field-lines"),
     "ctrl+n": lambda pilot: "Open a config file" in visible_text(pilot),
     "f2": lambda pilot: "Run a command" in visible_text(pilot),
-    "ctrl+t": lambda pilot: isinstance(pilot.app.screen, TextInputDialog),
     "ctrl+y": lambda pilot: "--epochs 7" in pilot.app.clipboard,
     "ctrl+r": lambda pilot: pilot.app.screen.form.overrides == {},
     "escape": lambda pilot: isinstance(pilot.app.screen, ChoiceDialog),

@@ -36,16 +36,16 @@ LOWEST, SMALLEST, SMALL, LARGE, LARGEST = (60, 15), (60, 20), (80, 24), (160, 48
 DEMO_LAYOUTS: dict[str, tuple[str | None, str, Layouts]] = {
     "monitor": (None, "", {
         SMALLEST: "gpus / processes / runs",
-        LARGEST: "gpus / processes runs / preview / host",
+        LARGEST: "gpus / processes runs / host",
     }),
     "run": (LIVE_RUN, "", {
         SMALLEST: "progress / bottleneck / chart-0 / ranks",
         LARGEST: "progress / bottleneck / chart-0 chart-1 / chart-2 chart-3 / ranks / log",
     }),
-    "runs": (None, "r", {LOWEST: "all-runs", SMALLEST: "all-runs / run-preview", LARGEST: "all-runs / run-preview"}),
+    "runs": (None, "r", {LOWEST: "all-runs", LARGEST: "all-runs"}),
     "form": (None, "n", {
         SMALLEST: "field-lines / plan / about",
-        LARGEST: "field-lines form-lr / plan / command / about",
+        LARGEST: "field-lines plan / command / about",
     }),
     "GPU": (None, "enter", {
         SMALLEST: "util memory_used power / facts / processes",

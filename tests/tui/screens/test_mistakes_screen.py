@@ -1,12 +1,10 @@
-"""The screen of the mistakes: its lists, the picture and the facts of an image, and the evaluation that it starts."""
+"""The screen of the mistakes: its lists, the picture and the facts of an image."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 from textual.pilot import Pilot
 
@@ -17,13 +15,8 @@ from support.replace import replace
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.mistakes_driver import drawn, inspected_run, open_mistakes, six_images
 from support.screen.screen_driver import drive, press, real_app
-from tui import inspect_command
-from tui.screens.mistakes import MistakesScreen
 from tui.widgets.lines import Lines
 from tui.widgets.picture import PicturePanel
-
-FAILING_INSPECT = "import sys; sys.exit('error: data.path: /photos does not exist')"
-SLOW_INSPECT = "import time; time.sleep(60)"
 
 
 @pytest.fixture
@@ -53,8 +46,6 @@ def test_mistakes_screen_keys_choose_image_and_list(run: RunFolder, tmp_path: Pa
         assert [line.split()[0] for line in listed(pilot)][:2] == ["0.0200", "0.0200"]
         await press(pilot, "right", "right", "left")
         assert "Suspected wrong labels" in visible_text(pilot, "#images")
-        await press(pilot, "I")
-        assert says(list(pilot.app._notifications)[-1].message, "not-supported")
 
     drive_run(run, act)
 
@@ -76,7 +67,7 @@ def test_mistakes_screen_reports_other_epoch_and_damaged_files(run: RunFolder, t
         assert result is not None and result.problem is not None
         assert has_problem([result.problem], "bad-image", "", "tabby\udcff.png")
         assert "tabby\\udcff.png" in visible_text(pilot, "#picture").replace(" ", "").replace("\n", "")
-        assert "is of epoch 3, not of epoch 7; press I" in visible_text(pilot, "#inspected")
+        assert "is of epoch 3, not of epoch 7; `gputrain evaluate" in visible_text(pilot, "#inspected")
         await press(pilot, "ctrl+y")
         [toast] = pilot.app._notifications
         assert says(toast.message, "invalid-name", "tabby\\udcff")
@@ -90,68 +81,17 @@ def test_mistakes_screen_reports_other_epoch_and_damaged_files(run: RunFolder, t
     drive_run(run, act, (160, 48))
 
 
-def inspect_processes() -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE and "evaluate" in child.cmdline():
-                found.append(child)
-    return found
-
-
-def test_mistakes_screen_evaluates_images_in_child_process(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child process of the test moves an inspection into place, as `gputrain evaluate --list` does."""
+def test_mistakes_screen_without_results_names_the_command_and_shows_them_when_they_come(run: RunFolder) -> None:
     ready = run.path / "ready.npz"
     run.inspection.rename(ready)
-    program = (
-        "import os, sys\n"
-        f"expected = ['evaluate', {str(run.path)!r}, '--list', 'mistakes', '--checkpoint', 'best', '--json']\n"
-        "assert sys.argv[1:8] == expected, sys.argv\n"
-        f"os.rename({str(ready)!r}, {str(run.inspection)!r})\n"
-    )
-    monkeypatch.setattr(inspect_command, "CHILD_PROGRAM", program)
 
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_mistakes(pilot)
-        assert "The results of single images are not known yet; press I" in visible_text(pilot, "#inspected")
-        await press(pilot, "I")
+        assert f"`gputrain evaluate {run.name} --list mistakes`" in visible_text(pilot, "#inspected")
+        ready.rename(run.inspection)
         await wait_until(pilot, lambda: screen.inspection_poller.value is not None)
         await drawn(pilot)
         assert len(listed(pilot)) == 2
         assert screen.query_one("#images", Lines).has_focus
 
     drive(real_app(run.path.parent, run.name), act, (120, 34))
-
-
-def test_mistakes_screen_shows_why_evaluation_failed_and_kills_it_when_left(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inspect_command, "CHILD_PROGRAM", FAILING_INSPECT)
-
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await open_mistakes(pilot)
-        await press(pilot, "I")
-        await wait_until(pilot, lambda: screen._command is not None and screen._command.ended)
-        await wait_until_idle(pilot)
-        assert visible_text(pilot, "#inspected").strip() == "data.path: /photos does not exist"
-        monkeypatch.setattr(inspect_command, "CHILD_PROGRAM", SLOW_INSPECT)
-        for key in ("I", "escape"):
-            await pilot.press("I")
-            await wait_until(pilot, lambda: len(inspect_processes()) == 1)
-            await wait_until_idle_of_list(pilot)
-            assert "Evaluating each image with best.pt" in visible_text(pilot, "#inspected")
-            assert "I stop evaluation" in visible_text(pilot, "Keys")
-            await pilot.press(key)
-            await wait_until(pilot, lambda: not inspect_processes())
-            if key == "I":
-                assert "Evaluating" not in visible_text(pilot, "#inspected")
-
-    drive(real_app(run.path.parent, run.name), act, (120, 34))
-
-
-async def wait_until_idle_of_list(pilot: Pilot[None]) -> None:
-    """Like `wait_until_idle`, without waiting for the worker that follows the child process."""
-    screen = pilot.app.screen
-    assert isinstance(screen, MistakesScreen)
-    screen.update_if_on_top()
-    await pilot.pause()

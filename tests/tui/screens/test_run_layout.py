@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tui.chart_choice import MAX_CHARTS
-from tui.screens.run_layout import CHART_PANELS, FRAME_ROWS, GRID_COLUMNS, HEADER_ROWS, RunRoom, run_layout
+from tui.screens.run_layout import CHART_PANELS, FRAME_ROWS, GRID_COLUMNS, HEADER_ROWS, MAX_CHARTS, RunRoom, run_layout
 
 MIN_PANEL_ROWS = 3
 

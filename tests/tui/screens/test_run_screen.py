@@ -49,19 +49,6 @@ def test_request_typed_before_the_state_is_known_waits_for_it(
     assert request.request == "checkpoint"
 
 
-def test_run_screen_exports_all_points_of_a_chart(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "m", "e", "tab", "e", "e")
-
-    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
-    exports = RunFolder(demo_runs_folder / FINISHED_RUN).exports
-    names = ["accuracy-2.csv", "accuracy.csv", "loss.csv"]
-    assert sorted(path.name for path in exports.iterdir()) == [f"{FINISHED_RUN}-{name}" for name in names]
-    rows = (exports / f"{FINISHED_RUN}-loss.csv").read_text().splitlines()
-    assert rows[0] == "curve,epoch,value"
-    assert sum(row.startswith("train,") for row in rows) == 600
-
-
 def test_run_screen_shows_malformed_journal(tmp_path: Path) -> None:
     def step(last: int, losses: list[float]) -> StepEvent:
         return StepEvent(step=last, epoch=1, losses=losses, lr=0.0, images_per_second=0.0, data_wait=0.0)
@@ -94,7 +81,7 @@ def test_run_screen_reports_deleted_run_folder(demo_runs_folder: Path) -> None:
         assert "The run folder was deleted" in visible_text(pilot)
         assert "GPU-1de01de0" in visible_text(pilot, "#ranks") or " 1 " in visible_text(pilot, "#ranks")
         assert "train 0." in visible_text(pilot, "#chart-0")
-        await press(pilot, "d", "s", "e")
+        await press(pilot, "d", "s")
 
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
 

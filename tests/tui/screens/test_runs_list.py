@@ -1,9 +1,8 @@
-"""Marks, filter, order, columns and labels in the list of runs, driven by keys."""
+"""Marks, filter, order and archive in the list of runs, driven by keys."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import threading
 from pathlib import Path
@@ -11,16 +10,11 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from engine.runs.folder import RunFolder
-from engine.runs.labels import RunLabels, read_labels
-from engine.utils.files import state_folder
-from support.runs.factories import write_labels
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, press_in_burst, real_app
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.pollers.run_lists import RunListPoller
-from tui.screens.columns import ColumnsDialog, SortDialog
 from tui.screens.compare import CompareScreen
 from tui.screens.monitor import MonitorScreen
 from tui.screens.runs import RunsScreen
@@ -118,61 +112,15 @@ def test_filter_applies_while_typing_and_keeps_list_for_mistake(demo_runs_folder
 
 def test_order_sorts_by_chosen_column_and_again_the_other_way(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await type_keys(pilot, "r", "o", *"best", "underscore", *"val", "enter")
+        await press(pilot, "r", "o", "j", "j", "j", "j", "enter")
         assert shown_names(pilot) == [FINISHED_RUN, LIVE_RUN, "cifar-4"]
         assert "best val acc▾" in header(pilot)
-        await press(pilot, "o")
-        assert isinstance(pilot.app.screen, SortDialog)
-        await press(pilot, "enter")
+        await press(pilot, "o", "enter")
         assert shown_names(pilot) == ["cifar-4", LIVE_RUN, FINISHED_RUN]
+        await press(pilot, "escape", "r")
         assert "best val acc▴" in header(pilot)
 
     drive(demo_app(demo_runs_folder), act, WIDE)
-    assert json.loads((state_folder() / "run-list.json").read_text())["sort"] == "best_val_accuracy"
-
-    async def check_order(pilot: Pilot[None]) -> None:
-        await press(pilot, "r")
-        assert "best val acc▴" in header(pilot)
-
-    drive(demo_app(demo_runs_folder), check_order, WIDE)
-
-
-def test_columns_dialog_searches_adds_and_orders_columns(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await type_keys(pilot, "r", "w", *"weight", "underscore", *"dec", "space")
-        await type_keys(pilot, *["backspace"] * 10)
-        assert isinstance(pilot.app.screen, ColumnsDialog)
-        await type_keys(pilot, *"optim", "full_stop", "l", "r", "shift+left", "enter")
-        assert "lr  dataset" in header(pilot)
-        assert "weight decay" in header(pilot)
-        assert "0.0005" in visible_text(pilot, "#all-runs")
-        await press(pilot, "escape", "r")
-        assert "weight decay" in header(pilot)
-        await press(pilot, "w", "ctrl+r", "enter")
-        assert "weight decay" not in header(pilot)
-
-    drive(demo_app(demo_runs_folder), act, (200, 48))
-
-
-def test_labels_of_marked_runs_change_together(demo_runs_folder: Path) -> None:
-    for name, tags in ((FINISHED_RUN, ("old", "base")), ("cifar-4", ("base", "oom"))):
-        write_labels(RunFolder(demo_runs_folder / name), RunLabels(tags=tags))
-
-    def labels(name: str) -> RunLabels:
-        return read_labels(RunFolder(demo_runs_folder / name))
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r", "j", "space", "space", "T")
-        assert "Tags of 2 runs" in visible_text(pilot)
-        await type_keys(pilot, "end", *["backspace"] * 4, *"new", "enter")
-        await wait_until(pilot, lambda: labels("cifar-4").tags == ("oom", "new"))
-        assert labels(FINISHED_RUN).tags == ("old", "new")
-        await wait_until(pilot, lambda: "oom,new" in visible_text(pilot, "#all-runs"))
-        await type_keys(pilot, "N", *"slow", "space", *"disk", "enter")
-        await wait_until(pilot, lambda: labels("cifar-4").note == "slow disk")
-        assert labels(FINISHED_RUN).note == ""
-
-    drive(real_app(demo_runs_folder), act, WIDE)
 
 
 def test_archived_runs_are_hidden_until_asked_for(demo_runs_folder: Path) -> None:
@@ -204,10 +152,7 @@ def test_keys_in_a_burst_mark_the_rows_they_were_typed_on(demo_runs_folder: Path
 
 def test_keys_in_a_burst_reach_the_dialog_that_their_first_key_opens(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        press_in_burst(pilot, "r", "N", *"night", "enter")
-        await wait_until(pilot, lambda: read_labels(RunFolder(demo_runs_folder / LIVE_RUN)).note == "night")
-        await wait_until_idle(pilot)
-        press_in_burst(pilot, "o", *"best", "enter")
+        press_in_burst(pilot, "r", "o", *"jjjj", "enter")
         await wait_until(pilot, lambda: "best val acc▾" in visible_text(pilot))
 
     drive(real_app(demo_runs_folder), act, WIDE)

@@ -1,4 +1,4 @@
-"""The list of runs with its preview, driven by keys and the mouse."""
+"""The list of runs, driven by keys and the mouse."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def many_runs(demo_runs_folder: Path) -> Path:
     return demo_runs_folder
 
 
-def test_runs_screen_preview_follows_journal(demo_runs_folder: Path) -> None:
+def test_runs_screen_follows_journal(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r")
         run = RunFolder(demo_runs_folder / LIVE_RUN)
         last = next(event for event in reversed(list(JournalReader(run.journal).poll())) if event.type == "epoch")
         append_events(run, replace(last, epoch=19))
-        await wait_until(pilot, lambda: "epochs 19/30" in visible_text(pilot, "#run-preview"))
+        await wait_until(pilot, lambda: "19/30" in visible_text(pilot, "#all-runs"))
 
     drive(demo_app(demo_runs_folder), act, WIDE)
 
@@ -50,7 +50,7 @@ def test_runs_screen_marks_foreign_run_in_narrow_terminal(demo_runs_folder: Path
         await press(pilot, "r", "j")
         shown = visible_text(pilot, "#all-runs")
         assert f"○!{FINISHED_RUN}" in shown
-        assert "This run is writable by all users" in visible_text(pilot, "#run-preview")
+        assert "This run is writable by all users" in visible_text(pilot)
 
     drive(demo_app(demo_runs_folder), act, (80, 24))
 

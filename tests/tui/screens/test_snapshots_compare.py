@@ -1,4 +1,4 @@
-"""The compare screen: SVG snapshots of two runs, and of seeds as a band."""
+"""The compare screen: SVG snapshot of two runs."""
 
 from __future__ import annotations
 
@@ -43,11 +43,3 @@ def test_compare_two_runs(snap_compare: Compare) -> None:
         await wait_until_idle(pilot)
 
     assert matches_snapshot(snap_compare, app, before=with_cursor)
-
-
-def test_compare_band(snap_compare: Compare) -> None:
-    names = ["seed-0", "seed-1", "seed-2", "slow"]
-    for seed in range(3):
-        make_compared_run(Path("runs"), names[seed], seed=seed)
-    make_compared_run(Path("runs"), "slow", lr=0.04)
-    assert matches_snapshot(snap_compare, compare_app(names), before=until_drawn)

@@ -34,7 +34,7 @@ def test_help(snap_compare: Compare) -> None:
 
 def test_log(snap_compare: Compare) -> None:
     owners = demo_runs(Path("runs"))
-    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), "l slash 1 enter N")
+    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), "l")
     owners[0].release()
 
 

@@ -14,7 +14,7 @@ from engine.runs.run_view import SortOrder
 from engine.show.table import FittedTable, line_width
 from support.runs.factories import default_fields, make_row
 from tui.tables import styled
-from tui.tables.runs import DEFAULT_COLUMNS, NOTE_KEY, fit_run_list, run_list_line
+from tui.tables.runs import DEFAULT_COLUMNS, NOTE_KEY, fit_monitor_list, fit_run_list, monitor_line, run_list_line
 
 VALUES = {
     "state": "finished", "epochs": 3, "total_epochs": 3, "best_val_accuracy": 0.9376, "val_loss": 0.2398,
@@ -42,7 +42,7 @@ def text_of(table: FittedTable[RunRow], run: RunRow) -> str:
     ("width", "count"), [(12, 0), (24, 1), (76, 6), (116, 10), (156, len(DEFAULT_COLUMNS)), (300, len(DEFAULT_COLUMNS))]
 )
 def test_table_drops_columns_from_the_right(width: int, count: int) -> None:
-    table = fit_run_list([ROW], width, default_fields(), with_message=True)
+    table = fit_run_list([ROW], width, default_fields())
     keys = [column.key for column in table.columns if column.key != NOTE_KEY]
     assert keys == ["name", *DEFAULT_COLUMNS[:count]]
     assert line_width(table.header()) <= width and line_width(run_list_line(table, ROW)) <= width
@@ -50,7 +50,7 @@ def test_table_drops_columns_from_the_right(width: int, count: int) -> None:
 
 def test_chosen_message_column_leaves_the_columns_after_it() -> None:
     failed = row("a", state="failed", message="not finite", epochs=3)
-    table = fit_run_list([failed], 200, [find_field("message"), find_field("epochs")], with_message=True)
+    table = fit_run_list([failed], 200, [find_field("message"), find_field("epochs")])
     assert re.split(r"  +", text_of(table, failed))[1:3] == ["not finite", "3/3"]
 
 
@@ -65,7 +65,7 @@ def test_epochs_of_other_programs_are_what_they_recorded(names: Names) -> None:
 def test_table_formats_config_values_and_figures() -> None:
     fields = [find_field(name) for name in ("optim.lr", "optim.name", "duration", "tags", "val_loss", "mfu")]
     table = fit_run_list([ROW], 120, fields)
-    assert header(table).split() == ["name", "lr", "optimizer", "duration", "tags", "val", "loss", "MFU"]
+    assert header(table).split() == ["name", "lr", "optimizer", "duration", "tags", "val", "loss", "MFU", "message"]
     assert text_of(table, ROW).split() == ["○", "base", "0.2", "sgd", "2m05s", "best,paper", "0.2398", "–"]
 
 
@@ -84,5 +84,20 @@ def test_table_escapes_text_of_others() -> None:
 def test_table_shows_long_names_and_messages_that_were_not_measured() -> None:
     rows = [row(f"run-{number}") for number in range(1000)]
     rows[501] = row("a-much-longer-name-than-all-the-others", message="out of memory on rank 1, GPU 3 of this host")
-    text = text_of(fit_run_list(rows, 300, default_fields(), with_message=True), rows[501])
+    text = text_of(fit_run_list(rows, 300, default_fields()), rows[501])
     assert rows[501].name in text and text.endswith(rows[501].message)
+
+
+def monitor_text(row: RunRow, *, marked: bool = False) -> str:
+    return styled(monitor_line(fit_monitor_list([row], 8, 80, lambda _: marked), row)).plain
+
+
+def test_live_run_that_cannot_record_says_so_on_the_monitor() -> None:
+    message = "no news for 12s: the disk is full; the run goes on, and stop works"
+    assert monitor_text(make_row("a-run", "running", message=message)) == f"● a-run     {message}"
+
+
+def test_line_of_live_sweep_counts_its_trials_and_shows_the_best_accuracy() -> None:
+    row = make_row("night", "running", best_val_accuracy=0.95, message="2 running, 5 finished", trials=7)
+    assert monitor_text(row) == "●▸night     2 running, 5 finished  best val acc 0.9500"
+    assert monitor_text(row, marked=True).startswith("●◆night ")
