@@ -127,7 +127,7 @@ class RunFolder:
     export = PathOf("export")
     """Folder to which `gputrain export` writes by default."""
     sync = PathOf("sync")
-    """Folder of what was sent to other services, see `engine.sync.state`."""
+    """Folder in which earlier versions recorded what was sent to other services."""
     profiles = PathOf("profile")
     """Folder of the profiles of training steps, see `engine.runs.profile_file`."""
     skipped_files = PathOf("skipped_files.txt")

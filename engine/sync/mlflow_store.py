@@ -17,7 +17,6 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.labels import RunLabels
 from engine.sync.rows import Row, batches
 from engine.sync.run_sync import MAX_TEXT_CHARACTERS, RunSync, as_text, without_credentials
-from engine.utils.codec import replace
 from engine.utils.errors import UsageError, not_installed
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ DEFAULT_EXPERIMENT = "gputrain"
 # Limits of one request, of mlflow.utils.validation.
 MAX_METRICS, MAX_PARAMS, MAX_KEY_CHARACTERS = 1000, 100, 250
 TOKEN_TAG = "gputrain.sync"  # noqa: S105 - not a secret
+SENT_TAG = "gputrain.sent"
+"""Holds the last step that has arrived, and the state of the run once its figures have."""
 # The client's own defaults wait for minutes: 7 attempts of up to 120 s, with pauses that double.
 CLIENT_DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -70,22 +71,21 @@ class MlflowSync(RunSync):
             logging.getLogger(library).setLevel(logging.ERROR)
         return MlflowClient(tracking_uri=self._uri)
 
-    def open(self, config: Mapping[str, Any], labels: RunLabels, started_at: float | None) -> None:
+    def open(self, token: str, config: Mapping[str, Any], labels: RunLabels, started_at: float | None) -> None:
         from mlflow.entities import Param, RunTag
 
-        client, state, name = self._client, self.state, self.folder.name
+        client, name = self._client, self.folder.name
         found = client.get_experiment_by_name(self._experiment)
         experiment_id = found.experiment_id if found else client.create_experiment(self._experiment)
-        # The token also finds a run that was created just before a kill.
-        runs = client.search_runs([experiment_id], f"tags.`{TOKEN_TAG}` = '{state.token}'", max_results=1)
-        if runs:
+        if runs := client.search_runs([experiment_id], f"tags.`{TOKEN_TAG}` = '{token}'", max_results=1):
             run = runs[0]
         else:
-            state = replace(state, sent_step=0)
-            created_tags = {TOKEN_TAG: state.token, "mlflow.source.name": "gputrain", "mlflow.source.type": "LOCAL"}
+            created_tags = {TOKEN_TAG: token, "mlflow.source.name": "gputrain", "mlflow.source.type": "LOCAL"}
             start_ms = None if started_at is None else _milliseconds(started_at)
             run = client.create_run(experiment_id, start_ms, created_tags, name)
-        run_id, known = run.info.run_id, run.data.params
+        self._run_id = run_id = run.info.run_id
+        self._sent_tag, known = run.data.tags.get(SENT_TAG, "0"), run.data.params
+        self.sent_step = int(self._sent_tag.partition(" ")[0])
         client.update_run(run_id, status="RUNNING")
         params = {_key(key): as_text(value) for key, value in config.items() if value is not None}
         tags = {f"changed.{key}": value for key, value in params.items() if known.get(key, value) != value}
@@ -94,10 +94,9 @@ class MlflowSync(RunSync):
             client.log_batch(run_id, params=some)
         for changed in batches((RunTag(key, value) for key, value in tags.items()), MAX_PARAMS):
             client.log_batch(run_id, tags=changed)
-        location = f"{self._address} experiment {self._experiment} run {run_id}"
+        self.location = f"{self._address} experiment {self._experiment} run {run_id}"
         if self._address.startswith(("http://", "https://")):
-            location = f"{self._address.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
-        self.state = replace(state, run_id=run_id, location=location)
+            self.location = f"{self._address.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
 
     def send(self, rows: list[Row]) -> None:
         from mlflow.entities import Metric
@@ -108,14 +107,17 @@ class MlflowSync(RunSync):
             for name, value in row.metrics.items()
         )
         for some in batches(metrics, MAX_METRICS):
-            self._client.log_batch(self.state.run_id, metrics=some)
+            self._client.log_batch(self._run_id, metrics=some)
+        self._client.set_tag(self._run_id, SENT_TAG, str(rows[-1].step))
 
     def finish(self, figures: Row, message: str) -> None:
-        self.send([figures])
-        self._client.set_tag(self.state.run_id, "gputrain.state", self.run_state.value)
-        self._client.set_tag(self.state.run_id, "gputrain.message", message[:MAX_TEXT_CHARACTERS])
+        if self._sent_tag != (tag := f"{figures.step} {self.run_state}"):
+            self.send([figures])
+        self._client.set_tag(self._run_id, SENT_TAG, tag)
+        self._client.set_tag(self._run_id, "gputrain.state", self.run_state.value)
+        self._client.set_tag(self._run_id, "gputrain.message", message[:MAX_TEXT_CHARACTERS])
         status = STATUSES.get(self.run_state, "FAILED")
-        self._client.set_terminated(self.state.run_id, status, _milliseconds(figures.time))
+        self._client.set_terminated(self._run_id, status, _milliseconds(figures.time))
 
     def leave(self) -> None:
         """Do nothing: the status of a run that goes on remains RUNNING."""

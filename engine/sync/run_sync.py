@@ -1,7 +1,7 @@
 """Copy a run to a service: read its journal, send the steps that are new, end the remote run when the run has ended.
 
 `gputrain runs sync` calls it; `engine.sync.mlflow_store` and `engine.sync.wandb_service` are the services. Each step is
-sent at least once.
+sent at least once, and once unless a sync is killed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from engine.runs.metrics import figures_of
 from engine.runs.record_completion import open_run
 from engine.runs.run_record import RunRecord
 from engine.sync.rows import Row, batches, read_rows
-from engine.sync.state import read_state, state_file, write_state
-from engine.utils.codec import replace
 from engine.utils.errors import CodedError
 from engine.utils.files import file_size
 
-# The state is written after each batch.
+# After a kill, the last batch may be sent again.
 BATCH_ROWS = 500
 MAX_TEXT_CHARACTERS = 6000
 MAX_REASON_CHARACTERS = 300
@@ -47,7 +45,8 @@ class SyncError(CodedError):
 class RunSync(ABC):
     """Copies one run to one service. Call `poll` until it returns True, then `close`.
 
-    A subclass is a service. Its methods raise the errors of the library.
+    A subclass is a service. Its methods raise the errors of the library. The remote run itself says which steps it has;
+    nothing is stored here.
     """
 
     service: ClassVar[str]
@@ -56,28 +55,26 @@ class RunSync(ABC):
     """What helps if the service cannot be used."""
 
     def __init__(self, folder: RunFolder, destination: str) -> None:
-        """Read what was sent before. Raises OSError if it could not be stored.
-
-        `destination` is the service with its project or experiment, without credentials. A run has one remote run at
-        each destination.
-        """
+        """`destination` is the service with its project or experiment, without credentials. A run has one remote run at
+        each destination."""
         self.folder, self.destination = folder, destination
-        self._path = state_file(folder, self.service)
-        self.state = read_state(self._path, destination)
+        self.location = ""
+        """URL or folder of the remote run, "" before it is open."""
+        self.sent_step = 0
+        """Last step that the remote run has."""
         self.run_state = RunState.STARTING
         self.complete = False
         """Whether the run has ended, and everything of it is at the service."""
         self.steps_sent = 0
         """Number of rows that this process has sent."""
         self._is_open = False
-        self._sent = ""
-        """Digest of what was sent."""
-        self._described = ""
-        """The config and the labels that were sent when the remote run was opened."""
+        self._described = self._sent = ""
+        """The config and the labels, and the state of the run, that were sent."""
 
     @abstractmethod
-    def open(self, config: Mapping[str, Any], labels: RunLabels, started_at: float | None) -> None:
-        """Create the remote run, or continue the one in `state`, and send its description. Updates `state`."""
+    def open(self, token: str, config: Mapping[str, Any], labels: RunLabels, started_at: float | None) -> None:
+        """Create the remote run that `token` names, or continue it, and send its description. Sets `location` and
+        `sent_step`."""
 
     @abstractmethod
     def send(self, rows: list[Row]) -> None:
@@ -101,17 +98,13 @@ class RunSync(ABC):
         if size == 0 or (record.values.get("ranks") is None and not ended):
             return ended
         described = repr((read_flat_config(self.folder.config), read_labels(self.folder)))
-        found = repr((size, described, self.run_state, ended))
-        digest = hashlib.sha256(found.encode(errors="replace")).hexdigest()[:16]
-        if digest not in (self._sent, self.state.synced):
+        if (found := repr((size, described, self.run_state))) != self._sent:
             if described != self._described:
                 # The description is sent when the remote run is opened.
                 self.close()
             self._described = described
             self._use(lambda: self._send(record, ended=ended))
-            self._sent = digest
-            if ended:
-                self._save(synced=digest)
+            self._sent = found
         self.complete = ended
         return ended
 
@@ -120,26 +113,22 @@ class RunSync(ABC):
         if self._is_open:
             self._is_open = False
             self._use(self.leave)
-            # Not earlier: a library may keep rows in memory.
-            self._save(synced=self._sent)
 
     def _send(self, record: RunRecord, *, ended: bool) -> None:
         if not self._is_open:
-            # A sync that is killed while it creates the remote run finds it again by its token.
-            self._save()
             self._open()
         resumes = JournalReader(self.folder.journal).poll(kinds=(RunResumed,))
         resumed_from = [event.from_step for event in resumes if isinstance(event, RunResumed)]
         rows = read_rows(JournalReader(self.folder.journal).poll(), resumed_from, ended=ended)
         # Neither service can replace steps, so those that a resume repeats remain as they were sent.
-        for batch in batches((row for row in rows if row.step > self.state.sent_step), BATCH_ROWS):
+        for batch in batches((row for row in rows if row.step > self.sent_step), BATCH_ROWS):
             self.send(batch)
             self.steps_sent += len(batch)
-            self._save(sent_step=batch[-1].step)
+            self.sent_step = batch[-1].step
         if ended:
             directions = read_directions(self.folder.path.parent)
             values = {f"summary/{metric.key}": float(value) for metric, value in figures_of(record, directions)}
-            self.finish(Row(max(self.state.sent_step, 1), record.updated_at or 0.0, values), record.message)
+            self.finish(Row(max(self.sent_step, 1), record.updated_at or 0.0, values), record.message)
             self._is_open = False
 
     def _open(self) -> None:
@@ -149,33 +138,25 @@ class RunSync(ABC):
             for key, value in (config or {}).items()
             if value is not None and key not in UNSTORED_KEYS and not key.startswith(PRIVATE_SECTION)
         }
-        first, started_at = next(JournalReader(self.folder.journal).poll(kinds=(RunStarted,)), None), None
-        if isinstance(first, RunStarted):
-            started_at = first.time
-            shown |= {f"started.{name}": _bounded(getattr(first, name)) for name in RUN_FACTS}
-        self.open(shown, read_labels(self.folder), started_at)
+        first, started_at = next(JournalReader(self.folder.journal).poll(), None), None
+        for started in JournalReader(self.folder.journal).poll(kinds=(RunStarted,)):
+            started_at = started.time
+            shown |= {f"started.{name}": _bounded(getattr(started, name)) for name in RUN_FACTS}
+            break
+        # The first event of a run never changes, and a sync that was killed finds the remote run again by it.
+        token = hashlib.sha256(repr(first).encode(errors="replace")).hexdigest()[:16]
+        self.open(token, shown, read_labels(self.folder), started_at)
         self._is_open = True
 
     def _use(self, use: Callable[[], None]) -> None:
         """Call the library of the service. Raises SyncError."""
         try:
             use()
-        except SyncError:
-            raise
         except Exception as error:
             self._is_open = False
             line = (str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_REASON_CHARACTERS]
             reason = f"{self.destination} cannot be used: {without_credentials(line)}; {self.advice}"
             raise SyncError(reason) from error
-
-    def _save(self, **changes: str | int) -> None:
-        self.state = replace(self.state, **changes)
-        try:
-            write_state(self._path, self.destination, self.state)
-        except OSError as error:
-            # Without it, the next sync would send the same steps again.
-            reason = f"{self.folder.name}: its sync state cannot be written: {error.strerror}"
-            raise SyncError(reason, "not-writable") from error
 
 
 def as_text(value: Any) -> str:

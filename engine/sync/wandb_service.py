@@ -18,7 +18,6 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.labels import RunLabels
 from engine.sync.rows import Row
 from engine.sync.run_sync import RunSync, without_credentials
-from engine.utils.codec import replace
 from engine.utils.errors import UsageError, not_installed
 from engine.utils.files import make_user_folder, state_folder
 
@@ -68,15 +67,13 @@ class WandbSync(RunSync):
         place = "offline" if self._is_offline else without_credentials(settings.base_url)
         super().__init__(folder, f"{place} {settings.entity or ''}/{self._project}")
 
-    def open(self, config: Mapping[str, Any], labels: RunLabels, started_at: float | None) -> None:
-        token = secrets.token_hex(8) if self._is_offline else self.state.token
-        self._run, self._started_at = self._init(token), started_at
+    def open(self, token: str, config: Mapping[str, Any], labels: RunLabels, started_at: float | None) -> None:
+        self._run, self._started_at = self._init(secrets.token_hex(8) if self._is_offline else token), started_at
         self._run.config.update(config, allow_val_change=True)
         self._run.tags, self._run.notes = labels.tags, labels.note
-        location = str(Path(self._run.dir).parent) if self._is_offline else str(self._run.url)
-        # The server knows best what has arrived.
-        sent_step = max(self._run.starting_step - 1, 0) if self._run.resumed else 0
-        self.state = replace(self.state, token=token, location=location, sent_step=sent_step)
+        self.location = str(Path(self._run.dir).parent) if self._is_offline else str(self._run.url)
+        # The server knows what has arrived.
+        self.sent_step = max(self._run.starting_step - 1, 0) if self._run.resumed else 0
 
     def _init(self, run_id: str) -> Any:
         """Start a W&B run. A prompt for credentials is an error, because nobody may be there to answer it."""

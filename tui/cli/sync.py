@@ -59,14 +59,8 @@ def sync(
     sends new steps.
     """
     from engine.sync.run_sync import SyncError
-    from engine.utils.errors import UsageError
 
-    try:
-        syncs = [make_sync(service, folder, project) for folder in folders]
-    except OSError as error:
-        raise UsageError.one(
-            str(error.filename), f"cannot be written: {error.strerror}", code="not-writable"
-        ) from error
+    syncs = [make_sync(service, folder, project) for folder in folders]
     try:
         send(syncs, follow=follow, as_json=as_json)
     except SyncError as error:
@@ -84,8 +78,8 @@ def sync(
                 "run": sync.folder.name,
                 "state": sync.run_state.value,
                 "service": service,
-                "location": sync.state.location,
-                "steps": sync.state.sent_step,
+                "location": sync.location,
+                "steps": sync.sent_step,
                 "sent": sync.steps_sent,
                 "complete": sync.complete,
             }
@@ -107,7 +101,7 @@ def send(syncs: Sequence[RunSync], *, follow: bool, as_json: bool) -> None:
                 for sync in [*pending]:
                     if sync.poll() or not follow:
                         pending.remove(sync)
-                    location, name = sync.state.location, printable(sync.folder.name)
+                    location, name = sync.location, printable(sync.folder.name)
                     if not as_json and location and locations.get(name) != location:
                         typer.echo(f"{name}  {printable(location)}")
                     locations[name] = location
@@ -120,7 +114,7 @@ def send(syncs: Sequence[RunSync], *, follow: bool, as_json: bool) -> None:
 
 
 def make_sync(name: ServiceName, folder: RunFolder, project: str | None) -> RunSync:
-    """Return the copy of a run at a service. Raises UsageError, and OSError if its state could not be stored."""
+    """Return the copy of a run at a service. Raises UsageError."""
     if name == "mlflow":
         from engine.sync.mlflow_store import MlflowSync
 

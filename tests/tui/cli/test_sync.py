@@ -37,7 +37,7 @@ def offline_folders(gputrain: Gputrain) -> list[Path]:
 def test_sync_sends_several_runs_to_mlflow(gputrain: Gputrain, mlflow: None) -> None:
     uri = str(gputrain.folder / "store")
     make_run(gputrain, "a-1", make_run_started(), make_losses(1, 12), make_epoch(1))
-    make_run(gputrain, "b", make_run_started(), make_losses(1, 5), RunFinished(time=12.0, state="failed"))
+    make_run(gputrain, "b", make_run_started(9.0), make_losses(1, 5), RunFinished(time=12.0, state="failed"))
     environment = gputrain.environment | {"MLFLOW_TRACKING_URI": uri}
     arguments = ["runs", "sync", "a-1", "b", "a-1", "--service", "mlflow", "--experiment", "flowers", "--json"]
     done = CliRunner().invoke(app, arguments, env=environment)
