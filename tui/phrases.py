@@ -9,7 +9,6 @@ from pathlib import Path
 from engine.foreign.activity import Activity
 from engine.gpus.current_use import MAX_UNATTRIBUTED_BYTES, Obstacle, find_current_use
 from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Snapshot
-from engine.gpus.unmonitored import torch_may_see_gpus
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import DIVERGED
 from engine.runs.run_row import UNREADABLE, RunRow
@@ -277,10 +276,8 @@ def no_driver_problem(snapshot: Snapshot) -> Problem:
     if snapshot.pending:
         reason = f"{snapshot.host}: {error}. A run waits longer for the driver; try again."
         return Problem("", reason, code="timed-out")
-    used = f"the CPU, {cores}"
-    if torch_may_see_gpus():
-        used = f"the GPUs that torch sees, else {used}"
-    return Problem("", f"No NVIDIA driver on {snapshot.host} ({error}): runs use {used}.", code="driver-unavailable")
+    reason = f"No NVIDIA driver on {snapshot.host} ({error}): runs use the CPU, {cores}."
+    return Problem("", reason, code="driver-unavailable")
 
 
 def foreign_refusal(name: str) -> Problem:

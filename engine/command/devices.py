@@ -12,8 +12,8 @@ from pathlib import Path
 
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
-from engine.gpus.visible_devices import query_cuda_uuids, show_devices
-from engine.utils.errors import Problem, UsageError
+from engine.gpus.visible_devices import show_devices
+from engine.utils.errors import Problem
 
 # `${run}` is a variable of a shell, and `{{run}}` belongs to a template.
 _PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_][\w.-]*)\}")
@@ -29,46 +29,26 @@ class DeviceNames:
     uuids: tuple[str, ...] = ()
 
 
-def name_devices(devices: Sequence[CudaDevice], snapshot: Snapshot | None, environ: Mapping[str, str]) -> DeviceNames:
+def name_devices(devices: Sequence[CudaDevice], snapshot: Snapshot | None) -> DeviceNames:
     """Return how a command that starts now names the devices.
 
     CUDA's numbers in PCI bus order, which every program accepts; UUIDs break vLLM (vllm#13815) and DeepSpeed
     (DeepSpeed#5278). A MIG instance has no number. They are UUIDs too if the number is not certain.
     """
     uuids = tuple(device.uuid for device in devices)
-    if any(device.mig_ids is not None for device in devices):
+    places = {gpu.uuid: place for place, gpu in enumerate(snapshot.gpus if snapshot is not None else ())}
+    if not set(uuids) <= places.keys() or any(device.mig_ids is not None for device in devices):
         return DeviceNames(uuids, uuids)
-    if not all(uuid.startswith("GPU-") for uuid in uuids):
-        # An AMD GPU has its number in place of a UUID.
+    before = snapshot.gpus[: max((places[uuid] for uuid in uuids), default=0)] if snapshot is not None else ()
+    # NVML also counts GPUs that are lost, and CUDA has its own rules for those in MIG mode.
+    if any(gpu.uuid is None or gpu.state == "lost" or gpu.mig_enabled for gpu in before):
         return DeviceNames(uuids, uuids)
-    order = _cuda_order(uuids, snapshot, environ)
-    if not set(uuids) <= set(order):
-        return DeviceNames(uuids, uuids)
-    return DeviceNames(tuple(str(order.index(uuid)) for uuid in uuids), uuids)
+    return DeviceNames(tuple(str(places[uuid]) for uuid in uuids), uuids)
 
 
-def _cuda_order(uuids: Sequence[str], snapshot: Snapshot | None, environ: Mapping[str, str]) -> list[str]:
-    """Return the UUIDs of all GPUs in CUDA's PCI bus order, empty if it is unknown.
-
-    NVML has that order, too, but it also counts GPUs that are lost, and CUDA has its own rules for those in MIG mode.
-    With one of them before a GPU of the run, and for a GPU that NVML does not report, CUDA is asked.
-    """
-    gpus = snapshot.gpus if snapshot is not None else ()
-    places = {gpu.uuid: place for place, gpu in enumerate(gpus)}
-    if set(uuids) <= places.keys():
-        before = gpus[: max((places[uuid] for uuid in uuids), default=0)]
-        if all(gpu.uuid is not None and gpu.state != "lost" and not gpu.mig_enabled for gpu in before):
-            return [gpu.uuid or "" for gpu in gpus]
-    everything = {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    try:
-        return query_cuda_uuids(everything | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
-    except UsageError:
-        return []
-
-
-def device_environment(names: DeviceNames, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make these GPUs, or none, the only ones that a command with this environment sees."""
-    found = {name: "" for name in ("HIP_VISIBLE_DEVICES",) if name in environ}
+def device_environment(names: DeviceNames) -> dict[str, str]:
+    """Return the variables that make these GPUs, or none, the only ones that a command sees."""
+    found = dict[str, str]()
     show_devices(names.ids, found)
     return found
 

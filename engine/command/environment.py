@@ -13,7 +13,7 @@ from pathlib import Path
 
 from engine.command.inner_commands import InnerCommand, inner_commands
 from engine.command.spec import Program
-from engine.gpus.unmonitored import VISIBILITY_VARIABLES
+from engine.gpus.visible_devices import VISIBILITY_VARIABLES
 from engine.utils.errors import Problem, raise_if_any
 from engine.utils.text import printable
 

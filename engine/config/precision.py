@@ -13,7 +13,7 @@ from engine.config.schema import Config
 from engine.config.training_sections import AmpLevel, PrecisionConfig
 from engine.utils.codec import Count
 
-# Major and minor number; None for the CPU, and for GPUs of AMD, which count differently.
+# Major and minor number; None for the CPU.
 Capability = tuple[Count, Count]
 # Ampere has the first tensor cores for bfloat16 and TF32.
 AMPERE: Capability = (8, 0)

@@ -49,7 +49,7 @@ class NodePlan:
     cores_per_rank: Count = 1
     """CPU cores that a rank may use for its threads and loader processes."""
     capability: Capability | None = None
-    """Lowest compute capability of the GPUs of all nodes; None on the CPU, and for GPUs of AMD."""
+    """Lowest compute capability of the GPUs of all nodes; None on the CPU."""
     numa_nodes: tuple[Count | None, ...] = ()
     """NUMA node of each GPU in `devices` that its rank is bound to (`device.numa`), None if it is not; empty on the
     CPU."""

@@ -19,15 +19,14 @@ from engine.doctor.software import (
     python_check,
     torch_checks,
 )
-from engine.gpus.allocation import UNMONITORED_WARNING, GpuAllocation
-from engine.gpus.cpu_fallback import describe_driver_failure
+from engine.gpus.allocation import GpuAllocation
 from engine.gpus.device_preview import preview_allocation
+from engine.gpus.driver import has_driver_library
 from engine.gpus.monitor import first_snapshot, open_monitor, recording_path
 from engine.gpus.private_mount import private_folder_problem
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from engine.gpus.snapshot import SamplerOptions, Snapshot
-from engine.gpus.unmonitored import gpus_unknown_to_nvml, has_driver_library
 from engine.gpus.visible_devices import visible_devices
 from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import run_preflight
@@ -67,9 +66,6 @@ def examine_gpus(snapshot: Snapshot | None, *, has_driver: bool) -> tuple[list[C
     reservations = read_reservations(report=ignored.append)
     ignored += [private] if has_driver and (private := private_folder_problem()) is not None else []
     checks = [Check("GPUs", "reservations", "warning", str(problem), code=problem.code) for problem in ignored]
-    if recording_path() is None and (unmonitored := gpus_unknown_to_nvml(snapshot)):
-        found = f"{UNMONITORED_WARNING} ({describe_driver_failure(snapshot)})"
-        return [Check("GPUs", "driver", "warning", found, code="not-monitored"), *checks], len(unmonitored)
     if not has_driver:
         return [no_driver_check("libnvidia-ml.so.1 not found", count_nvidia_cards()), *checks], 0
     checks = [driver_check(snapshot), *checks]

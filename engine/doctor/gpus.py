@@ -12,7 +12,6 @@ from engine.doctor.check import Check
 from engine.gpus.current_use import find_current_use, find_doubt, find_missing_instances
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
-from engine.gpus.unmonitored import gpu_device_files
 from engine.utils.process import user_name
 from engine.utils.text import pluralize
 from engine.utils.units import format_bytes
@@ -24,10 +23,6 @@ NO_ANSWER_ADVICE = (
     "`sudo nvidia-smi --gpu-reset` or a reboot"
 )
 INSTALL_ADVICE = "make `nvidia-smi` work: install the NVIDIA driver, or start the container with `--gpus all`"
-UNSEEN_GPU_ADVICE = (
-    "install the torch build for this GPU, ROCm or CUDA, and allow this user to open its device files: for /dev/kfd, "
-    "groups video and render"
-)
 NO_INSTANCES_ADVICE = (
     "create instances with `sudo nvidia-smi mig -cgi PROFILE -C`, or turn MIG mode off with `sudo nvidia-smi -mig 0`"
 )
@@ -68,13 +63,7 @@ def driver_check(snapshot: Snapshot | None) -> Check:
 
 
 def no_driver_check(found: str, cards: int) -> Check:
-    """Return the check of a host whose NVIDIA driver is not available, and on which torch sees no GPU.
-
-    A problem if the host has NVIDIA cards, a warning if it has other signs of a GPU, otherwise ok.
-    """
-    if cards == 0 and (files := gpu_device_files()):
-        found = f"{found} and torch sees no GPU, but {files[0]} exists: runs use the CPU"
-        return Check("GPUs", "driver", "warning", found, UNSEEN_GPU_ADVICE, code="driver-unavailable")
+    """Return the check of a host whose NVIDIA driver is not available: a problem if the host has NVIDIA cards."""
     if cards == 0:
         return Check("GPUs", "driver", "ok", f"no NVIDIA GPU ({found}): runs use the CPU")
     found = f"{found}, but this host has {pluralize(cards, 'NVIDIA card')}"

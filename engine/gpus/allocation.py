@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from engine.config.limits import NO_LIMITS, Limits
-from engine.gpus.cpu_fallback import RUN_ON_CPU, describe_cpu_fallback, describe_driver_failure
 from engine.gpus.current_use import Obstacle, Unavailable
-from engine.gpus.free_memory import check_memory_is_known
+from engine.gpus.driver import RUN_ON_CPU, describe_cpu_fallback, describe_driver_failure, has_driver_library
 from engine.gpus.monitor import DriverMonitor, first_snapshot, recording_path
 from engine.gpus.own_limits import CPU_RUN, OwnRuns, over_limit
 from engine.gpus.private_mount import private_folder_problem
@@ -31,13 +30,13 @@ from engine.gpus.selection import (
     CudaDevice,
     NotFreeError,
     cuda_devices,
+    mark_reserved,
     select,
     use_warnings,
     why_not_free,
 )
 from engine.gpus.sleeper import Leadership, try_to_lead
 from engine.gpus.snapshot import SamplerOptions, Snapshot
-from engine.gpus.unmonitored import gpus_unknown_to_nvml, has_driver_library, mark_reserved
 from engine.gpus.visible_devices import device_order_warnings, visible_devices
 from engine.gpus.waiting import AWAKE_SECONDS, FallAsleep, MakeBed, fall_asleep, take_woken, wake_sleepers
 from engine.utils import codec
@@ -48,11 +47,6 @@ WAIT_POLL_SECONDS = 1.0
 BRIEF_WAIT_SECONDS, LONG_WAIT_PERIOD_SECONDS = 60.0, 5.0
 MAX_PROBLEMS = 10
 NOT_REPORTED = Unavailable(Obstacle.LOST, "the driver does not report it")
-UNMONITORED_WARNING = Problem(
-    "",
-    "NVML reports no GPU, but torch does: their readings and other users' processes are unknown",
-    code="not-monitored",
-)
 RECORDING_REASON = "GPUTRAIN_NVML replays recorded GPUs, which cannot train (unset it to use the GPUs of this host)"
 
 # The devices of this host for a run with these terms, marked as unavailable if one of the reservations holds them.
@@ -135,12 +129,9 @@ def _allocate(allocator: _Allocator) -> GpuAllocation:
         # The driver may take seconds to answer, and the order of arrival counts.
         allocator.enqueue(())
     if not has_driver_library():
-        gpus = gpus_unknown_to_nvml(None)
-        return allocator.allocate_unmonitored(gpus) if gpus else allocator.allocate_cpu(None)
+        return allocator.allocate_cpu(None)
     with closing(DriverMonitor(SamplerOptions(period=WAIT_POLL_SECONDS, activity=False))) as monitor:
         snapshot = first_snapshot(monitor)
-        if gpus := gpus_unknown_to_nvml(snapshot):
-            return allocator.allocate_unmonitored(gpus)
         is_away = snapshot is None or snapshot.error is not None
         if is_away and not (allocator.wait and allocator.selection != "auto"):
             return allocator.allocate_cpu(snapshot)
@@ -187,7 +178,7 @@ class _Allocator:
     _queue: RunQueue = field(init=False)
     _terms: QueueTerms = field(default_factory=QueueTerms, init=False)
     _known: dict[str, CudaDevice] = field(default_factory=dict, init=False)
-    """The devices that the run may use, by `reservation_id`: a lost one may be back a moment later."""
+    """The devices that the run may use, by UUID: a lost one may be back a moment later."""
     _reservations: PolledReservations = field(default_factory=PolledReservations, init=False)
     _problems: dict[Problem, None] = field(default_factory=dict, init=False)
     """Each distinct `GpuAllocation.reservation_problems`, in the order in which they were found."""
@@ -260,13 +251,6 @@ class _Allocator:
                 monitor.set_period(LONG_WAIT_PERIOD_SECONDS)
             snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
 
-    def allocate_unmonitored(self, gpus: Sequence[CudaDevice]) -> GpuAllocation:
-        """Allocate from the GPUs that only torch sees."""
-        check_memory_is_known(self._terms)
-        allocation = self._allocate_unread(gpus)
-        allocation.warnings += [UNMONITORED_WARNING] if allocation.devices else []
-        return allocation
-
     def allocate_cpu(self, snapshot: Snapshot | None) -> GpuAllocation:
         """Train on the CPU if the selection allows it; a run that waits reserves it. Raises UsageError."""
         allocation = fall_back_to_cpu(self.selection, snapshot)
@@ -275,7 +259,11 @@ class _Allocator:
             self._reserve_cpu_run()
             return replace(allocation, reservation=self.reservation)
         self.selection = CPU.uuid
-        turn = self._allocate_unread([CPU])
+        turn = GpuAllocation(reservation=self.reservation)
+        # Only the reservations show whether it is free.
+        while (reason := self._attempt(turn, partial(mark_reserved, [CPU]), [CPU])) is not None:
+            self._report(reason)
+            time.sleep(WAIT_POLL_SECONDS)
         turn.devices, turn.warnings = [], allocation.warnings + turn.reservation_problems
         return replace(turn, cpu_fallback=allocation.cpu_fallback)
 
@@ -288,14 +276,6 @@ class _Allocator:
             if reason := self._limit_reached():
                 raise over_limit(reason)
             self.reservation.reserve((CPU_RUN,), "cpu", (), self.run)
-
-    def _allocate_unread(self, devices: Sequence[CudaDevice]) -> GpuAllocation:
-        """Allocate from devices without readings: only the reservations show which are free."""
-        allocation = GpuAllocation(reservation=self.reservation)
-        while (reason := self._attempt(allocation, partial(mark_reserved, devices), devices)) is not None:
-            self._report(reason)
-            time.sleep(WAIT_POLL_SECONDS)
-        return allocation
 
     def _report(self, reason: str) -> None:
         self.reservation.set_terms(self._terms, reason)
@@ -356,7 +336,7 @@ class _Allocator:
         snapshot: Snapshot | None = None,
     ) -> str | None:
         """Fill `allocation` and return None, or join the queue and return the reason for waiting."""
-        self._known = {device.reservation_id: device for device in visible}
+        self._known = {device.uuid: device for device in visible}
         try:
             if reason := self._poll_terms(tuple(self._known)):
                 return reason
@@ -399,7 +379,7 @@ class _Allocator:
             # Devices may have become free because a run has failed, which may hold this one.
             if reason := self._poll_terms(visible_ids):
                 return reason
-            chosen_ids = [device.reservation_id for device in chosen]
+            chosen_ids = [device.uuid for device in chosen]
             self.reservation.reserve(chosen_ids, self.selection, visible_ids, self.run)
             self.reservation.set_terms(codec.replace(self._terms, blocked=""))
             if self._has_conflict(chosen, list_devices):
@@ -427,7 +407,7 @@ class _Allocator:
         def view(terms: QueueTerms) -> dict[str, CudaDevice]:
             if (key := (terms.share, terms.min_free)) not in views:
                 lost = {name: replace(device, unavailable=NOT_REPORTED) for name, device in self._known.items()}
-                views[key] = lost | {device.reservation_id: device for device in list_devices(holders, terms)}
+                views[key] = lost | {device.uuid: device for device in list_devices(holders, terms)}
             return views[key]
 
         # A run that may only join GPUs keeps its place, too.
@@ -447,8 +427,8 @@ class _Allocator:
         Two runs may choose the same device. Each reads the reservations after it has written its own, so at least one
         of them notices. It returns to the queue, where the earlier run comes first."""
         others = [each for each in read_reservations(report=self._warn) if each.key != self.reservation.key]
-        free = {device.reservation_id for device in list_devices(others, self._terms) if device.is_free}
-        return any(device.is_free and device.reservation_id not in free for device in chosen)
+        free = {device.uuid for device in list_devices(others, self._terms) if device.is_free}
+        return any(device.is_free and device.uuid not in free for device in chosen)
 
     def _warn(self, problem: Problem) -> None:
         # Another user can change the entries while the run waits.

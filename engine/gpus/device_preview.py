@@ -9,15 +9,14 @@ import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
 
-from engine.gpus.allocation import UNMONITORED_WARNING, GpuAllocation, fall_back_to_cpu
-from engine.gpus.free_memory import check_memory_is_known
+from engine.gpus.allocation import GpuAllocation, fall_back_to_cpu
+from engine.gpus.driver import has_driver_library
 from engine.gpus.monitor import DriverMonitor, first_snapshot, recording_path
 from engine.gpus.queue_terms import WHOLE_DEVICES, QueueTerms
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.sampler import SamplerOptions
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select
 from engine.gpus.snapshot import Snapshot
-from engine.gpus.unmonitored import gpus_unknown_to_nvml, has_driver_library, mark_reserved
 from engine.gpus.visible_devices import visible_devices
 
 
@@ -48,15 +47,10 @@ def preview_allocation(
     if selection == "cpu" or recording_path() is not None:
         return fall_back_to_cpu(selection, snapshot)
     allocation, reservations = GpuAllocation(), read_reservations()
-    if unmonitored := gpus_unknown_to_nvml(snapshot):
-        check_memory_is_known(terms)
-        devices = mark_reserved(unmonitored, reservations, terms)
-    elif snapshot is None or snapshot.error is not None:
+    if snapshot is None or snapshot.error is not None:
         return fall_back_to_cpu(selection, snapshot, wait=wait)
-    else:
-        devices = visible_devices(cuda_devices(snapshot, reservations, terms), os.environ)
+    devices = visible_devices(cuda_devices(snapshot, reservations, terms), os.environ)
     only_free = wait or bool(terms.min_free)
     chosen = select(selection, devices, only_free=only_free, shares=terms.shares)
     allocation.choose(chosen, devices, snapshot, selection)
-    allocation.warnings += [UNMONITORED_WARNING] if unmonitored and allocation.devices else []
     return allocation

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.gpus.current_use import memory_holders
-from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.snapshot import Gpu, MigInstance
-from engine.utils.errors import UsageError
 
 
 def unreserved_bytes(gpu: Gpu, instance: MigInstance | None, holders: Sequence[ReservationInfo]) -> int | None:
@@ -38,10 +36,3 @@ def capacity_bytes(gpu: Gpu, instance: MigInstance | None) -> int | None:
         return instance.memory_total.value
     total: int | None = gpu.memory_total.value
     return None if total is None else total - (gpu.memory_reserved.value or 0)
-
-
-def check_memory_is_known(terms: QueueTerms) -> None:
-    """Raise UsageError for a run that reserves memory of GPUs that NVML does not report."""
-    if terms.min_free:
-        reason = "needs the free memory of the GPUs, which NVML does not report on this host"
-        raise UsageError.one("queue.min_free", reason, "reserve whole GPUs without --min-free", code="not-supported")

@@ -118,7 +118,7 @@ class DriverMonitor:
             return
         if self._process is None:
             # Not needed for the first snapshot.
-            from engine.gpus.unmonitored import has_driver_library
+            from engine.gpus.driver import has_driver_library
 
             delay_s = self._restart_delay_s if has_driver_library() else NO_DRIVER_DELAY_SECONDS
             if now - self._started_at >= delay_s:

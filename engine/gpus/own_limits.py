@@ -109,7 +109,7 @@ class OwnRuns:
         chosen = list(chosen)
         if gpus is None or not chosen:
             return chosen, []
-        if self.terms.shares and len(self.held.union(device.reservation_id for device in chosen)) > gpus.value:
+        if self.terms.shares and len(self.held.union(device.uuid for device in chosen)) > gpus.value:
             raise over_limit(self._describe(gpus))
         left = max(self._num_left(gpus), 1)
         if self.selection != "auto" or self.terms.shares or len(chosen) <= left:

@@ -116,7 +116,7 @@ class Reservation:
         self.reserve((), selection, visible, run)
 
     def reserve(self, gpus: Sequence[str], selection: str, visible: Sequence[str], run: str) -> None:
-        """Reserve devices by `reservation_id`. Raises UsageError if it cannot be written."""
+        """Reserve devices by UUID. Raises UsageError if it cannot be written."""
         devices = tuple(gpus), tuple(visible)
         if self._lock_path is None:
             self._create(selection, visible, run)

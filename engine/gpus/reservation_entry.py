@@ -55,7 +55,7 @@ class ReservationEntry(FileRecord, QueueTerms, frozen=True, kw_only=True):
     """The file of a reservation.
 
     `since` is the Unix time at which the run joined the queue, `selection` its `device.gpus`. `gpus` contains the
-    `CudaDevice.reservation_id` of each of its devices, and is empty while it waits. `visible` contains that of each
+    `CudaDevice.uuid` of each of its devices, and is empty while it waits. `visible` contains that of each
     device that is visible to it. `write_lock` says whether it holds the write lock on its lock file.
 
     `reason` is why it waits. The terms have no defaults here: without `blocked`, a run that claims no devices would
@@ -122,7 +122,7 @@ class ReservationInfo(ReservationEntry, frozen=True, kw_only=True):
         return self.uid, self.lock_name
 
     def holds(self, *device_ids: str | None) -> bool:
-        """Whether it holds one of the devices with these `reservation_id`."""
+        """Whether it holds one of the devices with these UUID."""
         return not {EVERY_DEVICE, *device_ids}.isdisjoint(self.gpus)
 
     def run_folder(self) -> str:

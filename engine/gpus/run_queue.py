@@ -33,13 +33,13 @@ SILENT = "its supervisor does not answer, so later runs may start first"
 
 AHEAD = Unavailable(Obstacle.QUEUED, "a run ahead waits for it")
 
-# Devices by `reservation_id`, as a run with these terms sees them.
+# Devices by UUID, as a run with these terms sees them.
 View = Callable[[QueueTerms], Mapping[str, CudaDevice]]
 
 
 @dataclass(frozen=True)
 class DeviceClaim:
-    """The devices that a waiting run keeps from the runs behind it, by `reservation_id`.
+    """The devices that a waiting run keeps from the runs behind it, by UUID.
 
     `may_start`: they may be all that it waits for. `passed_because` is why runs of other users may pass it until that
     changes, as a clause; empty if they may not. Runs of its own user may pass it too if it claims nothing.
@@ -199,4 +199,4 @@ def with_claims(devices: Mapping[str, CudaDevice], claimed: Mapping[str, Unavail
 
 
 def _ids(devices: Sequence[CudaDevice]) -> frozenset[str]:
-    return frozenset(device.reservation_id for device in devices)
+    return frozenset(device.uuid for device in devices)

@@ -43,8 +43,7 @@ class CudaDevice:
 
     `index` is that of the GPU in PCI bus order. `memory_used` is in bytes. A MIG instance has the UUID of its GPU as
     `parent_uuid`, and `mig_ids` as "<GPU instance ID>/<compute instance ID>". `unavailable` is None if it is free.
-    `physical_id` identifies an AMD GPU on this host: its `uuid` is only an index among the visible ones. `sharers` is
-    the number of runs on a device that is free because they share it (`queue.share`, `queue.min_free`).
+    `sharers` is the number of runs on a device that is free because they share it (`queue.share`, `queue.min_free`).
     `unreserved_bytes` is its memory that is neither in use nor reserved, None if NVML does not report it. `other_use`
     is who else computes on a device that is free because it has enough memory. `doubt` is why a free device may be in
     use, see `find_doubt`. `capability` is the compute capability of an NVIDIA GPU; a MIG instance has that and the
@@ -58,18 +57,12 @@ class CudaDevice:
     parent_uuid: str | None = None
     mig_ids: str | None = None
     unavailable: Unavailable | None = None
-    physical_id: str | None = None
     sharers: Count = 0
     unreserved_bytes: Count | None = None
     other_use: Unavailable | None = None
     doubt: Reason | None = None
     capability: tuple[Count, Count] | None = None
     pci_bus_id: str | None = None
-
-    @property
-    def reservation_id(self) -> str:
-        """Return the name of the device in reservations. All processes of the host have the same name for it."""
-        return self.physical_id or self.uuid
 
     @property
     def is_free(self) -> bool:
@@ -186,6 +179,18 @@ def shared_with(uuid: str, reservations: Sequence[ReservationInfo], terms: Queue
     # Memory of GPUs limits no runs on the CPU.
     limits = [each.share if uuid == CPU.uuid else each.max_runs for each in (terms, *holders)]
     return holders if len(holders) < min(limits) else []
+
+
+def mark_reserved(
+    devices: Sequence[CudaDevice], reservations: Sequence[ReservationInfo], terms: QueueTerms = WHOLE_DEVICES
+) -> list[CudaDevice]:
+    """Return devices without readings, marked as unavailable if they are reserved, for a run with these terms."""
+    marked = []
+    for device in devices:
+        sharers = len(shared_with(device.uuid, reservations, terms))
+        unavailable = None if sharers else reserved_by(device.uuid, reservations)
+        marked.append(replace(device, unavailable=unavailable, sharers=sharers))
+    return marked
 
 
 def _too_small(capacity: int | None, min_free: int) -> Unavailable | None:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
+from engine.gpus.driver import has_driver_library
 from engine.gpus.monitor import DriverMonitor, first_snapshot
 from engine.gpus.reservation_entry import ReservedRank
 from engine.gpus.snapshot import Gpu, SamplerOptions, Snapshot
-from engine.gpus.unmonitored import has_driver_library
 from engine.runs.command_events import CommandStarted
 from engine.runs.events import Event, GpuEvent, RunStarted, WaitingForGpus
 from engine.runs.records import GpuSample

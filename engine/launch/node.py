@@ -43,7 +43,7 @@ class NodeGpus(Record, frozen=True, kw_only=True):
 class HostPreflight(HostProblems, frozen=True, kw_only=True):
     """The preflight of a rank: `stopped` if it received a stop request, `failure` is the cause of an exception.
 
-    `capability` is the lowest compute capability of its GPUs; None on the CPU, and for GPUs of AMD."""
+    `capability` is the lowest compute capability of its GPUs; None on the CPU."""
 
     stopped: bool = False
     failure: str = ""

@@ -115,7 +115,7 @@ class ProgramRun:
         is_resumed = run.recorder.history.command is not None
         program = copied_command(self.program, run.claimed.code, run.folder)
         devices = run.granted.allocation.devices
-        names = name_devices(devices, usage.first(), program.environment)
+        names = name_devices(devices, usage.first())
         words = expand(program.argv, names, path.name, path)
         argv = [*words, *expand(program.on_resume, names, path.name, path)] if is_resumed else words
         with ExitStack() as stack:
@@ -156,7 +156,7 @@ class ProgramRun:
         try:
             environment |= torchrun_variables(argv, environment, folder.torchrun)
             environment |= make_metrics_folder(folder.path)
-            environment |= terminal.environment | device_environment(names, environment)
+            environment |= terminal.environment | device_environment(names)
             return CommandProcess(
                 argv,
                 cwd=Path(program.cwd),

@@ -267,8 +267,8 @@ def _report_exits(processes: Sequence[BaseProcess], supervisor_connection: Conne
                 )
 
 
-# Files that a process opens when it initializes CUDA, CUDA in WSL, or ROCm.
-_GPU_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")
+# Files that a process opens when it initializes CUDA, or CUDA in WSL.
+_GPU_FILES = ("/dev/nvidia", "/dev/dxg")
 
 
 def choose_start_method(requested: Literal["auto", "spawn", "fork"]) -> StartMethod:

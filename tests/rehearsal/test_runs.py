@@ -10,9 +10,8 @@ import torch
 from PIL import Image
 
 from support.gpu.fake_cuda import Rehearsal, losses_of, run_started
-from support.gpu.fake_gpu_host import UNKNOWN_PID, gpu_line, gpu_uuid
+from support.gpu.fake_gpu_host import UNKNOWN_PID, gpu_line
 from support.gputrain_command import read_events
-from support.messages import says
 
 DIGITS = ("digits", "--epochs", "1", "--gpus", "free:2")
 
@@ -98,17 +97,3 @@ def test_evaluate_runs_on_free_gpu(rehearsal: Rehearsal) -> None:
     assert results[0]["top1"] == results[1]["top1"] > 0.5
     contexts = [line for lines in rehearsal.cuda_log().values() for line in lines if line.startswith("context")]
     assert len(contexts) == 1
-
-
-@pytest.mark.rehearsal
-def test_run_trains_on_gpus_that_nvml_does_not_report(rehearsal: Rehearsal) -> None:
-    for name in rehearsal.host.driver:
-        del rehearsal.environment[name]
-    done = rehearsal("run", "--headless", "digits", "--epochs", "1", "--gpus", "all", "--name", "unmonitored")
-    assert done.returncode == 0, done.stderr
-    assert says(done.stderr, "not-monitored", "warning: NVML ")
-    run = rehearsal.runs / "unmonitored"
-    assert run_started(run)["devices"] == [gpu_uuid(0), gpu_uuid(1)]
-    assert "gpus" not in [event["type"] for event in read_events(run)]
-    [row] = json.loads(rehearsal("runs", "--json").stdout)["runs"]
-    assert row["state"] == "finished"

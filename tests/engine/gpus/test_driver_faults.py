@@ -212,7 +212,7 @@ class Watch:
         for name, value in environment.items():
             self._environment.setenv(name, value)
         # The loader of this process does not look where the fake driver is.
-        self._environment.setattr("engine.gpus.unmonitored.has_driver_library", lambda: True)
+        self._environment.setattr("engine.gpus.driver.has_driver_library", lambda: True)
         self._monitor = DriverMonitor(SamplerOptions(period=0.25))
         self.snapshot: dict[str, Any] = {}
 
@@ -257,7 +257,7 @@ def test_monitor_looks_for_a_driver_when_its_library_appears(
     for name, value in (gputrain.environment | {"LD_LIBRARY_PATH": str(gputrain.folder)}).items():
         monkeypatch.setenv(name, value)
     library = gputrain.folder / "installed"
-    monkeypatch.setattr("engine.gpus.unmonitored.has_driver_library", library.exists)
+    monkeypatch.setattr("engine.gpus.driver.has_driver_library", library.exists)
     monitor = DriverMonitor(SamplerOptions())
     try:
         while (snapshot := monitor.read(60.0)) is None:

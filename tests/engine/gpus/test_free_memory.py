@@ -210,7 +210,7 @@ def test_run_that_waits_for_more_memory_is_not_overtaken(host: FakeGpuHost) -> N
     snapshot, terms = sample_gpus(), QueueTerms(min_free=10 * GIB)
 
     def view(terms: QueueTerms) -> dict[str, CudaDevice]:
-        return {device.reservation_id: device for device in cuda_devices(snapshot, read_reservations(), terms)}
+        return {device.uuid: device for device in cuda_devices(snapshot, read_reservations(), terms)}
 
     assert [device.is_free for device in view(terms).values()] == [True]
     turn = RunQueue(wait=True).take_turn([waiter], terms, view)

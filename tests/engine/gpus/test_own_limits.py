@@ -17,13 +17,35 @@ from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_entry import ReservationEntry
 from engine.gpus.reservation_reader import read_reservations
-from engine.gpus.unmonitored import TorchGpu, devices_from_answer
-from engine.utils.codec import decode
+from engine.gpus.snapshot import SamplerOptions, Snapshot
+from engine.utils.codec import decode, replace
 from engine.utils.files import replace_file
 from support.gpu.reservations import make_reservation
+from support.gputrain_command import ROOT
 from support.messages import has_problem, raises_problem
 
-GPUS = [TorchGpu(name="Fake", uuid=f"GPU-{index}") for index in range(4)]
+
+class IdleMonitor:
+    """A driver with four idle GPUs."""
+
+    def __init__(self, options: SamplerOptions) -> None:
+        recorded = decode((ROOT / "tests" / "recordings" / "eight-gpus.jsonl").read_text().splitlines()[0], Snapshot)
+        gpus = [
+            replace(
+                gpu,
+                uuid=f"GPU-{gpu.index}",
+                processes=replace(gpu.processes, value=()),
+                memory_used=replace(gpu.memory_used, value=0),
+            )
+            for gpu in recorded.gpus[:4]
+        ]
+        self._snapshot = replace(recorded, gpus=tuple(gpus))
+
+    def read(self, timeout_s: float) -> Snapshot:
+        return self._snapshot
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -31,9 +53,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A host with four GPUs."""
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
     monkeypatch.setattr(allocation, "WAIT_POLL_SECONDS", 0.0)
-    monkeypatch.setattr(allocation, "has_driver_library", lambda: False)
-    monkeypatch.setattr("engine.gpus.unmonitored.has_driver_library", lambda: False)
-    monkeypatch.setattr("engine.gpus.unmonitored.unmonitored_gpus", lambda _: devices_from_answer(GPUS, {}))
+    monkeypatch.setattr(allocation, "has_driver_library", lambda: True)
+    monkeypatch.setattr(allocation, "DriverMonitor", IdleMonitor)
     yield
     assert read_reservations() == []
 

@@ -23,12 +23,11 @@ from engine.gpus.queue_terms import QueueTerms, queue_order
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.reservation_reader import SILENT_SECONDS
 from engine.gpus.run_queue import CLAIM_TIMEOUT_SECONDS, USER_CLAIM_TIMEOUTS
-from engine.gpus.selection import CudaDevice, NotFreeError, select
-from engine.gpus.unmonitored import mark_reserved
+from engine.gpus.selection import CudaDevice, NotFreeError, mark_reserved, select
 from support.gpu.reservations import make_reservation
 
 GPUS = [CudaDevice(index, f"GPU-{index}", "H100", 0) for index in range(4)]
-NAMES = tuple(gpu.reservation_id for gpu in GPUS)
+NAMES = tuple(gpu.uuid for gpu in GPUS)
 # After this time, nobody keeps a GPU free any more for runs that do not take it.
 SETTLE_SECONDS = int(SILENT_SECONDS + (USER_CLAIM_TIMEOUTS + 1) * CLAIM_TIMEOUT_SECONDS)
 STEP_SECONDS = 5

@@ -16,7 +16,7 @@ from engine.config.training_sections import ModelConfig
 from engine.data.image_files import fitting_size
 from engine.data.inspection_process import ImageCounts
 from engine.distributed.rank_env import RankInfo
-from engine.gpus import allocation, cpu_fallback, device_preview, unmonitored
+from engine.gpus import allocation, device_preview, driver
 from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch import preflight
 from engine.launch import request as run_request
@@ -68,9 +68,8 @@ def test_run_that_waits_is_refused_before_it_has_a_place_in_the_queue(
     code: str,
     location: str,
 ) -> None:
-    for module in (allocation, cpu_fallback, device_preview, unmonitored):
+    for module in (allocation, device_preview, driver):
         monkeypatch.setattr(module, "has_driver_library", lambda: False)
-    monkeypatch.setattr(unmonitored, "unmonitored_gpus", lambda _: [])
     settings = [f"device.gpus={selection}", "device.wait=true", "device.ranks=1", *overrides]
     request = RunRequest(resolve_config("digits", settings).config, tmp_path, "run", detached=True)
     with raises_problem(code, location), Held() as held:

@@ -1,21 +1,37 @@
-"""Why a run with `device.gpus=auto` trains on the CPU of a host that has GPUs. Called by `allocation`.
+"""Whether this host has a driver, and why a run with `device.gpus=auto` trains on the CPU of a host that has GPUs.
 
-NVML may fail or be absent while the host has GPUs: after an update of the driver, in a container, or with AMD's GPUs.
-The files in /dev show that they exist.
+NVML may fail or be absent while the host has GPUs: after an update of the driver, or in a container. The files in /dev
+show that they exist.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from engine.gpus.selection import CudaDevice, why_not_free
 from engine.gpus.snapshot import Snapshot
-from engine.gpus.unmonitored import gpu_device_files, has_driver_library
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize
 
+DEVICE_FILES = Path("/dev")
 RUN_ON_CPU = "the run uses the CPU"
 DOCTOR_ADVICE = "see `gputrain doctor`"
+
+
+def has_driver_library() -> bool:
+    """Whether the NVML library is installed. Loading it initializes nothing, and a sampler takes 0.25 s to start."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def gpu_device_files() -> list[Path]:
+    """Return the files in /dev that exist on a host with NVIDIA GPUs, whether their driver works or not."""
+    return sorted(DEVICE_FILES.glob("nvidia[0-9]*"))
 
 
 def describe_cpu_fallback(
@@ -43,7 +59,7 @@ def describe_cpu_fallback(
         return Problem("", f"{failure}; {RUN_ON_CPU}", DOCTOR_ADVICE, code="gpu-fallback")
     if not files:
         return None
-    reason = f"{failure} and torch sees no GPU, but {files[0]} exists; {RUN_ON_CPU}"
+    reason = f"{failure}, but {files[0]} exists; {RUN_ON_CPU}"
     return Problem("", reason, DOCTOR_ADVICE, code="gpu-fallback")
 
 

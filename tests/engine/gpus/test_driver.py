@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from engine.config.schema import Config
-from engine.gpus import allocation, cpu_fallback, unmonitored
+from engine.gpus import allocation, device_preview, driver
 from engine.gpus.allocation import GpuAllocation, allocate_devices
-from engine.gpus.cpu_fallback import describe_cpu_fallback
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.device_preview import preview_allocation
+from engine.gpus.driver import describe_cpu_fallback
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice
@@ -41,14 +41,12 @@ def device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder /dev, with an NVIDIA GPU."""
     (tmp_path / "nvidia0").touch()
     (tmp_path / "nvidiactl").touch()
-    monkeypatch.setattr(unmonitored, "DEVICE_FILES", tmp_path)
-    monkeypatch.setattr(unmonitored, "ROCM_DRIVER", tmp_path / "kfd")
-    monkeypatch.setattr(unmonitored, "unmonitored_gpus", lambda _: [])
+    monkeypatch.setattr(driver, "DEVICE_FILES", tmp_path)
     return tmp_path
 
 
 def set_driver_library(monkeypatch: pytest.MonkeyPatch, *, installed: bool) -> None:
-    for module in (allocation, cpu_fallback, unmonitored):
+    for module in (allocation, device_preview, driver):
         monkeypatch.setattr(module, "has_driver_library", lambda: installed)
 
 
