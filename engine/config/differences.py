@@ -39,7 +39,6 @@ NEUTRAL_KEYS = SESSION_KEYS | {
     *("data.prefetch", "device.gpus", "device.wait", "device.ranks", "device.launcher", "device.start_method"),
     *("device.deterministic", "device.cudnn_benchmark", "device.timeout", "device.backend", "device.init_method"),
     *("device.bucket_view", "device.bucket_cap_mb", "device.static_graph", "device.empty_cache", "device.threads"),
-    "device.numa",
 }
 # Keys whose default is that of the optimizer.
 OPTIMIZER_DEFAULT_KEYS = {"optim.momentum", "optim.nesterov", "optim.betas", "optim.eps"}

@@ -69,7 +69,7 @@ def keys_without_effect_on_devices(
     if on_gpu:
         why["device.ranks"] = "on GPUs, which have one rank each; select GPUs with device.gpus (--gpus)"
     else:
-        why |= dict.fromkeys(("device.cudnn_benchmark", "device.empty_cache", "device.numa"), "on the CPU")
+        why |= dict.fromkeys(("device.cudnn_benchmark", "device.empty_cache"), "on the CPU")
         if config.device.parallel == "ddp":
             why["model.sync_bn"] = "on the CPU, which torch's SyncBatchNorm does not support"
     if world_size == 1 and config.device.parallel == "ddp":

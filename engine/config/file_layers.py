@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from engine.config.key_names import REMOVED_KEYS, key_hint, removed_values
+from engine.config.key_names import REMOVED_KEYS, key_hint
 from engine.config.schema import UNSTORED_KEYS, sections
 from engine.config.yaml_io import read_yaml
 from engine.utils.errors import Problem, UsageError, did_you_mean, raise_if_any
@@ -91,15 +91,13 @@ def _read_layers(
         if keys is not None and not isinstance(keys, dict) and section in sections()
     ]
     values = {section: keys or {} for section, keys in content.items()}
-    removed = removed_values(values)
+    removed: dict[str, Any] = {}
     is_run_config = path.name == "config.yaml" and is_file(path.parent / "events.jsonl")
-    for key, (default, _, _, is_resumable) in REMOVED_KEYS.items():
+    for key, (default, _) in REMOVED_KEYS.items():
         section, _, name = key.partition(".")
-        if isinstance(keys := values.get(section), dict) and name in keys:
-            # The user did not write the config of a run.
-            is_ignored = is_run_config and (is_resumable or key not in removed)
-            if keys[name] == default or is_ignored:
-                del keys[name]
+        # The user did not write the config of a run.
+        if isinstance(keys := values.get(section), dict) and (is_run_config or keys.get(name) == default):
+            removed |= {key: value} if (value := keys.pop(name, default)) != default else {}
     for key in UNSTORED_KEYS:
         section, _, name = key.partition(".")
         # `gputrain config --json` prints the empty default, too.
@@ -107,4 +105,4 @@ def _read_layers(
             reason = f"cannot be set in a config file; set it on the command line or in {settings_file()}"
             problems.append(Problem(key, reason, source=str(path), code="not-supported"))
     raise_if_any(problems)
-    return [*layers, Layer(str(path), values, foreign, removed if is_run_config else {})]
+    return [*layers, Layer(str(path), values, foreign, removed)]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from engine.config.schema import fields, sections
@@ -55,29 +55,17 @@ SYNONYMS = {
 
 
 class RemovedKey(NamedTuple):
-    """A key of earlier versions, whose config files hold its default."""
+    """A key of earlier versions, whose config files hold its default, and what holds now."""
 
     default: Any
     reason: str
-    """What holds now."""
-    resumed: str = ""
-    """What changes for a run that began with another value, a clause; "" if nothing, or if another message says it."""
-    is_resumable: bool = True
-    """Whether a run that began with another value can be resumed."""
 
 
 REMOVED_KEYS = {
-    "optim.muon_conv": RemovedKey(
-        "off",
-        "Muon trains matrices, and AdamW the other parameters",
-        "the state of the optimizer does not fit",
-        is_resumable=False,
-    ),
-    # Blocks of neighbors were shuffled within windows; fewer images were one window, and the order was that of today.
-    "data.shuffle": RemovedKey(
-        "full", "all training images are shuffled", "the order of more than 49,152 training images differs"
-    ),
+    "optim.muon_conv": RemovedKey("off", "Muon trains matrices, and AdamW the other parameters"),
+    "data.shuffle": RemovedKey("full", "all training images are shuffled"),
     "data.decoder": RemovedKey("auto", "JPEG files are decoded on the CPU"),
+    "device.numa": RemovedKey("auto", "no rank is bound to a NUMA node"),
     "queue.backfill": RemovedKey(0.0, "a later run does not start before a run that waits for the same GPUs"),
 }
 _KEY_OF_SYNONYM = {synonym: key for key, synonyms in SYNONYMS.items() for synonym in synonyms}
@@ -112,21 +100,6 @@ def key_hint(word: str, known: Collection[str] | None = None) -> str:
         if not found and (near := nearest(name, map(_name, candidates))) is not None:
             found = [key for key in candidates if _name(key) == near]
     return f"; did you mean {' or '.join(found)}?" if found else ""
-
-
-def removed_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the removed keys that have another value than their default in a config by section, with these values."""
-    found = {}
-    for key, removed in REMOVED_KEYS.items():
-        section, _, name = key.partition(".")
-        values = config.get(section)
-        if isinstance(values, Mapping) and values.get(name, removed.default) != removed.default:
-            found[key] = values[name]
-    optimizer = config.get("optim")
-    # It had no effect on other optimizers.
-    if isinstance(optimizer, Mapping) and optimizer.get("name") != "muon":
-        found.pop("optim.muon_conv", None)
-    return found
 
 
 def _all_keys() -> list[str]:

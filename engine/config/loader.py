@@ -281,9 +281,7 @@ def resolve_config(
     no_effect = typed_without_effect(values, unused)
     if dropped_lr not in (None, config.optim.lr) and "optim.lr" not in sources:
         no_effect.append(lr_without_effect(config, dropped_lr))
-    # `engine.training.resume` compares with the checkpoint.
-    if not config.run.resume:
-        no_effect += [removed_key(key, value) for layer in layers for key, value in layer.removed.items()]
+    no_effect += [removed_key(key, value) for layer in layers for key, value in layer.removed.items()]
     sources = {key: sources.get(key, "default") for key, _ in fields()}
     no_effect += keys_without_effect(config, [*file_layers, _by_section(dict.fromkeys(typed))])
     return ResolvedConfig(config, sources, frozenset(typed), foreign_code, missing, tuple(no_effect))

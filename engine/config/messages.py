@@ -71,13 +71,8 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
                 code="unknown-key",
             )
         if key in REMOVED_KEYS:
-            removed = REMOVED_KEYS[key]
-            reason, advice = f"no longer exists: {removed.reason}", "remove it"
-            if not removed.is_resumable:
-                # Without the key, the resume of such a run would fail in its first step.
-                reason = f"{reason}; a run that began with it cannot be resumed by this version"
-                advice = "resume it with the version of gputrain that wrote it; a new run cannot set the key"
-            return Problem(key, reason, advice, source=source, code="unknown-key")
+            reason = f"no longer exists: {REMOVED_KEYS[key].reason}"
+            return Problem(key, reason, "remove it", source=source, code="unknown-key")
         return Problem(key, f"unknown key{key_hint(key)}", source=source, code="unknown-key")
     if key == URLS_KEY:
         # Without the value, which may be a URL with a password or a token.

@@ -50,8 +50,8 @@ def uses_tf32(precision: PrecisionConfig, capability: Capability | None) -> bool
     return precision.tf32 != "off" and capability is not None and capability >= AMPERE
 
 
-def describe_precision(amp: AmpChoice, *, tf32: bool, channels_last: bool = False, numa: str = "") -> str:
-    """Return what a run computes in and where as one line: `bf16 AMP (auto), TF32, channels_last; NUMA node 0`."""
+def describe_precision(amp: AmpChoice, *, tf32: bool, channels_last: bool = False) -> str:
+    """Return what a run computes in as one line: `bf16 AMP (auto), TF32, channels_last`."""
     if amp.level in ("off", "O0"):
         level = "float32"
     else:
@@ -59,4 +59,4 @@ def describe_precision(amp: AmpChoice, *, tf32: bool, channels_last: bool = Fals
     parts = [f"{level} ({amp.reason})" if amp.reason else level]
     parts += ["TF32"] if tf32 else []
     parts += ["channels_last"] if channels_last else []
-    return "; ".join(filter(None, (", ".join(parts), numa)))
+    return ", ".join(parts)

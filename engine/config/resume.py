@@ -12,14 +12,13 @@ from typing import Any
 
 from engine.config.command_line import shown_value
 from engine.config.differences import PATH_KEYS, flat_values
-from engine.config.key_names import REMOVED_KEYS, removed_values
 from engine.config.notify_section import NotifyConfig
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict
 from engine.utils.errors import Problem
 
 # Changing one of these between two sessions of a run would invalidate its weights, optimizer state or data split.
 IMMUTABLE_KEYS = {
-    *("run.seed", "model.name", "model.source", "model.options", "optim.name", "optim.muon_conv"),
+    *("run.seed", "model.name", "model.source", "model.options", "optim.name"),
     *("data.dataset", "data.val_split", "data.image_size", "data.size_schedule", "data.channels"),
     *("data.mean", "data.std", "data.fake_train", "data.fake_val", "data.val_resize", "data.val_crop"),
     *("data.fit", "data.interpolation"),
@@ -40,17 +39,14 @@ def find_changes(saved: Mapping[str, Any], config: Config) -> list[KeyChange]:
     """Return the keys in which `config` differs from a saved config, in schema order.
 
     A key that is not saved, because it was added later, has its default value. Two spellings of one path are equal.
-    Keys that were removed since and change the resumed run follow; now they have their default.
     """
     before, after = flat_values(saved), flat_values(as_dict(config))
-    changes: list[KeyChange] = [
+    return [
         (key, before[key], value)
         for key, value in after.items()
         if before[key] != value
         and not (key in PATH_KEYS and None not in (before[key], value) and _real(before[key]) == _real(value))
     ]
-    removed = removed_values(saved).items()
-    return changes + [(key, value, REMOVED_KEYS[key].default) for key, value in removed if REMOVED_KEYS[key].resumed]
 
 
 def _real(path: Any) -> str:
@@ -65,9 +61,6 @@ def immutable_key_problems(changes: list[KeyChange]) -> list[Problem]:
             continue
         reason = f"cannot change when a run is resumed: it began with {shown_value(before)}, not {shown_value(value)}"
         advice = f"set {key} to {shown_value(before)} again, or use a new name with --name to start a new run"
-        if key in REMOVED_KEYS:
-            reason = _removed_reason(key, before)
-            advice = "use the version of gputrain that wrote the run, or a new name with --name to start a new run"
         problems.append(Problem(key, reason, advice, code="resume-differs"))
     return problems
 
@@ -79,12 +72,5 @@ def describe_changes(changes: list[KeyChange]) -> list[Problem]:
         if key in UNREPORTED_KEYS:
             continue
         reason = f"changed from {shown_value(before)} to {shown_value(value)} since the checkpoint"
-        if key in REMOVED_KEYS:
-            reason = _removed_reason(key, before)
         warnings.append(Problem("", f"{key} {reason}", code="resume-differs"))
     return warnings
-
-
-def _removed_reason(key: str, before: Any) -> str:
-    removed = REMOVED_KEYS[key]
-    return f"no longer exists, and the run began with {shown_value(before)}: {removed.reason}, so {removed.resumed}"

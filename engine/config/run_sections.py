@@ -123,13 +123,6 @@ class DeviceConfig(Section):
         False,
         description="Use only deterministic algorithms. Results are reproducible bit for bit, but training is slower.",
     )
-    numa: Literal["auto", "off"] = Field(
-        "auto",
-        title="NUMA binding",
-        description="Bind each rank to the CPUs of its GPU's NUMA node. Its loader processes are bound, too. auto "
-        "does so on hosts with several nodes, if a rank keeps its share of the CPUs or at least 8; off "
-        "never does.",
-    )
     cudnn_benchmark: bool = Field(
         True, title="cuDNN benchmark", description="Let cuDNN benchmark its algorithms and use the fastest."
     )

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +13,6 @@ from typing import Literal
 from engine.config.precision import Capability
 from engine.config.schema import Config
 from engine.distributed.rank_env import slurm_local_world_size
-from engine.gpus.numa import allowed_cpus, numa_nodes
 from engine.gpus.selection import CudaDevice
 from engine.gpus.visible_devices import show_devices
 from engine.utils.codec import Count
@@ -50,9 +48,6 @@ class NodePlan:
     """CPU cores that a rank may use for its threads and loader processes."""
     capability: Capability | None = None
     """Lowest compute capability of the GPUs of all nodes; None on the CPU."""
-    numa_nodes: tuple[Count | None, ...] = ()
-    """NUMA node of each GPU in `devices` that its rank is bound to (`device.numa`), None if it is not; empty on the
-    CPU."""
 
     def device_index(self, local_rank: int) -> int:
         """Return the CUDA index of a rank's first device, which is its index in `devices`."""
@@ -72,17 +67,6 @@ class NodePlan:
         """Whether the process group has a communicator of NCCL."""
         return self.backend != "gloo"
 
-    def numa_node(self, local_rank: int) -> int | None:
-        """Return the NUMA node of a rank; None if the rank is not bound, or its GPUs have several."""
-        nodes = {self.numa_nodes[index] for index in self.device_indices(local_rank)} if self.numa_nodes else {None}
-        return nodes.pop() if len(nodes) == 1 else None
-
-    def describe_numa(self) -> str:
-        """Return the NUMA nodes of the ranks, like `NUMA nodes 0, 1`; "" if none is bound."""
-        ranks = range(len(self.devices) // self.devices_per_rank)
-        nodes = sorted({node for rank in ranks if (node := self.numa_node(rank)) is not None})
-        return f"NUMA node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}" if nodes else ""
-
 
 def plan_node(
     config: Config,
@@ -99,15 +83,10 @@ def plan_node(
     raise_if_any(problems)
     workers = None if config.data.workers == "auto" else config.data.workers
     own_cores = local_world_size is not None and _ranks_own_cores(local_world_size, os.environ)
-    nodes: tuple[int | None, ...] = (None,) * len(gpus)
-    if config.device.numa == "auto":
-        nodes = numa_nodes([gpu.pci_bus_id for gpu in gpus], own_cores=own_cores)
 
     def plan(ranks: int, backend: Backend, gpus: Sequence[CudaDevice] = ()) -> NodePlan:
         is_dp = config.device.parallel == "dp"
-        # A rank of DataParallel is bound only if all of its GPUs have the same node.
-        bound = (set(nodes) if len(set(nodes)) == 1 else ()) if is_dp else nodes[: len(gpus)]
-        cores = _cores_per_rank(ranks, tuple(bound), own_cores=own_cores)
+        cores = max(1, available_cores() // (1 if own_cores else ranks))
         return NodePlan(
             devices=tuple(gpu.uuid for gpu in gpus) or ("cpu",) * ranks,
             parent_uuids=tuple(gpu.parent_uuid for gpu in gpus) or (None,) * ranks,
@@ -119,7 +98,6 @@ def plan_node(
             gpus=tuple((gpu.name, gpu.index) for gpu in gpus),
             cores_per_rank=cores,
             capability=lowest_capability([gpu.capability for gpu in gpus]),
-            numa_nodes=nodes[: len(gpus)],
         )
 
     if config.device.parallel == "dp":
@@ -136,14 +114,6 @@ def plan_node(
         reason = f"{ranks} ranks are too many for {available_cores()} cores"
         raise UsageError.one("device.ranks", reason, f"use at most {max_ranks} (4 per core)", code="too-many")
     return plan(ranks, "gloo")
-
-
-def _cores_per_rank(ranks: int, nodes: Sequence[int | None], *, own_cores: bool) -> int:
-    """Return the cores of a rank: a share of the host's, and of those of its NUMA node. `nodes` are those of the ranks
-    whose GPUs are known."""
-    counts = {node: 1 if own_cores else count for node, count in Counter(nodes).items() if node is not None}
-    shares = [len(allowed_cpus(node)) // count for node, count in counts.items()]
-    return max(1, min([available_cores() // (1 if own_cores else ranks), *shares]))
 
 
 def _ranks_own_cores(ranks: int, environ: Mapping[str, str]) -> bool:

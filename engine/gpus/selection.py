@@ -46,8 +46,7 @@ class CudaDevice:
     `sharers` is the number of runs on a device that is free because they share it (`queue.share`, `queue.min_free`).
     `unreserved_bytes` is its memory that is neither in use nor reserved, None if NVML does not report it. `other_use`
     is who else computes on a device that is free because it has enough memory. `doubt` is why a free device may be in
-    use, see `find_doubt`. `capability` is the compute capability of an NVIDIA GPU; a MIG instance has that and the
-    `pci_bus_id` of its GPU.
+    use, see `find_doubt`. `capability` is the compute capability; a MIG instance has that of its GPU.
     """
 
     index: Count
@@ -62,7 +61,6 @@ class CudaDevice:
     other_use: Unavailable | None = None
     doubt: Reason | None = None
     capability: tuple[Count, Count] | None = None
-    pci_bus_id: str | None = None
 
     @property
     def is_free(self) -> bool:
@@ -137,7 +135,6 @@ def _device(
         other_use=None if unavailable else use,
         doubt=None if unavailable or use or sharers or instance is not None else find_doubt(gpu),
         capability=capability and tuple(map(int, capability.split("."))),
-        pci_bus_id=gpu.value("pci_bus_id"),
     )
     if instance is None:
         return device

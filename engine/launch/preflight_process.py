@@ -137,10 +137,10 @@ def check_request(form: PreflightRequest, sources: dict[str, ImageSource | None]
 
 
 def _describe_precision(config: Config, preflight: Preflight) -> str:
-    """Return precision and NUMA nodes as the run will show them; the memory format follows from the model. "" on the
+    """Return the precision as the run will show it; the memory format follows from the model. "" on the
     CPU, and while the devices are unknown."""
     plan = preflight.plan
     if plan is None or not plan.on_gpu:
         return ""
     tf32 = uses_tf32(config.precision, plan.capability)
-    return describe_precision(preflight.amp, tf32=tf32, numa=plan.describe_numa())
+    return describe_precision(preflight.amp, tf32=tf32)

@@ -120,7 +120,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     worker_type: str
     """What `workers` counts: threads or processes."""
     precision: str
-    """Precision, memory format and NUMA nodes of the ranks, as text."""
+    """Precision and memory format, as text."""
     enlarged_edge: Count
     """Shorter edge in pixels of the median image file, if the default input is more than twice as large; else 0."""
     fitting_size: Count

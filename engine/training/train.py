@@ -16,7 +16,6 @@ from engine.data.batching import build_sampler, check_source, sampler_warnings
 from engine.data.sources.open import open_source
 from engine.distributed.channel import Channel
 from engine.distributed.rank_env import RankInfo
-from engine.gpus.numa import bind_to_node
 from engine.optim.lr_schedule import schedule_length_problems
 from engine.runs.events import WarningEvent
 from engine.training.data import resume_position, start_pipeline
@@ -31,9 +30,6 @@ from engine.utils.errors import Problem, raise_if_any
 def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outcome:
     """Train as one rank of the run. Raises UsageError, on all ranks, if config, data or checkpoint cannot be used."""
     config = job.config
-    # Before the first thread, and before memory is allocated.
-    if (node := job.plan.numa_node(rank_info.local_rank)) is not None:
-        bind_to_node(node)
     torch.set_num_threads(job.plan.threads_per_rank)
 
     # 1. Open the data, and check that the run can train on it.

@@ -253,7 +253,6 @@ class Trainer:
             AmpChoice(self.config.precision.amp, self.job.amp_reason),
             tf32=self.model.uses_tf32,
             channels_last=self.model.memory_format is torch.channels_last,
-            numa=self.job.plan.describe_numa(),
         )
 
     def warn_skipped_files(self) -> None:

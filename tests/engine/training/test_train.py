@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 import torch
 from torch.distributed import HashStore
@@ -22,7 +18,6 @@ from engine.runs.control import RequestCounters
 from engine.training.data import resume_position
 from engine.training.job import Job
 from engine.training.train import train
-from engine.utils.errors import UsageError
 from engine.utils.process import SignalHandler
 from support.messages import raises_problem
 
@@ -35,23 +30,6 @@ def test_train_names_missing_rank_after_device_timeout(monkeypatch: pytest.Monke
     channel = Channel(print, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     with raises_problem("timed-out", None, " 1 ", "0.5 s", kind=RendezvousTimeoutError):
         train(job, RankInfo(0, 2, 0, 2), HashStore(), channel)
-
-
-def test_train_binds_rank_to_numa_node_of_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    before = os.sched_getaffinity(0)
-    (tmp_path / "devices/system/node/node1").mkdir(parents=True)
-    (tmp_path / "devices/system/node/node1/cpulist").write_text(f"{max(before)}\n")
-    monkeypatch.setattr("engine.gpus.numa.SYSFS", tmp_path)
-    config = resolve_config("digits", ["data.val_split=0.9999", "device.gpus=cpu", "device.ranks=1"]).config
-    job = Job(config, replace(plan_node(config, []), numa_nodes=(1,)), None, False, open_source(config))
-    channel = Channel(print, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
-    try:
-        with pytest.raises(UsageError):
-            train(job, RankInfo(0, 1, 0, 1), HashStore(), channel)
-        assert os.sched_getaffinity(0) == {max(before)}
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 @pytest.mark.parametrize(
