@@ -111,11 +111,6 @@ def section_keys(name: str) -> list[str]:
     return [f"{name}.{key}" for key in sections()[name].model_fields]
 
 
-def deciding_keys(key: str) -> set[str]:
-    """Return the keys that decide whether a key has an effect."""
-    return {other for rule in _RULES if rule.key == key for other in rule.others}
-
-
 def optimizer_keys_without_effect(config: Config, accepted: Mapping[str, Any]) -> list[NoEffect]:
     """Return the optimizer keys that are set and that an optimizer with these options does not have."""
     name = config.optim.name

@@ -14,17 +14,22 @@ A kill at any moment loses nothing, because each step is recorded before the nex
 from __future__ import annotations
 
 import math
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.config.notify_section import Occasion
+from engine.config.schema import Config
+from engine.notify.message import make_end_message
+from engine.notify.run_messages import is_notified
+from engine.notify.sender import send_message
 from engine.runs.control import consume_requests
 from engine.runs.run_record import NO_RECORD, read_run_record
 from engine.sweeps.best import best_command, write_best
 from engine.sweeps.folder import SweepFolder
-from engine.sweeps.messages import send_end
 from engine.sweeps.plan import SweepPlan, divide_gpus
 from engine.sweeps.settings import SweepSettings, pruning_warnings
 from engine.sweeps.study import GPUS, PRESET, PRUNED_AT, REASON, SweepStudy
@@ -35,8 +40,6 @@ from engine.utils.process import SignalHandler
 from engine.utils.text import pluralize, printable
 
 TICK_SECONDS = 0.3
-# A trial that crashes this often without a new epoch has failed.
-MAX_CRASHES = 3
 # The sweep ends when its first trials have all failed for one reason: so would the others.
 MAX_EQUAL_FAILURES = 3
 STATE_WORDS = {"RUNNING": "running", "WAITING": "running", "COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
@@ -62,8 +65,6 @@ class Controller:
     signals: SignalHandler = field(default_factory=SignalHandler)
     _active: dict[int, Trial] = field(default_factory=dict)
     _queued: list[Trial] = field(default_factory=list)
-    _crashes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Crashes by trial number and by the number of values that the trial had reported."""
     _failures: list[Problem] = field(default_factory=list)
     _stopping: bool = False
 
@@ -181,26 +182,16 @@ class Controller:
             self.emit(f"trial {number} {ended}; it goes on with the sweep")
         elif ended is TrialEnd.STOPPED_BY_USER:
             self._prune(trial, "stopped by a user", frozen.last_step)
-        elif ended is TrialEnd.REFUSED and not trial.is_recovered:
-            self._fail(trial, trial.reason(ended))
-        elif self._may_restart(trial, ended):
+        elif ended is TrialEnd.STOPPED or (ended is TrialEnd.REFUSED and trial.is_recovered):
+            # By a signal to its process; or the run that an earlier controller has started has begun meanwhile.
             trial.is_recovered = False
             self._start(trial)
             return
+        else:
+            trial.clean_up()
+            self._fail(trial, trial.reason(ended))
         del self._active[number]
         trial.release()
-
-    def _may_restart(self, trial: Trial, ended: TrialEnd) -> bool:
-        """Count a crash; after `MAX_CRASHES` without a new value, the trial has failed."""
-        key = trial.number, len(self.study.trial(trial.number).intermediate_values)
-        self._crashes[key] += ended is not TrialEnd.REFUSED
-        if self._crashes[key] < MAX_CRASHES:
-            self.emit(f"trial {trial.number} {ended}; it starts again")
-            return True
-        trial.clean_up()
-        what = f"{ended} {MAX_CRASHES} times without a new {self.settings.step_name}"
-        self._fail(trial, Problem("", what, code="run-failed"))
-        return False
 
     def _complete(self, trial: Trial) -> None:
         result, previous = trial.result(), self.study.best()
@@ -260,6 +251,21 @@ class Controller:
         for problem in send_end(self.folder, self.plan.config, code, lines):
             self.emit(str(problem))
         return code
+
+
+def send_end(folder: SweepFolder, config: Config, code: ExitCode, lines: Sequence[str]) -> list[Problem]:
+    """Send the message about the end of a sweep, whose last log `lines` say how it went. Return why it was not sent."""
+    ends: dict[ExitCode, Occasion] = {ExitCode.FINISHED: "finished", ExitCode.STOPPED: "stopped"}
+    occasion = ends.get(code, "failed")
+    if occasion not in config.notify.when or not is_notified(config):
+        return []
+    message = make_end_message(occasion, f"sweep {folder.name}", socket.gethostname(), lines)
+    deliveries = send_message(message, config.notify.urls)
+    return [
+        Problem("", f"no message was sent: {delivery.line}", code=delivery.code)
+        for delivery in deliveries
+        if not delivery.sent
+    ]
 
 
 def shown(value: Any) -> str:

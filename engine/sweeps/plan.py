@@ -18,7 +18,6 @@ from typing import Any
 from engine.command.devices import PLACEHOLDERS, fill, find_placeholders
 from engine.command.spec import Program
 from engine.config.code_trust import CodeTrust
-from engine.config.effects import deciding_keys
 from engine.config.loader import ConfigError, parse_value, resolve_config
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
@@ -47,30 +46,26 @@ class SweepPlan:
     """A validated sweep.
 
     `config` is the config of trial 0, without a name. `preset` holds the values of trial 0 that lie in their space.
-    `warnings` name the keys that have no effect in any trial. `command` is that of a script with its placeholders, None
-    for trainings: such a sweep has no preset.
+    `command` is that of a script with its placeholders, None for trainings: such a sweep has no preset.
     """
 
     settings: SweepSettings
     config: Config
     preset: Mapping[str, Value]
-    warnings: tuple[Problem, ...] = ()
     command: Program | None = None
 
 
 def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust) -> SweepPlan:
     """Validate the settings of trainings and choose their devices. Raises UsageError with every problem."""
-    (spaces, problems), warnings = settings.check(), list[Problem]()
+    spaces, problems = settings.check()
     try:
         resolved = resolve_config(settings.config, overrides_of(settings.fixed), trust_code=trust.granted)
         config = without_name(resolved.config)
         trust = replace(trust, foreign=resolved.foreign_code)
-        # A searched key may give it an effect.
-        warnings += [part.warning for part in resolved.no_effect if not spaces.keys() & deciding_keys(part.key)]
     except ConfigError as error:
         problems += error.problems
         config = without_name(error.valid_part)
-    found, unused = _check_values(settings, config, spaces, trust_code=trust.granted)
+    found = _check_values(settings, config, spaces, trust_code=trust.granted)
     known = {problem.location for problem in problems}
     raise_if_any([*problems, *(problem for problem in found if problem.location not in known)])
     device = device_overrides(config, settings.parallel)
@@ -85,7 +80,7 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust) -> 
     preset = preset_values(config, spaces)
     trials = min(settings.trials, grid_size(spaces, preset)) if settings.sampler == "grid" else settings.trials
     settings = codec.replace(settings, trials=trials, device=device)
-    return SweepPlan(settings, config, preset, tuple(warnings + unused))
+    return SweepPlan(settings, config, preset)
 
 
 def without_name(config: Config) -> Config:
@@ -102,26 +97,22 @@ def trial_overrides(settings: SweepSettings, params: Mapping[str, Value]) -> lis
 
 def _check_values(
     settings: SweepSettings, config: Config, spaces: Mapping[str, Space], *, trust_code: bool
-) -> tuple[list[Problem], list[Problem]]:
-    """Return the problems of every end and choice, and why searched keys have no effect, unless another searched key
-    can give them one."""
-    problems, warnings = list[Problem](), list[Problem]()
+) -> list[Problem]:
+    """Return the problems of every end and choice."""
+    problems = list[Problem]()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(to_yaml(as_stored(config)))
         for key, value in ((key, value) for key, space in spaces.items() for value in space.probes()):
             try:
                 overrides = trial_overrides(settings, {key: value})
-                changed = resolve_config(str(file), overrides, trust_code=trust_code)
-                _check_names(changed.config, key)
-                if not spaces.keys() & deciding_keys(key):
-                    warnings += [part.warning for part in changed.no_effect if part.key == key]
+                _check_names(resolve_config(str(file), overrides, trust_code=trust_code).config, key)
             except UsageError as error:
                 for problem in error.problems:
                     is_own = problem.location == key
                     reason = problem.reason if is_own else f"{problem.reason} (with {key}={value_text(value)})"
                     problems.append(replace(problem, reason=reason, source=""))
-    return list(dict.fromkeys(problems)), list({each.location: each for each in warnings}.values())
+    return list(dict.fromkeys(problems))
 
 
 def _check_names(config: Config, key: str) -> None:

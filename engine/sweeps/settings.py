@@ -17,7 +17,7 @@ from engine.runs.keys import parse_key, parse_metric_name, quote_key
 from engine.runs.metric_directions import DIRECTIONS
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, Metric, foreign_metric, own_metric, registry_keys
 from engine.sweeps import MAX_PARALLEL, MAX_SEED, MAX_TRIALS, Pruner, Sampler
-from engine.sweeps.space import Range, Space, parse_space, split_choices
+from engine.sweeps.space import Space, parse_space, split_choices
 from engine.utils import codec
 from engine.utils.codec import ENTRIES, FORMAT, FileRecord, InvalidRecordError, Meta, field, format_problem
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, raise_if_any
@@ -97,10 +97,6 @@ class SweepSettings(FileRecord, frozen=True, kw_only=True):
                 names = ("lr", "opt") if self.command else ("optim.lr", "optim.name")
                 example = f"give at least one KEY=SPACE, such as {names[0]}=log:1e-3..0.3 or {names[1]}=sgd,adamw"
                 raise UsageError.one("", f"there is nothing to search; {example}", code="missing-value")
-        for key, space in spaces.items():
-            if isinstance(space, Range) and space.points is not None and self.sampler != "grid":
-                reason = "a number of grid points (/N) needs --sampler grid; remove it"
-                problems.append(Problem(key, reason, code="conflict"))
         return spaces, problems
 
 

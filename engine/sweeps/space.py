@@ -15,11 +15,11 @@ from engine.config.schema import fields
 from engine.utils.errors import UsageError
 
 SPACE_FORMS = "LOW..HIGH, log:LOW..HIGH, int:LOW..HIGH, or choices such as sgd,adamw"
-# Grid points of a range without a number of points (LOW..HIGH/POINTS).
-DEFAULT_GRID_POINTS = 5
+# Of a range, unless it holds few integers.
+GRID_POINTS = 5
 MAX_GRID_POINTS = 1000
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_RANGE = re.compile(rf"(?:(log|int):)?({_NUMBER})\.\.({_NUMBER})(?:/(\d+))?")
+_RANGE = re.compile(rf"(?:(log|int):)?({_NUMBER})\.\.({_NUMBER})")
 _BRACKETS = {"[": 1, "{": 1, "(": 1, "]": -1, "}": -1, ")": -1}
 
 Value = float | int | str
@@ -27,16 +27,12 @@ Value = float | int | str
 
 @dataclass(frozen=True)
 class Range:
-    """All numbers from `low` to `high`, both included; uniform in the logarithm if `log`.
-
-    `points` is the number of grid points, None if it was not typed.
-    """
+    """All numbers from `low` to `high`, both included; uniform in the logarithm if `log`."""
 
     low: float
     high: float
     log: bool = False
     integer: bool = False
-    points: int | None = None
 
     def probes(self) -> list[Value]:
         """Return the values whose validity stands for all: both ends."""
@@ -50,8 +46,8 @@ class Range:
 
     def grid(self) -> list[Value]:
         """Return evenly spaced values from the lowest to the highest; all integers if there are few."""
-        count = self.points or DEFAULT_GRID_POINTS
-        if self.integer and not self.log and self.points is None:
+        count = GRID_POINTS
+        if self.integer and not self.log:
             count = min(int(self.high - self.low) + 1, MAX_GRID_POINTS)
         shares = [index / (count - 1) for index in range(count)]
         span = self.high / self.low if self.log else self.high - self.low
@@ -101,7 +97,6 @@ def parse_space(key: str, text: str, *, integers: bool | None = None) -> Space |
 
 def _range(key: str, text: str, match: re.Match[str], *, integers: bool) -> Range:
     scale, low, high = match[1], float(match[2]), float(match[3])
-    points = None if match[4] is None else int(match[4])
     integer = scale == "int" or integers
     reason, code = "", "out-of-range"
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -110,12 +105,10 @@ def _range(key: str, text: str, match: re.Match[str], *, integers: bool) -> Rang
         reason = " is no range: a logarithmic range must begin above 0"
     elif integer and (low != int(low) or high != int(high)):
         reason, code = " is no range of integers: use whole numbers", "invalid-value"
-    elif points is not None and not 2 <= points <= MAX_GRID_POINTS:
-        reason = f": the number of grid points must be 2 to {MAX_GRID_POINTS}"
     if reason:
         raise UsageError.one(key, f"{text!r}{reason}", code=code)
     kind = int if integer else float
-    return Range(kind(low), kind(high), log=scale == "log", integer=integer, points=points)
+    return Range(kind(low), kind(high), log=scale == "log", integer=integer)
 
 
 def _takes_integers_only(key: str) -> bool:

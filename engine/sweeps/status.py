@@ -1,4 +1,4 @@
-"""The state of a sweep for its commands and its screen: its trials, the best one, and what each key matters.
+"""The state of a sweep for its commands and its screen: its trials and the best one.
 
 A `SweepReader` reads only what is new at each poll, and writes nothing.
 """
@@ -58,9 +58,9 @@ class TrialRow:
 class SweepStatus:
     """A sweep at one moment.
 
-    `trials` are in the order of their numbers. `best` is the completed trial with the best value. `importances` holds
-    the share of each key, the largest first; empty until there are enough results. `counts` is the number of trials by
-    state. `running` means that a controller on this host runs it. `started_at` is the start of trial 0 in Unix seconds.
+    `trials` are in the order of their numbers. `best` is the completed trial with the best value. `counts` is the
+    number of trials by state. `running` means that a controller on this host runs it. `started_at` is the start of
+    trial 0 in Unix seconds.
     """
 
     name: str
@@ -69,7 +69,6 @@ class SweepStatus:
     settings: SweepSettings
     counts: Mapping[str, int]
     best: TrialRow | None
-    importances: Mapping[str, float]
     trials: tuple[TrialRow, ...]
     started_at: float | None = None
 
@@ -114,14 +113,9 @@ class SweepReader:
     def __init__(self, folder: SweepFolder) -> None:
         self.folder = folder
         self._study: SweepStudy | None = None
-        self._importances: Mapping[str, float] = {}
-        self._complete = -1
 
-    def poll(self, *, with_importances: bool = True) -> SweepStatus:
-        """Return the current status. Raises UsageError if the files of the sweep are not valid.
-
-        Without `with_importances`, which take the most time, they are empty.
-        """
+    def poll(self) -> SweepStatus:
+        """Return the current status. Raises UsageError if the files of the sweep are not valid."""
         # The number of trials may change while the sweep runs.
         settings = read_settings(self.folder.settings)
         if self._study is None and self.folder.journal.exists():
@@ -129,10 +123,8 @@ class SweepReader:
         running = self.folder.is_owned()
         with journal_errors(self.folder.journal):
             trials = [] if self._study is None else self._study.trials()
-            rows = tuple(self._row(trial, has_controller=running) for trial in trials)
-            complete = [row for row in rows if row.state == "complete" and row.value is not None]
-            if with_importances and self._study is not None and len(complete) != self._complete:
-                self._complete, self._importances = len(complete), self._study.importances()
+        rows = tuple(self._row(trial, has_controller=running) for trial in trials)
+        complete = [row for row in rows if row.state == "complete" and row.value is not None]
         started = trials[0].datetime_start if trials else None
         return SweepStatus(
             name=self.folder.name,
@@ -141,7 +133,6 @@ class SweepReader:
             settings=settings,
             trials=rows,
             best=max(complete, key=lambda row: row.rank(settings.objective), default=None),
-            importances=self._importances,
             counts=dict(Counter(row.state for row in rows)),
             started_at=None if started is None else started.timestamp(),
         )

@@ -38,7 +38,6 @@ MIN_FINISHED_TRIALS = 5
 WARMUP_PART = 3
 # Rungs of `asha`: after 1/9 and 1/3 of the epochs, the best third goes on.
 REDUCTION_FACTOR = 3
-MIN_TRIALS_FOR_IMPORTANCE = 4
 # Attributes of a trial in the journal.
 PRESET, REASON, CODE, PRUNED_AT, GPUS, VAL_LOSS = "preset", "reason", "code", "pruned_at", "gpus", "val_loss"
 
@@ -194,25 +193,6 @@ class SweepStudy:
         warmup = -(-steps // WARMUP_PART)
         pruner = MedianPruner(MIN_FINISHED_TRIALS, n_warmup_steps=warmup, n_min_trials=MIN_FINISHED_TRIALS)
         return pruner.prune(self._study, self.trial(number))
-
-    def importances(self) -> dict[str, float]:
-        """Return the share of each key in the difference between good and other trials, the largest first.
-
-        PED-ANOVA (https://arxiv.org/abs/2304.10255) of the completed trials; empty if there are too few, or if no
-        key has a larger share than the others.
-        """
-        from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-
-        if sum(trial.state.name == "COMPLETE" for trial in self.trials()) < MIN_TRIALS_FOR_IMPORTANCE:
-            return {}
-        try:
-            shares = get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator())
-        # It needs several values of a key and several results.
-        except (ValueError, RuntimeError, ZeroDivisionError):
-            return {}
-        found = {key: round(float(share), 4) for key, share in shares.items() if math.isfinite(share)}
-        # The share of a single key, and equal shares, say nothing.
-        return found if len(set(found.values())) > 1 else {}
 
 
 def _distribution(space: Space) -> optuna.distributions.BaseDistribution:

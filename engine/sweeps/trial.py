@@ -14,33 +14,47 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.command.environment import environment_options, run_options
+from engine.command.metric_files import metric_key
+from engine.command.run_metrics import MetricsFinder
+from engine.config.schema import Config
+from engine.foreign.reading import EPOCH_NAMES
 from engine.launch.detached import LaunchedRun, start_detached
 from engine.launch.survivors import stop_survivors
 from engine.runs.claim import read_claim
 from engine.runs.control import send_request
+from engine.runs.curve_reader import CurveReader
+from engine.runs.curves import SELECTION_KEYS
 from engine.runs.events import ControlEvent, RunFinished
-from engine.runs.folder import RunState
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.foreign_record import by_importance
 from engine.runs.history import History
 from engine.runs.journal import JournalReader
+from engine.runs.metrics import Metric, find_key, registry_keys
 from engine.sweeps.folder import SweepFolder
-from engine.sweeps.messages import trial_override
 from engine.sweeps.plan import SweepPlan, fill_command, trial_overrides
-from engine.sweeps.script_metric import MetricReader
 from engine.sweeps.space import Value, overrides_of
+from engine.utils.codec import finite
 from engine.utils.errors import Problem, UsageError
 from engine.utils.exit_codes import CommandExit, ExitCode
-from engine.utils.host import available_cores
-from engine.utils.text import printable
+from engine.utils.text import list_names, printable
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 REQUEST_INTERVAL_SECONDS = 5.0
 MAX_REASON_CHARACTERS = 500
-THREADS_VARIABLE = "OMP_NUM_THREADS"
+# What is read of a run at once, and for how long after its end.
+MAX_POLL_SECONDS, MAX_LAST_SECONDS = 0.2, 10.0
+MAX_SHOWN_NAMES = 8
+# Optuna's journal gets a line for each value: 1,000 for a million steps.
+STEP_GROWTH = 1.01
+_NO_MATCH = 9
+# What a trial of a sweep reports by itself: forty trials would send forty messages about their ends.
+TRIAL_OCCASIONS = ("crashed", "stalled", "slowed")
 
 
 class TrialEnd(StrEnum):
@@ -195,6 +209,55 @@ class Trial:
         return Problem("", text or str(ended), code=code or "run-failed")
 
 
+class MetricReader:
+    """Follows one metric of a run. `metric` is its row for `foreign_metric`, under the name that the user typed."""
+
+    def __init__(self, folder: RunFolder, metric: Metric) -> None:
+        self._finder, self._metric = MetricsFinder(folder), metric
+        self._reader = CurveReader(self._finder.find())
+        self.by_step: dict[int, float | None] = {}
+        """Values by their steps, None for one that is not finite. Later ones are some steps apart."""
+
+    def poll(self, *, to_end: bool = False) -> float | None:
+        """Read what is new, with `to_end` all there is. Return the best finite value, None if there is none."""
+        found = self._finder.find()
+        if found is not self._reader.run:
+            self._reader, self.by_step = CurveReader(found), {}
+        deadline = time.monotonic() + (MAX_LAST_SECONDS if to_end else MAX_POLL_SECONDS)
+        self._reader.read(lambda: time.monotonic() > deadline)
+        curves, wanted = self._reader.curves, self._metric.label
+        name = min(curves.names, key=lambda name: (match_rank(wanted, name), name), default="")
+        if match_rank(wanted, name) == _NO_MATCH:
+            return None
+        points, last = curves.over(name, "step").means, max(self.by_step, default=-1)
+        is_new = points.x >= max(last + 1, int(last * STEP_GROWTH))
+        for step, value in zip(points.x[is_new].astype(int).tolist(), points.y[is_new].tolist(), strict=True):
+            if step >= max(last + 1, int(last * STEP_GROWTH)):
+                self.by_step[step], last = finite(value), step
+        extremes = curves.extremes(name)
+        return max(extremes.low, extremes.high, key=self._metric.merit)
+
+    @property
+    def found_names(self) -> str:
+        """The names of the metrics that the run has, as a text; empty without one."""
+        names = by_importance(sorted(name for name in self._reader.curves.names if name.lower() not in EPOCH_NAMES))
+        return list_names(names, MAX_SHOWN_NAMES)
+
+
+@lru_cache(maxsize=4096)
+def match_rank(wanted: str, name: str) -> int:
+    """Return how well the name of a metric in a run fits the wanted one, 0 for the same name.
+
+    `wanted` may also be the key or the label in the registry of metrics: `val_accuracy` and `val acc` are `val/acc`.
+    """
+    if name == wanted:
+        return 0
+    if metric_key(name) == metric_key(wanted):
+        return 1
+    key, wanted_key = registry_keys([name]).get(name), find_key(wanted) or ""
+    return 2 if key is not None and key == SELECTION_KEYS.get(wanted_key, wanted_key) else _NO_MATCH
+
+
 class ScriptTrial(Trial):
     """The command of a script."""
 
@@ -214,11 +277,7 @@ class ScriptTrial(Trial):
 
     @property
     def environ(self) -> Mapping[str, str]:
-        parallel, threads = self.plan.settings.parallel, dict[str, str]()
-        if self.plan.settings.device["device.gpus"] == "cpu" and parallel > 1:
-            # Each of them would start a thread for each core.
-            threads = {THREADS_VARIABLE: str(max(1, available_cores() // parallel))}
-        return threads | self._command.environment
+        return self._command.environment
 
     def clean_up(self) -> None:
         stop_survivors(self.folder)
@@ -248,6 +307,11 @@ class ScriptTrial(Trial):
             # See `engine.command.rivals`.
             advice = "files that parallel trials share are not read; --metrics logs/{run} names those of each"
         return Problem("", f"wrote no {name}; {found}", advice, code="no-metric")
+
+
+def trial_override(config: Config) -> str:
+    """Return the override that restricts the messages of a trial."""
+    return f"notify.when=[{','.join(item for item in config.notify.when if item in TRIAL_OCCASIONS)}]"
 
 
 def make_trial(sweep: SweepFolder, plan: SweepPlan, number: int, *, is_recovered: bool = False) -> Trial:

@@ -80,6 +80,7 @@ def test_sweep_of_digits_killed_at_random_moments_has_every_result_once(gputrain
     moments = [(trial, rng.uniform(0, 6)) for trial in sorted(rng.sample(range(TRIALS), 3))]
     for trial, seconds in moments:
         process = gputrain.start(*sweep, stderr=subprocess.DEVNULL)
+        sweep = ["sweep", "resume", "s"]
         journal = gputrain.runs / f"s-{trial:03d}" / "events.jsonl"
         wait_for(journal.exists, f"the beginning of trial {trial}", 300)
         time.sleep(seconds)

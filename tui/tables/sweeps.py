@@ -11,7 +11,7 @@ from engine.runs.folder import RunState
 from engine.runs.metrics import format_metric
 from engine.show.table import Align, Column, FittedTable, Shorten, fit, plain_lines
 from engine.utils.text import pluralize, printable
-from engine.utils.units import UNKNOWN, format_age, format_duration, format_number, format_share
+from engine.utils.units import UNKNOWN, format_age, format_duration, format_number
 from tui.palette import BAD, GOOD, MUTED, STRONG
 from tui.phrases import state_symbol
 
@@ -128,9 +128,6 @@ def sweep_lines(status: SweepStatus) -> Iterator[str]:
         ]
         yield from plain_lines(columns, status.by_value())
         yield ""
-    if status.importances:
-        shares = ", ".join(f"{key} {format_share(share)}" for key, share in status.importances.items())
-        yield printable(f"importance of each key for {settings.metric_name}: {shares}")
     if status.best is not None:
         from pathlib import Path
 

@@ -148,10 +148,10 @@ def test_failed_crashed_and_nonfinite_trials_are_counted_with_their_reason(tmp_p
     assert [row.code for row in failures] == ["run-failed", "non-finite", "run-failed", "run-failed"]
     failed, nonfinite, crashed, refused = (row.reason for row in failures)
     assert failed == "the loss of RUN is not finite"
-    assert says(crashed, "run-failed", 3)
+    assert crashed == "crashed"
     assert says(nonfinite, "non-finite", "val_accuracy")
     assert refused == "error: data.path: does not exist"
-    assert starts(tmp_path).count("s-002") == 3
+    assert starts(tmp_path).count("s-002") == 1
     assert any(line.startswith("trial 4 ") and line.endswith(refused) for line in lines)
 
 

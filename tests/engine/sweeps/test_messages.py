@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine.config.loader import resolve_config
+from engine.sweeps.controller import send_end
 from engine.sweeps.folder import SweepFolder
-from engine.sweeps.messages import send_end, trial_override
+from engine.sweeps.trial import trial_override
 from engine.utils.exit_codes import ExitCode
 from support.servers.notify_server import gone_server, notify_server
 

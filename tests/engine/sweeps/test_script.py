@@ -12,8 +12,8 @@ from engine.command.spec import Program
 from engine.config.code_trust import CodeTrust
 from engine.runs.metrics import Better
 from engine.sweeps.plan import SweepPlan, divide_gpus, fill_command, plan_script, trial_line
-from engine.sweeps.script_metric import match_rank
 from engine.sweeps.settings import SweepSettings, typed_metric
+from engine.sweeps.trial import match_rank
 from support.messages import raises_problem
 
 
