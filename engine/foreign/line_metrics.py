@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from engine.foreign.line_names import (
     SPLIT_NAMES,
@@ -49,17 +50,34 @@ _BAR = re.compile(r"%\|[^|]{0,200}\||%?\s?[━╸╺─█▏▎▍▌▋▊▉]
 # Fullwidth punctuation, and the lines of boxes
 _NORMAL = str.maketrans("：，；＝｜（）│┃\u00a0", ":,;=|()|| ")
 _NO_METRICS = re.compile(
-    r"\s{0,20}(?:wandb:|Traceback|File \"|[\w.]{0,120}(?:Error|Exception|Warning|Interrupt)\b(?! ?:? ?$)|[+$#>] "
-    r"|https?:)"
+    r"\s{0,20}(?:wandb:|Traceback|File \"|[\w.]{0,120}(?:Error|Exception|Warning|Interrupt)\b(?! ?:? ?$)|[+$>] "
+    r"|# (?!\w{1,20}: )|https?:)"
 )
+# `Epoch1/300|Iter10`: a program that prints such a position prints all so.
+_GLUED = re.compile(r"(?<![\w/.-])(epoch|iter|step|batch)(?=\d)", re.IGNORECASE)
+# `OrderedDict([('loss', 3), `
+_TUPLE = re.compile(r"\('(\w{1,60})', (?=[-+\d.ni])")
+# COCO: ` Average Precision  (AP) @[ IoU=0.50 | area= all ] = 0.6`, below `IoU metric: bbox`
+_QUALIFIED = re.compile(
+    r"\s{0,8}(?P<name>[A-Za-z][\w ()-]{1,60}@?\[[^\[\]]{1,100}\]) = (?P<value>[-+]?(?:\d{1,20}(?:\.\d{1,20})?|nan))\s?"
+)
+_HEADING = re.compile(r"[A-Za-z][\w -]{1,40}: ?(\w{1,20})\s?")
 # Parts of names and positions: a line without any of them, and without a separator, says nothing.
 _PARTS = re.compile(
     r"loss|acc|prec|ap\b|f1|auc|recall|iou|dice|psnr|ssim|bleu|rouge|meteor|[wc]er\b|ma[pe]|mse|nll|ppl|perplex|bp[bc]"
     r"|elbo|fid|ent\b|entropy|rew|return|score|l[12]\b|norm|kl|err|lr|learning|epoch|step|iter|\bit\b|update|batch|round"
-    r"|\||->|→|\.\.\.| is |[\[({]",
+    r"|\||->|→|\.\.\.| is |[\[({]|^\W{0,40}(?:train|val|test|eval)[a-z]{0,6}\W{0,40}$",
     re.IGNORECASE,
 )
 _WORDS = re.compile(r"(?<![\w./?%<@'-])[A-Za-z]{3,}+")
+
+
+class Candidate(NamedTuple):
+    """What makes lines of unknown names metrics: a `counter` that grows, which is a position if it `is_position`."""
+
+    names: str
+    counter: float
+    is_position: bool
 
 
 @dataclass
@@ -69,9 +87,9 @@ class ParsedLine:
     `total` is the number of steps after which the counter of `step` starts again, None if it counts on. `held_out`
     tells that the values were measured on other data than that of the training, and `has_exact_epoch` that the epoch is
     a value of an object, which may have a fraction. `source` is the word outside of names that says what the values
-    were measured on, and `is_training` tells that it says training. `has_named_step` tells that a word, such as `step`,
-    is before the step. `averages` are the numbers in parentheses behind values. `candidate` has the names of a line if
-    all are unknown. Without values, the line is a heading.
+    were measured on, and `is_training` tells that it says training. `step_name` is the word before the step, such as
+    `iteration`. `averages` are the numbers in parentheses behind values. `candidate` is set if all names are unknown.
+    `rank` is the one that the line names. Without values, the line is a heading.
     """
 
     values: dict[str, float] = field(default_factory=dict)
@@ -82,9 +100,10 @@ class ParsedLine:
     has_exact_epoch: bool = False
     source: str = field(default="", compare=False)
     averages: dict[str, float] = field(default_factory=dict, compare=False)
-    has_named_step: bool = field(default=False, compare=False)
-    candidate: str = field(default="", compare=False)
+    step_name: str = field(default="", compare=False)
+    candidate: Candidate | None = field(default=None, compare=False)
     is_training: bool = field(default=False, compare=False)
+    rank: int | None = field(default=None, compare=False)
 
 
 class LineParser:
@@ -93,7 +112,9 @@ class LineParser:
     def __init__(self) -> None:
         self._plans: dict[tuple[str, Context], Plan] = {}
         self._learned: set[str] = set()
-        self._has_decimal_commas = False
+        self._has_decimal_commas = self._has_glued = False
+        self._previous = self._group = ""
+        """The line before this one, and the word that is the group of the qualified names below it."""
 
     def parse(self, text: str, context: Context = Context.NONE) -> ParsedLine | None:
         """Return what a line without colors says; None if it has neither metrics nor a position."""
@@ -102,29 +123,43 @@ class LineParser:
         stripped = strip_prefix(text)
         if stripped is None:
             return None
+        previous, self._previous = self._previous, stripped
+        if "] = " in stripped and (match := _QUALIFIED.fullmatch(stripped)) is not None:
+            if _QUALIFIED.fullmatch(previous) is None:
+                heading = _HEADING.fullmatch(previous)
+                self._group = f"{heading[1]}/" if heading is not None else ""
+            name = " ".join(f"{self._group}{match['name']}".split())
+            return ParsedLine({name: self._value(match["value"])}, held_out=True)
+        if "[('" in stripped:
+            stripped = _TUPLE.sub(r"\1=", stripped)
         start, end = stripped.find("{"), stripped.rfind("}")
         if 0 <= start < end:
             return self._parse_object(stripped[:start], stripped[start : end + 1])
+        if self._has_glued:
+            stripped = _GLUED.sub(r"\1 ", stripped)
         texts, numbers = _split(stripped)
         if not texts:
             return None
         shape = "\0".join(texts)
         plan = self._plans.get((shape, context))
         if plan is None:
+            if not self._has_glued and _GLUED.search(stripped) is not None:
+                self._has_glued = True
+                return self.parse(text, context)
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[shape, context] = make_plan(texts, context)
         if plan.is_accepted or plan.may_be_learned:
             line = self._read(plan, numbers)
-            # Units may differ between lines with the same names.
-            names = "\0".join(line.values)
-            line.candidate = "" if plan.is_accepted or names in self._learned else names
+            if not plan.is_accepted:
+                candidate = _candidate(line, has_axis=plan.has_axis)
+                line.candidate = None if candidate.names in self._learned else candidate
             return line
         return replace(self._read(plan, numbers), values={}) if plan.is_heading else None
 
-    def learn(self, candidate: str) -> None:
+    def learn(self, candidate: Candidate) -> None:
         """Take the unknown names of a candidate as metrics from now on."""
-        self._learned.add(candidate)
+        self._learned.add(candidate.names)
 
     def _read(self, plan: Plan, numbers: Sequence[str]) -> ParsedLine:
         line = ParsedLine(held_out=plan.held_out, source=plan.source, is_training=plan.is_training)
@@ -134,10 +169,12 @@ class LineParser:
             if total is not None:
                 total = self._whole(numbers[total], position.scale) if total >= 0 else 0
             if step is not None and not (position.is_fraction and (total is None or step > total)):
-                line.step, line.total, line.has_named_step = step, total, position.is_named
+                line.step, line.total, line.step_name = step, total, position.name
                 break
         if plan.epoch is not None and math.isfinite(epoch := self._value(numbers[plan.epoch])):
             line.epoch = epoch
+        if plan.rank is not None:
+            line.rank = self._whole(numbers[plan.rank], 1.0)
         line.values = {name: self._value(numbers[number]) * scale for name, number, scale in plan.pairs}
         for name, number, total in plan.ratios:
             if (whole := self._value(numbers[total])) > 0:
@@ -162,7 +199,7 @@ class LineParser:
 
     def _parse_object(self, before: str, text: str) -> ParsedLine | None:
         """Return the numbers of an object of JSON or Python. The text before it may have a position."""
-        row = _read_object(text)
+        row = _read_object(text) or _read_objects(before + text)
         if not row or len(_WORDS.findall(before)) > 2 * MAX_OTHER_WORDS or not are_results(list(row), has_axis=False):
             return None
         columns = Columns.find(row)
@@ -185,6 +222,18 @@ def parse_line(text: str) -> ParsedLine | None:
     return found if found is not None and found.values and not found.candidate else None
 
 
+def _candidate(line: ParsedLine, *, has_axis: bool) -> Candidate:
+    """Return what may make the names of a line metrics. Without a position, its first value may be a step."""
+    # Units may differ between lines with the same names.
+    names = "\0".join(line.values)
+    if has_axis:
+        return Candidate(names, float(line.step if line.step is not None else line.epoch or 0), True)
+    first, counter = next(iter(line.values.items()))
+    if counter.is_integer():
+        line.step = to_step(line.values.pop(first))
+    return Candidate(names, counter, False)
+
+
 def _split(text: str) -> tuple[list[str], list[str]]:
     """Return the texts between the numbers of a line, and its numbers; nothing if it can have no metrics."""
     if not text.isascii() or "%|" in text:
@@ -200,6 +249,8 @@ def _split(text: str) -> tuple[list[str], list[str]]:
 
 _SPLIT = re.compile(rf"['\"](?:{'|'.join(SPLIT_NAMES)})['\"]:\s{{0,4}}['\"](\w{{2,12}})['\"]")
 
+_OBJECTS = re.compile(r"(\w{1,40})\W{1,3}(\{[^{}]*+\})")
+
 _JSON_NUMBER = r"[-+]?+(?:(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?+\d++)?+|(?:nan|inf|infinity)(?![a-zA-Z]))"
 _WRAPPED = re.compile(
     rf"(?<=[:,\s])(?:\w{{1,20}}\.)?(?:tensor|float\d{{1,3}}|int\d{{1,3}}|Array)\(({_JSON_NUMBER})[^()]{{0,80}}\)",
@@ -208,6 +259,13 @@ _WRAPPED = re.compile(
 _QUOTED = re.compile(rf"(?<=[:\s])\"({_JSON_NUMBER})\"(?=\s{{0,4}}[,}}])", re.IGNORECASE)
 _LITERALS = {"None": "null", "True": "true", "False": "false", "nan": "NaN", "inf": "Infinity"}
 _LITERAL = re.compile(rf"(?<=[:,\s\[-])(?:{'|'.join(_LITERALS)})(?=\s{{0,4}}[,}}\]])")
+
+
+def _read_objects(text: str) -> dict[str, float]:
+    """Return the numbers of several objects with a word before each: `train: {'loss': 3}, val: {'loss': 4}`."""
+    return {
+        f"{word}/{name}": value for word, part in _OBJECTS.findall(text) for name, value in _read_object(part).items()
+    }
 
 
 def _read_object(text: str) -> dict[str, float]:

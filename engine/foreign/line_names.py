@@ -11,11 +11,11 @@ _RESULTS = re.compile(
     r"(?<![a-z])(?:train|val|valid|test|eval)?"
     r"(?:loss(?:es)?|m?logloss|acc|accuracy|prec|ap|map|f1|f1score|auc|roc_auc|auroc|recall|iou|miou|io_u|dice|psnr|ssim"
     r"|bleu|rouge[l\d]?|meteor|wer|cer|mae|mse|rmse|mape|nll|ppl|perplexity|bpb|bpc|elbo|fid|x_?ent|cross_?entropy"
-    r"|error_rate|rew|rewards?|returns?)"
+    r"|error_rate|rew|rewards?|returns?|损失|准确率|奖励)"
     r"(?![a-z])"
 )
 # Results beside a position, a word for validation, or another result.
-_WEAK_RESULTS = re.compile(r"(?<![a-z])(?:scores?|l1|l2|norm|objective|kl|entropy|error|err)(?![a-z])")
+_WEAK_RESULTS = re.compile(r"(?<![a-z])(?:scores?|l1|l2|norm|objective|cost|kl|entropy|error|err)(?![a-z])")
 # A loss weight is no loss, and the value that it has in a configuration is no result.
 _NO_RESULTS = re.compile(
     r"(?<![a-z])(?:weights?|scale|coeff?|coefficient|factor|lambda|alpha|beta|gamma|eps|threshold|thresh|target|margin|fn"
@@ -23,18 +23,18 @@ _NO_RESULTS = re.compile(
 )
 # Names of a configuration. A line with more of them than of results shows arguments.
 _SETTINGS = re.compile(
-    r"(?<![a-z])(?:seed|decay|momentum|warmup|workers|smoothing|dropout|patience|interval|epochs|size)(?![a-z])"
+    r"(?<![a-z])(?:seed|decay|momentum|warmup|workers|smoothing|dropout|patience|interval(?!_)|epochs|size)(?![a-z])"
 )
 _RATES = re.compile(r"(?<![a-z])(?:lr|learning_rate)(?![a-z])")
-_HELD_OUT = re.compile(r"(?<![a-z])(?:val|valid|validation|dev|test|eval)(?![a-z])")
+_HELD_OUT = re.compile(r"(?<![a-z])(?:val|valid|validation|dev|cv|test|testing|eval|evaluation)(?![a-z])")
 # Positions, plans and processes are no metrics.
 _POSITIONS = re.compile(
-    r"(?:.*[/.])?(?:v_num|eta|rank|pid|ip|gpu|device|world_size|(?:max_|num_|total_|micro_|valid_)?steps?|global_step"
-    r"|episodes?|(?:max_|num_)?epochs?|iter|iterations?|(?:valid_)?num_updates|(?:total_)?timesteps|batch|batch_?size|port|seed"
+    r"(?:.*[/.])?(?:v_num|eta|progress|updates?|rank|pid|ip|gpu|device|world_size|(?:max_|num_|total_|micro_|valid_)?steps?|global_step"
+    r"|episodes?|(?:\w+_)?epochs?(?:_\w+)?|iter|iterations?|(?:valid_)?num_updates|(?:total_)?timesteps|batch|batch_?size|port|seed"
     r"|version|line|remaining|remaining_time|elapsed|elapsed_time)"
 )
 _SOURCES = re.compile(
-    r"(?<![\w/.-])(?:(?P<train>train(?:ing)?)|(?P<val>val|valid|validation|validating|dev)|(?P<test>test|testing)"
+    r"(?<![\w/.-])(?:(?P<train>train(?:ing)?)|(?P<val>val|valid|validation|validating|dev|(?<!\[)cv)|(?P<test>test|testing)"
     r"|(?P<eval>eval|evaluation|evaluating))(?![\w/])",
     re.IGNORECASE,
 )
@@ -78,7 +78,7 @@ def is_held_out(name: str) -> bool:
 @lru_cache(maxsize=2048)
 def is_position(name: str) -> bool:
     """Whether a name is that of a step, an epoch, a plan or a process: never of a metric."""
-    return _POSITIONS.fullmatch(folded(name)) is not None
+    return _POSITIONS.fullmatch(folded(name)) is not None and not is_result(name)
 
 
 def is_setting(name: str) -> bool:
@@ -109,8 +109,9 @@ def are_results(names: Sequence[str], *, has_axis: bool, has_source: bool = Fals
 
 def source_of(text: str) -> str:
     """Return what a text says that values were measured on: train, val, test, eval, or "" if it does not."""
-    match = _SOURCES.search(text)
-    return (match.lastgroup or "") if match is not None else ""
+    found = [match.lastgroup or "" for match in _SOURCES.finditer(text)]
+    # `Evaluating train: `
+    return next((source for source in found if source != "eval"), found[0] if found else "")
 
 
 def source_of_row(texts: Mapping[str, object]) -> str:
@@ -143,8 +144,9 @@ class LineNames:
         self._is_leading = False
         """Whether the first name has a source, which is that of all behind it."""
 
-    def add(self, words: Sequence[str], heading: str) -> str:
-        """Return the name that some words are. `heading` is a source that was named before them: `val: loss=3`."""
+    def add(self, words: Sequence[str], heading: str, group: str = "") -> str:
+        """Return the name that some words are. `heading` is a source that was named before them: `val: loss=3`. A name
+        that was there before has its `group`: `loss[loss=3], tot_loss[loss=3]`."""
         kept = [word for word in words if word.lower() not in _FILLERS] or list(words)
         name = joined(kept)
         own = source_of(" ".join(kept[:-1])) if len(kept) > 1 else ""
@@ -157,5 +159,7 @@ class LineNames:
             name = f"{self._source}_{name}"
         if name in self._known and len(kept) < len(words):
             name = joined(words)
+        if name in self._known and group:
+            name = f"{group}/{name}"
         self._known.add(name)
         return name

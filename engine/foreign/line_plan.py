@@ -21,6 +21,7 @@ from engine.foreign.line_names import (
     is_source,
     is_weak_result,
     joined,
+    may_be_metric,
     source_of,
     with_source,
     without_source,
@@ -30,18 +31,21 @@ MAX_OTHER_WORDS = 3  # beside the names of metrics; a sentence has more
 MAX_NAME_WORDS = 6
 MAX_BARE_WORDS = 3  # of a name without a separator
 
-_WORDS = re.compile(r"(?<![\w./?%<@'-])[A-Za-z]{3,}+")
+# Neither are the values of options: `level=info`.
+_WORDS = re.compile(r"(?<![\w./?%<@'=\"-])[A-Za-z]{3,}+(?!=)")
 _STOP_WORDS = frozenset((
     "a", "an", "and", "after", "are", "as", "at", "by", "for", "from", "has", "in", "is", "of", "on", "or", "over",
     "than", "that", "the", "then", "this", "to", "was", "were", "with",
 ))  # fmt: skip
 
 # Positions. Each pattern reads the text before a number.
-_EPOCH = re.compile(r"(?<![\w/.-])(?<!per )(?<!over )epoch(?:\(\w{1,20}\))?[\s:=#\[(]{0,6}$", re.IGNORECASE)
+_EPOCH = re.compile(
+    r"(?<![\w/.-])(?<!per )(?<!over )(?:epoch|ep(?:\.|(?=\W)))(?:\(\w{1,20}\))?[\s:=#\[(]{0,6}$", re.IGNORECASE
+)
 _EPOCH_WORD = re.compile("epoch", re.IGNORECASE)
 _STEP = re.compile(
-    r"(?<![\w/.-])(?<!per )(?P<name>(?:(?:global|train|training|current|env|learning|completed)[ _])?"
-    r"(?:steps?|iterations?|iters?|it|updates?|batch|rounds?|episodes?|time_?steps?)"
+    r"(?<![\w/.-])(?<!per )(?P<name>(?:(?:global|train|training|current|env|learning|completed|gradient)[ _])?"
+    r"(?:steps?|iterations?|iters?|itr?|updates?|upd?\.|batch|rounds?|episodes?|time_?steps?)"
     r"|num_updates|total[ _]timesteps|num_env_steps|current_steps|n_iter|training_iteration)[\s:=#\[(]{0,8}$",
     re.IGNORECASE,
 )
@@ -49,31 +53,48 @@ _GLOBAL_STEPS = frozenset({"global_step", "num_updates", "total_timesteps", "num
 _LEADING_MODE = re.compile(r"\W{0,10}train(?:ing)?:\s$", re.IGNORECASE)
 _LEADING_WORD = re.compile(r"\W{0,10}(?P<word>[^\W\d_]{2,15})\s?[#:]?\s?$")
 _NO_POSITIONS = frozenset({"gpu", "rank", "worker", "device", "node", "cuda", "fold", "layer", "class", "world", "pid"})
+# `Max accuracy: 72.1%` was there before.
+_RECAP = re.compile(
+    r"\W{0,8}(?:the )?(?:(?:current |overall )?best|highest|max(?:imum)?(?= (?:\w+ )?acc))\s", re.IGNORECASE
+)
 _SUMMARY = re.compile(r"\s{0,4}\*\s")
 
 # What follows a number.
-_OF = re.compile(r"[kKM]?[ ]{0,2}/[ ]{0,8}$")
+_NO_COUNT = re.compile(r"\.\w|[A-Za-z]")
+_OF = re.compile(r"(?:[kKM]|it)?[ ]{0,2}/[ ]{0,8}$")
 SCALES = {"k": 1e3, "K": 1e3, "M": 1e6}
+_UNITS = (
+    r"(?:[mun]s|µs|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|[KMGTkmgt]i?[Bb](?:ytes)?|[KMG](?![A-Za-z])"
+    r"|it|[A-Za-z]{1,12}/\w{1,12}(?:/\w{1,12}){0,2}|/s(?:/\w{1,12})?|[GT]?FLOPS?|[GTP]F|x|W|°?C)(?![A-Za-z\d_])"
+)
 _UNIT = re.compile(
-    r"\s?%|[kKMGT](?![A-Za-z])"
+    rf"\s?%|[kKMGT](?![A-Za-z])|(?:{_UNITS}"
     # The words of a name may follow instead: `2.0 hours left=3`
-    r"|(?!\s\w{1,20}(?:\s\w{1,20})?\s?[:=])\s?(?:[mun]s|µs|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?"
-    r"|[KMGTkmgt]i?[Bb](?:ytes)?|[KMG](?![A-Za-z])|it|[A-Za-z]{1,12}/\w{1,12}(?:/\w{1,12}){0,2}|/s(?:/\w{1,12})?"
-    r"|[GT]?FLOPS?|[GTP]F|x|W|°?C)(?![A-Za-z\d_])(?!\s{0,4}[:=])(?:\([\d.]{1,8}%\))?",
+    rf"|(?!\s\w{{1,20}}(?:\s\w{{1,20}})?\s?[:=])\s{_UNITS}(?!\s{{0,4}}[:=]))(?:\([\d.]{{1,8}}%\))?",
 )
 _RESULT_UNITS = frozenset({"%", " %", "k", "K", "M", "x"})
 # What makes a number something else: a path, a version, a date, an operator of code.
-_NO_NUMBER = re.compile(r"\w|[/:+^=<>-](?=\w)|\.\w|[ \t]{0,4}[*^]|\s{0,2}-{1,2}>")
+_NO_NUMBER = re.compile(r"\w|[/:+^=<>-](?=\w)|\.\w|[ \t]{0,4}[*^](?=\s?[A-Za-z_(])|\s{0,2}-{1,2}>")
 _DEVIATIONS = frozenset({"+", "±", "+/-"})
 
 # What is between a name and its number, from the end.
 _OPENER = re.compile(r"[\[(]{0,2}(?:(?:\w{1,20}\.)?(?:tensor|float\d{1,3}|int\d{1,3}|Array)\()?$")
 _SEPARATOR = re.compile(r"\s*(?:[:=]|->|→|\.{3,})\s*$|\s+is\s+$|\s+$")
-_PARENTHESIS = re.compile(r"\s?\([\w/%., -]{1,24}\)$")
+# `(ms)`, ` in s`
+_PARENTHESIS = re.compile(r"\s?\([\w/%., -]{1,24}\)$|\sin\s(?:[mun]?s|secs?|seconds|minutes|%)$")
 _HARD = re.compile(r"[,;|\[\]{}()<>\"]|  | -{1,2} |: ")
-_HARD_START = re.compile(r"\s?(?:[,;|\](]|  | -{1,2} |$)")
-_NAME_WORD = re.compile(r"[A-Za-z_][\w@./%+'-]*+")
+_HARD_START = re.compile(r"\s?(?:[,;|\](]|  | -{1,2} |\.?\s?$)|\s:\s")
+_NAME_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_@./%+'-]*+|[^\W\d]++")
+_SOURCE_FILE = re.compile(r"\.(?:py|c|cc|cpp|cu|h|go|jl|rs|js|ts|java|lua|R)$")
 _LABEL = re.compile(r"(?:^|[\s|\[(])(\w{2,10})[:\]]\s*$")
+# `tot_loss[loss=3, `
+_GROUP = re.compile(r"([A-Za-z][\w.]{0,40})\[$")
+# `Loss (for one batch) at step 100: 3`, `Accuracy over epoch: 3`
+_AT_POSITION = re.compile(
+    r"\s(?:(?:at|after|for|in|on|over|end|of|the)\s){1,4}(?:(?!final|best)\w{1,20}\s)?(?:epoch|step|iteration|iter|batch|round)\s?$",
+    re.IGNORECASE,
+)
+_INSERTION = re.compile(r"\s\([^()]{0,60}\)")
 
 
 class Context(Enum):
@@ -104,15 +125,15 @@ class StepNumber:
     number: int
     total: int | None = None
     scale: float = 1.0
-    is_named: bool = False
-    """Whether a word, such as `step`, is before it."""
+    name: str = ""
+    """The word before it, such as `step`."""
     is_plural: bool = False
     """Whether the word is one of several steps, so that another position is to be preferred."""
 
     @property
     def is_fraction(self) -> bool:
         """Whether it is a position only if it is not above its total."""
-        return not self.is_named and self.total is not None and self.total >= 0
+        return not self.name and self.total is not None and self.total >= 0
 
 
 @dataclass
@@ -125,6 +146,7 @@ class Plan:
     averages: list[tuple[str, int]] = field(default_factory=list)
     steps: list[StepNumber] = field(default_factory=list)
     epoch: int | None = None
+    rank: int | None = None
     source: str = ""
     held_out: bool = False
     is_training: bool = False
@@ -155,13 +177,14 @@ class _PlanMaker:
         self._left = [text[unit.end() :] if unit else text for text, unit in zip(texts, units, strict=True)]
         self._roles = [Role.OTHER] * self._count
         self._plan, self._names = Plan(), LineNames()
+        self._added: set[str] = set()
         self._results: list[str] = []
         """Names whose values have no unit of a reading."""
         self._others: list[str] = []
         """Text that belongs to no name."""
         self._label: str | None = None
         """That text before the first value."""
-        self._heading = ""
+        self._heading = self._group = ""
         self._has_bar = any("%|" in text or "it/s" in text or "s/it" in text for text in texts)
 
     def make(self, context: Context) -> Plan:
@@ -207,13 +230,13 @@ class _PlanMaker:
             length = 1
         elif self._plan.epoch is None and self._is_epoch(number, total):
             self._plan.epoch = number
-        elif (step := _STEP.search(left)) is not None and not right.startswith("."):
+        elif (step := _STEP.search(left)) is not None and (scale > 1 or not _NO_COUNT.match(right)):
             name = step["name"].lower().replace(" ", "_")
             is_plural = name.endswith("steps") and name not in _GLOBAL_STEPS
             counts_to = -1 if total is None and name == "batch" else total
-            position = StepNumber(number, counts_to, scale, is_named=True, is_plural=is_plural)
+            position = StepNumber(number, counts_to, scale, name, is_plural)
             preferred[0 if name in _GLOBAL_STEPS else 1 + is_plural].append(position)
-        elif total is not None and self._is_free(left):
+        elif total is not None and (self._is_free(left) or self._right[total].startswith((" [", "it ["))):
             preferred[1 if left.endswith("[") else 2].append(StepNumber(number, total, scale))
         elif right.startswith("it ["):
             preferred[2].append(StepNumber(number, -1))
@@ -229,6 +252,9 @@ class _PlanMaker:
     def _is_epoch(self, number: int, total: int | None) -> bool:
         left, right = self._left[number], self._right[number]
         if _EPOCH.search(left) is not None:
+            return _NO_COUNT.match(right) is None
+        # `1epoch:train: `
+        if right.startswith(("epoch:", "epoch ")):
             return True
         # `Train: 3 [ 100/ 400]`
         if number == 0 and _LEADING_MODE.match(left) and re.match(r"\s{1,4}\[", right):
@@ -244,9 +270,9 @@ class _PlanMaker:
         """Whether a line begins as `[1,  2000] loss: 2.2`."""
         return (
             self._count > 1
-            and self._left[0].strip() == "["
+            and self._left[0].strip() in ("[", "(")
             and re.fullmatch(r",\s*", self._right[0]) is not None
-            and self._right[1].startswith("]")
+            and self._right[1].startswith(("]", ")"))
         )
 
     def _is_free(self, left: str) -> bool:
@@ -254,7 +280,9 @@ class _PlanMaker:
         before = left.rstrip()
         if before.endswith((":", "=")):
             return not _NAME_WORD.fullmatch(re.split(r"[\s,;|\[\](){}]", before[:-1].rstrip())[-1])
-        return not before.endswith(("(", "-", "/", ".")) and (not before[-1:].isalpha() or left != before)
+        return not before.endswith(("(", "-", "/")) and (
+            left != before or not (before[-1:].isalpha() or before[-1:] == ".")
+        )
 
     # Pairs
 
@@ -269,16 +297,29 @@ class _PlanMaker:
             if left.strip() == "(" and self._roles[number - 1] is Role.VALUE and self._plan.pairs:
                 self._plan.averages.append((self._plan.pairs[-1][0], number))
             return
+        if number and self._roles[number - 1] is Role.POSITION and left.strip() in (":", "="):
+            # `Loss (for one batch) at step 100: 3`
+            text, matched = _AT_POSITION.subn("", _INSERTION.sub("", "".join(self._left[:number])))
+            if matched:
+                self._others.clear()
+                left = text + left
         words, is_explicit, rest = _find_name(left)
+        if "]" in rest:
+            self._group = ""
         self._others.append(rest)
         if self._label is None and words:
             label = " | ".join(self._others)
         scale = _scale_of(right)
+        if [word.lower() for word in words] == ["rank"]:
+            self._plan.rank = number
+            return
         if not words or scale is None or not (is_explicit or self._is_bare_pair(words, rest, number)):
             self._others.append(" ".join(words))
             return
         if (match := _LABEL.search(rest)) is not None:
             self._heading = source_of(match[1]) or self._heading
+        if (match := _GROUP.search(rest)) is not None:
+            self._group = match[1]
         if len(words) == 1 and is_source(words[0]) and self._plan.pairs and not self._heading:
             # `loss train: 2, val: 3`
             before = self._plan.pairs[-1][0]
@@ -286,8 +327,9 @@ class _PlanMaker:
             words = [words[0], base] if base not in ("", before) else words
         self._label = self._label if self._label is not None else label
         self._roles[number] = Role.VALUE
-        name = self._names.add(words, self._heading)
-        if not is_position(name):
+        name = self._names.add(words, self._heading, self._group)
+        if not (is_position(name) or _SOURCE_FILE.search(name)) and name not in self._added:
+            self._added.add(name)
             self._add(name, number, scale)
 
     def _add(self, name: str, number: int, scale: float) -> None:
@@ -312,7 +354,9 @@ class _PlanMaker:
         if not rest.strip() and number and self._roles[number - 1] in (Role.VALUE, Role.MORE):
             return True
         is_whole = _HARD_START.match(self._left[number + 1]) is not None
-        return is_whole and (not rest or rest.endswith((",", ";", "|", "  ", ")", "]")))
+        label = rest.rstrip(" ")
+        is_first = not rest or rest[-2:] == "  " or label.endswith((",", ";", "|", ")", "]", ":"))
+        return is_first and (is_whole or label.endswith(":"))
 
     # Judgment
 
@@ -320,19 +364,22 @@ class _PlanMaker:
         """Decide whether the line has metrics, or is a heading."""
         plan, names = self._plan, self._results
         num_others = sum(not is_source(word) for word in _WORDS.findall(others))
-        is_terse = self._has_bar or num_others <= MAX_OTHER_WORDS
+        is_terse = self._has_bar or num_others <= max(MAX_OTHER_WORDS, len(plan.pairs))
         if names and is_terse:
             has_axis = plan.has_axis or context is not Context.NONE
             is_in_block = context is Context.BLOCK and not num_others and not plan.has_axis
-            plan.is_accepted = is_in_block or are_results(names, has_axis=has_axis, has_source=bool(source))
-            plan.may_be_learned = plan.has_axis and not self._has_bar and not any(map(is_setting, names))
+            is_recap = not plan.has_axis and _RECAP.match(self._left[0]) is not None
+            is_known = is_in_block or are_results(names, has_axis=has_axis, has_source=bool(source))
+            plan.is_accepted = is_known and not is_recap
+            is_regular = plan.has_axis or (len(plan.pairs) > 1 and not num_others and self._label == "")
+            plan.may_be_learned = is_regular and not self._has_bar and not any(map(is_setting, names))
         plan.source, plan.is_training = "" if source == "train" else source, source == "train"
         plan.pairs = [(with_source(name, plan.source), number, scale) for name, number, scale in plan.pairs]
         plan.ratios = [(with_source(name, plan.source), number, total) for name, number, total in plan.ratios]
         plan.averages = [(with_source(name, plan.source), number) for name, number in plan.averages]
         results = [name for name in names if is_result(name) or is_weak_result(name)]
         plan.held_out = bool(plan.source) or (bool(results) and all(map(is_held_out, results)))
-        has_named_position = plan.epoch is not None or any(position.is_named for position in plan.steps)
+        has_named_position = plan.epoch is not None or any(position.name for position in plan.steps)
         plan.is_heading = is_terse and not self._has_bar and (has_named_position or bool(source))
 
 
@@ -341,7 +388,7 @@ def _is_leading_count(left: str, right: str) -> bool:
     if not left.strip():
         return re.match(r":(?!\d)", right) is not None
     word = _LEADING_WORD.match(left)
-    if word is None or re.match(r"\s?[:|,\])-]", right) is None:
+    if word is None or re.match(r"\s?(?:[:|,\])]|-(?!\d))", right) is None:
         return False
     return word["word"].lower() not in _NO_POSITIONS and not is_result(word["word"])
 
@@ -362,12 +409,19 @@ def _find_name(left: str) -> tuple[list[str], bool, str]:
     if separator is None:
         return [], False, left
     named, is_explicit = text[: separator.start()], bool(separator[0].strip())
-    parenthesis = _PARENTHESIS.search(named) if is_explicit else None
-    named = named[: parenthesis.start()] if parenthesis is not None else named
+    parenthesis = _PARENTHESIS.search(named)
+    if parenthesis is not None and (is_explicit or may_be_metric(named[: parenthesis.start()] + "0")):
+        named = named[: parenthesis.start()]
+    if is_explicit:
+        named = _AT_POSITION.sub("", named)
     begin = max((match.end() for match in _HARD.finditer(named)), default=0)
     words = named[begin:].split()
     first = len(words)
-    while first and _NAME_WORD.fullmatch(words[first - 1]) and words[first - 1].lower() not in _STOP_WORDS:
+    while first and _NAME_WORD.fullmatch(words[first - 1]):
+        # `Std of reward` is one name.
+        is_joint = words[first - 1] == "of" and 1 < first < len(words) and words[first - 2].lower() not in _STOP_WORDS
+        if not is_joint and words[first - 1].lower() in _STOP_WORDS:
+            break
         first -= 1
     first = max(first, len(words) - MAX_NAME_WORDS)
     return words[first:], is_explicit, named[:begin] + " ".join(words[:first])

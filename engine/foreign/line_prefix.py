@@ -13,10 +13,10 @@ _DATE = r"(?:\d{4}[-/.]\d\d[-/.]\d\d|\d\d[-/.]\d\d(?:[-/.]\d{2,4})?|\d{8})"
 _BASIC = re.compile(r":[\w.]{0,80}:")
 _ITEM = re.compile(
     # `[2026-11-20 10:00:00,123 name]`, `2026-11-20T10:00:00.123456:`
-    rf"\[?{_DATE}[ T,_-]{_TIME}(?=[^\w]|$)(?:[ \w.]{{0,60}}\])?\]?:?"
+    rf"\[?(?:[A-Z]{{2,8}} )?{_DATE}[ T,_-]{_TIME}(?=[^\w]|$)(?:[ \w.]{{0,60}}\])?\]?:?"
     rf"|\[?{_TIME}\]?(?=[\s|-])"
     # syslog: `Nov 30 12:00:01 host train[12]:`
-    rf"|[A-Z][a-z]{{2}} [ \d]\d {_TIME} [\w.-]{{1,60}} [\w./-]{{1,60}}(?:\[\d+\])?:"
+    rf"|[A-Z][a-z]{{2}} [ \d]\d {_TIME}(?: [\w.-]{{1,60}} [\w./-]{{1,60}}(?:\[\d+\])?:)?"
     # glog: `I1120 10:00:26.230209 140110937163584 metric_logger.py:214]`
     rf"|[IWEF]\d{{4,8}} {_TIME}\s+\d+\s(?:\w{{1,40}}\s)?[\w.]{{1,80}}:\d+\]"
     # `[logging.py:96:log_dist]`, `train.py:12`, `name.of.logger:143`
@@ -36,6 +36,8 @@ def strip_prefix(text: str) -> str | None:
 
     Blanks at the beginning stay, because a line may be below its heading.
     """
+    if text[:1] == "{":
+        return text
     level = _LEVEL.search(text, 0, MAX_LEVEL_COLUMN)
     position = 0
     if level is not None:

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from engine.foreign.line_metrics import MAX_LINE_LENGTH, LineParser, ParsedLine
-from engine.foreign.line_names import is_held_out
+from engine.foreign.line_metrics import MAX_LINE_LENGTH, Candidate, LineParser, ParsedLine
+from engine.foreign.line_names import is_held_out, with_source
 from engine.foreign.line_plan import Context
+from engine.foreign.output_lines import JoinedLines
 from engine.foreign.output_ranks import PrintedRanks
 from engine.foreign.output_tables import Box, Tables
 from engine.foreign.points import Point
@@ -26,7 +27,7 @@ MAX_EPOCH = 1e9  # what is beyond it, or not finite, is no epoch
 # A progress bar is redrawn up to 20 times per second.
 PENDING_SECONDS = 0.25
 MAX_RECORD_LINES = 64  # below a position
-LEARNED_LINES = 3  # of one shape, until unknown names of it are metrics
+LEARNED_LINES = (4, 3)  # until unknown names are metrics: without a position, and with one
 # LightGBM's `Early stopping, best iteration is:`
 _RECAP = re.compile(r"\bbest\b[^:]{0,60}:\s*$", re.IGNORECASE)
 # tqdm: `12/100 [00:01<00:08, `
@@ -49,7 +50,7 @@ class OutputMetrics:
         """Patterns that were given up."""
         self._names = MetricNames()
         self._ranks = PrintedRanks()
-        self._parser, self._tables, self._box = LineParser(), Tables(), Box()
+        self._parser, self._joined, self._tables, self._box = LineParser(), JoinedLines(), Tables(), Box()
         self._source = ""
         """What a heading says that the lines below it were measured on."""
         self._record_lines = self._block_lines = 0
@@ -57,14 +58,18 @@ class OutputMetrics:
         self._skips_next = False
         self._last_batch: list[Point] = []
         """The points of what may be the last batch of a validation."""
-        self._candidates: dict[str, list[list[Point]]] = {}
-        """The points of lines with unknown names, by their shape."""
+        self._candidates: dict[str, list[tuple[float, list[Point]]]] = {}
+        """The counters and the points of lines with unknown names, by these names."""
         self._kinds: dict[str, tuple[int, frozenset[str], bool]] = {}
         """The step of the latest value of each metric, the names of its line, and whether the line had that step."""
         self._epoch: float | None = None
         self._axis: _Axis = ""
         self._steps = _Counter()
         self._steps_per_epoch = math.inf
+        self._heading_name = ""
+        """The word before the step of headings."""
+        self._loop: tuple[float | None, int, bool] = (None, 0, False)
+        """The epoch, the total of its first counter, and whether that is over."""
         self._has_bar = False
         """Whether the steps are those of a bar without metrics."""
         self._step, self._first_count = 0, first_count
@@ -104,14 +109,23 @@ class OutputMetrics:
 
     def finish(self) -> list[Point]:
         """Return the points of a record that the end of the output has ended."""
+        points = self._read_texts(self._joined.end(), (), is_final=True) or []
         last_batch, self._last_batch = self._last_batch, []
-        return last_batch + (self._points_of(self._box.end(), (), is_final=True) or [])
+        return points + last_batch + (self._points_of(self._box.end(), (), is_final=True) or [])
 
     def _read(self, line: str, below: Sequence[str], *, is_final: bool) -> list[Point] | None:
         """Return the points of a line; None if it has none yet, because it is to be read again when it is final."""
+        texts = self._ranks.strip(line)
+        joined = [text for each in texts for text in self._joined.add(each, may_be_block=not self._block_lines)]
+        points = self._read_texts(joined, below, is_final=is_final)
+        return None if points == [] and not is_final and _parse_counter(line) is not None else points
+
+    def _read_texts(self, texts: Sequence[str], below: Sequence[str], *, is_final: bool) -> list[Point] | None:
         points: list[Point] | None = []
-        for text in self._ranks.strip(line):
+        for text in texts:
             for parsed in self._parse(text):
+                if parsed.rank is not None and not self._ranks.counts(parsed.rank):
+                    continue
                 if not parsed.values:
                     self._note_heading(parsed, is_final=is_final)
                 elif (found := self._points_of(parsed, below, is_final=is_final)) is None:
@@ -120,8 +134,8 @@ class OutputMetrics:
                     self._last_batch, points = found, points or []
                 else:
                     found = self._after_batch(parsed, found)
-                    points = (points or []) + (self._learn(parsed, found) if parsed.candidate else found)
-        return None if points == [] and not is_final and _parse_counter(line) is not None else points
+                    points = (points or []) + (self._learn(parsed.candidate, found) if parsed.candidate else found)
+        return points
 
     def _may_be_last_batch(self, parsed: ParsedLine) -> bool:
         """Whether a line is of the last batch of a validation if its batches count from zero."""
@@ -138,21 +152,22 @@ class OutputMetrics:
         # It may lack some, as the loss.
         return [point for point in batch if point.name not in parsed.values] + points
 
-    def _learn(self, parsed: ParsedLine, points: list[Point]) -> list[Point]:
+    def _learn(self, candidate: Candidate, points: list[Point]) -> list[Point]:
         """Return the points of lines of one shape with unknown names, once there are some whose steps grow."""
-        known = self._candidates.setdefault(parsed.candidate, [])
-        if known and points[0].step <= known[-1][0].step:
+        known = self._candidates.setdefault(candidate.names, [])
+        if known and candidate.counter <= known[-1][0]:
             known.clear()
-        known.append(points)
-        if len(known) < LEARNED_LINES:
+        known.append((candidate.counter, points))
+        if len(known) < LEARNED_LINES[candidate.is_position]:
             return []
-        self._parser.learn(parsed.candidate)
-        return [point for each in self._candidates.pop(parsed.candidate) for point in each]
+        self._parser.learn(candidate)
+        return [point for _, each in self._candidates.pop(candidate.names) for point in each]
 
     def _points_of(self, parsed: ParsedLine | None, below: Sequence[str], *, is_final: bool) -> list[Point] | None:
         if parsed is None:
             return []
         self._inherit_source(parsed)
+        self._note_loop(parsed)
         has_own_counter = self._has_own_counter(parsed)
         # Of a bar or a list of batches of a validation, the last line counts: the others are of a part of the data.
         if has_own_counter and parsed.step is not None:
@@ -178,7 +193,7 @@ class OutputMetrics:
         """Whether the step of a line counts the batches of a validation."""
         if not parsed.held_out or parsed.step is None or parsed.total is None:
             return False
-        return bool(parsed.source) or not (parsed.has_named_step or self._steps.total in (0, parsed.total))
+        return bool(parsed.source) or not (parsed.step_name or self._steps.total in (0, parsed.total))
 
     def _inherit_source(self, parsed: ParsedLine) -> None:
         """Add what a heading or the batches of a validation said of the lines below them."""
@@ -191,15 +206,30 @@ class OutputMetrics:
             parsed.values = {f"{self._source}/{name}": value for name, value in parsed.values.items()}
             parsed.held_out = True
 
+    def _note_loop(self, parsed: ParsedLine) -> None:
+        """Take a second counter with another total, in the same epoch, as that of an evaluation."""
+        epoch, total, is_over = self._loop
+        line_epoch = self._epoch if parsed.epoch is None else parsed.epoch
+        if not parsed.total or parsed.step is None or line_epoch is None or parsed.held_out:
+            return
+        if line_epoch != epoch:
+            self._loop = (line_epoch, parsed.total, parsed.step >= parsed.total - 1)
+        elif total == parsed.total:
+            self._loop = (epoch, total, is_over or parsed.step >= total - 1)
+        elif is_over:
+            parsed.source, parsed.held_out = "eval", True
+            parsed.values = {with_source(name, "eval"): value for name, value in parsed.values.items()}
+
     def _note_heading(self, parsed: ParsedLine, *, is_final: bool) -> None:
         """Take the position of a heading for the lines below it, and what they are measured on."""
         self._record_lines = self._block_lines = MAX_RECORD_LINES
         self._source = parsed.source
-        if parsed.source and (parsed.total is not None or not parsed.has_named_step):
+        if parsed.source and (parsed.total is not None or not parsed.step_name):
             return
         if parsed.epoch is not None and abs(parsed.epoch) <= MAX_EPOCH:
             self._epoch = parsed.epoch
-        if parsed.step is not None and parsed.has_named_step:
+        if parsed.step is not None and parsed.step_name and self._heading_name in ("", parsed.step_name):
+            self._heading_name = parsed.step_name
             self._axis, self._step, self._has_bar = (
                 "step",
                 self._steps.count(parsed, self._epoch, is_final=is_final),

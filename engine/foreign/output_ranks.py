@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 
-# torchrun's `[rank0]:` and `[default0]:`, `[train.py/0]:`, accelerate's `[RANK 0]`
+# torchrun's `[rank0]:` and `[default0]:`, `[train.py/0]:`, accelerate's `[RANK 0]`, `[GPU0]`, mpirun's `[1,0]<stdout>:`
 _RANK = re.compile(
-    r"\[(?!epoch|step|iter|batch)(?:[a-z_]{1,30} ?|[\w.-]{1,60}/)(?P<rank>\d{1,6})\]: ?|\[rank (?P<own>\d{1,6})\] ?",
+    r"\[(?!epoch|step|iter|batch)(?:[a-z_]{1,30} ?|[\w.-]{1,60}/)(?P<rank>\d{1,6})\]: ?"
+    r"|\[(?:rank|gpu|cuda)[ :]?(?P<own>\d{1,6})\] ?|\[\d{1,6},(?P<mpi>\d{1,6})\]<std(?:out|err)>: ?",
     re.ASCII | re.IGNORECASE,
 )
 # Ray: `(RayTrainWorker pid=4711, ip=10.0.0.7) `
 _WORKER = re.compile(r"\([\w.:]{1,80} (?:pid=)?(?P<pid>\d{1,10})(?:, ip=[\d.]{7,15})?\) ?", re.ASCII)
 _REPEATED = re.compile(r" ?\[repeated \d{1,9}x across cluster\]")
+# Behind time and logger: `INFO [train.py:10] (0/4) `
+_INNER_RANK = re.compile(r"\] \((?P<rank>\d{1,6})/\d{1,6}\) ")
+MAX_PREFIX_CHARS = 120
 MAX_HELD_LINES = 3  # of a rank above 0
 # srun --label
 _LABEL = re.compile(r"\s{0,5}(\d{1,6}): ?")
@@ -42,8 +46,10 @@ class PrintedRanks:
             return [_REPEATED.sub("", line[worker.end() :])] if worker["pid"] == self._worker else []
         rank = _RANK.match(line)
         if rank is not None:
-            return self._of_rank(int(rank["rank"] or rank["own"]), line[rank.end() :])
+            return self._of_rank(int(rank[rank.lastgroup or 0]), line[rank.end() :])
         label = _LABEL.match(line)
+        if (inner := _INNER_RANK.search(line, 0, MAX_PREFIX_CHARS)) is not None:
+            return self._of_rank(int(inner["rank"]), line[: inner.start() + 2] + line[inner.end() :])
         if label is None:
             self._is_labeled = self._is_labeled and not line.strip()
             return [line]
@@ -53,6 +59,11 @@ class PrintedRanks:
             self._has_labels = True
         self._last_label = number
         return self._of_rank(number, line[label.end() :]) if self._is_labeled and self._has_labels else [line]
+
+    def counts(self, rank: int) -> bool:
+        """Whether a line that names its rank counts."""
+        self._lowest = rank if self._lowest is None else min(rank, self._lowest)
+        return rank == self._lowest
 
     def _of_rank(self, rank: int, text: str) -> list[str]:
         if self._lowest is None or rank < self._lowest:

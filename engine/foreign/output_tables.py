@@ -10,28 +10,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.foreign.line_metrics import MAX_LINE_LENGTH, ParsedLine
-from engine.foreign.line_names import is_position, is_result
+from engine.foreign.line_names import is_position, is_result, is_source, is_weak_result, source_of, with_source
 from engine.foreign.line_prefix import strip_prefix
 from engine.foreign.reading import EPOCH_NAMES, parse_number, to_step
 
-MIN_HEADING_COLUMNS = 3
+MIN_HEADING_COLUMNS = 3  # two where the columns are marked
+MAX_OTHER_LINES = 100  # below a heading, until a table is over
 MAX_BOX_ROWS = 200
 _HEADING_NAME = re.compile(r"[A-Za-z#][\w@./%()#-]*+(?: [A-Za-z/(%][\w@./%()#-]*+){0,3}")
 # What a progress bar adds to a row or a heading: `: 100%|███`
 _TABLE_END = re.compile(r":\s{1,8}\d{1,3}%")
-_UNDERLINE = re.compile(r"\s*[-=─━]{1,40}(?:\s+[-=─━]{1,40})+\s*")
+_UNDERLINE = re.compile(r"[\s|+:=─━┌┬┐├┼┤└┴┘┏┳┓┡╇┩╈┗┻┛╭╮╰╯-]{3,}")
 _CELL = re.compile(
     r"(?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf)"
     r"(?P<rest>/\d+|\s?%|\s?\([\d.%]+\)|\s?[A-Za-zµ]{1,3}(?:/\w{1,5})?)?",
     re.IGNORECASE,
 )
-_WIDE = re.compile(r"\s{2,}|\t")
+_COLUMNS = re.compile(r"\s{2,}|\t")
+_COMMAS = re.compile(",")
 _LABEL = re.compile(r"[\w.]{1,40}: ")
 _BARS = re.compile(r"[|│┃]")
 _BOX_NAME = re.compile(r"[A-Za-z_][\w@./%()+ -]{0,100}")
+# The row of all classes
+_SUMMARY = re.compile(r"all|mean|average|overall|total|(?:macro|micro|weighted|samples) avg", re.IGNORECASE)
 _STEP_COLUMNS = (
     "total_timesteps", "global_step", "step", "steps", "num_updates", "iteration", "iterations", "iter", "it", "#",
-    "batch",
+    "batch", "training_iteration",
 )  # fmt: skip
 _EPOCH_COLUMNS = frozenset({*EPOCH_NAMES, "e"})
 
@@ -39,7 +43,7 @@ _EPOCH_COLUMNS = frozenset({*EPOCH_NAMES, "e"})
 @dataclass
 class _Heading:
     names: list[str]
-    by_commas: bool
+    separator: re.Pattern[str]
     is_sure: bool
     """Whether the names are known to be those of columns: results are among them, or a line is drawn below."""
 
@@ -49,45 +53,53 @@ class Tables:
 
     def __init__(self) -> None:
         self._heading: _Heading | None = None
+        self._num_other = 0
 
     def read(self, text: str) -> ParsedLine | None:
         """Return the values of a row; None if the line is no row of the latest heading."""
         if self._heading is None or len(text) > MAX_LINE_LENGTH:
             return None
-        cells = _cells(text, self._heading)
-        return _row(cells, self._heading.names) if cells else None
+        row = _row(_cells(text, self._heading.separator), self._heading)
+        self._num_other = 0 if row is not None else self._num_other + 1
+        if self._num_other > MAX_OTHER_LINES:
+            self._heading = None
+        return row
 
     def is_heading(self, text: str) -> bool:
         """Note the heading of a table, and the line below it."""
         if len(text) > MAX_LINE_LENGTH:
             return False
-        if self._heading is not None and _UNDERLINE.fullmatch(text):
+        if self._heading is not None and self._num_other == 0 and _UNDERLINE.fullmatch(text):
             self._heading.is_sure = True
             return True
         heading = _parse_heading(text)
         if heading is None:
             return False
-        self._heading = heading
+        self._heading, self._num_other = heading, 0
         return heading.is_sure
 
 
 def _parse_heading(text: str) -> _Heading | None:
     """Return the names of the columns of a table; None for any other line."""
-    text = _without_bar(text).strip()
+    text = _without_bar(text)
     if not text or text[-1] in ".;!?" or (text[0].isdigit() and "," not in text):
         return None
-    if "," in text and _WIDE.search(text) is None:
-        names = [name.strip() for name in _LABEL.sub("", (strip_prefix(text) or "").strip(), count=1).split(",")]
-        by_commas = True
-    else:
-        names = _WIDE.split(text)
-        by_commas = False
-    if len(names) < MIN_HEADING_COLUMNS or not all(_HEADING_NAME.fullmatch(name) for name in names):
+    separator = next((each for each in (_BARS, _COLUMNS) if each.search(text)), _COMMAS)
+    names = _cells(text, separator)
+    if not all(_HEADING_NAME.fullmatch(name) for name in names[1:]) or not names[1:]:
         return None
-    cleaned = [_column_name(name) for name in names]
+    cleaned = [_column_name(name) for name in names if name]
+    is_marked = separator is _BARS or "\t" in text
+    if len(cleaned) < (2 if is_marked else MIN_HEADING_COLUMNS) or not _HEADING_NAME.fullmatch(cleaned[0]):
+        return None
     # A sentence has few names of results in it.
-    is_sure = sum(map(is_result, cleaned)) * 6 >= len(cleaned)
-    return _Heading(cleaned, by_commas, is_sure) if is_sure or not by_commas else None
+    is_sure = sum(map(is_result, cleaned)) * 6 >= len(cleaned) or (separator is _BARS and all(map(is_source, cleaned)))
+    return _Heading(cleaned, separator, is_sure) if is_sure or separator is not _COMMAS else None
+
+
+def _without_bar(text: str) -> str:
+    end = _TABLE_END.search(text)
+    return (text[: end.start()] if end is not None else text).strip()
 
 
 def _column_name(name: str) -> str:
@@ -95,41 +107,53 @@ def _column_name(name: str) -> str:
     return words[0] if len(words) == 1 else "_".join(words).lower() or name
 
 
-def _without_bar(text: str) -> str:
-    end = _TABLE_END.search(text)
-    return text[: end.start()] if end is not None else text
+def _cells(text: str, separator: re.Pattern[str]) -> list[str]:
+    text = _without_bar(text)
+    if separator is not _COLUMNS:
+        text = (strip_prefix(text) or "").strip()
+    if separator is _COMMAS:
+        text = _LABEL.sub("", text, count=1)
+    cells = [cell.strip() for cell in separator.split(text)]
+    return cells[1:-1] if len(cells) > 2 and not cells[0] and not cells[-1] else cells
 
 
-def _cells(text: str, heading: _Heading) -> list[str]:
-    """Return the cells of a row with as many as the heading has."""
-    text = _without_bar(text).strip()
-    if heading.by_commas:
-        stripped = _LABEL.sub("", (strip_prefix(text) or "").strip(), count=1)
-        splits: list[list[str]] = [[cell.strip() for cell in stripped.split(",")]]
-    else:
-        splits = [_WIDE.split(text), text.split()]
-    return next((cells for cells in splits if len(cells) == len(heading.names)), [])
-
-
-def _row(cells: Sequence[str], names: Sequence[str]) -> ParsedLine | None:
-    numbers = [_CELL.fullmatch(cell) for cell in cells]
-    # The first cell of a summary of all classes names them.
-    if (numbers[0] is None and cells[0] != "all") or sum(number is not None for number in numbers) * 2 < len(cells):
+def _row(cells: Sequence[str], heading: _Heading) -> ParsedLine | None:
+    """Return the values of a row. It may have a cell more than the heading has names: a label, or the index."""
+    names, label = heading.names, ""
+    if len(cells) != len(names):
+        if heading.separator is _COLUMNS and len(cells) != len(names) + 1:
+            cells = " ".join(cells).split()
+        if len(cells) == len(names) + 1 and heading.is_sure:
+            label, *cells = cells
+    if len(cells) != len(names):
         return None
-    line = ParsedLine(held_out=cells[0] == "all")
+    numbers = [_CELL.fullmatch(cell) for cell in cells]
+    keys = [name.lower() for name in names]
+    has_step = any(number and key in _STEP_COLUMNS for key, number in zip(keys, numbers, strict=True))
+    is_summary = _SUMMARY.fullmatch(label or cells[0]) is not None
+    by_source = bool(label) and all(map(is_source, names))
+    line = ParsedLine(held_out=is_summary)
+    if label.isdigit() and "support" not in keys:
+        line.step = to_step(float(label))
+    elif label and not is_summary and not by_source:
+        return None
+    is_labeled = numbers[0] is not None or is_summary or has_step or by_source
+    if not is_labeled or sum(number is not None for number in numbers) * 2 < len(cells):
+        return None
     found: dict[str, float] = {}
-    for name, number in zip(names, numbers, strict=True):
+    for name, key, number in zip(names, keys, numbers, strict=True):
         value = parse_number(number["number"]) if number is not None else None
         if value is None or number is None:
             continue
-        key = name.lower()
         if key in _EPOCH_COLUMNS:
             line.epoch = value
         elif key in _STEP_COLUMNS:
             found[key] = value
-        elif not is_position(name) and (is_result(name) or "." in number["number"]):
-            line.values[name] = value
-    line.step = next((to_step(found[key]) for key in _STEP_COLUMNS if key in found), None)
+        elif by_source:
+            line.values[with_source(label, source_of(name))] = value
+        elif not is_position(name) and (is_result(name) or is_weak_result(name) or "." in number["number"]):
+            line.values[f"{label}/{name}".replace(" ", "_") if label and is_summary else name] = value
+    line.step = next((to_step(found[key]) for key in _STEP_COLUMNS if key in found), line.step)
     return line if line.values else None
 
 
@@ -152,7 +176,8 @@ class Box:
             return True, None
         value = parse_number(cell["number"]) if cell is not None and not cell["rest"] else None
         if value is None:
-            return True, None
+            # The heading of a table of two columns is no row of a box.
+            return (False, self.end()) if is_result(value_text) else (True, None)
         # An indented row is of the section above it.
         key = self._section + name if cells[1].startswith("  ") or self._section else name
         ended = self.end() if key in self._values or len(self._values) >= MAX_BOX_ROWS else None

@@ -1,0 +1,52 @@
+"""Join the lines of an object, or of an indented block whose step may come last, to one line.
+
+`output_metrics` gives it the lines one after another.
+"""
+
+from __future__ import annotations
+
+import re
+
+from engine.foreign.reading import EPOCH_NAMES, STEP_NAMES
+
+MAX_HELD_LINES = 200
+# A line of an object of JSON or Python: `'loss': 3,`, `}`
+_OBJECT_LINE = re.compile(r"\s*(?:[\"'][^\"']{1,200}[\"']\s*:|[}\])])")
+_BLOCK_LINE = re.compile(r"\s+(?P<name>[A-Za-z_][\w./@%-]{0,80})\s*[:=]\s+\S+")
+_AXIS_NAMES = frozenset({*STEP_NAMES, *EPOCH_NAMES})
+
+
+class JoinedLines:
+    """Holds lines until what they belong to is whole."""
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+        self._form = _OBJECT_LINE
+        """What a further line looks like."""
+        self._depth = 0
+        """Braces of an object that are open."""
+
+    def add(self, text: str, *, may_be_block: bool) -> list[str]:
+        """Return the lines that are whole now. A block is none if its heading has a step."""
+        if not self._held:
+            self._depth = text.count("{") - text.count("}") if text[-1:] in ("{", ",") else 0
+            if self._depth > 0:
+                self._form = _OBJECT_LINE
+            elif may_be_block and text[:1].isspace() and _BLOCK_LINE.fullmatch(text) is not None:
+                self._form = _BLOCK_LINE
+            else:
+                return [text]
+        elif len(self._held) >= MAX_HELD_LINES or self._form.match(text) is None:
+            return [*self.end(), *self.add(text, may_be_block=may_be_block)]
+        else:
+            self._depth += text.count("{") - text.count("}")
+        self._held.append(text)
+        return self.end() if self._form is _OBJECT_LINE and self._depth <= 0 else []
+
+    def end(self) -> list[str]:
+        """Return the held lines, as one if they are whole."""
+        held, self._held = self._held, []
+        if self._form is _OBJECT_LINE:
+            return [" ".join(text.strip() for text in held)] if held and self._depth <= 0 else held
+        names = [match["name"].lower() for text in held if (match := _BLOCK_LINE.match(text)) is not None]
+        return held if _AXIS_NAMES.isdisjoint(names) else [", ".join(text.strip() for text in held)]
