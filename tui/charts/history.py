@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, repeat
 from operator import itemgetter
+from typing import cast
 
 from rich.text import Text
 
+from engine.gpus.snapshot import Gpu, Snapshot
+from engine.show.readings import READINGS
 from tui.palette import MUTED, load_style
 
 # Seconds per bucket and number of buckets: 10 minutes, 3 hours and 2 days.
@@ -221,3 +225,89 @@ def time_axis(seconds: float, columns: int, reserved: int = 0, end: str = "now")
     if columns >= 3:
         line[columns - len(end) : columns] = end
     return Text("".join(line[:columns]), MUTED, no_wrap=True, end="")
+
+
+# From this size, a graph has labels on its y axis.
+MIN_LABELED_COLUMNS, MIN_LABELED_ROWS = 32, 5
+
+
+@dataclass(frozen=True)
+class LoadPlot:
+    """Size of a graph with its labels: `columns` and `rows` of Braille, `label_width` left of them, an axis below."""
+
+    columns: int
+    rows: int
+    label_width: int
+    has_axis: bool
+
+    @classmethod
+    def fit(cls, width: int, height: int) -> LoadPlot:
+        """Return the largest plot in a panel of this size."""
+        label_width = 5 if width >= MIN_LABELED_COLUMNS and height >= MIN_LABELED_ROWS else 0
+        has_axis = height >= 2
+        return cls(max(width - label_width, 1), max(height - has_axis, 1), label_width, has_axis)
+
+    @property
+    def values(self) -> int:
+        """Number of values that the plot shows."""
+        return 2 * self.columns
+
+    def lines(self, values: Sequence[float | None], seconds: float, limit: str) -> list[Text]:
+        """Return the graph of `values` (percent of the limit), and a time axis of `seconds` that ends now."""
+        graph = list(history_graph(values, self.rows))
+        if self.label_width:
+            labels = {0: f"{limit:>3.3} ┤", self.rows - 1: "  0 ┤"}
+            graph = [
+                Text.assemble((labels.get(row, "    │"), MUTED), line, no_wrap=True, end="")
+                for row, line in enumerate(graph)
+            ]
+        if self.has_axis:
+            graph.append(Text.assemble(" " * self.label_width, time_axis(seconds, self.columns), no_wrap=True, end=""))
+        return graph
+
+
+LOAD_READINGS = ("util", "memory_used", "power", "sm_active", "tensor_active", "temperature")
+"""Keys of the readings whose past is recorded."""
+
+
+def load_of(gpu: Gpu, key: str) -> float | None:
+    """Return a reading in percent of its limit; the temperature, which has none, in °C. None if it is unknown."""
+    reading, value = READINGS[key], gpu.value(key)
+    if reading.limit is None:
+        return cast("float | None", value)
+    share = reading.share(value, gpu.value(reading.limit))
+    return None if share is None else 100 * share
+
+
+class GpuLoads:
+    """Histories of `LOAD_READINGS` and the last answer of each GPU, by its UUID."""
+
+    def __init__(self) -> None:
+        self._histories: dict[str, dict[str, LoadHistory]] = {}
+        self._last_answers: dict[str, Gpu] = {}
+        self.start_time: float | None = None
+        """Unix seconds of the first snapshot; None before it."""
+
+    def record(self, snapshot: Snapshot) -> None:
+        """Add the readings of a snapshot. A GPU that did not answer gets a gap."""
+        if self.start_time is None:
+            self.start_time = snapshot.time
+        for gpu in snapshot.gpus:
+            if gpu.uuid is None:
+                continue
+            histories = self._histories.get(gpu.uuid)
+            if histories is None:
+                histories = self._histories[gpu.uuid] = {key: LoadHistory() for key in LOAD_READINGS}
+            for key, history in histories.items():
+                history.add(snapshot.time, load_of(gpu, key))
+            if gpu.state == "ok":
+                self._last_answers[gpu.uuid] = gpu
+
+    def columns(self, uuid: str | None, key: str, seconds: float, count: int, now: float) -> list[float | None]:
+        """Return `count` means of a reading over the last `seconds` before `now` (Unix seconds); None for no data."""
+        histories = self._histories.get(uuid or "")
+        return [None] * count if histories is None else histories[key].columns(seconds, count, now)
+
+    def last_answer(self, gpu: Gpu) -> Gpu | None:
+        """Return the GPU with the readings of its last answer; None if it never answered."""
+        return gpu if gpu.state == "ok" else self._last_answers.get(gpu.uuid or "")

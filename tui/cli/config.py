@@ -12,8 +12,7 @@ import typer
 
 from tui.cli.command import command
 from tui.cli.completions import complete_described
-from tui.cli.config_arguments import ConfigArguments, print_no_effect, resolve_arguments
-from tui.cli.config_flags import FlagOverrides, config_flags
+from tui.cli.config_arguments import ConfigArguments, FlagOverrides, config_flags, print_no_effect, resolve_arguments
 from tui.cli.console import print_json, print_warning
 from tui.cli.help import MAX_HELP_COLUMNS
 from tui.cli.options import JsonOption

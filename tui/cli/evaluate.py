@@ -13,7 +13,7 @@ import typer
 
 from tui.cli.command import command
 from tui.cli.completions import complete_evaluation_keys
-from tui.cli.config_flags import FlagOverrides, config_flags
+from tui.cli.config_arguments import FlagOverrides, config_flags
 from tui.cli.console import print_json, print_warning
 from tui.cli.options import JsonOption, Split, count_option, split_option
 from tui.cli.run_options import ModelOptions, takes_model, takes_run

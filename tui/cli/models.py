@@ -13,12 +13,13 @@ from tui.cli.command import command
 from tui.cli.completions import complete_config
 from tui.cli.config_arguments import (
     KEY_HELP,
+    FlagOverrides,
     code_trust,
+    config_flags,
     print_no_effect,
     resolve_arguments,
     split_arguments,
 )
-from tui.cli.config_flags import FlagOverrides, config_flags
 from tui.cli.options import JsonOption, TrustCodeOption
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Options and arguments that several commands share: each has one type, one metavar and one beginning of its help.
 
-`tui.cli.config_flags` has those of config keys, `tui.cli.run_options` those that a run and a trained model need.
+`tui.cli.config_arguments` has those of config keys, `tui.cli.run_options` those that a run and a trained model need.
 """
 
 from __future__ import annotations

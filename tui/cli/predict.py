@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine.show.table import NO_LIMIT, Column, FittedTable, cell_width, fit, line_text
+from engine.utils.text import printable
+from engine.utils.units import format_score
 from tui.cli.command import command
 from tui.cli.console import json_line, print_error, print_warning
 from tui.cli.options import ForceOption, JsonOption, output_option
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from engine.inference.predict import InputFile, Prediction
     from engine.inference.trained_model import TrainedCheckpoint, TrainedModel
     from engine.runs.folder import RunFolder
+
 
 TABLE_SUFFIXES = (".csv", ".json")
 
@@ -153,7 +157,6 @@ def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction])
 
 def table_texts(predictions: Iterator[Prediction], files: Sequence[InputFile], classes: Sequence[str]) -> Iterator[str]:
     """Yield a line for each prediction."""
-    from tui.tables.predictions import prediction_line, prediction_table
 
     table = prediction_table([str(file.path) for file in files], classes)
     for prediction in predictions:
@@ -199,3 +202,31 @@ def json_texts(
     ]
     lines = ",".join(f"\n{line}" for line in skipped)
     yield f'\n], "skipped": [{lines}\n]}}\n'
+
+
+def prediction_table(paths: Iterable[str], classes: Sequence[str]) -> FittedTable[Prediction]:
+    """Return the table for images of these paths, which are not shortened.
+
+    The lines are printed one by one as the predictions arrive, so no prediction is measured.
+    """
+    columns: tuple[Column[Prediction], ...] = (
+        Column("image", "", lambda row: str(row.file.path), width=_longest(paths)),
+        Column("class", "", lambda row: row.classes[0][0], width=_longest(classes)),
+        Column("probability", "", lambda row: format_score(row.classes[0][1]), width=len("0.1234")),
+        Column("others", "", runners_up),
+    )
+    return fit(columns, [], NO_LIMIT)
+
+
+def prediction_line(table: FittedTable[Prediction], prediction: Prediction) -> str:
+    """Return the line of an image."""
+    return line_text(table.line(prediction, rest=("others", runners_up(prediction))))
+
+
+def runners_up(prediction: Prediction) -> str:
+    """Return the other classes with their probability."""
+    return ", ".join(f"{name} {format_score(probability)}" for name, probability in prediction.classes[1:])
+
+
+def _longest(texts: Iterable[str]) -> int:
+    return max((cell_width(printable(text)) for text in texts), default=0)

@@ -19,6 +19,7 @@ from engine.runs.event_lines import (
     EpochProgress,
     RunStarting,
     TrainingProgress,
+    describe_parameters,
     epoch_name,
     epoch_values,
     event_line,
@@ -34,8 +35,10 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.history import History
+from engine.utils.text import printable
 from engine.utils.units import format_duration
 from tui.cli.command_output import DisconnectSafeStream, OutputPrinter
+from tui.tables import fact_lines
 
 MAX_QUEUED_EVENTS = 10_000
 DRAIN_TIMEOUT_SECONDS = 5.0
@@ -193,7 +196,6 @@ class DryRunPrinter:
         self._history = History()
 
     def __call__(self, event: Event) -> None:
-        from tui.tables.dry_run import plan_lines
 
         self._history.add(event)
         if isinstance(event, RunStarted):
@@ -252,3 +254,35 @@ def make_printer(*, json: bool, dry_run: bool) -> JsonPrinter | PlainPrinter | P
     if dry_run:
         return DryRunPrinter()
     return ProgressPrinter() if sys.stderr is not None and sys.stderr.isatty() else PlainPrinter()
+
+
+def plan_lines(started: RunStarted, fallback: str | None) -> list[str]:
+    """Return the lines of a plan. `fallback` is why it uses the CPU although the host has GPUs."""
+    rows = {
+        "ranks": started.world_size,
+        "devices": ", ".join(started.devices),
+        **({"reason for CPU": fallback} if fallback else {}),
+        "start method": started.start_method,
+        "backend": started.backend,
+        "precision": started.precision,
+        **_input_rows(started),
+        "global batch size": started.global_batch,
+        "steps per epoch": started.steps_per_epoch,
+        "epochs": started.epochs,
+        "training images": started.train_images,
+        "validation images": started.val_images,
+        **({"test images": started.test_images} if started.test_images else {}),
+        "classes": started.classes,
+        "input": started.input,
+        "parameters": describe_parameters(started).replace(" parameters", ""),
+    }
+    return fact_lines(rows)
+
+
+def _input_rows(started: RunStarted) -> dict[str, str]:
+    """Return the input pipeline, and its workers if it has any."""
+    rows = {"input pipeline": printable(f"{started.pipeline} ({started.pipeline_reason})")}
+    if started.pipeline == "stream":
+        workers = "decode threads" if started.worker_type == "threads" else "DataLoader workers"
+        rows[workers] = f"{started.workers} per rank"
+    return rows

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from tui.cli.command import command
-from tui.cli.config_arguments import ChangesArgument
-from tui.cli.config_flags import FlagOverrides, config_flags
+from tui.cli.config_arguments import ChangesArgument, FlagOverrides, config_flags
 from tui.cli.options import run_argument
 from tui.cli.resume_command import renew_command, stored_command
 from tui.cli.run_command import (

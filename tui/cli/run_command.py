@@ -21,7 +21,7 @@ import typer
 from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.exit_codes import CommandExit, ExitCode
 from tui.cli.command import Callback, expand_parameter
-from tui.cli.config_flags import FlagOverrides
+from tui.cli.config_arguments import FlagOverrides
 from tui.cli.console import exit_on_usage_error
 from tui.cli.help import HelpCommand, guard_minus_words
 from tui.cli.help_page import COMMAND_OPTIONS, CONFIG_OPTIONS

@@ -23,8 +23,7 @@ from engine.utils.text import printable
 from engine.utils.wait import wait_until
 from tui.cli.command import command
 from tui.cli.completions import complete_config, complete_sweeps
-from tui.cli.config_arguments import split_arguments, trust_option
-from tui.cli.config_flags import FlagOverrides, config_flags
+from tui.cli.config_arguments import FlagOverrides, config_flags, split_arguments, trust_option
 from tui.cli.console import print_json, print_table, print_warning
 from tui.cli.options import (
     DetachOption,

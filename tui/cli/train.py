@@ -14,14 +14,15 @@ import typer
 from tui.cli.command import Callback, command, expand_parameter
 from tui.cli.config_arguments import (
     ConfigArguments,
+    FlagOverrides,
     code_trust,
     config_copies,
+    config_flags,
     regular_config,
     resolve_arguments,
     split_arguments,
     trust_option,
 )
-from tui.cli.config_flags import FlagOverrides, config_flags
 from tui.cli.console import print_warning
 from tui.cli.options import (
     DetachedOption,

@@ -69,7 +69,7 @@ COMMANDS = {
     "lr-find": Entry("lr_find:lr_find", WORDS["lr-find"].summary, needs_torch=True),
     "bench": Entry("bench:bench", WORDS["bench"].summary, needs_torch=True),
     "runs list": Entry("run_list:list_runs", "List runs, newest first."),
-    "runs show": Entry("run_show:show", "Print what is known about a run."),
+    "runs show": Entry("runs:show", "Print what is known about a run."),
     "runs tag": Entry("run_labels:tag", "Add or remove tags of runs; without tags, print them."),
     "runs note": Entry("run_labels:note", "Set the note of a run, or print it."),
     "runs rename": Entry("run_labels:rename", "Rename a run that has ended."),
@@ -82,7 +82,7 @@ COMMANDS = {
     "runs pause": Entry("run_control:pause", "Pause live runs at their next step."),
     "runs continue": Entry("run_control:continue_runs", "Continue paused runs."),
     "runs checkpoint": Entry("run_control:checkpoint", "Save checkpoints of live runs now."),
-    "runs profile": Entry("profile:profile", "Profile training steps of a live run."),
+    "runs profile": Entry("run_control:profile", "Profile training steps of a live run."),
     "runs sync": Entry("sync:sync", "Copy runs to Weights & Biases or MLflow."),
     "attach": Entry("runs:attach", WORDS["attach"].summary),
     "watch": Entry("watch:watch", WORDS["watch"].summary),
@@ -104,14 +104,14 @@ COMMANDS = {
     "config show": Entry("config:show", "Print the resolved config."),
     "config describe": Entry("config:describe", "Describe config keys: choices and default."),
     "data show": Entry("data:show", "Show classes and images of a dataset before training.", needs_torch=True),
-    "data pack": Entry("pack:pack", "Pack an image folder into tar shards that load fast."),
+    "data pack": Entry("data:pack", "Pack an image folder into tar shards that load fast."),
     "models list": Entry("models:list_models", "List the available models."),
     "models show": Entry(
         "models:show", "Print the layers of a model: shapes, parameters, multiply-adds.", needs_torch=True
     ),
     "gpus": Entry("machine:gpus", WORDS["gpus"].summary),
     "doctor": Entry("machine:doctor", WORDS["doctor"].summary),
-    "clean": Entry("clean:clean", WORDS["clean"].summary),
+    "clean": Entry("machine:clean", WORDS["clean"].summary),
 }
 """Every command by its words."""
 

@@ -6,7 +6,21 @@ from pathlib import Path
 
 import typer
 
+from engine.command.try_parse import TriedMetric
+from engine.show.table import Align, Column
+from engine.utils.units import format_count, format_number
 from tui.cli.run_command import CommandOptions
+from tui.palette import STRONG
+
+TriedRow = tuple[str, TriedMetric]
+
+TRIED_COLUMNS: tuple[Column[TriedRow], ...] = (
+    Column("name", "metric", lambda row: row[0], priority=1, style=STRONG),
+    Column("count", "values", lambda row: format_count(row[1].count), Align.RIGHT),
+    Column("first_step", "first step", lambda row: format_count(row[1].first_step), Align.RIGHT),
+    Column("last_step", "last step", lambda row: format_count(row[1].last_step), Align.RIGHT),
+    Column("last", "last", lambda row: format_number(row[1].last), Align.RIGHT),
+)
 
 
 def show_try_parse(options: CommandOptions, *, as_json: bool) -> None:
@@ -16,7 +30,6 @@ def show_try_parse(options: CommandOptions, *, as_json: bool) -> None:
     from engine.command.try_parse import try_parse
     from engine.utils.text import pluralize
     from tui.cli.console import print_json, print_table
-    from tui.tables.tried_metrics import TRIED_COLUMNS
 
     tried = try_parse(Path(str(options.try_parse)), options.parse)
     if as_json:

@@ -9,8 +9,7 @@ from pathlib import Path
 from engine.gpus.monitor import GpuMonitor, open_monitor
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.utils.errors import Problem, UsageError
-from tui.charts.gpu_loads import GpuLoads
-from tui.charts.history import LoadHistory
+from tui.charts.history import GpuLoads, LoadHistory
 from tui.pollers.watched import POLL_INTERVAL_SECONDS, Poller, Watched
 
 # Later, CPU utilization is the mean since the previous poll.

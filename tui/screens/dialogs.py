@@ -7,21 +7,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Input, Static
 
 from engine.show.readings import GpuReading
+from engine.show.table import GAP, NO_LIMIT, Column, fit
+from engine.utils.colors import without_colors
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
 from engine.utils.text import pluralize, printable
 from tui.flags import WAITING_KEYS
 from tui.keymap import Key
-from tui.palette import BAD, MUTED, STRONG
+from tui.palette import ACCENT, BAD, MUTED, STRONG
 from tui.screens.base import AppServices, Dialog, Result
-from tui.tables import wrap_text
-from tui.tables.keys import help_lines, meaning_lines
+from tui.tables import styled, wrap_text
+from tui.tables.log_lines import fit_bar, output_line
 from tui.widgets.entry import TextEntry
 from tui.widgets.lines import KeyedRow, Lines
 
@@ -266,4 +269,89 @@ def problem_lines(problems: Sequence[tuple[str, str]]) -> list[Text]:
     lines: list[Text] = []
     for location, message in problems:
         lines += [Text(location, BAD), Text(f"  {message}")] if location else [Text(message)]
+    return lines
+
+
+POLL_INTERVAL_SECONDS = 0.5
+
+
+class LogDialog(TextDialog):
+    """Shows the lines that `read` returns, from the end. New lines appear while the end is in view."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("l", "leave", show=False)]
+    BOX_CLASSES = "dialog full"
+
+    def __init__(self, name: str, read: Callable[[], Sequence[str]]) -> None:
+        super().__init__(f"Log of {printable(name)}", [])
+        self._read = read
+        self._log: tuple[str, ...] = ()
+        self._known: dict[str, list[Text]] = {}
+        self._known_width = 0
+
+    def on_mount(self) -> None:
+        self.set_interval(POLL_INTERVAL_SECONDS, self._follow)
+        self.call_after_refresh(self._follow)
+
+    def _follow(self) -> None:
+        """Show the lines that the log has at the moment, unless the user has scrolled up."""
+        lines, log = self.query_one(Lines), tuple(self._read())
+        if log != self._log and lines.scroll_offset.y >= lines.max_scroll_y:
+            self._log = log
+            self.show([], "\n".join(map(without_colors, log)))
+            # The end is known after the layout.
+            self.call_after_refresh(lines.scroll_end, animate=False, immediate=True, force=True)
+
+    def _update_lines(self) -> None:
+        lines = self.query_one(Lines)
+        lines.set_texts(self._wrapped(lines.text_width) or [Text("The log is empty", MUTED)])
+
+    def _wrapped(self, width: int) -> list[Text]:
+        """Wrap the lines. Those that were there before are wrapped already."""
+        known = self._known if width == self._known_width else {}
+        self._known = {line: known.get(line) or _wrap(line, width) for line in dict.fromkeys(self._log)}
+        self._known_width = width
+        return [part for line in self._log for part in self._known[line]]
+
+
+def _wrap(line: str, width: int) -> list[Text]:
+    text = fit_bar(output_line(line), width)
+    return [text] if cell_len(text.plain) <= width else wrap_text(text, width)
+
+
+MIN_HELP_COLUMNS = 20
+READING_COLUMNS: tuple[Column[GpuReading], ...] = (
+    Column("label", "", lambda reading: reading.label),
+    Column("unit", "", lambda reading: reading.unit),
+    Column("meaning", "", lambda reading: reading.meaning),
+)
+
+
+def help_lines(groups: Mapping[str, Sequence[Key]], is_available: Callable[[str], bool], width: int) -> list[Text]:
+    """Return a heading per group, and per key its names, title and help, wrapped to `width` columns."""
+    columns: list[Column[Key]] = [
+        Column("keys", "", lambda row: row.key_labels, style=lambda row: ACCENT if is_available(row.action) else MUTED),
+        Column("title", "", lambda row: row.title, style=lambda row: "" if is_available(row.action) else MUTED),
+        Column("help", "", lambda row: row.help),
+    ]
+    table = fit(columns, [key for group in groups.values() for key in group], NO_LIMIT)
+    indent = sum(table.widths[:2]) + 2 * len(GAP)
+    lines: list[Text] = []
+    for title, group in groups.items():
+        lines += [Text(""), Text(title, STRONG)] if lines else [Text(title, STRONG)]
+        for key in group:
+            first, *others = wrap_text(Text(key.help), max(width - indent, MIN_HELP_COLUMNS))
+            lines.append(styled(table.line(key, rest=("help", ((first.plain, MUTED),)))))
+            lines += [Text(" " * indent + other.plain, MUTED) for other in others]
+    return lines
+
+
+def meaning_lines(readings: Sequence[GpuReading], width: int) -> list[Text]:
+    """Return a heading, and the label, the unit and the meaning of each reading, wrapped to `width` columns."""
+    table = fit(READING_COLUMNS, readings, NO_LIMIT)
+    indent = sum(table.widths[:2]) + 2 * len(GAP)
+    lines = [Text("Readings", STRONG)]
+    for reading in readings:
+        first, *others = wrap_text(Text(reading.meaning), max(width - indent, MIN_HELP_COLUMNS))
+        lines.append(styled(table.line(reading, rest=("meaning", ((first.plain, MUTED),)))))
+        lines += [Text(" " * indent + other.plain, MUTED) for other in others]
     return lines

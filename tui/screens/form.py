@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,14 +16,17 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual import events, work
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.containers import Container
 from textual.timer import Timer
 
 from engine.config.schema import Config, as_dict
+from engine.gpus.snapshot import Snapshot
 from engine.launch.preflight_process import PreflightResult
 from engine.runs.run_config import changed_values
 from engine.utils.errors import Problem
+from engine.utils.files import expand_user
+from engine.utils.text import pluralize, printable
 from tui.form.checks import FormChecker, FormCheckResult
 from tui.form.completions import CATALOG_KEYS, Completer, Completion
 from tui.form.fields import NO_PRESET, PRESET_KEY, ConfigField, form_sections, help_text, preset_field
@@ -31,10 +34,16 @@ from tui.form.model import Form, form_from_run, load_last_form, next_run_name, s
 from tui.form.plan import check_title, field_facts, form_title, gpu_use, plan_text
 from tui.keymap import FORM_KEYS, TYPING_GLOBAL_KEYS, Key
 from tui.palette import MUTED
-from tui.screens import form_dialogs
 from tui.screens.base import AppServices, GputrainScreen
-from tui.screens.dialogs import ask_to_share_gpus, confirm
-from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows, picked_gpus, preset_choices
+from tui.screens.dialogs import (
+    MultiChoiceDialog,
+    TextDialog,
+    TextInputDialog,
+    ask_to_share_gpus,
+    confirm,
+    problem_lines,
+)
+from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows, gpu_choices, picked_gpus, preset_choices
 from tui.widgets.field_lines import FieldRow, Heading
 from tui.widgets.field_list import FieldList
 from tui.widgets.form_sidebar import FormSidebar
@@ -101,7 +110,7 @@ class FormScreen(GputrainScreen):
         self._show_rows()
         self._begin_check()
         if self._is_draft:
-            self.gputrain_app.show_toast(form_dialogs.DRAFT_NOTE, timeout_s=8)
+            self.gputrain_app.show_toast(DRAFT_NOTE, timeout_s=8)
 
     def on_resize(self, event: events.Resize) -> None:
         # The widgets have their new sizes after the refresh.
@@ -219,7 +228,7 @@ class FormScreen(GputrainScreen):
 
     def on_field_list_activated(self, event: FieldList.Activated) -> None:
         if (snapshot := self.gputrain_app.gpu_poller.snapshot) is not None:
-            form_dialogs.ask_gpus(self.app, snapshot, self.form.values()[GPUS_KEY], partial(self.edit, GPUS_KEY))
+            ask_gpus(self.app, snapshot, self.form.values()[GPUS_KEY], partial(self.edit, GPUS_KEY))
 
     # Validation and plan
 
@@ -302,7 +311,7 @@ class FormScreen(GputrainScreen):
     def action_start(self) -> None:
         self.validate_now()
         if problems := self._all_problems():
-            self.app.push_screen(form_dialogs.problems_dialog(problems))
+            self.app.push_screen(problems_dialog(problems))
             return
         config = changed_values(as_dict(self._config or self.form.config()))
         ask_to_share_gpus(self.app, self.gputrain_app, config, self._start)
@@ -331,12 +340,12 @@ class FormScreen(GputrainScreen):
     def action_copy(self) -> None:
         self.validate_now()
         if self._problems:
-            self.gputrain_app.show_toast(form_dialogs.NEEDS_VALID_CONFIG)
+            self.gputrain_app.show_toast(NEEDS_VALID_CONFIG)
             return
         self.gputrain_app.copy_to_clipboard(self._shell_command())
 
     def action_open_config(self) -> None:
-        form_dialogs.ask_config_file(self.app, partial(self.edit, PRESET_KEY))
+        ask_config_file(self.app, partial(self.edit, PRESET_KEY))
 
     async def action_back(self) -> None:
         """Return to the previous screen; ask first if that would lose what the user typed."""
@@ -344,3 +353,43 @@ class FormScreen(GputrainScreen):
             await super().action_back()
             return
         confirm(self.app, "Discard the changes?", "Continue to edit", "Discard the changes", self.app.pop_screen)
+
+
+CONFIG_NOTE = "The path of a YAML file, whose values the form starts from. What you have changed stays."
+NEEDS_VALID_CONFIG = Problem("", "Fix the errors first; the command needs a valid config", code="invalid-value")
+DRAFT_NOTE = "These are the values of your last form. ^r starts a new one."
+
+
+def problems_dialog(problems: Sequence[Problem]) -> TextDialog:
+    """Return the dialog that says why a run is not started."""
+    lines = problem_lines([(problem.label, printable(problem.message)) for problem in problems])
+    return TextDialog(f"Not started: {pluralize(len(problems), 'error')} to fix", lines)
+
+
+def ask_gpus(app: App[None], snapshot: Snapshot, value: str, use: Callable[[str], None]) -> None:
+    """Choose the GPUs to train on; `value` is the current one of `device.gpus`. Pass another one to `use`."""
+    rows, selected = gpu_choices(snapshot, value)
+
+    def answer(picked: list[str] | None) -> None:
+        # A value such as `auto` selects no row, and stays as it is unless the selection is changed.
+        if picked is not None and picked != selected:
+            use(",".join(picked) or "cpu")
+
+    app.push_screen(MultiChoiceDialog("GPUs to train on", rows, selected), answer)
+
+
+def ask_config_file(app: App[None], use: Callable[[str], None]) -> None:
+    """Pass the absolute path of a config file that can be read to `use`."""
+
+    def path_of(text: str) -> str:
+        # The form may be continued in another folder.
+        return str(expand_user(text).absolute())
+
+    def check(text: str) -> None:
+        _ = Form(path_of(text)).base_config
+
+    def answer(text: str | None) -> None:
+        if text is not None:
+            use(path_of(text))
+
+    app.push_screen(TextInputDialog("Open a config file", "", CONFIG_NOTE, check), answer)

@@ -18,9 +18,7 @@ from engine.utils.codec import replace
 from engine.utils.errors import Problem
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN, format_duration
-from tui.charts.gpu_loads import LOAD_READINGS
-from tui.charts.history import SPANS, shown_seconds
-from tui.charts.load_plot import LoadPlot
+from tui.charts.history import LOAD_READINGS, SPANS, LoadPlot, shown_seconds
 from tui.keymap import GPU_KEYS, Key
 from tui.palette import BAD, MUTED
 from tui.phrases import gpu_key, users_text

@@ -2,12 +2,132 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+from textual.screen import Screen
+
 from engine.gpus.snapshot import GpuProcess
+from engine.utils.errors import Problem
+from engine.utils.text import printable
 from tui.charts.history import SPANS, automatic_span
 from tui.phrases import holder_sentence
 from tui.screens.base import AppServices, GputrainScreen
-from tui.screens.signals import ProcessSignaler
-from tui.widgets.lines import Lines, escape_markup
+from tui.screens.dialogs import ChoiceDialog
+from tui.tables import fact_lines
+from tui.widgets.lines import KeyedRow, Lines, escape_markup
+
+SIGNALS = (
+    (signal.SIGTERM, "Request termination"),
+    (signal.SIGINT, "Interrupt, same as Ctrl-C"),
+    (signal.SIGHUP, "Hang up, as when its terminal closes"),
+    (signal.SIGKILL, "Kill immediately; it saves nothing"),
+    (signal.SIGSTOP, "Suspend"),
+    (signal.SIGCONT, "Continue after SIGSTOP"),
+)
+MAX_TITLE_LENGTH = 60
+LOOKING_SECONDS = 2.0
+
+
+class ProcessSignaler:
+    """Asks which signal to send to a process, and sends it if the PID has not been reused since it was shown.
+
+    Opens what such a process writes, too.
+    """
+
+    def __init__(self, app: AppServices) -> None:
+        self._app = app
+        self._start_times: dict[int, int | None] = {}
+
+    def remember(self, processes: Iterable[GpuProcess]) -> None:
+        """Keep the start times of the processes that the screen shows, as of when each was first shown."""
+        self._start_times = {
+            process.pid: self._start_times.get(process.pid) or process_start_time(process.pid) for process in processes
+        }
+
+    def ask(self, screen: Screen[None], process: GpuProcess | None) -> None:
+        """Let the user choose a signal for `process`. The first answer sends none, so a stray enter does no harm."""
+        if process is None:
+            self._app.show_toast("No process to send a signal to")
+            return
+        if self._app.demo_notice:
+            self._app.show_toast("Demo mode: this process is simulated")
+            return
+        label = printable(f"{process.pid}  {process.user.value or '?'}  {process.command.value or '?'}")
+        note = ""
+        if process.run:
+            note = f"Rank {process.rank} of run {process.run}: stop the run on its screen to save a checkpoint."
+        rows = [KeyedRow("0", Text("Send no signal"))]
+        lines = fact_lines({number.name: description for number, description in SIGNALS})
+        rows += [KeyedRow(str(int(number)), Text(line)) for (number, _), line in zip(SIGNALS, lines, strict=True)]
+        start_time = self._start_times.get(process.pid)
+
+        def send(number: str | None) -> None:
+            if number is not None and int(number):
+                self.send(process.pid, start_time, int(number))
+
+        title = f"Send a signal to {label}"[:MAX_TITLE_LENGTH]
+        screen.app.push_screen(ChoiceDialog(title, rows, printable(note)), send)
+
+    def send(self, pid: int, expected_start_time: int | None, signum: int) -> None:
+        """Send the signal to a process that started at `expected_start_time`, and report the result."""
+        name = signal.Signals(signum).name
+        # The PID may have been reused while the dialog was open.
+        if expected_start_time is None or process_start_time(pid) != expected_start_time:
+            self._app.show_toast(_not_here(pid))
+            return
+        try:
+            os.kill(pid, signum)
+        except OSError as error:
+            self._app.show_toast(
+                Problem("", f"{name} could not be sent to process {pid}: {error.strerror}", code="access-denied")
+            )
+            return
+        self._app.show_toast(f"{name} sent to process {pid}")
+
+    def watch(self, screen: Screen[Any], pid: int, nothing: str) -> None:
+        """Open the screen of a process if it writes runs, else say `nothing`. A thread looks for them."""
+        from tui.pollers.process import find_watched
+
+        app, start_time = self._app, self._start_times.get(pid)
+        if app.demo_notice:
+            app.show_toast(nothing)
+            return
+        # The PID may be that of another process: reused, or of another container.
+        if start_time is None or process_start_time(pid) != start_time:
+            app.show_toast(_not_here(pid))
+            return
+        app.show_toast(f"Looking for the runs that process {pid} writes …", timeout_s=LOOKING_SECONDS)
+
+        def look() -> None:
+            found, call = find_watched(pid, start_time), screen.app.call_from_thread
+            if found is None:
+                call(app.show_toast, nothing)
+            elif isinstance(found, Path):
+                call(app.open_run, str(found))
+            else:
+                call(app.open_process, found)
+
+        screen.run_worker(look, thread=True, group="process", exclusive=True)
+
+
+def _not_here(pid: int) -> Problem:
+    return Problem("", f"Process {pid} has ended, or runs in another container", code="not-found")
+
+
+def process_start_time(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since the boot; None if there is no such process."""
+    # Without psutil, whose import would delay the first frame.
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # Field 22, starttime (proc_pid_stat(5)). The command before field 3 is in parentheses and may contain any byte.
+    return int(status.rpartition(b")")[2].split()[22 - 3])
 
 
 class GpuProcessesScreen(GputrainScreen):

@@ -35,9 +35,8 @@ from tui.pollers.process import OwnerPoller, ProcessPoller, ProcessReading
 from tui.pollers.run import RunPoller, RunSnapshot
 from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen
-from tui.screens.dialogs import ConfigDialog, TextDialog
+from tui.screens.dialogs import ConfigDialog, LogDialog, TextDialog
 from tui.screens.host_panel import load_text
-from tui.screens.log import LogDialog
 from tui.screens.run_changes import RunChanges
 from tui.screens.run_layout import RANKS_PANEL, RunRoom
 from tui.screens.run_panels import MAX_LOG_LINES, NO_CHARTS, RunPanels

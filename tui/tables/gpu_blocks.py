@@ -24,8 +24,7 @@ from engine.show.table import (
     shorten_line,
 )
 from engine.utils.text import printable
-from tui.charts.gpu_loads import GpuLoads
-from tui.charts.history import DOTS_PER_COLUMN, history_graph, shown_seconds, time_axis
+from tui.charts.history import DOTS_PER_COLUMN, GpuLoads, history_graph, shown_seconds, time_axis
 from tui.charts.meter import load_meter
 from tui.palette import ACCENT, BAD, FREE, MUTED, STRONG, TRACK, WARNING
 from tui.phrases import (

@@ -19,12 +19,12 @@ from engine.utils.text import printable
 from tui.form.completions import Completion
 from tui.form.fields import BOOLEAN_CHOICES, ConfigField
 from tui.palette import ACCENT, MUTED
-from tui.widgets.field_entry import FieldEntry
 from tui.widgets.field_lines import (
     LABEL_COLUMNS,
     VALUE_COLUMN,
     VALUE_COLUMNS,
     CompletionLines,
+    FieldEntry,
     FieldLines,
     FieldRow,
     Heading,

@@ -18,7 +18,7 @@ from textual.strip import Strip
 
 from tui.palette import CURSOR, CURSOR_BLURRED
 from tui.textual_internals import frame_lines
-from tui.widgets.drawing import draw_line
+from tui.widgets.text_line import draw_line
 
 
 def escape_markup(text: str) -> str:

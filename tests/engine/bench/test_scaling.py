@@ -12,7 +12,7 @@ from engine.runs.history import History, history_from_events
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_bench_run as make_run
-from tui.tables.bench import bench_lines
+from tui.cli.bench import bench_lines
 
 
 def make_history(*epochs: tuple[float, float], started: float = 105.0) -> History:

@@ -23,8 +23,7 @@ from engine.runs.run_record import read_run_record, write_summary
 from engine.utils.codec import decode
 from support.replace import replace
 from tui.app import GputrainApp
-from tui.charts.gpu_loads import GpuLoads
-from tui.charts.history import LoadHistory
+from tui.charts.history import GpuLoads, LoadHistory
 from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN, ReplayedRun, recorded, recorded_events
 from tui.pollers.host import GpuPoller, HostLoad, HostPoller
 from tui.screens.run import RunScreen

@@ -9,7 +9,7 @@ import pytest
 from engine.gpus.snapshot import Snapshot
 from engine.utils.codec import decode
 from support.replace import replace
-from tui.charts.gpu_loads import LOAD_READINGS, GpuLoads
+from tui.charts.history import LOAD_READINGS, GpuLoads
 
 RECORDING = Path(__file__).parents[2] / "recordings" / "eight-gpus.jsonl"
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from support.data.found_folders import write_roboflow
 from support.data.packed_photos import NUM_PHOTOS, write_photos
 from support.messages import says
-from tui.cli import pack
+from tui.cli import data
 from tui.cli.main import app
 
 
@@ -68,7 +68,7 @@ def test_invalid_arguments_are_one_sentence(arguments: list[str], code: str, loc
 
 def test_pack_shows_progress(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    monkeypatch.setattr(pack, "show_progress", shown.append)
-    monkeypatch.setattr(pack, "SHOWN_EVERY", 1)
+    monkeypatch.setattr(data, "show_progress", shown.append)
+    monkeypatch.setattr(data, "SHOWN_EVERY", 1)
     assert invoke("pack", photos, "-o", tmp_path / "shards")[0] == 0
     assert f"{NUM_PHOTOS}/{NUM_PHOTOS} images" in shown and shown[-1] == ""

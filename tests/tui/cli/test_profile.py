@@ -69,7 +69,7 @@ def test_profile_of_a_paused_run_is_awaited_and_printed_as_bars(live_run: RunFol
 def test_run_that_does_not_answer_is_not_waited_for_without_end(
     live_run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tui.cli.profile.MAX_WAIT_SECONDS", 0)
+    monkeypatch.setattr("tui.cli.run_control.MAX_WAIT_SECONDS", 0)
     result = profile()
     assert result.exit_code == 1
     assert says(result.output, "timed-out", " a ", "--stored")

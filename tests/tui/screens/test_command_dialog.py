@@ -19,8 +19,7 @@ from support.runs.command_folder import make_command_finished, make_command_run
 from support.runs.command_owner import make_command
 from support.screen.demo_app import demo_snapshot, wait_until_idle
 from support.screen.screen_driver import Drive, drive, press, real_app
-from tui.form.command_lines import line_of_run
-from tui.screens.command_dialog import CommandDialog
+from tui.screens.command_dialog import CommandDialog, line_of_run
 from tui.screens.dialogs import ChoiceDialog
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")

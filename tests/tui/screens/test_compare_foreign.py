@@ -13,8 +13,7 @@ from support.runs.compared_runs import make_compared_run
 from support.screen.demo_app import visible_text, wait_until
 from support.screen.screen_driver import drive, real_app
 from tui.app import GputrainApp
-from tui.screens.compare import CompareScreen
-from tui.screens.compare_panels import RUNS_PANEL, TABLE_PANEL
+from tui.screens.compare import RUNS_PANEL, TABLE_PANEL, CompareScreen
 from tui.screens.run import RunScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")

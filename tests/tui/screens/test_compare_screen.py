@@ -20,8 +20,7 @@ from support.runs.factories import append_to_journal, make_run_folder
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
-from tui.screens.compare import CompareScreen
-from tui.screens.compare_panels import RUNS_PANEL
+from tui.screens.compare import RUNS_PANEL, CompareScreen
 from tui.screens.run import RunScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")

@@ -14,8 +14,7 @@ from support.messages import says
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
-from tui.screens.dialogs import ConfigDialog, HelpDialog, confirm, epochs_dialog
-from tui.screens.log import LogDialog
+from tui.screens.dialogs import ConfigDialog, HelpDialog, LogDialog, confirm, epochs_dialog
 from tui.screens.run import RunScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")

@@ -16,8 +16,7 @@ from support.screen.demo_app import FROZEN_NOW, demo_app, demo_snapshot, visible
 from support.screen.form_driver import form_of, type_into
 from support.screen.screen_driver import drive, press, real_app
 from tui.form.model import Form, load_last_form, save_last_form
-from tui.screens.form import FormScreen
-from tui.screens.form_dialogs import DRAFT_NOTE
+from tui.screens.form import DRAFT_NOTE, FormScreen
 from tui.screens.monitor import MonitorScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")

@@ -21,11 +21,11 @@ from tui.app import GputrainApp
 from tui.keymap import Ability, KeyProvider
 from tui.screens.form import FormScreen
 from tui.screens.gpu import GpuScreen
+from tui.screens.gpu_processes import ProcessSignaler, process_start_time
 from tui.screens.monitor import MonitorScreen
 from tui.screens.process import ProcessScreen
 from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
-from tui.screens.signals import ProcessSignaler, process_start_time
 from tui.screens.starting import StartingScreen
 from tui.widgets.keys import Keys
 

@@ -23,9 +23,9 @@ from support.screen.demo_app import (
 )
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
+from tui.screens.gpu_processes import ProcessSignaler
 from tui.screens.process import ProcessScreen
 from tui.screens.run import RunScreen
-from tui.screens.signals import ProcessSignaler
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 HOLD = "import sys; file = open('metrics.csv', 'a'); file.write('step,loss\\n1,0.5\\n'); file.flush(); print('step 1', file=sys.stderr, flush=True); print(flush=True); sys.stdin.read()"  # noqa: E501

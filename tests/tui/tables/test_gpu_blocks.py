@@ -11,7 +11,7 @@ from engine.utils.codec import decode
 from support.gputrain_command import ROOT
 from support.replace import replace
 from support.screen.demo_app import FROZEN_NOW, demo_snapshot, past_snapshots
-from tui.charts.gpu_loads import GpuLoads
+from tui.charts.history import GpuLoads
 from tui.phrases import is_free, notes, users
 from tui.tables.gpu_blocks import GpuBlocks, GpuView
 

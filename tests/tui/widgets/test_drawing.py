@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Span, Text
 
-from tui.widgets.drawing import draw_line
+from tui.widgets.text_line import draw_line
 
 BASE = Style(color="white", bgcolor="black")
 CONSOLE = Console(width=80)
