@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 
-from engine.command.keeper import KILL_SECONDS
-from engine.command.membership import signal_all
 from engine.command.process_tree import CommandProcess
 from engine.utils.process_table import ProcessId, read_stat
 from engine.utils.text import list_names, printable
@@ -116,16 +114,3 @@ def describe_unkillable(processes: Sequence[ProcessId]) -> str:
     is_blocked = any(status is not None and status.state == "D" for status in statuses)
     reason = "blocked on I/O (a disk, a file server or a GPU)" if is_blocked else "the kernel has not ended it yet"
     return f"{'process' if len(processes) == 1 else 'processes'} {names} cannot be killed: {reason}"
-
-
-def end_processes(find: Callable[[], list[ProcessId]], grace_s: float = LEFTOVER_GRACE_SECONDS) -> list[ProcessId]:
-    """End the processes that `find` returns, also those that they start meanwhile. Return what cannot be killed."""
-    signal_all(find(), signal.SIGTERM)
-    kill_at = time.monotonic() + grace_s
-    while survivors := find():
-        if time.monotonic() > kill_at + KILL_SECONDS:
-            break
-        if time.monotonic() > kill_at:
-            signal_all(survivors, signal.SIGKILL)
-        time.sleep(POLL_SECONDS)
-    return survivors

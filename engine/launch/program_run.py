@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import secrets
 import select
 import shlex
 import signal
@@ -30,7 +31,6 @@ from engine.command.devices import DeviceNames, device_environment, expand, misp
 from engine.command.environment import torchrun_variables
 from engine.command.metric_files import make_metrics_folder
 from engine.command.process_tree import CommandProcess
-from engine.command.run_id import make_run_id
 from engine.command.spec import Program, forget_environment
 from engine.command.stop import Step, StopSequence, describe_unkillable
 from engine.command.terminal import OutputLine, Terminal, input_of_gputrain
@@ -164,7 +164,7 @@ class ProgramRun:
                 stdin=terminal.stdin,
                 stdout=terminal.stdout,
                 stderr=terminal.stderr,
-                marker=make_run_id(folder),
+                marker=f"{folder.name}-{secrets.token_hex(16)}",
                 ignored_signals=(signal.SIGUSR1,) if ignores_warning else (),
             )
         except OSError as error:

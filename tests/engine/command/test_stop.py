@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import time
-import uuid
 from pathlib import Path
 
-import pytest
-
-from engine.command.membership import MARKER, find_members
 from engine.command.process_tree import CommandProcess
-from engine.command.stop import Step, StopSequence, end_processes
+from engine.command.stop import Step, StopSequence
 from support.commands import output_of, started, wait_for_output
 from support.gputrain_command import wait_for
 
@@ -100,13 +94,3 @@ def test_stopped_process_receives_sigterm(tmp_path: Path) -> None:
 
 def is_stopped(process: CommandProcess) -> bool:
     return Path(f"/proc/{process.pid}/stat").read_text().split()[2] == "T"
-
-
-@pytest.mark.parametrize("script", ["sleep 61", f"trap '' TERM; {WAIT}"], ids=["obeys", "ignores SIGTERM"])
-def test_survivors_of_a_supervisor_are_ended(script: str) -> None:
-    run_id = uuid.uuid4().hex
-    with subprocess.Popen(["sh", "-c", f"echo; {script}"], env=os.environ | {MARKER: run_id}, stdout=-1) as survivor:
-        assert survivor.stdout is not None
-        survivor.stdout.readline()
-        assert end_processes(lambda: find_members(run_id), SHORT) == []
-        assert survivor.wait() in (-signal.SIGTERM, -signal.SIGKILL)
