@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import stat
-from contextlib import suppress
 from typing import Annotated
 
 from engine.runs.folder import RunFolder
@@ -21,13 +20,12 @@ from engine.utils.codec import (
     FileRecord,
     InvalidRecordError,
     Meta,
-    Record,
     decode,
     field,
     replace,
     write_record,
 )
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import UsageError
 from engine.utils.files import is_file, read_file
 from engine.utils.trust import foreign_reason
 
@@ -74,13 +72,6 @@ class Program(FileRecord, frozen=True, kw_only=True):
         return (self.argv, self.cwd) == (other.argv, other.cwd)
 
 
-class _DroppedOptions(Record, frozen=True, kw_only=True):
-    """Fields of a `command.json` of earlier versions, of `--gpu-ids` and `--no-slurm-env`. They are never written."""
-
-    gpu_ids: str = "index"
-    slurm_env: bool = True
-
-
 def write_command(folder: RunFolder, command: Program) -> None:
     """Store a command, readable for its user only. Raises OSError."""
     write_record(folder.command, command, private=True)
@@ -103,25 +94,6 @@ def read_command(folder: RunFolder) -> Program:
         raise _unusable(folder, f"cannot be read: {error.strerror}", "not-readable") from error
     except InvalidRecordError as error:
         raise _unusable(folder, str(error), error.code) from error
-
-
-def dropped_option_warnings(folder: RunFolder) -> list[Problem]:
-    """Return a warning for each option of a stored command that earlier versions had and that has no effect any more.
-
-    Once the command is stored again, there are none."""
-    options = _DroppedOptions()
-    with suppress(OSError, InvalidRecordError):
-        options = decode(read_file(folder.command, MAX_COMMAND_BYTES)[0], _DroppedOptions)
-    found = []
-    if options.gpu_ids == "uuid":
-        reason = "the stored --gpu-ids uuid has no effect any more: CUDA_VISIBLE_DEVICES has the numbers of the GPUs"
-        advice = "if the command needs UUIDs, start it as a new run with `env CUDA_VISIBLE_DEVICES={uuids}` before it"
-        found.append(Problem("", reason, advice, code="no-effect"))
-    if not options.slurm_env:
-        reason = "the stored --no-slurm-env has no effect any more: the command gets the variables of its Slurm job"
-        advice = "if it must not see them, start it as a new run with `env -u SLURM_NTASKS` before it"
-        found.append(Problem("", reason, advice, code="no-effect"))
-    return found
 
 
 def foreign_command_reason(folder: RunFolder) -> str | None:

@@ -11,8 +11,7 @@ from engine.gpus.driver import has_driver_library
 from engine.gpus.monitor import DriverMonitor, first_snapshot
 from engine.gpus.reservation_entry import ReservedRank
 from engine.gpus.snapshot import Gpu, SamplerOptions, Snapshot
-from engine.runs.command_events import CommandStarted
-from engine.runs.events import Event, GpuEvent, RunStarted, WaitingForGpus
+from engine.runs.events import Event, GpuEvent, SessionStarted, WaitingForGpus
 from engine.runs.records import GpuSample
 
 USAGE_INTERVAL_SECONDS = 5.0
@@ -113,7 +112,7 @@ def waiting_emitter(emit: Callable[[Event], None]) -> Callable[[str], None]:
     return emit_reason
 
 
-def local_gpu_ranks(started: RunStarted | CommandStarted) -> list[ReservedRank]:
+def local_gpu_ranks(started: SessionStarted) -> list[ReservedRank]:
     """Return the ranks on GPUs of this host, for the reservation that other users read."""
     host = socket.gethostname()
     ranks = [rank for rank in started.ranks if rank.host == host and rank.device != "cpu"]

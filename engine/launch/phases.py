@@ -38,10 +38,9 @@ from engine.notify.sender import send_logged
 from engine.queue.dependencies import DependencyError, Predecessor
 from engine.queue.place import CancelledError, QueuePlace, fixed_terms, initial_state
 from engine.queue.state import PENDING_STAGES, Dependency, QueueStage
-from engine.runs.command_events import CommandStarted
 from engine.runs.control import ControlRequest, consume_requests
 from engine.runs.event_lines import RunStarting
-from engine.runs.events import Event, RunFinished, RunStarted, WarningEvent
+from engine.runs.events import Event, RunFinished, SessionStarted, WarningEvent
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder
 from engine.runs.labels import change_labels
 from engine.runs.ownership import ClaimedRun, claim_run
@@ -206,7 +205,7 @@ class Recording(Unrecorded):
         """Record an event of the ranks, the command or the GPUs. Raises RunTakenOverError."""
         self.claimed.run.ownership.check_late()
         self.recorder.record(event)
-        if isinstance(event, RunStarted | CommandStarted):
+        if isinstance(event, SessionStarted):
             self.claimed.run.keep()
             if self.place is not None:
                 self.place.save(stage=QueueStage.STARTED)

@@ -20,8 +20,16 @@ from engine.config.schema import Config
 from engine.notify.message import Message, granted_sentence, make_end_message, make_message, stall_sentence
 from engine.notify.sender import has_destinations, read_destinations
 from engine.runs.bottleneck import BottleneckKind, heat_bottleneck
-from engine.runs.command_events import CommandStarted
-from engine.runs.events import Event, GpusGranted, RankFailed, RunFinished, RunStarted, WaitingForGpus, WarningEvent
+from engine.runs.events import (
+    Event,
+    GpusGranted,
+    RankFailed,
+    RunFinished,
+    RunStarted,
+    SessionStarted,
+    WaitingForGpus,
+    WarningEvent,
+)
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
@@ -127,7 +135,7 @@ class RunMessages:
             self._follow(event)
 
     def _follow(self, event: Event) -> None:
-        if isinstance(event, RunStarted | CommandStarted):
+        if isinstance(event, SessionStarted):
             # A start of the ranks after a failure in this session (`run.max_restarts`).
             if isinstance(event, RunStarted) and self._started and self._failure is not None:
                 self._send("restarted", self._describe_failure(self._failure))

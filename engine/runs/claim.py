@@ -16,24 +16,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from engine.utils.codec import (
     ENTRIES,
-    FORMAT,
     Count,
     FileRecord,
-    Header,
-    InvalidRecordError,
     Seconds,
     UnixTime,
-    decode,
     field,
+    find_record,
 )
-from engine.utils.files import is_file, read_bytes
+from engine.utils.files import is_file
 from engine.utils.locks import is_held
 from engine.utils.process import boot_id, process_start_ticks
 from engine.utils.text import printable
@@ -48,7 +44,6 @@ LATE_POLL_SECONDS = 2.0
 # One of another user may be of any size.
 MAX_OWNER_BYTES = 1 << 20
 MAX_TEXT_CHARS = 100
-MAX_FILE_TIME = 1e11  # in Unix seconds, so that every calendar function takes it
 LOCK_FILE = "lock"
 
 
@@ -159,22 +154,8 @@ _sightings_lock = threading.Lock()
 
 
 def read_claim(owner: Path) -> Claim | None:
-    """Return the claim in an `owner.json`; None if it cannot be read.
-
-    One of another format is that of an unknown process on another host, whose heartbeat is the time of the file: a run
-    that another version of gputrain trains must not look as if nobody owned it."""
-    try:
-        data, written_at = read_bytes(owner, MAX_OWNER_BYTES), owner.stat().st_mtime
-    except OSError:
-        return None
-    with suppress(InvalidRecordError):
-        return decode(data, Claim)
-    with suppress(InvalidRecordError):
-        found = decode(data, Header).format
-        if isinstance(found, int) and found != FORMAT:
-            written_at = min(max(written_at, 0.0), MAX_FILE_TIME)
-            return Claim(host="a host with another version of gputrain", heartbeat=written_at)
-    return None
+    """Return the claim in an `owner.json`; None if it cannot be read."""
+    return find_record(owner, Claim, MAX_OWNER_BYTES)
 
 
 def observe_claim(owner: Path) -> ObservedClaim | None:

@@ -3,21 +3,15 @@ events about the code of any run."""
 
 from __future__ import annotations
 
-from engine.runs.events import Event
-from engine.runs.records import CodeSummary, RankDevice
+from engine.runs.events import Event, SessionStarted
+from engine.runs.records import CodeSummary
 from engine.utils.codec import Count, Finite, Integer
 from engine.utils.text import list_names
 
 
-class CommandStarted(Event, frozen=True, kw_only=True, tag="command_started"):
+class CommandStarted(SessionStarted, frozen=True, kw_only=True, tag="command_started"):
     """The command of another program begins, in place of `run_started`. Written once per run."""
 
-    format: Count
-    """Version of the journal format."""
-    name: str
-    """Name of the run and of its folder."""
-    host: str
-    """Host name."""
     command: str
     """The command as a line of a shell, without secrets."""
     cwd: str
@@ -26,14 +20,8 @@ class CommandStarted(Event, frozen=True, kw_only=True, tag="command_started"):
     """Its process."""
     run_id: str
     """ID of this start, which the environment of each of its processes has as GPUTRAIN_RUN_ID."""
-    devices: list[str]
-    """UUID of each of its GPUs and MIG instances, or "cpu"."""
-    ranks: list[RankDevice]
-    """Its process as one rank, one entry for each device."""
     parameters: dict[str, bool | Integer | Finite | str | None]
     """The parameters among its arguments, by dotted keys."""
-    versions: dict[str, str]
-    """Version of gputrain and python, by name."""
 
 
 class CommandResumed(CommandStarted, frozen=True, kw_only=True, tag="command_resumed"):

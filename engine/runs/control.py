@@ -23,7 +23,6 @@ from typing import Annotated, Literal, get_args
 
 from engine.runs.sinks import disk_problem
 from engine.utils.codec import (
-    FORMAT,
     UNSET,
     FileRecord,
     Integer,
@@ -53,9 +52,6 @@ _EMPTY_REQUEST = re.compile(r"\d+-\d+-([a-z]+)\.json")
 # Outcome of each kind of file that is not read as a request. The keys stand for the request in `ControlEvent`.
 REFUSAL_OUTCOMES = {
     "foreign file": "refused: the file must belong to the user of the run, or to root",
-    "strange file": "refused: the file is not a regular file",
-    "large file": f"refused: the file has more than {MAX_REQUEST_BYTES} bytes",
-    "file of another format": f"refused: this gputrain reads format {FORMAT}",
     "unreadable file": "refused: the file contains no valid request",
 }
 
@@ -190,23 +186,20 @@ def _read_request(path: Path) -> ControlRequest:
     """Read one request, without following a link or blocking on a pipe. Raises OSError if the file is gone."""
     status, data = path.lstat(), None
     if not stat.S_ISREG(status.st_mode):
-        return ControlRequest(request="strange file", by=f"uid {status.st_uid}")
+        return ControlRequest(request="unreadable file", by=f"uid {status.st_uid}")
     with suppress(OSError), open_regular_file(path) as file:
         # Another file may have taken its place.
         status, data = os.fstat(file.fileno()), file.read(MAX_REQUEST_BYTES)
     if status.st_uid not in (os.geteuid(), 0):
         request = "foreign file"
-    elif data is None:
+    elif data is None or status.st_size > MAX_REQUEST_BYTES:
         request = "unreadable file"
-    elif status.st_size > MAX_REQUEST_BYTES:
-        request = "large file"
     elif not data and (match := _EMPTY_REQUEST.fullmatch(path.name)) is not None:
         request = match[1]
     else:
-        try:
+        with suppress(InvalidRecordError):
             return decode(data, ControlRequest)
-        except InvalidRecordError as error:
-            request = "file of another format" if error.code == "wrong-version" else "unreadable file"
+        request = "unreadable file"
     return ControlRequest(request=request, by=f"uid {status.st_uid}")
 
 

@@ -50,9 +50,17 @@ def type_name(kind: type[Event]) -> str:
     return str(kind.__struct_config__.tag)
 
 
-class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
-    """Training begins: all ranks are set up. Written once per run. Warnings, GPU samples, control requests and failures
-    of the ranks' setup can precede it."""
+class AtStep(Event, frozen=True, kw_only=True):
+    """Base class: an event after a step."""
+
+    step: Count
+    """The latest global step, counted from 1 over all epochs."""
+    epoch: Count
+    """The epoch of that step or of the one that follows, counted from 1."""
+
+
+class SessionStarted(Event, frozen=True, kw_only=True):
+    """Base class: a session of a run begins, that of a training or of the command of another program."""
 
     format: Count
     """Version of the journal format."""
@@ -60,10 +68,20 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """Name of the run and of its folder; "" in a dry run without a name."""
     host: str
     """Host name of rank 0."""
-    world_size: Count
-    """Number of ranks on all nodes."""
     devices: list[str]
     """UUID of each GPU or MIG instance in the order of `ranks`, or "cpu" for each rank."""
+    ranks: list[RankDevice]
+    """Process of each rank, one entry for each of its devices. A command is one rank."""
+    versions: dict[str, str]
+    """Version of gputrain, torch and python, by name."""
+
+
+class RunStarted(SessionStarted, frozen=True, kw_only=True, tag="run_started"):
+    """Training begins: all ranks are set up. Written once per run. Warnings, GPU samples, control requests and failures
+    of the ranks' setup can precede it."""
+
+    world_size: Count
+    """Number of ranks on all nodes."""
     backend: str
     """Backend of the process group: nccl or gloo."""
     epochs: Count
@@ -84,10 +102,6 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """Number of model parameters, frozen ones included."""
     workers: Count
     """Decode threads or DataLoader workers per rank at the start; 0 if the rank loads images itself."""
-    versions: dict[str, str]
-    """Version of gputrain, torch and python, by name."""
-    ranks: list[RankDevice]
-    """Process of each rank, one entry for each of its devices."""
     trainable_parameters: Count
     """Number of parameters that receive gradients."""
     image_format: str
@@ -142,16 +156,12 @@ class RunResumed(RunStarted, frozen=True, kw_only=True, tag="run_resumed"):
     """Step of the checkpoint; training continues with the next one."""
 
 
-class _StepFields(Event, frozen=True, kw_only=True):
+class _StepFields(AtStep, frozen=True, kw_only=True):
     """Training losses since the previous step event. Written every `run.log_every` steps and at the end of the run.
 
     Also a field for each row of `STEP_QUANTITIES`, of the last step: null if not finite, absent if it was not computed.
     """
 
-    step: Count
-    """Global step of the last loss, counted from 1 over all epochs."""
-    epoch: Count
-    """Epoch of the last loss, counted from 1."""
     losses: list[Finite | None]
     """Training loss of each step since the previous event, averaged over the ranks; null if not finite."""
     lr: Finite | None
@@ -177,13 +187,9 @@ else:
     StepEvent = define_record("StepEvent", _QUANTITIES, (_StepFields,), tag="step")
 
 
-class EpochEvent(Event, frozen=True, kw_only=True, tag="epoch"):
+class EpochEvent(AtStep, frozen=True, kw_only=True, tag="epoch"):
     """An epoch was trained and evaluated."""
 
-    epoch: Count
-    """Number of the epoch, counted from 1."""
-    step: Count
-    """Global step at the end of the epoch."""
     train_loss: Finite | None
     """Mean training loss of the epoch; null if not finite, like all losses, accuracies and metrics."""
     train_accuracy: Finite | None
@@ -214,9 +220,6 @@ class EpochEvent(Event, frozen=True, kw_only=True, tag="epoch"):
     """Steps skipped since the start of the run because a loss or gradient was not finite."""
     skipped_images: Count
     """Images of this epoch that could not be read and were skipped."""
-    top_prediction: Number | UnsetType = UNSET
-    """Share of the validation images that are predicted as the most frequent prediction, 0 to 1; absent with more than
-    1000 classes."""
     train_size: Count
     """Side of the training images of the epoch in pixels."""
     flops: Finite | UnsetType = UNSET
@@ -276,15 +279,11 @@ class FinalTest(Event, frozen=True, kw_only=True, tag="test"):
     """The user's own metrics (`eval.metrics`) by name."""
 
 
-class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint"):
+class CheckpointSaved(AtStep, frozen=True, kw_only=True, tag="checkpoint"):
     """A checkpoint was written."""
 
     path: str
     """Path of the file, relative to the run folder."""
-    step: Count
-    """Global step of the checkpoint."""
-    epoch: Count
-    """Epoch of the checkpoint, counted from 1."""
     best: bool = False
     """Whether the checkpoint is the new `best.pt`."""
     requested: bool = False
@@ -318,22 +317,12 @@ class ControlEvent(Event, frozen=True, kw_only=True, tag="control"):
     """Effect of the request, as text."""
 
 
-class RunPaused(Event, frozen=True, kw_only=True, tag="paused"):
+class RunPaused(AtStep, frozen=True, kw_only=True, tag="paused"):
     """All ranks hold after `step` until a continue or stop request arrives."""
 
-    step: Count
-    """Last global step before the pause."""
-    epoch: Count
-    """Epoch of that step, counted from 1."""
 
-
-class RunContinued(Event, frozen=True, kw_only=True, tag="continued"):
+class RunContinued(AtStep, frozen=True, kw_only=True, tag="continued"):
     """All ranks continue after a pause."""
-
-    step: Count
-    """Last global step before the pause."""
-    epoch: Count
-    """Epoch of that step, counted from 1."""
 
 
 class Profiled(Event, frozen=True, kw_only=True, tag="profiled"):
@@ -351,15 +340,11 @@ class Profiled(Event, frozen=True, kw_only=True, tag="profiled"):
     """Why there are fewer steps than requested, or why there is no profile, as text."""
 
 
-class PhaseChanged(Event, frozen=True, kw_only=True, tag="phase"):
+class PhaseChanged(AtStep, frozen=True, kw_only=True, tag="phase"):
     """All ranks enter another phase of the run."""
 
     phase: str
     """training, validating, testing, or saving, which ends with the `checkpoint` event or a warning."""
-    step: Count
-    """Last global step before the change."""
-    epoch: Count
-    """Epoch of the phase, counted from 1."""
 
 
 class RankFailed(Event, frozen=True, kw_only=True, tag="rank_failed"):

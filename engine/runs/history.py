@@ -20,7 +20,7 @@ from engine.runs.bottleneck import (
 )
 from engine.runs.command_events import CodeChanged, CodeRecorded, CommandStarted
 from engine.runs.events import (
-    CheckpointSaved,
+    AtStep,
     ControlEvent,
     EpochEvent,
     Event,
@@ -34,6 +34,7 @@ from engine.runs.events import (
     RunPaused,
     RunResumed,
     RunStarted,
+    SessionStarted,
     StepEvent,
     WaitingForGpus,
     WarningEvent,
@@ -47,7 +48,7 @@ from engine.utils.codec import or_none, replace
 from engine.utils.text import pluralize
 
 
-def describe_run_devices(started: RunStarted | CommandStarted) -> str:
+def describe_run_devices(started: SessionStarted) -> str:
     """Return the devices of a run by name, such as `2 x H200 (GPU 0, 3)`, `the CPU` or `16 x H200 on 2 hosts`."""
     if set(started.devices) <= {"cpu"}:
         ranks = started.world_size if isinstance(started, RunStarted) else 1
@@ -119,8 +120,6 @@ class History:
     saving: bool = False
     """Whether a checkpoint is being written."""
     _epoch_phase: str = ""
-    _later_lr: float | None = None
-    """Highest learning rate in a step event after the first epoch."""
     _session_epochs: int = 0
     """Number of epochs of earlier sessions in `epochs`."""
     _session_start: float | None = None
@@ -129,7 +128,7 @@ class History:
     def add(self, event: Event) -> None:
         """Update the state with the next event."""
         self._advance(event)
-        if self.session_time is None or isinstance(event, RunStarted | CommandStarted):
+        if self.session_time is None or isinstance(event, SessionStarted):
             self.session_time = event.time
         match event:
             case WaitingForGpus():
@@ -153,8 +152,6 @@ class History:
                 self.code = replace(self.code, changed=event.message)
             case StepEvent():
                 self.latest_step = event
-                if self.epochs and event.lr is not None:
-                    self._later_lr = max(self._later_lr or 0.0, event.lr)
             case EpochEvent():
                 self.epochs.append(event)
             case FinalTest():
@@ -178,7 +175,7 @@ class History:
         if (
             self._session_start is not None
             and event.time < self._latest_time - CLOCK_STEP_SECONDS
-            and not isinstance(event, RunStarted | CommandStarted)
+            and not isinstance(event, SessionStarted)
         ):
             # The clock of the host was set back during the session.
             self._session_start -= self._latest_time - event.time
@@ -189,7 +186,7 @@ class History:
         elif isinstance(event, RunContinued):
             self._session_start = event.time
 
-    def _begin_session(self, event: RunStarted | CommandStarted) -> None:
+    def _begin_session(self, event: SessionStarted) -> None:
         # A session that crashed has no run_finished event; it ends with its last event.
         self._end_session()
         self._session_start = event.time
@@ -208,7 +205,7 @@ class History:
                 self.steps_done = event.from_step
                 self.current_epoch = event.from_step // event.steps_per_epoch + 1 if event.steps_per_epoch > 0 else 0
                 self._epoch_phase = ""
-            case StepEvent() | EpochEvent() | CheckpointSaved() | RunPaused() | RunContinued() | PhaseChanged():
+            case AtStep():
                 # A group of steps may be reported after a later event.
                 if event.step >= self.steps_done:
                     self.steps_done, self.current_epoch = event.step, max(event.epoch, self.current_epoch)
@@ -263,7 +260,7 @@ class History:
         if self.started is None:
             return None
         nonfinite = any(failure.code == NON_FINITE for failure in self.failures)
-        return diagnose_learning(LearningCurve(self.started, self.epochs, self._later_lr, nonfinite))
+        return diagnose_learning(LearningCurve(self.started, self.epochs, nonfinite))
 
     @property
     def full_session_epochs(self) -> list[EpochEvent]:

@@ -5,12 +5,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from engine.runs.command_events import CodeChanged, CodeRecorded, CommandResumed, CommandStarted
@@ -32,6 +30,7 @@ from engine.runs.events import (
     RunPaused,
     RunResumed,
     RunStarted,
+    SessionStarted,
     StepEvent,
     WaitingForGpus,
     WarningEvent,
@@ -48,7 +47,7 @@ from engine.utils.codec import (
     format_problem,
     parser,
 )
-from engine.utils.files import append_to_file, open_regular_file, replace_file
+from engine.utils.files import append_to_file, open_regular_file
 
 READ_CHUNK_BYTES = 1 << 20
 # Longer lines are skipped. `run_started` has 1.1 MB for 8,192 ranks, `step` 20 bytes for each step of `run.log_every`.
@@ -139,7 +138,7 @@ def from_line(line: bytes | str) -> Event | None:
             event = decode(line, kind)
         except InvalidRecordError:
             return None
-    return event if not isinstance(event, RunStarted | CommandStarted) or event.format == FORMAT else None
+    return event if not isinstance(event, SessionStarted) or event.format == FORMAT else None
 
 
 class Journal:
@@ -150,20 +149,19 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         """Open the journal. Raises OSError."""
-        self._path, self._file = path, append_to_file(path)
+        self._file = append_to_file(path)
         size = os.fstat(self._file).st_size
         # Terminate a line that a crash left incomplete, or the next event would become part of it.
         self._incomplete = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
         self._unwritten: deque[tuple[Event, bytes]] = deque()
         self._unwritten_bytes = 0
-        self._is_deleted = False
         self.dropped = 0
         """Number of events that are lost, because the memory did not suffice for them."""
 
     @property
     def is_behind(self) -> bool:
         """Whether events are not in the file."""
-        return bool(self._unwritten) or self._is_deleted
+        return bool(self._unwritten)
 
     def append(self, event: Event) -> None:
         """Append one event. Raises OSError if it has to wait in memory."""
@@ -178,8 +176,6 @@ class Journal:
 
     def catch_up(self) -> None:
         """Write the events that wait in memory. Raises OSError."""
-        if self._is_deleted:
-            self._restore()
         while self._unwritten:
             event, data = self._unwritten[0]
             count = os.write(self._file, data)
@@ -190,21 +186,10 @@ class Journal:
             else:
                 self._unwritten.popleft()
 
-    def sync(self) -> bool:
-        """Flush all events to disk (fsync). Return whether the file was deleted and is written anew. Raises OSError."""
-        was_deleted = self._is_deleted = self._is_deleted or os.fstat(self._file).st_nlink == 0
+    def sync(self) -> None:
+        """Flush all events to disk (fsync). Raises OSError."""
         self.catch_up()
         os.fsync(self._file)
-        return was_deleted
-
-    def _restore(self) -> None:
-        """Copy the deleted file, which is readable as long as it is open, to its path. Raises OSError."""
-        with os.fdopen(os.dup(self._file), "rb") as file:
-            file.seek(0)
-            replace_file(self._path, partial(shutil.copyfileobj, file), durable=True)
-        deleted, self._file = self._file, append_to_file(self._path)
-        os.close(deleted)
-        self._is_deleted = False
 
     def close(self) -> None:
         """Write what waits, if there is space by now, and close the file."""

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from engine.utils.colors import with_colors, without_colors
-from engine.utils.errors import Problem
 from engine.utils.files import append_to_file, file_size, open_regular_file, overwrite_bytes, read_bytes, replace_file
 from engine.utils.units import format_bytes
 
@@ -63,22 +62,16 @@ class LogWriter:
         if text and len(self._unwritten) < MAX_UNWRITTEN_BYTES:
             self._unwritten += text.encode(errors="backslashreplace")
 
-    def flush(self) -> Problem | None:
-        """Write the text. Return a warning if the log was deleted, which begins a new one. Raises OSError."""
+    def flush(self) -> None:
+        """Write the text. Raises OSError."""
         if not self._unwritten:
-            return None
-        warning = None
-        if self._fd is not None and os.fstat(self._fd).st_nlink == 0:
-            self.close()
-            reason = f"{self._path.name} was deleted; a new one begins here, without what the ranks print"
-            warning = Problem("", reason, code="recovered")
+            return
         if self._fd is None:
             self._fd = append_to_file(self._path, self._mode)
         while self._unwritten:
             self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
         if self._max_bytes is not None and os.fstat(self._fd).st_size >= self._max_bytes:
             self._begin_file()
-        return warning
 
     def _begin_file(self) -> None:
         """Continue in a new file, whose first line says how much is lost."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
 from engine.foreign.figures import Figures
-from engine.runs.command_events import CommandStarted
 from engine.runs.event_lines import event_lines
 from engine.runs.events import (
     EpochEvent,
@@ -27,6 +26,7 @@ from engine.runs.events import (
     RunFinished,
     RunResumed,
     RunStarted,
+    SessionStarted,
     StepEvent,
     WarningEvent,
 )
@@ -128,7 +128,7 @@ class Recorder:
         self._clock, self._recorded_at = clock, -math.inf
         self._recorded: tuple[RunState, str] | None = None
         """State and problem that were written last."""
-        self._has_started, self._early_usage = False, None  # type: bool, GpuEvent | None
+        self._has_started = False
         record = self._history_record()
         self._earlier_record = stored if self._command else None
         self._run_record = (
@@ -171,18 +171,17 @@ class Recorder:
 
     def _record(self, event: Event, listener: Listener) -> None:
         if isinstance(event, GpuEvent) and not self._has_started:
-            # It belongs to the session that starts, so it is recorded behind its start.
-            self._early_usage = event
+            # It belongs to no session. The next reading follows in seconds.
             return
         if isinstance(event, FlushJournal):
-            self._write_journal(self._sync_journal)
+            self._write_journal(self._journal.sync)
         else:
             is_end = isinstance(event, RunFinished)
             self._state_sink.attempt(lambda: self.history.add(event), force=True)
             self._write_journal(lambda: self._journal.append(event))
             self._log.add(self._log_text(event))
             self._record_is_due = True
-            if isinstance(event, RunStarted | CommandStarted):
+            if isinstance(event, SessionStarted):
                 # Not earlier, because a resume that fails during setup must leave the run unchanged.
                 self._config_is_due = self._config is not None
             if isinstance(event, RunStarted):
@@ -196,18 +195,15 @@ class Recorder:
             if isinstance(event, EpochEvent | StepEvent):
                 self._curves_are_due = True
             if is_end or isinstance(event, EpochEvent):
-                self._write_journal(self._sync_journal)
+                self._write_journal(self._journal.sync)
             self._write_sinks(force=is_end)
             listener(event)
             if (follower := self._follower) is not None:
                 self._follower_sink.attempt(lambda: follower.add(event), force=True)
             if is_end:
                 self._show_last_warnings()
-            if isinstance(event, RunStarted | CommandStarted):
+            if isinstance(event, SessionStarted):
                 self._has_started = True
-                if (early := self._early_usage) is not None:
-                    self._record(codec.replace(early, time=event.time), listener)
-                    self._early_usage = None
         self._report_recovery()
         self._record_warnings()
 
@@ -218,11 +214,6 @@ class Recorder:
         for warning in self._take_warnings():
             self.listener(warning)
         self.problem = None
-
-    def _sync_journal(self) -> None:
-        if self._journal.sync():
-            reason = f"{self.folder.journal.name} was deleted; its events are written anew"
-            self._warn(Problem("", reason, code="recovered"))
 
     def _write_journal(self, write: Callable[[], None]) -> None:
         was_behind = self._journal.is_behind
@@ -276,10 +267,9 @@ class Recorder:
             text += "".join(f"{printable(row)}\n" for row in event.traceback.splitlines())
         return text
 
-    def _write_curves(self) -> Problem | None:
-        warning = self._tensorboard.write(self.history.epochs, self.history.latest_step)
+    def _write_curves(self) -> None:
+        self._tensorboard.write(self.history.epochs, self.history.latest_step)
         self._curves_are_due = False
-        return warning
 
     def _write_record_if_due(self, *, force: bool = False) -> None:
         """Write the record at a change of the state or of the problem, and else once in an interval."""

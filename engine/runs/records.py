@@ -139,11 +139,11 @@ class LearningFault(StrEnum):
     """What keeps a run from learning well. The values are part of the `summary.json` format."""
 
     DIVERGED = "diverged"
+    OVERFITTING = "overfitting"
+    # Records of earlier versions have these.
     LR_AT_END = "learning rate at its end"
     ONE_CLASS = "one class only"
     FLAT = "no progress"
-    OVERFITTING = "overfitting"
-    # Records of earlier versions have these.
     SLOW = "learning rate too low"
     ABOVE_GUESSING = "worse than guessing"
 

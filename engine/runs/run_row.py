@@ -26,7 +26,6 @@ from engine.runs.run_record import (
     shown_state,
     stored_form,
 )
-from engine.runs.sinks import file_system_problem
 from engine.utils.codec import asdict
 from engine.utils.text import printable
 from engine.utils.units import format_duration
@@ -156,7 +155,7 @@ def make_row(
         folder=str(folder.path),
         state=state,
         record=record,
-        message=message or (recording_problem(folder, record) if state.live else ""),
+        message=message or (recording_problem(record) if state.live else ""),
         unreadable=problem is not None,
         foreign=folder.owner_problem(status),
         tags=labels.tags,
@@ -189,13 +188,10 @@ def state_message(record: RunRecord, state: RunState) -> str:
     return record.message if state is RunState.WAITING or not state.live else ""
 
 
-def recording_problem(folder: RunFolder, record: RunRecord) -> str:
+def recording_problem(record: RunRecord) -> str:
     """Return why a live run cannot record; "" if it can."""
     age_s = age_of(record.updated_at)
     problem = printable(record.problem[:MAX_TEXT_CHARS])
-    if not problem and age_s >= NO_NEWS_SECONDS:
-        # On some file systems, an owner can write nothing at all to a full disk.
-        problem = file_system_problem(folder.path) or ""
     if not problem:
         return ""
     news = f"no news for {format_duration(age_s)}: " if age_s >= NO_NEWS_SECONDS else ""

@@ -7,10 +7,8 @@ so that no error of an output ends the run. `engine.runs.recorder` and `engine.l
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from engine.utils.errors import Problem
 
@@ -28,19 +26,6 @@ DISK_PROBLEMS = {
 def disk_problem(error: BaseException) -> str | None:
     """Return what is wrong with the disk, as a clause; None for another error."""
     return DISK_PROBLEMS.get(error.errno or 0) if isinstance(error, OSError) else None
-
-
-def file_system_problem(path: Path) -> str | None:
-    """Return why no process of this user can write to the file system of `path`, as a clause; None if one can."""
-    try:
-        status = os.statvfs(path)
-    except OSError:
-        return None
-    if status.f_flag & os.ST_RDONLY:
-        return DISK_PROBLEMS[errno.EROFS]
-    # Some blocks are kept for root. A file system without a size, such as FUSE, reports 0 blocks.
-    free = status.f_bfree if os.geteuid() == 0 else status.f_bavail
-    return DISK_PROBLEMS[errno.ENOSPC] if status.f_blocks > 0 and free == 0 else None
 
 
 def describe_error(error: BaseException) -> str:
@@ -79,20 +64,18 @@ class Sink:
         self._warned_at: float | None = None
         self._is_reported = False
 
-    def attempt(self, write: Callable[[], Problem | None], *, force: bool = False) -> None:
+    def attempt(self, write: Callable[[], object], *, force: bool = False) -> None:
         """Call `write`, unless the output failed less than `RETRY_SECONDS` ago; `force` calls it anyway.
 
-        `write` may return a warning. Never raises an Exception.
+        Never raises an Exception.
         """
         if self.failed and not force and self._clock() < self._retry_at:
             return
         try:
-            warning = write()
+            write()
         except Exception as error:
             self._fail(error)
             return
-        if warning is not None:
-            self._warn(warning)
         if self.failed:
             self.failed = self.handled = False
             if self._is_reported:

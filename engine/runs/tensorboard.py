@@ -20,7 +20,6 @@ from pathlib import Path
 
 from engine.runs.events import EpochEvent, StepEvent
 from engine.runs.records import Scores
-from engine.utils.errors import Problem
 from engine.utils.event_file import scalars_record, session_start_record, version_record
 from engine.utils.files import append_to_file
 
@@ -50,20 +49,12 @@ class TensorBoardWriter:
         """Add a step event, which the next `write` writes. While the disk is full, the latest of them are kept."""
         self._steps.append(event)
 
-    def write(self, epochs: Sequence[EpochEvent], latest_step: StepEvent | None) -> Problem | None:
+    def write(self, epochs: Sequence[EpochEvent], latest_step: StepEvent | None) -> None:
         """Write the added steps, and the metrics of all `epochs` of the run that are not written yet, of the last one
         with `latest_step`.
 
-        Return a warning if the files were deleted; all epochs are then written again, but no earlier steps. Raises
-        OSError, after which the next call begins new files, because a record may be incomplete.
+        Raises OSError, after which the next call begins new files, because a record may be incomplete.
         """
-        warning = None
-        if any(file.is_deleted for file in self._files.values()):
-            steps = list(self._steps)
-            self.restart(0)
-            self._steps.extend(steps)
-            reason = f"{self._folder.name}/ was deleted; its curves are written anew"
-            warning = Problem("", reason, code="recovered")
         due = [epoch for epoch in epochs if epoch.step > self._written_step]
         try:
             while self._steps:
@@ -75,7 +66,6 @@ class TensorBoardWriter:
         except BaseException:
             self.close()
             raise
-        return warning
 
     def _write_epoch(self, epoch: EpochEvent, latest_step: StepEvent | None) -> None:
         train = {"loss": epoch.train_loss, "accuracy": epoch.train_accuracy, "learning_rate": epoch.lr}
@@ -130,10 +120,6 @@ class _EventFile:
             each.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{number}"
         self._fd = append_to_file(folder / name)
-
-    @property
-    def is_deleted(self) -> bool:
-        return os.fstat(self._fd).st_nlink == 0
 
     def write(self, records: bytes) -> None:
         """Append whole records. Raises OSError if only a part of them is written."""

@@ -63,7 +63,7 @@ def _find_failure(folder: RunFolder, row: RunRow) -> RunFailure:
     # Events take 20 ms to import, and few runs fail.
     from engine.distributed.aborts import read_log_tail
     from engine.runs.command_events import CommandStarted
-    from engine.runs.events import RankFailed, RunStarted
+    from engine.runs.events import RankFailed, RunStarted, SessionStarted
     from engine.runs.journal import JournalFollower
     from engine.utils.colors import without_colors
 
@@ -71,7 +71,7 @@ def _find_failure(folder: RunFolder, row: RunRow) -> RunFailure:
     for event in JournalFollower(folder.journal, (RankFailed, RunStarted, CommandStarted)).events():
         if isinstance(event, RankFailed):
             found = event
-        elif isinstance(event, RunStarted | CommandStarted):
+        elif isinstance(event, SessionStarted):
             # Of an earlier session, or before a restart.
             found = None
     text = found.traceback if found is not None else ""

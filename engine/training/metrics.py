@@ -126,11 +126,7 @@ class EvaluationAccumulator:
             top5,
             [class_correct / images if images else None for class_correct, images in class_counts],
             table.tolist() if self._full_matrix else [],
-            top_prediction=self._top_prediction(table, metrics.images),
         )
-
-    def _top_prediction(self, table: Tensor, images: int) -> float | None:
-        return table.sum(0).max().item() / images if self._full_matrix and images else None
 
 
 @dataclass(frozen=True)
@@ -138,9 +134,8 @@ class Evaluation:
     """Result of an evaluation.
 
     `per_class` is the accuracy of each class, None without images. `confusion[i][j]` counts images of class i predicted
-    as class j; empty for more than MAX_CONFUSION_CLASSES. `own` has the user's own metrics. `top_prediction` is the
-    share of the images that are predicted as the most frequent prediction; None without a confusion matrix. All are
-    empty on other ranks than 0: a million counts of 1000 classes take 14 ms to become Python integers.
+    as class j; empty for more than MAX_CONFUSION_CLASSES. `own` has the user's own metrics. All are empty on ranks
+    other than 0: a million counts of 1000 classes take 14 ms to become Python integers.
     """
 
     metrics: Metrics
@@ -148,7 +143,6 @@ class Evaluation:
     per_class: list[float | None]
     confusion: list[list[int]]
     own: dict[str, float] = field(default_factory=dict)
-    top_prediction: float | None = None
 
     def scores(self) -> Scores:
         """Return what the journal records of it."""

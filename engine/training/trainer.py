@@ -155,7 +155,6 @@ class Trainer:
                 val_loss=val.loss,
                 val_accuracy=val.accuracy,
                 val_top5=val.top5,
-                top_prediction=UNSET if evaluation.top_prediction is None else round(evaluation.top_prediction, 4),
                 metrics=val.metrics,
                 ema_val_loss=ema.loss if ema is not None else UNSET,
                 ema_val_accuracy=ema.accuracy if ema is not None else UNSET,

@@ -22,14 +22,10 @@ MAX_SHOWN_CHARS, MAX_VARIABLE_CHARS, MAX_SHOWN_VARIABLES = 4000, 200, 100
 
 
 def stored_command(folder: RunFolder, *, trust_code: bool) -> Program:
-    """Return the command of a run or sweep that is resumed, and warn of options in it that have no effect any more.
-
-    Raises UsageError unless this user wrote or trusts it."""
-    from engine.command.spec import dropped_option_warnings, foreign_command_reason, read_command
+    """Return the command of a run or sweep that is resumed. Raises UsageError unless this user wrote or trusts it."""
+    from engine.command.spec import foreign_command_reason, read_command
 
     command = read_command(folder)
-    for warning in dropped_option_warnings(folder):
-        print_warning(warning)
     file_reason, folder_reason = foreign_command_reason(folder), folder.foreign_reason()
     reason = (
         f"{folder.command.name} {file_reason}"

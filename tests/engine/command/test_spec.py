@@ -12,7 +12,6 @@ import pytest
 from engine.command.spec import (
     MAX_COMMAND_BYTES,
     Program,
-    dropped_option_warnings,
     foreign_command_reason,
     forget_environment,
     has_command,
@@ -21,7 +20,6 @@ from engine.command.spec import (
 )
 from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
-from support.messages import has_problem
 
 COMMAND = Program(
     argv=("python", "train.py", "\udcff{gpus}"),
@@ -84,27 +82,6 @@ def test_command_that_cannot_be_started_is_refused(folder: RunFolder, values: di
     folder.command.write_text(json.dumps({"format": 1, "argv": ["x"], "cwd": "/", "cwd_inode": 1} | values))
     with pytest.raises(UsageError, match=r"command\.json"):
         read_command(folder)
-
-
-@pytest.mark.parametrize(
-    ("values", "shown"),
-    [
-        ({"gpu_ids": "uuid"}, ["--gpu-ids"]),
-        ({"slurm_env": False}, ["--no-slurm-env"]),
-        ({"gpu_ids": "index", "slurm_env": True}, []),
-    ],
-)
-def test_options_that_earlier_versions_stored_are_warned_of_until_the_command_is_stored_again(
-    folder: RunFolder, values: dict[str, object], shown: list[str]
-) -> None:
-    folder.command.write_text(json.dumps({"format": 1, "argv": ["x"], "cwd": "/", "cwd_inode": 1} | values))
-    found = dropped_option_warnings(folder)
-    assert len(found) == len(shown)
-    assert all(has_problem(found, "no-effect", "", option) for option in shown)
-    command = read_command(folder)
-    assert command == Program(argv=("x",), cwd="/", cwd_inode=1)
-    write_command(folder, command)
-    assert dropped_option_warnings(folder) == []
 
 
 def test_huge_file_is_refused(folder: RunFolder) -> None:

@@ -15,9 +15,8 @@ from engine.gpus.reservation_reader import read_reservations
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.node import MultiNodeGpuUsage, allocate_node_gpus, publish_gpu_usage
 from engine.launch.request import RunRequest
-from engine.runs.events import Event, GpuEvent
+from engine.runs.events import GpuEvent
 from engine.runs.history import history_from_events
-from engine.runs.recorder import Recorder
 from engine.runs.records import GpuSample, RankDevice
 from engine.utils.codec import UNSET
 from engine.utils.process import SignalHandler
@@ -25,7 +24,6 @@ from support.gpu.fake_gpu_host import FakeGpuHost, eight_gpu_lines, gpu_line, gp
 from support.messages import raises_problem
 from support.replace import replace
 from support.runs.event_factories import make_run_started
-from support.runs.factories import make_run_folder
 
 
 def first_event(usage: GpuUsagePoller) -> GpuEvent:
@@ -68,17 +66,6 @@ def test_summary_aggregates_gpu_usage() -> None:
     [used] = history_from_events([make_run_started(), *samples]).record().gpu_stats
     assert (used.uuid, used.util, used.max_memory_used) == ("a", 95.0, 7)
     assert (used.throttled, used.power) == (["thermal"], UNSET)
-
-
-def test_gpu_samples_that_precede_the_start_are_recorded_behind_it(tmp_path: Path) -> None:
-    events: list[Event] = []
-    run = Recorder(make_run_folder(tmp_path, "digits"), Config(), events.append)
-    for util in (1, 2):
-        run.record(GpuEvent(time=1.0, gpus=[GpuSample("a", "h", util=util)]))
-    run.record(make_run_started(5.0))
-    run.record(GpuEvent(time=6.0, gpus=[GpuSample("a", "h", util=3)]))
-    assert [(event.type, event.time) for event in events] == [("run_started", 5.0), ("gpus", 5.0), ("gpus", 6.0)]
-    assert [event.gpus[0].util for event in events if isinstance(event, GpuEvent)] == [2, 3]
 
 
 def test_multi_node_usage_collects_samples_of_other_nodes(loaded_gpu_host: FakeGpuHost) -> None:

@@ -103,25 +103,6 @@ def test_dead_owner_on_other_host_blocks_no_longer_than_timeout(
     assert not folder.is_owned() and open_run(folder).state is RunState.CRASHED
 
 
-def test_owner_of_another_format_is_judged_by_the_time_of_its_file(folder: RunFolder, clock: FakeClock) -> None:
-    def renew() -> None:
-        write_claim(folder, None, modified=clock.time(), format=2, host=["node7"])
-
-    renew()
-    clock.on_sleep = renew
-    assert folder.is_owned()
-    with raises_problem("already-running", "a", "another version of gputrain"):
-        Ownership(folder.identified())
-    clock.on_sleep = lambda: None
-    clock.sleep(31.0)
-    assert not folder.is_owned()
-    os.utime(folder.owner, (-1, -1))
-    claim = read_claim(folder.owner)
-    assert claim is not None and claim.last_heartbeat().startswith("1970")
-    folder.owner.write_text("{}")
-    assert read_claim(folder.owner) is None
-
-
 @pytest.mark.parametrize("skew_s", [-HOUR, 0.0, HOUR], ids=["behind", "right", "ahead"])
 def test_live_owner_on_other_host_is_never_taken_over(folder: RunFolder, clock: FakeClock, skew_s: float) -> None:
     OtherHost(folder, clock, skew_s)

@@ -21,7 +21,7 @@ from engine.runs.records import LearningFault
 from engine.training.train import run_training
 from engine.utils.codec import UNSET
 from support.replace import replace
-from support.runs.event_factories import make_epoch, make_run_started, make_step
+from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.in_process import single_rank_trainer
 
 GUESS = math.log(10)
@@ -54,9 +54,6 @@ def fault(*events: Event) -> LearningFault | None:
         ([6.0, 5.9, 4.5], None),
         ([1.5, 1.0, 2.2], LearningFault.DIVERGED),
         ([1.5, 1.0, 2.0], None),
-        ([2.31, 2.30, 2.29], LearningFault.FLAT),
-        ([2.31, 2.28, 2.25], None),
-        ([2.55, 2.55, 2.551], LearningFault.FLAT),
         ([0.5, 0.5, 0.5], None),
     ],
 )
@@ -98,32 +95,6 @@ def test_failure_at_a_loss_that_is_not_finite_has_diverged() -> None:
     failure = RankFailed(rank=0, device="cpu", cause="the loss is nan", code="non-finite")
     assert fault(started(), failure) is LearningFault.DIVERGED
     assert fault(started(), replace(failure, code="out-of-memory")) is None
-
-
-@pytest.mark.parametrize(("lr", "expected"), [(0.002, LearningFault.LR_AT_END), (0.0021, None)])
-def test_learning_rate_is_at_its_end_in_the_first_epoch(lr: float, expected: LearningFault | None) -> None:
-    assert fault(started(), *curve([2.0, 1.9], lr=lr)) is expected
-    assert fault(started(), *curve([2.0], lr=lr)) is None
-
-
-def test_learning_rate_that_restarts_within_each_epoch_is_healthy() -> None:
-    first, second = curve([2.0, 1.9], lr=0.0)
-    assert fault(started(), first, make_step(15, 2), second) is None
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"top_prediction": 1.0}, LearningFault.ONE_CLASS),
-        ({"top_prediction": [0.5, 0.5, 1.0]}, None),
-        ({"top_prediction": 0.99}, None),
-        ({"top_prediction": 1.0, "val_accuracy": 1.0}, None),
-        ({"top_prediction": 1.0, "train_accuracy": 0.9}, None),
-        ({}, None),
-    ],
-)
-def test_predictions_of_one_class_are_found(fields: dict[str, Any], expected: LearningFault | None) -> None:
-    assert fault(started(), *curve([1.0, 0.9, 0.8], **fields)) is expected
 
 
 @pytest.mark.parametrize(
@@ -168,11 +139,6 @@ def fault_of_run(*overrides: str, dataset: str = "digits", epochs: int = 4) -> L
     ("overrides", "expected"),
     [
         (("optim.lr=300",), LearningFault.DIVERGED),
-        (("optim.lr=1e-9",), LearningFault.FLAT),
-        (
-            ("schedule.name=step", "schedule.by=step", "schedule.step_size=3"),
-            LearningFault.LR_AT_END,
-        ),
         ((), None),
         (("augment.mixup=0.4", "loss.label_smoothing=0.1"), None),
         (("loss.name=mse",), None),
@@ -181,19 +147,6 @@ def fault_of_run(*overrides: str, dataset: str = "digits", epochs: int = 4) -> L
 )
 def test_fault_of_real_run_is_named(overrides: tuple[str, ...], expected: LearningFault | None) -> None:
     assert fault_of_run("model.name=linear", *overrides) is expected
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (("model.name=cnn", "optim.name=adam", "optim.lr=3"), LearningFault.ONE_CLASS),
-        (("model.name=cnn",), None),
-        (("model.name=resnet18-small", "model.options={width: 4}"), None),
-    ],
-)
-def test_fault_of_real_network_is_named(overrides: tuple[str, ...], expected: LearningFault | None) -> None:
-    assert fault_of_run(*overrides) is expected
 
 
 @pytest.mark.nightly

@@ -108,24 +108,6 @@ def test_recorder_switches_failing_file_off_with_one_warning_and_tries_again(
     assert [event.epoch for event in recording.recorder.history.epochs] == [1, 2, 3, 4, 5]
 
 
-def test_recorder_writes_deleted_files_anew(recording: Recording) -> None:
-    folder = recording.folder
-    recording.record(make_run_started(), make_epoch(1, 0.1))
-    shutil.rmtree(folder.tensorboard)
-    for path in (folder.journal, folder.log, folder.summary):
-        path.unlink()
-    recording.record(make_epoch(2, 0.2), make_epoch(3, 0.3))
-    recording.now += RECORD_INTERVAL_SECONDS
-    recording.recorder.catch_up()
-    assert [(warning.code, warning.message.split()[0]) for warning in recording.warnings()] == [
-        ("recovered", name) for name in ("events.jsonl", "log.txt", "tensorboard/")
-    ]
-    assert accuracies(folder) == {1: 0.1, 2: 0.2, 3: 0.3}
-    assert [event.type for event in recording.events()[:3]] == ["run_started", "epoch", "epoch"]
-    assert "epoch   2" in folder.log.read_text()
-    assert json.loads(folder.summary.read_text())["epochs"] == 3
-
-
 def test_recorder_writes_loss_and_learning_rate_of_each_step_before_the_epoch_ends(recording: Recording) -> None:
     steps = recording.folder.tensorboard / "steps"
     recording.record(make_run_started(), replace(make_step(2), losses=[2.0, 1.0]))
