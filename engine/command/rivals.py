@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
-from engine.command.argument_parameters import argument_parameters
+from engine.command.inner_commands import argument_parameters
 from engine.command.membership import processes_by_run
 from engine.foreign.parameters import Parameters, read_parameters
 from engine.foreign.reading import Log, parse_number

@@ -28,8 +28,7 @@ from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.visible_devices import visible_devices
-from engine.launch.input_keys import with_input_keys
-from engine.launch.preflight import run_preflight
+from engine.launch.preflight import run_preflight, with_input_keys
 from engine.launch.request import RunRequest
 from engine.queue.place import fixed_terms
 from engine.utils.errors import Problem, UsageError

@@ -25,7 +25,6 @@ from engine.distributed.rendezvous import open_store
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter, Watchdog
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import CudaDevice
-from engine.launch.external_failures import find_root_cause, publish_failure, watchdog_thread
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.handshake import (
     Announcement,
@@ -39,13 +38,13 @@ from engine.launch.handshake import (
     share_exit_code,
     wait_for_message,
 )
-from engine.launch.input_keys import with_input_keys
 from engine.launch.node import (
-    MultiNodeGpuUsage,
     allocate_node_gpus,
     collect_preflights,
-    publish_gpu_usage,
+    find_root_cause,
+    publish_failure,
     share_preflight,
+    watchdog_thread,
 )
 from engine.launch.phases import (
     AlreadyFinishedError,
@@ -57,14 +56,14 @@ from engine.launch.phases import (
     Unrecorded,
     grant_allocated,
 )
-from engine.launch.preflight import Preflight, find_problems, run_preflight, source_opener
+from engine.launch.preflight import Preflight, find_problems, run_preflight, source_opener, with_input_keys
 from engine.launch.ranks import ProgressReporter, end_training, stderr_listener
 from engine.launch.request import RunRequest, SettledConfig, settle_config, watch_other_claim
 from engine.launch.run_code import RunCode
-from engine.launch.slurm import requeue_clause
+from engine.launch.supervise import requeue_clause
 from engine.launch.training import begin_training, make_job
 from engine.runs.control import RequestCounters
-from engine.runs.events import ControlEvent, Event, RunStarted
+from engine.runs.events import ControlEvent, Event
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import OwnershipLostError
 from engine.runs.recorder import Listener
@@ -308,21 +307,18 @@ def _train(this_rank: _ConnectedRank, run: Unrecorded, job: Job) -> RunResult:
     recorder = run.recorder if isinstance(run, Recording) else None
     device = job.plan.devices[job.plan.device_index(rank_info.local_rank)]
     heartbeats, requests = Heartbeats(1), RequestCounters()
-    watches_gpus = rank_info.local_rank == 0 and job.folder is not None
-    usage = GpuUsagePoller(run.gpus if watches_gpus else [])
+    usage = GpuUsagePoller([] if recorder is None else run.gpus)
     # Once the record is closed, which ends the thread that uses it.
     run.granted.requested.held.processes.callback(usage.close)
     watchdog = watchdog_thread(Watchdog(heartbeats, job.config.run.watchdog), rank_info, device, store, recorder)
     emit: Listener = run.emit
     if isinstance(run, Recording):
-        emit = _monitoring_listener(run, requests, MultiNodeGpuUsage(usage, store), heartbeats)
+        emit = _monitoring_listener(run, requests, usage, heartbeats)
 
     def on_poll() -> None:
         # DataLoader workers are forked before the first poll, and must not inherit the thread.
         if not watchdog.is_alive():
             watchdog.start()
-        if recorder is None:
-            publish_gpu_usage(usage, store, rank_info)
 
     channel = Channel(emit, stop_flag, requests, HeartbeatWriter(heartbeats, 0), on_poll)
     try:
@@ -344,7 +340,7 @@ def _train(this_rank: _ConnectedRank, run: Unrecorded, job: Job) -> RunResult:
 
 
 def _monitoring_listener(
-    run: Recording, requests: RequestCounters, nodes: MultiNodeGpuUsage, heartbeats: Heartbeats
+    run: Recording, requests: RequestCounters, usage: GpuUsagePoller, heartbeats: Heartbeats
 ) -> Listener:
     """Return a listener whose first event starts a thread for heartbeats, progress, GPU readings and control requests.
 
@@ -353,7 +349,7 @@ def _monitoring_listener(
     readings = Sink("the reading of the GPUs", run.warn)
 
     def read_gpus() -> None:
-        for event in nodes.poll():
+        if (event := usage.poll()) is not None:
             run.emit(event)
 
     def watch() -> None:
@@ -373,8 +369,6 @@ def _monitoring_listener(
     thread = threading.Thread(target=watch, name="control", daemon=True)
 
     def emit(event: Event) -> None:
-        if isinstance(event, RunStarted):
-            nodes.start(event)
         if not thread.is_alive():
             thread.start()
         run.emit(event)

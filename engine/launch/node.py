@@ -1,28 +1,49 @@
-"""What the external ranks of one node do together: the first of them allocates the GPUs and samples their usage.
+"""What the external ranks of a run exchange while it starts, runs and fails, through the store of their rendezvous.
 
-`external` calls it. All of it is exchanged through the store of the rendezvous."""
+`external` calls it. The first rank of a host allocates the GPUs of its ranks.
+
+Rank 0 writes the journal, so the ranks share their failures with it. The watchdog of a rank ends its process, so that
+the launcher can restart the run. Each process sees only its own heartbeat. Before they end, the ranks compare theirs. A
+rank that publishes none holds up the others: its process is stopped, blocked or gone. Otherwise the one that lags holds
+them up. A rank that fails otherwise publishes its failure, because rank 0 sees only that the connection is lost."""
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import socket
+import sys
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from engine.config.precision import Capability
-from engine.distributed.messages import HostProblems, PeerFailedError, send
+from engine.distributed.failures import describe_failure, root_cause
+from engine.distributed.messages import HostProblems, PeerFailedError, decode_message, send
 from engine.distributed.rank_env import RankInfo
+from engine.distributed.watchdog import (
+    Heartbeat,
+    Watchdog,
+    describe_progress,
+    describe_stall,
+    lagging_ranks,
+)
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.selection import CudaDevice
-from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
+from engine.launch.gpu_usage import waiting_emitter
 from engine.launch.handshake import wait_for_message
+from engine.launch.ranks import record_result
 from engine.launch.request import RunRequest
 from engine.queue.place import fixed_terms
-from engine.runs.events import GpuEvent, RunStarted
+from engine.runs.events import RankFailed
 from engine.runs.journal import from_line, to_line
-from engine.runs.recorder import Listener
+from engine.runs.recorder import Listener, Recorder
+from engine.training.job import RunResult
 from engine.utils.codec import Count, Record
 from engine.utils.errors import Problem, UsageError, raise_if_any
+from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler, boot_id
 
 if TYPE_CHECKING:
@@ -124,38 +145,109 @@ def collect_preflights(rank_info: RankInfo, store: Store, stop_flag: SignalHandl
     return results
 
 
-class MultiNodeGpuUsage:
-    """The GPU usage of all nodes of a run, for rank 0, which records it."""
-
-    def __init__(self, usage: GpuUsagePoller, store: Store) -> None:
-        self._usage, self._store = usage, store
-        self._last_lines: dict[str, str] = {}
-
-    def start(self, started: RunStarted) -> None:
-        """Start to read the usage of the other nodes, which the first rank of each publishes."""
-        first_ranks: dict[str, int] = {}
-        for rank in started.ranks:
-            first_ranks.setdefault(rank.host, rank.rank)
-        self._last_lines = {f"usage/{rank}": "" for rank in first_ranks.values() if rank != 0}
-        if self._last_lines:
-            # `poll` runs in its own thread. One client sends one request at a time: a blocking `get` of the training
-            # would delay this thread.
-            self._store = self._store.clone()
-
-    def poll(self) -> list[GpuEvent]:
-        """Return the events that have arrived since the last call."""
-        events = [event] if (event := self._usage.poll()) is not None else []
-        with suppress(RuntimeError):
-            for key, last_line in self._last_lines.items():
-                if self._store.check([key]) and (line := self._store.get(key).decode()) != last_line:
-                    self._last_lines[key] = line
-                    remote_event = from_line(line)
-                    events += [remote_event] if isinstance(remote_event, GpuEvent) else []
-        return events
+POLL_SECONDS = 0.5
+STORE_POLL_SECONDS = 0.05
+# One failure ends all ranks, but not at the same moment: their last heartbeats differ by the time of a step.
+COMPARE_SECONDS = 5.0
+RECORD_TIMEOUT_SECONDS = 5.0
 
 
-def publish_gpu_usage(usage: GpuUsagePoller, store: Store, rank_info: RankInfo) -> None:
-    """Publish the GPU usage of this node for rank 0, if a sample is due."""
-    if (event := usage.poll()) is not None:
-        with suppress(RuntimeError):
-            store.set(f"usage/{rank_info.rank}", to_line(event))
+class StalledRank(Record, frozen=True):
+    """A rank of a run without progress: the UUID of its GPU or "cpu", and its last heartbeat, None until the watchdog
+    of the rank has sent this."""
+
+    device: str
+    heartbeat: Heartbeat | None
+
+
+def watchdog_thread(
+    watchdog: Watchdog, rank_info: RankInfo, device: str, store: Store, recorder: Recorder | None
+) -> threading.Thread:
+    """Return a thread that ends this process if it enters no new phase for too long. Rank 0 has the `recorder`."""
+
+    def watch() -> None:
+        while (heartbeats := watchdog.expired()) is None:
+            time.sleep(POLL_SECONDS)
+        # What hangs may be stderr or the disk of the journal.
+        limit_s = COMPARE_SECONDS + RECORD_TIMEOUT_SECONDS
+        threading.Timer(limit_s, os._exit, [ExitCode.FAILED]).start()
+        faulthandler.dump_traceback()
+        stalled = share_stall(StalledRank(device, heartbeats[0]), rank_info, store)
+        failure = stall_failure(stalled, rank_info, watchdog.timeout_s)
+        print(describe_failure(failure), file=sys.stderr)
+        if recorder is not None:
+            record_result(RunResult("failed", failure), recorder)
+        os._exit(ExitCode.FAILED)
+
+    with suppress(RuntimeError):
+        # The others need it if this process cannot respond when the run stalls.
+        store.set(f"device/{rank_info.rank}", device)
+    return threading.Thread(target=watch, name="watchdog", daemon=True)
+
+
+def share_stall(this_rank: StalledRank, rank_info: RankInfo, store: Store) -> dict[int, StalledRank]:
+    """Publish the last heartbeat of this rank, and return what all ranks have published by then.
+
+    Waits up to `COMPARE_SECONDS`. Returns only this rank if the store does not respond."""
+    stalled = {rank_info.rank: this_rank}
+    # The host of the store may be the process that hangs, and a call of the store can block for `device.timeout`.
+    thread = threading.Thread(target=_exchange_heartbeats, args=(stalled, rank_info, store), daemon=True)
+    thread.start()
+    thread.join(COMPARE_SECONDS)
+    return dict(sorted(stalled.items()))
+
+
+def _exchange_heartbeats(stalled: dict[int, StalledRank], rank_info: RankInfo, store: Store) -> None:
+    """Publish the heartbeat of this rank, and add the other ranks to `stalled` until all have published theirs."""
+    deadline = time.monotonic() + COMPARE_SECONDS
+    this_rank, missing = stalled[rank_info.rank], set(range(rank_info.world_size)) - {rank_info.rank}
+    # A RuntimeError means that the host of the store has exited.
+    with suppress(RuntimeError):
+        send(store, f"stalled/{rank_info.rank}", this_rank)
+        while missing and time.monotonic() < deadline:
+            for rank in missing:
+                stalled[rank] = _read_stalled_rank(rank, store)
+            missing = {rank for rank in missing if stalled[rank].heartbeat is None}
+            time.sleep(STORE_POLL_SECONDS)
+
+
+def _read_stalled_rank(rank: int, store: Store) -> StalledRank:
+    if not store.check([key := f"stalled/{rank}"]):
+        return StalledRank(store.get(f"device/{rank}").decode(), None)
+    return decode_message(store.get(key), key, StalledRank)
+
+
+def stall_failure(stalled: dict[int, StalledRank], rank_info: RankInfo, timeout_s: float) -> RankFailed:
+    """Return the failure of a rank that holds up the others; prefer this rank if it is one of several.
+
+    Ranks that have published no heartbeat hold up the others; if all have published one, the ranks that lag do."""
+    late = [rank for rank, stall in stalled.items() if stall.heartbeat is None]
+    late = late or lagging_ranks({rank: stall.heartbeat for rank, stall in stalled.items() if stall.heartbeat})
+    rank = rank_info.rank if rank_info.rank in late else late[0]
+    device, heartbeat = stalled[rank].device, stalled[rank].heartbeat
+    details = ["this rank did not respond"]
+    if heartbeat is not None:
+        details = [describe_progress(heartbeat), "its traceback is on stderr"]
+    cause = describe_stall(f"no progress for {timeout_s:g} s (run.watchdog)", late, len(stalled), *details)
+    return RankFailed(rank=rank, device=device, cause=cause, code="rank-hung")
+
+
+def publish_failure(failure: RankFailed, store: Store) -> None:
+    """Send the failure of a rank to rank 0."""
+    with suppress(RuntimeError):
+        store.set(f"failed/{failure.rank}", to_line(failure))
+
+
+def find_root_cause(failure: RankFailed, world_size: int, store: Store) -> RankFailed:
+    """Return the failure that caused the one of rank 0. Waits up to `COMPARE_SECONDS` if another rank caused it."""
+    failures = {failure.rank: failure}
+    deadline = time.monotonic() + COMPARE_SECONDS
+    with suppress(RuntimeError):
+        while root_cause(list(failures.values())).lost_peer and time.monotonic() < deadline:
+            for rank in range(world_size):
+                if rank not in failures and store.check([key := f"failed/{rank}"]):
+                    event = from_line(store.get(key))
+                    assert isinstance(event, RankFailed)  # noqa: S101 - `publish_failure` sends nothing else
+                    failures[rank] = event
+            time.sleep(STORE_POLL_SECONDS)
+    return root_cause(list(failures.values()))

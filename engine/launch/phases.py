@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from engine.command.argument_parameters import argument_parameters
+from engine.command.inner_commands import argument_parameters
 from engine.command.spec import write_command
 from engine.config.limits import read_limits
 from engine.config.schema import Config

@@ -2,25 +2,35 @@
 
 `launcher` and `external` call `run_preflight` before they claim the run folder, `engine.doctor` for its table, and
 `preflight_process` for the form. None of it imports torch: the ranks find what only a built model shows.
+
+Before the dataset is opened, `with_input_keys` resolves the input keys of section `data` that are not set, and the
+precision of a resumed run. A run with pretrained weights takes the input transform of the weights, a resumed one
+that of its first session.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
+from pydantic import ValidationError
+
+from engine.config.conflicts import config_conflicts
+from engine.config.data_sections import DataConfig
 from engine.config.effects import NoEffect, keys_without_effect_on_devices, optimizer_keys_without_effect
+from engine.config.loader import resolve_config
 from engine.config.precision import AmpChoice, choose_amp
 from engine.config.resume import find_changes, immutable_key_problems
 from engine.config.rules import cpu_precision_warnings
-from engine.config.schema import Config
-from engine.config.training_sections import TIMM_PREFIX
+from engine.config.schema import Config, as_dict
+from engine.config.training_sections import TIMM_PREFIX, AmpLevel
 from engine.config.user_code import check_user_code
 from engine.data.archive import open_downloaded_source
 from engine.data.batching import build_sampler_from_counts, check_source, dataset_warnings, sampler_problems
-from engine.data.inspection_process import ImageCounts, check_user_data_code
+from engine.data.inspection_process import ImageCounts, check_user_data_code, find_item_format
 from engine.data.plan import check_open_files, pipeline_problems
 from engine.data.sources.base import ImageSource
 from engine.data.sources.builtin import TORCHVISION_DATASETS
@@ -30,10 +40,16 @@ from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import check_rendezvous
 from engine.gpus.device_preview import preview_devices
 from engine.gpus.selection import CudaDevice, NotFreeError
-from engine.launch.input_keys import saved_config, with_input_keys
 from engine.launch.request import RunRequest, check_dependencies, limit_problems
-from engine.launch.slurm import requeue_warnings
+from engine.launch.supervise import requeue_warnings
 from engine.models.catalog import check_model_name
+from engine.models.pretrained_input import (
+    INPUT_KEYS,
+    describe_pretrained_input,
+    find_pretrained_input,
+    needs_items,
+    with_pretrained_input,
+)
 from engine.models.weights_file import weights_problems
 from engine.notify.run_messages import notify_problems
 from engine.optim.lr_schedule import schedule_length_problems
@@ -48,6 +64,64 @@ from engine.runs.recorder import Listener
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.host import has_bfloat16_instructions, max_open_files
 from engine.utils.libraries import training_problem
+
+
+def with_input_keys(request: RunRequest) -> RunRequest:
+    """Return a request with the input keys that its pretrained weights, or the run that it resumes, supply, and with
+    the precision of the latter.
+
+    Keys that cannot be resolved stay unset; the preflight reports why."""
+    config, folder = request.config, request.resumed_folder
+    if folder is not None and (saved := saved_config(folder)) is not None:
+        return replace(request, config=_with_saved_precision(_with_saved_input(config, saved), saved))
+    try:
+        pretrained = find_pretrained_input(config.model)
+        if pretrained is None:
+            return request
+        items = None
+        if needs_items(config) and not request.problems:
+            # The code of the dataset runs.
+            request.code_trust.check(config)
+            items = find_item_format(config)
+            if items.is_float:
+                return request
+        config = with_pretrained_input(config, pretrained, items)
+    except UsageError:
+        return request
+    return replace(request, config=config, input_source=describe_pretrained_input(config, pretrained))
+
+
+def saved_config(folder: RunFolder) -> Mapping[str, Any] | None:
+    """Return the config of a run, by section; None if it has none. Raises UsageError if it cannot be read."""
+    # Only compared: no code that it names runs.
+    return as_dict(resolve_config(str(folder.config), trust_code=True).config) if folder.config.exists() else None
+
+
+def _with_saved_precision(config: Config, saved: Mapping[str, Any]) -> Config:
+    """Set `precision.amp` to the level that the run began with, if it is auto and other keys permit that level."""
+    precision = saved.get("precision")
+    if config.precision.amp != "auto" or not isinstance(precision, Mapping):
+        return config
+    levels: tuple[AmpLevel, ...] = get_args(AmpLevel)
+    amp = next((level for level in levels if level == precision.get("amp")), "auto")
+    resumed = config.with_values(precision={"amp": amp})
+    return config if any(config_conflicts(resumed)) else resumed
+
+
+def _with_saved_input(config: Config, saved: Mapping[str, Any]) -> Config:
+    """Set the input keys that are not set to those of the run."""
+    data, model = (saved.get(name) for name in ("data", "model"))
+    if not isinstance(data, Mapping) or not isinstance(model, Mapping):
+        return config
+    if "pretrained" not in (config.model.weights, model.get("weights")):
+        return config
+    unset = {key: data[key] for key in INPUT_KEYS if getattr(config.data, key) is None and data.get(key) is not None}
+    try:
+        checked = DataConfig.model_validate({**config.data.model_dump(mode="json", exclude_unset=True), **unset})
+    except ValidationError:
+        return config
+    return config.model_copy(update={"data": checked})
+
 
 # Choose the GPUs of this host, none for the CPU; the argument is whether to wait for them. Raises UsageError.
 ChooseGpus = Callable[[bool], Sequence[CudaDevice]]
@@ -224,8 +298,8 @@ def check_resumed_config(config: Config, folder: RunFolder) -> None:
     """Raises UsageError, before GPUs are reserved, if the journal of the run in `folder` has another format, or the
     config changes an immutable key of the run.
 
-    The newest checkpoint decides, because `config.yaml` may have been edited. `engine.training.resume` repeats this on
-    the ranks with the checkpoint that they load, whose checksum is verified."""
+    `engine.training.resume` repeats this on the ranks with the checkpoint that they load: `config.yaml` may have been
+    edited."""
     if (problem := find_session_problem(folder.journal)) is not None:
         advice = "use the version of gputrain that wrote it, or use a new name with --name to start a new run"
         raise UsageError.one(str(folder.journal), problem, advice, code="wrong-version")

@@ -19,8 +19,7 @@ from engine.gpus.allocation import GpuAllocation
 from engine.gpus.device_preview import preview_allocation
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
-from engine.launch.input_keys import with_input_keys
-from engine.launch.preflight import Preflight, run_preflight
+from engine.launch.preflight import Preflight, run_preflight, with_input_keys
 from engine.launch.request import RunRequest
 from engine.queue.place import fixed_terms
 from engine.utils.codec import Count, Record, field

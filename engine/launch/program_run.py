@@ -26,9 +26,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from engine.command.argument_parameters import argument_parameters
 from engine.command.devices import DeviceNames, device_environment, expand, misplaced_use, name_devices
 from engine.command.environment import torchrun_variables
+from engine.command.inner_commands import argument_parameters
 from engine.command.metric_files import make_metrics_folder
 from engine.command.process_tree import CommandProcess
 from engine.command.spec import Program, forget_environment
@@ -41,8 +41,7 @@ from engine.launch.command_metrics import RunningMetrics, result_line
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.phases import Ended, Recording, Requested, grant, record
 from engine.launch.run_code import copied_command
-from engine.launch.slurm import requeue_warnings, slurm_job_id
-from engine.launch.supervise import supervise
+from engine.launch.supervise import requeue_warnings, slurm_job_id, supervise
 from engine.queue.place import fixed_terms
 from engine.runs.command_events import CommandResumed, CommandStarted
 from engine.runs.control import QUEUE_REQUEST_NAMES, REFUSAL_OUTCOMES, REQUEST_NAMES, ControlRequest

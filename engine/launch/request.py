@@ -51,7 +51,7 @@ class RunRequest:
     range test replaces the training; such a request is a dry run. A `detached` run has no terminal: once its folder
     exists, it stays, also if the run is refused later. `typed` are the keys that the user typed, and `warnings` what
     the config alone gives reason to warn of. `input_source` says what of the model's input is that of its pretrained
-    weights, see `engine.launch.input_keys`. A request with a `command` runs that instead of a training; of its config,
+    weights, see `engine.launch.preflight`. A request with a `command` runs that instead of a training; of its config,
     the sections run, device, queue and notify have an effect. `tags` are put on the run once it has its folder.
     `program` is the `gputrain` command, with which a detached run may go on after it has slept in the queue."""
 
@@ -136,7 +136,7 @@ def settle_request(request: RunRequest) -> RunRequest:
     if request.command is not None:
         return request
     # A command waits in memory for days, and has no input.
-    from engine.launch.input_keys import with_input_keys
+    from engine.launch.preflight import with_input_keys
 
     request = with_input_keys(request)
     place = stored_code(folder).copied_folder(folder) if folder is not None and request.config.run.snapshot else None

@@ -1,6 +1,6 @@
 """The input transform that pretrained weights bring along, as defaults of the input keys of section `data`.
 
-`engine.launch.input_keys` and `engine.models.summary` fill a config with it before the dataset is opened; from then on
+`engine.launch.preflight` and `engine.models.summary` fill a config with it before the dataset is opened; from then on
 the config, and the checkpoint of the run, hold the values. The transforms come from the catalog
 (`engine.models.catalog`), so this module imports neither torch nor a model library.
 """

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import shlex
 import socket
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
+from engine.config.loader import resolve_config
 from engine.config.notify_section import URLS_KEY, Occasion
 from engine.config.schema import Config
 from engine.notify.message import Message, granted_sentence, make_end_message, make_message, stall_sentence
-from engine.notify.sender import has_destinations, read_destinations
+from engine.notify.sender import has_destinations, read_destinations, send_logged
 from engine.runs.bottleneck import BottleneckKind, heat_bottleneck
 from engine.runs.events import (
     Event,
@@ -30,9 +33,11 @@ from engine.runs.events import (
     WaitingForGpus,
     WarningEvent,
 )
-from engine.runs.folder import RunFolder
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
+from engine.runs.record_completion import open_run
 from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
+from engine.runs.run_row import state_message
 from engine.utils.errors import Problem, not_installed
 from engine.utils.stall import StallWatch
 
@@ -212,3 +217,23 @@ class RunMessages:
         path, host, resumable = self._folder.path, socket.gethostname(), self._folder.resumable
         record = record or self._record()
         self._outbox.put(make_message(occasion, sentence, host, path, record, resumable=resumable))
+
+
+WITHOUT_CHECKPOINT = "supervisor exited unexpectedly; there is no checkpoint to resume from"
+
+
+def main(path: Path) -> None:
+    """Send the message about the run in a folder, unless its config wants none."""
+    folder = RunFolder(path)
+    config, (record, state) = resolve_config(str(folder.config)).config, open_run(folder)
+    if state is not RunState.CRASHED or "crashed" not in config.notify.when or not is_notified(config):
+        return
+    sentence = state_message(record, state) if folder.resumable else WITHOUT_CHECKPOINT
+    message = make_message(
+        "crashed", sentence, record.host or socket.gethostname(), path, record, resumable=folder.resumable
+    )
+    send_logged(folder, message, config.notify.urls)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

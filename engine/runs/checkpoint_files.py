@@ -1,4 +1,4 @@
-"""Checkpoint files of a run folder, without importing torch: names, order, checksum and the config in them.
+"""Checkpoint files of a run folder, without importing torch: names, order and checksum.
 
 `engine.training.checkpoint` defines their content, writes and reads them.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 from engine.runs.folder import RunFolder
@@ -31,7 +30,6 @@ _IDENTIFYING_KEYS = {"format", "config", "classes", "image_format", "model"}
 CHECKSUM_PREFIX = b"gputrain sha256 "
 COMMENT_BYTES = len(CHECKSUM_PREFIX) + hashlib.sha256().digest_size * 2
 _READ_CHUNK_BYTES = 1 << 20
-_MAX_PICKLE_BYTES = 1 << 26
 
 
 class DamagedCheckpointError(CodedError):
@@ -134,28 +132,6 @@ def check_expansion(file: BinaryIO) -> None:
         raise DamagedCheckpointError("contains compressed or overlapping data, which torch.save does not write")
 
 
-def read_saved_config(folder: Path) -> Mapping[str, Any] | None:
-    """Return the config in the newest checkpoint of a folder that can be read; None if there is none.
-
-    Fast also for a large file, because neither tensors nor checksum are read. Raises UsageError for a checkpoint of
-    another format.
-    """
-    for path in list_checkpoints(folder):
-        values: Any = None
-        # Damaged or foreign content can make the unpickler raise any error.
-        with suppress(Exception), open_regular_file(path) as file, ZipFile(file) as archive:
-            [entry] = [entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")]
-            if entry.file_size <= _MAX_PICKLE_BYTES:
-                with archive.open(entry) as pickled:
-                    values = _ValuesUnpickler(pickled).load()
-        if isinstance(values, dict) and "format" in values:
-            check_format(path, values["format"])
-            value: object = values.get("config")
-            if isinstance(value, dict):
-                return value
-    return None
-
-
 def is_checkpoint(content: object) -> bool:
     """Whether the content of a file is that of a checkpoint of gputrain, of any format."""
     return isinstance(content, Mapping) and content.keys() >= _IDENTIFYING_KEYS
@@ -166,26 +142,3 @@ def check_format(path: Path, found: object) -> None:
     if (problem := format_problem(found, CHECKPOINT_FORMAT)) is not None:
         advice = "use the version of gputrain that wrote it"
         raise UsageError.one(str(path), problem, advice, code="wrong-version")
-
-
-class _Skipped(dict[Any, Any]):
-    """Replaces an object that is no plain value, such as a tensor."""
-
-    def __init__(self, *_: Any) -> None:
-        super().__init__()
-
-    def __setstate__(self, _: Any) -> None:
-        pass
-
-
-class _ValuesUnpickler(pickle._Unpickler):
-    """Reads plain values, and neither imports nor calls what the file names.
-
-    Written in Python: the one in C allocates as many memo entries as the file asks for, up to 64 GiB.
-    """
-
-    def find_class(self, _module: str, _name: str) -> type:
-        return _Skipped
-
-    def persistent_load(self, _: Any) -> None:
-        return None

@@ -143,7 +143,7 @@ def _store(folder: RunFolder, record: RunRecord, journal_bytes: int, stored: Sto
 def _report_crash(folder: RunFolder, record: RunRecord) -> None:
     """Start the process that sends the message that the run has crashed, if it may send any. Raises OSError."""
     if (record.config or {}).get("notify.urls") or os.path.lexists(config_folder() / "notify"):
-        command = [sys.executable, "-P", "-m", "engine.notify.crashed", str(folder.path)]
+        command = [sys.executable, "-P", "-m", "engine.notify.run_messages", str(folder.path)]
         null = subprocess.DEVNULL
         subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)  # noqa: S603 (our own)
 

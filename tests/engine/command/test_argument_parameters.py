@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from engine.command.argument_parameters import argument_parameters
+from engine.command.inner_commands import argument_parameters
 from engine.foreign.parameters import Parameters
 
 

@@ -13,8 +13,8 @@ from torch.distributed import HashStore, Store, TCPStore
 
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeat, Heartbeats, Phase, Watchdog
-from engine.launch import external_failures
-from engine.launch.external_failures import (
+from engine.launch import node as external_failures
+from engine.launch.node import (
     StalledRank,
     find_root_cause,
     publish_failure,

@@ -13,16 +13,15 @@ from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.reservation_reader import read_reservations
 from engine.launch.gpu_usage import GpuUsagePoller
-from engine.launch.node import MultiNodeGpuUsage, allocate_node_gpus, publish_gpu_usage
+from engine.launch.node import allocate_node_gpus
 from engine.launch.request import RunRequest
 from engine.runs.events import GpuEvent
 from engine.runs.history import history_from_events
-from engine.runs.records import GpuSample, RankDevice
+from engine.runs.records import GpuSample
 from engine.utils.codec import UNSET
 from engine.utils.process import SignalHandler
 from support.gpu.fake_gpu_host import FakeGpuHost, eight_gpu_lines, gpu_line, gpu_uuid
 from support.messages import raises_problem
-from support.replace import replace
 from support.runs.event_factories import make_run_started
 
 
@@ -66,22 +65,6 @@ def test_summary_aggregates_gpu_usage() -> None:
     [used] = history_from_events([make_run_started(), *samples]).record().gpu_stats
     assert (used.uuid, used.util, used.max_memory_used) == ("a", 95.0, 7)
     assert (used.throttled, used.power) == (["thermal"], UNSET)
-
-
-def test_multi_node_usage_collects_samples_of_other_nodes(loaded_gpu_host: FakeGpuHost) -> None:
-    loaded_gpu_host.set_scene(gpu_line(0, util=50))
-    store, remote = HashStore(), GpuUsagePoller([gpu_uuid(0)])
-    ranks = [RankDevice(rank, host, 1, "cpu") for rank, host in enumerate("aabb")]
-    nodes = MultiNodeGpuUsage(GpuUsagePoller([]), store)
-    nodes.start(replace(make_run_started(), ranks=ranks))
-    assert nodes.poll() == []
-    while not store.check(["usage/2"]):
-        publish_gpu_usage(remote, store, RankInfo(2, 4, 0, 2))
-        time.sleep(0.02)
-    remote.close()
-    [event] = nodes.poll()
-    assert event.gpus[0].util == 50
-    assert nodes.poll() == []
 
 
 def allocate_in_threads(tmp_path: Path, ranks: int, **device: object) -> list[GpuAllocation]:

@@ -11,8 +11,8 @@ import yaml
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import resolve_config
 from engine.data.sources.base import ItemFormat
-from engine.launch import input_keys
-from engine.launch.input_keys import with_input_keys
+from engine.launch import preflight as input_keys
+from engine.launch.preflight import with_input_keys
 from engine.launch.request import RunRequest
 from engine.models.pretrained_input import InputListing, PretrainedInput
 from engine.utils.codec import write_user_record

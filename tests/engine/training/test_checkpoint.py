@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import resource
 import shutil
 import struct
 from contextlib import suppress
@@ -24,7 +23,6 @@ from engine.runs.checkpoint_files import (
     CHECKSUM_PREFIX,
     COMMENT_BYTES,
     DamagedCheckpointError,
-    read_saved_config,
 )
 from engine.training import checkpoint
 from engine.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
@@ -251,7 +249,7 @@ def test_load_newest_links_best_if_save_was_killed_before(tmp_path: Path, monkey
 )
 def test_checkpoint_of_another_format_is_refused(tmp_path: Path, found: object, shown: str) -> None:
     path = save(tmp_path, 1, format=found, config={})
-    for read in (lambda: load_checkpoint(path), lambda: load_newest(tmp_path), lambda: read_saved_config(tmp_path)):
+    for read in (lambda: load_checkpoint(path), lambda: load_newest(tmp_path)):
         with raises_problem("wrong-version", str(path), shown, "reads format 1"):
             read()
     assert path.exists(), "it is not damaged"
@@ -272,46 +270,6 @@ def test_load_checkpoint_does_not_execute_pickled_code(tmp_path: Path) -> None:
     with raises_problem("damaged", kind=DamagedCheckpointError):
         load_checkpoint(path)
     assert not (tmp_path / "attacked").exists()
-
-
-def test_read_saved_config_returns_config_of_newest_checkpoint(tmp_path: Path) -> None:
-    assert read_saved_config(tmp_path) is None
-    for step in (1, 2):
-        config = {"run": {"seed": step}, "optim": {"betas": [0.9, 0.99], "lr": 0.1, "eps": None}}
-        save(tmp_path, step, config=config, optimizer={"state": {0: {"buffer": torch.ones(3)}}})
-    assert read_saved_config(tmp_path) == config
-    (tmp_path / "step-00000002.pt").write_bytes(b"damaged")
-    (tmp_path / "last.pt").unlink()
-    saved = read_saved_config(tmp_path)
-    assert saved is not None
-    assert saved["run"] == {"seed": 1}
-
-
-def test_read_saved_config_does_not_execute_pickled_code(tmp_path: Path) -> None:
-    attack = Attack(f"touch {tmp_path}/attacked")
-    save(tmp_path, 1, config={"run": {"seed": 1}}, classes=[attack, print, torch.Size([3])])
-    assert read_saved_config(tmp_path) == {"run": {"seed": 1}}
-    assert not (tmp_path / "attacked").exists()
-
-
-def test_read_saved_config_ignores_pickle_that_asks_for_much_memory(tmp_path: Path) -> None:
-    save(tmp_path, 1, config={"run": {"seed": 1}})
-    with ZipFile(tmp_path / "step-00000002.pt", "w") as archive:
-        # An empty dict, stored as memo entry 2**27 - 1.
-        archive.writestr("a/data.pkl", b"\x80\x02}r\xff\xff\xff\x07X\x06\x00\x00\x00formatK\x01s.")
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    assert read_saved_config(tmp_path) == {"run": {"seed": 1}}
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < used + (1 << 30)
-
-
-@bounded
-@given(st.data())
-def test_read_saved_config_returns_none_for_any_bytes(tmp_path: Path, data: st.DataObject) -> None:
-    (tmp_path / "valid").mkdir(exist_ok=True)
-    valid = save(tmp_path / "valid", 1).read_bytes()
-    piece = st.binary(max_size=200) | st.integers(0, len(valid)).map(lambda end: valid[:end])
-    (tmp_path / "step-00000001.pt").write_bytes(b"".join(data.draw(st.lists(piece, max_size=4))))
-    assert read_saved_config(tmp_path) is None
 
 
 def test_rng_state_restores_every_generator() -> None:
