@@ -9,7 +9,7 @@ from pydantic import Field
 from engine.config.section import FloatPair, Floats, Section, SizeSchedule, Text, UserCodePath
 
 IMAGE_FILE_DATASETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
-# Encoded image files of any size, decoded when they are loaded; see `engine.data.sources.encoded`.
+# Encoded image files of any size, decoded when they are loaded; see `engine.data.sources.base`.
 ENCODED_DATASETS = ("folder", "webdataset")
 OTHER_LABELS_ADVICE = (
     "built in are images with one label each, in one folder per class; with other labels, run a script of yours: "

@@ -19,11 +19,11 @@ from torch.utils.data import Dataset
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.config.user_errors import UserCodeError
-from engine.data.augment.augmentation import Augmentation, AugmentParams
+from engine.data.augment.augmentation import Augmentation, AugmentParams, fork_all_rngs
 from engine.data.augment.batch_ops import convert_to_format
-from engine.data.rng import fork_all_rngs
 from engine.data.sampler import BatchRequest, Indices, RandomStream, random_bits
-from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, Labels, UnreadableImageError
+from engine.data.sources.base import ImageFormat, Images, ImageSource, Labels, UnreadableImageError
+from engine.data.sources.formats import Preprocessing
 from engine.utils.errors import UsageError
 
 
@@ -109,13 +109,15 @@ class BatchDataset(Dataset[Batch]):
             return self._load_each(request)
         return self.finish(request, torch.from_numpy(pixels), labels, {})
 
-    def crop_spec(self, request: BatchRequest) -> CropSpec | None:
-        """Return the crop of the images of a request; None for evaluation."""
-        return self._augmentation.crop_spec(request.epoch) if request.is_training else None
+    def preprocessing(self, request: BatchRequest) -> Preprocessing:
+        """Return how the source crops and resizes the images of a request."""
+        if request.is_training:
+            return self._augmentation.preprocessing(request.epoch)
+        return self._source.format.preprocessing(training=False)
 
     def image_shape(self, request: BatchRequest) -> tuple[int, int, int, int]:
         """Return the shape of the images of a request before they are augmented, N x C x H x W."""
-        size = self._source.format.at_epoch(request.epoch).preprocessing(training=request.is_training).size
+        size = self.preprocessing(request).size
         return len(request.indices), self._source.format.channels, size, size
 
     def finish(self, request: BatchRequest, images: Tensor, labels: Labels, errors: Mapping[int, Exception]) -> Batch:
@@ -146,15 +148,15 @@ class BatchDataset(Dataset[Batch]):
 
     def _load(self, request: BatchRequest, indices: Indices) -> tuple[Images, Labels]:
         """Load some images of a request. A user dataset may draw random numbers, so it is seeded per item."""
-        part, crop = request.part, self.crop_spec(request)
+        part, preprocessing = request.part, self.preprocessing(request)
         if not is_user_code(self._config.data.dataset):
-            return self._source.load(part, indices, crop)
+            return self._source.load(part, indices, preprocessing)
         bits = random_bits(self._config.run.seed, RandomStream.USER_ITEM, request.epoch, indices)
         loaded = []
         with fork_all_rngs() as seed_rng:
             for row, item_bits in enumerate(bits):
                 seed_rng(item_bits)
-                loaded.append(self._source.load(part, indices[row : row + 1], crop))
+                loaded.append(self._source.load(part, indices[row : row + 1], preprocessing))
         images, labels = zip(*loaded, strict=True)
         return np.concatenate(images), np.concatenate(labels)
 

@@ -7,7 +7,7 @@ the ranks of a node and later runs share one copy.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -15,14 +15,13 @@ import numpy as np
 from engine.config.rules import key_of_original_size
 from engine.config.schema import Config
 from engine.data.sampler import PARTS, Part
-from engine.data.sources.array import ArraySource
 from engine.data.sources.base import (
-    CropSpec,
+    ArraySource,
+    EncodedSource,
     ImageFormat,
     Images,
     ImageSource,
     Labels,
-    Preprocessing,
     UnreadableImageError,
 )
 from engine.data.sources.decoded_cache import (
@@ -32,7 +31,7 @@ from engine.data.sources.decoded_cache import (
     cache_key_of_stamps,
     load_or_decode,
 )
-from engine.data.sources.encoded import EncodedSource
+from engine.data.sources.formats import Preprocessing
 from engine.utils.errors import Problem
 from engine.utils.host import available_cores
 from engine.utils.threads import CancellingPool
@@ -114,7 +113,8 @@ class MemoryPart:
         source, preprocessing, channels = self.source, self.preprocessing, self.target.channels
         if isinstance(source, EncodedSource):
             stamps = (source.cache_stamp(self.part, index) for index in range(source.num_images(self.part)))
-            parameters = {"channels": channels, "preprocessing": asdict(preprocessing)}
+            geometry = {name: value for name, value in vars(preprocessing).items() if name != "random_box"}
+            parameters = {"channels": channels, "preprocessing": geometry}
             return cache_key_of_stamps(parameters, stamps, source.cache_root)
         if not self._array_key or self._is_stored:
             return self._array_key
@@ -167,10 +167,8 @@ class MemoryPart:
 
     def _load_file(self, index: int) -> Images | str:
         """Return an image of a file, C x H x W uint8, or the reason why it is unreadable."""
-        preprocessing = self.preprocessing
-        crop = CropSpec(preprocessing.size, None, preprocessing.interpolation) if self.part == "train" else None
         try:
-            return self.source.load(self.part, np.array([index]), crop)[0].reshape(self.shape[1:])
+            return self.source.load(self.part, np.array([index]), self.preprocessing)[0].reshape(self.shape[1:])
         except UnreadableImageError as error:
             return str(error)
 

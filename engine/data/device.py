@@ -21,10 +21,7 @@ from engine.data.decoded import load_in_memory
 from engine.data.memory import InMemoryLoader
 from engine.data.plan import InputPlan
 from engine.data.sampler import BatchRequest, Part
-from engine.data.sources.array import ArraySource
-from engine.data.sources.base import ImageFormat, ImageSource
-from engine.data.sources.encoded import EncodedSource
-from engine.data.sources.jpeg import decoder_warning
+from engine.data.sources.base import ArraySource, ImageFormat, ImageSource
 from engine.data.stream import BatchLoader
 
 T = TypeVar("T")
@@ -59,7 +56,6 @@ class InputPipeline:
         problems = (
             source.warning if isinstance(source, ArraySource) else None,
             self._in_memory.warning if self._in_memory else None,
-            decoder_warning() if isinstance(source, EncodedSource) else None,
         )
         self.warnings = [*plan.warnings, *(problem for problem in problems if problem)]
 

@@ -16,9 +16,8 @@ from engine.config.schema import Config
 from engine.config.training_sections import BUILTIN_MODELS
 from engine.config.user_code import is_user_code
 from engine.data.sampler import Part
-from engine.data.sources.base import ImageSource
-from engine.data.sources.encoded import EncodedSource
-from engine.data.sources.image_file import open_image
+from engine.data.sources.base import EncodedSource, ImageSource
+from engine.data.sources.image import open_image
 from engine.utils.errors import Problem
 
 # Files whose headers the warning reads: enough for the median, and few enough for each check of the form.
@@ -53,7 +52,7 @@ def examine_files(source: EncodedSource, max_files: int) -> ImageFiles | None:
         part: Part = "train" if index < num_train else "val"
         position = index if part == "train" else index - num_train
         # A file that became unreadable after the scan; training reports it. Decoders raise arbitrary exceptions.
-        with suppress(Exception), open_image(source.read_encoded(part, position).data) as image:
+        with suppress(Exception), open_image(source.read_encoded(part, position)) as image:
             sizes.append(image.size)
             modes[f"{image.format} {image.mode}"] += 1
     if not sizes:

@@ -231,7 +231,7 @@ def measure_batch_seconds(dataset: BatchDataset, request: BatchRequest) -> float
     Extrapolates from the images that load within `MEASUREMENT_SECONDS`. The first one is not measured: it includes
     imports and opening files.
     """
-    from engine.data.rng import single_torch_thread
+    from engine.data.augment.augmentation import single_torch_thread
 
     with single_torch_thread():
         dataset[replace(request, indices=request.indices[-1:])]

@@ -39,8 +39,7 @@ from engine.config.schema import Config
 from engine.data.batch import Batch, BatchDataset
 from engine.data.plan import RANK_BATCHES, batch_bytes, loader_processes, uses_threads
 from engine.data.sampler import BatchRequest
-from engine.data.sources.base import ImageFormat, ImageSource
-from engine.data.sources.encoded import EncodedSource
+from engine.data.sources.base import EncodedSource, ImageFormat, ImageSource
 from engine.utils.errors import CodedError
 from engine.utils.exits import describe_loader_exit, oom_kill_count
 from engine.utils.process import STOP_SIGNALS, die_with_parent
@@ -233,9 +232,10 @@ class ThreadedBatches(IterableDataset[SentBatch]):
         shape = self._dataset.image_shape(request)
         number = self._buffers.take(process, shape)
         images = torch.empty(shape, dtype=torch.uint8) if number is None else self._buffers.images(number, shape)
-        part, crop = request.part, self._dataset.crop_spec(request)
+        part, preprocessing = request.part, self._dataset.preprocessing(request)
         rows = zip(images.numpy(), request.indices.tolist(), strict=True)
-        return number, images, [pool.submit(self._source.load_into, pixels, part, row, crop) for pixels, row in rows]
+        load = self._source.load_into
+        return number, images, [pool.submit(load, pixels, part, index, preprocessing) for pixels, index in rows]
 
     def _finish(
         self, request: BatchRequest, number: int | None, images: Tensor, loaded: list[Future[None]]

@@ -21,8 +21,7 @@ from engine.data.augment.mixup import build_mixer
 from engine.data.batch import BatchDataset, load_checked
 from engine.data.image_files import ImageFiles, examine_files
 from engine.data.sampler import PARTS, BatchRequest, Part
-from engine.data.sources.base import ImageFormat, ImageSource
-from engine.data.sources.encoded import EncodedSource
+from engine.data.sources.base import EncodedSource, ImageFormat, ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.models.pretrained_input import fill_input_keys

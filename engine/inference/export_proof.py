@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from engine.config.schema import Config
 from engine.data.augment.batch_ops import convert_to_format
-from engine.data.sources.base import Images, ImageSource, UnreadableImageError
-from engine.data.sources.encoded import EncodedSource
+from engine.data.sources.base import EncodedSource, Images, ImageSource, UnreadableImageError
 from engine.data.sources.image import read_image
 from engine.data.sources.open import open_source
 from engine.inference.evaluate import evaluation_config, evaluation_trust
@@ -146,11 +145,10 @@ def _validation_images(
     for index in np.unique(np.linspace(0, count - 1, min(count, max_images)).round().astype(np.int64)).tolist():
         try:
             if isinstance(source, EncodedSource):
-                encoded = source.read_encoded("val", index)
                 with TemporaryDirectory(prefix="gputrain-export-") as folder:
                     # Without the name from the dataset, which others may have chosen.
                     path = Path(folder, "image")
-                    path.write_bytes(encoded.data)
+                    path.write_bytes(source.read_encoded("val", index))
                     yield read_image(path, image_format), load(path)
             else:
                 images, _ = source.load("val", np.array([index]))

@@ -18,8 +18,7 @@ from torch import Tensor
 from engine.config.schema import Config
 from engine.data.batch import BatchDataset
 from engine.data.sampler import PARTS, BatchRequest, Indices, Part
-from engine.data.sources.base import ImageFormat, ImageSource
-from engine.data.sources.encoded import EncodedSource
+from engine.data.sources.base import EncodedSource, ImageFormat, ImageSource
 from engine.data.sources.folder import FolderSource
 from engine.inference.evaluate import evaluate_checkpoint, expand_parts
 from engine.inference.export_description import find_epoch

@@ -14,8 +14,7 @@ import torch
 
 from engine.data.sources.base import ImageFormat, Images, UnreadableImageError
 from engine.data.sources.folder_layout import walk_files
-from engine.data.sources.image import read_image
-from engine.data.sources.image_file import UnusableImageError
+from engine.data.sources.image import UnusableImageError, read_image
 from engine.inference.trained_model import TrainedModel
 from engine.utils.errors import Problem
 from engine.utils.files import is_file

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.data.sources.base import ImageFormat
-from engine.data.sources.image import ALPHA_MODES, SIXTEEN_BIT_DIVISOR, pil_mode
+from engine.data.sources.image import ALPHA_MODES, SIXTEEN_BIT_DIVISOR
 
 _SCRIPT = '''"""Read an image file as the input of an exported model: uint8, {channels} x {size} x {size}.
 
@@ -68,7 +68,7 @@ def preprocess_script(image_format: ImageFormat) -> str:
     """Return the source of preprocess.py, whose function `load` does what `read_image` does."""
     steps, is_gray = image_format.preprocessing(training=False), image_format.channels == 1
     numbers = {"size": steps.size, "resize": steps.resize, "filter": steps.interpolation.upper()}
-    numbers |= {"mode": pil_mode(image_format), "channels": image_format.channels}
+    numbers |= {"mode": "L" if is_gray else "RGB", "channels": image_format.channels}
     if steps.resize is None:
         geometry = _CENTRAL_SQUARE if steps.fit == "crop" else _SQUASH
     elif steps.fit == "crop":

@@ -13,13 +13,14 @@ import numpy as np
 from PIL import Image
 
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.image import convert_mode, natural_mode, rotate_upright
-from engine.data.sources.image_file import (
+from engine.data.sources.image import (
     UnusableImageError,
+    convert_mode,
     decode_error_reason,
-    decoding,
+    natural_mode,
     open_image,
     read_image_file,
+    rotate_upright,
 )
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import InspectedImage, Inspection
@@ -75,11 +76,10 @@ def _decode(data: bytes) -> Image.Image:
     with open_image(data) as image:
         # Decodes a large JPEG at 1/2, 1/4 or 1/8 scale.
         image.draft("RGB", (MAX_PREVIEW_SIDE, MAX_PREVIEW_SIDE))
-        with decoding(image):
-            upright = rotate_upright(image)
-            picture = convert_mode(upright, natural_mode(upright))
-            if picture is image:
-                # The original is closed after it is decoded.
-                picture = image.copy()
-            picture.thumbnail((MAX_PREVIEW_SIDE, MAX_PREVIEW_SIDE), Image.Resampling.BILINEAR)
-            return picture
+        upright = rotate_upright(image)
+        picture = convert_mode(upright, natural_mode(upright))
+        if picture is image:
+            # The original is closed after it is decoded.
+            picture = image.copy()
+        picture.thumbnail((MAX_PREVIEW_SIDE, MAX_PREVIEW_SIDE), Image.Resampling.BILINEAR)
+        return picture

@@ -13,8 +13,7 @@ from engine.config.precision import describe_precision, uses_tf32
 from engine.config.schema import Config
 from engine.data.inspection_process import ImageCounts
 from engine.data.sources.base import ImageSource
-from engine.data.sources.formats import expected_input_format
-from engine.data.sources.open import open_source_for_preflight
+from engine.data.sources.open import expected_input_format, open_source_for_preflight
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.device_preview import preview_allocation
 from engine.gpus.selection import CudaDevice

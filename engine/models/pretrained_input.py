@@ -15,7 +15,7 @@ from engine.config.schema import Config
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageFormat, ItemFormat
-from engine.data.sources.formats import expected_input_format
+from engine.data.sources.open import expected_input_format
 from engine.models.catalog import model_names, read_listing
 from engine.utils.codec import ENTRIES, FileRecord, Meta, Number, Record
 

@@ -20,8 +20,8 @@ from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageFormat
-from engine.data.sources.formats import expected_input_format, model_input_format
-from engine.data.sources.open import open_source, read_class_names
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import expected_input_format, open_source, read_class_names
 from engine.models.factory import build_model, check_model, weight_bytes
 from engine.models.freeze import freeze
 from engine.models.meta_device import build_on_meta

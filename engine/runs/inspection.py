@@ -80,7 +80,7 @@ class InspectionInfo(FileRecord, frozen=True, kw_only=True):
     it was saved within one. `raw` means the raw weights, although there are EMA weights. `dataset`, `overrides` and
     `data`, the evaluated section of the config, describe the data; `seed` is that of its split. `root` is the folder of
     the image files, None for a dataset without any. `fingerprints` maps a part to the digests of
-    `engine.data.fingerprint`. `unread` names images that could not be read, at most MAX_UNREAD of `unread_count`.
+    `engine.data.sources.base`. `unread` names images that could not be read, at most MAX_UNREAD of `unread_count`.
     """
 
     checkpoint: str

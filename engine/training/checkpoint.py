@@ -17,7 +17,7 @@ byte is detected. The content is a dict of plain values and tensors:
     skipped, consecutive_skipped    steps skipped because of non-finite values: in total, and up to the last step
     global_batch                    global batch size, in images
     images                          number of training and validation images
-    fingerprints                    that of the images of each part, see `engine.data.fingerprint`
+    fingerprints                    that of the images of each part, see `engine.data.sources.base`
     best_epoch, best_accuracy       best evaluation so far; 0 and -1.0 before the first
     best_loss                       its validation loss; None if unknown, absent in older checkpoints
     ranks                           per rank: random number generators, running sums of the epoch, and the losses that

@@ -19,8 +19,7 @@ from engine.config.loader import resolve_config
 from engine.data.decoded import load_in_memory
 from engine.data.memory import InMemoryLoader
 from engine.data.sampler import DistributedBatchSampler
-from engine.data.sources.array import ArraySource
-from engine.data.sources.base import ImageFormat
+from engine.data.sources.base import ArraySource, ImageFormat
 
 PADDING = 2
 

@@ -1,15 +1,18 @@
 """Augmentation of training images as the config's `augment` section describes it.
 
 Both input pipelines use it. The random parameters of an image depend only on seed, epoch and image index, not on its
-batch or on the process that loads it.
+batch or on the process that loads it. Transforms and user code draw from the global random generators, which are seeded
+and then restored, so that the model's dropout does not depend on the input pipeline.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, SupportsInt
 
 import numpy as np
 import torch
@@ -23,10 +26,11 @@ from engine.config.user_code import describe_value, load_user_function
 from engine.config.user_errors import UserCodeError, describe_exception
 from engine.data.augment.batch_ops import erase, horizontal_flip, pad_and_crop
 from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_box, random_resized_crop_boxes
-from engine.data.rng import fork_all_rngs, fork_torch_rng, single_torch_thread
 from engine.data.sampler import Indices, RandomStream, random_bits, random_integers
-from engine.data.sources.base import CropSpec, ImageFormat
+from engine.data.sources.formats import ImageFormat, Preprocessing
 
+# Seeds the random generators that a context has forked.
+SeedFunction = Callable[[SupportsInt], None]
 # Maps a C x H x W uint8 image to one of the same shape and dtype.
 ImageTransform = Callable[[Tensor], Tensor]
 
@@ -92,6 +96,47 @@ def apply_batch_params(images: Tensor, params: AugmentParams, *, may_overwrite: 
     return images
 
 
+@contextmanager
+def fork_torch_rng() -> Iterator[SeedFunction]:
+    """Fork torch's CPU generator, the only one that torchvision draws from, and yield a function that seeds it."""
+    with torch.random.fork_rng(devices=[]):
+        yield _seed_torch
+
+
+@contextmanager
+def fork_all_rngs() -> Iterator[SeedFunction]:
+    """Fork the generators of torch (CPU), Python and NumPy for user code, and yield a function that seeds them."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield _seed_all
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+@contextmanager
+def single_torch_thread() -> Iterator[None]:
+    """Limit torch to one thread, as in a DataLoader worker: the last bits of a sum depend on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _seed_torch(bits: SupportsInt) -> None:
+    # torch.manual_seed would also seed the CUDA generators.
+    torch.default_generator.manual_seed(int(bits))
+
+
+def _seed_all(bits: SupportsInt) -> None:
+    _seed_torch(bits)
+    random.seed(int(bits))
+    np.random.seed(int(bits) % 2**32)
+
+
 class Augmentation:
     """Augmentation of a config, built once per process.
 
@@ -112,12 +157,13 @@ class Augmentation:
         """Whether any transform runs per image on the CPU."""
         return bool(self._transforms)
 
-    def crop_spec(self, epoch: int) -> CropSpec:
-        """Return the crop to apply when the images of an epoch are loaded, without boxes if it is not random."""
-        augment, draw_box = self._augment, None
-        if augment.resized_crop:
-            draw_box = partial(random_resized_crop_box, augment.crop_scale, augment.crop_ratio, self._seed, epoch)
-        return CropSpec(self._format.at_epoch(epoch).size, draw_box, self._format.interpolation)
+    def preprocessing(self, epoch: int) -> Preprocessing:
+        """Return how the images of an epoch are cropped and resized when they are loaded."""
+        augment, preprocessing = self._augment, self._format.at_epoch(epoch).preprocessing(training=True)
+        if not augment.resized_crop:
+            return preprocessing
+        box = partial(random_resized_crop_box, augment.crop_scale, augment.crop_ratio, self._seed, epoch)
+        return replace(preprocessing, random_box=box)
 
     def crop_boxes(self, epoch: int, indices: Indices, image_size: int) -> Tensor | None:
         """Return the boxes of the random resized crop for square images of `image_size`; None if it is disabled.

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.data_sections import Interpolation
-from engine.data.sources.base import ImageFormat, Preprocessing
+from engine.data.sources.formats import ImageFormat, Preprocessing, ResizePlan
+from engine.data.sources.image import Images
 
 # ITU-R BT.601 luma coefficients, which Pillow's convert("L") uses.
 _LUMA = (0.299, 0.587, 0.114)
@@ -118,6 +120,28 @@ def _filter(distance: Tensor, interpolation: Interpolation) -> Tensor:
     if interpolation == "lanczos":
         return torch.sinc(distance) * torch.sinc(distance / 3) * (distance < 3)
     return (1 - distance).clamp(min=0)
+
+
+def resize_into(pixels: Images, plan: ResizePlan, out: Images) -> None:
+    """Crop and resize C x H x W uint8 pixels of one image on the CPU to `out`, C x size x size uint8, bilinearly.
+
+    torch's uint8 kernel is faster than Pillow's and releases the GIL. The result differs from Pillow's BILINEAR by at
+    most 1. It is fastest if both arrays store the channels last.
+    """
+    left, top, right, bottom = plan.box
+    cropped = np.ascontiguousarray(pixels[:, top:bottom, left:right].transpose(1, 2, 0)).transpose(2, 0, 1)
+    is_whole = (plan.height, plan.width) == out.shape[1:]
+    resized = out if is_whole else np.empty((plan.height, plan.width, len(out)), np.uint8).transpose(2, 0, 1)
+    # F.interpolate has no `out`: its result would be allocated, and copied to the batch. 200 instead of 270 µs.
+    torch.ops.aten._upsample_bilinear2d_aa.out(
+        _to_batch(cropped), (plan.height, plan.width), False, out=_to_batch(resized)
+    )
+    if not is_whole:
+        out[:] = resized[:, plan.top : plan.top + plan.size, plan.left : plan.left + plan.size]
+
+
+def _to_batch(pixels: Images) -> torch.Tensor:
+    return torch.from_numpy(pixels[None])
 
 
 def pad_and_crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:

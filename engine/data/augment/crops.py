@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from engine.config.section import FloatPair
 from engine.data.sampler import Indices, RandomStream, image_random_bits, random_bits
-from engine.data.sources.base import Box
+from engine.data.sources.formats import Box
 
 # One box per image in pixels (left, top, right, bottom), N x 4.
 Boxes = NDArray[np.int64]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from engine.config.data_sections import AugmentConfig
 from engine.config.schema import Config
-from engine.data.rng import fork_torch_rng
+from engine.data.augment.augmentation import fork_torch_rng
 from engine.data.sampler import RandomStream, batch_random_bits
 
 

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from PIL import Image
 
-from engine.data.sources.image import convert_mode, natural_mode, rotate_upright
-from engine.data.sources.image_file import decoding, open_image
+from engine.data.sources.image import convert_mode, natural_mode, open_image, rotate_upright
 from engine.utils.codec import Meta, Record
 
 DEFAULT_QUALITY = 90
@@ -26,7 +25,7 @@ def reencode(data: bytes, encoding: Encoding) -> bytes:
 
     The training ignores color profiles. Raises UnusableImageError, and the errors of Pillow's decoders.
     """
-    with open_image(data) as image, decoding(image):
+    with open_image(data) as image:
         upright = rotate_upright(image)
         picture = convert_mode(upright, natural_mode(upright))
         longer = max(picture.size)

@@ -20,8 +20,7 @@ from engine.data.pack.reencode import Encoding, reencode
 from engine.data.sampler import PARTS, Part
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.folder import ALLOW_EMPTY, FolderScan, scan_folder
-from engine.data.sources.image import named_image
-from engine.data.sources.image_file import read_image_file
+from engine.data.sources.image import named_image, read_image_file
 from engine.data.sources.tar_index import IMAGE_EXTENSIONS
 from engine.data.sources.webdataset import CLASS_FILES, parse_class_names
 from engine.utils.errors import Problem, UsageError
@@ -46,7 +45,7 @@ class PackRequest:
     def content(self, name: str) -> bytes:
         """Return what the shards have of an image. Raises UnreadableImageError."""
         path = self.folder / name
-        with named_image(str(path)):
+        with named_image(lambda: str(path)):
             data = read_image_file(path)
             return data if self.encoding is None else reencode(data, self.encoding)
 

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from engine.config.data_sections import DataConfig
-from engine.data.fingerprint import Fingerprint
 from engine.data.sampler import PARTS, Indices, Part, stratified_split
-from engine.data.sources.array import ArraySource
-from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, Labels
+from engine.data.sources.base import ArraySource, Fingerprint, ImageFormat, Images, ImageSource, Labels
 from engine.data.sources.decoded_cache import DecodedChunks, DecodedMetadata, compute_cache_key, load_or_decode
+from engine.data.sources.formats import Preprocessing
+from engine.data.sources.image import crop_images
 from engine.utils.errors import UsageError
 from engine.utils.files import exclusive_lock, is_file
 
@@ -241,7 +241,7 @@ class FakeSource(ImageSource):
         """Return an empty fingerprint: seed, counts and classes determine the images."""
         return Fingerprint()
 
-    def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
+    def load(self, part: Part, indices: Indices, preprocessing: Preprocessing | None = None) -> tuple[Images, Labels]:
         labels = indices % len(self.classes)
         size, channels = self.format.size, self.format.channels
         images = np.empty((len(indices), channels, size, size), np.uint8)
@@ -251,10 +251,7 @@ class FakeSource(ImageSource):
             images[row] = noise.integers(0, 128, (channels, size, size), np.uint8)
             top, left = (int(label) // grid_size) * size // grid_size, (int(label) % grid_size) * size // grid_size
             images[row, :, top : top + max(size // grid_size, 1), left : left + max(size // grid_size, 1)] += 96
-        if crop is not None:
-            from engine.data.sources.image import crop_images
-
-            images = crop_images(images, indices, crop)
+        images = crop_images(images, indices, preprocessing)
         return (images / np.float32(255) if self.format.is_float else images), labels
 
 

@@ -15,11 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config.data_sections import DataConfig
-from engine.data.fingerprint import Fingerprint, hash_integers, hash_names
 from engine.data.sampler import PARTS, Indices, Part, stratified_split
-from engine.data.sources.base import ImageFormat, Labels, format_from_config
+from engine.data.sources.base import EncodedSource, Fingerprint, Labels, hash_integers, hash_names
 from engine.data.sources.decoded_cache import file_stamp
-from engine.data.sources.encoded import EncodedImage, EncodedSource
 from engine.data.sources.folder_layout import (
     PART_NOUNS,
     SYSTEM_REASON,
@@ -27,15 +25,17 @@ from engine.data.sources.folder_layout import (
     list_folders,
     walk_files,
 )
-from engine.data.sources.image import check_mode, named_image, rotate_upright
-from engine.data.sources.image_file import (
+from engine.data.sources.formats import ImageFormat, format_from_config
+from engine.data.sources.image import (
     IMAGE_FORMATS,
     MAX_IMAGE_BYTES,
     UnusableImageError,
+    check_mode,
     decode_error_reason,
-    decoding,
+    named_image,
     open_image,
     read_image_file,
+    rotate_upright,
 )
 from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, find_user_record, write_user_record
 from engine.utils.errors import Problem, UsageError
@@ -107,10 +107,13 @@ class FolderSource(FolderScan, EncodedSource):
             sizes=hash_integers(self.sizes[part]),
         )
 
-    def read_encoded(self, part: Part, index: int) -> EncodedImage:
-        path = f"{self.root}/{self.paths[part][index]}"
-        with named_image(path):
-            return EncodedImage(read_image_file(path), lambda: path)
+    def describe(self, part: Part, index: int) -> str:
+        return f"{self.root}/{self.paths[part][index]}"
+
+    def read_encoded(self, part: Part, index: int) -> bytes:
+        path = self.describe(part, index)
+        with named_image(lambda: path):
+            return read_image_file(path)
 
 
 def open_folder(data: DataConfig, seed: int) -> FolderSource:
@@ -331,8 +334,7 @@ def _check_image(path: Path) -> str | int:
         with open_image(data) as image:
             check_mode(image)
             image.draft("L", (32, 32))
-            with decoding(image):
-                rotate_upright(image).load()
+            rotate_upright(image).load()
     except UnusableImageError as error:
         return str(error)
     except MemoryError:

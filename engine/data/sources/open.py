@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.config.data_sections import DataConfig
+from engine.config.data_sections import ENCODED_DATASETS, DataConfig
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageSource
 from engine.data.sources.builtin import (
+    DIGITS_FORMAT,
     TORCHVISION_DATASETS,
     check_torchvision_files,
     open_digits,
     open_fake,
     open_torchvision_dataset,
 )
+from engine.data.sources.folder import DEFAULT_IMAGE_SIZE
+from engine.data.sources.formats import ImageFormat, format_from_config
 from engine.utils.errors import UsageError
 
 
@@ -49,6 +52,18 @@ def read_class_names(data: DataConfig) -> tuple[str, ...]:
     from engine.data.sources.folder import class_names
 
     return class_names(data)
+
+
+def expected_input_format(config: Config) -> ImageFormat:
+    """Return the expected input format from the config alone, without opening the dataset."""
+    data = config.data
+    if data.dataset in ENCODED_DATASETS or is_user_code(data.dataset):
+        base = ImageFormat(DEFAULT_IMAGE_SIZE, 3, (), ())
+    elif data.dataset == "fake":
+        base = open_fake(data, config.run.seed).format
+    else:
+        base = DIGITS_FORMAT if data.dataset == "digits" else TORCHVISION_DATASETS[data.dataset].format
+    return format_from_config(data, base)
 
 
 def is_downloaded_later(data: DataConfig) -> bool:

@@ -25,7 +25,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.data.sources.image_file import MAX_IMAGE_BYTES
+from engine.data.sources.image import MAX_IMAGE_BYTES
 from engine.utils.errors import CodedError
 from engine.utils.files import (
     cache_folder,

@@ -23,22 +23,20 @@ from engine.config.data_sections import DataConfig
 from engine.config.run_sections import RunConfig
 from engine.config.user_code import describe_value, load_user_code, user_failures
 from engine.config.user_errors import describe_exception
-from engine.data.fingerprint import Fingerprint
-from engine.data.rng import fork_all_rngs
+from engine.data.augment.augmentation import fork_all_rngs
 from engine.data.sampler import PARTS, Indices, Part
 from engine.data.sources.base import (
-    CropSpec,
+    Fingerprint,
     ImageFormat,
     Images,
     ImageSource,
     ItemFormat,
     Labels,
     UnreadableImageError,
-    format_from_config,
 )
 from engine.data.sources.folder import IMAGENET_GRAY_STATS, IMAGENET_RGB_STATS
-from engine.data.sources.image import natural_mode, pil_to_format
-from engine.data.sources.resize import crop_format
+from engine.data.sources.formats import Preprocessing, format_from_config
+from engine.data.sources.image import natural_mode, picture_to_input
 from engine.utils.errors import UsageError
 
 DATASET_KEY = "data.dataset"
@@ -112,8 +110,9 @@ class UserDatasetSource(ImageSource):
         """Return the fingerprint of the labels, empty unless the dataset lists them. Raises UsageError."""
         return Fingerprint() if _labels_attribute(self.dataset, part) is None else super().fingerprint(part)
 
-    def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
-        size = crop.size if crop is not None else self.format.val_size
+    def load(self, part: Part, indices: Indices, preprocessing: Preprocessing | None = None) -> tuple[Images, Labels]:
+        preprocessing = preprocessing or self.format.preprocessing(training=False)
+        size = preprocessing.size
         images = np.empty((len(indices), self.format.channels, size, size), self.format.dtype)
         labels = np.empty(len(indices), np.int64)
         for row, index in enumerate(indices):
@@ -122,14 +121,14 @@ class UserDatasetSource(ImageSource):
             if not 0 <= label < len(self.classes):
                 raise UnreadableImageError(f"{item_name} has {_label_out_of_range(int(label), len(self.classes))}")
             try:
-                images[row] = self._to_format(image, crop, int(index))
+                images[row] = self._to_format(image, preprocessing, int(index))
             except Exception as error:
                 # Pillow decodes lazily: a damaged file fails here.
                 raise UnreadableImageError(f"{item_name} cannot be used: {error}") from error
             labels[row] = label
         return images, labels
 
-    def _to_format(self, image: Image.Image | FloatImage, crop: CropSpec | None, index: int) -> Images:
+    def _to_format(self, image: Image.Image | FloatImage, preprocessing: Preprocessing, index: int) -> Images:
         """Return an image in the source's format. Raises ValueError if that is not possible."""
         if isinstance(image, Image.Image) == self.format.is_float:
             kinds = (
@@ -137,7 +136,7 @@ class UserDatasetSource(ImageSource):
             )
             raise ValueError(f"the first item has {kinds[0]}, this one has {kinds[1]}")
         if isinstance(image, Image.Image):
-            return pil_to_format(image, *crop_format(crop, index, self.format))
+            return picture_to_input(image, self.format.channels, preprocessing, index)
         expected = (self.format.channels, self.format.size, self.format.size)
         if image.shape != expected:
             raise ValueError(f"its shape is {_format_shape(image.shape)} instead of {_format_shape(expected)}")

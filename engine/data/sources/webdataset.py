@@ -20,10 +20,15 @@ from typing import BinaryIO
 import numpy as np
 
 from engine.config.data_sections import DataConfig
-from engine.data.fingerprint import Fingerprint, hash_integers
 from engine.data.sampler import PARTS, Indices, Part, stratified_split
-from engine.data.sources.base import ImageFormat, Labels, UnreadableImageError
-from engine.data.sources.encoded import EncodedImage, EncodedSource
+from engine.data.sources.base import (
+    EncodedSource,
+    Fingerprint,
+    ImageFormat,
+    Labels,
+    UnreadableImageError,
+    hash_integers,
+)
 from engine.data.sources.folder import ALLOW_EMPTY, encoded_format
 from engine.data.sources.folder_layout import PART_NAMES
 from engine.data.sources.tar_index import ShardError, TarIndex, load_index, open_shard, shard_stamp
@@ -60,7 +65,11 @@ class TarSource(EncodedSource):
         names, sizes = hash_integers(self.index.key_digests[rows]), hash_integers(self.index.sizes[rows])
         return Fingerprint(names, hash_integers(self.labels[part]), sizes)
 
-    def read_encoded(self, part: Part, index: int) -> EncodedImage:
+    def describe(self, part: Part, index: int) -> str:
+        row = self.rows[part][index]
+        return f"{self.shards[self.index.shards[row]]}: {self.index.image_names()[row]}"
+
+    def read_encoded(self, part: Part, index: int) -> bytes:
         row = self.rows[part][index]
         number, size = self.index.shards[row], int(self.index.sizes[row])
         path, stamp = self.shards[number], self.index.stamps[number]
@@ -74,7 +83,7 @@ class TarSource(EncodedSource):
             raise UnreadableImageError(f"the shard {path} cannot be read: {error.strerror}") from error
         if not is_same:
             raise UnreadableImageError(f"the shard {path} has changed since it was indexed; start the run again")
-        return EncodedImage(data, lambda: f"{path}: {self.index.image_names()[row]}")
+        return data
 
     @property
     def cache_root(self) -> str:

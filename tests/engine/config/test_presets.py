@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.config.loader import presets, resolve_config
-from engine.data.sources.formats import expected_input_format
+from engine.data.sources.open import expected_input_format
 from engine.models.summary import build_meta_model
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.data.fingerprint import Fingerprint
 from engine.data.sampler import PARTS
+from engine.data.sources.base import Fingerprint
 from support.data.photo_folder import open_photo_folder, write_photo_folder
 
 

@@ -15,7 +15,6 @@ from engine.data.device import InputPipeline
 from engine.data.plan import InputPlan, choose_pipeline
 from engine.data.sampler import BatchRequest, DistributedBatchSampler
 from engine.data.sources.formats import model_input_format
-from engine.data.sources.image import read_image
 from engine.data.sources.open import open_source
 from engine.utils.errors import UsageError
 from support.data.device_batches import CPU, assert_the_same, batches
@@ -101,13 +100,9 @@ def test_folder_decodes_each_epoch_at_its_size(tmp_path: Path) -> None:
     loader = InputPipeline(InputPlan("stream", ""), source, config, image_format, requests).device_loader(CPU)
     for size in (12, 20):
         plain = resolve_config(None, [*overrides, f"data.image_size={size}"]).config
-        expected = [
-            read_image(
-                Path(source.root, path), model_input_format(plain, source), lambda height, width: (10, 0, 70, 60)
-            )
-            for path in source.paths["train"][:3]
-        ]
-        assert torch.equal(next(loader).images.mul(255).round().byte(), torch.from_numpy(np.stack(expected)))
+        preprocessing = model_input_format(plain, source).preprocessing(training=True)
+        expected = source.load("train", np.arange(3), preprocessing)[0]
+        assert torch.equal(next(loader).images.mul(255).round().byte(), torch.from_numpy(expected))
 
 
 def test_folder_streams_with_size_schedule_and_refuses_memory(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.data.batch import Batch, BatchDataset
 from engine.data.sampler import DistributedBatchSampler
-from engine.data.sources.base import ImageSource, UnreadableImageError
-from engine.data.sources.encoded import EncodedSource
+from engine.data.sources.base import EncodedSource, ImageSource, UnreadableImageError
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.data.stream import BatchBuffers, BatchLoader, ThreadedBatches

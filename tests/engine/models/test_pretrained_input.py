@@ -10,7 +10,7 @@ from engine.config.data_sections import DataConfig
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.data.sources.base import ItemFormat
-from engine.data.sources.formats import expected_input_format
+from engine.data.sources.open import expected_input_format
 from engine.models.pretrained_input import (
     PretrainedInput,
     describe_pretrained_input,

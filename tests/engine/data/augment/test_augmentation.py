@@ -17,6 +17,7 @@ from torchvision.transforms.v2 import functional as reference
 from engine.config.loader import resolve_config
 from engine.config.user_errors import UserCodeError
 from engine.data.augment.augmentation import Augmentation
+from engine.data.augment.crops import random_resized_crop_box, random_resized_crop_boxes
 from engine.data.augment.mixup import MixupCutmix
 from engine.data.sampler import RandomStream, random_bits
 from engine.data.sources.base import ImageFormat
@@ -83,11 +84,11 @@ def test_resized_crop_matches_torchvision() -> None:
     ).config
     source = open_source(config)
     images = torch.from_numpy(source.load("train", ALL)[0])
-    crop = Augmentation(config, source.format).crop_spec(2)
-    assert crop is not None
+    crop = Augmentation(config, source.format).preprocessing(2)
+    assert crop.random_box is not None
     cropped = torch.from_numpy(source.load("train", ALL, crop)[0])
     for index in ALL:
-        left, top, right, bottom = crop.box(int(index), 32, 32)
+        left, top, right, bottom = crop.random_box(int(index), 32, 32)
         expected = reference.resized_crop(
             images[index], top, left, bottom - top, right - left, [32, 32], antialias=True
         )
@@ -117,11 +118,11 @@ def test_resized_crop_samples_whole_photo_file(photos: Path) -> None:
     overrides = [f"data.path={photos}", "data.dataset=folder", "data.image_size=32", "data.val_split=0.01"]
     config = resolve_config(None, [*overrides, "augment.resized_crop=true", "augment.crop_scale=[0.1, 0.4]"]).config
     source = open_source(config)
-    crop = Augmentation(config, source.format).crop_spec(1)
-    assert crop is not None
+    crop = Augmentation(config, source.format).preprocessing(1)
+    assert crop.random_box is not None
     upright = torch.from_numpy(np.asarray(Image.open(photos / "a" / "0.png")).copy()).permute(2, 0, 1)
     for index in range(source.num_images("train")):
-        left, top, right, bottom = crop.box(index, 480, 640)
+        left, top, right, bottom = crop.random_box(index, 480, 640)
         expected = reference.resized_crop(upright, top, left, bottom - top, right - left, [32, 32], antialias=True)
         cropped = torch.from_numpy(source.load("train", np.array([index]), crop)[0][0])
         assert (cropped.int() - expected.int()).abs().max() <= 6, source
@@ -227,3 +228,13 @@ def test_mixer_does_not_sync_gpu() -> None:
     for batch, (images_on_gpu, targets) in enumerate(mixed):
         expected = mix(FLOATS, LABELS, 1, batch, 0)
         torch.testing.assert_close((images_on_gpu.cpu(), targets.cpu()), expected)
+
+
+@pytest.mark.parametrize(("height", "width"), [(256, 256), (375, 500), (40, 400), (400, 40), (1, 1)])
+def test_random_resized_crop_box_matches_vectorized_boxes(height: int, width: int) -> None:
+    indices = np.arange(500)
+    for scale, ratio in (((0.08, 1.0), (0.75, 4 / 3)), ((0.9, 1.0), (1.0, 1.0)), ((0.3, 0.6), (0.2, 0.9))):
+        boxes = random_resized_crop_boxes(scale, ratio, height, width, 7, 3, indices)
+        assert boxes.tolist() == [
+            list(random_resized_crop_box(scale, ratio, 7, 3, index, height, width)) for index in range(500)
+        ]

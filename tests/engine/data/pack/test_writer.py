@@ -15,7 +15,7 @@ from engine.config.loader import resolve_config
 from engine.data.pack import writer
 from engine.data.pack.reencode import DEFAULT_QUALITY, Encoding, reencode
 from engine.data.pack.writer import PackRequest, scan_for_pack
-from engine.data.sources.encoded import EncodedSource
+from engine.data.sources.base import EncodedSource
 from engine.data.sources.open import open_source
 from support.data.packed_photos import NUM_PHOTOS, pack_photos, write_photos
 from support.messages import raises_problem
@@ -66,7 +66,7 @@ def test_shards_have_the_images_of_the_folder_in_its_order(
     for part in ("train", "val"):
         assert shards.get_labels(part).tolist() == folder.get_labels(part).tolist()
         for index in range(folder.num_images(part)):
-            assert shards.read_encoded(part, index).data == folder.read_encoded(part, index).data
+            assert shards.read_encoded(part, index) == folder.read_encoded(part, index)
 
 
 def test_shards_are_the_same_for_any_number_of_threads(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,8 @@ from engine.data.inspection_process import ImageCounts, check_user_data_code, tr
 from engine.data.plan import InputPlan
 from engine.data.sampler import BatchRequest, DistributedBatchSampler
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.formats import expected_input_format, model_input_format
-from engine.data.sources.open import open_source, open_source_for_preflight
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import expected_input_format, open_source, open_source_for_preflight
 from engine.data.stream import BatchLoader
 from engine.utils.errors import UsageError
 from engine.utils.exits import exit_status
@@ -143,14 +144,14 @@ def test_user_source_crops_at_original_image_size(tmp_path: Path) -> None:
     )
     source = open_source(crop_config)
     calls: list[tuple[int, int, int]] = []
-    crop = Augmentation(crop_config, model_input_format(crop_config, source)).crop_spec(1)
-    assert crop is not None
+    crop = Augmentation(crop_config, model_input_format(crop_config, source)).preprocessing(1)
+    assert crop.random_box is not None
 
     def record_box(index: int, height: int, width: int) -> tuple[int, int, int, int]:
         calls.append((index, height, width))
-        return crop.box(index, height, width)
+        return crop.random_box(index, height, width)
 
-    images, _ = source.load("train", np.array([3]), type(crop)(crop.size, record_box))
+    images, _ = source.load("train", np.array([3]), replace(crop, random_box=record_box))
     assert (images.shape, calls) == ((1, 3, 16, 16), [(3, 160, 120)])
 
 

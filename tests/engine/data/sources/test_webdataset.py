@@ -53,7 +53,7 @@ def refusal(tmp_path: Path, members: Members, *overrides: str) -> Problem:
 
 def contents(source: TarSource) -> dict[str, bytes]:
     return {
-        name: bytes(source.read_encoded(part, index).data)
+        name: source.read_encoded(part, index)
         for part in ("train", "val")
         for index, name in enumerate(source.image_names(part))
     }
