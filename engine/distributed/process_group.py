@@ -1,13 +1,21 @@
 """Connect the ranks: exchange their devices, choose network interfaces, and create NCCL's and Gloo's process groups.
 
-`engine.training.train` calls `join_process_group` once per rank; `rendezvous` has opened the store before.
+`engine.training.trainer` calls `join_process_group` once per rank; `rendezvous` has opened the store before.
+
+The interfaces are loopback on one host. Between hosts NCCL and Gloo choose themselves: Gloo listens on the address that
+the host's own name resolves to. Debian resolves it to 127.0.1.1, which other hosts cannot reach, so such a host needs
+GLOO_SOCKET_IFNAME.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
-from contextlib import nullcontext
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,19 +23,22 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from engine.config.schema import Config
-from engine.distributed.interfaces import choose_interfaces
+from engine.distributed.messages import exchange
 from engine.distributed.node_plan import Backend, NodePlan
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import wait_for_ranks
-from engine.distributed.topology import check_devices_unique, exchange_rank_devices
 from engine.distributed.watchdog import collective_timeout_s
 from engine.runs.records import RankDevice
+from engine.utils.codec import Record
 from engine.utils.errors import UsageError
-from engine.utils.process import discarded_stdout
+from engine.utils.process import boot_id, discarded_stdout
 
 NCCL_HEARTBEAT_TIMEOUT_SECONDS = 480  # torch's default
 # torch converts the variable to milliseconds in 32 bits, which overflow at 2,147,484 s.
 MAX_NCCL_HEARTBEAT_TIMEOUT_SECONDS = 2_000_000
+GLOO_VARIABLE, NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+# NCCL takes a name without "=" for the beginning of names.
+LOOPBACK = {GLOO_VARIABLE: "lo", NCCL_VARIABLE: "=lo"}
 
 
 def join_process_group(
@@ -100,3 +111,88 @@ def nccl_heartbeat_timeout_s(timeout_s: float) -> int:
     A healthy rank can be blocked that long in a collective.
     """
     return int(min(max(timeout_s, NCCL_HEARTBEAT_TIMEOUT_SECONDS), MAX_NCCL_HEARTBEAT_TIMEOUT_SECONDS))
+
+
+class RankDevices(Record, frozen=True):
+    """The devices of a rank."""
+
+    devices: tuple[RankDevice, ...]
+
+
+def exchange_rank_devices(plan: NodePlan, rank_info: RankInfo, store: Store) -> list[RankDevice]:
+    """Return one record for each device of each rank, ordered by rank. A collective on the store."""
+    host, pid = socket.gethostname(), os.getpid()
+    devices = tuple(
+        RankDevice(rank_info.rank, host, pid, plan.devices[index], *(plan.gpus[index] if plan.gpus else ()))
+        for index in plan.device_indices(rank_info.local_rank)
+    )
+    ranks = exchange(store, rank_info, "devices", RankDevices(devices))
+    return [record for rank in ranks for record in rank.devices]
+
+
+def check_devices_unique(rank_devices: Sequence[RankDevice]) -> None:
+    """Raise UsageError if two ranks use the same GPU, on which NCCL fails with a less helpful error of its own."""
+    first_rank: dict[tuple[str, str], int] = {}
+    for record in rank_devices:
+        first = first_rank.setdefault((record.host, record.device), record.rank)
+        if record.device != "cpu" and first != record.rank:
+            raise UsageError.one(
+                "device.gpus",
+                f"ranks {first} and {record.rank} on {record.host} both use {record.device}; "
+                "start at most one rank per GPU",
+                code="gpu-in-use",
+            )
+
+
+class RankNetwork(Record, frozen=True, kw_only=True):
+    """The network of a rank, its host, and whether other hosts may reach the interface that Gloo takes there."""
+
+    network: str
+    host: str
+    reachable: bool
+
+
+def loopback_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that make ranks of one host connect through loopback, without those that are set already."""
+    return {name: interface for name, interface in LOOPBACK.items() if not environ.get(name)}
+
+
+def choose_interfaces(rank_info: RankInfo, store: Store, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that select the interfaces of this rank, without those that are set already.
+
+    A collective on the store. Raises UsageError on all ranks if the ranks are on several hosts, and others cannot reach
+    one of them.
+    """
+    host = socket.gethostname()
+    mine = RankNetwork(
+        network=_network_id(), host=host, reachable=bool(environ.get(GLOO_VARIABLE)) or _is_reachable(host)
+    )
+    ranks = exchange(store, rank_info, "network", mine)
+    if all(rank.network == mine.network for rank in ranks):
+        return loopback_variables(environ)
+    for rank in ranks:
+        if not rank.reachable:
+            raise UsageError.one(
+                "device.launcher",
+                f"the host name {rank.host} resolves to loopback there, which other hosts cannot reach",
+                f"set {GLOO_VARIABLE} on that host to the interface that connects them",
+                code="connection-failed",
+            )
+    return {}
+
+
+def _network_id() -> str:
+    """Return what processes share that reach each other through loopback: the kernel and the network namespace."""
+    try:
+        namespace = str(Path("/proc/self/ns/net").readlink())
+    except OSError:
+        namespace = ""
+    return f"{boot_id() or socket.gethostname()} {namespace}"
+
+
+def _is_reachable(host: str) -> bool:
+    """Whether other hosts may reach the first address that a name resolves to."""
+    with suppress(OSError, UnicodeError, ValueError):
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][4][0])
+        return not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    return False

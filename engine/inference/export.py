@@ -6,19 +6,37 @@ Called by `gputrain export`. `engine.models.transfer` loads an exported safetens
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from engine.inference.export_description import describe_file, describe_model
-from engine.inference.export_program import MODEL_FILES, write_model_file
+import torch
+from torch import Tensor
+
+from engine.inference.export_program import INPUT_NAME, MODEL_FILES, OUTPUT_NAME, write_model_file
 from engine.inference.export_proof import DEFAULT_IMAGES, Proof, proof_config, prove_export
 from engine.inference.model_card import model_card
-from engine.inference.model_json import ExportedFile, ExportFormat, ModelDescription
+from engine.inference.model_json import (
+    Architecture,
+    ExportedFile,
+    ExportFormat,
+    InputImage,
+    ModelDescription,
+    StoredProof,
+    TensorDescription,
+)
 from engine.inference.preprocess_script import preprocess_script
-from engine.inference.trained_model import TrainedCheckpoint, TrainedModel, build_trained_model, check_takes_images
+from engine.inference.trained_model import (
+    TrainedCheckpoint,
+    TrainedModel,
+    build_trained_model,
+    check_takes_images,
+    find_epoch,
+)
 from engine.runs.folder import RunFolder
+from engine.runs.history import History
 from engine.utils.codec import InvalidRecordError, read_record, replace, write_record
 from engine.utils.errors import UsageError
 from engine.utils.files import fsync_folder, replace_file
@@ -72,7 +90,7 @@ def export_model(
             staging = Path(created)
             proof, files[file_name] = _write_files(trained, staging, description, options)
             description = replace(description, files=files)
-            card = model_card(checkpoint, run, history, description, proof, file_name)
+            card = model_card(checkpoint, description, proof, file_name)
             replace_file(staging / CARD_FILE, lambda file: file.write(card.encode()), durable=True)
             write_record(staging / DESCRIPTION_FILE, description)
             names = (file_name, SCRIPT_FILE, DESCRIPTION_FILE, CARD_FILE)
@@ -126,3 +144,54 @@ def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: History) -> ModelDescription:
+    """Return what model.json says about the model, without its files."""
+    model, images = checkpoint.config.model, checkpoint.image_format
+    epoch = find_epoch(checkpoint, history)
+    scores = None if epoch is None else epoch.ema if checkpoint.ema else epoch.val
+    return ModelDescription(
+        gputrain=version("gputrain"),
+        run=run.name,
+        checkpoint=checkpoint.path.name,
+        step=checkpoint.step,
+        epoch=None if epoch is None else epoch.epoch,
+        val_accuracy=None if scores is None else scores.accuracy,
+        ema=checkpoint.ema,
+        weights_sha256=hash_weights(checkpoint.weights),
+        model=Architecture(source=model.source, name=model.name, options=model.options),
+        classes=tuple(checkpoint.classes),
+        image=InputImage(size=images.val_size, channels=images.channels, mean=images.mean, std=images.std),
+        tta=checkpoint.config.eval.tta,
+        output="sigmoid" if checkpoint.config.loss.name == "bce" else "softmax",
+    )
+
+
+def describe_file(
+    file_format: ExportFormat, description: ModelDescription, sha256: str, proof: StoredProof
+) -> ExportedFile:
+    """Return what model.json says about a file of the model."""
+    image, is_program = description.image, file_format != "safetensors"
+    return ExportedFile(
+        format=file_format,
+        input=TensorDescription(
+            name=INPUT_NAME,
+            dtype="uint8" if is_program else "float32",
+            shape=("batch", image.channels, image.size, image.size),
+        ),
+        output=TensorDescription(
+            name=OUTPUT_NAME if is_program else "logits", dtype="float32", shape=("batch", len(description.classes))
+        ),
+        sha256=sha256,
+        proof=proof,
+    )
+
+
+def hash_weights(weights: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of names, types, shapes and values of the weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -21,9 +21,8 @@ from engine.data.sampler import PARTS, BatchRequest, Indices, Part
 from engine.data.sources.base import EncodedSource, ImageFormat, ImageSource
 from engine.data.sources.folder import FolderSource
 from engine.inference.evaluate import evaluate_checkpoint, expand_parts
-from engine.inference.export_description import find_epoch
 from engine.inference.stored_inspection import InspectionRequest
-from engine.inference.trained_model import TrainedCheckpoint, to_probabilities
+from engine.inference.trained_model import TrainedCheckpoint, find_epoch, to_probabilities
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import (
     MAX_IMAGES,

@@ -1,111 +1,118 @@
-"""The model card of an export: a README.md with the data, recipe, figures, and how to use the model.
+"""The README.md of an export: how to use the model, and how it agrees with `gputrain predict`.
 
-Called by `engine.inference.export`. Text from outside, such as class names, is shown in Markdown code spans, in which
-neither HTML nor Markdown has a meaning.
+Called by `engine.inference.export`. The code runs in the folder of the export, without gputrain unless the architecture
+is one of gputrain or of the user. Text from outside, such as the name of the run, is shown in Markdown code spans, in
+which neither HTML nor Markdown has a meaning.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-from engine.config.differences import PATH_KEYS, SESSION_KEYS, flat_values, is_neutral
-from engine.config.schema import as_dict
+from engine.inference.export_program import INPUT_NAME
 from engine.inference.export_proof import Proof
-from engine.inference.loading_code import loading_code
 from engine.inference.model_json import ExportFormat, ModelDescription
 from engine.inference.trained_model import TrainedCheckpoint
-from engine.runs.folder import RunFolder
-from engine.runs.history import History
+from engine.models.catalog import resolve_model_source
+from engine.models.factory import timm_img_size_kwargs, torchvision_kwargs
 from engine.utils.text import printable
 
-MAX_LISTED_CLASSES = 100
 MAX_VALUE_CHARACTERS = 200
 
+_ONNX = """\
+import json, numpy, onnxruntime
+from preprocess import load
 
-def model_card(
-    checkpoint: TrainedCheckpoint,
-    run: RunFolder,
-    history: History,
-    description: ModelDescription,
-    proof: Proof,
-    file_name: str,
-) -> str:
+session = onnxruntime.InferenceSession("{file}")
+classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
+[probabilities] = session.run(None, {{"{input}": numpy.stack([load("photo.jpg")])}})
+for index in probabilities[0].argsort()[::-1][:5]:
+    print(f"{{probabilities[0][index]:.4f}}  {{classes[index]}}")
+"""
+_TORCH_EXPORT = """\
+import json, torch
+from preprocess import load
+
+files = {{"classes.json": ""}}
+model = torch.export.load("{file}", extra_files=files).module()
+classes = json.loads(files["classes.json"])
+probabilities = model(torch.from_numpy(load("photo.jpg"))[None])[0]
+for index in probabilities.argsort(descending=True)[:5]:
+    print(f"{{probabilities[index]:.4f}}  {{classes[index]}}")
+"""
+_SAFETENSORS = """\
+import json, torch{imports}
+from preprocess import load
+from safetensors.torch import load_file
+
+info = json.load(open("model.json"))
+model = {build}
+model.load_state_dict(load_file("{file}"))
+model.eval()
+mean, std = (torch.tensor(info["image"][name]).view(-1, 1, 1) for name in ("mean", "std"))
+with torch.inference_mode():
+    image = ((torch.from_numpy(load("photo.jpg")) / 255 - mean) / std)[None]
+    logits = {logits}
+probabilities = logits.{activation}
+for index in probabilities.argsort(descending=True)[:5]:
+    print(f"{{probabilities[index]:.4f}}  {{info['classes'][index]}}")
+"""
+_GPUTRAIN_BUILD = 'build_model(validate_config({{"model": info["model"]}}), {channels}, {classes}, {size})'
+_GPUTRAIN_IMPORTS = "\nfrom engine.config.loader import validate_config\nfrom engine.models.factory import build_model"
+
+
+def model_card(checkpoint: TrainedCheckpoint, description: ModelDescription, proof: Proof, file_name: str) -> str:
     """Return the README.md of an export. `description` is the content of its model.json with the written file."""
-    sections = {
-        "Use": _use(checkpoint, file_name, description.files[file_name].format),
-        "Data": _data(checkpoint, history),
-        "Figures": _figures(description, history),
-        "Agreement": code(proof.describe(file_name)),
-        "Recipe": _recipe(checkpoint),
-    }
+    packages, lines = loading_code(checkpoint, file_name, description.files[file_name].format)
     model, classes = code(checkpoint.config.model.name), len(checkpoint.classes)
-    title = f"# {code(run.name)}\n\nImage classifier with {classes} classes: {model}, trained with gputrain."
-    return "\n\n".join([title, *(f"## {name}\n\n{text}" for name, text in sections.items() if text)]) + "\n"
+    return (
+        f"# {code(description.run)}\n\nImage classifier with {classes} classes: {model}, trained with gputrain. "
+        f"`model.json` has its classes, its input, its accuracy and where it comes from.\n\n## Use\n\n"
+        f"In the folder of {code(file_name)} and `preprocess.py`, with `pip install {packages}`:\n\n"
+        f"```python\n{lines}```\n\n## Agreement\n\n{code(proof.describe(file_name))}\n"
+    )
 
 
-def code(value: object, *, in_table: bool = False) -> str:
+def code(value: str) -> str:
     """Return text from outside as a Markdown code span, without control characters and shortened."""
-    text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+    text = printable(value)
     if len(text) > MAX_VALUE_CHARACTERS:
         text = text[:MAX_VALUE_CHARACTERS] + "…"
     # A span ends at a run of as many backticks as it began with, and loses one space at each end (CommonMark 6.1).
     fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
     text = f" {text} " if not text.strip() or text[0] in "` " or text[-1] in "` " else text
-    # GitHub splits the cells of a row before it looks for code spans.
-    return f"{fence}{text.replace('|', chr(92) + '|') if in_table else text}{fence}"
+    return f"{fence}{text}{fence}"
 
 
-def _use(checkpoint: TrainedCheckpoint, file_name: str, file_format: ExportFormat) -> str:
-    packages, lines = loading_code(checkpoint, file_name, file_format)
-    return (
-        f"In the folder of {code(file_name)} and `preprocess.py`, with `pip install {packages}`:\n\n"
-        f"```python\n{lines}```"
-    )
+def loading_code(checkpoint: TrainedCheckpoint, file_name: str, file_format: ExportFormat) -> tuple[str, str]:
+    """Return the packages to install, and code that prints the most likely classes of `photo.jpg`."""
+    if file_format == "onnx":
+        return "onnxruntime pillow numpy", _ONNX.format(file=file_name, input=INPUT_NAME)
+    if file_format == "torch-export":
+        return "torch pillow numpy", _TORCH_EXPORT.format(file=file_name)
+    package, imports, build = _architecture(checkpoint)
+    activation = "sigmoid()" if checkpoint.config.loss.name == "bce" else "softmax(0)"
+    average = checkpoint.config.eval.tta == "flip"
+    logits = "(model(image)[0] + model(image.flip(-1))[0]) / 2" if average else "model(image)[0]"
+    text = _SAFETENSORS.format(file=file_name, imports=imports, build=build, logits=logits, activation=activation)
+    return f"torch safetensors pillow numpy {package}", text
 
 
-def _data(checkpoint: TrainedCheckpoint, history: History) -> str:
-    data, started = checkpoint.config.data, history.started
-    name = code(data.dataset) if data.path is None else f"{code(data.dataset)} in {code(Path(data.path).name)}"
-    images = (
-        "" if started is None else f", {started.train_images:,} training and {started.val_images:,} validation images"
-    )
-    shown = ", ".join(code(name) for name in checkpoint.classes[:MAX_LISTED_CLASSES])
-    more = len(checkpoint.classes) - MAX_LISTED_CLASSES
-    return f"{name}{images}.\n\nClasses: {shown}{f' and {more} more (see model.json)' if more > 0 else ''}."
+def _architecture(checkpoint: TrainedCheckpoint) -> tuple[str, str, str]:
+    """Return the package that has the architecture, its imports, and the expression that builds it."""
+    model, images, classes = checkpoint.config.model, checkpoint.image_format, len(checkpoint.classes)
+    source = resolve_model_source(model)
+    options: dict[str, object] = {"num_classes": classes}
+    if source == "timm":
+        options |= {"in_chans": images.channels, **timm_img_size_kwargs(model.name, images.size), **model.options}
+        return "timm", ", timm", _call("timm.create_model", model.name, options)
+    if source == "torchvision" and images.channels == 3:
+        options |= {**torchvision_kwargs(model.name, images.size, init_weights=False), **model.options}
+        return "torchvision", ", torchvision", _call("torchvision.models.get_model", model.name, options)
+    build = _GPUTRAIN_BUILD.format(channels=images.channels, classes=classes, size=images.size)
+    return "gputrain", _GPUTRAIN_IMPORTS, build
 
 
-def _figures(description: ModelDescription, history: History) -> str:
-    epochs = "" if history.started is None else f" of {history.started.epochs}"
-    accuracy = description.val_accuracy
-    rows = [
-        ("Validation accuracy", "unknown" if accuracy is None else f"{accuracy:.4f}"),
-        ("Epoch", "within an epoch" if description.epoch is None else f"{description.epoch}{epochs}"),
-        ("Step", f"{description.step:,}"),
-        ("Weights", "exponential moving average (EMA)" if description.ema else "of the last step"),
-    ]
-    if description.tta != "none":
-        rows.append(("Test-time augmentation", "flip: the mean of the logits of each image and its mirror image"))
-    if history.started is not None:
-        rows.append(("Parameters", f"{history.started.parameters:,}"))
-    return _table(("", ""), rows)
-
-
-def _recipe(checkpoint: TrainedCheckpoint) -> str:
-    rows = [(f"`{key}`", code(value, in_table=True)) for key, value in _changed(checkpoint) if not is_neutral(key)]
-    return "Config keys that differ from the defaults:\n\n" + _table(("Key", "Value"), rows) if rows else ""
-
-
-def _changed(checkpoint: TrainedCheckpoint) -> Iterator[tuple[str, Any]]:
-    """Yield the config keys that differ from the defaults, with paths shortened to their names."""
-    defaults = flat_values({})
-    for key, value in flat_values(as_dict(checkpoint.config)).items():
-        if value != defaults[key] and key not in SESSION_KEYS:
-            yield key, Path(value).name if key in PATH_KEYS and isinstance(value, str) else value
-
-
-def _table(header: tuple[str, str], rows: list[tuple[str, str]]) -> str:
-    return "\n".join(f"| {first} | {second} |" for first, second in (header, ("---", "---"), *rows))
+def _call(function: str, name: str, options: dict[str, object]) -> str:
+    arguments = "".join(f", {key}={value!r}" for key, value in options.items())
+    return f"{function}({name!r}{arguments})"

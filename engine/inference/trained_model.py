@@ -1,11 +1,14 @@
 """Loading of trained models from checkpoints: weights, classes and input format.
 
-Called by `predict`, `evaluate`, `export` and their commands.
+A checkpoint is data: anybody can write one that names any code, or any number of DataLoader workers. So its user code
+is used only if the config of the user's own run names it too (`limit_to_run`). Called by `predict`, `evaluate` and
+`export`, and by their commands.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
@@ -15,21 +18,25 @@ import torch
 from torch import Tensor, nn
 
 from engine.config.code_trust import CodeTrust
-from engine.config.loader import validate_config
+from engine.config.loader import ConfigError, resolve_config, validate_config
 from engine.config.schema import Config, sections, without_unstored
-from engine.config.user_code import is_user_code
+from engine.config.settings import read_code_packages
+from engine.config.user_code import is_user_code, user_code_names
 from engine.data.augment.batch_ops import channel_stats, convert_to_format, normalize
 from engine.data.sources.base import ImageFormat
-from engine.inference.checkpoint_code import limit_to_run
 from engine.models.factory import build_model
-from engine.models.meta_device import build_on_meta
 from engine.models.precision import device_capability, set_tf32
 from engine.models.tta import augmented_logits
 from engine.runs.checkpoint_files import DamagedCheckpointError, find_checkpoint
+from engine.runs.events import EpochEvent
 from engine.runs.folder import RunFolder
+from engine.runs.history import History
 from engine.training.checkpoint import check_content, load_checkpoint
 from engine.utils.errors import UsageError
+from engine.utils.trust import describe_user, foreign_reason
 
+# Keys of data that a checkpoint could set to fill the memory or to start any number of processes.
+LOADING_KEYS = ("batch_size", "workers", "worker_type", "prefetch", "on_bad", "fake_train", "fake_val")
 # A difference can list the names of all parameters.
 MAX_DIFFERENCE_CHARS = 200
 
@@ -142,6 +149,11 @@ def read_trained_checkpoint(
     )
 
 
+def find_epoch(checkpoint: TrainedCheckpoint, history: History) -> EpochEvent | None:
+    """Return the epoch at whose end the checkpoint was saved, None for a checkpoint saved within an epoch."""
+    return next((epoch for epoch in history.epochs if epoch.step == checkpoint.step), None)
+
+
 def check_takes_images(checkpoint: TrainedCheckpoint) -> None:
     """Raise UsageError if the model takes the floating-point tensors of a user dataset instead of images."""
     images = checkpoint.image_format
@@ -166,6 +178,51 @@ def config_from_checkpoint(values: Mapping[str, Any]) -> Config:
     return validate_config(without_unstored(known_values))
 
 
+def limit_to_run(config: Config, checkpoint: Path, folder: RunFolder) -> tuple[Config, dict[str, str]]:
+    """Limit the config of a checkpoint to what the config of the run in `folder` allows.
+
+    The folder of user code, the arguments of code that the run names too, and how images are loaded come from the run.
+    Nothing is downloaded. Also returns why each other key names code that is not the user's, see `CodeTrust.foreign`.
+    Raises UsageError if the user's settings cannot be read.
+    """
+    run_config, foreign_in_run = _run_config(folder)
+    foreign_folder = None if (problem := folder.owner_problem()) is None else f"{folder.path} {problem}"
+    run_names, foreign = user_code_names(run_config), dict[str, str]()
+    for key, names in user_code_names(config).items():
+        if run_names.get(key) != names:
+            owner, config_file = _owner(checkpoint), folder.config
+            foreign[key] = f"{checkpoint}, which {owner}, names it, but {config_file} does not"
+        elif (reason := foreign_folder or foreign_in_run.get(key) or foreign_in_run.get("run.code")) is not None:
+            foreign[key] = reason
+    run = config.run.model_copy(update={"code": run_config.run.code, "code_packages": read_code_packages()})
+    loading = {key: getattr(run_config.data, key) for key in LOADING_KEYS}
+    model, data = config.model, config.data.model_copy(update={"download": False, **loading})
+    if "model.name" in run_names.keys() - foreign.keys():
+        model = model.model_copy(update={"options": run_config.model.options})
+    if "data.dataset" in run_names.keys() - foreign.keys():
+        data = data.model_copy(update={"path": run_config.data.path})
+    return config.model_copy(update={"run": run, "model": model, "data": data}), foreign
+
+
+def _run_config(folder: RunFolder) -> tuple[Config, dict[str, str]]:
+    """Return the config of a run, without what is invalid, and why some of its code is not the user's."""
+    try:
+        resolved = resolve_config(str(folder.config), trust_code=True)
+    except ConfigError as error:
+        return error.valid_part, {}
+    except UsageError:
+        return Config(), {}
+    return resolved.config, dict(resolved.foreign_code)
+
+
+def _owner(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError as error:
+        return f"cannot be examined: {error.strerror}"
+    return foreign_reason(status) or f"belongs to {describe_user(status.st_uid)}"
+
+
 def build_trained_model(checkpoint: TrainedCheckpoint, device: str = "auto") -> TrainedModel:
     """Build the model of a checkpoint on `device`, with its weights. Raises UsageError if they do not match."""
     target, name = resolve_device(device), checkpoint.config.model.name
@@ -173,7 +230,11 @@ def build_trained_model(checkpoint: TrainedCheckpoint, device: str = "auto") -> 
     try:
         if not is_user_code(name):
             # First without memory: the config of somebody else's checkpoint can name a model of any size.
-            build_on_meta(lambda: build_architecture(checkpoint)).load_state_dict(checkpoint.weights, assign=True)
+            # A constructor that reads values of tensors fails there.
+            with suppress(NotImplementedError):
+                with torch.device("meta"):
+                    shapes = build_architecture(checkpoint)
+                shapes.load_state_dict(checkpoint.weights, assign=True)
         model = build_architecture(checkpoint)
         model.load_state_dict(checkpoint.weights)
     except RuntimeError as error:

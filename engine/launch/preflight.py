@@ -42,7 +42,7 @@ from engine.gpus.device_preview import preview_devices
 from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch.request import RunRequest, check_dependencies, limit_problems
 from engine.launch.supervise import requeue_warnings
-from engine.models.catalog import check_model_name
+from engine.models.catalog import resolve_model_source
 from engine.models.pretrained_input import (
     INPUT_KEYS,
     describe_pretrained_input,
@@ -260,7 +260,7 @@ def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInf
     with collect_problems(problems):
         check_open_files(max_open_files())
     with collect_problems(problems):
-        check_model_name(config.model)
+        resolve_model_source(config.model)
     with collect_problems(problems):
         # First, because the second imports the code.
         request.code_trust.check(config)

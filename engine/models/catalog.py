@@ -18,8 +18,9 @@ from engine.utils.files import cache_folder
 from engine.utils.helper_process import HelperError
 from engine.utils.libraries import Listing, cached_listing, installed_version
 
+ModelSource = Literal["user", "builtin", "torchvision", "timm"]
 # In the search order of model.source=auto.
-MODEL_SOURCES = ("builtin", "torchvision", "timm")
+MODEL_SOURCES: tuple[ModelSource, ...] = ("builtin", "torchvision", "timm")
 _HELPER_MODULE = "engine.models.catalog_process"
 
 
@@ -48,13 +49,15 @@ class CatalogRequest(Record, frozen=True, kw_only=True):
     source: str
 
 
-def check_model_name(model: ModelConfig) -> None:
-    """Raise UsageError if no model has this name. User code (`module:name`) is not checked."""
-    if is_user_code(model.name):
-        return
-    sources = MODEL_SOURCES if model.source == "auto" else (model.source,)
+def resolve_model_source(model: ModelConfig) -> ModelSource:
+    """Return the source of a model. With `auto` it is the first of `MODEL_SOURCES` that has the name.
+
+    The name of user code (`module:name`) is not checked. Raises UsageError if no model has this name.
+    """
+    if is_user_code(model.name) and model.source == "auto":
+        return "user"
     candidates, unavailable = list[str](), ""
-    for source in sources:
+    for source in MODEL_SOURCES if model.source == "auto" else (model.source,):
         try:
             names = model_names(source)
         except UsageError as error:
@@ -63,7 +66,7 @@ def check_model_name(model: ModelConfig) -> None:
             unavailable = f" ({error.problems[0].message})"
             continue
         if model.name in names:
-            return
+            return source
         candidates += names
     prefix = "no model" if model.source == "auto" else f"no model of {model.source}"
     hint = did_you_mean(model.name, candidates)

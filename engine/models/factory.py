@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +16,9 @@ from engine.config.user_code import describe_value, is_user_code, load_user_code
 from engine.config.user_errors import describe_exception
 from engine.data.sources.base import ImageFormat
 from engine.models.builtin import BUILTIN_BUILDERS
-from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
-from engine.utils.libraries import import_library
+from engine.models.catalog import resolve_model_source
+from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.text import pluralize
-
-ModelSource = Literal["user", "builtin", "torchvision", "timm"]
 
 # Options of torchvision's MobileNetV3 that are missing from the signature of its class.
 _MOBILENET_V3_OPTIONS = ("width_mult", "reduced_tail", "dilated")
@@ -51,38 +48,6 @@ def build_model(config: Config, channels: int, num_classes: int, image_size: int
     if model.init == "normal":
         init_normal(built, model.init_std)
     return built
-
-
-def resolve_model_source(model: ModelConfig) -> ModelSource:
-    """Return the source of the model. With `auto` it is the first of built-in, torchvision and timm that has the name.
-    Raises UsageError."""
-    name, source = model.name, model.source
-    if source == "auto" and is_user_code(name):
-        return "user"
-    candidates: list[str] = []
-    if source in ("auto", "builtin"):
-        if name in BUILTIN_BUILDERS:
-            return "builtin"
-        candidates += BUILTIN_BUILDERS
-    if source in ("auto", "torchvision"):
-        from torchvision import models
-
-        names = models.list_models(module=models)
-        if name in names:
-            return "torchvision"
-        candidates += names
-    if source in ("auto", "timm"):
-        if find_spec("timm") is None and source == "auto":
-            hint = f"{did_you_mean(name, candidates)} ({not_installed('timm')})"
-            raise UsageError.one("model.name", f"there is no model {name!r}{hint}", code="unknown-value")
-        timm = import_library("timm", "model.source")
-        if timm.is_model(name):
-            return "timm"
-        candidates += timm.list_models()
-    prefix = "" if source == "auto" else f" {source}"
-    raise UsageError.one(
-        "model.name", f"there is no{prefix} model {name!r}{did_you_mean(name, candidates)}", code="unknown-value"
-    )
 
 
 def build_user_model(config: Config, channels: int, num_classes: int, image_size: int) -> nn.Module:

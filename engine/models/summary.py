@@ -24,7 +24,6 @@ from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import expected_input_format, open_source, read_class_names
 from engine.models.factory import build_model, check_model, weight_bytes
 from engine.models.freeze import freeze
-from engine.models.meta_device import build_on_meta
 from engine.models.pretrained_input import (
     describe_pretrained_input,
     fill_input_keys,
@@ -114,7 +113,8 @@ def build_untrained_model(config: Config, channels: int, num_classes: int, image
 
 def build_meta_model(config: Config, channels: int, num_classes: int, image_size: int) -> nn.Module:
     """Build the same model on the meta device."""
-    return build_on_meta(lambda: build_untrained_model(config, channels, num_classes, image_size))
+    with torch.device("meta"):
+        return build_untrained_model(config, channels, num_classes, image_size)
 
 
 def input_spec(config: Config) -> tuple[ImageFormat, int]:

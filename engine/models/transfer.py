@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
-from engine.models.factory import first_convolution, resolve_model_source, timm_img_size_kwargs
+from engine.models.catalog import resolve_model_source
+from engine.models.factory import first_convolution, timm_img_size_kwargs
 from engine.models.freeze import classifier_paths
-from engine.models.mapped_file import load_mapped
 from engine.models.weights_file import weights_file_problem
 from engine.runs.checkpoint_files import (
     DamagedCheckpointError,
@@ -159,6 +159,19 @@ def _format_shape(value: Tensor) -> str:
     return "x".join(map(str, value.shape)) or "one number"
 
 
+def load_mapped(path: Path) -> Any:
+    """Return the content of a file with its tensors mapped into memory, or read where they cannot be mapped.
+
+    No code in the file runs. Raises exceptions of any type if the content is damaged or not allowed.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError:
+        # torch before 1.6 wrote no ZIP archives, and mmap(2) fails with ENODEV on some FUSE file systems. What is
+        # damaged fails again.
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
 def read_weights_file(path: Path) -> tuple[StateDict, list[str] | None]:
     """Read weights without running code: safetensors, or a state dict, a gputrain checkpoint or another program's
     checkpoint saved by `torch.save`. Also returns the class names if gputrain wrote the file. Raises UsageError."""
@@ -263,11 +276,10 @@ def _torchvision_weights(name: str, image_size: int) -> StateDict:
             code="not-found",
         )
     default: Any = offered["DEFAULT"]
-    with _download_errors(name, default.url, _copy_to_hub(default.url)), download_lock(default.url):
+    with _download_errors(name, default.url, _copy_to_hub(default.url)), download_lock(default.url), _weights_only():
         _check_cached_weights(default.url)
-        with _weights_only():
-            # Built by torchvision itself, because it renames the entries of some files.
-            model = models.get_model(name, weights=default, progress=False)
+        # Built by torchvision itself, because it renames the entries of some files.
+        model = models.get_model(name, weights=default, progress=False)
     state = model.state_dict()
     if name.startswith("vit_"):
         state = interpolate_embeddings(image_size, model.patch_size, state)

@@ -26,7 +26,7 @@ from engine.gpus.selection import NotFreeError
 from engine.launch.command_checks import find_command_problems
 from engine.launch.preflight import find_problems
 from engine.launch.request import RunRequest
-from engine.models.catalog import check_model_name
+from engine.models.catalog import resolve_model_source
 from engine.models.weights_file import weights_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems
 from engine.sweeps.settings import DeviceKey, SweepSettings
@@ -118,7 +118,7 @@ def _check_values(
 def _check_names(config: Config, key: str) -> None:
     """Check what the schema leaves to the installed libraries. Raises UsageError."""
     if key.startswith("model."):
-        check_model_name(config.model)
+        resolve_model_source(config.model)
         raise_if_any(weights_problems(config))
     elif key == "optim.name":
         raise_if_any(timm_optimizer_problems(config.optim))

@@ -9,14 +9,10 @@ from __future__ import annotations
 import gc
 import math
 import os
-import re
-import resource
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -43,12 +39,10 @@ from engine.runs.control import RequestCounters
 from engine.runs.events import WarningEvent
 from engine.training.job import Job
 from engine.training.loop import train_step
-from engine.training.memory import release_free_memory
 from engine.training.trainer import Trainer, build_trainer
 from engine.utils.answers import Answer
 from engine.utils.codec import Count, Record
 from engine.utils.errors import UsageError
-from engine.utils.host import free_memory
 from engine.utils.process import SignalHandler
 from engine.utils.text import pluralize
 
@@ -96,7 +90,7 @@ def with_largest_batch_size(job: Job, rank_info: RankInfo, store: Store, channel
         if size == trials.limit:
             reason = "the whole training set in one step; a smaller batch size makes more steps and may learn faster"
         elif not job.plan.on_gpu:
-            reason += f", with at most {MAX_CPU_BATCH_SIZE} images and {MAX_CPU_STEP_SECONDS:g} s per step"
+            reason = f"at most {MAX_CPU_BATCH_SIZE} images and {MAX_CPU_STEP_SECONDS:g} s per step"
         unit = "GPU" if job.config.device.parallel == "dp" else "rank"
         message = f"data.batch_size auto: {pluralize(size, 'image')} per {unit}, {reason}"
         channel.send(WarningEvent(message=message, code="batch-size"))
@@ -117,8 +111,8 @@ def largest_fitting(fits: Callable[[int], bool], limit: int) -> int:
 class BatchSizeTrials:
     """Trains a rank alone with one batch size after the other.
 
-    On a GPU the allocator reports that memory is full: it may use a share of what is free. Host memory has no such
-    limit: the system would start to swap, so the memory of a larger batch is extrapolated before it is tried.
+    On a GPU the allocator reports that memory is full: it may use a share of what is free. On the CPU the time of a
+    step ends the search long before host memory is full.
     """
 
     def __init__(self, job: Job, rank_info: RankInfo, source: ImageSource) -> None:
@@ -129,8 +123,6 @@ class BatchSizeTrials:
         self._config, self._source = _without_delays(job.config, min(MIN_TRIAL_BATCH_SIZE, self.limit)), source
         self._trainer: Trainer | None = None
         self._environ = dict(os.environ)
-        self._start_bytes, self._bytes_per_image = _peak_rss_bytes(), 0.0
-        self._budget_bytes = MAX_MEMORY_SHARE * free_memory()[0] / job.plan.local_world_size
         if job.plan.on_gpu:
             self._limit_gpu_memory(job.config, source)
 
@@ -149,8 +141,6 @@ class BatchSizeTrials:
 
     def fits(self, size: int) -> bool:
         """Whether training steps with this batch size fit into memory, and on the CPU do not take too long."""
-        if self._bytes_per_image * size > self._budget_bytes:
-            return False
         try:
             seconds = self._step_seconds(size)
         except (RuntimeError, MemoryError, ValueError) as error:
@@ -164,11 +154,7 @@ class BatchSizeTrials:
             # continue after an interrupted backward pass, so everything is built again.
             self._release()
             return False
-        if self._plan.on_gpu:
-            return True
-        self._bytes_per_image = (_peak_rss_bytes() - self._start_bytes) / size
-        is_fast = seconds <= MAX_CPU_STEP_SECONDS or size <= MIN_TRIAL_BATCH_SIZE
-        return is_fast and self._bytes_per_image * size <= self._budget_bytes
+        return self._plan.on_gpu or seconds <= MAX_CPU_STEP_SECONDS or size <= MIN_TRIAL_BATCH_SIZE
 
     def _step_seconds(self, size: int) -> float:
         """Return the time of the fastest step in seconds. Raises torch's errors."""
@@ -201,8 +187,6 @@ class BatchSizeTrials:
             dist.destroy_process_group()
         if self._plan.on_gpu:
             torch.cuda.empty_cache()
-        else:
-            _reset_peak_rss()
 
     def end(self) -> None:
         """Leave this process as it was before the trials."""
@@ -244,20 +228,6 @@ def build_trial(
     rank_info = RankInfo(0, 1, local_rank, plan.local_world_size)
     job, store = Job(config, plan, None, False, source), dist.HashStore()
     return build_trainer(job, rank_info, store, channel, sampler, pipeline)
-
-
-def _reset_peak_rss() -> None:
-    """Return freed memory to the system and reset the peak of `_peak_rss_bytes` (proc_pid_clear_refs(5)).
-
-    Where that is not possible, the peak includes earlier trials, and the batch size becomes smaller than needed."""
-    release_free_memory()
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak_rss_bytes() -> int:
-    match = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
-    return int(match[1]) << 10 if match else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def _without_delays(config: Config, batch_size: int) -> Config:

@@ -41,7 +41,7 @@ import torch
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from engine.config.data_sections import Fit, Interpolation
-from engine.models.mapped_file import load_mapped
+from engine.models.transfer import load_mapped
 from engine.runs.checkpoint_files import (
     CHECKPOINT_FORMAT,
     CHECKPOINT_KEYS,

@@ -105,9 +105,9 @@ def show(
     resolved = resolve_arguments(name_model(arguments or []), flags, trust_code=trust_code)
     print_no_effect(resolved)
     config = resolved.config
-    from engine.models.catalog import check_model_name
+    from engine.models.catalog import resolve_model_source
 
-    check_model_name(config.model)
+    resolve_model_source(config.model)
     code_trust(resolved, granted=trust_code).check(config, ("model.name", "data.dataset"))
     # Imports torch, so only after the checks that need none.
     from engine.models.summary import summarize_model, without_dataset

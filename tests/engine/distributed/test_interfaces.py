@@ -8,8 +8,8 @@ import socket
 import pytest
 import torch.distributed as dist
 
-from engine.distributed import interfaces
-from engine.distributed.interfaces import choose_interfaces
+from engine.distributed import process_group
+from engine.distributed.process_group import choose_interfaces
 from engine.distributed.rank_env import RankInfo
 from support.messages import raises_problem
 
@@ -28,7 +28,7 @@ def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def store_with(network: str | None, *, reachable: bool = True) -> dist.HashStore:
     """Return a store in which rank 1 has published its network; None is the network of this process."""
     store = dist.HashStore()
-    network = interfaces._network_id() if network is None else network
+    network = process_group._network_id() if network is None else network
     store.set("network/1", json.dumps({"network": network, "host": "gpu07", "reachable": reachable}))
     return store
 

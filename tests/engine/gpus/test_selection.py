@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from engine.distributed.topology import check_devices_unique
+from engine.distributed.process_group import check_devices_unique
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select, why_not_free
 from engine.gpus.visible_devices import device_order_warnings, visible_devices

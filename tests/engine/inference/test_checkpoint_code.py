@@ -10,9 +10,8 @@ from engine.config.code_trust import CodeTrust
 from engine.config.loader import validate_config
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
-from engine.inference.checkpoint_code import limit_to_run
 from engine.inference.evaluate import evaluate_checkpoint
-from engine.inference.trained_model import build_architecture, read_trained_checkpoint
+from engine.inference.trained_model import build_architecture, limit_to_run, read_trained_checkpoint
 from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem, UsageError
 from support.messages import has_problem, raises_problem

@@ -25,15 +25,8 @@ def test_code_span_shows_text_as_it_is(text: str, expected: str) -> None:
     assert code(text) == expected
 
 
-def test_model_card_names_data_recipe_and_figures(tmp_path: Path) -> None:
-    run = saved_run(tmp_path / "flowers", optim={"lr": 0.25})
+def test_model_card_names_run_packages_and_agreement(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "flowers")
     assert call("export", run.path, "--check-images", "4").exit_code == 0
     card = (run.export / "README.md").read_text()
-    for part in (
-        "# `flowers`",
-        "`class-0`, `class-1`",
-        "| `optim.lr` | `0.25` |",
-        "## Agreement",
-    ):
-        assert part in card
-    assert "on 4 validation images" in card
+    assert all(part in card for part in ("# `flowers`", "pip install torch", "on 4 validation images"))

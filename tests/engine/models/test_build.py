@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from importlib.metadata import version
 from typing import Any, Literal
 
 import pytest
@@ -114,9 +114,9 @@ def test_timm_model_fits_classes_channels_and_size(name: str, size: int) -> None
 
 
 def test_build_model_reports_missing_timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.models.factory.find_spec", lambda name: None)
-    monkeypatch.setattr("engine.utils.libraries.find_spec", lambda name: None)
-    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.setattr(
+        "engine.models.catalog.installed_version", lambda name: None if name == "timm" else version(name)
+    )
     assert has_problem(refusal("test_vit", source="timm"), "not-installed", "model.source", "pip install timm")
     assert has_problem(refusal("test_vit"), "unknown-value", "model.name", "'test_vit'")
 

@@ -18,12 +18,12 @@ from engine.config.schema import Config
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.models import catalog
 from engine.models.catalog import (
-    check_model_name,
     filter_models,
     library_models,
+    resolve_model_source,
 )
+from engine.models.catalog_process import list_timm_inputs
 from engine.models.factory import build_model
-from engine.models.input_listing import list_timm_inputs
 from engine.models.pretrained_input import InputListing, find_pretrained_input
 from engine.utils.codec import write_record
 from engine.utils.errors import UsageError, not_installed
@@ -167,10 +167,10 @@ def test_library_models_rewrite_damaged_cache(tmp_path: Path, monkeypatch: pytes
     ],
     ids=str,
 )
-def test_check_model_name_starts_no_process_for_builtin_and_user_models(
+def test_resolve_model_source_starts_no_process_for_builtin_and_user_models(
     model: dict[str, str], forbid_processes: None
 ) -> None:
-    check_model_name(ModelConfig(**model))  # type: ignore[arg-type]
+    resolve_model_source(ModelConfig(**model))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_check_model_name_starts_no_process_for_builtin_and_user_models(
         ("resnet50.a1_in1k", "timm"),
     ],
 )
-def test_check_model_name_accepts_model_of_its_source(name: str, source: Any) -> None:
-    check_model_name(ModelConfig(name=name, source=source))
+def test_resolve_model_source_accepts_model_of_its_source(name: str, source: Any) -> None:
+    resolve_model_source(ModelConfig(name=name, source=source))
 
 
 @pytest.mark.parametrize(
@@ -195,25 +195,25 @@ def test_check_model_name_accepts_model_of_its_source(name: str, source: Any) ->
         ("resnet50.a1_in2k", "timm", [" timm ", "resnet50.a1_in1k?"]),
     ],
 )
-def test_check_model_name_suggests_nearest_model(name: str, source: Any, values: list[str]) -> None:
+def test_resolve_model_source_suggests_nearest_model(name: str, source: Any, values: list[str]) -> None:
     with raises_problem("unknown-value", "model.name", f"'{name}'", *values):
-        check_model_name(ModelConfig(name=name, source=source))
+        resolve_model_source(ModelConfig(name=name, source=source))
 
 
-def test_check_model_name_without_timm_names_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_model_source_without_timm_names_package(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = catalog.installed_version
     monkeypatch.setattr(catalog, "installed_version", lambda name: None if name == "timm" else installed(name))
     with raises_problem("not-installed", "model.source", "pip install timm"):
-        check_model_name(ModelConfig(name="resnet50d", source="timm"))
+        resolve_model_source(ModelConfig(name="resnet50d", source="timm"))
     with raises_problem("unknown-value", "model.name", "'resnet50d'", f"({not_installed('timm')})"):
-        check_model_name(ModelConfig(name="resnet50d"))
+        resolve_model_source(ModelConfig(name="resnet50d"))
 
 
-def test_check_model_name_reports_broken_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_model_source_reports_broken_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     run_in_place_of_the_catalog(tmp_path, monkeypatch, "raise ImportError('no libjpeg')")
     with raises_problem("library-failed", "model.source", "torchvision", "ImportError: no libjpeg"):
-        check_model_name(ModelConfig(name="resnet50"))
+        resolve_model_source(ModelConfig(name="resnet50"))
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_broken_timm_is_reported_in_one_sentence(
     problems = caught.value.problems
     # Its models may have been listed before it broke.
     with pytest.raises(UsageError) as caught:
-        build_model(Config(model=ModelConfig(name="resnet10t")), 3, 10, 32)
+        build_model(Config(model=ModelConfig(name="resnet10t", source="timm")), 3, 10, 32)
     for [problem] in (problems, caught.value.problems):
         assert has_problem([problem], "library-failed", "model.source", *values) and "\n" not in str(problem)
     assert capfd.readouterr().out == ""

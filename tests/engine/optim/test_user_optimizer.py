@@ -41,18 +41,6 @@ class Sign(Optimizer):
                 p.add_(mean.sign(), alpha=-group["lr"] * self.decay ** group["count"])
 
 
-class Forgetful(Sign):
-    def __init__(self, params, lr):
-        super().__init__(params, lr)
-        self.number = 0
-
-    def step(self, closure=None):
-        self.number += 1
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.data.add_(p.grad, alpha=-group["lr"] / self.number)
-
-
 class Unrestorable(Sign):
     def load_state_dict(self, state):
         raise ValueError("not implemented")
@@ -93,11 +81,6 @@ def slow_first(groups, lr):
 
 def loses(groups, lr):
     return SGD(groups[0]["params"][1:], lr=lr)
-
-
-class Bare(Optimizer):
-    def __init__(self, groups, lr):
-        self.groups = groups
 
 
 def sam(groups, lr, rho):
@@ -187,7 +170,6 @@ def test_required_argument_of_user_optimizer_names_its_key(run: RunConfig, name:
 @pytest.mark.parametrize(
     ("settings", "problem", "values"),
     [
-        (config("Bare"), "invalid-value", ["own_optimizers:Bare ", "super().__init__"]),
         (config("loses"), "invalid-value", ["own_optimizers:loses ", " 1 of 8 ", " 0.weight"]),
         (config("number"), "invalid-value", ["own_optimizers:number ", "torch.optim.Optimizer", " int"]),
         (config("failing"), "user-code-failed", ["own_optimizers:failing ", "ValueError: no groups please ({}, line "]),
@@ -207,12 +189,6 @@ def test_user_optimizer_that_does_not_work_is_refused(
     shown = [value.format(Path(str(run.code)) / "own_optimizers.py") for value in values]
     with raises_problem(problem, location, *shown):
         build_optimizer(settings, small(), run=run)
-
-
-def test_user_optimizer_whose_state_is_not_saved_is_noted(run: RunConfig) -> None:
-    notes: list[Problem] = []
-    build_optimizer(config("Forgetful"), small(), run=run, notes=notes)
-    assert len(notes) == 1 and has_problem(notes, "resume-differs", "optim.name", "own_optimizers:Forgetful")
 
 
 def test_resumed_run_with_user_optimizer_equals_uninterrupted_run(run: RunConfig, tmp_path: Path) -> None:

@@ -67,12 +67,6 @@ def test_compare_reports_moved_data(trained: Path, checkpoint: dict[str, Any], p
     assert has_problem([warning], "resume-differs", "", "data.path ", f"{trained}/photos", str(photos))
 
 
-def test_compare_reports_images_that_nvjpeg_decoded(trained: Path, checkpoint: dict[str, Any]) -> None:
-    checkpoint["decoder"] = "gpu"
-    [warning] = compare_with_checkpoint(checkpoint, *reopened(trained / "photos"))
-    assert has_problem([warning], "resume-differs", "", "nvJPEG", "on the CPU")
-
-
 def test_compare_refuses_changed_seed_without_mentioning_the_split(checkpoint: dict[str, Any], photos: Path) -> None:
     [problem] = refusal(checkpoint, photos, "run.seed=5")
     assert problem.location == "run.seed"
