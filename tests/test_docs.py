@@ -34,7 +34,6 @@ PAGES = [
     *SUBJECT_PAGES,
     "tests/README.md",
     "tests/bench/README.md",
-    "tests/gpu_hour/README.md",
 ]
 
 # What lines begin with that stand for a command, and the options of `gputrain` itself.

@@ -153,22 +153,12 @@ def run_benchmark(arguments: argparse.Namespace, root: Path) -> None:
         results.append((run_rounds(names, task, arguments), task.cores))
     for measured, cores in results:
         print_table(measured, cores)
-    print(f"\n{pixel_differences(tasks[0])}")
-
-
-def pixel_differences(task: Task) -> str:
-    """Run the comparison of the pixels in a process of its own, which may import torch."""
-    done = subprocess.run([sys.executable, str(LOADERS / "pixels.py"), task.to_json()], capture_output=True, text=True)
-    return done.stdout.strip() or done.stderr.strip()
 
 
 def main() -> None:
     arguments = parse_arguments()
-    if arguments.photos is not None:
-        run_benchmark(arguments, arguments.photos)
-        return
     with tempfile.TemporaryDirectory() as name:
-        run_benchmark(arguments, Path(name))
+        run_benchmark(arguments, arguments.photos or Path(name))
 
 
 if __name__ == "__main__":

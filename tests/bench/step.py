@@ -6,7 +6,8 @@ One rank trains on premade batches, on one CPU thread or on the first GPU. gputr
 alternate; prints medians, and quartiles of the ratio of adjacent steps. Then prints the CPU time of telemetry within a
 step, including the control messages between two ranks, and compares evaluation with a bare one.
 
-The bare loop is SGD on a copy of the model in the same memory format; `model.channels_last=off` applies to both.
+The bare loop is SGD on a copy of the model in the same memory format. `model.channels_last=off` and
+`precision.amp=bf16` apply to both.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ LR = 0.01
 AGREEMENT_CALLS = 300
 
 
-def bare_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> None:
+def bare_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor, bf16: bool) -> None:
     optimizer.zero_grad(set_to_none=True)
-    F.cross_entropy(model(images), labels).backward()
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=bf16):
+        loss = F.cross_entropy(model(images), labels)
+    loss.backward()
     optimizer.step()
 
 
@@ -147,7 +150,7 @@ def main() -> None:
     with single_rank_trainer(
         *(f"{key}={value}" for key, value in recipe.items()), on_gpu=torch.cuda.is_available()
     ) as trainer:
-        bare = deepcopy(trainer.model.network).train()
+        bare, bf16 = deepcopy(trainer.model.network).train(), recipe.get("precision.amp") == "bf16"
         optimizer = torch.optim.SGD(bare.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4, fused=True)
         shape = (options.batch, trainer.data.image_format.channels, options.size, options.size)
         premade = [
@@ -167,11 +170,11 @@ def main() -> None:
             train_step(trainer)
 
         for _ in range(20):
-            bare_step(bare, optimizer, *next(batches))
+            bare_step(bare, optimizer, *next(batches), bf16)
             trainer_step()
         rows = []
         for number in range(options.steps):
-            pair = [lambda: bare_step(bare, optimizer, *next(batches)), trainer_step]
+            pair = [lambda: bare_step(bare, optimizer, *next(batches), bf16), trainer_step]
             # Alternate which of the two runs first.
             timings = [timed(step, trainer.device) for step in (pair if number % 2 else pair[::-1])]
             rows.append(timings if number % 2 else timings[::-1])

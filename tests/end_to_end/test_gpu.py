@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,26 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS == 0, reason="needs an NV
 needs_two_gpus = pytest.mark.skipif(GPUS < 2, reason="needs two NVIDIA GPUs")
 # Float32 without TF32, because the CPU has none.
 EXACT = ("digits", "run.log_every=5", "precision.tf32=off")
-# A user model on the working folder's path: dropout, and an index that is out of range from the given step on.
+# A user model on the working folder's path: dropout, and from a given step on a fault on the GPU.
 USER_MODEL = """
 import torch
 from torch import nn
 
 class Model(nn.Module):
-    def __init__(self, size, channels, classes, bad_step=0):
+    def __init__(self, size, channels, classes, fault=None):
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, 64), nn.ReLU(), nn.Dropout(0.3))
         self.head, self.table = nn.Linear(64, classes), nn.Embedding(4, 64)
-        self.bad_step, self.step = bad_step, 0
+        self.fault, self.step, self.kept = fault, 0, []
 
     def forward(self, images):
         self.step += self.training
-        index = torch.full((len(images),), 9 if 0 < self.bad_step <= self.step else 0, device=images.device)
+        fault = self.fault if self.step >= 30 else None
+        if fault == "hang":
+            torch.cuda._sleep(10**12)  # eight minutes at 2 GHz
+        while fault == "memory":
+            self.kept.append(torch.empty(2**28, dtype=torch.uint8, device=images.device))
+        index = torch.full((len(images),), 9 if fault == "assert" else 0, device=images.device)
         return self.head(self.layers(images) + self.table(index))
 """
 
@@ -89,11 +95,15 @@ def test_hung_rank_is_named_under_nccl(on_gpus: Gputrain) -> None:
 
 
 @pytest.mark.card
-def test_device_side_assert_is_named_as_cause(on_gpus: Gputrain) -> None:
-    arguments = ("model.name=user_model:Model", "model.options={bad_step: 30}", "--gpus", f"free:{min(GPUS, 2)}")
-    done = on_gpus("run", "--headless", *EXACT, *arguments, "--name", "assert")
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [("assert", "device-side assert"), ("hang", " 15 s (run.watchdog)"), ("memory", "out of memory")],
+)
+def test_fault_on_the_gpu_is_named_as_cause(fault: str, cause: str, on_gpus: Gputrain) -> None:
+    arguments = ("model.name=user_model:Model", f"model.options={{fault: {fault}}}", "run.watchdog=15")
+    done = on_gpus("run", "--headless", *EXACT, *arguments, "--gpus", f"free:{min(GPUS, 2)}", "--name", "a")
     assert done.returncode == 1
-    assert "device-side assert" in done.stderr.splitlines()[-1]
+    assert cause in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.card
@@ -113,17 +123,29 @@ def test_compiled_ddp_with_ema_learns(mode: str, on_gpus: Gputrain) -> None:
 
 
 @pytest.mark.parametrize("gpus", [count for count in (1, 2) if count <= max(GPUS, 1)])
-def test_resume_with_dropout_continues_same_training(gpus: int, on_gpus: Gputrain) -> None:
+@pytest.mark.parametrize(("fault", "code"), [("stop the run", 3), ("kill the run", -signal.SIGKILL)])
+def test_resume_with_dropout_continues_same_training(fault: str, code: int, gpus: int, on_gpus: Gputrain) -> None:
     options = (*EXACT, "run.epochs=2", "model.name=user_model:Model", "device.deterministic=true")
-    options = (*options, "--gpus", f"free:{gpus}")
+    options = (*options, "checkpoint.every_steps=5", "--gpus", f"free:{gpus}")
     whole = train(on_gpus, "whole", *options)
-    on_gpus.inject_fault("stop the run", 0, 12, once=True)
+    on_gpus.inject_fault(fault, 0, 12, once=True)
     stopped = on_gpus("run", "--headless", *options, "--name", "stopped")
-    assert stopped.returncode == 3, stopped.stderr
+    assert stopped.returncode == code, stopped.stderr
     assert on_gpus("resume", "stopped", "--headless").returncode == 0
     assert without_memory(effective_events(on_gpus.runs / "stopped")) == without_memory(effective_events(whole))
     weights, resumed_weights = last_checkpoint_weights(whole), last_checkpoint_weights(on_gpus.runs / "stopped")
     assert all(torch.equal(weights[key].cpu(), resumed_weights[key].cpu()) for key in weights)
+
+
+@pytest.mark.parametrize("amp", ["off", "fp16", "bf16"])
+def test_run_trains_on_a_gpu_of_nvml_and_is_evaluated_there(amp: str, on_gpus: Gputrain) -> None:
+    run = train(on_gpus, "one", "digits", "--gpus", "free:1", "--amp", amp)
+    started, accuracy = run_started(run), summary(run)["best_val_accuracy"]
+    assert (started["backend"], started["ranks"][0]["device"]) == ("gloo", started["devices"][0])
+    listed = json.loads(on_gpus("gpus", "--json").stdout)["gpus"]
+    assert len(listed) == GPUS and started["devices"][0] in {gpu["uuid"] for gpu in listed}
+    evaluated = json.loads(on_gpus("evaluate", "one", "--gpus", "free:1", "--json").stdout)["top1"]
+    assert accuracy > 0.97 and evaluated == pytest.approx(accuracy, abs=0.005)
 
 
 def test_deterministic_training_is_bit_identical_twice(on_gpus: Gputrain) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -83,11 +82,6 @@ def test_validation_counts_each_image_once_on_any_number_of_ranks(prime_size_run
     assert summary["metrics"]["outputs"] == pytest.approx(outputs, rel=1e-5)
 
 
-def test_runs_filters_by_metric_of_the_user(shared_gputrain: SharedGputrain, prime_size_run: Path) -> None:
-    assert f'"{prime_size_run.name}"' in shared_gputrain("runs", "--json", "metrics.labels>1").stdout
-    assert prime_size_run.name not in shared_gputrain("runs", "metrics.labels<1").stdout
-
-
 def test_uneven_last_batch_weighs_each_image_equally(prime_size_run: Path, single_rank_losses: list[float]) -> None:
     assert len(single_rank_losses) == 2 * 3
     assert losses_of(prime_size_run) == pytest.approx(single_rank_losses, rel=1e-4)
@@ -118,58 +112,3 @@ def test_resume_accepts_fewer_ranks_and_changed_settings(gputrain: Gputrain) -> 
     assert (resumed_config.run.epochs, resumed_config.device.ranks, resumed_config.optim.momentum) == (2, 1, 0.5)
     state = torch.load(gputrain.runs / "fewer" / "checkpoints" / "last.pt", weights_only=True)
     assert state["optimizer"]["param_groups"][0]["momentum"] == 0.5
-
-
-def test_dry_run_prints_plan_and_leaves_no_folder(gputrain: Gputrain) -> None:
-    unused = ("schedule.power=2", "device.empty_cache=true", "run.requeue=true", "--name", "a")
-    done = gputrain("run", "--headless", "digits", "--dry-run", "--ranks", "1", *unused)
-    assert done.returncode == 0, done.stderr
-    warnings = [line for line in done.stderr.splitlines() if says(line, "no-effect")]
-    assert [line.split()[1] for line in warnings] == [
-        "schedule.power=2.0",
-        "device.empty_cache=true",
-        "run.requeue=true",
-    ]
-    assert "schedule.name=cosine" in warnings[0] and "polynomial" in warnings[0]
-    rows = {line[:18].strip(): line[18:].strip() for line in done.stdout.splitlines()}
-    assert rows["ranks"] == "1"
-    assert rows["devices"] == "cpu"
-    assert rows["global batch size"] == "32"
-    assert rows["steps per epoch"] == "44"
-    assert rows["parameters"] == "21,578"
-    assert not gputrain.runs.exists()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("amp", ["off", "fp16", "bf16"])
-def test_run_trains_on_free_gpu(gputrain: Gputrain, amp: str) -> None:
-    del gputrain.environment["CUDA_VISIBLE_DEVICES"]
-    done = gputrain("run", "--headless", "digits", "--gpus", "free:1", "--name", "gpu", "--amp", amp)
-    assert done.returncode == 0, done.stderr
-    started = read_events(gputrain.runs / "gpu")[0]
-    assert started["backend"] == "gloo"
-    assert started["devices"][0].startswith("GPU-")
-    assert started["ranks"][0]["device"] == started["devices"][0]
-    assert json.loads((gputrain.runs / "gpu" / "summary.json").read_text())["val_accuracy"] > 0.97
-
-
-def test_run_trains_on_image_folder_and_writes_class_indices(gputrain: Gputrain) -> None:
-    from PIL import Image
-
-    for label, color in (("cat", 240), ("dog", 20)):
-        for number in range(12):
-            path = gputrain.folder / "animals" / label / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("L", (20, 16), color - number).save(path)
-    # A file name that is not valid UTF-8 and contains an escape sequence that clears the screen.
-    undecodable_name = os.fsencode(gputrain.folder / "animals" / "dog") + b"/\xff\x1b[2J.txt"
-    Path(os.fsdecode(undecodable_name)).write_text("no picture")
-    folder = ["--dataset", "folder", "--data-path", "animals", "data.image_size=16", "--batch-size", "4"]
-    done = gputrain("run", "--headless", *folder, "--epochs", "3", "--name", "animals", "--ranks", "2")
-    assert done.returncode == 0, done.stderr
-    assert says(done.stderr, "bad-image", "warning: 1 item skipped", "dog/\\udcff\\x1b[2J.txt")
-    assert ", memory pipeline (the decoded images take 18 KiB)" in done.stderr
-    run = gputrain.runs / "animals"
-    assert json.loads((run / "class_indices.json").read_text()) == {"0": "cat", "1": "dog"}
-    assert json.loads((run / "summary.json").read_text())["val_accuracy"] == 1.0

@@ -1,6 +1,6 @@
 """gputrain's stream pipeline, up to the batch that it copies to the device, with the flip that it applies there.
 
-Options: the dataset ("folder", "packed" or "tar"), and after a colon the kind of worker.
+The option is the dataset: "folder", "packed" or "tar".
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ import itertools
 from task import SIZE, Batches, Task
 
 from engine.config.loader import resolve_config
-from engine.config.schema import Config
 from engine.data.augment.augmentation import apply_batch_params
 from engine.data.sampler import DistributedBatchSampler
-from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.data.stream import BatchLoader
 
 
-def open_dataset(task: Task, dataset: str, workers: str = "") -> tuple[Config, ImageSource]:
+def batches(task: Task, option: str) -> Batches:
     paths = {"folder": task.folder, "packed": task.packed, "tar": task.tar}
     keys: dict[str, object] = {
-        "data.dataset": "folder" if dataset == "folder" else "webdataset",
-        "data.path": paths[dataset],
+        "data.dataset": "folder" if option == "folder" else "webdataset",
+        "data.path": paths[option],
         "data.batch_size": task.batch_size,
         "data.image_size": SIZE,
         "data.val_split": 0.01,
@@ -31,20 +29,9 @@ def open_dataset(task: Task, dataset: str, workers: str = "") -> tuple[Config, I
         "augment.resized_crop": True,
         "augment.flip": True,
     }
-    if workers:
-        keys["data.worker_type"] = workers
     config = resolve_config(None, [f"{key}={value}" for key, value in keys.items()]).config
-    return config, open_source(config)
-
-
-def input_format(config: Config, source: ImageSource) -> ImageFormat:
-    return model_input_format(config, source)
-
-
-def batches(task: Task, option: str) -> Batches:
-    dataset, _, workers = option.partition(":")
-    config, source = open_dataset(task, dataset, workers)
-    images = input_format(config, source)
+    source = open_source(config)
+    images = model_input_format(config, source)
     num_train, num_val = source.num_images("train"), source.num_images("val")
     shares = DistributedBatchSampler(num_train, num_val, task.batch_size, 0, 1, True, 0)
     # The workers of a run serve all of its epochs.

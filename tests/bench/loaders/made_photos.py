@@ -7,7 +7,6 @@ brightness, with some shapes that have hard edges.
 from __future__ import annotations
 
 import io
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -91,7 +90,3 @@ def mean_size(task: Task) -> float:
     """Return the mean size of a file in kB."""
     files = task.files()
     return sum(file.stat().st_size for file in files) / len(files) / 1000
-
-
-def remove(task: Task) -> None:
-    shutil.rmtree(task.root)

@@ -21,7 +21,6 @@ CROP_SCALE, CROP_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 # A loader without an endless sampler reads the photos this many times per epoch, so that no measurement has the end
 # of an epoch in it: 3,000 photos are 400 times shorter than ImageNet.
 REPEATS = 100
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Batches = Iterator[Tensor]
 Box = tuple[int, int, int, int]
@@ -49,10 +48,6 @@ class Task:
     def packed(self) -> Path:
         """The output of `gputrain data pack --max-side 500`, which encodes the photos again."""
         return self.root / "packed"
-
-    def beton(self, write_mode: str) -> Path:
-        """An FFCV file, with JPEGs ("jpg") or with half of the images uncompressed ("proportion")."""
-        return self.root / f"photos-{write_mode}.beton"
 
     def files(self) -> list[Path]:
         return sorted(self.folder.rglob("*.jpg"))
