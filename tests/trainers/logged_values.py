@@ -1,20 +1,19 @@
-"""What a training script logged, in a file of its own: `test_trainers.py` compares it with what the readers found.
+"""Run a trainer of this folder: `python logged_values.py MODULE FOLDER FILE`.
 
-The scripts run in the environments of their trainers, so this module needs the standard library only.
+It writes its logs below the folder. What it logged is in the file: `test_trainers.py` compares it with what the readers
+find. The trainers run in environments of their own, so this module needs the standard library only.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Between two values: a training of seconds grows often enough to be followed.
-PAUSE_S = 0.4
 SEED = 0
 
 
@@ -23,38 +22,22 @@ class LoggedValues:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._metrics: dict[str, dict[str, list[tuple[int, float]]]] = {}
-        self._parameters: dict[str, dict[str, Any]] = {}
+        self.metrics: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+        self.parameters: dict[str, dict[str, Any]] = defaultdict(dict)
 
     def add(self, run: str, values: Mapping[str, Any], step: int) -> None:
-        """Remember the values of a step, and wait for a moment."""
-        metrics = self._metrics.setdefault(run, {})
+        """Remember the values of a step. A step that is repeated replaces what it was before."""
         for name, value in values.items():
-            metrics.setdefault(name, []).append((step, float(value)))
-        time.sleep(PAUSE_S)
-
-    def drop_from(self, run: str, step: int) -> None:
-        """Forget the values from a step on, which the script repeats."""
-        for points in self._metrics.get(run, {}).values():
-            points[:] = [point for point in points if point[0] < step]
+            self.metrics[run][name][step] = float(value)
 
     def add_parameters(self, run: str, parameters: Mapping[str, Any]) -> None:
         """Remember parameters that the readers should find."""
-        self._parameters.setdefault(run, {}).update(parameters)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the curves, each a list of steps and values, and the parameters of each run."""
-        return {
-            run: {"metrics": metrics, "parameters": self._parameters.get(run, {})}
-            for run, metrics in self._metrics.items()
-        }
+        self.parameters[run] |= parameters
 
 
-@contextmanager
-def logged_values() -> Iterator[LoggedValues]:
-    """Yield what the script fills. Its arguments are the folder of the logs and the file of the values."""
-    folder, path = (Path(argument).absolute() for argument in sys.argv[1:])
-    folder.mkdir(parents=True, exist_ok=True)
-    logged = LoggedValues(folder)
-    yield logged
-    path.write_text(json.dumps(logged.as_dict()))
+if __name__ == "__main__":
+    module, folder, path = sys.argv[1:]
+    logged = LoggedValues(Path(folder).absolute())
+    logged.folder.mkdir(parents=True)
+    importlib.import_module(module).main(logged)
+    Path(path).write_text(json.dumps([logged.metrics, logged.parameters]))

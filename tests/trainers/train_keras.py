@@ -1,10 +1,11 @@
 """Train with Keras on torch, with its CSV logger and its TensorBoard callback, which needs TensorFlow."""
 
+# Needs: keras tensorflow-cpu tensorboard
 import os
 from typing import Any
 
 import numpy as np
-from logged_values import SEED, LoggedValues, logged_values
+from logged_values import SEED, LoggedValues
 
 os.environ["KERAS_BACKEND"] = "torch"
 import keras
@@ -31,8 +32,3 @@ def main(logged: LoggedValues) -> None:
         keras.callbacks.TensorBoard(str(logged.folder / "events")),
     ]
     model.fit(inputs, targets, validation_split=0.25, epochs=6, verbose=0, callbacks=[*loggers, Recorder()])
-
-
-if __name__ == "__main__":
-    with logged_values() as values:
-        main(values)

@@ -1,11 +1,12 @@
 """Train with Lightning, with its CSV and its TensorBoard logger."""
 
+# Needs: lightning tensorboard
 from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer, seed_everything
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from logged_values import SEED, LoggedValues, logged_values
+from logged_values import SEED, LoggedValues
 from torch.utils.data import DataLoader, TensorDataset
 
 PARAMETERS = {"lr": 0.05, "name": "tiny"}
@@ -52,8 +53,3 @@ def main(logged: LoggedValues) -> None:
     trainer.fit(Model(**PARAMETERS), DataLoader(data, batch_size=4), DataLoader(data, batch_size=8))
     for run in ("csv/version_0", "events/version_0"):
         logged.add_parameters(run, PARAMETERS)
-
-
-if __name__ == "__main__":
-    with logged_values() as values:
-        main(values)

@@ -1,8 +1,9 @@
 """Log two runs with MLflow to its file store, and two to its default store, a SQLite database."""
 
+# Needs: mlflow-skinny sqlalchemy alembic
 import os
 
-from logged_values import LoggedValues, logged_values
+from logged_values import LoggedValues
 
 PARAMETERS = {"lr": 0.05, "model/name": "tiny", "epochs": 6}
 NAMES = ("first", "second")
@@ -32,8 +33,3 @@ def log_runs(mlflow, logged: LoggedValues, experiment: str, found_as: str) -> No
                 mlflow.log_metrics(values, step=step)
                 logged.add(run, values, step)
         logged.add_parameters(run, PARAMETERS)
-
-
-if __name__ == "__main__":
-    with logged_values() as values:
-        main(values)

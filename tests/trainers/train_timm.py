@@ -1,9 +1,10 @@
 """Train a model of timm in the loop of its `train.py`, which is no part of the package, and resume it."""
 
+# Needs: timm
 import timm
 import torch
 import yaml
-from logged_values import SEED, LoggedValues, logged_values
+from logged_values import SEED, LoggedValues
 from timm.optim import create_optimizer_v2
 from timm.utils import AverageMeter, random_seed, update_summary
 from timm.utils.summary import trim_summary
@@ -23,7 +24,6 @@ def main(logged: LoggedValues) -> None:
     # The run resumes at the fourth epoch, which it had finished.
     for start_epoch, end_epoch in ((0, 4), (3, 6)):
         trim_summary(summary, start_epoch)
-        logged.drop_from(output.name, start_epoch)
         for epoch in range(start_epoch, end_epoch):
             losses = AverageMeter()
             loss = torch.nn.functional.cross_entropy(model(images), labels)
@@ -36,8 +36,3 @@ def main(logged: LoggedValues) -> None:
             values = {"train_loss": losses.avg, "eval_loss": evaluation["loss"], "eval_top1": evaluation["top1"]}
             logged.add(output.name, values, epoch)
     logged.add_parameters(output.name, PARAMETERS)
-
-
-if __name__ == "__main__":
-    with logged_values() as values:
-        main(values)

@@ -1,8 +1,9 @@
 """Log two runs with trackio to a local database."""
 
+# Needs: trackio
 import os
 
-from logged_values import LoggedValues, logged_values
+from logged_values import LoggedValues
 
 PARAMETERS = {"lr": 0.05, "model": {"name": "tiny"}}
 
@@ -20,8 +21,3 @@ def main(logged: LoggedValues) -> None:
             logged.add(run, values, step)
         trackio.finish()
         logged.add_parameters(run, {"lr": 0.05, "model.name": "tiny"})
-
-
-if __name__ == "__main__":
-    with logged_values() as values:
-        main(values)

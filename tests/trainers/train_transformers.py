@@ -1,10 +1,11 @@
 """Train a tiny GPT-2 with the Trainer of transformers, which writes TensorBoard events and `trainer_state.json`."""
 
+# Needs: transformers accelerate tensorboard
 import os
 from typing import Any
 
 import torch
-from logged_values import SEED, LoggedValues, logged_values
+from logged_values import SEED, LoggedValues
 from torch.utils.tensorboard import SummaryWriter
 from transformers import (
     GPT2Config,
@@ -61,8 +62,3 @@ def main(logged: LoggedValues) -> None:
     trainer.train()
     trainer.save_state()
     logged.add_parameters(RUN, {"max_steps": 8, "logging_steps": 1, "train_batch_size": 2})
-
-
-if __name__ == "__main__":
-    with logged_values() as values:
-        main(values)

@@ -1,11 +1,12 @@
 """Train a classifier with ultralytics, from a model file and images made here."""
 
+# Needs: ultralytics
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from logged_values import SEED, LoggedValues, logged_values
+from logged_values import SEED, LoggedValues
 
 MODEL = """\
 nc: 2
@@ -65,8 +66,3 @@ def main(logged: LoggedValues) -> None:
             name="tiny",
         )
     logged.add_parameters("tiny", {"epochs": 5, "imgsz": 32, "batch": 4, "seed": SEED, "device": "cpu"})
-
-
-if __name__ == "__main__":
-    with logged_values() as values:
-        main(values)

@@ -1,9 +1,10 @@
 """Log an offline run of W&B: nested configuration and values, steps that are left out, and a value that is late."""
 
+# Needs: wandb
 from pathlib import Path
 
 import wandb
-from logged_values import LoggedValues, logged_values
+from logged_values import LoggedValues
 
 PARAMETERS = {"lr": 0.05, "model": {"name": "tiny", "width": 8}}
 
@@ -23,8 +24,3 @@ def main(logged: LoggedValues) -> None:
     run.config.update({"note": "late"})
     run.finish()
     logged.add_parameters(name, {"lr": 0.05, "model.name": "tiny", "model.width": 8, "note": "late"})
-
-
-if __name__ == "__main__":
-    with logged_values() as values:
-        main(values)
