@@ -18,7 +18,6 @@ SKIPPED_EXIT_CODE = 77
 NIGHTLY_ATTACKS = (
     "checkpoint_code",
     "command",
-    "repository",
     "reservations",
     "run_folder",
     "user_folders",
