@@ -18,10 +18,16 @@ for level in "$@"; do
     result=$out/$level-${file//\//.}
     [ -e "$result.passed" ] && continue
     echo "$level $file"
-    if "$python" -m pytest -q -m "$level" -n "$processes" --junit-xml "$result.xml" "$file" < /dev/null > "$result.log" 2>&1
+    if "$python" -m pytest -q -m "$level" -n "$processes" "$file" < /dev/null > "$result.log" 2>&1
     then touch "$result.passed"
     else echo "  failed, see $result.log"
     fi
   done < "$out/$level.files"
 done
-exec "$python" tests/support/results.py "$out"
+failed=0
+for log in "$out"/*.log; do
+  printf '%-70s %s\n' "$(basename "$log" .log)" "$(tail -n 1 "$log")"
+  [ -e "${log%.log}.passed" ] || failed=1
+done
+grep -hE '^(FAILED|ERROR)' "$out"/*.log || true
+exit $failed
