@@ -28,6 +28,7 @@ from support.gputrain_command import (
 )
 
 pytest_plugins = ["support.cpu_time"]
+SHORT_RUN = ("run", "--headless", "digits", "--ranks", "1", "--epochs", "2")
 
 # No test depends on the load of the machine. `pytest -m hypothesis --hypothesis-profile thorough` tries more examples.
 settings.register_profile("ordinary", max_examples=30, deadline=None)
@@ -159,15 +160,13 @@ def digits_run(shared_gputrain: SharedGputrain) -> FinishedRun:
 
 
 @pytest.fixture(scope="session")
-def repeated_digits_run(shared_gputrain: SharedGputrain) -> FinishedRun:
-    """A repetition of `digits_run`, on a terminal."""
-    script = shutil.which("script") or "/usr/bin/script"
-    command = f"{GPUTRAIN} run --headless digits --name again"
-    return shared_gputrain.train_once("again", script, "-qec", command, "/dev/null")
+def short_run(shared_gputrain: SharedGputrain) -> FinishedRun:
+    """A run with one rank and two epochs, and with the default output."""
+    return shared_gputrain.train_once("short", GPUTRAIN, *SHORT_RUN, "--name", "short")
 
 
 @pytest.fixture(scope="session")
-def short_run(shared_gputrain: SharedGputrain) -> FinishedRun:
-    """A run with one rank and two epochs, and with the default output."""
-    options = ("--ranks", "1", "--epochs", "2")
-    return shared_gputrain.train_once("short", GPUTRAIN, "run", "--headless", "digits", "--name", "short", *options)
+def repeated_short_run(shared_gputrain: SharedGputrain) -> FinishedRun:
+    """A repetition of `short_run`, on a terminal."""
+    script, command = shutil.which("script") or "/usr/bin/script", " ".join([GPUTRAIN, *SHORT_RUN, "--name again"])
+    return shared_gputrain.train_once("again", script, "-qec", command, "/dev/null")

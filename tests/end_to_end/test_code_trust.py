@@ -11,10 +11,8 @@ from engine.config.loader import validate_config
 from engine.config.schema import as_dict
 from engine.config.yaml_io import to_yaml
 from support.gputrain_command import Gputrain
-from support.messages import says
 from support.runs.trained_run import call, saved_run
 
-LOSS = "import torch\n\ndef loss(logits, labels):\n    return torch.nn.functional.cross_entropy(logits, labels)\n"
 SHORT = ("--headless", "--gpus", "cpu", "--epochs", "1", "--model", "linear", "run.log_every=50")
 
 
@@ -25,21 +23,6 @@ def shared_config(tmp_path: Path) -> Path:
     path.write_text("loss: {name: 'their_code:loss'}\nmodel: {name: linear}\n")
     path.chmod(0o666)
     return path
-
-
-@pytest.mark.nightly
-def test_run_trusts_foreign_code_only_with_flag(gputrain: Gputrain, shared_config: Path) -> None:
-    (gputrain.folder / "their_code.py").write_text(LOSS)
-    refused = gputrain("run", str(shared_config), *SHORT, "--name", "foreign")
-    assert refused.returncode == 2
-    assert says(refused.stderr, "untrusted-code", "error: loss.name: their_code:loss ", shared_config, "--trust-code")
-    assert refused.stderr.count("\n") == 1
-    assert not gputrain.runs.exists()
-    trusted = gputrain("run", str(shared_config), *SHORT, "--name", "foreign", "--trust-code")
-    assert trusted.returncode == 0, trusted.stderr
-    [warning] = [line for line in trusted.stderr.splitlines() if "--trust-code" in line]
-    values = ("their_code:loss", gputrain.folder / "their_code.py", shared_config)
-    assert says(warning, "untrusted-code", "warning: --trust-code: loss.name ", *values)
 
 
 @pytest.mark.nightly

@@ -9,42 +9,15 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from support.gputrain_command import GPUTRAIN, Gputrain, read_events, read_failures, wait_for
+from support.gputrain_command import GPUTRAIN, Gputrain, read_events, wait_for
 from support.messages import says
-from support.runs.command_owner import unchanged_process
-from tui.cli.main import app
 
 RUN = ("run", "--headless", "--gpus", "cpu", "--name", "a")
 PYTHON = (sys.executable, "-I", "-S", "-c")
-# Processes of every kind that outlive the process which started them, and ignore what they can.
-ESCAPES = """
-trap '' HUP INT TERM
-(sleep 61 &)
-setsid sleep 61 &
-env -i setsid sh -c 'sleep 61 & exit'
-nohup sleep 61 >/dev/null 2>&1 &
-"""
-FORKS = """
-import os, signal, time
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): signal.signal(number, signal.SIG_IGN)
-for _ in range(60):
-    if os.fork() == 0:
-        os.setsid()
-        time.sleep(60)
-        os._exit(0)
-"""
-
-
-def summary(gputrain: Gputrain) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((gputrain.runs / "a" / "summary.json").read_text())
-    return found
 
 
 def warnings(gputrain: Gputrain, code: str) -> list[str]:
@@ -60,45 +33,8 @@ def start(gputrain: Gputrain, *command: str) -> subprocess.Popen[str]:
 
 
 def sleepers(gputrain: Gputrain) -> list[psutil.Process]:
-    """Return the processes of `ESCAPES` that have the environment of this test."""
+    """Return the processes that commands of this test have left."""
     return [process for process in gputrain.processes() if process.name() == "sleep"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "kind", "place"),
-    [
-        (["--", "no-such-command"], 127, "command-not-found", "no-such-command"),
-        (["--", "./data"], 126, "command-not-executable", "./data"),
-        (["--cwd", "missing", "--", "true"], 125, "not-found", "--cwd"),
-    ],
-)
-def test_exit_code_says_why_a_command_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, kind: str, place: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").touch()
-    with unchanged_process():
-        done = CliRunner().invoke(app, [*RUN, "--runs-dir", str(tmp_path / "runs"), *arguments], prog_name="gputrain")
-    assert done.exit_code == code
-    assert done.stderr.startswith(f"error: {place}: ") and len(done.stderr.splitlines()) == 1
-    assert kind == "not-found" or says(done.stderr, kind)
-    assert not (tmp_path / "runs" / "a").exists()
-
-
-@pytest.mark.nightly
-def test_signal_that_ends_a_command_is_in_the_exit_code(gputrain: Gputrain) -> None:
-    done = gputrain(*RUN, "--", "sh", "-c", "kill -SEGV $$")
-    assert done.returncode == 139
-    assert "was killed by SIGSEGV" in done.stderr and summary(gputrain)["exit_code"] == -11
-
-
-def test_command_ends_with_its_supervisor_that_is_killed(gputrain: Gputrain) -> None:
-    supervisor = start(gputrain, "sh", "-c", f"{ESCAPES} echo ready; wait; sleep 60")
-    wait_for(lambda: len(sleepers(gputrain)) >= 3, "the processes of the command")
-    supervisor.kill()
-    wait_for(lambda: not gputrain.processes(), "the end of the processes", 10)
-    listed = gputrain("runs")
-    assert "crashed" in listed.stdout
 
 
 def test_run_that_a_command_starts_in_the_background_outlives_it(gputrain: Gputrain) -> None:
@@ -108,13 +44,6 @@ def test_run_that_a_command_starts_in_the_background_outlives_it(gputrain: Gputr
     assert len(sleepers(gputrain)) == 1
     stopped = gputrain("stop", "inner")
     assert "inner is stopped" in stopped.stdout + stopped.stderr, stopped.stderr
-
-
-def test_what_a_command_leaves_behind_is_ended_and_named(gputrain: Gputrain) -> None:
-    done = gputrain(*RUN, "--", *PYTHON, FORKS)
-    assert done.returncode == 0
-    [message] = warnings(gputrain, "process-left")
-    assert re.search(r"python\S* \(\d+\), .* and 57 more", message)
 
 
 def test_binary_output_and_escape_sequences_reach_no_terminal(gputrain: Gputrain) -> None:
@@ -133,26 +62,6 @@ out.write("\N{RIGHT-TO-LEFT OVERRIDE}end\n".encode() + b"\x1b[31mred\x1b[0m\n")
     assert "red" in log
 
 
-@pytest.mark.nightly
-def test_gigabyte_without_a_newline_needs_little_memory(gputrain: Gputrain) -> None:
-    process = gputrain.start(*RUN, "--", "sh", "-c", "head -c 1000000000 /dev/zero | tr '\\0' x; echo; echo ready")
-    most = 0
-    supervisor = psutil.Process(process.pid)
-    while process.poll() is None:
-        try:
-            most = max(most, supervisor.memory_info().rss)
-        except psutil.Error:
-            break
-        try:
-            process.wait(0.2)
-        except subprocess.TimeoutExpired:
-            continue
-    assert process.wait() == 0
-    assert most < 200e6
-    log = (gputrain.runs / "a" / "log.txt").read_bytes()
-    assert b"ready" in log and len(log) < 1e6
-
-
 def test_command_whose_run_folder_is_moved_is_asked_to_stop_and_loses_nothing_written(gputrain: Gputrain) -> None:
     run = start(
         gputrain,
@@ -169,20 +78,6 @@ def test_command_whose_run_folder_is_moved_is_asked_to_stop_and_loses_nothing_wr
     end, record = read_events(moved)[-1], json.loads((moved / "summary.json").read_text())
     assert (end["state"], record["state"], record["metrics"]["loss"]) == ("stopped", "stopped", 0.25)
     assert f"`gputrain resume {moved}`" in end["message"]
-
-
-def test_metric_files_that_change_under_the_reader(gputrain: Gputrain) -> None:
-    script = """
-    exec 2>&1
-    mkdir logs; mkfifo logs/metrics.jsonl; ln -s /etc/passwd logs/other.jsonl; truncate -s 5G logs/huge.jsonl
-    echo '{"step": 1, "loss": 0.5}' >> $GPUTRAIN_METRICS; echo '{"step": 1, "score": 1}' > logs/own.jsonl; sleep 1.2
-    : > $GPUTRAIN_METRICS; echo '{"step": 2, "loss": 0.25}' >> $GPUTRAIN_METRICS
-    mv logs/own.jsonl logs/own.jsonl.1; echo '{"step": 2, "score": 2}' > logs/own.jsonl; sleep 1.2
-    """
-    done = gputrain(*RUN, "--", "sh", "-c", script)
-    assert done.returncode == 0, done.stderr
-    metrics = summary(gputrain)["metrics"]
-    assert (metrics["loss"], metrics["score"]) == (0.25, 2.0)
 
 
 @pytest.mark.parametrize("is_freed", [True, pytest.param(False, marks=pytest.mark.nightly)])
@@ -204,25 +99,3 @@ def test_full_disk_ends_no_command(gputrain: Gputrain, is_freed: bool) -> None:
     if is_freed:
         ended = read_events(gputrain.folder / "kept")[-1]
         assert (ended["type"], ended["exit_code"]) == ("run_finished", 4)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("fault", ["raise ValueError('no such label')", "os.kill(os.getpid(), 9)"])
-def test_torchrun_rank_that_dies_is_named_with_its_last_lines(gputrain: Gputrain, fault: str) -> None:
-    program = f"""
-import os, time
-print("rank", os.environ["RANK"], flush=True)
-if os.environ["RANK"] == "1":
-    {fault}
-time.sleep(60)
-"""
-    (gputrain.folder / "train.py").write_text(program)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"]
-    done = gputrain(*RUN, "--", *torchrun)
-    assert done.returncode == 1
-    kind = "process-failed" if "raise" in fault else "process-killed"
-    assert read_failures(gputrain.runs / "a") == [(1, kind)]
-    [failed] = [event for event in read_events(gputrain.runs / "a") if event["type"] == "rank_failed"]
-    last = failed["traceback"].splitlines()[-1]
-    assert last == ("ValueError: no such label" if "raise" in fault else "rank 1")
-    assert "rank 1 (cpu) failed" in done.stderr.splitlines()[-1]

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import re
 
-import pytest
 import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from engine.config.loader import resolve_config
-from support.gputrain_command import FinishedRun, SharedGputrain, read_events, without_timings
-from support.messages import says
-from support.runs.trained_run import call
+from support.gputrain_command import FinishedRun, read_events, without_timings
 
 
 def test_digits_run_folder_has_documented_files(digits_run: FinishedRun) -> None:
@@ -58,15 +54,9 @@ def test_digits_run_summary_agrees_with_journal(digits_run: FinishedRun) -> None
     assert 0 < summary["seconds"] < 200
 
 
-def test_digits_run_saved_config_matches_original(digits_run: FinishedRun) -> None:
-    saved = resolve_config(str(digits_run.path / "config.yaml")).config
-    original = resolve_config("digits", ["run.name=digits"]).config
-    assert saved == original
-
-
-def test_digits_run_is_reproducible_with_same_seed(digits_run: FinishedRun, repeated_digits_run: FinishedRun) -> None:
-    assert repeated_digits_run.process.returncode == 0, repeated_digits_run.process.stdout
-    assert without_timings(read_events(repeated_digits_run.path)) == without_timings(read_events(digits_run.path))
+def test_run_is_reproducible_with_same_seed(short_run: FinishedRun, repeated_short_run: FinishedRun) -> None:
+    assert repeated_short_run.process.returncode == 0, repeated_short_run.process.stdout
+    assert without_timings(read_events(repeated_short_run.path)) == without_timings(read_events(short_run.path))
 
 
 def test_digits_run_writes_tensorboard_scalars(digits_run: FinishedRun) -> None:
@@ -80,24 +70,6 @@ def test_digits_run_writes_tensorboard_scalars(digits_run: FinishedRun) -> None:
         accuracies = scalars.Scalars("accuracy")
         assert [point.step for point in accuracies] == list(range(1, 16))
         assert abs(accuracies[-1].value - epochs[-1][f"{series}_accuracy"]) < 1e-6
-
-
-def test_resume_of_finished_run_does_nothing(digits_run: FinishedRun, shared_gputrain: SharedGputrain) -> None:
-    before = (digits_run.path / "events.jsonl").read_text()
-    done = shared_gputrain("resume", "digits")
-    assert done.returncode == 0
-    assert says(done.stderr, "already-finished", "digits", "15 epochs")
-    assert (digits_run.path / "events.jsonl").read_text() == before
-
-
-@pytest.mark.parametrize("change", ["model.name=linear", "optim.name=adam", "run.seed=1", "data.val_split=0.3"])
-def test_resume_rejects_changed_training_settings(digits_run: FinishedRun, change: str) -> None:
-    before = (digits_run.path / "config.yaml").read_text()
-    done = call("resume", digits_run.path, "run.epochs=30", change)
-    assert done.exit_code == 2
-    key, value = change.split("=")
-    assert says(done.stderr, "resume-differs", f"error: {key}: ", value)
-    assert (digits_run.path / "config.yaml").read_text() == before
 
 
 def test_run_prints_plain_lines_without_terminal(short_run: FinishedRun) -> None:
@@ -117,18 +89,12 @@ def test_run_prints_plain_lines_without_terminal(short_run: FinishedRun) -> None
     assert summary["devices"] == "the CPU"
 
 
-def test_run_prints_progress_bar_on_terminal(repeated_digits_run: FinishedRun) -> None:
-    output = repeated_digits_run.process.stdout
-    assert "epoch 2/15" in output
+def test_run_prints_progress_bar_on_terminal(repeated_short_run: FinishedRun) -> None:
+    output = repeated_short_run.process.stdout
+    assert "epoch 2/2" in output
     assert "images/s  loss" in output
     assert "epoch   2  train loss" in output
     assert "finished" in output
-
-
-def test_logs_command_prints_run_log(digits_run: FinishedRun) -> None:
-    log = call("logs", digits_run.path).stdout
-    assert log == (digits_run.path / "log.txt").read_text()
-    assert "epoch  15 " in log
 
 
 def test_digits_run_checkpoint_holds_resume_state(digits_run: FinishedRun) -> None:

@@ -32,7 +32,6 @@ from engine.sweeps.status import SweepReader
 from engine.training.checkpoint import check_content, load_checkpoint
 from support.gputrain_command import ROOT, Gputrain, effective_events
 from support.runs.trained_run import call
-from support.screen.terminal import Terminal
 from tui.form.model import load_last_form
 from tui.palette import PALETTES
 from tui.theme import initial_palette
@@ -72,11 +71,6 @@ def test_kept_run_is_listed_as_stopped(gputrain: Gputrain, kept_run: Path) -> No
     assert (row["name"], row["state"], row["epochs"]) == ("kept", "stopped", 1)
 
 
-def test_kept_run_shows_its_log(gputrain: Gputrain, kept_run: Path) -> None:
-    done = gputrain("logs", "kept")
-    assert "stopped: resume with `gputrain resume kept`" in done.stdout
-
-
 def test_kept_run_evaluates_to_the_recorded_accuracy(kept_run: Path) -> None:
     recorded = json.loads((kept_run / "summary.json").read_text())["best_val_accuracy"]
     done = call("evaluate", kept_run, "--json")
@@ -95,14 +89,6 @@ def test_kept_run_predicts_and_replaces_its_export(gputrain: Gputrain, kept_run:
     assert done.exit_code == 0, done.stderr
     exported = json.loads((kept_run / "export" / "model.json").read_text())
     assert exported["weights_sha256"] == kept["weights_sha256"]
-
-
-def test_kept_run_is_shown_by_attach(gputrain: Gputrain, kept_run: Path) -> None:
-    terminal = Terminal(gputrain, "attach", "kept")
-    terminal.wait_for("kept")
-    terminal.wait_for("stopped")
-    terminal.press("q")
-    terminal.wait_for_end()
 
 
 def test_kept_run_resumes_to_recorded_losses(gputrain: Gputrain, kept_run: Path) -> None:

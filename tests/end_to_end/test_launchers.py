@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +25,8 @@ from support.runs.factories import find_free_port
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 RUN = ["run", "--headless", "digits", "--epochs", "2"]
+# It binds a port of its own, which nobody else can take before.
+TWO = ("--standalone", "--nproc-per-node", "2")
 
 
 def slurm_job_with_free_port() -> str:
@@ -46,16 +47,6 @@ def spawned_run_events(shared_gputrain: SharedGputrain) -> list[dict[str, object
     run = shared_gputrain.train_once("spawned", GPUTRAIN, *RUN, "--name", "spawned")
     assert run.process.returncode == 0, run.process.stderr
     return without_timings(read_events(run.path))
-
-
-@pytest.mark.nightly
-def test_torchrun_sigterm_stops_with_checkpoint(gputrain: Gputrain) -> None:
-    arguments = ["run", "--headless", "--model", "linear", "--epochs", "100000", "--name", "a"]
-    agent = torchrun(gputrain, "--nproc-per-node", "2", "--master-port", str(find_free_port()), arguments=arguments)
-    gputrain.wait_for_event("a", "epoch", 1)
-    agent.send_signal(signal.SIGTERM)
-    agent.communicate(timeout=60)
-    assert read_events(gputrain.runs / "a")[-1]["state"] == "stopped"
 
 
 @pytest.mark.soak
@@ -94,8 +85,7 @@ def test_torchrun_restarts_from_checkpoint_after_killed_worker_and_agent(gputrai
 )
 def test_torchrun_journal_names_rank_that_hangs(gputrain: Gputrain, kind: str, state: str) -> None:
     gputrain.inject_fault(kind, 1, 12)
-    options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
-    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a", "run.watchdog=4", "device.timeout=60"])
+    agent = torchrun(gputrain, *TWO, arguments=[*RUN, "--name", "a", "run.watchdog=4", "device.timeout=60"])
     gputrain.wait_for_event("a", "run_finished")
     for process in gputrain.processes():
         # torchrun waits for half a minute until a stopped process handles SIGTERM.
@@ -113,23 +103,10 @@ def test_torchrun_journal_names_rank_that_hangs(gputrain: Gputrain, kind: str, s
 @pytest.mark.nightly
 def test_torchrun_journal_names_rank_that_fails(gputrain: Gputrain) -> None:
     gputrain.inject_fault("raise", 1, 12)
-    options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
-    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a"])
+    agent = torchrun(gputrain, *TWO, arguments=[*RUN, "--name", "a"])
     _, messages = agent.communicate(timeout=120)
     failed = [event for event in read_events(gputrain.runs / "a") if event["type"] == "rank_failed"]
     assert [(event["rank"], event["cause"]) for event in failed] == [(1, "ValueError: a fault of the test")], messages
-
-
-@pytest.mark.nightly
-def test_torchrun_prints_error_once(gputrain: Gputrain) -> None:
-    (gputrain.runs / "a").mkdir(parents=True)
-    options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
-    agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a"])
-    _, messages = agent.communicate(timeout=60)
-    assert agent.returncode != 0
-    [error] = [line for line in messages.splitlines() if "error: " in line]
-    assert says(error, "name-in-use", "error: run.name: a ")
-    assert list((gputrain.runs / "a").iterdir()) == []
 
 
 def run_srun_tasks(gputrain: Gputrain, *arguments: str) -> list[tuple[int, str]]:
@@ -162,15 +139,6 @@ def test_srun_tasks_form_one_process_group(gputrain: Gputrain, spawned_run_event
     (first, messages), (second, others) = run_srun_tasks(gputrain, *RUN, "--name", "a", "--resume")
     assert (first, second, others) == (0, 0, "")
     assert says(messages, "already-finished", "a has", "2 epochs")
-
-
-@pytest.mark.nightly
-def test_srun_tasks_exit_2_and_report_once_if_rejected(gputrain: Gputrain) -> None:
-    (first, messages), (second, others) = run_srun_tasks(gputrain, *RUN, "--model", "cnnn")
-    assert (first, second, others) == (2, 2, "")
-    [error] = [line for line in messages.splitlines() if "error: " in line]
-    assert says(error, "unknown-value", "error: model.name: ", "'cnnn'")
-    assert not gputrain.runs.exists()
 
 
 def test_sbatch_shell_spawns_ranks(gputrain: Gputrain) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -18,11 +17,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from engine.config.schema import Config
 from engine.runs.events import CheckpointSaved, Event, GpuEvent, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import JournalReader, to_line
-from engine.runs.recorder import Recorder
 from engine.runs.records import GpuSample
 from support.gputrain_command import Gputrain, wait_for
 from support.runs.event_factories import make_epoch, make_run_started
@@ -119,17 +116,6 @@ def test_state_of_run_poller_is_independent_of_run_length(tmp_path: Path) -> Non
         return poller.latest
 
     assert_small(read_all)
-
-
-@pytest.mark.nightly
-def test_recorder_memory_is_independent_of_step_count(tmp_path: Path) -> None:
-    def record_all(minutes: int) -> Recorder:
-        recorder = Recorder(RunFolder(Path(tempfile.mkdtemp(dir=tmp_path))), Config(), lambda event: None)
-        for event in events(60 * minutes):
-            recorder.record(event)
-        return recorder
-
-    assert_small(record_all)
 
 
 def assert_small(action: Callable[[int], object]) -> None:

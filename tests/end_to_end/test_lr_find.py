@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from engine.optim.lr_range import LrRange
-from support.gputrain_command import Gputrain, SharedGputrain
+from support.gputrain_command import Gputrain
 from support.messages import says
 from tui.cli.main import app
 
 ENDLESS = ("lr-find", "digits", "--gpus", "cpu", "--ranks", "1", "--to", "1e-5", "--steps", "10000", "--json")
-
-
-def json_lines(output: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in output.splitlines()]
 
 
 def grid_step(lr: float) -> int:
@@ -36,49 +30,17 @@ def files_of(gputrain: Gputrain) -> list[str]:
     ]
 
 
-def run_lr_find(gputrain: Gputrain, ranks: int, *options: str) -> list[dict[str, Any]]:
-    """Return the output of the test on the digits with a global batch size of 64."""
-    batches = ("--gpus", "cpu", "--ranks", str(ranks), "--batch-size", str(64 // ranks))
-    done = gputrain("lr-find", "digits", *batches, "--json", *options)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return json_lines(done.stdout)
-
-
-@pytest.fixture(scope="session")
-def one_and_two_ranks(shared_gputrain: SharedGputrain) -> list[list[dict[str, Any]]]:
-    return shared_gputrain.once("suggestions", lambda gputrain: [run_lr_find(gputrain, ranks) for ranks in (1, 2)])
-
-
 @pytest.mark.nightly
-def test_lr_find_suggests_same_lr_for_one_and_two_ranks(one_and_two_ranks: list[list[dict[str, Any]]]) -> None:
-    one, two = (output[-1] for output in one_and_two_ranks)
-    assert one["type"] == two["type"] == "lr_found"
-    assert one["diverged"]
-    assert two["diverged"]
-    assert abs(grid_step(one["valley"]) - grid_step(two["valley"])) <= 1
-    assert all(1e-3 < found["valley"] < 1e-1 for found in (one, two))
-
-
-@pytest.mark.nightly
-def test_lr_find_trains_global_batch_of_all_ranks(one_and_two_ranks: list[list[dict[str, Any]]]) -> None:
-    for ranks, output in zip((1, 2), one_and_two_ranks, strict=True):
-        [started] = [line for line in output if line["type"] == "run_started"]
-        assert (started["world_size"], started["global_batch"]) == (ranks, 64)
-    steps = [[line for line in output if line["type"] == "lr_step"] for output in one_and_two_ranks]
-    assert [line["lr"] for line in steps[0][:50]] == [LrRange().lr_at(step) for step in range(1, 51)]
-    # The first 22 steps are one epoch of the same images. BatchNorm sees half of them on each of two ranks.
-    assert [line["loss"] for line in steps[0][:20]] == pytest.approx([line["loss"] for line in steps[1][:20]], rel=0.02)
-
-
-@pytest.mark.nightly
-def test_lr_find_keeps_no_files(one_and_two_ranks: list[list[dict[str, Any]]], shared_gputrain: SharedGputrain) -> None:
-    assert [name for name in files_of(shared_gputrain) if "lr-find" in name] == []
-
-
-def wait_for_first_step(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    assert any('"lr_step"' in line for line in process.stdout)
+def test_lr_find_suggests_same_lr_for_one_and_two_ranks_with_the_same_global_batch(gputrain: Gputrain) -> None:
+    found = []
+    for ranks in (1, 2):
+        batches = ("--gpus", "cpu", "--ranks", str(ranks), "--batch-size", str(64 // ranks))
+        done = gputrain("lr-find", "digits", *batches, "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    assert all(each["diverged"] and 1e-3 < each["valley"] < 1e-1 for each in found)
+    one, two = (grid_step(each["valley"]) for each in found)
+    assert abs(one - two) <= 1
 
 
 @pytest.mark.nightly
@@ -86,7 +48,7 @@ def wait_for_first_step(process: subprocess.Popen[str]) -> None:
 def test_lr_find_leaves_nothing_when_interrupted(gputrain: Gputrain, number: signal.Signals) -> None:
     """The fixture checks that no process and no shared memory remains."""
     process = gputrain.start(*ENDLESS)
-    wait_for_first_step(process)
+    assert process.stdout is not None and any('"lr_step"' in line for line in process.stdout)
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == (1 if number == signal.SIGINT else -number), errors

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.gpus.reservation import Reservation
-from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid
 from support.gputrain_command import Gputrain, wait_for
 from support.messages import says
 from support.servers.notify_server import PASSWORD, hanging_server, notify_server
@@ -55,27 +53,6 @@ def test_hanging_server_and_missing_variable_do_not_delay_training(gputrain: Gpu
         done = gputrain(*RUN, *arguments, "--resume")
         assert done.returncode == 0, done.stderr
         assert says(done.stderr, "missing-value", "warning: ", "UNSET_URL")
-
-
-@pytest.mark.soak
-def test_gpus_are_reported_when_a_waiting_run_gets_them(
-    gputrain: Gputrain, gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu_host.set_scene([gpu_line(0)])
-    gputrain.environment |= gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
-    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", gpu_host.environment["GPUTRAIN_RESERVATIONS"])
-    holder = Reservation()
-    holder.reserve([gpu_uuid(0)], "0", [gpu_uuid(0)], "holder")
-    with notify_server() as server:
-        gputrain.environment["NTFY"] = server.url
-        arguments = ["--gpus", "free:1", "--queue", "--detach", "--name", "later", "notify.urls=env:NTFY"]
-        assert gputrain("run", "digits", *arguments).returncode == 0
-        holder.release()
-        # torch finds no GPU, because the driver is made up.
-        wait_for(lambda: len(server.titles) >= 2, "both messages", 120)
-    assert [title.partition(" on ")[0] for title in server.titles] == ["later has its GPUs", "later failed"]
-    assert "1 GPU after a wait of" in server.received[0]["message"]
-    assert gpu_uuid(0) in server.received[0]["message"]
 
 
 def test_notify_test_command_reports_each_destination(gputrain: Gputrain) -> None:

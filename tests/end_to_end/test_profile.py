@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.gputrain_command import Gputrain, read_events
+from support.gputrain_command import Gputrain
 
 RUN = ("digits", "--epochs", "100000", "run.log_every=1")
 STEPS = 6
@@ -54,40 +54,3 @@ def test_profile_of_a_live_run_names_the_slow_rank(gputrain: Gputrain) -> None:
     # The other rank waits for it in the all-reduce of its backward pass.
     assert fast["backward"]["mean"] > slow["backward"]["mean"]
     check_traces(profile)
-
-
-def journal_seconds(run: Path, profile: dict[str, Any]) -> float:
-    """Return the duration of the profiled steps by the clock of the `step` events."""
-    global_batch = profile["batch_size"] * len(profile["ranks"])
-    steps = range(profile["step"], profile["step"] + STEPS)
-    found = [event for event in read_events(run) if event["type"] == "step" and event["step"] in steps]
-    assert len(found) == STEPS
-    return sum(global_batch / event["images_per_second"] for event in found)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("model", ["linear", "cnn"])
-def test_parts_add_up_to_the_steps_of_the_journal(gputrain: Gputrain, model: str) -> None:
-    gputrain.inject_fault("slow", 1, *range(1, 2000))
-    gputrain.start("run", "--headless", *RUN, "--model", model, "--ranks", "2", "--name", "a")
-    profile = take_profile(gputrain, "a")
-    expected = journal_seconds(gputrain.runs / "a", profile)
-    for rank in profile["ranks"]:
-        parts = sum(part["mean"] for part in rank["parts"].values()) * STEPS
-        assert parts == pytest.approx(expected, rel=0.05)
-        print(f"{model}: rank {rank['rank']} {parts:.4f} s, journal {expected:.4f} s, {parts / expected - 1:+.2%}")
-
-
-@pytest.mark.soak
-def test_profile_does_not_trip_the_watchdog_or_change_the_result(gputrain: Gputrain) -> None:
-    options = ("digits", "--model", "linear", "--ranks", "2", "--epochs", "60", "run.watchdog=3")
-    gputrain.start("run", "--headless", *options, "--name", "a")
-    gputrain.wait_for_event("a", "step")
-    assert gputrain("runs", "profile", "a", "--steps", "8").returncode == 0
-    assert gputrain("run", "--headless", *options, "--name", "b").returncode == 0
-    gputrain.wait_for_event("a", "run_finished")
-    losses = [
-        [event["losses"] for event in read_events(gputrain.runs / name) if event["type"] == "step"] for name in "ab"
-    ]
-    assert losses[0] == losses[1]
-    assert read_events(gputrain.runs / "a")[-1]["state"] == "finished"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from engine.runs.ownership import claim_run
 from engine.utils.errors import Problem
 from support.gputrain_command import GPUTRAIN, Gputrain, clean_environment
 from support.messages import has_problem, says
-from support.runs.factories import find_free_port
+from support.runs.trained_run import call
 from tui.cli.train import StartOptions, build_request
 from tui.form.checks import FormChecker
 from tui.form.model import Form, validate_form
@@ -30,18 +29,14 @@ TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 # Arguments, and the code, the location and a value of each expected problem.
 Refusal = tuple[list[str], list[tuple[str, str, str]]]
 REFUSED: dict[str, Refusal] = {
-    "unknown key": (["optim.lrr=1"], [("unknown-key", "optim.lrr", "optim.lr?")]),
-    "bad value": (["run.epochs=many"], [("invalid-value", "run.epochs", "'many'")]),
-    "impossible pair": (["schedule.name=plateau", "schedule.by=step"], [("conflict", "schedule.by", "plateau")]),
     "two problems": (
-        ["model.name=cnnn", "data.batch_size=5000"],
-        [("unknown-value", "model.name", "'cnnn'"), ("too-large", "data.batch_size", "10000")],
+        ["model.weights=FOLDER/gone.pt", "data.batch_size=5000"],
+        [("not-found", "model.weights", "FOLDER/gone.pt"), ("too-large", "data.batch_size", "10000")],
     ),
     "value and host": (
-        ["optim.lr=-1", "model.name=cnnn"],
-        [("out-of-range", "optim.lr", "-1"), ("unknown-value", "model.name", "'cnnn'")],
+        ["optim.lr=-1", "data.num_classes=3"],
+        [("out-of-range", "optim.lr", "-1"), ("conflict", "data.num_classes", "10")],
     ),
-    "unknown dataset": (["data.dataset=digitz"], [("unknown-value", "data.dataset", "'digitz'")]),
     "missing data path": (
         ["data.dataset=folder", "data.path=/nowhere"], [("not-found", "data.path", "/nowhere")]
     ),
@@ -51,31 +46,35 @@ REFUSED: dict[str, Refusal] = {
     "user code that does not import": (
         ["model.name=broken:build"], [("user-code-failed", "model.name", "broken:build")]
     ),
-    "user code without attribute": (["model.name=mine:nothing"], [("not-found", "model.name", "mine:nothing")]),
-    "missing weights": (["model.weights=FOLDER/gone.pt"], [("not-found", "model.weights", "FOLDER/gone.pt")]),
-    "batch larger than data": (["data.batch_size=5000"], [("too-large", "data.batch_size", "10000")]),
-    "warmup longer than run": (
-        ["schedule.warmup_epochs=0", "schedule.warmup_steps=100000"],
-        [("out-of-range", "schedule.warmup_steps", "330")],
-    ),
-    "unknown timm optimizer": (["optim.name=timm:sgdd"], [("unknown-value", "optim.name", "timm")]),
     "missing image set": (["data.dataset=cifar10", "data.path=FOLDER"], [("not-found", "data.path", "FOLDER")]),
-    "other number of classes": (["data.num_classes=3"], [("conflict", "data.num_classes", "10")]),
     "missing GPU": (["device.gpus=7"], [("driver-unavailable", "device.gpus", "7")]),
-    "no GPU at all": (["device.gpus=all"], [("driver-unavailable", "device.gpus", "all")]),
     "too many ranks": (["device.ranks=4000"], [("too-many", "device.ranks", "4000")]),
-    "pipeline without memory": (
-        ["data.dataset=fake", "data.fake_train=100000000", "data.pipeline=memory"],
-        [("not-supported", "data.pipeline", "memory")],
-    ),
-    "invalid name": (["run.name=../a"], [("invalid-name", "run.name", "'../a'")]),
     "existing name": (["run.name=there"], [("name-in-use", "run.name", "there")]),
-    "reserved name": (["run.name=last"], [("invalid-name", "run.name", "last")]),
     "live run": (["run.name=live", "run.resume=true"], [("already-running", "live", f"process {os.getpid()}")]),
     "changed immutable key": (
         ["run.name=there", "run.resume=true", "model.name=linear"],
         [("resume-differs", "model.name", "linear")],
     ),
+}  # fmt: skip
+
+# Refused for what is typed, before anything is looked at: the arguments, and the code, the location and a value.
+TYPED = {
+    "missing file": (["gone.yaml"], "not-found", "gone.yaml", "cifar10-fast, "),
+    "second config": (["digits", "more"], "too-many", "more", "digits"),
+    "key without equals sign": (["optim.lr", "0.1"], "missing-value", "optim.lr", "optim.lr=VALUE"),
+    "two values": (["--lr", "0.1", "optim.lr=0.2"], "conflict", "optim.lr", "--lr 0.1 and optim.lr=0.2"),
+    "name no folder can have": (["--name", "../a"], "invalid-name", "run.name", "'../a'"),
+    "resume of no name": (["--resume"], "needs-key", "run.resume", "run.name (--name)"),
+    "ngpu against gpus": (["--ngpu", "1", "--gpus", "cpu"], "conflict", "--ngpu", "--gpus free:1"),
+    "env without torchrun": (["--launcher", "env"], "invalid-value", "--launcher env", "RANK"),
+}  # fmt: skip
+
+# One problem of each section.
+ALL_SECTIONS = {
+    "optim.lrr": "1", "run.epochs": "many", "schedule.name": "multistep", "augment.crop_scale": "[2, 1]",
+    "optim.options": "{alpha: 1}", "model.weights": "nowhere.pt", "loss.name": "mine:x",
+    "augment.transform": "nope:f", "data.dataset": "folder", "data.path": "/nowhere", "precision.amp": "fp8",
+    "device.init_method": "tcp://host:1", "checkpoint.keep": "0", "device.gpus": "7",
 }  # fmt: skip
 
 # Detected only when the model is built.
@@ -144,19 +143,30 @@ def assert_messages(messages: list[str], expected: list[tuple[str, str, str]]) -
 def test_preflight_returns_all_problems(refusal: Refusal, workdir: Path) -> None:
     arguments, expected = in_folder(refusal, workdir)
     before = files(workdir)
-    request = build_request(
-        lambda: resolve_config("digits", arguments), StartOptions(runs_dir=str(workdir / "runs")), base="digits"
-    )
-    assert_problems(find_problems(request), expected)
+    assert_problems(preflight(workdir / "runs", arguments), expected)
     assert files(workdir) == before
 
 
-def test_preflight_refuses_unwritable_runs_folder(workdir: Path) -> None:
-    request = build_request(
-        lambda: resolve_config("digits"), StartOptions(runs_dir=str(workdir / "mine.py" / "runs")), base="digits"
-    )
-    [problem] = find_problems(request)
-    assert has_problem([problem], "not-writable", None, f"{workdir}/mine.py/runs", "--runs-dir")
+def test_preflight_returns_problems_of_all_sections_and_an_unwritable_runs_folder(workdir: Path) -> None:
+    problems = preflight(workdir / "mine.py" / "runs", [f"{key}={value}" for key, value in ALL_SECTIONS.items()])
+    expected = {*ALL_SECTIONS, "schedule.milestones"} - {"schedule.name", "data.dataset"}
+    assert expected < {problem.location for problem in problems}
+    assert has_problem(problems, "not-writable", None, f"{workdir}/mine.py/runs", "--runs-dir")
+
+
+def preflight(runs: Path, arguments: list[str]) -> list[Problem]:
+    options = StartOptions(runs_dir=str(runs))
+    return find_problems(build_request(lambda: resolve_config("digits", arguments), options, base="digits"))
+
+
+@pytest.mark.parametrize(("arguments", "code", "location", "value"), TYPED.values(), ids=TYPED.keys())
+def test_run_refuses_what_is_typed_in_one_line(
+    workdir: Path, arguments: list[str], code: str, location: str, value: str
+) -> None:
+    done = call("run", "--headless", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert says(done.stderr, code, f"error: {location}: ", value)
+    assert not (workdir / "runs" / "digits-1").exists()
 
 
 @pytest.mark.nightly
@@ -187,8 +197,7 @@ def dry_run(*arguments: str) -> list[str]:
 
 
 def under_torchrun(*arguments: str) -> list[str]:
-    options = ["--nproc-per-node", "2", "--master-port", str(find_free_port()), "--no-python"]
-    return [TORCHRUN, *options, *headless(*arguments)]
+    return [TORCHRUN, "--standalone", "--nproc-per-node", "2", "--no-python", *headless(*arguments)]
 
 
 FRONT_ENDS: dict[str, tuple[Callable[..., list[str]], int]] = {
@@ -226,17 +235,3 @@ def test_run_prints_problems_once(
     assert_messages(errors, expected)
     assert files(folder) == before
     assert not gputrain.processes()
-
-
-# It imports torch, torchvision and timm, and tries the devices; engine/doctor has a refused run without them.
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["two problems", "existing name"])
-def test_doctor_reports_problems_of_run(name: str, gputrain: Gputrain, folder: Path) -> None:
-    arguments, expected = in_folder((REFUSED | REFUSED_MODELS)[name], folder)
-    before = files(folder)
-    done = gputrain("doctor", "digits", *arguments, "--runs-dir", str(folder / "runs"), "--json")
-    assert done.returncode == 2, done.stderr
-    problems = [check for check in json.loads(done.stdout)["checks"] if check["state"] == "problem"]
-    assert [check["code"] for check in problems] == [code for code, _, _ in expected]
-    assert_messages([check["found"] for check in problems], expected)
-    assert files(folder) == before

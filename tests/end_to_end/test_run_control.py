@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.runs.control import RequestCounters, send_request
+from engine.runs.control import send_request
 from engine.runs.folder import RunFolder, RunState
 from support.gputrain_command import Gputrain, read_events, wait_for, without_timings
 from support.messages import says
@@ -17,7 +17,7 @@ from support.messages import says
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=7"]
 
 
-@pytest.mark.expensive("two runs, and a command for each request")
+@pytest.mark.nightly
 def test_control_requests_pause_checkpoint_and_continue_without_changing_results(gputrain: Gputrain) -> None:
     plain = gputrain.start(*RUN, "--name", "plain", "--epochs", "4")
     # The first step after the epoch whose event asks for the pause.
@@ -91,16 +91,3 @@ def test_run_whose_folder_is_deleted_ends_with_one_sentence(gputrain: Gputrain, 
     assert len(reports) == 1
     assert says(reports[0], "run-deleted", gputrain.runs / "a")
     assert not (gputrain.runs / "a").exists()
-
-
-def test_request_counters_answer_repeated_and_unknown_requests() -> None:
-    counters = RequestCounters()
-    assert [counters.apply(name) for name in ("continue", "pause", "pause", "continue", "stop", "stop", "dance")] == [
-        "not paused",
-        "at the next step",
-        "already paused",
-        "immediately",
-        "at the next step, with a checkpoint",
-        "already requested",
-        "unknown request, ignored",
-    ]

@@ -57,23 +57,6 @@ def status_if_any(gputrain: Gputrain) -> Mapping[str, int]:
 
 
 @pytest.mark.nightly
-def test_parallel_trials_have_different_gpus_and_leave_no_reservation(
-    gputrain: Gputrain, gpu_host: FakeGpuHost, tmp_path: Path
-) -> None:
-    gpu_host.set_scene([gpu_line(0), gpu_line(1)])
-    gputrain.environment |= gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0,1"}
-    line = 'echo "{n} $CUDA_VISIBLE_DEVICES" >> gpus.txt; sleep 2; echo "step 1 loss: {n}"'
-    options = ["--name", "s", "--gpus", "0,1", "--parallel", "2", "--sampler", "grid", "--cwd", str(tmp_path)]
-    done = gputrain("sweep", "--minimize", "loss", "n=1,2,3,4", *options, "--", "sh", "-c", line)
-    assert done.returncode == 0, done.stderr
-    assert status(gputrain).counts == {"complete": 4}
-    used = [line.split()[1] for line in (tmp_path / "gpus.txt").read_text().splitlines()]
-    assert sorted(used[:2]) == sorted(used[2:]) == ["0", "1"]
-    free = gputrain("run", "--headless", "--gpus", "free:2", "--", "true")
-    assert free.returncode == 0, free.stderr
-
-
-@pytest.mark.nightly
 def test_pruned_trials_on_gpus_leave_no_reservation_and_no_process(
     gputrain: Gputrain, gpu_host: FakeGpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,19 +74,6 @@ def test_pruned_trials_on_gpus_leave_no_reservation_and_no_process(
     assert process.returncode == 0, lines
     assert sum(status(gputrain).counts.values()) == 8
     assert read_reservations() == [] and not gputrain.processes()
-
-
-@pytest.mark.nightly
-def test_trial_without_the_metric_fails_with_the_names_that_it_has(gputrain: Gputrain, tmp_path: Path) -> None:
-    (tmp_path / "fit.py").write_text(SCRIPT)
-    words = [sys.executable, "fit.py", "{lr}", "3", "0"]
-    options = ["--name", "s", "--gpus", "cpu", "--cwd", str(tmp_path)]
-    done = gputrain("sweep", "--maximize", "val/f1", "lr=0.5,0.25", "--trials", "9", *options, "--", *words)
-    assert done.returncode == 1, done.stderr
-    rows = status(gputrain).trials
-    # The sweep ends when its first trials fail for one reason.
-    assert [row.code for row in rows] == ["no-metric"] * 3
-    assert "val/acc" in rows[0].reason and "loss" in rows[0].reason
 
 
 @pytest.mark.nightly
@@ -136,17 +106,3 @@ def test_sweep_of_a_torch_script_killed_twice_runs_each_trial_once(gputrain: Gpu
         assert row.value is not None
     assert not gputrain.processes()
     assert json.loads(gputrain("queue", "--json").stdout)["queue"] == []
-
-
-def test_small_sweep_of_a_script_finds_the_best_value_and_its_line(gputrain: Gputrain, tmp_path: Path) -> None:
-    (tmp_path / "fit.py").write_text(SCRIPT)
-    words = [sys.executable, "fit.py", "{lr}", "3", "0"]
-    options = ["--name", "s", "--gpus", "cpu", "--parallel", "3", "--sampler", "grid", "--cwd", str(tmp_path)]
-    done = gputrain("sweep", "--maximize", "val_accuracy", "lr=0.5,0.25,0.125", *options, "--", *words)
-    assert done.returncode == 0, done.stderr
-    shown = status(gputrain)
-    assert {row.params["lr"]: row.value for row in shown.trials} == {"0.5": 0.5, "0.25": 0.75, "0.125": 0.875}
-    assert shown.best is not None and shown.best.params == {"lr": "0.125"}
-    assert done.stderr.rstrip().endswith("fit.py 0.125 3 0") and "; its command: " in done.stderr
-    listed = json.loads(gputrain("runs", "--json", "sweep=s").stdout)["runs"]
-    assert sorted(run["state"] for run in listed) == ["finished"] * 3

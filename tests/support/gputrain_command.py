@@ -218,10 +218,10 @@ def isolated_gputrain(folder: Path, mark: str | None = None) -> Iterator[Gputrai
         if process.poll() is None:
             process.kill()
         process.communicate()
-    wait_for(lambda: not command.processes(), f"the end of {command.processes()}", 5)
+    wait_for(lambda: not command.processes(), f"the end of {command.processes()}")
     new_files = shared_memory_files() - shared_memory
     # Tests that run at the same time create and remove files of their own.
-    wait_for(lambda: not new_files & shared_memory_files(), f"the removal of {new_files} from /dev/shm", 20)
+    wait_for(lambda: not new_files & shared_memory_files(), f"the removal of {new_files} from /dev/shm")
 
 
 def shared_memory_files() -> set[str]:
