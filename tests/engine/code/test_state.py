@@ -11,6 +11,7 @@ import pytest
 from engine.code import git as git_module
 from engine.code import state as state_module
 from engine.code.git import GitError, find_repository
+from engine.code.kinds import is_code, is_output
 from engine.code.state import CodeState, read_code
 from support.repositories import add_submodule, git, make_repository, write_files
 
@@ -161,3 +162,23 @@ def test_git_that_does_not_answer_is_ended(root: Path, monkeypatch: pytest.Monke
     with pytest.raises(GitError) as refused:
         read(root)
     assert refused.value.code == "timed-out"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["train.py", "conf/model.yaml", "ds_config.json", "Makefile", "requirements-dev.txt", "kernel.so", "results.py"],
+)
+def test_programs_configs_and_unknown_kinds_count(path: str) -> None:
+    assert is_code(path) and not is_output(path)
+
+
+@pytest.mark.parametrize(
+    "path", ["out.txt", "NOTES.md", "results.json", "eval/test-metrics.yaml", "plot.PNG", "model.pt", "output"]
+)
+def test_texts_data_and_results_do_not_count(path: str) -> None:
+    assert not is_code(path)
+
+
+@pytest.mark.parametrize("path", ["results.csv", "train.log", "slurm-1.out", "wandb/run/a.py", "a/.hydra/config.yaml"])
+def test_logs_and_tables_are_not_even_recorded(path: str) -> None:
+    assert is_output(path)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from engine.command.environment import capture_environment, torchrun_variables
+from engine.command.environment import capture_environment, environment_options, run_options, torchrun_variables
+from engine.command.process_tree import CommandProcess
+from engine.command.stop import Step, StopSequence
+from engine.utils.codec import replace
 from engine.utils.errors import UsageError
+from engine.utils.process_table import read_stat
+from support.commands import output_of, started, wait_for_end
+from support.gputrain_command import wait_for
 from support.messages import has_problem
+from support.runs.command_owner import make_command
+from tui.cli.run_command import CommandOptions
+from tui.cli.run_command import make_command as command_of_options
 
 TORCHRUN = ["torchrun", "--nproc-per-node", "2", "train.py"]
 
@@ -126,3 +136,87 @@ def test_torchrun_writes_log_of_each_rank_and_prints_it_once(tmp_path: Path) -> 
     assert "error of rank 1" in logs[2].read_text()
     assert done.stdout.count("out 0") == 1
     assert done.stderr.count("]:error of rank 1") == 1
+
+
+def test_options_make_the_same_command(tmp_path: Path) -> None:
+    command = replace(
+        make_command(tmp_path, "fit", "--lr", "1"),
+        stop_signal="SIGUSR1",
+        tty=False,
+        on_resume=("--resume", "a b"),
+        metrics=("m",),
+        parse=("x (?P<x>.)",),
+    )
+    options = iter(run_options(command))
+    typed: dict[str, list[str]] = {}
+    for option in options:
+        values = typed.setdefault(option, [])
+        if option != "--no-tty":
+            values.append(next(options))
+    again = command_of_options(
+        command.argv,
+        CommandOptions(
+            cwd=command.cwd,
+            stop_signal=typed["--stop-signal"][0],
+            no_tty="--no-tty" in typed,
+            on_resume=typed["--on-resume"][0],
+            metrics=tuple(typed["--metrics"]),
+            parse=tuple(typed["--parse"]),
+        ),
+    )
+    same = {"environment": command.environment, "cwd_inode": command.cwd_inode}
+    assert replace(again, **same) == command
+
+
+def test_environment_options_name_what_a_command_would_not_inherit(tmp_path: Path) -> None:
+    command = make_command(tmp_path, "fit", environment={"A": "1", "RANK": "3", "B": "2"}, expanded=("B",))
+    assert environment_options(command) == ["--env", "RANK", "--env", "B=2"]
+
+
+pytestmark = pytest.mark.nightly
+
+FAILING_RANK = """
+import signal, sys, time
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    time.sleep(1)
+    print("saved", flush=True)
+"""
+
+
+def torchrun(folder: Path, *arguments: str) -> list[str]:
+    (folder / "train.py").write_text(FAILING_RANK)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
+    return [*launcher, "train.py", *arguments]
+
+
+def wait_for_ranks(process: CommandProcess, folder: Path) -> None:
+    wait_for(lambda: output_of(folder).count("ready") == 2, "both ranks", 120)
+    groups = {status.group for pid, _ in process.members() if (status := read_stat(pid)) is not None}
+    assert len(groups) == 3
+
+
+def test_stop_gives_ranks_time_to_save(tmp_path: Path) -> None:
+    with started(torchrun(tmp_path), tmp_path) as process:
+        wait_for_ranks(process, tmp_path)
+        stop = StopSequence(process)
+        stop.request()
+        wait_for(stop.poll, "the end of torchrun")
+        assert (stop.step, stop.left_behind) == (Step.STOP, ())
+    assert output_of(tmp_path).count("saved") == 2
+
+
+def test_ranks_end_when_torchrun_is_killed(tmp_path: Path) -> None:
+    with started(torchrun(tmp_path, "stubborn"), tmp_path) as process:
+        wait_for_ranks(process, tmp_path)
+        members = process.members()
+        stop = StopSequence(process, leftover_grace_s=0.5)
+        assert next(member for member in members if member.pid == process.pid).send_signal(signal.SIGKILL)
+        wait_for(stop.poll, "the end of the ranks")
+        assert (process.poll(), len(stop.left_behind)) == (-signal.SIGKILL, 2)
+        wait_for_end(members)

@@ -4,22 +4,45 @@ from __future__ import annotations
 
 import os
 import select
+import shlex
+import shutil
 import signal
 import subprocess
+import tempfile
 import uuid
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from engine.command.membership import MARKER, find_members, processes_by_run
+from engine.command.membership import (
+    MARKER,
+    PREFIX,
+    find_members,
+    make_cgroup,
+    own_cgroup,
+    processes_by_run,
+    remove_cgroup,
+)
 from engine.command.process_tree import CommandProcess
 from engine.utils.process_table import ProcessId, read_stat
-from support.commands import DAEMON, output_of, python, started, wait_for_end
+from support.commands import (
+    DAEMON,
+    output_of,
+    python,
+    started,
+    supervised_members,
+    supervisor_command,
+    wait_for_end,
+)
 from support.gputrain_command import wait_for
 from support.messages import raises_problem
 
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can start processes of another user")
+needs_root = pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root can start processes of another user"
+)
 OTHER_USER = 65534
 
 
@@ -204,3 +227,115 @@ def test_signal_reaches_no_later_process_with_the_same_id() -> None:
         assert process.send_signal(signal.SIGKILL)
         assert later.wait() == -signal.SIGKILL
     assert not process.send_signal(signal.SIGKILL)
+
+
+# The interpreter may lie in the home of root.
+UNPRIVILEGED = [
+    "setpriv",
+    "--reuid=65534",
+    "--clear-groups",
+    "--inh-caps=+dac_read_search",
+    "--ambient-caps=+dac_read_search",
+]
+
+
+def can_make_cgroup() -> bool:
+    path = make_cgroup("test")
+    if path is not None:
+        remove_cgroup(path)
+    return path is not None
+
+
+needs_cgroup = pytest.mark.skipif(not can_make_cgroup(), reason="this user cannot make a cgroup (version 2) here")
+
+
+@needs_cgroup
+def test_processes_are_in_the_cgroup_of_their_run_which_is_removed(tmp_path: Path) -> None:
+    run_id = uuid.uuid4().hex
+    with started(["sh", "-c", f"{DAEMON} sleep 61; :"], tmp_path, marker=run_id) as process:
+        folder = Path(f"{own_cgroup()}/{PREFIX}{run_id}")
+
+        def are_in_cgroup() -> bool:
+            # The daemon forks and exits on its way.
+            pids = {int(line) for line in (folder / "cgroup.procs").read_text().split()}
+            return len(pids) == 3 and pids == {member.pid for member in process.members()}
+
+        wait_for(are_in_cgroup, "the processes")
+    assert not folder.exists()
+
+
+@needs_cgroup
+def test_process_that_forks_and_exits_again_and_again_is_killed(tmp_path: Path) -> None:
+    # It has another ID before a signal to the last one is sent.
+    program = "import os, time\nwhile True:\n    if os.fork(): os._exit(0)\n    time.sleep(0.0005)"
+    run_id = uuid.uuid4().hex
+    with started(python(program), tmp_path, marker=run_id) as process:
+        assert process.wait(30) == 0
+        folder = Path(f"{own_cgroup()}/{PREFIX}{run_id}")
+        assert "populated 1" in (folder / "cgroup.events").read_text()
+        process.end_all(signal.SIGKILL)
+        wait_for(lambda: "populated 0" in (folder / "cgroup.events").read_text(), "the end of the processes")
+
+
+@needs_root
+def test_all_processes_end_without_cgroup() -> None:
+    script = f"{DAEMON} trap '' TERM; setsid sleep 61 & sleep 61"
+    # Another user cannot enter the folder of a test.
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        with subprocess.Popen([*UNPRIVILEGED, *supervisor_command(Path(name), script)]) as supervisor:
+            members = supervised_members(Path(name))
+            assert not any(PREFIX in Path(f"/proc/{member.pid}/cgroup").read_text() for member in members)
+            supervisor.kill()
+        wait_for_end(members)
+
+
+class Runs(NamedTuple):
+    """The command of an outer run, and an inner run with its supervisor and the processes of its command."""
+
+    outer: CommandProcess
+    inner_supervisor: ProcessId
+    inner_members: list[ProcessId]
+
+    def is_inner_running(self) -> bool:
+        return all(process.is_running() for process in (self.inner_supervisor, *self.inner_members))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    for name in ("outer", "inner"):
+        (tmp_path / name).mkdir()
+    inner = shlex.join(supervisor_command(tmp_path / "inner", f"trap '' INT; {DAEMON} setsid sleep 61 & sleep 61"))
+    # In the process group of the outer command.
+    script = f"{inner} & echo $! > inner-pid; {DAEMON} sleep 61; :"
+    with started(["sh", "-c", script], tmp_path / "outer") as outer:
+        members = supervised_members(tmp_path / "inner")
+        supervisor = ProcessId.find(int((tmp_path / "outer/inner-pid").read_text()))
+        assert supervisor is not None
+        yield Runs(outer, supervisor, members)
+        supervisor.send_signal(signal.SIGKILL)
+        wait_for_end(members)
+
+
+def test_stop_signal_to_outer_command_does_not_reach_inner_supervisor_in_its_group(runs: Runs) -> None:
+    status = read_stat(runs.inner_supervisor.pid)
+    assert status is not None and status.group == runs.outer.pid
+    runs.outer.signal_group(signal.SIGTERM)
+    assert runs.outer.wait(30) == -signal.SIGTERM
+    assert runs.is_inner_running()
+
+
+def test_kill_of_outer_command_leaves_inner_run(runs: Runs) -> None:
+    members = runs.outer.members()
+    runs.outer.end_all(signal.SIGKILL)
+    wait_for_end(members)
+    runs.outer.close()
+    assert runs.is_inner_running()
+
+
+def test_inner_command_ends_with_its_supervisor_alone(runs: Runs) -> None:
+    runs.inner_supervisor.send_signal(signal.SIGKILL)
+    wait_for_end(runs.inner_members)
+    assert runs.outer.poll() is None
+    # While the inner keeper exits, it has no environment.
+    wait_for(lambda: len(runs.outer.members()) == 3, "the processes of the outer run")

@@ -12,10 +12,12 @@ import psutil
 import pytest
 
 from engine.distributed.channel import PipeChannel
-from engine.distributed.watchdog import Phase
+from engine.distributed.watchdog import Heartbeats, Phase
 from engine.launch import ranks
+from engine.launch.ranks import ProgressReporter
 from engine.runs.control import send_request
-from engine.runs.events import ControlEvent, WarningEvent
+from engine.runs.event_lines import TrainingProgress
+from engine.runs.events import ControlEvent, Event, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.training.job import Outcome, RunResult
 from engine.utils.errors import UsageError
@@ -292,3 +294,29 @@ def test_failure_of_a_rank_does_not_cut_off_a_checkpoint_that_another_rank_write
     run = Supervised(save_and_hang, fail)
     assert cause_of(run.run()) == "1: ValueError: bad image"
     assert (tmp_path / "saved").exists() is saving
+
+
+def test_progress_reporter_emits_each_step_that_all_ranks_completed_once() -> None:
+    events: list[Event] = []
+    heartbeats, reporter = Heartbeats(2), ProgressReporter(events.append, min_interval_s=0.0)
+    for first, second in ((0, 0), (3, 0), (3, 2), (3, 2), (3, 3)):
+        heartbeats.write(0, first, 0, Phase.FORWARD)
+        heartbeats.write(1, second, 0, Phase.BACKWARD)
+        reporter.poll(heartbeats)
+    heartbeats.close()
+    assert [event.step for event in events if isinstance(event, TrainingProgress)] == [2, 3]
+
+
+def test_supervisor_shows_progress_of_ranks() -> None:
+    def train(channel: PipeChannel) -> Outcome:
+        channel.enter_phase(3, Phase.FORWARD)
+        return wait_for_stop(channel)
+
+    run = Supervised(train, train)
+
+    def stop_once_shown() -> None:
+        if any(isinstance(event, TrainingProgress) for event in run.events):
+            run.signals.request_stop("SIGTERM")
+
+    assert run.run(stop_once_shown) == RunResult("stopped")
+    assert {event.step for event in run.events if isinstance(event, TrainingProgress)} == {3}

@@ -13,7 +13,16 @@ import pytest
 from PIL import Image
 
 from engine.report.lines import make_line
-from engine.report.plot import PlotOptions, column_labels, file_format, find_panel, make_plot, parse_width
+from engine.report.plot import (
+    MARK,
+    PlotOptions,
+    column_labels,
+    file_format,
+    find_panel,
+    make_plot,
+    parse_width,
+    write_output,
+)
 from engine.runs.comparison import compare_runs, read_run
 from engine.runs.curves import BlockSeries
 from engine.runs.metrics import Better
@@ -132,3 +141,20 @@ def test_plot_refuses_unknown_argument(
 ) -> None:
     with raises_problem(code, location, text):
         parse(text)
+
+
+def test_output_replaces_earlier_reports_only(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_output(path, MARK.encode(), force=False)
+    write_output(path, b"own notes on gputrain report", force=False)
+    with raises_problem("name-in-use", "--output", str(path), "--force"):
+        write_output(path, b"", force=False)
+    write_output(path, b"forced", force=True)
+    assert path.read_bytes() == b"forced"
+
+
+def test_output_names_path_that_cannot_be_written(tmp_path: Path) -> None:
+    with raises_problem("not-a-file", "--output", tmp_path / "report.html"):
+        write_output(tmp_path, b"", force=True)
+    with raises_problem("not-writable", None, "File name too long"):
+        write_output(tmp_path / f"{'a' * 300}.html", b"", force=False)

@@ -1,21 +1,35 @@
-"""Step, epoch and phase of a run, derived from its events."""
+"""Step, epoch and phase of a run, its devices and its early stop, derived from its events."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from engine.runs.event_lines import event_line
+from engine.config.run_sections import RunConfig
+from engine.launch.ranks import describe_early_stop, is_complete
+from engine.runs.early_stop import EarlyStop, has_stopped_early
+from engine.runs.event_lines import event_line, event_lines
 from engine.runs.events import (
     CheckpointSaved,
+    ControlEvent,
     Event,
     FinalTest,
+    GpusGranted,
     PhaseChanged,
     RunContinued,
     RunFinished,
     RunPaused,
+    WaitingForGpus,
 )
-from engine.runs.history import history_from_events
-from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
+from engine.runs.fields import find_field
+from engine.runs.folder import RunState
+from engine.runs.history import describe_run_devices, history_from_events
+from engine.runs.records import RankDevice
+from engine.runs.run_record import RunRecord
+from support.replace import replace
+from support.runs.event_factories import make_command_started, make_epoch, make_run_resumed, make_run_started, make_step
+from support.runs.factories import make_run_folder, row_of
 
 STARTED = make_run_started()  # 10 steps per epoch
 
@@ -78,3 +92,143 @@ def test_history_duration_of_session_that_ends_in_a_pause_ends_with_it(end: Even
     saved = CheckpointSaved(time=500.0, path="last.pt", step=5, epoch=1)
     events = [make_run_started(100.0), RunPaused(time=110.0, step=5, epoch=1), saved, end]
     assert history_from_events(events).seconds == 10.0
+
+
+@pytest.mark.parametrize(
+    ("patience", "min_delta", "accuracies", "epochs"),
+    [
+        (0, 0.0, [0.5] * 20, None),
+        (2, 0.0, [0.1, 0.2, 0.2, 0.2, 0.9], 4),
+        (2, 0.0, [0.1, 0.2, 0.1, 0.3, 0.2, 0.3], 6),
+        # Gains of less than 0.05 each add up to one that counts.
+        (2, 0.05, [0.1, 0.13, 0.16, 0.17, 0.18, 0.19], 5),
+        (1, 0.0, [-1.0, -1.0], 2),
+    ],
+)
+def test_early_stop_expires_after_patience(
+    patience: int, min_delta: float, accuracies: list[float], epochs: int | None
+) -> None:
+    run = RunConfig(early_stop=patience, early_stop_min_delta=min_delta)
+    events = [make_epoch(number, accuracy) for number, accuracy in enumerate(accuracies, 1)]
+    assert next((n for n in range(len(events) + 1) if has_stopped_early(run, events[:n])), None) == epochs
+
+
+def test_early_stop_continues_from_checkpoint() -> None:
+    run = RunConfig(early_stop=3)
+    whole = EarlyStop(run)
+    for accuracy in (0.1, 0.5, 0.4):
+        whole.step(accuracy)
+    for saved in (whole, EarlyStop(run)):
+        resumed = EarlyStop(run)
+        resumed.load_state_dict(saved.state_dict())
+        assert resumed.state_dict() == saved.state_dict()
+
+
+def test_lifecycle_reports_early_stop_and_has_nothing_left_until_patience_grows() -> None:
+    started = replace(make_run_started(), epochs=9)
+    history = history_from_events([started, make_epoch(1, 0.5), make_epoch(2, 0.4), make_epoch(3, 0.5)])
+    assert describe_early_stop(history) == "stopped early after 3 of 9 epochs (run.early_stop)"
+    runs = (RunConfig(epochs=9, early_stop=2), RunConfig(epochs=20, early_stop=2), RunConfig(epochs=9, early_stop=3))
+    assert [is_complete(run, history) for run in (*runs, RunConfig(epochs=9), RunConfig(epochs=3))] == [
+        *(True, True, False),
+        *(False, True),
+    ]
+    assert describe_early_stop(history_from_events([replace(started, epochs=3), make_epoch(3)])) == ""
+
+
+H200, A100 = "NVIDIA H200", "NVIDIA A100-SXM4-80GB"
+FINISHED = RunFinished(time=9.0, state="finished", message="best accuracy 0.9")
+
+
+def gpu(rank: int, name: str = H200, index: int | None = None, host: str = "h") -> RankDevice:
+    return RankDevice(rank, host, 7, f"GPU-{rank}", name, rank if index is None else index)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([gpu(0, index=0), gpu(1, index=3)], "2 x H200 (GPU 0, 3)"),
+        ([gpu(0, index=5)], "H200 (GPU 5)"),
+        ([gpu(0), gpu(1, A100), gpu(2)], "2 x H200 (GPU 0, 2) and 1 x A100-SXM4-80GB (GPU 1)"),
+        ([gpu(0), gpu(1), gpu(2, host="i"), gpu(3, host="i")], "4 x H200 on 2 hosts"),
+        ([RankDevice(0, "h", 7, "GPU-0"), RankDevice(1, "h", 8, "GPU-1")], "2 GPUs"),
+        ([RankDevice(0, "h", 7, "cpu"), RankDevice(1, "h", 8, "cpu")], "the CPU (2 ranks)"),
+        ([RankDevice(0, "h", 7, "cpu")], "the CPU"),
+    ],
+)
+def test_describe_run_devices_names_gpus(ranks: list[RankDevice], text: str) -> None:
+    devices = [record.device for record in ranks]
+    started = replace(make_run_started(), ranks=ranks, devices=devices, world_size=len(ranks))
+    assert describe_run_devices(started) == text
+
+
+def last_lines(*events: Event) -> tuple[list[str], RunRecord]:
+    history = history_from_events(events)
+    return event_lines(events[-1], history), history.record()
+
+
+def test_mean_epoch_time_is_that_of_full_epochs_since_the_resume() -> None:
+    epochs = [replace(make_epoch(number), seconds=float(number)) for number in range(1, 5)]
+    resumed = make_run_resumed(15, 5.0)
+    lines, summary = last_lines(make_run_started(), *epochs[:2], resumed, *epochs[1:], FINISHED)
+    assert lines[-1] == "2 epochs since the resume on the CPU (2 ranks), 3.5 s per epoch"
+    assert summary.seconds_per_epoch == 3.5
+    lines, summary = last_lines(make_run_started(), epochs[0], resumed, epochs[1], FINISHED)
+    assert lines[-1] == "finished: best accuracy 0.9"
+    assert summary.seconds_per_epoch is None
+
+
+STOP = ControlEvent(time=2.0, request="stop", by="me", outcome="SIGINT sent")
+
+
+def test_state_follows_the_command() -> None:
+    events = [
+        (WaitingForGpus(time=0.0, message="for GPUs"), RunState.WAITING),
+        (GpusGranted(time=1.0, devices=[], seconds=1.0), RunState.STARTING),
+        (make_command_started(2.0), RunState.RUNNING),
+        (STOP, RunState.STOPPING),
+        (RunFinished(time=3.0, state="stopped", exit_code=-2), RunState.STOPPED),
+        (make_command_started(4.0), RunState.RUNNING),
+        (RunFinished(time=5.0, state="finished", exit_code=0), RunState.FINISHED),
+    ]
+    history = history_from_events([])
+    states = []
+    for event, _ in events:
+        history.add(event)
+        states.append(history.state)
+    assert states == [state for _, state in events]
+
+
+def test_record_tells_command_devices_duration_and_exit_code() -> None:
+    rank = RankDevice(0, "h", 1, "GPU-1", "NVIDIA H200", 3)
+    started = make_command_started(2.0, devices=["GPU-1"], ranks=[rank])
+    record = history_from_events([started, RunFinished(time=9.0, state="failed", exit_code=3)]).record()
+    assert (record.command, record.devices, record.values.get("gpus")) == (started.command, "H200 (GPU 3)", 1)
+    assert (record.seconds, record.exit_code, record.command_parameters) == (7.0, 3, {"lr": 0.1})
+
+
+def test_log_line_of_the_start_names_process_devices_and_command() -> None:
+    assert event_line(make_command_started()) == "a: process 1 on the CPU: python train.py --lr 0.1"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lr", 0.1),
+        ("optim.lr", 0.1),
+        ("command", "python train.py --lr 0.1"),
+        ("exit_code", None),
+        ("model.name", None),
+    ],
+)
+def test_fields_of_a_row_are_those_of_the_command(tmp_path: Path, name: str, value: object) -> None:
+    row = row_of(make_run_folder(tmp_path, "a", make_command_started()))
+    assert find_field(name).value(row) == value
+    assert row.to_json()["config"] == {}
+
+
+def test_config_key_is_a_parameter_of_its_name_unless_other_keys_have_that_name(tmp_path: Path) -> None:
+    parameters = {"name": "bert-1", "weight_decay": 0.1}
+    row = row_of(make_run_folder(tmp_path, "a", make_command_started(parameters=parameters)))
+    values = {key: find_field(key).value(row) for key in ("model.name", "optim.name", "optim.weight_decay")}
+    assert values == {"model.name": None, "optim.name": None, "optim.weight_decay": 0.1}

@@ -1,4 +1,4 @@
-"""Stored profiles: what is kept, and files that others wrote."""
+"""Stored profiles: what is kept, what they name as the largest part, and files that others wrote."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from engine.runs.folder import RunFolder
 from engine.runs.profile_file import (
     MAX_PROFILES,
+    diagnose_profile,
     list_profiles,
     newest_profile,
     read_profile,
@@ -18,7 +19,7 @@ from engine.runs.profile_file import (
 from engine.utils.codec import InvalidRecordError
 from support.messages import raises_problem
 from support.runs.factories import make_run_folder
-from support.runs.profiles import make_profile, make_rank_profile, store_profile
+from support.runs.profiles import BALANCED, STARVED, make_profile, make_rank_profile, store_profile
 
 
 @pytest.fixture
@@ -93,3 +94,15 @@ def test_profile_that_others_can_change_makes_the_run_foreign(run: RunFolder) ->
     assert run.foreign_reason() is None
     (run.profiles / name / "profile.json").chmod(0o666)
     assert run.foreign_reason() == f"contains profile/{name}/profile.json, which is writable by all users"
+
+
+@pytest.mark.parametrize(
+    ("parts", "device_type", "message"),
+    [
+        (STARVED, "cpu", "waiting for data 60% of the time"),
+        (BALANCED, "cpu", "CPU-bound: backward takes 64% of the step"),
+        (BALANCED, "cuda", "GPU-bound: backward takes 64% of the step"),
+    ],
+)
+def test_largest_part_is_named(parts: tuple[float, ...], device_type: str, message: str) -> None:
+    assert diagnose_profile(make_profile(make_rank_profile(0, parts), device_type=device_type)) == message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,21 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from engine.runs import run_list
-from engine.runs.events import RunFinished
+from engine.runs import run_list, run_row
+from engine.runs.events import Event, RunContinued, RunFinished, RunPaused, WaitingForGpus
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.labels import RunLabels
 from engine.runs.ownership import Ownership
 from engine.runs.run_list import RunList
-from engine.runs.run_record import NO_RECORD, read_run_record, write_summary
+from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record, write_summary
 from engine.runs.run_row import RunRow, make_row, read_row
 from support.messages import raises_problem
 from support.replace import replace
-from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from support.runs.factories import (
     append_events,
     make_ended_runs,
     make_run_folder,
+    row_of,
     write_labels,
 )
 
@@ -40,7 +42,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def row_of(rows: list[RunRow], name: str) -> RunRow:
+def row_named(rows: list[RunRow], name: str) -> RunRow:
     return next(row for row in rows if row.name == name)
 
 
@@ -94,8 +96,8 @@ def test_list_rereads_only_changed_runs(root: Path, monkeypatch: pytest.MonkeyPa
     read = read_names(monkeypatch)
     runs.poll()
     assert sorted(read) == ["run-3", "run-4"]
-    best = row_of(runs.rows, "run-3").record.values.get("best_val_accuracy")
-    assert best == 0.99 and row_of(runs.rows, "run-4").tags == ("night",)
+    best = row_named(runs.rows, "run-3").record.values.get("best_val_accuracy")
+    assert best == 0.99 and row_named(runs.rows, "run-4").tags == ("night",)
 
 
 def test_list_of_many_runs_finds_changes_of_the_newest_at_once_and_of_the_others_in_turn(
@@ -111,7 +113,7 @@ def test_list_of_many_runs_finds_changes_of_the_newest_at_once_and_of_the_others
         write_labels(RunFolder(root / name), RunLabels(tags=(tag,)))
         for polls in range(1, COUNT):
             runs.poll(check_all=check_all)
-            if row_of(runs.rows, name).tags == (tag,):
+            if row_named(runs.rows, name).tags == (tag,):
                 return polls
         raise AssertionError("The change was never found")
 
@@ -135,9 +137,9 @@ def test_list_keeps_rows_that_have_not_changed(root: Path) -> None:
     assert {row.name for row in before} ^ {row.name for row in runs.rows} == {
         "run-7", "run-8", "new", "run-9", "renamed",
     }  # fmt: skip
-    kept = row_of(runs.rows, "run-1")
+    kept = row_named(runs.rows, "run-1")
     runs.poll()
-    assert row_of(runs.rows, "run-1") is kept
+    assert row_named(runs.rows, "run-1") is kept
 
 
 def test_list_finds_folder_that_becomes_a_run_later(root: Path) -> None:
@@ -178,11 +180,11 @@ def test_list_reads_live_run_at_each_poll(root: Path) -> None:
     # Its folder may have the same time as before.
     age(folder.path)
     runs.poll()
-    assert row_of(runs.rows, "live").record.values.get("val_accuracy") == 0.2
+    assert row_named(runs.rows, "live").record.values.get("val_accuracy") == 0.2
     ownership.release()
     for _ in range(2):
         runs.poll()
-        assert row_of(runs.rows, "live").state == row_of(read_list(root).rows, "live").state == "crashed"
+        assert row_named(runs.rows, "live").state == row_named(read_list(root).rows, "live").state == "crashed"
 
 
 def test_list_has_neither_hidden_folders_nor_links_nor_other_folders(root: Path) -> None:
@@ -199,9 +201,9 @@ def test_list_has_neither_hidden_folders_nor_links_nor_other_folders(root: Path)
 
 
 def test_list_has_run_whose_lock_is_missing(root: Path) -> None:
-    before = row_of(read_list(root).rows, "run-3")
+    before = row_named(read_list(root).rows, "run-3")
     RunFolder(root / "run-3").lock.unlink()
-    assert row_of(read_list(root).rows, "run-3") == before
+    assert row_named(read_list(root).rows, "run-3") == before
 
 
 def test_list_of_missing_folder_is_empty_and_of_unreadable_one_an_error(
@@ -307,3 +309,121 @@ blocked.wait()
 
 def test_program_ends_while_a_file_server_blocks_the_list(root: Path) -> None:
     subprocess.run([sys.executable, "-c", BLOCKED, str(root)], check=True, timeout=30)
+
+
+PAUSE = RunPaused(step=5, epoch=1)
+
+
+@pytest.mark.parametrize(
+    ("events", "with_owner", "without"),
+    [
+        ([], "starting", "crashed"),
+        ([WaitingForGpus(message="next")], "waiting", "interrupted"),
+        ([make_run_started()], "running", "crashed"),
+        ([make_run_started(), PAUSE], "paused", "crashed"),
+        ([make_run_started(), PAUSE, RunContinued(step=5, epoch=1)], "running", "crashed"),
+        ([make_run_started(), RunFinished(state="stopped")], "starting", "stopped"),
+        ([make_run_started(), RunFinished(state="stopped"), make_run_resumed(5, 9.0)], "running", "crashed"),
+    ],
+)
+def test_state_of_row_follows_record_and_owner(
+    tmp_path: Path, events: list[Event], with_owner: str, without: str
+) -> None:
+    folder = make_run_folder(tmp_path, "a", *events)
+    # Nobody resumes a run in the milliseconds in which file times are equal.
+    os.utime(folder.summary, (1, 1))
+    assert row_of(folder).state == without
+    owner = Ownership(folder)
+    assert row_of(folder).state == with_owner
+    owner.release()
+    assert row_of(folder).state == without
+
+
+def test_row_of_run_without_record_does_not_read_a_long_journal(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "sparse", make_run_started())
+    folder.summary.unlink()
+    os.truncate(folder.journal, 1 << 40)
+    row = row_of(folder)
+    assert row.message == "summary.json is missing; `gputrain attach sparse` rebuilds it"
+    assert (row.record, row.unreadable) == (NO_RECORD, True)
+
+
+def test_row_of_run_without_record_reports_damaged_journal(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    folder.summary.unlink()
+    os.truncate(folder.journal, 1 << 22)
+    with folder.journal.open("ab") as file:
+        file.write(b"\n")
+    assert not row_of(folder).unreadable
+    folder.journal.write_text('{"type": "run_started", "time": 1, "format": 2}\n')
+    row = row_of(folder)
+    assert row.unreadable and "format 2" in row.message
+
+
+def test_row_of_run_that_ends_while_it_is_read_is_no_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started(), make_step(5))
+    owner = Ownership(folder)
+    found = run_row.find_stored_record
+
+    def read_and_end(run: RunFolder) -> tuple[RunRecord, int] | None:
+        stored = found(run)
+        append_events(folder, RunFinished(state="finished"))
+        owner.release()
+        return stored
+
+    monkeypatch.setattr(run_row, "find_stored_record", read_and_end)
+    row = read_row(folder)
+    assert row is not None and (row.state, row.record.state) == ("finished", "finished")
+
+
+AUDIT = """
+import json, sys
+from pathlib import Path
+from engine.runs.run_list import RunList
+root, opened = sys.argv[1], []
+sys.addaudithook(lambda event, values: opened.append(values[0]) if event == "open" else None)
+runs = RunList(Path(root))
+runs.poll()
+paths = [path for path in map(str, opened) if path.startswith(root)]
+print(json.dumps({row.name: [path[len(row.folder) + 1:] for path in paths if path.startswith(row.folder + "/")]
+                  for row in runs.rows}))
+"""
+
+
+def test_list_opens_record_and_labels_of_ended_run_and_no_journal(tmp_path: Path) -> None:
+    for state in ("finished", "stopped", "failed"):
+        for number in (1, 2):
+            folder = make_run_folder(
+                tmp_path, f"{state}-{number}", make_run_started(), make_epoch(1), RunFinished(state=state)
+            )
+            folder.config.touch()
+            folder.owner.touch()
+        write_labels(folder, RunLabels(tags=("night",)))
+    make_run_folder(tmp_path, "crashed", make_run_started(), make_epoch(1))
+    result = subprocess.run([sys.executable, "-c", AUDIT, str(tmp_path)], check=True, capture_output=True, text=True)
+    opened = json.loads(result.stdout)
+    crashed = opened.pop("crashed")
+    assert "summary.json" in crashed and "events.jsonl" not in crashed and "config.yaml" not in crashed
+    assert len(opened) == 6 and all(names == ["summary.json", "labels.json"] for names in opened.values())
+
+
+@pytest.mark.soak
+def test_list_of_10000_runs_is_complete_within_seconds(tmp_path: Path) -> None:
+    make_ended_runs(tmp_path / "runs", 10_000)
+    for label in ("cold", "warm"):
+        runs, start, cpu = RunList(tmp_path / "runs"), time.monotonic(), time.process_time()
+        runs.poll(0.1)
+        while len(runs.rows) < 100:
+            runs.poll(0.1)
+        first, first_cpu = time.monotonic() - start, time.process_time() - cpu
+        while not runs.complete:
+            runs.poll(0.1)
+        whole, whole_cpu = time.monotonic() - start, time.process_time() - cpu
+        start = time.monotonic()
+        runs.poll(0.1)
+        again = time.monotonic() - start
+        print(f"\n{label}: 100 rows {first:.2f} s ({first_cpu:.2f} s CPU), all {whole:.2f} s ({whole_cpu:.2f} s CPU)")
+        assert len(runs.rows) == 10_000
+        # Three times the targets, as other programs may run.
+        assert first < 1.8 and again < 0.3
+    assert whole < 3.3

@@ -1,4 +1,4 @@
-"""What a filter, an order and folded sweeps show of the runs."""
+"""What a filter, an order and folded sweeps show of the runs, and the columns to choose from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from engine.runs.query import Query
 from engine.runs.run_row import RunRow
-from engine.runs.run_view import RunView, SortOrder, ViewRequest, make_view, query_of
+from engine.runs.run_view import RunView, SortOrder, ViewRequest, known_columns, make_view, query_of
 from support.runs.factories import make_row
 
 
@@ -59,3 +59,8 @@ def test_view_keeps_its_rows_while_a_key_is_typed(text: str, shown: list[str], c
 def test_query_of_mistake_is_one_line(text: str) -> None:
     problem = query_of(text)
     assert isinstance(problem, str) and problem and "\n" not in problem
+
+
+def test_known_columns_omit_names_of_other_versions() -> None:
+    known = known_columns(["lr", "no.such.key", "optim.lr", "state"])
+    assert [field.name for field in known] == ["optim.lr", "state"]

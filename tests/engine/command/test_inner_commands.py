@@ -1,4 +1,4 @@
-"""Parameters in the arguments of a command."""
+"""The commands behind wrappers and in shells, and the parameters in the arguments of a command."""
 
 from __future__ import annotations
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import torch.multiprocessing as mp
 
 from engine.launch import rank_starter
+from engine.launch.rank_process import Inherited, InheritedFd, run_spawned_rank
 from engine.launch.rank_starter import choose_start_method, find_fork_obstacle
+from engine.utils.exit_codes import ExitCode
 from support.gputrain_command import Gputrain
 from support.messages import raises_problem, says
 
@@ -85,3 +89,21 @@ def test_run_spawns_ranks_if_rank_starter_has_threads(gputrain: Gputrain) -> Non
     last = refused.stderr.splitlines()[-1]
     assert says(last, "not-supported", "error: device.start_method: ", "has 2 threads", "auto", "spawn")
     assert not (gputrain.runs / "short").exists()
+
+
+def test_spawned_rank_prints_error_of_job_that_cannot_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    job_file, pipe = os.memfd_create("job"), mp.Pipe()[0]
+    os.write(job_file, b"cos\nno_such_name\n.")
+    inherited = Inherited([pipe], InheritedFd(job_file), InheritedFd(job_file), pipe, os.getpid())
+    context = mp.start_processes(
+        run_spawned_rank, args=(InheritedFd(job_file), inherited), nprocs=1, join=False, start_method="fork"
+    )
+    os.close(job_file)
+    [process] = context.processes
+    process.join()
+    assert process.exitcode == ExitCode.FAILED
+    assert "AttributeError: Can't get attribute 'no_such_name'" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Jobs of one batch that fail at once hold the rest of it, until the user releases one."""
+"""Begin times, and jobs of one batch that fail at once and hold the rest of it, until the user releases one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ from typing import Any
 
 import pytest
 
+from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.gpus.queue_terms import QueueTerms
+from engine.gpus import allocation
+from engine.gpus.queue_terms import MAX_TIME, QueueTerms
+from engine.launch.request import RunRequest
+from engine.queue import place as place_module
+from engine.queue.edit import find_own_row, set_begin
+from engine.queue.listing import RowState, list_queue
 from engine.queue.place import JobStart, QueuePlace, hold_reason
 from engine.queue.state import QueueStage, read_queue_state, write_queue_state
 from engine.runs.command_events import CommandStarted
@@ -21,8 +27,11 @@ from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from engine.runs.recorder import Recorder
+from engine.utils.units import format_date
+from support.messages import raises_problem
 from support.replace import replace
 from support.runs.factories import make_queue_state, make_run_folder, write_run_record
+from support.runs.run_owner import Owner
 
 QUEUED_AT = 1000.0
 STARTED_AT = 1100.0
@@ -200,3 +209,75 @@ def test_guard_reads_no_run_that_was_queued_long_before(tmp_path: Path) -> None:
         assert job.reason() == ""
         write_queue_state(old, replace(make_queue_state(), program="train"))
         assert job.reason() == ""
+
+
+NOW = 1_795_000_000.0
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path / "reservations"))
+    (tmp_path / "reservations").mkdir()
+    monkeypatch.setattr(allocation, "WAIT_POLL_SECONDS", 0.01)
+    return tmp_path / "runs"
+
+
+def queued(runs: Path, begin: str) -> Owner:
+    settings = ["run.name=late", "run.resume=true", "device.gpus=cpu", f"queue.begin={begin}"]
+    return Owner(RunRequest(resolve_config("digits", settings).config, runs, "late"))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The Unix time that the queue reads, in a list."""
+    now = [NOW]
+    monkeypatch.setattr(place_module.time, "time", lambda: now[0])
+    yield now
+    monkeypatch.undo()
+
+
+def test_run_is_blocked_until_its_begin_time(runs: Path, clock: list[float]) -> None:
+    run = queued(runs, "now+2h")
+    place = run.queue().place
+    terms, reason = place.poll_terms()
+    assert (terms.blocked, terms.begin, reason) == ("begin", NOW + 7200, f"begins at {format_date(NOW + 7200)}")
+    clock[0] = NOW + 7201
+    terms, reason = place.poll_terms()
+    assert (terms.blocked, reason) == ("", "")
+    run.release()
+
+
+def test_begin_time_survives_restart_of_owner(runs: Path, clock: list[float]) -> None:
+    first = queued(runs, "now+2h")
+    first.queue()
+    # As after a kill: nothing is recorded.
+    first.release()
+    clock[0] = NOW + 3600
+    second = queued(runs, "now+2h")
+    state = second.queue().place.state
+    assert state.begin == NOW + 7200
+    second.release()
+
+
+def test_request_changes_begin_time(runs: Path, clock: list[float]) -> None:
+    run = queued(runs, "now+2h")
+    place = run.queue().place
+    for begin, is_valid in ((NOW + 60, True), (2 * MAX_TIME, False), (-1.0, False), (0.0, True)):
+        send_request(place.folder.control, "begin", begin=begin)
+        before = place.state.begin
+        place.poll_terms()
+        state = read_queue_state(place.folder)
+        assert state is not None and state.begin == (begin if is_valid else before)
+    assert place.poll_terms()[0].blocked == ""
+    run.release()
+
+
+def test_interrupted_run_keeps_begin_time_in_list_and_refuses_to_change_it(runs: Path) -> None:
+    run = queued(runs, "now+2h")
+    begin = run.queue().place.state.begin
+    run.release()
+    row = find_own_row("late", runs, list_queue(runs))
+    assert (row.state, row.begin) == (RowState.INTERRUPTED, begin)
+    with raises_problem("wrong-state", "late", "gputrain queue resume late"):
+        set_begin(row, 0.0)
+    assert RunFolder(runs / "late").path.is_dir()
