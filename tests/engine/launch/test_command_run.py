@@ -22,7 +22,7 @@ from engine.runs.events import ControlEvent, RunFinished, WarningEvent
 from engine.runs.folder import RunState
 from engine.utils.errors import UsageError
 from support.frozen_disk import frozen_disk, needs_frozen_disk
-from support.gpu.fake_gpu_host import FakeGpuHost, gpu_uuid
+from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid
 from support.gputrain_command import wait_for
 from support.messages import has_problem
 from support.runs.command_owner import CommandRuns, stdin_with
