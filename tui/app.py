@@ -32,6 +32,7 @@ from tui.terminal_app import TerminalApp, resume_garbage_collection
 if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
     from engine.foreign.process import ProcessId
+    from engine.foreign.reading import ColumnChoice
     from engine.launch.detached import LaunchedRun
     from engine.runs.folder import RunFolder, RunState
     from engine.runs.run_view import SortOrder
@@ -74,11 +75,12 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         launched_run: LaunchedRun | None = None,
         compared: Sequence[Path | ForeignRun] = (),
         watched: Sequence[Path] = (),
+        column_choice: ColumnChoice | None = None,
         process: ProcessId | None = None,
     ) -> None:
         """Open on `initial_run`, a run folder, or on `launched_run`, a run that is starting, or on the comparison
-        of the runs `compared` (see `open_compare`), or on the runs of other programs below the paths `watched`, or on
-        a `process`; else on the GPU monitor.
+        of the runs `compared` (see `open_compare`), or on the runs of other programs below the paths `watched`, whose
+        files of rows are read by `column_choice`, or on a `process`; else on the GPU monitor.
 
         `demo_notice` is shown on every screen and disables starting runs.
         """
@@ -86,7 +88,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         self.intervals = intervals or RefreshIntervals()
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
         self._initial_run, self._launched_run = initial_run, launched_run
-        self._compared, self.watched_paths = compared, watched
+        self._compared, self.watched_paths, self.column_choice = compared, watched, column_choice
         self._process = process
         self.gpu_poller = gpu_poller or GpuPoller(self.intervals.poll_s)
         self.host_poller = host_poller or HostPoller(runs_dir, self.intervals.poll_s)

@@ -2,58 +2,80 @@
 
 The first line names the columns. Lightning's `CSVLogger` leaves cells empty and rewrites `metrics.csv` when a column is
 added, ultralytics' `results.csv` has blanks around names and numbers, timm's `summary.csv` repeats its heading when a
-run is resumed, and Keras' `CSVLogger` may separate with any character (https://keras.io/api/callbacks/csv_logger/).
+run is resumed, and Keras' `CSVLogger` may separate with any character (https://keras.io/api/callbacks/csv_logger/). A
+file of few numbers in each line, which `numpy.savetxt` and d3rlpy write, needs no heading: its name is that of the
+metric. `row_files` finds the files.
 """
 
 from __future__ import annotations
 
 import csv
+import re
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
-from engine.foreign.growing_file import RowFile, head_lines
-from engine.foreign.line_names import source_of_row, with_source
+from engine.foreign.growing_file import VALUE_NAMES, RowFile
+from engine.foreign.line_names import SPLIT_NAMES, is_result, is_setting
 from engine.foreign.reading import (
     MAX_ROW_VALUES,
-    MAX_SNIFFED_FILES,
-    SNIFFED_BYTES,
+    NO_CHOICE,
+    ColumnChoice,
     Columns,
-    Listing,
-    Log,
     Reading,
     parse_cell,
 )
 
-# Of other CSV files the heading decides: a data set is no log.
-KNOWN_NAMES = frozenset({"metrics.csv", "results.csv", "summary.csv", "training.csv", "progress.csv", "monitor.csv"})
 _DELIMITERS = ",;\t"
 COMMENT = b"#"
+_TEXT_COLUMNS = frozenset({*SPLIT_NAMES, *VALUE_NAMES})
+# Text below such a name says nothing against a log.
+_TEXT_NAME = re.compile(rf"(?:{'|'.join(SPLIT_NAMES)})|(?:.*[_ ])?(?:date|time|timestamp|datetime)", re.IGNORECASE)
+# The columns before the value in a line without names, which never decrease.
+AXES_OF_NUMBERS = {1: (), 2: ("step",), 3: ("epoch", "step")}
 
 
-def find(listing: Listing) -> list[Log]:
-    """Return a log for each CSV file that has a known name, or a column with steps or epochs."""
-    named = [name for name in listing.files if name.endswith((".csv", ".tsv"))]
-    known = [name for name in named if _is_known(name)]
-    others = [name for name in named if not _is_known(name)][:MAX_SNIFFED_FILES]
-    paths = [listing.folder / name for name in known]
-    paths += [path for path in (listing.folder / name for name in others) if is_log(path)]
-    return [_log(path) for path in paths]
+def is_log(lines: Iterable[bytes], stem: str, choice: ColumnChoice = NO_CHOICE) -> bool:
+    """Whether the first lines of a table are those of a log: with a column of steps or epochs and another one, or with
+    results in rows of numbers, or of numbers without a heading in a file with the name of a result."""
+    first, *rows = [line for line in lines if line.strip() and not line.startswith(COMMENT)][:3] or [b""]
+    if name_columns(first, stem):
+        return all(name_columns(row, stem) for row in rows) and _are_axes([numbers_of(row) for row in (first, *rows)])
+    heading, delimiter = split_row(first)
+    columns = Columns.find(heading, choice.x)
+    if len(heading) > 1 and (columns.step or columns.epoch):
+        return True
+    if not any(choice.is_metric(name) if choice.metrics else is_result(name) for name in heading):
+        return False
+    # A table of runs has their settings and the names of their models.
+    has_texts = any(
+        cell and parse_cell(cell, decimal_commas=True) is None and not _TEXT_NAME.fullmatch(name)
+        for row in rows
+        for name, cell in zip(heading, split_row(row, delimiter)[0], strict=False)
+    )
+    return bool(rows) and not has_texts and not any(map(is_setting, heading))
 
 
-def _is_known(name: str) -> bool:
-    # `0.monitor.csv`
-    return name in KNOWN_NAMES or ".".join(name.split(".")[-2:]) in KNOWN_NAMES
+def name_columns(line: bytes, stem: str) -> list[str]:
+    """Return the names of the columns of a line that is numbers only; none for any other line."""
+    numbers = numbers_of(line)
+    return [*AXES_OF_NUMBERS[len(numbers)], stem] if len(numbers) in AXES_OF_NUMBERS and is_result(stem) else []
 
 
-def _log(path: Path) -> Log:
-    return Log("csv", (path,), lambda: CsvFile(path), open_until=lambda sizes: CsvFile(path, sizes.get(path)))
+def numbers_of(line: bytes) -> list[float]:
+    """Return the numbers of a line; none if there is anything else."""
+    text = line.decode(errors="replace")
+    cells = [parse_cell(cell) for cell in text.replace(",", " ").replace(";", " ").split()]
+    numbers = [cell for cell in cells if cell is not None]
+    return numbers if len(numbers) == len(cells) else []
 
 
-def is_log(path: Path) -> bool:
-    """Whether the heading of a CSV file has a column with steps or epochs, and another one."""
-    lines = (line for line in head_lines(path, SNIFFED_BYTES) if not line.startswith(COMMENT))
-    heading = split_row(next(lines, b""))[0]
-    columns = Columns.find(heading)
-    return len(heading) > 1 and bool(columns.step or columns.epoch)
+def _are_axes(rows: list[list[float]]) -> bool:
+    """Whether the numbers before the last one never decrease, and all lines have as many."""
+    return len(rows) > 1 and all(
+        len(before) == len(after) and all(a <= b for a, b in zip(before[:-1], after[:-1], strict=True))
+        for before, after in pairwise(rows)
+    )
 
 
 def split_row(line: bytes, delimiter: str = "") -> tuple[list[str], str]:
@@ -76,10 +98,10 @@ def split_row(line: bytes, delimiter: str = "") -> tuple[list[str], str]:
 class CsvFile(RowFile):
     """Follows one CSV file."""
 
-    def __init__(self, path: Path, limit: int | None = None) -> None:
-        super().__init__(path, limit)
+    def __init__(self, path: Path, limit: int | None = None, choice: ColumnChoice = NO_CHOICE, group: str = "") -> None:
+        super().__init__(path, limit, choice, group)
         self._heading: list[str] = []
-        self._is_cut = self._has_long_rows = False
+        self._is_cut = self._has_long_rows = self._has_texts = self._is_bare = False
         self._columns = Columns(None, None, None)
         self._delimiter = ""
 
@@ -92,9 +114,18 @@ class CsvFile(RowFile):
 
     def _read_row(self, line: bytes, reading: Reading) -> None:
         if not self._heading:
-            if not line.startswith(COMMENT):
-                heading, self._delimiter = split_row(line)
-                self._set_heading(heading)
+            if line.startswith(COMMENT) or not line.strip():
+                return
+            names = name_columns(line, self._file.path.stem)
+            heading, self._delimiter = split_row(line)
+            self._is_bare = bool(names)
+            self._set_heading(names or heading)
+            if not names:
+                return
+        if self._is_bare:
+            row = dict(zip(self._heading, numbers_of(line), strict=False))
+            if len(row) == len(self._heading):
+                self.add_row(row, self._columns, reading)
             return
         cells, _ = split_row(line, self._delimiter)
         has_decimal_commas = self._delimiter != ","
@@ -104,10 +135,9 @@ class CsvFile(RowFile):
                 row[name] = number
         if row:
             self._has_long_rows = self._has_long_rows or len(cells) > len(self._heading)
-            if source := source_of_row(dict(zip(self._heading, cells, strict=False))):
-                row = {name if name in self._columns else with_source(name, source): row[name] for name in row}
-            self.add_row(row, self._columns, reading)
-        elif any(Columns.find(cells)[:2]):
+            texts = dict(zip(self._heading, cells, strict=False)) if self._has_texts else {}
+            self.add_row(row, self._columns, reading, texts)
+        elif any(Columns.find(cells)[:2]) or cells == self._heading:
             # A resumed run writes a heading again, maybe with other columns.
             self._set_heading(cells)
             self._restarts.expect()
@@ -115,7 +145,8 @@ class CsvFile(RowFile):
     def _set_heading(self, cells: list[str]) -> None:
         self._is_cut = len(cells) > MAX_ROW_VALUES
         self._heading = cells[:MAX_ROW_VALUES]
-        self._columns = Columns.find(self._heading)
+        self._columns = Columns.find(self._heading, self._choice.x)
+        self._has_texts = not _TEXT_COLUMNS.isdisjoint(self._heading)
 
     @property
     def problem(self) -> str | None:

@@ -13,15 +13,14 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.foreign import (
-    csv_file,
-    json_file,
-    json_lines,
     mlflow_database,
     mlflow_store,
+    row_files,
     tensorboard,
     text_log,
     trackio,
@@ -29,7 +28,7 @@ from engine.foreign import (
     wandb_log,
 )
 from engine.foreign.parameters import Parameters, read_parameters
-from engine.foreign.reading import POLL_BYTES, UNREAD, Listing, Log, Reading, list_folder
+from engine.foreign.reading import NO_CHOICE, POLL_BYTES, UNREAD, ColumnChoice, Listing, Log, Reading, list_folder
 from engine.utils.errors import UsageError
 from engine.utils.files import is_file, is_folder
 from engine.utils.text import printable
@@ -42,13 +41,12 @@ FORMATS = (
     mlflow_database.find,
     mlflow_store.find,
     trainer_state.find,
-    json_lines.find,
-    json_file.find,
-    csv_file.find,
+    row_files.find,
 )
 FOLDER_FORMATS = frozenset({"tensorboard", "mlflow", "trainer-state"})
 MAX_LOGS = 50  # per folder
 MAX_SHARED_NAMES = 1000  # of metrics in several logs of one format
+MAX_UNREAD = 10  # of a search
 # A folder that was changed less than this before it was listed may change again without another modification time.
 FRESH_SECONDS = 2.0
 # Of these files, the content decides, or a folder beside them.
@@ -78,8 +76,9 @@ class ForeignRun:
         return tuple(dict.fromkeys(log.format for log in self.logs))
 
     def metric_key(self, name: str) -> str:
-        """Return what the names of a metric in several logs have in common."""
-        return name
+        """Return what the names of a metric in several logs have in common: `learner.loss` of a JSON object is
+        `learner/loss` elsewhere."""
+        return name.replace(".", "/")
 
     def log_ids(self) -> list[tuple[str, str, Path]]:
         """Return what tells each log from others: its format, its run, and its file or its folder.
@@ -116,12 +115,14 @@ class ForeignRun:
 class FoundRuns:
     """The runs below a path, sorted by name. `is_partial` tells that some files, folders or runs were not read.
 
-    `own` are the folders of runs of gputrain, which are not among `runs`.
+    `own` are the folders of runs of gputrain, which are not among `runs`, and `unread` names files that look like
+    metrics, in folders without a log.
     """
 
     runs: tuple[ForeignRun, ...]
     is_partial: bool = False
     own: frozenset[Path] = frozenset()
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ class SearchLimits:
     """How much of a tree is searched: folders, how deep they are nested, runs, and entries that were not listed before.
 
     Folders with one of the `skipped` names are not searched. `reads_text` tells that text files with printed metrics
-    are runs, too.
+    are runs, too, and `names_unread` that files are named which look like metrics. `choice` is how files of rows are
+    read.
     """
 
     depth: int = 12
@@ -138,6 +140,8 @@ class SearchLimits:
     entries: int = 1_000_000_000
     skipped: frozenset[str] = SKIPPED_FOLDERS
     reads_text: bool = True
+    names_unread: bool = False
+    choice: ColumnChoice = NO_CHOICE
 
 
 def find_runs(path: Path, limits: SearchLimits = SearchLimits()) -> FoundRuns:
@@ -147,8 +151,9 @@ def find_runs(path: Path, limits: SearchLimits = SearchLimits()) -> FoundRuns:
 
 def merge_runs(parts: Iterable[FoundRuns]) -> FoundRuns:
     """Return the runs of several searches, each once."""
-    runs, is_partial, own = dict[str, ForeignRun](), False, set[Path]()
+    runs, is_partial, own, unread = dict[str, ForeignRun](), False, set[Path](), dict[str, None]()
     for part in parts:
+        unread |= dict.fromkeys(part.unread[: MAX_UNREAD - len(unread)])
         for run in part.runs:
             runs.setdefault(run.key, run)
         is_partial = is_partial or part.is_partial
@@ -157,7 +162,7 @@ def merge_runs(parts: Iterable[FoundRuns]) -> FoundRuns:
     printed = {run.key for run in runs.values() if run.formats == (text_log.FORMAT,)}
     above = {folder for run in runs.values() if printed for folder in run.folder.parents}
     kept = [run for run in runs.values() if run.key not in printed or run.folder not in above]
-    return FoundRuns(tuple(sorted(kept, key=lambda run: run.name)), is_partial, frozenset(own))
+    return FoundRuns(tuple(sorted(kept, key=lambda run: run.name)), is_partial, frozenset(own), tuple(unread))
 
 
 def require_unwatched(folder: Path, watched: Iterable[Path]) -> None:
@@ -183,8 +188,9 @@ class RunFinder:
         root = self._root
         if not is_folder(root):
             if is_file(root):
-                listing = Listing(root.parent, (root.name,), ())
-                yield FoundRuns(tuple(_runs_in(root.parent, root.stem, self._logs_in(listing), root)))
+                listing = Listing(root.parent, (root.name,), (), choice=self._limits.choice)
+                logs = self._logs_in(listing)
+                yield FoundRuns(tuple(_runs_in(root.parent, root.stem, logs, root)), unread=self._unread(listing, logs))
             return
         limits, num_runs, num_folders, self._num_listed = self._limits, 0, 0, 0
         # The upper folders first: a limit then leaves out the depths of a data set.
@@ -201,7 +207,8 @@ class RunFinder:
                 continue
             runs = tuple(_runs_in(folder, name or root.name, known.logs, folder))[: limits.runs - num_runs]
             num_runs += len(runs)
-            yield FoundRuns(runs, known.is_partial)
+            unread = tuple(f"{name}/{text}" if name else text for text in known.unread)
+            yield FoundRuns(runs, known.is_partial, unread=unread)
             if depth == limits.depth:
                 continue
             for inner, inner_name in known.inner:
@@ -210,12 +217,17 @@ class RunFinder:
     def _logs_in(self, listing: Listing) -> list[Log]:
         return logs_in(listing) or (text_log.find(listing) if self._limits.reads_text else [])
 
+    def _unread(self, listing: Listing, logs: Sequence[Log]) -> tuple[str, ...]:
+        """Return sentences on the files of a folder without a log that look like metrics."""
+        is_asked = self._limits.names_unread and not logs
+        return tuple(map(printable, islice(row_files.unread(listing), MAX_UNREAD))) if is_asked else ()
+
     def _list(self, folder: Path) -> _Folder:
         known = self._known.get(folder)
         if known is not None and known.stamp == _stamp_of(known.watched):
             return known
         modified_ns = _modified_ns(folder)
-        listing = list_folder(folder)
+        listing = list_folder(folder)._replace(choice=self._limits.choice)
         self._num_listed += len(listing.files) + len(listing.folders)
         is_own = OWN_FILES.issubset(listing.files)
         logs = [] if is_own else self._logs_in(listing)
@@ -225,7 +237,8 @@ class RunFinder:
         undecided = [] if is_own else _undecided(listing, logs)
         watched = (folder, *undecided[:MAX_UNDECIDED])
         stamp = (modified_ns, *_stamp_of(watched[1:]))
-        found = _Folder(watched, stamp, tuple(logs), inner, is_own=is_own, is_partial=listing.is_partial)
+        unread = () if is_own else self._unread(listing, logs)
+        found = _Folder(watched, stamp, tuple(logs), inner, unread, is_own=is_own, is_partial=listing.is_partial)
         # A database gets runs without a new file.
         is_final = len(undecided) <= MAX_UNDECIDED and not any(log.run for log in logs)
         if is_final and time.time() - max(stamp) / 1e9 > FRESH_SECONDS:
@@ -245,6 +258,7 @@ class _Folder(NamedTuple):
     stamp: tuple[int, ...]
     logs: tuple[Log, ...]
     inner: tuple[tuple[Path, str], ...]
+    unread: tuple[str, ...]
     is_own: bool
     is_partial: bool
 

@@ -13,10 +13,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from engine.foreign.reading import POLL_BYTES, Columns, MetricNames, Reading, row_points
+from engine.foreign.line_names import is_result, source_of_row, with_source
+from engine.foreign.reading import (
+    NO_CHOICE,
+    POLL_BYTES,
+    ColumnChoice,
+    Columns,
+    MetricNames,
+    Reading,
+    row_points,
+    to_number,
+)
 from engine.foreign.restarts import Restarts
 from engine.utils.files import open_regular_file
-from engine.utils.text import pluralize
+from engine.utils.text import pluralize, printable
 
 # A rewritten file that begins with the same bytes, and has the same bytes before the position, has only grown.
 HEAD_BYTES = 4096
@@ -25,6 +35,9 @@ TAIL_BYTES = 256
 MAX_LINE_BYTES = 1 << 18
 # A last line without a line break counts as complete if nothing was written for this time.
 SETTLED_SECONDS = 10.0
+# In a row with one value, which metric it is: `step,metric,value`.
+VALUE, VALUE_NAMES = "value", ("metric", "metric_name", "name", "tag", "key", "variant")
+NO_TEXTS: Mapping[str, object] = {}
 
 
 class GrowingFile:
@@ -135,12 +148,15 @@ class GrowingFile:
 class RowFile:
     """A source that follows one file. Its format restores its own state in `restart`, and reads in `read`."""
 
-    def __init__(self, path: Path, limit: int | None = None) -> None:
+    def __init__(self, path: Path, limit: int | None = None, choice: ColumnChoice = NO_CHOICE, group: str = "") -> None:
+        """With a `group`, the names of the metrics begin with it."""
         self._file = GrowingFile(path, limit)
         self._names = MetricNames()
         self._restarts = Restarts()
+        self._choice, self._group = choice, f"{group}/" if group else ""
         self._num_rows = self._num_damaged = 0
         self._last_step, self._last_epoch, self._counts_rows = -1, -math.inf, False
+        self._lacks_x = False
 
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
         """Read the complete rows of at most about `max_bytes`."""
@@ -167,10 +183,22 @@ class RowFile:
             reasons.append(f"{name} has {pluralize(self._num_damaged, 'damaged line')}")
         if self._restarts.voided_from is not None:
             reasons.append(f"{name} repeats steps from {self._restarts.voided_from:,} on, which void the earlier ones")
+        if self._lacks_x:
+            reasons.append(f"{name} has no column {printable(self._choice.x)}: its rows are counted")
+        if self._file.size and not self._file.unread_bytes and self._names.is_empty:
+            reasons.append(f"no line of {name} is read as metrics")
         return "; ".join(reasons) or None
 
-    def add_row(self, row: Mapping[str, float], columns: Columns, reading: Reading) -> None:
-        """Add the points of one row. The repeated steps of a resumed run void the earlier ones."""
+    def add_row(
+        self, row: Mapping[str, float], columns: Columns, reading: Reading, texts: Mapping[str, object] = NO_TEXTS
+    ) -> None:
+        """Add the points of one row. The repeated steps of a resumed run void the earlier ones.
+
+        `texts` may say what the values were measured on, or what the one in the column `value` is.
+        """
+        if texts:
+            row = _named(row, columns, texts)
+        self._lacks_x = bool(self._choice.x) and not columns.epoch
         epoch = row.get(columns.epoch, math.nan) if columns.epoch else math.nan
         # One rule for all rows from there on: whole epochs between fractions are no steps, nor is a counter that starts
         # again in each epoch.
@@ -180,7 +208,9 @@ class RowFile:
         else:
             self._counts_rows = self._counts_rows or (math.isfinite(epoch) and epoch % 1 != 0)
         number = self._last_step + 1 if self._counts_rows else self._num_rows
-        points = list(row_points(row, columns, number, self._names, counts_rows=self._counts_rows))
+        points = list(row_points(row, columns, number, self._names, self._choice, counts_rows=self._counts_rows))
+        if self._group:
+            points = [point._replace(name=self._group + point.name) for point in points]
         self._restarts.add_row(points, reading)
         self._last_step = points[0].step if points else self._last_step
         self._last_epoch = epoch if math.isfinite(epoch) else self._last_epoch
@@ -192,6 +222,17 @@ class RowFile:
     def read(self, max_bytes: int, reading: Reading) -> None:
         """Add what is new in the open file. Raises OSError."""
         raise NotImplementedError
+
+
+def _named(row: Mapping[str, float], columns: Columns, texts: Mapping[str, object]) -> Mapping[str, float]:
+    """Return a row with the names that its texts give its values."""
+    names = [text for key in VALUE_NAMES if isinstance(text := texts.get(key), str) and to_number(text) is None]
+    if names and VALUE in row and not any(map(is_result, row)):
+        axes = {name: value for name, value in row.items() if name in columns}
+        return {**axes, "/".join(names): row[VALUE]}
+    if source := source_of_row(texts):
+        return {name if name in columns else with_source(name, source): value for name, value in row.items()}
+    return row
 
 
 class FolderFile(Protocol):
@@ -245,8 +286,12 @@ class FileFolder:
 
 
 def head_lines(path: Path, num_bytes: int) -> list[bytes]:
-    """Return the complete lines at the beginning of a file, whatever ends them, in UTF-8."""
-    head = read_head(path, num_bytes)
+    """Return the lines at the beginning of a file, see `lines_of`."""
+    return lines_of(read_head(path, num_bytes))
+
+
+def lines_of(head: bytes) -> list[bytes]:
+    """Return the lines at the beginning of a file, whatever ends them, in UTF-8."""
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         head = head[: len(head) // 2 * 2].decode("utf-16", "replace").encode()
     return head.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")

@@ -1,72 +1,77 @@
-"""Read metrics from files with a JSON object per line.
+"""Read metrics from files with a JSON object, or a list of them, per line.
 
-Such files are written by trainers of their own, by MMEngine (`scalars.json`), Detectron2 (`metrics.json`) and those
-that follow DeiT (`log.txt`). Format: https://jsonlines.org
+Such files are written by trainers of their own, by MMEngine (`scalars.json`), Detectron2 (`metrics.json`), those that
+follow DeiT (`log.txt`), Ray Tune (`result.json`), and with a word before the object by NVIDIA's DLLogger and MLPerf's
+logging. Format: https://jsonlines.org. `row_files` finds the files.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from engine.foreign.growing_file import MAX_LINE_BYTES, RowFile, head_lines
-from engine.foreign.line_names import source_of_row, with_source
-from engine.foreign.reading import (
-    MAX_SNIFFED_FILES,
-    SNIFFED_BYTES,
-    Columns,
-    Listing,
-    Log,
-    Reading,
-    flat_numbers,
-    parse_json_object,
-)
+from engine.foreign.growing_file import MAX_LINE_BYTES, RowFile
+from engine.foreign.line_names import is_result
+from engine.foreign.parameters import flatten
+from engine.foreign.reading import NO_CHOICE, PARAMETER_NAMES, ColumnChoice, Columns, Reading, flat_numbers, parse_json
 
-ENDINGS = (".jsonl", ".ndjson", ".log.json")
-KNOWN_NAMES = frozenset({"metrics.json", "scalars.json", "log.json", "log.txt"})
+MAX_SNIFFED_LINES = 20
+# `DLLL {`, `:::MLLOG {`
+_WORD = re.compile(rb"\s*[:A-Z]{0,12} (?=\{)")
 
 
-def find(listing: Listing) -> list[Log]:
-    """Return a log for each file whose first line is an object with a step or an epoch, and another number."""
-    names = [name for name in listing.files if name.endswith(ENDINGS) or name in KNOWN_NAMES]
-    paths = [listing.folder / name for name in names[:MAX_SNIFFED_FILES]]
-    return [_log(path) for path in paths if is_log(path)]
+def is_log(lines: Iterable[bytes], choice: ColumnChoice = NO_CHOICE) -> bool:
+    """Whether one of the first lines has a step or an epoch, and another number, or a result.
 
-
-def _log(path: Path) -> Log:
-    return Log("json", (path,), lambda: JsonLines(path), open_until=lambda sizes: JsonLines(path, sizes.get(path)))
-
-
-def is_log(path: Path) -> bool:
-    """Whether one of the first two lines has a step or an epoch, and another number.
-
-    MMEngine's first line may be the configuration.
+    The first line may be the configuration.
     """
-    for line in head_lines(path, SNIFFED_BYTES)[:2]:
-        numbers = flat_numbers(parse_json_object(line) or {})
-        columns = Columns.find(numbers)
-        if len(numbers) > 1 and (columns.step or columns.epoch):
-            return True
-    return False
+    rows = (row for line in list(lines)[:MAX_SNIFFED_LINES] for row in rows_of_line(line))
+    return any(is_log_row(flat_numbers(row), choice) for row in rows)
+
+
+def is_log_row(row: dict[str, float], choice: ColumnChoice = NO_CHOICE) -> bool:
+    """Whether a row has a step or an epoch, and another number, or a result."""
+    columns = Columns.find(row, choice.x)
+    has_axis = columns.step is not None or columns.epoch is not None
+    return len(row) > 1 if has_axis else any(choice.is_metric(n) if choice.metrics else is_result(n) for n in row)
+
+
+def rows_of_line(line: bytes) -> list[dict[str, Any]]:
+    """Return the objects of a line; none if it is something else."""
+    match = _WORD.match(line)
+    found = parse_json(line[match.end() :] if match else line)
+    rows = [row for row in (found if isinstance(found, list) else [found]) if isinstance(row, dict)]
+    for row in rows:
+        # DLLogger has the epoch and the iteration as a list.
+        if isinstance(steps := row.get("step"), list):
+            row |= zip(("epoch", "step"), steps[:2], strict=False)
+    return rows
 
 
 class JsonLines(RowFile):
     """Follows one file of JSON lines. Lines that are no JSON objects are passed over."""
 
-    def __init__(self, path: Path, limit: int | None = None) -> None:
-        super().__init__(path, limit)
+    def __init__(self, path: Path, limit: int | None = None, choice: ColumnChoice = NO_CHOICE) -> None:
+        super().__init__(path, limit, choice)
         self._rank: float | None = None
 
     def read(self, max_bytes: int, reading: Reading) -> None:
         # At least the longest line that is read.
         for line in self._file.read_lines(max(max_bytes, MAX_LINE_BYTES)):
-            found = parse_json_object(line)
-            self._num_damaged += found is None and line.lstrip().startswith(b"{")
-            row = flat_numbers(found or {})
-            rank = row.get("rank")
-            self._rank = rank if self._rank is None else self._rank
-            # Of several ranks, the lines of the first one count.
-            if row and rank == self._rank:
-                source = source_of_row(found or {})
-                columns = Columns.find(row)
-                named = {name if name in columns else with_source(name, source): value for name, value in row.items()}
-                self.add_row(named if source else row, columns, reading)
+            rows = rows_of_line(line)
+            self._num_damaged += not rows and line.lstrip().startswith(b"{")
+            for found in rows:
+                self._read_row(found, reading)
+
+    def _read_row(self, found: dict[str, Any], reading: Reading) -> None:
+        for name in PARAMETER_NAMES.intersection(found):
+            if isinstance(found[name], dict):
+                reading.parameters |= flatten(found.pop(name))
+        row = flat_numbers(found)
+        rank = row.get("rank")
+        self._rank = rank if self._rank is None else self._rank
+        # Of several ranks, the lines of the first one count.
+        if row and rank == self._rank:
+            self.add_row(row, Columns.find(row, self._choice.x), reading, found)

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -40,19 +41,46 @@ STEP_NAMES = (
     "step", "global_step", "trainer/global_step", "_step", "iteration", "iter", "num_updates", "total_timesteps",
     "timesteps_total", "num_env_steps", "training_iteration", "current_steps",
 )  # fmt: skip
-EPOCH_NAMES = ("epoch", "epochs", "train/epoch")
-TIME_NAMES = ("_timestamp", "timestamp", "wall_time", "time")
-# Neither are plans and counters of other things.
+EPOCH_NAMES = ("epoch", "epochs", "train/epoch", "epoch_num")
+TIME_NAMES = ("_timestamp", "timestamp", "wall_time", "wall time", "time")
+# In a row without any of them, the last word of a name says that it counts steps: `learner_steps`.
+_STEP_WORD = re.compile(r"(?:.*[/_. ])?(?:steps?|iterations?|iters?|updates|timesteps|frames|episodes)", re.IGNORECASE)
+# Neither are plans, counters of other things, and what identifies a process, also behind the name of a group.
 IGNORED_NAMES = frozenset({
     "_runtime", "batch", "batch_idx", "rank", "total_steps", "max_steps", "percentage", "elapsed_time",
-    "remaining_time",
+    "remaining_time", "remaining", "passed", "iter", "iterations", "pid", "lineno", "time_ms", "unnamed: 0",
+    "iterations_since_restore", "timesteps_since_restore", "time_since_restore",
 })  # fmt: skip
+PARAMETER_NAMES = frozenset({"config", "cfg", "hparams", "hyperparameters", "params", "args", "run"})
+"""Names of the objects in a row that are the parameters of the run, and of the groups of such columns."""
 _NUMBER_TEXT = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 _SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "%": 1.0}
 
 Scalar = bool | int | float | str | None
 """Value of a parameter."""
+
+
+class ColumnChoice(NamedTuple):
+    """What the user chose for files of rows: the column that is the x axis, and a pattern of the metrics."""
+
+    x: str = ""
+    metrics: str = ""
+
+    def is_metric(self, name: str) -> bool:
+        """Whether a column that is not on the x axis is shown."""
+        if self.metrics:
+            return fnmatchcase(name.lower(), self.metrics.lower())
+        return not _is_ignored(name)
+
+
+NO_CHOICE = ColumnChoice()
+
+
+@lru_cache(maxsize=4096)
+def _is_ignored(name: str) -> bool:
+    first, *others = re.split("[/.]", name.lower())
+    return bool(others and first in PARAMETER_NAMES) or (others or [first])[-1] in IGNORED_NAMES
 
 
 @dataclass(slots=True)
@@ -126,13 +154,14 @@ class Log:
 class Listing(NamedTuple):
     """The regular files and the folders of a folder by name, sorted and without links.
 
-    `is_partial` tells that it has more than `MAX_ENTRIES` entries.
+    `is_partial` tells that it has more than `MAX_ENTRIES` entries. `choice` is how the user wants its files read.
     """
 
     folder: Path
     files: tuple[str, ...]
     folders: tuple[str, ...]
     is_partial: bool = False
+    choice: ColumnChoice = NO_CHOICE
 
 
 def list_folder(folder: Path) -> Listing:
@@ -225,13 +254,18 @@ def parse_cell(text: str, *, decimal_commas: bool = False) -> float | None:
     return None if number is None else number * (scale or 1.0)
 
 
-def parse_json_object(text: bytes | str) -> dict[str, Any] | None:
-    """Return a JSON object; None for anything else."""
+def parse_json(text: bytes | str) -> Any:
+    """Return a JSON value; None for anything else."""
     try:
-        value = json.loads(text)
+        return json.loads(text)
     # Integers of more than 4300 digits are a ValueError, deep nesting is a RecursionError.
     except (ValueError, RecursionError):
         return None
+
+
+def parse_json_object(text: bytes | str) -> dict[str, Any] | None:
+    """Return a JSON object; None for anything else."""
+    value = parse_json(text)
     return value if isinstance(value, dict) else None
 
 
@@ -259,9 +293,9 @@ def first_column(names: Iterable[str], wanted: tuple[str, ...]) -> str | None:
     """Return the name that comes first in `wanted`, compared in lower case; None if there is none."""
     by_key = {name.lower(): name for name in names}
     found = next((by_key[key] for key in wanted if key in by_key), None)
-    if found is None and wanted is STEP_NAMES:
+    if found is None and wanted is not TIME_NAMES:
         # `time/total_timesteps`
-        by_end = {name.rpartition("/")[2].lower(): name for name in reversed(list(by_key.values()))}
+        by_end = {re.split("[/.]", name)[-1].lower(): name for name in reversed(list(by_key.values()))}
         found = next((by_end[key] for key in wanted if key in by_end), None)
     return found
 
@@ -274,19 +308,31 @@ class Columns(NamedTuple):
     time: str | None
 
     @classmethod
-    def find(cls, names: Iterable[str]) -> Columns:
-        """Find the columns by their names."""
-        return _find_columns(tuple(names))
+    def find(cls, names: Iterable[str], x: str = "") -> Columns:
+        """Find the columns by their names. A column `x` that the user chose takes the place of the epoch, which may
+        have fractions."""
+        return _find_columns(tuple(names), x)
 
 
 # The rows of a log have few different sets of names.
 @lru_cache(maxsize=512)
-def _find_columns(names: tuple[str, ...]) -> Columns:
-    return Columns(*(first_column(names, wanted) for wanted in (STEP_NAMES, EPOCH_NAMES, TIME_NAMES)))
+def _find_columns(names: tuple[str, ...], x: str) -> Columns:
+    step, epoch, time = (first_column(names, wanted) for wanted in (STEP_NAMES, EPOCH_NAMES, TIME_NAMES))
+    if x:
+        return Columns(None, x if x in names else None, None if time == x else time)
+    if step is None and epoch is None:
+        step = next((n for n in names if _STEP_WORD.fullmatch(n) and NO_CHOICE.is_metric(n)), None)
+    return Columns(step, epoch, time)
 
 
 def row_points(
-    row: Mapping[str, float], columns: Columns, number: int, names: MetricNames, *, counts_rows: bool = False
+    row: Mapping[str, float],
+    columns: Columns,
+    number: int,
+    names: MetricNames,
+    choice: ColumnChoice = NO_CHOICE,
+    *,
+    counts_rows: bool = False,
 ) -> Iterator[Point]:
     """Yield the points of one row.
 
@@ -301,9 +347,7 @@ def row_points(
     time = to_unix_time(row.get(columns.time) if columns.time else None)
     for key, value in row.items():
         is_axis = key in (columns.step, columns.epoch) or (key == columns.time and time is not None)
-        if is_axis or key.lower() in IGNORED_NAMES:
-            continue
-        if (name := names.get(key)) is not None:
+        if not is_axis and choice.is_metric(key) and (name := names.get(key)) is not None:
             yield Point(name, step, value, epoch, time)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine.foreign.activity import Activity, judge
 from engine.foreign.figures import Figures, LogFigures
-from engine.foreign.folders import ForeignRun, FoundRuns, RunFollower
+from engine.foreign.folders import MAX_UNREAD, ForeignRun, FoundRuns, RunFollower
 from engine.foreign.parameters import Parameters, merge_parameters
 from engine.utils.units import format_bytes
 
@@ -50,7 +50,8 @@ class ForeignRunList:
     """The runs that `search` finds, the one that changed last first. Not safe for threads.
 
     `runs` is the same list as before if nothing has changed. `complete` tells that all have been found and read. `own`
-    are the folders of runs of gputrain that the last search met.
+    are the folders of runs of gputrain that the last search met, and `unread` what it says of files that look like
+    metrics.
     """
 
     def __init__(self, search: Callable[[], Iterator[FoundRuns]]) -> None:
@@ -63,6 +64,7 @@ class ForeignRunList:
         self._position, self._next_check = 0, 0.0
         self.runs: list[ListedRun] = []
         self.own: frozenset[Path] = frozenset()
+        self.unread: tuple[str, ...] = ()
         self.complete = self.has_searched = self.is_partial = False
         """`has_searched`: the first search is over. `is_partial`: the search met one of its limits."""
 
@@ -89,13 +91,14 @@ class ForeignRunList:
         """Begin a search, or continue the one that the last poll had no time for."""
         if self._searching is None and time.monotonic() >= self._next_search:
             self._searching, self._search_seconds, self._found = self._search(), 0.0, set()
-            self._is_limited, self._own_now = False, set[Path]()
+            self._is_limited, self._own_now, self._unread_now = False, set[Path](), list[str]()
         if self._searching is None:
             return
         began = time.monotonic()
         for part in self._searching:
             self._is_limited |= part.is_partial
             self._own_now |= part.own
+            self._unread_now += part.unread
             for run in part.runs:
                 self._add(run)
             if time.monotonic() > deadline:
@@ -103,7 +106,7 @@ class ForeignRunList:
                 return
         self._search_seconds += time.monotonic() - began
         self._searching, self.has_searched, self.is_partial = None, True, self._is_limited
-        self.own = frozenset(self._own_now)
+        self.own, self.unread = frozenset(self._own_now), tuple(self._unread_now[:MAX_UNREAD])
         self._next_search = time.monotonic() + max(SEARCH_SECONDS, self._search_seconds / SEARCH_SHARE)
         for key in self._followed.keys() - self._found:
             del self._followed[key]

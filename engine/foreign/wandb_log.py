@@ -7,7 +7,6 @@ https://github.com/wandb/wandb/blob/main/wandb/proto/wandb_internal.proto.
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any
 from engine.foreign.growing_file import RowFile
 from engine.foreign.parameters import flatten, without_wandb_keys
 from engine.foreign.protobuf import ProtobufError, fields, text_of
-from engine.foreign.reading import MAX_ROW_VALUES, Columns, Listing, Log, Reading, flat_numbers, row_points
+from engine.foreign.reading import MAX_ROW_VALUES, Columns, Listing, Log, Reading, flat_numbers, parse_json, row_points
 
 FILE_HEADER = b":W&B\xe1\xbe\x00"
 BLOCK_BYTES = 1 << 15
@@ -154,7 +153,4 @@ def _parse_json(text: bytes) -> Any:
             return float(text)
         except ValueError:
             pass
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    return parse_json(text)

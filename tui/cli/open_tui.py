@@ -21,6 +21,7 @@ from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
 if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
     from engine.foreign.process import ProcessId
+    from engine.foreign.reading import ColumnChoice
     from tui.demo.server import DemoServer
 
 
@@ -33,6 +34,7 @@ def open_screen(
     trust_owner: bool = False,
     compared: Sequence[Path | ForeignRun] = (),
     watched: Sequence[Path] = (),
+    column_choice: ColumnChoice | None = None,
     process: ProcessId | None = None,
 ) -> None:
     """Open the screen until the user quits, then exit. Raises UsageError if there is no terminal or no such run."""
@@ -49,6 +51,7 @@ def open_screen(
         launched_run=launched_run,
         compared=compared,
         watched=watched,
+        column_choice=column_choice,
         process=process,
     )
     run_app(app)

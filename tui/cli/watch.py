@@ -16,6 +16,7 @@ from tui.cli.options import CurvesOption, JsonOption, LowBandwidthOption, count_
 if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
     from engine.foreign.process import ProcessId, ProcessTree
+    from engine.foreign.reading import ColumnChoice
     from engine.gpus.snapshot import Snapshot
     from engine.runs.curve_reader import CurveReader
 
@@ -39,6 +40,12 @@ def watch(
         ),
     ],
     count: Annotated[int | None, count_option("runs")] = None,
+    x: Annotated[
+        str | None, typer.Option("--x", metavar="NAME", help="Column of CSV and JSON files that is x.")
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option("--metrics", metavar="PATTERN", help="Columns that are metrics, such as '*_loss'.")
+    ] = None,
     low_bandwidth: LowBandwidthOption = False,
     curves: CurvesOption = False,
     as_json: JsonOption = False,
@@ -63,13 +70,18 @@ def watch(
 
     --curves prints each point of one run: metric, step, epoch, time and value.
 
+    Files that look like metrics, but are not read, are named. Of CSV and JSON files, --x names the column of the x
+    axis, and --metrics those of the metrics. An x with fractions is the axis `epoch`.
+
     A run of gputrain opens in its own screen. In a list, runs of gputrain are left out: gputrain runs shows them.
     """
+    from engine.foreign.reading import ColumnChoice
     from engine.utils.errors import UsageError
     from engine.utils.files import expand_user
     from tui.cli.terminal import is_on_terminal, require_terminal
     from tui.cli.train import should_open_screen
 
+    choice = ColumnChoice(x or "", metrics or "")
     is_plain = as_json or curves or count is not None
     if not is_plain and is_on_terminal():
         require_terminal(f"gputrain watch {shlex.join(paths)} -n 20")
@@ -95,23 +107,24 @@ def watch(
         only = expand_user(paths[0]).resolve()
         if len(paths) == 1 and is_run_folder(only):
             open_screen(run=str(only), low_bandwidth=low_bandwidth)
-        open_screen(watched=[expand_user(path) for path in paths], low_bandwidth=low_bandwidth)
+        watched = [expand_user(path) for path in paths]
+        open_screen(watched=watched, column_choice=choice, low_bandwidth=low_bandwidth)
         return
     if curves:
-        print_curves(paths, as_json=as_json)
+        print_curves(paths, choice, as_json=as_json)
     else:
-        print_runs(paths, count, as_json=as_json)
+        print_runs(paths, count, choice, as_json=as_json)
 
 
-def print_curves(paths: Sequence[str], *, as_json: bool) -> None:
+def print_curves(paths: Sequence[str], choice: ColumnChoice, *, as_json: bool) -> None:
     """Print each point of the only run below paths. Raises UsageError if there are several."""
-    from engine.foreign.folders import find_runs
+    from engine.foreign.folders import SearchLimits, find_runs
     from engine.show.curve_points import point_rows, read_points
     from engine.utils.errors import UsageError
     from engine.utils.files import expand_user
     from tui.cli.console import print_json, print_points
 
-    found = [find_runs(expand_user(path)) for path in paths]
+    found = [find_runs(expand_user(path), SearchLimits(choice=choice)) for path in paths]
     runs = [run for each in found for run in each.runs]
     own = [folder for each in found for folder in each.own]
     if own and not runs:
@@ -142,9 +155,9 @@ def _is_path(text: str) -> bool:
     return is_folder(path) or is_file(path)
 
 
-def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> None:
+def print_runs(paths: Sequence[str], count: int | None, choice: ColumnChoice, *, as_json: bool) -> None:
     """Print the runs below paths."""
-    from engine.foreign.folders import find_runs
+    from engine.foreign.folders import SearchLimits, find_runs
     from engine.show.foreign_run import describe, read_whole
     from engine.utils.errors import Problem
     from engine.utils.files import expand_user, is_file
@@ -154,9 +167,12 @@ def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> Non
     from tui.tables.foreign_runs import foreign_columns
 
     found: list[ForeignRun] = []
-    own: set[Path] = set()
+    own, unread = set[Path](), list[str]()
     for path in paths:
-        below = find_runs(expand_user(path))
+        below = find_runs(expand_user(path), SearchLimits(names_unread=True, choice=choice))
+        unread += below.unread
+        for text in below.unread:
+            print_warning(Problem(path, text, code="not-readable"))
         found += below.runs
         own |= below.own
         if below.is_partial:
@@ -174,7 +190,7 @@ def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> Non
         for problem in reader.problems:
             print_warning(Problem(reader.run.name, problem, code="damaged"))
     if as_json:
-        print_json({"runs": list(map(run_json, readers))})
+        print_json({"runs": list(map(run_json, readers)), "skipped": unread})
     elif readers:
         print_table(foreign_columns(), list(map(describe, readers)))
     if not readers and not own:

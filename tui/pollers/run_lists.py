@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from engine.foreign.folders import ForeignRun, FoundRuns, RunFinder
+from engine.foreign.folders import ForeignRun, FoundRuns, RunFinder, SearchLimits
+from engine.foreign.reading import NO_CHOICE, ColumnChoice
 from engine.foreign.run_list import ForeignRunList, ListedRun
 from engine.queue.listing import QueueRow, list_queue
 from engine.runs.folder import RunState
@@ -97,9 +98,15 @@ class RunListPoller(RowsPoller):
 class ForeignRunListPoller(RowsPoller):
     """Publishes the runs below some paths, the one that changed last first."""
 
-    def __init__(self, paths: Collection[Path], interval_s: float = POLL_INTERVAL_SECONDS) -> None:
+    def __init__(
+        self,
+        paths: Collection[Path],
+        interval_s: float = POLL_INTERVAL_SECONDS,
+        choice: ColumnChoice | None = None,
+    ) -> None:
         super().__init__("foreign runs", interval_s)
-        self._finders = [RunFinder(path) for path in paths]
+        limits = SearchLimits(names_unread=True, choice=choice or NO_CHOICE)
+        self._finders = [RunFinder(path, limits) for path in paths]
         self._list = ForeignRunList(self._search)
         self._rows: dict[str, tuple[ListedRun, RunRow]] = {}
         self._listed: object = None
@@ -111,6 +118,8 @@ class ForeignRunListPoller(RowsPoller):
         """Whether all runs have been found, and whether there are more than are searched for."""
         self.own: frozenset[Path] = frozenset()
         """Folders of the runs of gputrain that were found, which are not listed."""
+        self.unread: tuple[str, ...] = ()
+        """Sentences on files that look like metrics, and are not read."""
 
     def _search(self) -> Iterator[FoundRuns]:
         for finder in self._finders:
@@ -127,7 +136,7 @@ class ForeignRunListPoller(RowsPoller):
         if self._list.runs is not self._listed or self.rows is None:
             self._listed = self._list.runs
             self._publish(self._list.runs)
-        self.count, self.own = len(self._list.runs), self._list.own
+        self.count, self.own, self.unread = len(self._list.runs), self._list.own, self._list.unread
         self.is_partial, self.has_searched = self._list.is_partial, self._list.has_searched
         self.complete = self._list.complete
 

@@ -39,6 +39,7 @@ from tui.widgets.text_line import TextLine
 if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
     from engine.foreign.process import ProcessId
+    from engine.foreign.reading import ColumnChoice
     from engine.runs.run_view import SortOrder
     from tui.pollers.process import ProcessPoller
 
@@ -163,6 +164,8 @@ class AppServices(Protocol):
     runs_dir: Path
     demo_notice: str | None
     """Notice on every screen of the demo, which starts no runs; None outside the demo."""
+    column_choice: ColumnChoice | None
+    """How the user wants files of rows read."""
     intervals: RefreshIntervals
     refresh_s: float
     """Seconds between updates of a screen, more if nobody uses it."""

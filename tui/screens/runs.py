@@ -68,7 +68,9 @@ class RunsScreen(GputrainScreen):
     def __init__(self, app: AppServices, watched: Sequence[Path] = ()) -> None:
         """Show the runs of other programs below the paths `watched`, by default those in the runs folder."""
         super().__init__(app, Ability.WATCH if watched else Ability.ALL)
-        self._found = self.follow(ForeignRunListPoller(watched, app.intervals.poll_s)) if watched else None
+        self._found = (
+            self.follow(ForeignRunListPoller(watched, app.intervals.poll_s, app.column_choice)) if watched else None
+        )
         self._place = printable(", ".join(map(str, watched)))
         self.row_poller: RowsPoller = self._found or app.run_list_poller
         self.shows_runs = self._found is None
@@ -109,6 +111,7 @@ class RunsScreen(GputrainScreen):
             return f"runs in {self.gputrain_app.runs_dir}"
         left_out = f", without {pluralize(len(found.own), 'run')} of gputrain" if found.own else ""
         limited = ", not all of them" if found.is_partial else ""
+        limited += f", {pluralize(len(found.unread), 'file')} not understood" if found.unread else ""
         return f"runs below {self._place}{left_out}{limited}"
 
     def _no_runs_text(self) -> str:
@@ -116,6 +119,8 @@ class RunsScreen(GputrainScreen):
             return "No runs yet; press n to start one"
         if self._found.own:
             return printable(str(own_runs_problem(self._found.own, "gputrain-tui")))
+        if self._found.unread:
+            return self._found.unread[0]
         return f"No run below {self._place} yet; it appears here when a trainer writes one"
 
     def _default_columns(self) -> tuple[str, ...]:

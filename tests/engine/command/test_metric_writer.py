@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from engine.command.metric_writer import BURST_BYTES, BYTES_PER_SECOND, MetricWriter
-from engine.foreign.json_lines import JsonLines, is_log
+from engine.foreign import row_files
+from engine.foreign.json_lines import JsonLines
 from engine.foreign.points import Point
+from engine.foreign.reading import list_folder
 from support.foreign import points_of, values_of
 
 
@@ -62,7 +64,7 @@ def test_row_has_all_values_of_a_step(writer: MetricWriter, tmp_path: Path) -> N
     assert rows_of(tmp_path) == [
         {"step": 3, "epoch": 1.0, "loss": 0.5, "acc": 0.25, "lr": 0.1, "_timestamp": 1.8e9},
     ]
-    assert is_log(tmp_path / "output.jsonl")
+    assert row_files.find(list_folder(tmp_path))
     found = points_of(JsonLines(tmp_path / "output.jsonl"))
     assert found == [
         Point("loss", 3, 0.5, 1.0, 1.8e9),

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.foreign import csv_file
-from engine.foreign.csv_file import CsvFile, is_log
+from engine.foreign import row_files
+from engine.foreign.csv_file import CsvFile
+from engine.foreign.folders import SearchLimits, find_runs
 from engine.foreign.growing_file import MAX_LINE_BYTES
 from engine.foreign.points import Point
-from engine.foreign.reading import list_folder
+from engine.foreign.reading import ColumnChoice, list_folder
 from support.foreign import points_of, values_of
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
@@ -145,14 +146,13 @@ def test_csv_file_reports_pipe_and_link(tmp_path: Path) -> None:
         ("\ufeffepoch,loss\n", True),
         ("image,label\na.png,3\n", False),
         ("epoch\n", False),
-        ("", False),
+        ("train_loss,val_loss\n1,2\n", True),
+        ("model,val_acc\nresnet,0.9\n", False),
     ],
 )
-def test_is_log_decides_by_heading(tmp_path: Path, content: str, expected: bool) -> None:
-    path = tmp_path / "labels.csv"
-    path.write_text(content)
-    assert is_log(path) == expected
-    assert bool(csv_file.find(list_folder(tmp_path))) == expected
+def test_table_is_a_log_by_its_heading(tmp_path: Path, content: str, expected: bool) -> None:
+    (tmp_path / "labels.csv").write_text(content)
+    assert bool(row_files.find(list_folder(tmp_path))) == expected
 
 
 def test_rows_of_fractional_epochs_are_all_kept(tmp_path: Path) -> None:
@@ -174,3 +174,20 @@ def test_rows_are_of_the_part_of_the_data_that_they_name(tmp_path: Path) -> None
     path = tmp_path / "a.csv"
     path.write_text("epoch,split,loss\n1,train,1\n1,val,2\n")
     assert [point.name for point in points_of(CsvFile(path))] == ["loss", "val/loss"]
+
+
+def test_columns_that_the_user_names_are_the_axis_and_the_metrics(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("hour,rank,temp\n0.5,1,20\n1.5,1,30\n")
+    assert not find_runs(tmp_path).runs
+    choice = ColumnChoice("hour", "RANK")
+    [run] = find_runs(tmp_path, SearchLimits(choice=choice)).runs
+    points = points_of(run.logs[0].open())
+    assert points == [Point("rank", 0, 1.0, 0.5), Point("rank", 1, 1.0, 1.5)]
+    unknown = CsvFile(tmp_path / "a.csv", choice=ColumnChoice("day"))
+    assert unknown.poll().problem == "a.csv has no column day: its rows are counted"
+
+
+def test_table_without_metrics_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("name,note\na,b\n")
+    assert CsvFile(path).poll().problem == "no line of metrics.csv is read as metrics"

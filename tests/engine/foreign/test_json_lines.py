@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from engine.foreign import row_files
 from engine.foreign.folders import find_runs
-from engine.foreign.json_lines import JsonLines, is_log
+from engine.foreign.json_lines import JsonLines
 from engine.foreign.points import Point
+from engine.foreign.reading import list_folder
 from engine.foreign.trainer_state import STATE_FILE, TrainerStates
 from support.foreign import points_of, values_of
 
@@ -76,8 +78,9 @@ def test_json_lines_follows_growth_and_replacement(tmp_path: Path) -> None:
         ([], False),
     ],
 )
-def test_is_log_decides_by_first_lines(tmp_path: Path, rows: list[object], expected: bool) -> None:
-    assert is_log(write_lines(tmp_path / "log.jsonl", *rows)) == expected
+def test_lines_are_a_log_by_the_first_ones(tmp_path: Path, rows: list[object], expected: bool) -> None:
+    write_lines(tmp_path / "log.jsonl", *rows)
+    assert bool(row_files.find(list_folder(tmp_path))) == expected
 
 
 def test_trainer_states_follows_newest_checkpoint(tmp_path: Path) -> None:
@@ -121,3 +124,10 @@ def test_trainer_states_opens_no_pipe_and_follows_no_link(tmp_path: Path) -> Non
     (run / STATE_FILE).unlink()
     os.mkfifo(run / STATE_FILE)
     assert TrainerStates(run).poll().points == []
+
+
+def test_history_of_many_megabytes_is_a_log(tmp_path: Path) -> None:
+    values = [index / 7 for index in range(100_000)]
+    (tmp_path / "history.json").write_text(json.dumps({"loss": values, "val_loss": values}))
+    [run] = find_runs(tmp_path).runs
+    assert values_of(points_of(run.logs[0].open()), "val_loss")[-1] == (99_999, values[-1])

@@ -1,0 +1,142 @@
+"""Find the files of rows in a folder: CSV, JSON lines and JSON documents, whose content says whether they are logs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+from engine.foreign import csv_file, json_file, json_lines
+from engine.foreign.csv_file import CsvFile
+from engine.foreign.growing_file import lines_of, read_head
+from engine.foreign.json_file import SERIES_FILE, JsonFile
+from engine.foreign.json_lines import JsonLines
+from engine.foreign.line_names import is_result, may_be_metric
+from engine.foreign.reading import MAX_SNIFFED_FILES, SNIFFED_BYTES, Listing, Log, flat_numbers, list_folder
+from engine.foreign.trainer_state import STATE_FILE
+
+TABLE_ENDINGS, TEXT_ENDINGS = (".csv", ".tsv"), (".txt", ".log", ".dat")
+JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
+# Of tables with these names, no heading has to tell that they are logs.
+KNOWN_TABLES = frozenset({"metrics.csv", "results.csv", "summary.csv", "training.csv", "progress.csv", "monitor.csv"})
+# Of a document with these names, the only row may be the first one.
+KNOWN_ROWS = frozenset({"metrics.json", "scalars.json", "log.json", "result.json"})
+# Files with such names come first, and are named if nothing of them can be read.
+_LIKELY = re.compile(r"metric|log|hist|result|progress|loss|monitor|train|scalar|eval|summary|curve", re.IGNORECASE)
+# A pattern of them takes twenty times as long.
+_NAME_PARTS = (
+    b"epoch step iter updates frames episodes loss acc prec f1 auc recall iou dice psnr ssim bleu rouge mae mse nll "
+    b"ppl perplex rew return err fid wer cer ent"
+).split()
+BINARY_ENDINGS = (
+    ".parquet", ".pkl", ".pickle", ".joblib", ".npz", ".npy", ".h5", ".hdf5", ".feather", ".arrow", ".mat", ".xlsx",
+)  # fmt: skip
+# DVCLive writes a table for each metric below `plots/metrics`.
+PLOTS = ("plots", "metrics")
+MAX_PLOTS = 50
+
+
+def find(listing: Listing) -> list[Log]:
+    """Return a log for each file of rows with metrics. A copy of another one counts once."""
+    heads, logs, rows = list[bytes](), list(_plots(listing)), list[Log]()
+    for path, head in _sniffed(listing):
+        log = _series(path, listing) or _log(path, head, listing)
+        if log is not None and not any(head[: len(other)] == other[: len(head)] for other in heads):
+            heads.append(head)
+            (rows if path.name in KNOWN_ROWS and head.count(b"\n") < 2 else logs).append(log)
+    # The only row of a file may be the last one of another one.
+    return logs or rows
+
+
+def unread(listing: Listing) -> Iterator[str]:
+    """Yield a sentence on each file that looks like metrics, of a folder in which no log was found."""
+    for name in listing.files:
+        if name.endswith(BINARY_ENDINGS) and _LIKELY.search(name):
+            yield f"{name} may have metrics, but {PurePath(name).suffix} files are not read"
+    for path, head in _sniffed(listing):
+        lines = [line.decode(errors="replace") for line in lines_of(head)]
+        words = re.split(r'[,;\t":]+', lines[0]) if lines else []
+        if path.suffix in TEXT_ENDINGS:
+            rows = [line for line in lines if _LIKELY.search(path.name) and sum(map(str.isdigit, line.split())) > 1]
+            line = next(filter(may_be_metric, lines), None) or next(iter(rows), None)
+            advice = f"gputrain run --try-parse {path.name} shows what is found in its lines"
+        else:
+            line = next((word.strip() for word in words if is_result(word.strip())), None)
+            advice = "--x NAME and --metrics PATTERN say which columns are its x axis and its metrics"
+        if line is not None:
+            yield f"{path.name} looks like metrics ({line.strip()[:60]}), but none was read; {advice}"
+
+
+def _sniffed(listing: Listing) -> Iterator[tuple[Path, bytes]]:
+    """Yield the files that may be logs, and their beginnings."""
+    endings = (*TABLE_ENDINGS, *JSON_ENDINGS, *TEXT_ENDINGS)
+    names = [name for name in listing.files if name.endswith(endings) and name != STATE_FILE]
+    names.sort(key=lambda name: (_is_known(name), _LIKELY.search(name) is not None), reverse=True)
+    for name in names[:MAX_SNIFFED_FILES]:
+        yield (path := listing.folder / name), read_head(path, SNIFFED_BYTES)
+
+
+def _is_known(name: str) -> bool:
+    # `0.monitor.csv`
+    return name in KNOWN_TABLES or ".".join(name.split(".")[-2:]) in KNOWN_TABLES or name in KNOWN_ROWS
+
+
+def _log(path: Path, head: bytes, listing: Listing) -> Log | None:
+    """Return the log that a file is, by its beginning."""
+    choice, lines = listing.choice, lines_of(head)
+    lowered = head.lower().replace(b"\0", b"")
+    if not (
+        any(part in lowered for part in _NAME_PARTS) or is_result(path.stem) or _is_known(path.name) or any(choice)
+    ):
+        return None
+    is_whole = len(head) < SNIFFED_BYTES
+    if path.suffix in TABLE_ENDINGS:
+        if _is_known(path.name) or csv_file.is_log(lines, path.stem, choice):
+            return _csv(path, listing)
+        return None
+    rows = json_lines.rows_of_line(lines[0]) if lines else []
+    is_document = path.suffix == ".json" and is_whole and len([line for line in lines if line.strip()]) == 1
+    if rows and (not is_document or path.name in KNOWN_ROWS) and json_lines.is_log(lines, choice):
+        return Log(
+            "json", (path,), lambda: JsonLines(path, None, choice),
+            open_until=lambda sizes: JsonLines(path, sizes.get(path), choice),
+        )  # fmt: skip
+    if path.suffix in JSON_ENDINGS:
+        text = b"\n".join(lines).decode(errors="replace")
+        is_log = text.lstrip()[:1] in ("[", "{") and json_file.is_log(text, path.stem, is_whole=is_whole, choice=choice)
+        return Log("json", (path,), lambda: JsonFile(path, choice)) if is_log else None
+    return _csv(path, listing) if csv_file.is_log(lines, path.stem, choice) else None
+
+
+def _csv(path: Path, listing: Listing, group: str = "") -> Log:
+    choice = listing.choice
+    return Log(
+        "csv", (path,), lambda: CsvFile(path, None, choice, group),
+        open_until=lambda sizes: CsvFile(path, sizes.get(path), choice, group),
+    )  # fmt: skip
+
+
+def _series(path: Path, listing: Listing) -> Log | None:
+    """Return the log of several files with one number, as `metrics_epoch_0.json`, of which this is the first one."""
+    match = SERIES_FILE.fullmatch(path.name) if path.suffix == ".json" else None
+    if match is None or int(match[2]) or not _LIKELY.search(match[1]):
+        return None
+    found = json_lines.rows_of_line(read_head(path, SNIFFED_BYTES))
+    if not found or not any(map(is_result, flat_numbers(found[0]))):
+        return None
+    return Log("json", (path,), lambda: JsonFile(path, listing.choice, match[1]))
+
+
+def _plots(listing: Listing) -> Iterator[Log]:
+    """Yield the logs of DVCLive's tables, which are of one run."""
+    pending = [listing.folder.joinpath(*PLOTS)] if PLOTS[0] in listing.folders else []
+    top, num_logs = pending[0] if pending else listing.folder, 0
+    while pending:
+        inner = list_folder(pending.pop())
+        pending += [inner.folder / name for name in inner.folders]
+        for name in inner.files:
+            if name.endswith(TABLE_ENDINGS) and num_logs < MAX_PLOTS:
+                num_logs += 1
+                group = str(inner.folder.relative_to(top))
+                log = _csv(inner.folder / name, listing, "" if group == "." else group)
+                yield Log(log.format, log.files, log.open, "", (PLOTS[0],), log.list_files, log.open_until)
