@@ -22,7 +22,6 @@ STOP_GRACE_SECONDS = 35.0
 LEFTOVER_GRACE_SECONDS = 5.0
 # After SIGKILL. The driver needs seconds to free the memory of several GPUs.
 KILL_GRACE_SECONDS = 30.0
-POLL_SECONDS = 0.05
 
 
 class Step(IntEnum):

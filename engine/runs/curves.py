@@ -1,7 +1,7 @@
 """The curves of a run in bounded memory: the one store that screens, comparisons, reports and figures read.
 
 A source yields the points of a run: `engine.runs.journal_source` those of a training, `engine.foreign` those that other
-programs record. `engine.runs.curve_reader` reads sources into a store. Each metric keeps its latest points one by one,
+programs record. `CurveReader` reads sources into a store. Each metric keeps its latest points one by one,
 and older ones in blocks that grow with the number of points: steps, minimum, maximum, mean and last value of a block.
 """
 
@@ -10,18 +10,38 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.foreign.figures import Figures
-from engine.foreign.points import PointColumns, Points, StepAxes
-from engine.foreign.reading import EPOCH_NAMES, UNIX_TIMES, Reading
+from engine.foreign.folders import ForeignRun, RunFollower
+from engine.foreign.parameters import Parameters, merge_parameters
+from engine.foreign.points import Points, StepAxes
+from engine.foreign.reading import EPOCH_NAMES, POLL_BYTES, UNIX_TIMES, Reading
 from engine.runs.foreign_record import metric_keys
 from engine.runs.metrics import METRIC_PREFIX, METRICS
-from engine.runs.series import FloatArray, Series
+from engine.runs.series import (
+    EPOCH,
+    FINITE,
+    HIGH,
+    LAST,
+    LOW,
+    NO_BLOCKS,
+    NUMBER,
+    SIZE,
+    STEP_HIGH,
+    STEP_LOW,
+    SUM,
+    TIME,
+    Blocks,
+    BlockSeries,
+    FloatArray,
+    Series,
+    point_table,
+)
 from engine.utils.codec import finite
 
 Value = TypeVar("Value")
@@ -30,20 +50,11 @@ X_AXES: tuple[XAxis, ...] = ("epoch", "step", "images", "hours")
 """Those of a training, its first one first; the logs of other programs have `FOREIGN_AXES`."""
 FOREIGN_AXES: tuple[XAxis, ...] = ("step", "epoch", "hours")
 
-# Rows of a metric's table. A column is a point, or a block of consecutive points. Rows with the same reduction are
-# adjacent: the first value of the block, the last one, the sum, the minimum, the maximum.
-_EPOCH, _TIME, _LAST, _NUMBER, _SUM, _FINITE, _SIZE, _STEP_LOW, _LOW, _STEP_HIGH, _HIGH = range(11)
-"""Epoch and time; value, and number in the order of reading; sum and number of the finite values, and number of points;
-lowest step and value; highest step and value."""
-_OF_FIRST, _OF_LAST, _ADDED = slice(_EPOCH, _LAST), slice(_LAST, _SUM), slice(_SUM, _STEP_LOW)
-_LOWEST, _HIGHEST = slice(_STEP_LOW, _STEP_HIGH), slice(_STEP_HIGH, _HIGH + 1)
-_NUM_ROWS = 11
 # 45 MB for all metrics together: metrics beyond MAX_RUN_METRICS are not read.
 MAX_COLUMNS = 1 << 19
 # A terminal has 500 columns of two dots at most: half of MAX_METRIC_COLUMNS zooms in twice without a loss.
 MIN_METRIC_COLUMNS, MAX_METRIC_COLUMNS = 256, 4096
 MAX_RUN_METRICS = MAX_COLUMNS // MIN_METRIC_COLUMNS
-FIRST_COLUMNS = 32
 # A curve of fewer points has values of epochs rather than of steps, and is not averaged.
 MIN_SMOOTHED_POINTS = 100
 # Steps whose last ones differ by more than this factor count different things: epochs, iterations, Unix seconds.
@@ -65,20 +76,6 @@ class Extremes(Figures):
     not_finite: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class BlockSeries:
-    """A curve over an x axis. `points` has the extremes of each block, `means` the mean; the same object without
-    blocks. `odd` has the x positions of the points and blocks with a value that was NaN or infinite."""
-
-    points: Series
-    means: Series
-    odd: FloatArray = field(default_factory=lambda: np.empty(0))
-
-
-_NO_SERIES = Series(np.empty(0), np.empty(0))
-NO_BLOCKS = BlockSeries(_NO_SERIES, _NO_SERIES)
-
-
 @dataclass(frozen=True)
 class BestEpoch:
     """The epoch with the highest validation accuracy, of the EMA weights if there are any, and its x position."""
@@ -87,65 +84,6 @@ class BestEpoch:
     x: float
     accuracy: float
     of_ema: bool
-
-
-class _Metric:
-    """The points of one metric. What `columns` returned once does not change."""
-
-    def __init__(self) -> None:
-        self._columns: FloatArray = np.empty((_NUM_ROWS, FIRST_COLUMNS))
-        self.length = 0
-
-    @property
-    def columns(self) -> FloatArray:
-        return self._columns[:, : self.length]
-
-    def add(self, points: FloatArray, limit: int) -> None:
-        """Add points as columns. Beyond `limit` columns, all but the last point are put together in blocks."""
-        start, self.length = self.length, self.length + points.shape[1]
-        if self.length > self._columns.shape[1]:
-            grown = np.empty((_NUM_ROWS, max(self.length, min(2 * self._columns.shape[1], limit))))
-            grown[:, :start] = self._columns[:, :start]
-            self._columns = grown
-        self._columns[:, start : self.length] = points
-        self.shrink(limit)
-
-    def shrink(self, limit: int) -> None:
-        """Keep at most about `limit` columns."""
-        if self.length > limit:
-            self._reduce(limit // 2)
-        elif self._columns.shape[1] > limit:
-            self._columns = self.columns.copy()
-
-    def _reduce(self, max_blocks: int) -> None:
-        """Put columns together: at most `max_blocks`, and two for the last point.
-
-        Blocks of 2**n points are halved in number when n grows.
-        """
-        columns = self.columns
-        size = columns[_SIZE]
-        block_size = 2.0 ** math.ceil(math.log2(max(size.sum() / max_blocks, 1)))
-        blocks = (np.cumsum(size) - size) // block_size
-        is_start = np.append(True, np.diff(blocks) != 0)
-        # The last value stays exact where the curve ends.
-        last = int(np.argmax(columns[_NUMBER]))
-        is_start[last : last + 2] = True
-        starts = np.flatnonzero(is_start)
-        ends = np.append(starts[1:], len(size)) - 1
-        groups = (
-            columns[_OF_FIRST, starts],
-            columns[_OF_LAST, ends],
-            np.add.reduceat(columns[_ADDED], starts, axis=1),
-            # fmin and fmax ignore NaN unless all values are NaN.
-            np.fmin.reduceat(columns[_LOWEST], starts, axis=1),
-            np.fmax.reduceat(columns[_HIGHEST], starts, axis=1),
-        )
-        self._columns, self.length = np.concatenate(groups), len(starts)
-
-    def drop_from(self, step: float) -> None:
-        """Forget the points from a step on, with the block that this step is in."""
-        self._columns = self.columns[:, self.columns[_STEP_HIGH] < step]
-        self.length = self._columns.shape[1]
 
 
 class Curves:
@@ -158,7 +96,7 @@ class Curves:
     def __init__(self, num_logs: int = 1, max_columns: int = MAX_METRIC_COLUMNS) -> None:
         """A metric has at most `max_columns` points and blocks, of 88 bytes each."""
         self._lock = threading.Lock()
-        self._metrics: dict[str, _Metric] = {}
+        self._metrics: dict[str, Blocks] = {}
         # A reading voids points of its own log only.
         self._names: list[list[str]] = [[] for _ in range(num_logs)]
         self._step_axes: StepAxes | None = None
@@ -206,13 +144,13 @@ class Curves:
             if not points:
                 return
         columns = points.columns()
-        table = _point_table(columns, first_number=self.num_points)
+        table = point_table(columns, first_number=self.num_points)
         if len(columns.names) > 1:
             table = table[:, np.argsort(columns.name_index, kind="stable")]
         ends = np.cumsum(np.bincount(columns.name_index, minlength=len(columns.names))).tolist()
         for name in columns.names:
             if name not in self._metrics:
-                self._metrics[name] = _Metric()
+                self._metrics[name] = Blocks()
                 names.append(name)
         num_long = sum(metric.length > MIN_METRIC_COLUMNS for metric in self._metrics.values())
         left = max(MAX_COLUMNS, self._max_columns) - (len(self._metrics) - num_long) * MIN_METRIC_COLUMNS
@@ -225,9 +163,9 @@ class Curves:
             self._metrics[name].add(table[:, start:end], self._limit)
         self.version += 1
         self.num_points += len(points)
-        self._has_epochs = self._has_epochs or bool(np.isfinite(table[_EPOCH]).any())
-        if np.isfinite(table[_TIME]).any():
-            self._start_time = min(self._start_time, float(np.nanmin(table[_TIME])))
+        self._has_epochs = self._has_epochs or bool(np.isfinite(table[EPOCH]).any())
+        if np.isfinite(table[TIME]).any():
+            self._start_time = min(self._start_time, float(np.nanmin(table[TIME])))
 
     def _columns(self, name: str) -> FloatArray:
         """Return the columns of a metric, which do not change; none of an unknown one."""
@@ -263,11 +201,11 @@ class Curves:
         columns = self._columns(name)
         if not columns.size:
             return Extremes(None, None, None, None)
-        count, num_finite = int(columns[_SIZE].sum()), int(columns[_FINITE].sum())
-        low, high = float(np.fmin.reduce(columns[_LOW])), float(np.fmax.reduce(columns[_HIGH]))
-        latest = np.argmax(columns[_NUMBER])
-        last, step = float(columns[_LAST, latest]), int(columns[_STEP_HIGH, latest])
-        odd_step = None if math.isfinite(last) else int(columns[_STEP_LOW, _first_of_last(columns[_FINITE] == 0)])
+        count, num_finite = int(columns[SIZE].sum()), int(columns[FINITE].sum())
+        low, high = float(np.fmin.reduce(columns[LOW])), float(np.fmax.reduce(columns[HIGH]))
+        latest = np.argmax(columns[NUMBER])
+        last, step = float(columns[LAST, latest]), int(columns[STEP_HIGH, latest])
+        odd_step = None if math.isfinite(last) else int(columns[STEP_LOW, _first_of_last(columns[FINITE] == 0)])
         return Extremes(step, finite(last), finite(low), finite(high), odd_step, count, count - num_finite)
 
     def _cached(self, key: tuple[str, ...], make: Callable[[], Value]) -> Value:
@@ -302,8 +240,8 @@ class Curves:
             return {}
         with self._lock:
             known = {name: metric.columns for name, metric in self._metrics.items() if metric.length}
-        limits = {name: (columns[_STEP_LOW].min(), columns[_STEP_HIGH].max()) for name, columns in known.items()}
-        sizes = {name: float(columns[_SIZE].sum()) for name, columns in known.items()}
+        limits = {name: (columns[STEP_LOW].min(), columns[STEP_HIGH].max()) for name, columns in known.items()}
+        sizes = {name: float(columns[SIZE].sum()) for name, columns in known.items()}
         kinds, last = list[list[str]](), 0.0
         for name in sorted(limits, key=lambda name: limits[name][1]):
             if not kinds or limits[name][1] > KIND_RATIO * max(last, 1.0):
@@ -326,7 +264,7 @@ class Curves:
     def _latest(self, columns: FloatArray, axis: XAxis) -> float:
         if not columns.size:
             return 0.0
-        return finite(float(np.fmax.reduce(self._positions(columns, columns[_STEP_HIGH], axis)))) or 0.0
+        return finite(float(np.fmax.reduce(self._positions(columns, columns[STEP_HIGH], axis)))) or 0.0
 
     def over(self, name: str, axis: XAxis) -> BlockSeries:
         """Return the curve of a metric over an x axis, over steps if the run does not have it; an empty curve of an
@@ -336,20 +274,20 @@ class Curves:
     def _over(self, name: str, axis: XAxis) -> BlockSeries:
         columns = self._columns(name)
         with self._lock:
-            x = self._positions(columns, (columns[_STEP_LOW] + columns[_STEP_HIGH]) / 2, axis)
+            x = self._positions(columns, (columns[STEP_LOW] + columns[STEP_HIGH]) / 2, axis)
         if not (x[1:] >= x[:-1]).all() or not np.isfinite(x[-1:]).all():
             order = np.argsort(x, kind="stable")
             order = order[np.isfinite(x[order])]
             columns, x = columns[:, order], x[order]
         if not len(x):
             return NO_BLOCKS
-        low, high, last = columns[_LOW], columns[_HIGH], columns[_LAST]
-        odd = x[columns[_FINITE] < columns[_SIZE]]
-        if columns[_SIZE].max() == 1:
+        low, high, last = columns[LOW], columns[HIGH], columns[LAST]
+        odd = x[columns[FINITE] < columns[SIZE]]
+        if columns[SIZE].max() == 1:
             points = Series(x, last)
             return BlockSeries(points, points, odd)
         with np.errstate(divide="ignore", invalid="ignore"):
-            means = columns[_SUM] / columns[_FINITE]
+            means = columns[SUM] / columns[FINITE]
         means[~np.isfinite(means)] = math.nan
         # The two points of a block follow the curve.
         is_rising = np.append(True, last[1:] >= last[:-1])
@@ -358,18 +296,18 @@ class Curves:
 
     def block_size(self, name: str) -> int:
         """Return the number of points in the largest block of a metric; 1 if every point is there."""
-        return int(self._columns(name)[_SIZE].max(initial=1))
+        return int(self._columns(name)[SIZE].max(initial=1))
 
     def _positions(self, columns: FloatArray, steps: FloatArray, axis: XAxis) -> FloatArray:
         """Return the positions of columns whose steps are `steps`."""
         if axis == "hours":
-            hours: FloatArray = (columns[_TIME] - self._start_time) / 3600
+            hours: FloatArray = (columns[TIME] - self._start_time) / 3600
             return hours
         if self._step_axes is not None:
             return self._step_axes.positions(steps, axis)
         if axis == "step":
             return steps
-        recorded: FloatArray = columns[_EPOCH]
+        recorded: FloatArray = columns[EPOCH]
         if np.isnan(recorded).all() and (epochs := self._epochs()) is not None:
             recorded = np.interp(steps, *epochs)
         return recorded
@@ -378,10 +316,10 @@ class Curves:
         """Return steps and their epochs, for metrics that were recorded without: of a metric that is the epoch, as the
         TensorBoard files of Lightning have it, else of the metric with the most epochs, which another log recorded."""
         named = [self._metrics[name].columns for name in EPOCH_NAMES if name in self._metrics]
-        found = next(((columns[_STEP_LOW], columns[_LAST]) for columns in named if columns.size), None)
+        found = next(((columns[STEP_LOW], columns[LAST]) for columns in named if columns.size), None)
         if found is None and self._has_epochs:
             columns = max((metric.columns for metric in self._metrics.values()), key=_num_epochs)
-            found = columns[_STEP_LOW], columns[_EPOCH]
+            found = columns[STEP_LOW], columns[EPOCH]
         if found is None:
             return None
         steps, epochs = found
@@ -436,20 +374,20 @@ class Curves:
     def best(self, axis: XAxis) -> BestEpoch | None:
         """Return the best epoch of a training, see `Metric.best_of`; None without a validation accuracy."""
         scores, losses = self._columns("best_val_accuracy"), self._columns("best_val_loss")
-        if not self.is_own or not np.isfinite(scores[_HIGH]).any():
+        if not self.is_own or not np.isfinite(scores[HIGH]).any():
             return None
-        accuracy = float(np.nanmax(scores[_HIGH]))
-        equals = np.flatnonzero(scores[_HIGH] == accuracy).tolist()
+        accuracy = float(np.nanmax(scores[HIGH]))
+        equals = np.flatnonzero(scores[HIGH] == accuracy).tolist()
         best = max(
-            equals, key=lambda at: METRICS["best_val_accuracy"].rank(accuracy, finite(float(losses[_LOW, at])), at)
+            equals, key=lambda at: METRICS["best_val_accuracy"].rank(accuracy, finite(float(losses[LOW, at])), at)
         )
         column = scores[:, [best]]
         with self._lock:
-            x = float(self._positions(column, column[_STEP_HIGH], axis)[0])
-        return BestEpoch(int(scores[_EPOCH, best]), x, accuracy, self.has("ema_val_accuracy"))
+            x = float(self._positions(column, column[STEP_HIGH], axis)[0])
+        return BestEpoch(int(scores[EPOCH, best]), x, accuracy, self.has("ema_val_accuracy"))
 
 
-_NO_METRIC = _Metric()
+_NO_METRIC = Blocks()
 
 
 def default_axis(runs: Iterable[Curves]) -> XAxis:
@@ -464,17 +402,58 @@ def _first_of_last(is_true: NDArray[np.bool_]) -> int:
 
 
 def _num_epochs(columns: FloatArray) -> int:
-    return int(np.isfinite(columns[_EPOCH]).sum())
+    return int(np.isfinite(columns[EPOCH]).sum())
 
 
-def _point_table(points: PointColumns, *, first_number: int) -> FloatArray:
-    """Return a column for each point. A value that is not finite becomes NaN."""
-    table = np.empty((_NUM_ROWS, len(points)))
-    table[_STEP_LOW] = table[_STEP_HIGH] = points.steps
-    table[_EPOCH], table[_TIME] = points.epochs, points.times
-    is_finite = np.isfinite(points.values)
-    values = np.where(is_finite, points.values, math.nan)
-    table[_LOW] = table[_HIGH] = table[_LAST] = values
-    table[_FINITE], table[_SUM] = is_finite, np.where(is_finite, values, 0.0)
-    table[_SIZE], table[_NUMBER] = 1.0, first_number + np.arange(len(points))
-    return table
+class CurveReader:
+    """Reads the curves of a run in slices, as long as somebody asks for more, and then what is appended."""
+
+    def __init__(self, run: ForeignRun, max_columns: int = MAX_METRIC_COLUMNS) -> None:
+        self.run = run
+        self.curves = Curves(len(run.logs), max_columns)
+        """The curves as far as they have been read."""
+        self.share = 0.0
+        """Part of the bytes that has been read, from 0 to 1."""
+        self.problems: tuple[str, ...] = ()
+        """What of the logs cannot be read."""
+        self.logged_parameters: Parameters = {}
+        self.has_ended = False
+        """Whether a log says that the run has ended."""
+        self.has_more = True
+        """Whether there may be more to read now."""
+        self._follower = RunFollower(run)
+        self._read_bytes: list[int] = []
+        self._parameters: Parameters | None = None
+
+    def read(self, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Read all that is new, unless `stopped`; return whether there was any point."""
+        version = self.curves.version
+        while self.read_slice() and not stopped():
+            pass
+        return self.curves.version != version
+
+    def parameters(self) -> Parameters:
+        """Return the parameters in the logs and in the files beside them. Any thread may call it."""
+        # A read in another thread may set `_parameters` to None at any time.
+        parameters = self._parameters
+        if parameters is None:
+            parameters = self._parameters = self.run.read_parameters() | self.logged_parameters
+        return parameters
+
+    def read_slice(self, max_bytes: int = POLL_BYTES) -> bool:
+        """Read at most about `max_bytes` of all logs. Return whether there may be more to read now."""
+        readings = self._follower.poll(max_bytes)
+        self.curves.add(readings)
+        for reading in readings:
+            self.logged_parameters = merge_parameters(self.logged_parameters, reading.parameters)
+        self.has_ended = any(reading.has_ended for reading in readings)
+        problems = [reading.problem for reading in readings if reading.problem]
+        if self.curves.is_limited:
+            problems.append(f"only the first {MAX_RUN_METRICS:,} metrics are read")
+        self.problems = tuple(dict.fromkeys(problems))
+        before, self._read_bytes = self._read_bytes, [reading.read_bytes for reading in readings]
+        total = sum(reading.total_bytes for reading in readings)
+        self.share = min(sum(self._read_bytes) / total, 1.0) if total else 1.0
+        self.has_more = self._read_bytes != before or any(reading.points for reading in readings)
+        self._parameters = None if self.has_more else self._parameters
+        return self.has_more

@@ -1,17 +1,18 @@
 """Series of points: downsampling to the columns of a window, blocks, smoothing, and the mean of several series.
 
-`engine.runs.curves` makes them from a journal; the charts of the screen and `engine.report` draw them.
+`engine.runs.curves` keeps those of a run in blocks; the charts of the screen and `engine.report` draw them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.foreign.points import PointColumns
 from engine.utils.codec import finite
 
 FloatArray = NDArray[np.float64]
@@ -170,3 +171,100 @@ def _common_positions(series: Sequence[Series]) -> FloatArray:
     if len(positions) <= MAX_GROUP_POINTS:
         return positions
     return np.linspace(positions[0], positions[-1], MAX_GROUP_POINTS)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockSeries:
+    """A curve over an x axis. `points` has the extremes of each block, `means` the mean; the same object without
+    blocks. `odd` has the x positions of the points and blocks with a value that was NaN or infinite."""
+
+    points: Series
+    means: Series
+    odd: FloatArray = field(default_factory=lambda: np.empty(0))
+
+
+_NO_SERIES = Series(np.empty(0), np.empty(0))
+NO_BLOCKS = BlockSeries(_NO_SERIES, _NO_SERIES)
+
+
+# Rows of a metric's table. A column is a point, or a block of consecutive points. Rows with the same reduction are
+# adjacent: the first value of the block, the last one, the sum, the minimum, the maximum.
+EPOCH, TIME, LAST, NUMBER, SUM, FINITE, SIZE, STEP_LOW, LOW, STEP_HIGH, HIGH = range(11)
+"""Epoch and time; value, and number in the order of reading; sum and number of the finite values, and number of points;
+lowest step and value; highest step and value."""
+_OF_FIRST, _OF_LAST, _ADDED = slice(EPOCH, LAST), slice(LAST, SUM), slice(SUM, STEP_LOW)
+_LOWEST, _HIGHEST = slice(STEP_LOW, STEP_HIGH), slice(STEP_HIGH, HIGH + 1)
+_NUM_ROWS = 11
+FIRST_COLUMNS = 32
+
+
+class Blocks:
+    """The points of one metric. What `columns` returned once does not change."""
+
+    def __init__(self) -> None:
+        self._columns: FloatArray = np.empty((_NUM_ROWS, FIRST_COLUMNS))
+        self.length = 0
+
+    @property
+    def columns(self) -> FloatArray:
+        return self._columns[:, : self.length]
+
+    def add(self, points: FloatArray, limit: int) -> None:
+        """Add points as columns. Beyond `limit` columns, all but the last point are put together in blocks."""
+        start, self.length = self.length, self.length + points.shape[1]
+        if self.length > self._columns.shape[1]:
+            grown = np.empty((_NUM_ROWS, max(self.length, min(2 * self._columns.shape[1], limit))))
+            grown[:, :start] = self._columns[:, :start]
+            self._columns = grown
+        self._columns[:, start : self.length] = points
+        self.shrink(limit)
+
+    def shrink(self, limit: int) -> None:
+        """Keep at most about `limit` columns."""
+        if self.length > limit:
+            self._reduce(limit // 2)
+        elif self._columns.shape[1] > limit:
+            self._columns = self.columns.copy()
+
+    def _reduce(self, max_blocks: int) -> None:
+        """Put columns together: at most `max_blocks`, and two for the last point.
+
+        Blocks of 2**n points are halved in number when n grows.
+        """
+        columns = self.columns
+        size = columns[SIZE]
+        block_size = 2.0 ** math.ceil(math.log2(max(size.sum() / max_blocks, 1)))
+        blocks = (np.cumsum(size) - size) // block_size
+        is_start = np.append(True, np.diff(blocks) != 0)
+        # The last value stays exact where the curve ends.
+        last = int(np.argmax(columns[NUMBER]))
+        is_start[last : last + 2] = True
+        starts = np.flatnonzero(is_start)
+        ends = np.append(starts[1:], len(size)) - 1
+        groups = (
+            columns[_OF_FIRST, starts],
+            columns[_OF_LAST, ends],
+            np.add.reduceat(columns[_ADDED], starts, axis=1),
+            # fmin and fmax ignore NaN unless all values are NaN.
+            np.fmin.reduceat(columns[_LOWEST], starts, axis=1),
+            np.fmax.reduceat(columns[_HIGHEST], starts, axis=1),
+        )
+        self._columns, self.length = np.concatenate(groups), len(starts)
+
+    def drop_from(self, step: float) -> None:
+        """Forget the points from a step on, with the block that this step is in."""
+        self._columns = self.columns[:, self.columns[STEP_HIGH] < step]
+        self.length = self._columns.shape[1]
+
+
+def point_table(points: PointColumns, *, first_number: int) -> FloatArray:
+    """Return a column for each point. A value that is not finite becomes NaN."""
+    table = np.empty((_NUM_ROWS, len(points)))
+    table[STEP_LOW] = table[STEP_HIGH] = points.steps
+    table[EPOCH], table[TIME] = points.epochs, points.times
+    is_finite = np.isfinite(points.values)
+    values = np.where(is_finite, points.values, math.nan)
+    table[LOW] = table[HIGH] = table[LAST] = values
+    table[FINITE], table[SUM] = is_finite, np.where(is_finite, values, 0.0)
+    table[SIZE], table[NUMBER] = 1.0, first_number + np.arange(len(points))
+    return table

@@ -14,8 +14,7 @@ from engine.command.run_metrics import metrics_of_run
 from engine.foreign.activity import Activity, judge
 from engine.foreign.folders import ForeignRun
 from engine.runs.comparison import read_run as read_own_run
-from engine.runs.curve_reader import CurveReader
-from engine.runs.curves import MAX_METRIC_COLUMNS
+from engine.runs.curves import MAX_METRIC_COLUMNS, CurveReader
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.foreign_record import foreign_row

@@ -25,8 +25,7 @@ from engine.foreign.reading import EPOCH_NAMES
 from engine.launch.detached import LaunchedRun, start_detached
 from engine.runs.claim import read_claim
 from engine.runs.control import send_request
-from engine.runs.curve_reader import CurveReader
-from engine.runs.curves import SELECTION_KEYS
+from engine.runs.curves import SELECTION_KEYS, CurveReader
 from engine.runs.events import ControlEvent, RunFinished
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.foreign_record import by_importance

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from engine.foreign.process import ProcessId, ProcessTree
     from engine.foreign.reading import ColumnChoice
     from engine.gpus.snapshot import Snapshot
-    from engine.runs.curve_reader import CurveReader
+    from engine.runs.curves import CurveReader
 
 MAX_PID_DIGITS = 10
 PROCESS_COLUMNS = 200

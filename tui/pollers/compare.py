@@ -20,8 +20,7 @@ from engine.runs.comparison import (
     compared_row,
     read_flat_config,
 )
-from engine.runs.curve_reader import CurveReader
-from engine.runs.curves import Curves
+from engine.runs.curves import CurveReader, Curves
 from engine.runs.find import OpenedRun
 from engine.runs.folder import LIVE_STATES, RunFolder
 from engine.runs.journal_source import journal_run

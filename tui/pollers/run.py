@@ -20,8 +20,7 @@ from engine.command.spec import has_command
 from engine.foreign.activity import Activity, judge
 from engine.foreign.folders import ForeignRun
 from engine.foreign.log_file import find_log_file
-from engine.runs.curve_reader import CurveReader
-from engine.runs.curves import MAX_METRIC_COLUMNS
+from engine.runs.curves import MAX_METRIC_COLUMNS, CurveReader
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal_source import MAX_STEP_COLUMNS, JournalSource, journal_run

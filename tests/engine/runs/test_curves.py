@@ -16,8 +16,7 @@ from engine.foreign.folders import find_runs
 from engine.foreign.points import Point, Points
 from engine.foreign.reading import Reading
 from engine.runs import curves as curves_module
-from engine.runs.curve_reader import CurveReader
-from engine.runs.curves import Curves, Extremes
+from engine.runs.curves import CurveReader, Curves, Extremes
 from support.large_run import write_large_run
 
 SMALL_LIMIT = 16

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.runs.curve_reader import CurveReader
-from engine.runs.curves import Curves, XAxis
+from engine.runs.curves import CurveReader, Curves, XAxis
 from engine.runs.events import Event, RunContinued, RunPaused, StepEvent
 from engine.runs.journal import to_line
 from engine.runs.journal_source import EPOCH_LOSS, JournalPoints, journal_run

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.foreign.folders import find_runs
-from engine.runs.curve_reader import CurveReader
-from engine.runs.curves import default_axis
+from engine.runs.curves import CurveReader, default_axis
 from engine.runs.metrics import Better, foreign_metric, registry_keys
 from engine.show.foreign_run import describe, read_whole
 from support.foreign import event, event_file, scalar

@@ -10,7 +10,7 @@ from typing import Any
 from engine.command.metric_files import OUTPUT_FILE
 from engine.command.run_metrics import MetricsFinder
 from engine.command.spec import write_command
-from engine.runs.curve_reader import CurveReader
+from engine.runs.curves import CurveReader
 from engine.runs.events import Event, GpuEvent, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.foreign_record import with_metrics
