@@ -62,12 +62,11 @@ _QUALIFIED = re.compile(
     r"\s{0,8}(?P<name>[A-Za-z][\w ()-]{1,60}@?\[[^\[\]]{1,100}\]) = (?P<value>[-+]?(?:\d{1,20}(?:\.\d{1,20})?|nan))\s?"
 )
 _HEADING = re.compile(r"[A-Za-z][\w -]{1,40}: ?(\w{1,20})\s?")
-# Parts of names and positions: a line without any of them, and without a separator, says nothing.
+# Parts of names and positions, in lower case: a line without any of them, and without a separator, says nothing.
 _PARTS = re.compile(
     r"loss|acc|prec|ap\b|f1|auc|recall|iou|dice|psnr|ssim|bleu|rouge|meteor|[wc]er\b|ma[pe]|mse|nll|ppl|perplex|bp[bc]"
     r"|elbo|fid|ent\b|entropy|rew|return|score|l[12]\b|norm|kl|err|lr|learning|epoch|step|iter|\bit\b|update|batch|round"
-    r"|\||->|→|\.\.\.| is |[\[({]|^\W{0,40}(?:train|val|test|eval)[a-z]{0,6}\W{0,40}$",
-    re.IGNORECASE,
+    r"|\||->|→|\.\.\.| is |[\[({]|^\W{0,40}(?:train|val|test|eval)[a-z]{0,6}\W{0,40}$"
 )
 _WORDS = re.compile(r"(?<![\w./?%<@'-])[A-Za-z]{3,}+")
 
@@ -239,9 +238,11 @@ def _split(text: str) -> tuple[list[str], list[str]]:
     if not text.isascii() or "%|" in text:
         text = _BAR.sub("%|", text)
         text = text if text.isascii() else text.translate(_NORMAL)
-    if ":" not in text and "=" not in text and _PARTS.search(text) is None:
+    if ":" not in text and "=" not in text and _PARTS.search(text.lower()) is None:
         return [], []
-    parts = _NUMBER.split(_BLANKS.sub("  ", text).rstrip())
+    if "  " in text or "\t" in text:
+        text = _BLANKS.sub("  ", text)
+    parts = _NUMBER.split(text.rstrip())
     return (parts[::2], parts[1::2]) if len(parts) <= 2 * MAX_NUMBERS else ([], [])
 
 

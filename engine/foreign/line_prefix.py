@@ -31,6 +31,14 @@ _ITEM = re.compile(
 )
 
 
+def _may_have_level(text: str) -> bool:
+    # Costs a fifth of the pattern.
+    return (
+        "INFO" in text or "WARN" in text or "DEBUG" in text or "ERROR" in text or "NOTICE" in text
+        or "CRITICAL" in text or "FATAL" in text
+    )  # fmt: skip
+
+
 def strip_prefix(text: str) -> str | None:
     """Return a line without time, level and logger; None for a warning or an error.
 
@@ -38,7 +46,7 @@ def strip_prefix(text: str) -> str | None:
     """
     if text[:1] == "{":
         return text
-    level = _LEVEL.search(text, 0, MAX_LEVEL_COLUMN)
+    level = _LEVEL.search(text, 0, MAX_LEVEL_COLUMN) if _may_have_level(text) else None
     position = 0
     if level is not None:
         if level[1] not in ("DEBUG", "INFO", "NOTICE"):

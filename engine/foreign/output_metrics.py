@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Literal
 
 from engine.foreign.line_metrics import MAX_LINE_LENGTH, Candidate, LineParser, ParsedLine
@@ -60,7 +60,7 @@ class OutputMetrics:
         """The points of what may be the last batch of a validation."""
         self._candidates: dict[str, list[tuple[float, list[Point]]]] = {}
         """The counters and the points of lines with unknown names, by these names."""
-        self._kinds: dict[str, tuple[int, frozenset[str], bool]] = {}
+        self._kinds: dict[str, tuple[int, Set[str], bool]] = {}
         """The step of the latest value of each metric, the names of its line, and whether the line had that step."""
         self._epoch: float | None = None
         self._axis: _Axis = ""
@@ -248,18 +248,17 @@ class OutputMetrics:
     def _as_summary(self, values: dict[str, float], parsed: ParsedLine, step: int) -> dict[str, float]:
         """Return the values of a line, under other names those that lines of another kind have for the same step: the
         mean of an epoch is no point of the curve of its steps."""
-        kind = frozenset(parsed.values)
+        if self._may_be_last_batch(parsed):
+            # A summary may take its place.
+            return values
+        kind, has_step = parsed.values.keys(), parsed.step is not None
         named: dict[str, float] = {}
         for name, value in values.items():
             known_step, known_kind, had_step = self._kinds.get(name, (None, kind, False))
-            is_other = known_kind != kind or (had_step and parsed.step is None)
-            if self._may_be_last_batch(parsed):
-                # A summary may take its place.
-                named[name] = value
-            elif parsed.total is None and known_step == step and is_other:
+            if parsed.total is None and known_step == step and (known_kind != kind or had_step > has_step):
                 named[f"summary/{name}"] = value
             else:
-                self._kinds[name] = (step, kind, parsed.step is not None)
+                self._kinds[name] = (step, kind, has_step)
                 named[name] = value
         return named
 
@@ -287,7 +286,7 @@ class OutputMetrics:
         line = self._parser.parse(text, context)
         if (line is None or not line.values) and self._tables.is_heading(text):
             return found
-        if _RECAP.search(text) is not None:
+        if text.endswith((":", ": ")) and _RECAP.search(text) is not None:
             self._skips_next = True
         elif self._skips_next and line is not None and line.values:
             # What is below `best iteration is:` was there before.

@@ -61,7 +61,7 @@ class Tables:
             return None
         row = _row(_cells(text, self._heading.separator), self._heading)
         self._num_other = 0 if row is not None else self._num_other + 1
-        if self._num_other > MAX_OTHER_LINES:
+        if self._num_other > (MAX_OTHER_LINES if self._heading.is_sure else 2):
             self._heading = None
         return row
 
@@ -82,9 +82,9 @@ class Tables:
 def _parse_heading(text: str) -> _Heading | None:
     """Return the names of the columns of a table; None for any other line."""
     text = _without_bar(text)
-    if not text or text[-1] in ".;!?" or (text[0].isdigit() and "," not in text):
+    if not text or not ("  " in text or "," in text or "\t" in text or _has_bars(text)) or text[-1] in ".;!?" or (text[0].isdigit() and "," not in text):
         return None
-    separator = next((each for each in (_BARS, _COLUMNS) if each.search(text)), _COMMAS)
+    separator = _BARS if _has_bars(text) else _COLUMNS if "  " in text or "\t" in text else _COMMAS
     names = _cells(text, separator)
     if not all(_HEADING_NAME.fullmatch(name) for name in names[1:]) or not names[1:]:
         return None
@@ -98,8 +98,12 @@ def _parse_heading(text: str) -> _Heading | None:
 
 
 def _without_bar(text: str) -> str:
-    end = _TABLE_END.search(text)
+    end = _TABLE_END.search(text) if "%" in text else None
     return (text[: end.start()] if end is not None else text).strip()
+
+
+def _has_bars(text: str) -> bool:
+    return "|" in text or "│" in text or "┃" in text
 
 
 def _column_name(name: str) -> str:
@@ -166,7 +170,7 @@ class Box:
 
     def add(self, text: str) -> tuple[bool, ParsedLine | None]:
         """Return whether a line is a row of a box, and the record that it ends, if any."""
-        cells = _BARS.split(text.strip()) if len(text) <= MAX_LINE_LENGTH else []
+        cells = _BARS.split(text.strip()) if _has_bars(text) and len(text) <= MAX_LINE_LENGTH else []
         if len(cells) != 4 or cells[0] or cells[3] or _BOX_NAME.fullmatch(cells[1].strip()) is None:
             return False, self.end()
         name, value_text = cells[1].strip(), cells[2].strip()
@@ -186,6 +190,8 @@ class Box:
 
     def end(self) -> ParsedLine | None:
         """Return the record of the rows so far; None if there is none, or only a configuration."""
+        if not (self._values or self._section):
+            return None
         values, self._values, self._section = self._values, {}, ""
         if not any(map(is_result, values)):
             return None
