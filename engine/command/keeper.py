@@ -10,10 +10,12 @@ It stays in memory as long as the command, so it imports little.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import marshal
 import os
 import select
 import signal
+import termios
 import time
 from contextlib import suppress
 
@@ -70,6 +72,8 @@ def _start(
         try:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             os.setsid()
+            if os.isatty(1):
+                fcntl.ioctl(1, termios.TIOCSCTTY, 0)
             if cgroup is not None:
                 enter_cgroup(cgroup)
             _restore_signals(ignored)

@@ -49,7 +49,7 @@ class CommandProcess:
         ignored_signals: Sequence[int] = (),
     ) -> None:
         """Start the command. `marker` is the unique ID of this start of the run, which its environment gets.
-        The command has no controlling terminal. It ignores `ignored_signals` unless it handles them.
+        A terminal as `stdout` is the controlling one. The command ignores `ignored_signals` unless it handles them.
 
         Raises UsageError.
         """

@@ -2,8 +2,8 @@
 
 `engine.launch.program_run` passes the descriptors to `engine.command.process_tree`, waits until one is readable,
 and calls `read`, which never blocks. Nobody types here: stdin is `/dev/null`, or in the foreground a pipe or file that
-gputrain itself has as stdin. The pty should not become the controlling terminal, so that a program which asks for a
-password through `/dev/tty` fails at once instead of waiting.
+gputrain itself has as stdin. The pty is the controlling terminal, so a program finds its size at `/dev/tty`. To read
+from it is to find its end: a program that asks for a password fails at once instead of waiting.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class Terminal:
         # Without output processing, newlines stay as the program writes them.
         modes = termios.tcgetattr(self.stdout)
         modes[1] &= ~termios.OPOST
-        modes[3] &= ~termios.ECHO
+        modes[3] &= ~(termios.ECHO | termios.ICANON)
+        modes[6][termios.VMIN] = modes[6][termios.VTIME] = 0
         termios.tcsetattr(self.stdout, termios.TCSANOW, modes)
         # 132 columns, the wide mode of the VT100: a program cuts what does not fit, such as metrics behind a bar, and
         # that is lost, while a wider bar would not fit the log on a screen of 160 columns.

@@ -250,7 +250,7 @@ def _split(text: str) -> tuple[list[str], list[str]]:
 
 _SPLIT = re.compile(rf"['\"](?:{'|'.join(SPLIT_NAMES)})['\"]:\s{{0,4}}['\"](\w{{2,12}})['\"]")
 
-_OBJECTS = re.compile(r"(\w{1,40})\W{1,3}(\{[^{}]*+\})")
+_OBJECTS = re.compile(r"(?<!\w)(\w{1,40}+)\W{1,3}(\{[^{}]*+\})")
 
 _JSON_NUMBER = r"[-+]?+(?:(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?+\d++)?+|(?:nan|inf|infinity)(?![a-zA-Z]))"
 _WRAPPED = re.compile(

@@ -16,7 +16,7 @@ from engine.foreign.reading import EPOCH_NAMES, parse_number, to_step
 
 MIN_HEADING_COLUMNS = 3  # two where the columns are marked
 MAX_OTHER_LINES = 100  # below a heading, until a table is over
-MAX_BOX_ROWS = 200
+MAX_BOX_ROWS = MAX_COLUMNS = 200
 _HEADING_NAME = re.compile(r"[A-Za-z#][\w@./%()#-]*+(?: [A-Za-z/(%][\w@./%()#-]*+){0,3}")
 # What a progress bar adds to a row or a heading: `: 100%|███`
 _TABLE_END = re.compile(r":\s{1,8}\d{1,3}%")
@@ -28,7 +28,7 @@ _CELL = re.compile(
 )
 _COLUMNS = re.compile(r"\s{2,}|\t")
 _COMMAS = re.compile(",")
-_LABEL = re.compile(r"[\w.]{1,40}: ")
+_LABEL = re.compile(r"^[\w.]{1,40}: ")
 _BARS = re.compile(r"[|│┃]")
 _BOX_NAME = re.compile(r"[A-Za-z_][\w@./%()+ -]{0,100}")
 # The row of all classes
@@ -82,7 +82,12 @@ class Tables:
 def _parse_heading(text: str) -> _Heading | None:
     """Return the names of the columns of a table; None for any other line."""
     text = _without_bar(text)
-    if not text or not ("  " in text or "," in text or "\t" in text or _has_bars(text)) or text[-1] in ".;!?" or (text[0].isdigit() and "," not in text):
+    if (
+        not text
+        or not ("  " in text or "," in text or "\t" in text or _has_bars(text))
+        or text[-1] in ".;!?"
+        or (text[0].isdigit() and "," not in text)
+    ):
         return None
     separator = _BARS if _has_bars(text) else _COLUMNS if "  " in text or "\t" in text else _COMMAS
     names = _cells(text, separator)
@@ -117,7 +122,7 @@ def _cells(text: str, separator: re.Pattern[str]) -> list[str]:
         text = (strip_prefix(text) or "").strip()
     if separator is _COMMAS:
         text = _LABEL.sub("", text, count=1)
-    cells = [cell.strip() for cell in separator.split(text)]
+    cells = [cell.strip() for cell in separator.split(text, MAX_COLUMNS)]
     return cells[1:-1] if len(cells) > 2 and not cells[0] and not cells[-1] else cells
 
 

@@ -151,7 +151,9 @@ class ProgramRun:
         values = expand(list(typed.values()), names, folder.path.name, folder.path)
         environment = program.environment | dict(zip(typed, values, strict=True))
         # With `srun`, Slurm sends its warning to the command, too, which it would kill before it is asked to stop.
-        ignores_warning = request.config.run.requeue and slurm_job_id() is not None and program.stop_signal != "SIGUSR1"
+        ignored = [signal.SIGUSR1] if request.config.run.requeue and slurm_job_id() is not None else []
+        # When the command ends, its terminal sends SIGHUP to what it leaves behind, which is to be named.
+        ignored += [signal.SIGHUP] if program.tty else []
         try:
             environment |= torchrun_variables(argv, environment, folder.torchrun)
             environment |= make_metrics_folder(folder.path)
@@ -164,7 +166,7 @@ class ProgramRun:
                 stdout=terminal.stdout,
                 stderr=terminal.stderr,
                 marker=f"{folder.name}-{secrets.token_hex(16)}",
-                ignored_signals=(signal.SIGUSR1,) if ignores_warning else (),
+                ignored_signals=[number for number in ignored if number.name != program.stop_signal],
             )
         except OSError as error:
             reason = f"cannot be started: {error.strerror}"

@@ -56,11 +56,6 @@ def test_command_sees_a_terminal_of_fixed_size_and_no_input() -> None:
     assert line == OutputLine("os.terminal_size(columns=132, lines=48) True xterm-256color ''", "terminal")
 
 
-def test_command_that_asks_the_terminal_for_a_password_fails_at_once() -> None:
-    lines = output_of(python("open('/dev/tty')"))
-    assert "OSError" in lines[-1].text
-
-
 def test_pipes_keep_stdout_and_stderr_apart() -> None:
     lines = output_of(
         python("import sys; print('out', end=''); print('err', file=sys.stderr); print('put')"), tty=False

@@ -108,6 +108,11 @@ def test_command_has_no_gpu_and_no_terminal_input_on_the_cpu(runs: CommandRuns) 
     assert runs.output == ["[]", "terminal"]
 
 
+def test_command_finds_the_size_of_its_terminal_and_nothing_to_read_there(runs: CommandRuns) -> None:
+    runs.run("sh", "-c", "stty size </dev/tty; read line </dev/tty || echo end")
+    assert runs.output == ["48 132", "end"]
+
+
 def test_metrics_of_output_and_of_own_file_are_in_the_record(runs: CommandRuns) -> None:
     program = 'echo "step 1 loss=0.5"; echo "step 2 loss=0.25"; echo \'{"step": 9, "acc": 0.75}\' >> $GPUTRAIN_METRICS'
     runs.run("sh", "-c", program)
