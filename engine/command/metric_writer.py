@@ -15,7 +15,7 @@ from pathlib import Path
 
 from engine.foreign.json_lines import JsonLines
 from engine.foreign.points import Point
-from engine.foreign.reading import POLL_BYTES, Columns, Reading, parse_json_object
+from engine.foreign.reading import POLL_BYTES, Columns, Reading, parse_json_object, to_number
 from engine.utils.files import file_size, open_regular_file
 
 # 10,000 rows at once, then 4 rows per second, half of that when the file has 8 MiB: about 60 MB in a week.
@@ -130,8 +130,8 @@ class WrittenRows(JsonLines):
         return reading
 
 
-def find_last_step(path: Path) -> int | None:
-    """Return the step of the last row that an earlier start of the command wrote; None without one."""
+def find_last_position(path: Path) -> tuple[int, float | None] | None:
+    """Return the step and the epoch of the last row that an earlier start of the command wrote; None without one."""
     try:
         with open_regular_file(path) as file:
             file.seek(max(os.fstat(file.fileno()).st_size - LAST_BYTES, 0))
@@ -139,8 +139,9 @@ def find_last_step(path: Path) -> int | None:
     except OSError:
         return None
     rows = (parse_json_object(line) for line in reversed(lines))
-    steps = (row.get("step") for row in rows if row is not None)
-    return next((step for step in steps if isinstance(step, int)), None)
+    found = ((row.get("step"), row.get("epoch")) for row in rows if row is not None)
+    positions = ((step, to_number(epoch)) for step, epoch in found if isinstance(step, int))
+    return next(positions, None)
 
 
 def _append(path: Path, line: bytes) -> int:

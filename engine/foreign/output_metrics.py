@@ -42,9 +42,9 @@ class OutputMetrics:
     a step above the bar that counts the steps, so a line is read together with those below it.
     """
 
-    def __init__(self, patterns: Sequence[str] = (), first_count: int = 0) -> None:
-        """`first_count` is the step of the first line if lines without steps are counted: not 0 for a training that
-        goes on. Raises UsageError for a pattern that cannot be used."""
+    def __init__(self, patterns: Sequence[str] = (), last: tuple[int, float | None] | None = None) -> None:
+        """`last` is the last step and epoch of a training that goes on. Raises UsageError for a pattern that cannot be
+        used."""
         self._patterns = [UserPattern(pattern) for pattern in patterns]
         self.problems: list[Problem] = []
         """Patterns that were given up."""
@@ -64,7 +64,7 @@ class OutputMetrics:
         """The step of the latest value of each metric, the names of its line, and whether the line had that step."""
         self._epoch: float | None = None
         self._axis: _Axis = ""
-        self._steps = _Counter()
+        self._steps = _Counter(last)
         self._steps_per_epoch = math.inf
         self._heading_name = ""
         """The word before the step of headings."""
@@ -72,7 +72,7 @@ class OutputMetrics:
         """The epoch, the total of its first counter, and whether that is over."""
         self._has_bar = False
         """Whether the steps are those of a bar without metrics."""
-        self._step, self._first_count = 0, first_count
+        self._step, self._first_count = 0, 0 if last is None else last[0] + 1
         self._held_out: dict[str, float] = {}
         self._pending = Counter[str]()
         """The lines that were read before they are final."""
@@ -367,7 +367,9 @@ def _parse_counter(text: str) -> int | None:
 class _Counter:
     """Makes one count of a counter that starts again in each epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: tuple[int, float | None] | None) -> None:
+        self._last = last
+        """The last position of an earlier start."""
         self._base = 0
         self._step, self._total, self._epoch = 0, 0, None  # type: int, int, float | None
         self._is_over = False
@@ -380,6 +382,11 @@ class _Counter:
     def count(self, parsed: ParsedLine, epoch: float | None, *, is_final: bool) -> int:
         """Return the step of a line that has one."""
         step, total = parsed.step or 0, parsed.total
+        if self._last is not None and total and epoch is not None and self._last[1] is not None:
+            # The last step of an epoch is its total.
+            done = max(self._last[0] - 1, 0) // total * total
+            self._base = max(done + int(epoch - self._last[1]) * total, 0)
+        self._last = None
         epochs = epoch - self._epoch if epoch is not None and self._epoch is not None else 0
         size = max(self._total, self._step)
         if epochs > 0 and (total is not None or step <= self._step):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engine.command.metric_files import FIRST_SECONDS, METRICS_FOLDER, OUTPUT_FILE, MetricFiles
-from engine.command.metric_writer import MetricWriter, find_last_step
+from engine.command.metric_writer import MetricWriter, find_last_position
 from engine.command.spec import Program
 from engine.command.terminal import OutputLine
 from engine.foreign.figures import Figures
@@ -52,8 +52,7 @@ class RunningMetrics:
         # Wherever the folder is moved.
         run, cwd = recorder.opened.path, Path(command.cwd)
         output = run / METRICS_FOLDER / OUTPUT_FILE
-        last_step = find_last_step(output)
-        self._output = OutputMetrics(command.parse, 0 if last_step is None else last_step + 1)
+        self._output = OutputMetrics(command.parse, find_last_position(output))
         self._writer = MetricWriter(output)
         self._files = MetricFiles(
             run,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
+import sys
 import time
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.foreign.line_metrics import MAX_LINE_LENGTH, LineParser, ParsedLine, parse_line
+from engine.foreign.line_names import is_result
 from engine.foreign.output_metrics import OutputMetrics
 
 STAMP = "2026-11-27 22:25:22,123"
@@ -263,11 +266,24 @@ def test_forms_of_numbers_and_names(text: str, values: dict[str, float] | None) 
     assert values_of(text) == values
 
 
-@pytest.mark.parametrize("command", ["ls -l /usr/bin", "git help -a", "pip list", "df -h", "mount"])
-def test_output_of_other_programs_has_no_metrics(command: str) -> None:
-    words = command.split()
-    if shutil.which(words[0]) is None:
-        pytest.skip(f"{words[0]} is not installed")
-    done = subprocess.run(words, capture_output=True, text=True, check=False, errors="replace")
-    parser = OutputMetrics()
-    assert [point for line in done.stdout.splitlines()[:400] for point in parser.feed(line)] == []
+OTHER_PROGRAMS = (
+    "ls -l /usr/bin", "ls -lR /usr/share", "git help -a", "pip list", "df -h", "mount", "ps aux", "free", "cat /proc/meminfo",
+    "cat /proc/self/status", f"{sys.executable} -X importtime -c 'import asyncio, http.server'",
+    f"{sys.executable} -m cProfile -c 'import email.message'", f"{sys.executable} -m pytest --help",
+    f"{sys.executable} -m timeit -n 10 pass", "gcc -ftime-report -x c -fsyntax-only /dev/null",
+)  # fmt: skip
+
+
+def test_output_of_other_programs_has_hardly_any_name_and_no_result() -> None:
+    num_lines, names = 0, set[str]()
+    for words in map(shlex.split, OTHER_PROGRAMS):
+        if shutil.which(words[0]) is None:
+            continue
+        done = subprocess.run(words, capture_output=True, text=True, check=False, errors="replace")
+        lines, parser = (done.stdout + done.stderr).splitlines()[:600], OutputMetrics()
+        num_lines += len(lines)
+        names |= {point.name for line in lines for point in parser.feed(line)} | {
+            point.name for point in parser.finish()
+        }
+    assert num_lines >= 2000
+    assert len(names) <= 5 and not any(map(is_result, names))

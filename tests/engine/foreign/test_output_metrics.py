@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from engine.foreign import output_metrics, user_patterns
+from engine.foreign import line_metrics, output_metrics, user_patterns
 from engine.foreign.output_metrics import OutputMetrics
 from engine.foreign.points import Point
 from engine.utils.errors import UsageError
@@ -40,9 +40,14 @@ def test_lines_without_step_are_counted() -> None:
 
 
 def test_count_of_lines_without_step_goes_on_after_a_resume() -> None:
-    metrics = OutputMetrics(first_count=3)
+    metrics = OutputMetrics(last=(2, None))
     assert [point.step for point in feed(metrics, "loss: 3", "loss: 2")] == [3, 4]
-    assert [point.step for point in feed(OutputMetrics(first_count=3), "step 1 loss 2")] == [1]
+    assert [point.step for point in feed(OutputMetrics(last=(2, None)), "step 1 loss 2")] == [1]
+
+
+@pytest.mark.parametrize(("last", "step"), [((40, 2.0), 50), ((35, 2.0), 50), ((50, 3.0), 50), ((40, None), 10)])
+def test_counter_of_a_later_epoch_goes_on_after_a_resume(last: tuple[int, float | None], step: int) -> None:
+    assert [point.step for point in feed(OutputMetrics(last=last), "Epoch 3 [10/20] loss: 2")] == [step]
 
 
 def test_whole_epochs_are_steps_of_lines_without_others() -> None:
@@ -189,6 +194,16 @@ def test_pending_lines_are_read_a_few_times_per_second(monkeypatch: pytest.Monke
     began = time.monotonic()
     found = [metrics.feed_pending([f"step {step} loss 1"]) for step in range(100)]
     assert sum(map(bool, found)) <= 1 + (time.monotonic() - began) / output_metrics.PENDING_SECONDS
+
+
+def test_lines_of_one_shape_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    make = line_metrics.make_plan
+    monkeypatch.setattr(line_metrics, "make_plan", lambda *args: made.append(args) or make(*args))
+    metrics = OutputMetrics()
+    points = feed(metrics, *(f"step {step}/900 | loss {step / 7:.4f} | lr 1e-4 | {step}ms" for step in range(900)))
+    # One as the first line, and one below another line with metrics.
+    assert len(points) == 1800 and len(made) <= 2
 
 
 # Ranks

@@ -12,7 +12,9 @@ import pytest
 from engine.command.metric_files import METRICS_FOLDER, OUTPUT_FILE
 from engine.command.run_metrics import metrics_of_run
 from engine.command.spec import read_command, write_command
+from engine.command.try_parse import try_parse
 from engine.foreign.folders import RunFollower
+from engine.foreign.text_log import TextLog
 from engine.runs.command_events import CommandResumed, CommandStarted
 from engine.runs.control import send_request
 from engine.runs.events import RunFinished, WarningEvent
@@ -147,6 +149,42 @@ def test_metrics_of_a_resumed_command_continue_its_curves(runs: CommandRuns) -> 
     [reading] = RunFollower(metrics).poll()
     assert values_of(reading.points, "loss") == [(1, 1.5), (2, 2.5), (3, 3.5), (4, 4.5)]
     assert [runs.record.values[key] for key in ("step", "metrics.loss", "lowest_metrics.loss")] == [4, 4.5, 1.5]
+
+
+EPOCHS = [
+    [f"Epoch {epoch} [{batch}/20] loss: {epoch}.{batch}" for batch in (10, 20)]
+    + [
+        "Test: [0/2] Acc@1 1 (1)",
+        "Test: [1/2] Acc@1 9 (5)",
+        f" * Acc@1 {epoch}.5",
+        "| lr | 0.1 |",
+        f"| f1 | 0.{epoch} |",
+    ]
+    for epoch in (1, 2, 3)
+]
+
+
+def test_same_text_has_the_same_points_in_each_way_of_reading(runs: CommandRuns, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"{line}\n" for epoch in EPOCHS for line in epoch))
+    watched = TextLog(log).poll().points
+    whole = make_command(runs.cwd, "cat", str(log))
+    runs.run(command=whole)
+    parts = script(runs, 'part=$(ls part* 2>/dev/null | wc -l); touch part$part; cat "$0.$part"; test $part = 2')
+    for number, lines in enumerate(EPOCHS):
+        (runs.cwd / f"train.sh.{number}").write_text("".join(f"{line}\n" for line in lines))
+        runs.run(parts, config={"run": {"name": "parts", "resume": True}})
+    names = {point.name for point in watched}
+    assert names == {"loss", "test/Acc@1", "lr", "f1"}
+    tried = try_parse(log).metrics
+    for name in names:
+        points = values_of(watched, name)
+        assert (tried[name].count, tried[name].last_step, tried[name].last) == (len(points), *points[-1])
+        for run in ("a", "parts"):
+            metrics = metrics_of_run(RunFolder(runs.folder / run))
+            assert metrics is not None
+            [reading] = RunFollower(metrics).poll()
+            assert values_of(reading.points, name) == points
 
 
 def test_count_of_lines_without_steps_goes_on(runs: CommandRuns) -> None:
