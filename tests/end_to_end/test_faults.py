@@ -18,6 +18,7 @@ from engine.config.loader import resolve_config
 from engine.distributed.watchdog import Heartbeat, Phase, lagging_ranks
 from engine.launch.phases import claim
 from engine.launch.request import RunRequest
+from engine.launch.supervise import requeue_clause
 from engine.training.checkpoint import load_newest
 from engine.training.log import SkippedSteps
 from support.gputrain_command import Gputrain, find_rank_pids, read_events, read_failures, wait_for
@@ -143,16 +144,6 @@ def test_killed_loader_process_is_reported_with_cause(gputrain: Gputrain) -> Non
     assert "rank 0 (cpu) " in messages and "SIGKILL" in messages
 
 
-@pytest.mark.nightly
-def test_too_small_shared_memory_is_named(gputrain: Gputrain) -> None:
-    write_images(gputrain.folder / "images", 40)
-    big = ["run", "--headless", "--model", "linear", "--dataset", "folder", "--data-path", "images", "--workers", "2"]
-    big += ["--batch-size", "16", "data.image_size=300", "data.pipeline=stream"]
-    done = gputrain.run_in_mount_namespace('mount -t tmpfs -o size=6m tmpfs /dev/shm && exec "$@"', *big)
-    assert done.returncode == 1
-    assert says(last_line(done), "shm-full", "/dev/shm")
-
-
 def test_full_disk_does_not_stop_training_but_fails_run_at_end(
     gputrain: Gputrain,
 ) -> None:
@@ -178,37 +169,12 @@ def test_full_disk_does_not_stop_training_but_fails_run_at_end(
     assert damaged == []
 
 
-def slurm_environment(gputrain: Gputrain, code: int) -> dict[str, str]:
-    """Return the environment of a Slurm job with a fake scontrol that logs its arguments and exits with `code`."""
-    program = gputrain.folder / "bin" / "scontrol"
-    program.parent.mkdir()
-    program.write_text(
-        f'#!/bin/sh\necho "$@" >> "{gputrain.folder}/scontrol-calls"\necho "no such job" >&2\nexit {code}\n'
-    )
-    program.chmod(0o755)
-    path = f"{program.parent}:{gputrain.environment['PATH']}"
-    return gputrain.environment | {"PATH": path, "SLURM_JOB_ID": "77", "SLURM_NTASKS": "1"}
-
-
-@pytest.mark.nightly
-def test_requeued_job_starts_its_command_again_in_the_same_run(gputrain: Gputrain) -> None:
-    environment = slurm_environment(gputrain, 0)
-    script = gputrain.folder / "train.sh"
-    script.write_text('#!/bin/sh\ntrap \'exit 9\' INT\necho "ready $1"\ntest -n "$1" || { sleep 60 & wait; }\n')
-    script.chmod(0o755)
-    line = ["run", "--headless", "--gpus", "cpu", "--name", "a", "run.requeue=true", "--on-resume", "--resume"]
-    process = gputrain.start(*line, "--", "./train.sh", env=environment)
-    log = gputrain.runs / "a" / "log.txt"
-    wait_for(lambda: log.exists() and "\nready" in log.read_text(), "the output of the command")
-    process.send_signal(signal.SIGUSR1)
-    _, messages = process.communicate(timeout=30)
-    assert process.returncode == 9 and "; job 77 is requeued" in messages
-    again = gputrain(*line, "--", "./train.sh", **environment)
-    assert (again.returncode, again.stdout) == (0, "ready --resume\n"), again.stderr
-    types = [event["type"] for event in read_events(gputrain.runs / "a") if event["type"].startswith(("comm", "run_"))]
-    assert types == ["command_started", "run_finished", "command_resumed", "run_finished"]
-    assert (gputrain.folder / "scontrol-calls").read_text() == "requeue 77\n"
-    assert gputrain(*line, "--", "./train.sh", "--other", **environment).returncode == 125
+def test_failed_requeue_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "no such job" >&2\nexit 1\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    assert requeue_clause().startswith("; job 77 could not be requeued (no such job); submit its script again")
 
 
 def test_requeued_job_resumes_its_run(tmp_path: Path) -> None:
@@ -217,15 +183,3 @@ def test_requeued_job_resumes_its_run(tmp_path: Path) -> None:
     owned = Owner(RunRequest(config, tmp_path, "a"))
     with owned.held:
         assert not claim(owned.requested, config).run.is_new
-
-
-@pytest.mark.nightly
-def test_failed_requeue_is_recorded_with_what_to_do(gputrain: Gputrain) -> None:
-    environment = slurm_environment(gputrain, 1)
-    process = gputrain.start(*RUN[:-1], "a", "run.requeue=true", "--epochs", "100000", env=environment)
-    gputrain.wait_for_event("a", "epoch")
-    process.send_signal(signal.SIGUSR1)
-    _, messages = process.communicate(timeout=30)
-    assert process.returncode == 3
-    assert "job 77 could not be requeued (no such job); submit its script again" in messages
-    assert "is requeued" not in messages

@@ -6,12 +6,9 @@ writer nor readers keep memory per step.
 
 from __future__ import annotations
 
-import gc
 import json
 import time
-import tracemalloc
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,13 +22,11 @@ from support.gputrain_command import Gputrain, wait_for
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder, write_run_record
 from tui.cli.main import app
-from tui.pollers.run import RunPoller, RunSnapshot
+from tui.pollers.run import RunPoller
 
 HOUR = 3600
 DAY, WEEK = 24 * HOUR, 7 * 24 * HOUR
 STEPS = 10
-# Length of the two runs whose memory is compared; they contain one and three epochs.
-MINUTES = (11, 31)
 # Bytes allowed per epoch, which the history keeps, and measurement error.
 PER_EPOCH, SLACK = 1500, 25_000
 GPUS = [
@@ -72,18 +67,6 @@ def long_run(root: Path, seconds: int) -> RunFolder:
     return folder
 
 
-def kept_bytes(action: Callable[[], object]) -> int:
-    """Return the bytes that Python allocates in `act` and that its result keeps alive."""
-    gc.collect()
-    tracemalloc.start()
-    try:
-        result = action()
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0] if result is not None else 0
-    finally:
-        tracemalloc.stop()
-
-
 def drain(folder: RunFolder) -> tuple[RunPoller, int]:
     """Return a poller that has read the whole journal, and the number of points that it found."""
     poller = RunPoller(folder)
@@ -103,26 +86,6 @@ def test_runs_stop_and_logs_commands_never_read_journal(gputrain: Gputrain, monk
     for command in ("runs", "stop", "logs"):
         arguments = [] if command == "runs" else ["long"]
         assert CliRunner().invoke(app, [command, *arguments]).exit_code == 0
-
-
-@pytest.mark.nightly
-def test_state_of_run_poller_is_independent_of_run_length(tmp_path: Path) -> None:
-    folders = {minutes: long_run(tmp_path / str(minutes), 60 * minutes) for minutes in MINUTES}
-
-    def read_all(minutes: int) -> RunSnapshot | None:
-        # The curves have a limit of their own.
-        poller, count = drain(folders[minutes])
-        assert count >= 60 * minutes - 1
-        return poller.latest
-
-    assert_small(read_all)
-
-
-def assert_small(action: Callable[[int], object]) -> None:
-    """Assert that the memory kept by `act` grows with the number of epochs only."""
-    action(MINUTES[0])
-    short, long = (kept_bytes(partial(action, minutes)) for minutes in MINUTES)
-    assert long - short < 2 * PER_EPOCH + SLACK
 
 
 @pytest.mark.soak

@@ -6,15 +6,13 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engine.gpus.reservation import Reservation, user_lock
-from engine.gpus.reservation_reader import read_reservations
 from engine.launch.handshake import find_run_of_agents
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, list_runs
@@ -23,10 +21,6 @@ from support.gputrain_command import Gputrain, read_events
 from support.messages import raises_problem
 from support.runs.event_factories import make_run_started
 from support.runs.factories import create_invalid_requests, make_run_folder
-from tui.pollers.run import RunPoller
-from tui.pollers.run_lists import RunListPoller
-
-SOMEONE = 12345
 
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "1", "--name", "a"]
 
@@ -117,47 +111,11 @@ def test_runs_listing_ignores_odd_entries(gputrain: Gputrain) -> None:
     assert (root / "odd-1").is_dir()
 
 
-@pytest.mark.parametrize("name", ["events.jsonl", "owner.json", "summary.json", "log.txt", "config.yaml", "lock"])
-def test_run_readers_do_not_block_on_named_pipe(tmp_path: Path, name: str) -> None:
-    folder = make_run_folder(tmp_path, "a", make_run_started())
-    (folder.path / name).unlink(missing_ok=True)
-    os.mkfifo(folder.path / name)
-    RunPoller(folder).poll()
-    RunListPoller(tmp_path).poll()
-    folder.history()
-
-
 @pytest.fixture
 def no_umask() -> Iterator[None]:
     before = os.umask(0)
     yield
     os.umask(before)
-
-
-@pytest.fixture
-def world_writable_folder() -> Iterator[Path]:
-    """A folder that other users can access, unlike pytest's temporary folders."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o1777)
-        yield folder
-
-
-def as_another_user(action: Callable[[], None]) -> int:
-    """Run `act` in a forked child as another user and return its exit code. No exec, because the other user may not be
-    able to read the interpreter."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setgroups([])
-            os.setgid(SOMEONE)
-            os.setuid(SOMEONE)
-            action()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_reservation_is_readable_by_all_and_writable_by_owner(
@@ -173,22 +131,3 @@ def test_reservation_is_readable_by_all_and_writable_by_owner(
     assert all(path.stat().st_mode & stat.S_IROTH for path in base.rglob("*"))
     entry.release()
     assert list(base.iterdir()) == []
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_reservation_queue_works_between_users(
-    world_writable_folder: Path, monkeypatch: pytest.MonkeyPatch, no_umask: None
-) -> None:
-    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(world_writable_folder))
-    mine, theirs = Reservation(), Reservation()
-    mine.enqueue("free:1", ["GPU-0"], "mine")
-
-    def enqueue_as_second() -> None:
-        theirs.enqueue("free:1", ["GPU-1"], "theirs")
-        assert [reservation.run for reservation in read_reservations(remove_stale=True)] == ["mine", "theirs"]
-
-    assert as_another_user(enqueue_as_second) == 0
-    # The other process has ended; its entry is stale, but only its user may delete it.
-    assert [reservation.run for reservation in read_reservations(remove_stale=True)] == ["mine"]
-    mine.release()
-    assert [path.name for path in world_writable_folder.iterdir()] == [f"gputrain-{SOMEONE}"]

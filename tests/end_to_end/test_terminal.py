@@ -12,11 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from support.gputrain_command import GPUTRAIN, Gputrain, wait_for
 from support.messages import has_problem, says
 from support.screen.terminal import LEAVE_ALTERNATE_SCREEN, TIMEOUT_SECONDS, Terminal
 from tui.characters import CONSOLE_CHARACTERS
+from tui.cli.main import app
 
 SCREEN = str(Path(GPUTRAIN).with_name("gputrain-tui"))
 
@@ -121,7 +123,7 @@ def test_tui_copies_through_multiplexer(gputrain: Gputrain, tmp_path: Path, prog
     terminal = Terminal(gputrain, "/usr/bin/env", *start, SCREEN, "--demo", SCREENDIR=str(tmp_path / "screens"))
     terminal.wait_for("digits-3")
     terminal.press("n")
-    terminal.wait_for("preset")
+    terminal.wait_for("ready to start")
     terminal.press("\x19")
     wait_for(lambda: copied_text(terminal) is not None, "the copied text", TIMEOUT_SECONDS)
     assert str(copied_text(terminal)).startswith("gputrain run digits")
@@ -151,6 +153,7 @@ def test_run_on_dumb_terminal_is_headless_and_screens_name_commands_that_print(g
     assert started.wait_for_end() == 0
     assert b"loss=1" in started.seen and b"\x1b" not in started.seen
     started.hang_up()
+    shell = CliRunner(env=dict(gputrain.environment))
     for command, term in (([SCREEN, "one"], "dumb"), ([GPUTRAIN, "watch", "."], "")):
         terminal = Terminal(gputrain, *command, TERM=term)
         assert terminal.wait_for_end() == 2
@@ -158,7 +161,7 @@ def test_run_on_dumb_terminal_is_headless_and_screens_name_commands_that_print(g
         assert says(message, "no-terminal", f"TERM={term or repr('')};") and message.count("\n") == 1
         terminal.hang_up()
         plain = re.findall("`gputrain ([^`]+)`", message)
-        assert plain and all(gputrain(*shlex.split(words)).returncode == 0 for words in plain)
+        assert plain and all(shell.invoke(app, shlex.split(words)).exit_code == 0 for words in plain)
 
 
 def fake_logind(folder: Path, kill: str, linger: str) -> None:
@@ -193,12 +196,12 @@ def test_tui_screens_never_load_torch(gputrain: Gputrain) -> None:
     terminal.wait_for("digits-3")
     terminal.wait_for("next panel")
     for keys, text in (
-        # Words of the footer: it is drawn once the screen takes keys.
+        # Words that are drawn once the screen takes keys.
         ("\t\t\r", "checkpoint"),
         ("\x1b", "open run"),
-        ("n", "save preset"),
+        ("n", "ready to start"),
         ("\x1b", "open run"),
-        ("r", "columns"),
+        ("r", "best val acc"),
     ):
         terminal.seen = b""
         terminal.press(keys)

@@ -32,7 +32,8 @@ with DemoServer() as server:
 """
 
 
-@pytest.mark.expensive("builds the wheel and an environment for it")
+# `tests/core` runs an installation of each change, without torch.
+@pytest.mark.nightly
 def test_wheel_has_all_that_pages_screens_demo_presets_and_digits_need(gputrain: Gputrain, tmp_path: Path) -> None:
     build = ["pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run([sys.executable, "-m", *build], check=True)
