@@ -52,9 +52,6 @@ from engine.utils.files import append_to_file, open_regular_file
 READ_CHUNK_BYTES = 1 << 20
 # Longer lines are skipped. `run_started` has 1.1 MB for 8,192 ranks, `step` 20 bytes for each step of `run.log_every`.
 MAX_LINE_BYTES = 1 << 24
-# What a full disk does not take waits in memory. Beyond this size, readings that come often are dropped.
-MAX_UNWRITTEN_BYTES = 1 << 26
-DROPPED_TYPES = (StepEvent, GpuEvent, PhaseChanged)
 # Replaces the beginning of a line that is too long. It is not JSON, so neither is the line.
 _SKIPPED_BEGINNING = b"\0"
 
@@ -153,10 +150,7 @@ class Journal:
         size = os.fstat(self._file).st_size
         # Terminate a line that a crash left incomplete, or the next event would become part of it.
         self._incomplete = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
-        self._unwritten: deque[tuple[Event, bytes]] = deque()
-        self._unwritten_bytes = 0
-        self.dropped = 0
-        """Number of events that are lost, because the memory did not suffice for them."""
+        self._unwritten: deque[bytes] = deque()
 
     @property
     def is_behind(self) -> bool:
@@ -167,22 +161,17 @@ class Journal:
         """Append one event. Raises OSError if it has to wait in memory."""
         data = (b"\n" if self._incomplete else b"") + encode(event) + b"\n"
         self._incomplete = False
-        if self._unwritten_bytes + len(data) > MAX_UNWRITTEN_BYTES and isinstance(event, DROPPED_TYPES):
-            self.dropped += 1
-        else:
-            self._unwritten.append((event, data))
-            self._unwritten_bytes += len(data)
+        self._unwritten.append(data)
         self.catch_up()
 
     def catch_up(self) -> None:
         """Write the events that wait in memory. Raises OSError."""
         while self._unwritten:
-            event, data = self._unwritten[0]
+            data = self._unwritten[0]
             count = os.write(self._file, data)
-            self._unwritten_bytes -= count
             # The rest of a line continues where the disk was full, so the line is not torn.
             if count < len(data):
-                self._unwritten[0] = (event, data[count:])
+                self._unwritten[0] = data[count:]
             else:
                 self._unwritten.popleft()
 

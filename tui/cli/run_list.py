@@ -66,7 +66,7 @@ def list_runs(
     from engine.runs.query import parse_columns, parse_query
     from engine.runs.root import runs_root
     from engine.runs.run_list import RunList
-    from engine.runs.run_view import SortOrder, ViewRequest, apply_query
+    from engine.runs.run_view import SortOrder, ViewRequest, make_view
     from engine.utils.errors import UsageError, nearest
     from engine.utils.text import pluralize, printable
     from tui.cli.console import print_json, print_table
@@ -85,7 +85,7 @@ def list_runs(
     # The list is sorted by start, newest first, as it is read.
     order = SortOrder.parse(sort or "started_at", names, reverse=reverse) if sort or reverse else None
     query = parse_query(words or [], names)
-    view = apply_query(ViewRequest(run_list.rows, order=order, archived=with_archived), query)
+    view = make_view(ViewRequest(run_list.rows, order=order, archived=with_archived), query)
     # Of a sweep, other programs get each trial.
     rows = (view.matching if as_json or quiet else view.shown)[:count]
     for row in rows:

@@ -40,21 +40,6 @@ def test_view_sorts_and_counts_matches() -> None:
     assert view.count_text == "3 of 4 match 'finished'" and view.keys == ["/runs/b", "/runs/a", "/runs/c"]
 
 
-@pytest.mark.parametrize(
-    ("text", "shown", "count"),
-    [
-        ("optim.na", ["a", "b"], "2 runs"),
-        ("failed optim.name", ["b"], "1 of 2 match 'failed'"),
-        ("op", [], "0 of 2 match 'op'"),
-        ("optim.nax", [], "0 of 2 match 'optim.nax'"),
-        ("optim.name=adamax", [], "0 of 2 match 'optim.name=adamax'"),
-    ],
-)
-def test_view_keeps_its_rows_while_a_key_is_typed(text: str, shown: list[str], count: str) -> None:
-    view = view_of([row("a"), row("b", state="failed")], text)
-    assert (names(view), view.count_text) == (shown, count)
-
-
 @pytest.mark.parametrize("text", ["val_accuracy>x", "nosuchkey=1", "best>=", "state=unknown"])
 def test_query_of_mistake_is_one_line(text: str) -> None:
     problem = query_of(text)
