@@ -85,14 +85,6 @@ def timm_options(name: str) -> dict[str, OptimizerOption]:
     return {key: _option_from_default(key, option) for key, option in optimizer.options.items()}
 
 
-def timm_optimizer_names() -> list[str]:
-    """Return the values of `optim.name` that select an optimizer of timm; none if timm is missing or broken."""
-    try:
-        return _usable_names(_catalog())
-    except UsageError:
-        return []
-
-
 def _usable_names(catalog: dict[str, TimmOptimizer]) -> list[str]:
     return [
         TIMM_PREFIX + name

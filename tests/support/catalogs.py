@@ -56,5 +56,5 @@ def fill_catalogs(folder: Path) -> None:
             catalog.library_models(source)
             model = ModelConfig(name="resnet18", source=source, weights="pretrained")
             pretrained_input.find_pretrained_input(model)
-        timm_optimizers.timm_optimizer_names()
+        timm_optimizers._catalog()
         filled.touch()

@@ -21,7 +21,7 @@ from typer.models import CommandInfo
 
 from tui.cli.console import exit_on_usage_error
 from tui.cli.help_page import COMMAND_OPTIONS, CONFIG_OPTIONS, PANELS, make_help, panel_of, write_parameters
-from tui.cli.tree import COMMANDS, GUESSES, TOP_PANELS, WORDS, subcommands
+from tui.cli.tree import COMMANDS, TOP_PANELS, WORDS, subcommands
 from tui.cli.usage_errors import bare_key, one_line_usage_errors, takes_config_keys, unknown_command_problem
 
 COMPLETE_VARIABLE = "_GPUTRAIN_COMPLETE"
@@ -153,8 +153,6 @@ class DefaultGroup(LazyGroup):
             return super().parse_args(ctx, args)
         if any(name in args[: _first_separator(args)] for name in ctx.help_option_names):
             return super().parse_args(ctx, [ctx.help_option_names[0]])
-        if f"{self.path}{args[0] if args else ''}" in GUESSES:
-            self.resolve_command(ctx, args)
         if not ctx.resilient_parsing:
             self.default_command.check_words(ctx, args, list(self.names()))
         return super().parse_args(ctx, [self.default, *args])

@@ -1,4 +1,4 @@
-"""Printers of a headless run's events: a progress bar on a terminal, plain lines elsewhere, or JSON lines.
+"""Printers of a headless run's events: lines of text, or JSON lines.
 
 `tui.cli.train` passes each event of `engine.launch` to one of them. Messages go to stderr, data to stdout.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import queue
+import shutil
 import sys
 import threading
-from collections.abc import Iterable
 from contextlib import suppress
-from typing import IO, Any, cast
+from typing import IO, cast
 
-from engine.runs.command_events import CodeChanged
 from engine.runs.event_lines import (
     CommandOutput,
     EpochProgress,
@@ -29,15 +28,13 @@ from engine.runs.events import (
     EpochEvent,
     Event,
     PhaseChanged,
-    RunFinished,
     RunStarted,
-    StepEvent,
-    WarningEvent,
 )
 from engine.runs.history import History
 from engine.utils.text import printable
 from engine.utils.units import format_duration
 from tui.cli.command_output import DisconnectSafeStream, OutputPrinter
+from tui.cli.terminal import moves_cursor
 from tui.tables import fact_lines
 
 MAX_QUEUED_EVENTS = 10_000
@@ -47,6 +44,8 @@ PROGRESS_SECONDS = 10.0
 PROGRESS_SHARE = 0.05
 # A narrower terminal has one blank between the values of an epoch, so that the learning rate and the seconds fit.
 WIDE_COLUMNS = 100
+# Goes to the beginning of the line and deletes it.
+CLEAR = "\r\x1b[K"
 
 
 class JsonPrinter:
@@ -68,14 +67,15 @@ class JsonPrinter:
 
 
 class PlainPrinter:
-    """Print events as lines of text to stderr, and now and then the progress of a long epoch."""
+    """Print events as lines of text to stderr, and now and then the progress of a long epoch. On a terminal that is one
+    line, which is written again in its place."""
 
-    def __init__(self) -> None:
-        self._out = DisconnectSafeStream(sys.stderr)
+    def __init__(self, *, is_live: bool = False) -> None:
+        self._out, self._is_live = DisconnectSafeStream(sys.stderr), is_live
         self._history, self._output = History(), OutputPrinter()
         self._progress = EpochProgress(self._history)
         self._next_progress = math.inf
-        """Unix time from which on the epoch gets another line."""
+        """Unix time from which on the progress is printed again."""
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, CommandOutput):
@@ -83,14 +83,22 @@ class PlainPrinter:
             return
         self._history.add(event)
         self._progress.add(event)
-        lines = event_lines(event, self._history)
+        columns, progress = shutil.get_terminal_size().columns, list[str]()
+        if self._is_live and isinstance(event, EpochEvent):
+            lines = [fitted_epoch_line(event, columns)]
+        else:
+            lines = event_lines(event, self._history)
         if isinstance(event, PhaseChanged) and event.phase == "training":
-            self._next_progress = event.time + PROGRESS_SECONDS
+            self._next_progress = event.time + (0.0 if self._is_live else PROGRESS_SECONDS)
         elif isinstance(event, PhaseChanged | TrainingProgress) and event.time >= self._next_progress:
-            lines += self._progress_lines(event)
-        if lines:
+            progress = self._progress_lines(event)
+        if self._is_live:
+            shown = "".join(f"{CLEAR}{line}\n" for line in lines) + CLEAR + "".join(progress)[: columns - 1]
+        else:
+            shown = "".join(f"{line}\n" for line in lines + progress)
+        if lines or progress:
             with self._output.hidden():
-                self._out.write("".join(f"{line}\n" for line in lines))
+                self._out.write(shown)
                 self._out.flush()
 
     def _progress_lines(self, event: PhaseChanged | TrainingProgress) -> list[str]:
@@ -108,10 +116,12 @@ class PlainPrinter:
             rest = f"{format_duration((steps - done) * step_seconds)} until validation"
         else:
             return []
-        self._next_progress = event.time + max(PROGRESS_SECONDS, PROGRESS_SHARE * steps * step_seconds)
+        pause = 0.0 if self._is_live else max(PROGRESS_SECONDS, PROGRESS_SHARE * steps * step_seconds)
+        self._next_progress = event.time + pause
         return [f"{epoch_name(self._progress.number)}  step {done}/{steps}  {self._progress.describe()}  {rest}"]
 
     def close(self) -> None:
+        self._out.write(CLEAR if self._is_live else "")
         self._out.flush()
 
 
@@ -123,69 +133,6 @@ def fitted_epoch_line(epoch: EpochEvent, columns: int) -> str:
     while len(values) > 1 and cell_width(gap.join(values)) > columns:
         values.pop()
     return gap.join(values)
-
-
-class ProgressPrinter:
-    """Show a progress bar for the current epoch, below a line for each finished epoch."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._history, self._output = History(), OutputPrinter()
-        self._console = Console(file=cast(IO[str], DisconnectSafeStream(sys.stderr)), highlight=False)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[rate]}", markup=False),
-            TimeRemainingColumn(compact=True),
-            console=self._console,
-            transient=True,
-            refresh_per_second=4,
-        )
-        self._task: Any = None
-        self._epoch = EpochProgress(self._history)
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, CommandOutput):
-            self._output.print(event)
-            return
-        self._history.add(event)
-        self._epoch.add(event)
-        if isinstance(event, EpochEvent):
-            lines = [fitted_epoch_line(event, self._console.width)]
-        else:
-            lines = event_lines(event, self._history)
-        if lines:
-            with self._output.hidden():
-                self._print(lines, event)
-        started = self._history.started
-        if started is None or isinstance(event, RunFinished):
-            return
-        if isinstance(event, RunStarted):
-            self._progress.start()
-            self._begin_epoch(self._epoch.number, started)
-        elif isinstance(event, StepEvent | TrainingProgress) and self._task is not None:
-            self._progress.update(self._task, completed=self._epoch.steps, rate=self._epoch.describe())
-        elif isinstance(event, EpochEvent) and event.epoch < started.epochs:
-            self._begin_epoch(event.epoch + 1, started)
-
-    def _print(self, lines: Iterable[str], event: Event) -> None:
-        for line in lines:
-            style = "yellow" if isinstance(event, WarningEvent | CodeChanged) else None
-            if isinstance(event, RunFinished):
-                self.close()
-                style = {"finished": "green", "failed": "red"}.get(event.state, "yellow")
-            self._console.print(line, markup=False, style=style, overflow="fold")
-
-    def _begin_epoch(self, epoch: int, started: RunStarted) -> None:
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(f"epoch {epoch}/{started.epochs}", total=started.steps_per_epoch, rate="")
-
-    def close(self) -> None:
-        self._progress.stop()
 
 
 class DryRunPrinter:
@@ -214,7 +161,7 @@ class BackgroundPrinter:
     Events that do not fit the queue are dropped; the journal still holds them.
     """
 
-    def __init__(self, printer: JsonPrinter | PlainPrinter | ProgressPrinter | DryRunPrinter) -> None:
+    def __init__(self, printer: JsonPrinter | PlainPrinter | DryRunPrinter) -> None:
         self._printer = printer
         self._queue: queue.Queue[Event | None] = queue.Queue(MAX_QUEUED_EVENTS)
         # Start the thread with the first event: DataLoader workers may be forked before it.
@@ -247,13 +194,13 @@ class BackgroundPrinter:
             self._thread.join(DRAIN_TIMEOUT_SECONDS)
 
 
-def make_printer(*, json: bool, dry_run: bool) -> JsonPrinter | PlainPrinter | ProgressPrinter | DryRunPrinter:
+def make_printer(*, json: bool, dry_run: bool) -> JsonPrinter | PlainPrinter | DryRunPrinter:
     """Return the printer for these options and the kind of stderr."""
     if json:
         return JsonPrinter()
     if dry_run:
         return DryRunPrinter()
-    return ProgressPrinter() if sys.stderr is not None and sys.stderr.isatty() else PlainPrinter()
+    return PlainPrinter(is_live=sys.stderr is not None and sys.stderr.isatty() and moves_cursor())
 
 
 def plan_lines(started: RunStarted, fallback: str | None) -> list[str]:

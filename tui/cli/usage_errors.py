@@ -9,13 +9,12 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tui.cli.console import exit_on_usage_error
-from tui.cli.tree import COMMANDS, GUESSES, OPTION_GUESSES, RESULTS, RUNS, WORDS
+from tui.cli.tree import COMMANDS, RESULTS, RUNS, WORDS
 from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
@@ -24,21 +23,9 @@ if TYPE_CHECKING:
 # typer exports only this subclass of the error.
 TyperUsageError: type[Any] = typer.BadParameter.__mro__[1]
 
-NO_VALUE = re.compile(r"Option '(.*)' requires an argument\.?")
-PLACEHOLDER = re.compile(r"(?<=\s)[A-Z]+\b")
 # What some examples say behind the command.
 EXAMPLE_NOTE = re.compile("   +.*")
-EXTRA_ARGUMENTS = re.compile(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", re.IGNORECASE | re.DOTALL)
 NOT_A_CHOICE = re.compile("'(.*)' is not one of (.*)")
-
-TYPER_PHRASES = {
-    r"input should be a valid (integer|number), unable to parse string as an? \w+": r"must be an \1",
-    "input should be": "must be",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    "must be an number": "must be a number",
-}
-"""Phrases of typer as regular expressions, and ours."""
 
 
 @contextmanager
@@ -62,32 +49,24 @@ def _to_problem(error: Any) -> Problem:
 
     context, param = error.ctx, getattr(error, "param", None)
     advice = _help_advice(context) if context is not None else ""
-    if param is not None:
-        location = param.metavar.split()[0] if param.param_type_name == "argument" else param.opts[0]
-        if not error.message:
-            return Problem(location, "is missing", _example_of(context, advice), code="missing-value")
-        if (refused := NOT_A_CHOICE.search(error.message)) is not None:
-            word, choices = refused[1], re.findall("'(.*?)'", refused[2])
-            reason = f"{word} is not allowed: must be one of {', '.join(choices)}{did_you_mean(word, choices)}"
-            return Problem(location, reason, code="unknown-value")
-        return Problem(location, _as_clause(error.message), advice, code="invalid-value")
-    if (extra := EXTRA_ARGUMENTS.fullmatch(error.message)) is not None:
-        takes = " ".join([context.command_path, *context.command.collect_usage_pieces(context)])
-        return Problem(extra[1], f"is more than the command takes: {takes}", advice, code="too-many")
-    if (option := NO_VALUE.fullmatch(error.message)) is not None:
-        return Problem(option[1], f"needs a value: {option[1]} VALUE", advice, code="missing-value")
     if hasattr(error, "possibilities"):
         return _unknown_option_problem(error.option_name, context, advice)
-    return Problem("", _as_clause(error.format_message()), advice, code="invalid-value")
+    if param is None:
+        return Problem("", _as_clause(error.format_message()), advice, code="invalid-value")
+    location = param.metavar.split()[0] if param.param_type_name == "argument" else param.opts[0]
+    if not error.message:
+        return Problem(location, "is missing", _example_of(context, advice), code="missing-value")
+    if (refused := NOT_A_CHOICE.search(error.message)) is not None:
+        word, choices = refused[1], re.findall("'(.*?)'", refused[2])
+        reason = f"{word} is not allowed: must be one of {', '.join(choices)}{did_you_mean(word, choices)}"
+        return Problem(location, reason, code="unknown-value")
+    return Problem(location, _as_clause(error.message), advice, code="invalid-value")
 
 
 def _unknown_option_problem(option: str, context: Any, advice: str) -> Problem:
     """Return the problem of an option that a command does not have: what was meant, or what it sets elsewhere."""
     from engine.utils.errors import Problem, did_you_mean
 
-    if meant := guessed_option(option, context):
-        meant = f"`{meant}`" if meant.startswith("gputrain ") else meant
-        return Problem(option, f"there is no such option; did you mean {meant}?", code="unknown-option")
     known = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
     key = FLAG_TO_KEY.get(option.removeprefix("--").replace("-", "_"))
     word = _words(context)[:1]
@@ -101,13 +80,6 @@ def _unknown_option_problem(option: str, context: Any, advice: str) -> Problem:
 def _words(context: Any) -> list[str]:
     """Return the words of a command behind `gputrain`, or behind `python -m tui`."""
     return str(context.command_path).removeprefix(context.find_root().command_path).split()
-
-
-def guessed_option(option: str, context: Any) -> str:
-    """Return what an option of a command is called here, by its own name or that of its group."""
-    words = _words(context)
-    names = [" ".join(words[:count]) for count in range(len(words), 0, -1)]
-    return next((OPTION_GUESSES[f"{name} {option}"] for name in names if f"{name} {option}" in OPTION_GUESSES), "")
 
 
 def _key_option_hint(option: str, command: Any, known: list[str]) -> str:
@@ -126,7 +98,7 @@ def bare_key(option: str, context: Any) -> str:
     that option, or options for the key, or if it is ambiguous."""
     command = context.command
     known = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
-    if not option.startswith("--") or option in known or guessed_option(option, context):
+    if not option.startswith("--") or option in known:
         return ""
     from engine.config.schema import fields
 
@@ -153,22 +125,15 @@ def _help_advice(context: Any) -> str:
 
 
 def _as_clause(sentence: str) -> str:
-    """Return a sentence of typer as a clause in our words."""
+    """Return a sentence of typer as a clause."""
     sentence = sentence.removeprefix("Value error, ")
-    clause = sentence[:1].lower() + sentence[1:].rstrip(".")
-    for theirs, ours in TYPER_PHRASES.items():
-        clause = re.sub(theirs, ours, clause)
-    return clause
+    return sentence[:1].lower() + sentence[1:].rstrip(".")
 
 
 def unknown_command_problem(name: str, context: Any, commands: list[str], rest: Sequence[str] = ()) -> Problem:
     """Return the problem of a command that does not exist. `rest` is what follows it, for the command that is meant."""
     from engine.utils.errors import Problem, did_you_mean
 
-    words = " ".join([*_words(context), name])
-    if words in GUESSES:
-        meant = _fill_in(GUESSES[words], rest)
-        return Problem(name, f"there is no such command; did you mean `{meant}`?", code="unknown-command")
     # The command of a group: `gputrain tag` means `gputrain runs tag`.
     inner = [
         f"`{shlex.join(('gputrain', *command.split(), *rest))}`" for command in COMMANDS if command.endswith(f" {name}")
@@ -176,10 +141,3 @@ def unknown_command_problem(name: str, context: Any, commands: list[str], rest: 
     nearest = f"; did you mean {' or '.join(inner)}?" if inner else did_you_mean(name, commands)
     advice = "" if nearest else _help_advice(context)
     return Problem(name, f"there is no such command{nearest}", advice, code="unknown-command")
-
-
-def _fill_in(meant: str, typed: Sequence[str]) -> str:
-    """Return a command with what was typed in the place of its argument, without options that it has itself."""
-    kept = typed if meant[-1].isupper() else [*takewhile(lambda word: not word.startswith("-"), typed)]
-    is_clear = bool(kept) and len(PLACEHOLDER.findall(meant)) == 1
-    return PLACEHOLDER.sub(lambda _: shlex.join(kept), meant) if is_clear else meant

@@ -17,6 +17,7 @@ from engine.config.command_line import format_value
 from engine.config.optimizer_options import default_options
 from engine.config.rules import ANY_USER_CODE, DEPENDS_ON
 from engine.config.schema import Config, fields, first_sentence
+from engine.config.training_sections import BUILTIN_MODELS
 from engine.config.user_code import is_user_code
 from engine.utils.text import printable
 from tui.palette import ACCENT, BAD, MUTED, STRONG
@@ -42,6 +43,7 @@ MAIN_KEYS: dict[str, tuple[str, ...]] = {
 # Keys without effect on a new run.
 EXCLUDED_KEYS = {"run.resume"}
 BOOLEAN_CHOICES = ("false", "true")
+DEFAULT_CHOICE = "default"
 PRESET_KEY = "preset"
 NO_PRESET = "(none)"
 
@@ -160,3 +162,28 @@ def help_text(info: ConfigField, error: str = "", placeholder: str = "") -> Text
     if info.choices and not all(choice in info.description for choice in info.choices):
         text.append(f"  Choices: {', '.join(info.choices)}.", MUTED)
     return text
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A value that a field accepts, with facts about it."""
+
+    value: str
+    detail: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.value or DEFAULT_CHOICE
+
+
+def completions(info: ConfigField, text: str) -> list[Completion]:
+    """Return the values that contain `text`, those that begin with it first; all values for an empty text."""
+    if info.key == "model.name":
+        known = [Completion(name) for name in BUILTIN_MODELS]
+    elif info.key == "model.weights":
+        known = [Completion("", "random initialization"), Completion("pretrained", "weights of the library")]
+    else:
+        known = [Completion(name) for name in info.choices]
+    word = text.strip().lower()
+    found = [completion for completion in known if word in completion.value.lower()]
+    return sorted(found, key=lambda completion: not completion.value.lower().startswith(word))

@@ -27,9 +27,9 @@ from engine.runs.run_config import changed_values
 from engine.utils.errors import Problem
 from engine.utils.files import expand_user
 from engine.utils.text import pluralize, printable
+from engine.utils.units import UNKNOWN
 from tui.form.checks import FormChecker, FormCheckResult
-from tui.form.completions import CATALOG_KEYS, Completer, Completion
-from tui.form.fields import NO_PRESET, PRESET_KEY, ConfigField, form_sections, help_text, preset_field
+from tui.form.fields import NO_PRESET, PRESET_KEY, form_sections, help_text, preset_field
 from tui.form.model import Form, form_from_run, load_last_form, next_run_name, save_last_form, validate_form
 from tui.form.plan import check_title, field_facts, form_title, gpu_use, plan_text
 from tui.keymap import FORM_KEYS, TYPING_GLOBAL_KEYS, Key
@@ -46,7 +46,6 @@ from tui.screens.dialogs import (
 from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows, gpu_choices, picked_gpus, preset_choices
 from tui.widgets.field_lines import FieldRow, Heading
 from tui.widgets.field_list import FieldList
-from tui.widgets.form_sidebar import FormSidebar
 from tui.widgets.text_line import TextLine
 
 CHECK_DELAY_SECONDS = 0.3
@@ -75,8 +74,6 @@ class FormScreen(GputrainScreen):
         self._show_all: bool | None = None
         """Whether all fields are shown; None to decide by the height of the screen."""
         self._shows_all = False
-        self._completer = Completer()
-        self._needs_catalogs = False
         self._checker = FormChecker(self.gputrain_app.runs_dir)
         self._check_timer: Timer | None = None
         self._config: Config | None = None
@@ -101,8 +98,12 @@ class FormScreen(GputrainScreen):
         self._saved = self.form.copy()
         self._preset = preset_field(preset_choices(self.form.base))
         with Container(id="form"):
-            yield FieldList(self.edit, self._show_rows, self._complete, self._dialog_keys)
-            yield FormSidebar()
+            yield FieldList(self.edit, self._show_rows, self._dialog_keys)
+            with Container(id="sidebar"):
+                for name, title in (("plan", "Plan"), ("command", "As a command")):
+                    block = TextLine(id=name)
+                    block.border_title = title
+                    yield block
         yield TextLine(id="about")
 
     def on_mount(self) -> None:
@@ -206,18 +207,6 @@ class FormScreen(GputrainScreen):
             self._check_timer.stop()
         self._check_timer = self.set_timer(CHECK_DELAY_SECONDS, self._begin_check)
 
-    def _complete(self, info: ConfigField, text: str) -> list[Completion]:
-        if info.key in CATALOG_KEYS and not self._needs_catalogs:
-            self._needs_catalogs = True
-            self._load_catalogs()
-        return self._completer.completions(info, text, self.form.values())
-
-    @work(thread=True, group="catalogs", exit_on_error=False)
-    def _load_catalogs(self) -> None:
-        self._completer.load()
-        if self.is_attached:
-            self.app.call_from_thread(self.fields.update_completions)
-
     def _dialog_keys(self) -> tuple[str, ...]:
         snapshot = self.gputrain_app.gpu_poller.snapshot
         return (GPUS_KEY,) if snapshot is not None and snapshot.gpus else ()
@@ -245,7 +234,7 @@ class FormScreen(GputrainScreen):
             self._show_check()
         else:
             # The rest follows with the answer of the host, a moment later.
-            self.query_one(FormSidebar).show_command(self._shell_command())
+            self._show_command(self._shell_command())
 
     def validate_now(self) -> None:
         """Validate what was typed a moment ago, without waiting until the typing rests."""
@@ -294,11 +283,13 @@ class FormScreen(GputrainScreen):
             self._show_rows()
         else:
             self._show_state()
-        sidebar = self.query_one(FormSidebar)
         if self._is_checked or problems or result is None:
-            plan = plan_text(config, problems, result if self._is_checked else None)
-            sidebar.show_plan(plan, self.fields.selected)
-        sidebar.show_command(None if self._problems else self._shell_command())
+            self.show_line("#plan", plan_text(config, problems, result if self._is_checked else None))
+        self._show_command(None if self._problems else self._shell_command())
+
+    def _show_command(self, command: str | None) -> None:
+        """Show the command of a valid config, None if it is invalid."""
+        self.show_line("#command", Text(UNKNOWN, MUTED) if command is None else Text(printable(command)))
 
     def _command_arguments(self) -> list[str]:
         return self.form.arguments_for(self._config or self.form.config(), self.gputrain_app.runs_dir)

@@ -12,8 +12,7 @@ from textual.message import Message
 from textual.widgets import Input
 
 from engine.utils.text import printable
-from tui.form.completions import DEFAULT_CHOICE, Completion
-from tui.form.fields import ConfigField
+from tui.form.fields import DEFAULT_CHOICE, Completion, ConfigField
 from tui.palette import ACCENT, BAD, CURSOR, MUTED, STRONG, WARNING
 from tui.widgets.entry import INPUT_ACTIONS, TextEntry
 from tui.widgets.lines import KeyedRow, Lines

@@ -16,8 +16,7 @@ from textual.geometry import Size
 from textual.message import Message
 
 from engine.utils.text import printable
-from tui.form.completions import Completion
-from tui.form.fields import BOOLEAN_CHOICES, ConfigField
+from tui.form.fields import BOOLEAN_CHOICES, ConfigField, completions
 from tui.palette import ACCENT, MUTED
 from tui.widgets.field_lines import (
     LABEL_COLUMNS,
@@ -58,12 +57,11 @@ class FieldList(Container):
         self,
         on_edit: Callable[[str, str], None],
         on_search: Callable[[], None],
-        complete: Callable[[ConfigField, str], list[Completion]],
         dialog_keys: Callable[[], Sequence[str]],
     ) -> None:
         super().__init__(id="fields")
         self._on_edit, self._on_search = on_edit, on_search
-        self._complete, self._dialog_keys = complete, dialog_keys
+        self._dialog_keys = dialog_keys
         self._rows: dict[str, FieldRow] = {}
         self._order: list[str] = []
         self._key = self._shown_text = ""
@@ -321,11 +319,6 @@ class FieldList(Container):
             self._edit(text)
         self._open(text)
 
-    def update_completions(self) -> None:
-        """Show the completions that have become known, if some are shown."""
-        if self.is_open:
-            self._open(self._entry.value)
-
     def _edit(self, text: str) -> None:
         self._shown_text = text
         self._on_edit(self._key, text)
@@ -335,7 +328,7 @@ class FieldList(Container):
     def _open(self, text: str) -> None:
         """Show the completions of `text`, or close them if there are none besides the text."""
         info = self.selected
-        found = [] if info is None else self._complete(info, text)
+        found = [] if info is None else completions(info, text)
         if info is None or not found or [completion.value for completion in found] == [text]:
             self.close()
             return

@@ -16,10 +16,9 @@ from tui.cli.main import app, screen_app
         ("rnu digits", "unknown-command", "rnu", "; did you mean run?"),
         ("xyzzy", "unknown-command", "xyzzy", "; see `gputrain --help`"),
         ("--verison", "unknown-option", "--verison", "; did you mean --version?"),
-        ("run --learning-rate 1", "unknown-option", "--learning-rate", "; did you mean --lr?"),
+        ("tag a +old", "unknown-command", "tag", "; did you mean `gputrain runs tag a +old`?"),
         ("evaluate a --lr 3", "unknown-option", "--lr", "of a training; see `gputrain evaluate --help`"),
         ("data pakc x", "unknown-command", "pakc", "; did you mean pack?"),
-        ("runs stop a", "unknown-command", "stop", "; did you mean `gputrain stop a`?"),
         ("stop", "missing-value", "RUN...", "; type one, as in `gputrain stop last`"),
     ],
 )
@@ -33,21 +32,12 @@ def test_usage_error_takes_one_line(arguments: str, code: str, location: str, ad
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            "logs a b\x1b[31m",
-            r"b\x1b[31m: is more than the command takes: gputrain logs [OPTIONS] RUN; see `gputrain logs --help`",
-        ),
         ("queue --json hold x", "hold is a command: write `gputrain queue hold …`; see `gputrain queue --help`"),
-        ("runs -n x", "--count: must be an integer; see `gputrain runs --help`"),
-        ("runs -n 0", "--count: must be at least 1; see `gputrain runs --help`"),
-        ("gpus --interval x", "--interval: must be a number; see `gputrain gpus --help`"),
-        (
-            "models --source x",
-            "--source: x is not allowed: must be one of builtin, torchvision, timm",
-        ),
+        ("runs -n 0", "--count: input should be greater than or equal to 1; see `gputrain runs --help`"),
+        ("logs --count", "option '--count' requires an argument"),
     ],
 )
-def test_usage_error_of_typer_takes_one_line_in_our_words(arguments: str, message: str) -> None:
+def test_usage_error_of_typer_takes_one_line(arguments: str, message: str) -> None:
     result = CliRunner().invoke(app, arguments.split(), prog_name="gputrain")
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
 

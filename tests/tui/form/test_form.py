@@ -16,8 +16,7 @@ from engine.utils.errors import UsageError
 from support.gputrain_command import Gputrain
 from tui.cli.main import app
 from tui.flags import run_arguments
-from tui.form.completions import Completer
-from tui.form.fields import form_fields, optimizer_placeholders
+from tui.form.fields import completions, form_fields, optimizer_placeholders
 from tui.form.model import (
     Form,
     form_from_run,
@@ -77,14 +76,15 @@ def test_next_run_name_skips_names_that_are_taken(tmp_path: Path) -> None:
 
 
 def test_completions_list_names_that_begin_with_text_first() -> None:
-    kinds, completer = {info.key: info for info in form_fields()}, Completer()
-    found = completer.completions(kinds["optim.name"], "ada", {})
+    kinds = {info.key: info for info in form_fields()}
+
+    def found(key: str, text: str) -> list[str]:
+        return [completion.value for completion in completions(kinds[key], text)]
+
     names = ["adam", "adamw", "adagrad", "adadelta", "adamax", "adafactor", "nadam", "radam"]
-    assert [completion.value for completion in found] == names
-    assert completer.completions(kinds["model.name"], "mine:build", {}) == []
-    found = completer.completions(kinds["optim.nesterov"], "", {})
-    assert [completion.value for completion in found] == ["", "false", "true"]
-    assert completer.completions(kinds["run.epochs"], "1", {}) == []
+    assert found("optim.name", "ada") == names
+    assert found("model.name", "mine:build") == found("run.epochs", "1") == []
+    assert found("optim.nesterov", "") == ["", "false", "true"]
 
 
 def test_form_checks_report_each_invalid_key() -> None:

@@ -120,7 +120,6 @@ FOOTER = {
 KEYS_OF_VALID_FORM = {"ctrl+y"}
 
 
-@pytest.mark.expensive("builds the catalogs of models and optimizers, unless another test did")
 @pytest.mark.usefixtures("unchecked")
 def test_form_screen_footer_keys_work(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
