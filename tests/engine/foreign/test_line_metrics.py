@@ -267,8 +267,8 @@ def test_forms_of_numbers_and_names(text: str, values: dict[str, float] | None) 
 
 
 OTHER_PROGRAMS = (
-    "ls -l /usr/bin", "ls -lR /usr/share", "git help -a", "pip list", "df -h", "mount", "ps aux", "free", "cat /proc/meminfo",
-    "cat /proc/self/status", f"{sys.executable} -X importtime -c 'import asyncio, http.server'",
+    "ls -l /usr/bin", "ls -lR /usr/share", "git help -a", "pip list", "df -h", "mount", "ps aux", "free",
+    "cat /proc/meminfo", "cat /proc/self/status", f"{sys.executable} -X importtime -c 'import asyncio, http.server'",
     f"{sys.executable} -m cProfile -c 'import email.message'", f"{sys.executable} -m pytest --help",
     f"{sys.executable} -m timeit -n 10 pass", "gcc -ftime-report -x c -fsyntax-only /dev/null",
 )  # fmt: skip
