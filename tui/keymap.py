@@ -229,6 +229,7 @@ RUN_KEYS = (
     Key("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)"),
     Key("d", "config", "Show the config of this run.", "config", 2, TRAIN),
     Key("d", "parameters", "Show the parameters of this run, and its command.", "parameters", 6, CHOOSE),
+    Key("i", "metrics", "Show how the output is read; rename or hide a metric, or plot over it.", "metrics", 3, CHOOSE),
     Key("p", "processes", "Show the processes of the command, and what they use.", "processes", 6, COMMAND),
     Key("l", "log", "Show the end of the log with full lines.", "log", 4),
     Key("A", "archive", "Archive this run, or restore it from the archive.", "archive", 2, CHANGE),

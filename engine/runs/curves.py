@@ -22,6 +22,7 @@ from engine.foreign.parameters import Parameters, merge_parameters
 from engine.foreign.points import Points, StepAxes
 from engine.foreign.reading import EPOCH_NAMES, POLL_BYTES, UNIX_TIMES, Reading
 from engine.runs.foreign_record import metric_keys
+from engine.runs.metric_rules import renaming_of
 from engine.runs.metrics import METRIC_PREFIX, METRICS
 from engine.runs.series import (
     EPOCH,
@@ -421,7 +422,7 @@ class CurveReader:
         """Whether a log says that the run has ended."""
         self.has_more = True
         """Whether there may be more to read now."""
-        self._follower = RunFollower(run)
+        self._follower = RunFollower(run, renaming_of(run))
         self._read_bytes: list[int] = []
         self._parameters: Parameters | None = None
 

@@ -30,12 +30,20 @@ def show_try_parse(options: CommandOptions, *, as_json: bool) -> None:
     from engine.command.try_parse import try_parse
     from engine.utils.text import pluralize
     from tui.cli.console import print_json, print_table
+    from tui.tables.tried_formats import format_lines
 
     tried = try_parse(Path(str(options.try_parse)), options.parse)
     if as_json:
         found = {name: asdict(each) for name, each in tried.metrics.items()}
-        print_json({"metrics": found, "lines": tried.num_lines, "lines_used": tried.num_used})
+        formats = [
+            {"example": each.example, "records": each.count, "points": [point._asdict() for point in each.points]}
+            for each in tried.formats.values()
+        ]
+        counts = {"lines": tried.num_lines, "lines_used": tried.num_used, "lines_unread": tried.num_unread}
+        print_json({"metrics": found, "formats": formats, "unread": tried.unread, **counts})
         return
     if tried.metrics:
         print_table(TRIED_COLUMNS, list(tried.metrics.items()))
+    for line in format_lines(tried):
+        typer.echo(line)
     typer.echo(f"{tried.num_used:,} of {pluralize(tried.num_lines, 'line')} have metrics", err=True)

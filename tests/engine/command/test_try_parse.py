@@ -28,6 +28,16 @@ def test_bars_are_read_as_they_were_redrawn_and_without_colors(tmp_path: Path) -
     assert try_parse(path).metrics == {"loss": TriedMetric(21, 10, 30, 0.0)}
 
 
+def test_formats_and_lines_that_were_left_out_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    prose = "The final loss of all of it after many hours of work was 3.2 units"
+    path.write_text(f"step 1 loss 3\nstep 2 loss 2\nacc 0.5\n{prose}\nstep 9 loss 1\n")
+    tried = try_parse(path, max_bytes=path.stat().st_size - 1)
+    assert [(each.example, each.count) for each in tried.formats.values()] == [("step 1 loss 3", 3), ("acc 0.5", 1)]
+    assert (tried.unread, tried.num_unread) == ([prose], 1)
+    assert try_parse(path, max_bytes=20).metrics == {"loss": TriedMetric(2, 1, 2, 2.0)}
+
+
 def test_long_lines_and_binary_data_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_bytes(b"x" * (2 * MAX_READ_BYTES + 10) + b" loss: 1\n" + bytes(range(256)) + b"\nloss: 2")
