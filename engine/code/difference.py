@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.code.git import GitError, Repository, find_repository, run_git
-from engine.code.kinds import is_code
 from engine.code.record import PATCH_FILE, UNTRACKED_FOLDER, CodeRecord, read_code_record
-from engine.code.state import MAX_FILE_BYTES, MAX_UNTRACKED_FILES, is_below
+from engine.code.state import MAX_FILE_BYTES, MAX_UNTRACKED_FILES, is_below, is_code
 from engine.runs.folder import RunFolder
 from engine.utils.files import read_bytes
 from engine.utils.text import printable

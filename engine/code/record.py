@@ -21,8 +21,16 @@ from pathlib import Path, PurePath
 from typing import Annotated
 
 from engine.code.git import GitError, Repository, find_repository
-from engine.code.kinds import is_imported, is_secret_file
-from engine.code.state import MODULE_MODE, CodeDigests, filtered_paths, is_below, list_untracked, read_code
+from engine.code.state import (
+    MODULE_MODE,
+    CodeDigests,
+    filtered_paths,
+    is_below,
+    is_imported,
+    is_secret_file,
+    list_untracked,
+    read_code,
+)
 from engine.runs.command_events import MAX_EVENT_FILES, CodeChanged
 from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
 from engine.runs.records import CodeSummary

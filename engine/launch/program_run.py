@@ -30,9 +30,8 @@ from engine.command.devices import DeviceNames, device_environment, expand, misp
 from engine.command.environment import torchrun_variables
 from engine.command.inner_commands import argument_parameters
 from engine.command.metric_files import make_metrics_folder
-from engine.command.process_tree import CommandProcess
+from engine.command.process_tree import CommandProcess, Step, StopSequence, describe_unkillable
 from engine.command.spec import Program, forget_environment
-from engine.command.stop import Step, StopSequence, describe_unkillable
 from engine.command.terminal import OutputLine, Terminal, input_of_gputrain
 from engine.foreign.parameters import Parameters
 from engine.gpus.device_preview import check_devices_exist

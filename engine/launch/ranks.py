@@ -40,11 +40,10 @@ from engine.launch.rank_starter import RankStarter
 from engine.launch.request import settle_config
 from engine.queue.state import PENDING_STAGES, QueueStage
 from engine.runs.control import REQUEST_NAMES, ControlRequest, RequestCounters
-from engine.runs.early_stop import has_stopped_early
 from engine.runs.event_lines import TrainingProgress, event_line
 from engine.runs.events import ConfigRejected, Event, FlushJournal, GpuEvent, RankFailed, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.history import History
+from engine.runs.history import History, has_stopped_early
 from engine.runs.metrics import METRICS, format_known
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.run_record import read_run_record

@@ -21,8 +21,8 @@ from engine.distributed.collectives import all_gather, all_reduce
 from engine.distributed.failures import NonFiniteLossError
 from engine.distributed.watchdog import Phase
 from engine.models.precision import max_scaler_skips
-from engine.runs.early_stop import EarlyStop
 from engine.runs.events import Event, StepEvent, WarningEvent
+from engine.runs.history import EarlyStop
 from engine.training.clock import Clock
 from engine.training.data import Position
 from engine.training.metrics import BestSoFar, MetricAccumulator

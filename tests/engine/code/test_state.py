@@ -11,8 +11,7 @@ import pytest
 from engine.code import git as git_module
 from engine.code import state as state_module
 from engine.code.git import GitError, find_repository
-from engine.code.kinds import is_code, is_output
-from engine.code.state import CodeState, read_code
+from engine.code.state import CodeState, is_code, is_output, read_code
 from support.repositories import add_submodule, git, make_repository, write_files
 
 

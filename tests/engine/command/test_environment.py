@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.command.environment import capture_environment, environment_options, run_options, torchrun_variables
-from engine.command.process_tree import CommandProcess
-from engine.command.stop import Step, StopSequence
+from engine.command.process_tree import CommandProcess, Step, StopSequence
 from engine.utils.codec import replace
 from engine.utils.errors import UsageError
 from engine.utils.process_table import read_stat

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from engine.command.metric_files import START_SLACK_SECONDS
+from engine.command.process_tree import StopSequence
 from engine.command.spec import read_command
-from engine.command.stop import StopSequence
 from engine.config.code_trust import CodeTrust
 from engine.runs.control import send_request
 from engine.runs.events import ControlEvent, RunFinished, WarningEvent

@@ -8,7 +8,6 @@ import pytest
 
 from engine.config.run_sections import RunConfig
 from engine.launch.ranks import describe_early_stop, is_complete
-from engine.runs.early_stop import EarlyStop, has_stopped_early
 from engine.runs.event_lines import event_line, event_lines
 from engine.runs.events import (
     CheckpointSaved,
@@ -24,7 +23,7 @@ from engine.runs.events import (
 )
 from engine.runs.fields import find_field
 from engine.runs.folder import RunState
-from engine.runs.history import describe_run_devices, history_from_events
+from engine.runs.history import EarlyStop, describe_run_devices, has_stopped_early, history_from_events
 from engine.runs.records import RankDevice
 from engine.runs.run_record import RunRecord
 from support.replace import replace
