@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,9 +18,6 @@ from engine.models.builtin import BUILTIN_BUILDERS
 from engine.models.catalog import resolve_model_source
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.text import pluralize
-
-# Options of torchvision's MobileNetV3 that are missing from the signature of its class.
-_MOBILENET_V3_OPTIONS = ("width_mult", "reduced_tail", "dilated")
 
 # Options with which timm's builders load weights. Reserved, because model.weights does this.
 _TIMM_WEIGHT_OPTIONS = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay")
@@ -104,15 +100,6 @@ def build_torchvision_model(model: ModelConfig, channels: int, num_classes: int,
     derived_kwargs: dict[str, Any] = {"weights": None, "num_classes": num_classes}
     derived_kwargs |= torchvision_kwargs(model.name, image_size)
     built = _build_library_model(model, models.get_model, derived_kwargs, image_size)
-    class_parameters = inspect.signature(type(built)).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in class_parameters.values()):
-        # ConvNeXt and MobileNetV3 accept any keyword silently.
-        accepted = [
-            *_optional_arguments(built, derived_kwargs),
-            *(_MOBILENET_V3_OPTIONS if model.name.startswith("mobilenet_v3") else ()),
-        ]
-        if unknown := [name for name in model.options if name not in (*class_parameters, *accepted)]:
-            raise UsageError([_unknown_option_problem(model.name, name, accepted) for name in unknown])
     if channels != 3:
         replace_stem(built, channels)
     if hasattr(built, "transform_input"):
@@ -169,10 +156,6 @@ def _build_library_model(
         return builder(model.name, **derived_kwargs, **model.options)
     except Exception as error:
         # The libraries validate little, so a wrong option can raise any error.
-        match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if match and match[1] in model.options:
-            accepted = _optional_arguments(builder(model.name, **derived_kwargs), derived_kwargs)
-            raise UsageError([_unknown_option_problem(model.name, match[1], accepted)]) from error
         text = str(error).partition("\n")[0] or type(error).__name__
         options = f" with {model.options}" if model.options else ""
         key = "model.options" if model.options else "model.name"
@@ -181,16 +164,6 @@ def _build_library_model(
             f"{model.name} cannot be built for {image_size}x{image_size} images{options}: {text}",
             code="invalid-value",
         ) from error
-
-
-def _optional_arguments(model: nn.Module, reserved: Iterable[str]) -> list[str]:
-    """Names of the optional arguments of the model's class. Required ones are set by the library itself."""
-    parameters = inspect.signature(type(model)).parameters.values()
-    return [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is not parameter.empty and parameter.name not in reserved
-    ]
 
 
 def _reserved_option_problems(model: ModelConfig, reserved: Iterable[str]) -> list[Problem]:

@@ -11,13 +11,10 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 from engine.config.optimizer_options import (
-    BOOL,
     COMMON_OPTIONS,
     RESERVED_ARGUMENTS,
     OptimizerOption,
     ValueRule,
-    are_numbers,
-    is_finite_number,
     option_problems,
 )
 from engine.config.training_sections import TIMM_PREFIX, OptimConfig
@@ -38,17 +35,11 @@ from engine.utils.libraries import cached_listing, import_library, installed_ver
 DefaultValue = bool | Integer | Finite | str | tuple[Finite, ...] | None
 
 
-class TimmOption(Record, frozen=True, kw_only=True):
-    """The default of an option, None also if it is no plain value, and whether the option may be None."""
-
-    default: DefaultValue
-    optional: bool
-
-
 class TimmOptimizer(Record, frozen=True, kw_only=True):
-    """The options of an optimizer by name. `refused` is why it is not supported, a clause; "" if it is."""
+    """The defaults of an optimizer by option, None also for one that is no plain value. `refused` is why the optimizer
+    is not supported, a clause; "" if it is."""
 
-    options: dict[str, TimmOption]
+    options: dict[str, DefaultValue]
     refused: str = ""
 
 
@@ -93,33 +84,19 @@ def _usable_names(catalog: dict[str, TimmOptimizer]) -> list[str]:
     ]
 
 
-def _option_from_default(key: str, option: TimmOption) -> OptimizerOption:
-    """Derive the allowed values of an option from its default; the optimizer itself validates the rest."""
-    default = option.default
+def _option_from_default(key: str, default: DefaultValue) -> OptimizerOption:
+    """Return the default of an option and the values that its config key allows; the optimizer validates the rest."""
     common = COMMON_OPTIONS.get(key)
     if common is not None and (default is None or common.is_valid(default) or default == 0):
         return OptimizerOption(default, common)
-    if isinstance(default, bool):
-        rule = BOOL
-    elif is_finite_number(default):
-        rule = ValueRule("a number", is_finite_number)
-    elif isinstance(default, tuple):
-        count = len(default)
-        rule = ValueRule(f"{count} numbers", lambda value: are_numbers(value, count))
-    else:
-        rule = ValueRule("a value that timm accepts", lambda value: True)
-    if option.optional:
-        return OptimizerOption(
-            default, ValueRule(f"{rule.allowed}, or null", lambda value: value is None or rule.is_valid(value))
-        )
-    return OptimizerOption(default, rule)
+    return OptimizerOption(default, ValueRule("a value that timm accepts", lambda value: True))
 
 
 def _catalog() -> dict[str, TimmOptimizer]:
     installed = installed_version("timm")
     if installed is None:
         raise UsageError.one("optim.name", not_installed("timm"), code="not-installed")
-    name = f"optimizers-timm-{installed}.json"
+    name = f"optimizer-defaults-timm-{installed}.json"
     try:
         return cached_listing(name, TimmOptimizers, "engine.optim.timm_optimizers").optimizers
     except HelperError as error:
@@ -161,9 +138,9 @@ def _refusal(info: Any) -> str:
     return ""
 
 
-def _optimizer_parameters(info: Any) -> dict[str, TimmOption]:
-    """Return the options by name; `info` is timm's OptimInfo."""
-    options = {}
+def _optimizer_parameters(info: Any) -> dict[str, DefaultValue]:
+    """Return the default of each option by name; `info` is timm's OptimInfo."""
+    options = dict[str, DefaultValue]()
     for key, parameter in inspect.signature(info.opt_class).parameters.items():
         if key in RESERVED_ARGUMENTS:
             continue
@@ -171,8 +148,7 @@ def _optimizer_parameters(info: Any) -> dict[str, TimmOption]:
         if key == "momentum" and not default:
             # The default of timm's `create_optimizer_v2`.
             default = 0.9
-        optional = "None" in str(parameter.annotation) or "Optional" in str(parameter.annotation)
-        options[key] = TimmOption(default=_plain_value(default), optional=optional)
+        options[key] = _plain_value(default)
     return options
 
 

@@ -46,7 +46,7 @@ from engine.utils.errors import CodedError, Problem
 
 # The first step with the profiler is slower. It is in the trace, but not in the figures.
 WARMUP_STEPS = 1
-# Other ranks have no trace, so that the profile of hundreds of ranks stays small.
+# Of more ranks only rank 0 has a trace, so that the profile of hundreds of ranks stays small.
 MAX_TRACES = 16
 # The profiler, the seconds of each part of each step, and how many of the first steps are not part of the profile.
 Recorded = tuple[profile, list[dict[Part, float]], int]
@@ -156,7 +156,7 @@ class StepProfiler:
         self._log.enter_phase(Phase.PROFILE)
         mine, trace = self._profile_of_rank(recorded)
         answers = [_read_answer(data) for data in gather_bytes(encode(mine), self._cpu_group)]
-        traces = self._gather_traces(trace)
+        traces = [trace] if dist.get_world_size() > MAX_TRACES else gather_bytes(trace, self._cpu_group)
         if dist.get_rank() != 0:
             return ""
         folder = self._folder
@@ -182,41 +182,20 @@ class StepProfiler:
         )
         try:
             with folder.opened() as opened:
-                name = store_profile(opened, result, traces)
+                name = store_profile(opened, result, {rank: data for rank, data in enumerate(traces) if data})
         except OSError as error:
             raise ProfileError(
                 f"the profile cannot be written: {describe_error(error)}", code="not-writable"
             ) from error
         return f"{folder.profiles.name}/{name}"
 
-    def _gather_traces(self, trace: bytes) -> dict[int, bytes]:
-        """Return the traces of the first ranks on rank 0, nothing on other ranks. A collective of these ranks.
-
-        One rank after the other: a gather would pad those of all ranks to the longest.
-        """
-        rank, traces = dist.get_rank(), {0: trace}
-        for sender in range(1, min(dist.get_world_size(), MAX_TRACES)):
-            self._log.enter_phase(Phase.PROFILE)
-            size = torch.tensor([len(trace)])
-            if rank == sender:
-                dist.send(size, 0, group=self._cpu_group)
-                if trace:
-                    dist.send(torch.frombuffer(bytearray(trace), dtype=torch.uint8), 0, group=self._cpu_group)
-            elif rank == 0:
-                dist.recv(size, sender, group=self._cpu_group)
-                received = torch.empty(int(size), dtype=torch.uint8)
-                if len(received):
-                    dist.recv(received, sender, group=self._cpu_group)
-                traces[sender] = received.numpy().tobytes()
-        return {sender: data for sender, data in traces.items() if data}
-
     def _profile_of_rank(self, recorded: Recorded | str) -> tuple[Answer[RankProfile], bytes]:
         """Return the profile of this rank, or why there is none, and its trace."""
         rank, reason = dist.get_rank(), recorded
         if not isinstance(recorded, str):
             try:
-                trace, problem = b"", f"only the first {MAX_TRACES} ranks have a trace"
-                if rank < MAX_TRACES:
+                trace, problem = b"", f"only rank 0 of more than {MAX_TRACES} ranks has a trace"
+                if rank == 0 or dist.get_world_size() <= MAX_TRACES:
                     trace, problem = _export_trace(recorded[0])
                 return Answer(value=self._analyze(recorded, "" if problem else trace_name(rank), problem)), trace
             # A profile must not end the run, and the other ranks wait for this one.

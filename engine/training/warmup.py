@@ -248,9 +248,6 @@ class Warmup:
             reason = f"{name} cannot train on the smallest batch of an epoch, {images} per rank"
             reason += f": {text.strip().splitlines()[-1]}"
             return Problem("data.batch_size", reason, "change it, or set data.drop_last=true", code="too-small")
-        if self._model.input_dtype == torch.float16 and isinstance(error, ValueError | RuntimeError):
-            reason = f"{config.precision.amp}: {name} cannot compute in pure float16 ({text}){place}"
-            return Problem("precision.amp", reason, "use fp16, bf16 or off", code="not-supported")
         if place:
             # User code can raise anything.
             reason = describe_exception(error, config.run.code, config.run.code_packages)

@@ -66,11 +66,6 @@ def test_timm_optimizer_resumes_and_skips_steps(name: str) -> None:
         ({"name": "timm:bnbadam"}, ("not-supported", "optim.name", "timm:bnbadam", "bitsandbytes")),
         ({"name": "timm:lookahead_adam"}, ("not-supported", "optim.name", "timm:lookahead_adam")),
         ({"name": "timm:lamb", "options": {"trust_clp": True}}, ("unknown-key", "optim.options", "trust_clip?")),
-        ({"name": "timm:lamb", "options": {"trust_clip": 3}}, ("invalid-value", "optim.options", "trust_clip", " 3")),
-        (
-            {"name": "timm:lamb", "options": {"max_grad_norm": "abc"}},
-            ("invalid-value", "optim.options", "a number, or null"),
-        ),
     ],
 )
 def test_timm_optimizer_rejects_unsupported_config(values: dict[str, Any], problem: tuple[str, ...]) -> None:
@@ -96,14 +91,14 @@ def test_key_that_timm_optimizer_lacks_has_no_effect(optim: OptimConfig, values:
 
 
 @pytest.mark.parametrize(
-    "damaged", [{"lamb": None}, {"lamb": {}}, {"lamb": {"options": {"eps": 1}}}, ["lamb"]], ids=str
+    "damaged", [{"lamb": None}, {"lamb": {}}, {"lamb": {"options": {"eps": {}}}}, ["lamb"]], ids=str
 )
 def test_timm_options_rewrite_damaged_cache(damaged: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = tmp_path / "gputrain" / f"optimizers-timm-{timm_optimizers.installed_version('timm')}.json"
+    path = tmp_path / "gputrain" / f"optimizer-defaults-timm-{timm_optimizers.installed_version('timm')}.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"format": 1, "optimizers": damaged}))
-    described = {"optimizers": {"lamb": {"options": {"eps": {"default": 1e-6, "optional": False}}, "refused": ""}}}
+    described = {"optimizers": {"lamb": {"options": {"eps": 1e-6}, "refused": ""}}}
     monkeypatch.setattr("engine.utils.libraries.ask_helper", lambda *_: Answer(convert(described, TimmOptimizers)))
     assert timm_options("timm:lamb")["eps"].default == 1e-6
     assert json.loads(path.read_text()) == {"format": 1} | described

@@ -87,7 +87,7 @@ class Twice(Spare):
         ("Pair", (), "invalid-value", ["nets:Pair", " tuple ", "2 x 10"]),
         ("Mean", (), "invalid-value", ["nets:Mean", " 1 x 10 ", "2 x 10"]),
         ("Frozen", (), "invalid-value", ["nets:Frozen", "without a gradient"]),
-        ("Alone", ("precision.amp=O3",), "not-supported", ["precision.amp: O3: nets:Alone ", "float16"]),
+        ("Alone", ("precision.amp=O3",), "user-code-failed", ["nets:Alone ", "RuntimeError: "]),
     ],
 )
 def test_warmup_rejects_model_that_cannot_train(
