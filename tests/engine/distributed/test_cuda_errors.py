@@ -49,12 +49,6 @@ def cuda(message: str) -> Exception:
             id="fal-ai-community/video-diffusion-speedrun#2",
         ),
         pytest.param(
-            unhandled_system_error("Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"),
-            "limit-too-low",
-            ["InfiniBand", "ulimit -l unlimited"],
-            id="NVIDIA/nccl-tests#206",
-        ),
-        pytest.param(
             nccl(
                 "internal error - please report this issue to the NCCL developers",
                 "ncclInternalError: Internal check failed.",
@@ -65,32 +59,10 @@ def cuda(message: str) -> Exception:
             id="EvolvingLMMs-Lab/open-r1-multimodal#7",
         ),
         pytest.param(
-            nccl(
-                "invalid usage (run with NCCL_DEBUG=WARN for details)",
-                "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
-                "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 2000",
-            ),
-            "gpu-in-use",
-            ["GPU"],
-            id="Peterande/D-FINE#289",
-        ),
-        pytest.param(
             unhandled_cuda_error("Cuda failure 217 'peer access is not supported between these two devices'"),
             "not-supported",
             ["NCCL_P2P_DISABLE=1"],
             id="hiyouga/EasyR1#579",
-        ),
-        pytest.param(
-            cuda("peer access is not supported between these two devices"),
-            "not-supported",
-            ["NCCL_P2P_DISABLE=1"],
-            id="ai-dynamo/dynamo#1229",
-        ),
-        pytest.param(
-            cuda("peer mapping resources exhausted"),
-            "not-supported",
-            ["8 GPUs", "NCCL_P2P_DISABLE=1"],
-            id="dcharatan/pixelsplat#13",
         ),
         pytest.param(
             RuntimeError(
@@ -102,26 +74,6 @@ def cuda(message: str) -> Exception:
             "wrong-version",
             ["nvidia-smi"],
             id="lllyasviel/Fooocus#1313",
-        ),
-        pytest.param(
-            RuntimeError(
-                "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
-                "NumCudaDevices() that might have already set an error? Error 803: system has unsupported display "
-                "driver / cuda driver combination"
-            ),
-            "wrong-version",
-            ["libcuda"],
-            id="vllm-project/vllm#15335",
-        ),
-        pytest.param(
-            RuntimeError(
-                "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
-                "NumCudaDevices() that might have already set an error? Error 804: forward compatibility was attempted "
-                "on non supported HW"
-            ),
-            "not-supported",
-            ["cuda-compat", "LD_LIBRARY_PATH"],
-            id="chenfei-wu/TaskMatrix#379",
         ),
         pytest.param(
             RuntimeError(
@@ -139,24 +91,6 @@ def cuda(message: str) -> Exception:
             id="zai-org/ChatGLM3#681",
         ),
         pytest.param(
-            unhandled_cuda_error("Cuda failure 999 'unknown error'"),
-            "gpu-failed",
-            ["dmesg"],
-            id="alisson-anjos/diffusion-pipe-ui#10",
-        ),
-        pytest.param(
-            cuda("unspecified launch failure"),
-            "gpu-failed",
-            ["nvidia-smi --gpu-reset"],
-            id="libcudart 719",
-        ),
-        pytest.param(
-            cuda("an illegal memory access was encountered"),
-            "gpu-failed",
-            ["CUDA_LAUNCH_BLOCKING=1"],
-            id="libcudart 700",
-        ),
-        pytest.param(
             cuda("CUDA-capable device(s) is/are busy or unavailable"),
             "gpu-in-use",
             ["nvidia-smi --compute-mode=DEFAULT"],
@@ -167,12 +101,6 @@ def cuda(message: str) -> Exception:
             "bad-label",
             ["device.gpus=cpu"],
             id="milesial/Pytorch-UNet#375",
-        ),
-        pytest.param(
-            cuda("no kernel image is available for execution on the device"),
-            "wrong-version",
-            ["GPU"],
-            id="libcudart 209",
         ),
     ],
 )
@@ -238,14 +166,6 @@ def test_cause_of_unknown_nccl_error_is_its_last_error() -> None:
                 "NET/IB : Got completion from peer 11.214.147.122<39138> with error 12, opcode 0, len 0",
             ),
             id="tatsu-lab/stanford_alpaca#207",
-        ),
-        pytest.param(
-            nccl(
-                "internal error",
-                "ncclInternalError: Internal check failed.",
-                "Net : Connection closed by remote peer user<50260>",
-            ),
-            id="NVIDIA/nccl#1514",
         ),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pytest
@@ -14,7 +13,6 @@ from engine.data.sources.base import UnreadableImageError
 from engine.distributed.failures import find_cause, late_ranks, lost_peer, rank_failure, root_cause
 from engine.distributed.watchdog import Heartbeat, Phase
 from engine.runs.events import RankFailed
-from engine.runs.journal import from_line, to_line
 from engine.utils.errors import Problem, UsageError
 from support.replace import replace
 
@@ -109,21 +107,6 @@ def test_late_ranks_are_those_that_a_collective_waited_for(
     failures: dict[int, RankFailed], heartbeats: list[Heartbeat], expected: list[int]
 ) -> None:
     assert late_ranks(failures, heartbeats) == expected
-
-
-def test_root_cause_is_earliest_of_equal_failures() -> None:
-    failures = [
-        RankFailed(rank=rank, device="cpu", cause="why", code="rank-failed", time=9.0 - rank) for rank in range(3)
-    ]
-    assert root_cause(failures).rank == 2
-
-
-def test_rank_failed_of_old_journal_has_no_lost_peer() -> None:
-    fields = json.loads(to_line(RankFailed(rank=1, device="cpu", cause=GLOO, code="connection-failed")))
-    del fields["lost_peer"]
-    event = from_line(json.dumps(fields))
-    assert isinstance(event, RankFailed)
-    assert not event.lost_peer
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,12 +17,10 @@ from engine.config.schema import Config
 from engine.data.batching import build_sampler
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.open import open_source
-from engine.distributed.node_plan import lowest_capability, plan_node, prepare_environment
+from engine.distributed.node_plan import plan_node, prepare_environment
 from engine.distributed.parallel import warmup_batch_size, wrap_model
-from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import (
     check_rendezvous,
-    open_store,
 )
 from engine.gpus.selection import CudaDevice
 from engine.utils.errors import Problem, UsageError
@@ -137,13 +134,6 @@ def test_warmup_batch_size_covers_smallest_dp_batch() -> None:
     assert warmup_batch_size(DistributedBatchSampler(77, 1, 64, 0, 1, False, 0, devices_per_rank=4)) == 13
 
 
-@pytest.mark.parametrize(("capabilities", "lowest"), [([(8, 0), (7, 0)], (7, 0)), ([(9, 0), None], None)])
-def test_lowest_capability_is_unknown_if_one_is(
-    capabilities: list[tuple[int, int] | None], lowest: tuple[int, int] | None
-) -> None:
-    assert lowest_capability(capabilities) == lowest
-
-
 @pytest.fixture
 def busy_port() -> Iterator[int]:
     with socket.socket() as listener:
@@ -164,23 +154,6 @@ def test_check_rendezvous_rejects_unavailable_address(busy_port: int) -> None:
         assert has_problem(problems, code, "device.init_method", *values), variables
         check_rendezvous("auto", environment)
     check_rendezvous("env://", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())})
-
-
-def test_open_store_connects_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(find_free_port()))
-    training_config = config("device.timeout=20")
-
-    stores = {}  # The store of rank 0 is the server until both have their answer.
-
-    def exchange_keys(rank: int) -> str:
-        stores[rank] = store = open_store(training_config, RankInfo(rank, 2, rank, 2))
-        assert store.timeout.total_seconds() == 20
-        store.set(f"rank {rank}", "here")
-        return store.get(f"rank {1 - rank}").decode()
-
-    with ThreadPoolExecutor(2) as ranks:
-        assert list(ranks.map(exchange_keys, range(2))) == ["here", "here"]
 
 
 @pytest.fixture
@@ -211,13 +184,6 @@ def test_wrap_ddp_gradients_are_bucket_views_by_default(single_rank_group: None)
     assert len({grad.untyped_storage().data_ptr() for grad in views[-1]}) < len(views[-1])
 
 
-def test_wrap_ddp_bucket_cap_limits_size_of_buckets(single_rank_group: None) -> None:
-    default, _ = gradients()
-    small, views = gradients("device.bucket_cap_mb=0.0001")
-    assert (default.bucket_bytes_cap, small.bucket_bytes_cap) == (25 << 20, 104)
-    assert len({grad.untyped_storage().data_ptr() for grad in views[-1]}) > 1
-
-
 @pytest.mark.skipif(torch.version.cuda is None, reason="DDP of a build without CUDA has no such hook")
 def test_wrap_ddp_compress_rounds_gradients_to_bfloat16(single_rank_group: None) -> None:
     _, exact = gradients()
@@ -234,18 +200,6 @@ def test_wrap_ddp_refuses_compression_without_cuda_build(
     with pytest.raises(UsageError) as caught:
         gradients("device.compress=bf16")
     assert [problem.location for problem in caught.value.problems] == ["device.compress"]
-
-
-def test_wrap_single_rank_returns_model_itself() -> None:
-    model = nn.Linear(4, 2)
-    assert wrap_model(model, config().device, torch.device("cpu"), 1, world_size=1) is model
-
-
-def test_wrap_ddp_static_graph_keeps_gradients(single_rank_group: None) -> None:
-    static, static_gradients = gradients("device.static_graph=true")
-    plain, plain_gradients = gradients()
-    assert (static.static_graph, plain.static_graph) == (True, False)
-    assert all(torch.equal(a, b) for a, b in zip(static_gradients[-1], plain_gradients[-1], strict=True))
 
 
 @pytest.mark.gpu

@@ -72,20 +72,12 @@ def test_detect_launcher_from_environment(environment: dict[str, str], launcher:
     assert detect_launcher("auto", environment) == launcher
 
 
-def test_detect_launcher_prefers_requested_launcher() -> None:
-    assert detect_launcher("spawn", TORCHRUN) == "spawn"
-
-
 def test_detect_launcher_ignores_torchrun_around_shell() -> None:
     code = "import os; from engine.distributed import rank_env; print(rank_env.detect_launcher('auto', os.environ))"
     environment = os.environ | TORCHRUN | {"WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "a"}
     # The shell runs another command afterwards, so it does not replace itself by Python.
     command = ["sh", "-c", f'"{sys.executable}" -c "{code}"; true']
     assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "spawn\n"
-
-
-def test_rank_info_from_torchrun() -> None:
-    assert rank_info_from_env("env", TORCHRUN | PORT) == (RankInfo(3, 8, 1, 2), {})
 
 
 def test_rank_info_from_srun_sets_rendezvous_variables() -> None:
@@ -119,12 +111,6 @@ def test_first_slurm_host_expands_node_list(nodes: str, first: str) -> None:
 @pytest.mark.parametrize(("counts", "node", "tasks"), [("4(x2),3", 1, 4), ("4(x2),3", 2, 3), ("2", 0, 2), ("", 0, 9)])
 def test_slurm_local_world_size_expands_task_counts(counts: str, node: int, tasks: int) -> None:
     assert slurm_local_world_size({"SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": str(node)}, 9) == tasks
-
-
-@pytest.mark.parametrize(("launcher", "command"), [("env", "torchrun"), ("slurm", "srun")])
-def test_rank_info_names_missing_launcher_variable(launcher: str, command: str) -> None:
-    with raises_problem("invalid-value", f"--launcher {launcher}", command):
-        rank_info_from_env(launcher, {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

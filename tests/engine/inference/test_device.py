@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
 from engine.inference.device import reserve_device
 from engine.utils.errors import Problem
@@ -83,15 +82,3 @@ def test_reserve_device_without_reservation_folder(tmp_path: Path, monkeypatch: 
     assert has_problem([note], "not-writable", "", tmp_path / "missing", "No such file")
     with raises_problem("not-writable"), reserve_device("1", "digits", notes.append):
         pass
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_reserve_device_passes_over_waiting_run_that_never_reserves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.gpus.run_queue.CLAIM_TIMEOUT_SECONDS", 0.1)
-    idle, notes = Reservation(), list[Problem]()
-    idle.enqueue("auto", [gpu_uuid(1)], "idle")
-    with reserve_device("auto", "digits", notes.append):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu_uuid(1)
-    [note] = notes
-    assert note.code == "gpu-in-use" and "run idle (user " in note.reason
-    idle.release()

@@ -54,19 +54,6 @@ def test_evaluate_matches_plain_pytorch_loop(run: RunFolder) -> None:
     assert evaluation.top5 == in_top5 / len(labels)
 
 
-def test_evaluate_command_prints_classes_and_confusion_matrix(run: RunFolder) -> None:
-    done = call("evaluate", run.path)
-    assert done.exit_code == 0, done.output
-    lines = done.stdout.splitlines()
-    assert lines[0] == "best.pt on digits, split val"
-    assert lines[1].startswith("359 images  loss 0.")
-    of_three = next(line for line in lines if line.startswith("3 ")).split()
-    assert of_three[:2] == ["3", "37"]
-    matrix = [line.split() for line in lines[-10:]]
-    assert [row[0] for row in matrix] == list("0123456789")
-    assert sum(int(count.replace(".", "0")) for row in matrix for count in row[1:]) == 359
-
-
 def test_evaluate_counts_each_image_once_for_any_number_of_workers(run: RunFolder) -> None:
     saved = read_trained_checkpoint(run)
     evaluations = [

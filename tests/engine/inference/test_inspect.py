@@ -81,12 +81,6 @@ def test_inspection_of_shards_has_names_and_pictures(tmp_path: Path) -> None:
     assert _has_same_files(inspection.info)
 
 
-def test_losses_of_images_have_the_mean_of_the_evaluation(tmp_path: Path) -> None:
-    run = folder_run(tmp_path, loss={"class_weights": "balanced", "label_smoothing": 0.1})
-    evaluation = evaluate_checkpoint(read_trained_checkpoint(run), part="all", device="cpu").evaluation
-    assert inspect(run, part="all").columns["loss"].mean() == pytest.approx(evaluation.metrics.loss, rel=1e-5)
-
-
 def test_results_belong_to_their_files_when_others_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,17 +70,6 @@ def test_predict_command_names_classes_of_files_and_folders(
     assert gone.startswith("error: gone.png ") and says(gone, "not-found")
 
 
-def test_predict_command_prints_line_per_image(run: RunFolder, photos: Path) -> None:
-    done = call("predict", run.path, photos / "more", "--top", 2)
-    assert done.exit_code == 0
-    lines = done.stdout.splitlines()
-    assert [Path(line.split()[0]).parent for line in lines] == [photos / "more"] * 4
-    for line in lines:
-        _, best, probability, second, second_probability = line.split()
-        assert {best, second} < set("0123456789")
-        assert float(probability) > float(second_probability)
-
-
 @pytest.mark.parametrize("name", ["out.csv", "out.JSON"])
 def test_predict_command_writes_what_it_prints_in_the_format_of_the_ending(
     run: RunFolder, photos: Path, tmp_path: Path, name: str
@@ -110,12 +99,6 @@ def test_probabilities_use_softmax_or_sigmoid_for_bce(tmp_path: Path) -> None:
         mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (image_format.mean, image_format.std))
         logits = trained.model(normalize(images, mean, std))
         assert torch.equal(trained.probabilities(images), function(logits))
-
-
-def test_predict_top_is_limited_to_class_count(tmp_path: Path, photos: Path) -> None:
-    trained = load_trained_model(saved_run(tmp_path / "a"), device="cpu")
-    answers = list(predict(trained, list(find_input_files([photos / "more"])), 99))
-    assert [len(answer.classes) for answer in answers] == [5] * 4
 
 
 def test_predict_reads_images_one_batch_at_a_time(tmp_path: Path) -> None:

@@ -157,14 +157,3 @@ def test_build_model_rejects_invalid_options(
     [problem] = refusal(name, options=options)
     assert has_problem([problem], code, "model.options", *values)
     assert "\n" not in str(problem)
-
-
-def test_build_model_reports_all_invalid_options_together() -> None:
-    derived, unknown = refusal("cnn", options={"classes": 3, "layers": 3})
-    assert has_problem([derived], "fixed-value", "model.options", "classes ")
-    assert has_problem([unknown], "unknown-key", "model.options", "cnn ", "'layers'", "width, dropout")
-
-
-@pytest.mark.parametrize("name", ["cnn", "linear"])
-def test_features_of_small_images_are_not_scaled(name: str) -> None:
-    assert any(type(layer) is nn.Flatten for layer in build(name, channels=1, size=8).modules())

@@ -68,11 +68,6 @@ def test_freeze_reports_all_unknown_names() -> None:
         assert has_problem([problem], "unknown-value", "model.freeze", *values)
 
 
-def test_freeze_rejects_model_without_trainable_parameters() -> None:
-    with raises_problem("invalid-value", "model.freeze"):
-        freeze(build(), config(freeze=["conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc"]).model)
-
-
 class Statistics(nn.Module):
     """BatchNorm without affine weights beside a trainable layer."""
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from engine.optim.lazy_dynamo import dynamo_stub, unwrap_step
 from support.gputrain_command import ROOT
 
 TRAIN = """
@@ -72,34 +66,3 @@ same_mode = mode == torch._dynamo.utils.get_optimize_ddp_mode()
 print(json.dumps([imported, same_mode, *attributes, type(torch._dynamo).__name__]))
 """
     assert run_json(statements) == [False, True, "torch._dynamo.config", "defaultdict", "module"]
-
-
-def test_unwrap_step_keeps_step_wrapped_by_other_code() -> None:
-    def logged(step: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(step)
-        def call(*args: Any) -> Any:
-            return step(*args)
-
-        return call
-
-    class Plain(torch.optim.SGD):
-        pass
-
-    wrapped_elsewhere = Plain(nn.Linear(1, 1).parameters())
-    Plain.step = logged(torch.optim.SGD.step)  # type: ignore[method-assign, assignment]
-    unwrap_step(wrapped_elsewhere)
-    assert "step" not in vars(wrapped_elsewhere)
-    wrapped_by_torch = torch.optim.SGD(nn.Linear(1, 1).parameters())
-    unwrap_step(wrapped_by_torch)
-    assert "step" in vars(wrapped_by_torch)
-
-
-def test_dynamo_stub_is_not_installed_if_ddp_reads_other_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
-    monkeypatch.delitem(torch.__dict__, "_dynamo", raising=False)
-    with dynamo_stub():
-        assert "_dynamo" in torch.__dict__
-    assert "_dynamo" not in torch.__dict__
-    monkeypatch.setattr(DistributedDataParallel, "__init__", lambda self: torch._dynamo.config.optimize_ddp)
-    with dynamo_stub():
-        assert "_dynamo" not in torch.__dict__

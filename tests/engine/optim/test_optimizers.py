@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn, optim
 
 from engine.config.conflicts import config_conflicts
-from engine.config.loader import resolve_config
 from engine.config.optimizer_options import OPTIMIZERS, RESERVED_ARGUMENTS, state_copies
 from engine.config.schema import Config
 from engine.config.training_sections import DEFAULT_LRS, OptimConfig
@@ -96,18 +95,6 @@ def test_optimizer_table_matches_names_and_defaults_of_torch(name: str) -> None:
     assert our_defaults == torch_defaults
 
 
-def test_optimizer_options_report_all_problems_together() -> None:
-    options = {"alfa": 0.9, "alpha": 1.5, "centered": 1, "momentum": 0.9}
-    expected = (
-        ("unknown-key", "rmsprop ", "'alfa'", " alpha, centered; ", "alpha?"),
-        ("invalid-value", "alpha ", " 1.5"),
-        ("invalid-value", "centered ", " 1"),
-        ("unknown-key", "momentum ", "optim.momentum"),
-    )
-    for problem, (code, *values) in zip(problems(name="rmsprop", options=options), expected, strict=True):
-        assert has_problem([problem], code, "optim.options", *values)
-
-
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -126,13 +113,6 @@ def test_optimizer_options_report_all_problems_together() -> None:
 )
 def test_optimizer_options_reject_invalid_value(name: str, values: dict[str, Any]) -> None:
     assert len(problems(name=name, **values)) == 1
-
-
-def test_optimizer_options_and_layer_lr_parse_as_yaml() -> None:
-    typed = resolve_config(
-        None, ["optim.name=rmsprop", "optim.options={alpha: 0.9}", "optim.layer_lr={fc: 0.5}"]
-    ).config.optim
-    assert (typed.options, typed.layer_lr) == ({"alpha": 0.9}, {"fc": 0.5})
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -109,12 +109,3 @@ def test_timm_optimizer_without_timm_names_package(monkeypatch: pytest.MonkeyPat
     [problem] = timm_optimizer_problems(OptimConfig(name="timm:lamb"))
     assert has_problem([problem], "not-installed", "optim.name", "pip install timm")
     assert timm_optimizer_problems(OptimConfig(name="sgd")) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("timm:adafactorbv", {"momentum_dtype": "none such"}), ("timm:muon", {"ns_coefficients": "none such"})],
-)
-def test_timm_optimizer_reports_constructor_error_as_usage_error(name: str, options: dict[str, Any]) -> None:
-    [problem] = refused(OptimConfig(name=name, options=options), small())
-    assert has_problem([problem], "invalid-value", "optim.options", f"{name} ", "none such")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 from engine.config.run_sections import RunConfig
 from engine.config.training_sections import OptimConfig
-from engine.optim.optimizers import build_optimizer, restore_optimizer, set_lr
+from engine.optim.optimizers import build_optimizer, set_lr
 from engine.utils.errors import Problem
 from support.messages import has_problem, raises_problem
 from support.models.small_model import same, small, train
@@ -145,18 +144,6 @@ def test_groups_of_user_function_keep_the_ratio_of_their_learning_rates(run: Run
     changed = build_optimizer(config("slow_first", layer_lr={"5": 0.5}), small(), run=run)
     set_lr(changed, 0.5)
     assert [group["lr"] for group in changed.param_groups] == pytest.approx([0.05, 0.25])
-
-
-def test_user_optimizer_restores_state_and_counts_of_groups(run: RunConfig) -> None:
-    settings, model, later = config("Sign", options={"decay": 0.9}), small(), small(seed=5)
-    optimizer = build_optimizer(settings, model, run=run)
-    train(model, optimizer)
-    later.load_state_dict(model.state_dict())
-    resumed = build_optimizer(settings, later, run=run)
-    restore_optimizer(resumed, deepcopy(optimizer.state_dict()), settings)
-    train(model, optimizer, seed=2)
-    train(later, resumed, seed=2)
-    assert same(model, later) and resumed.param_groups[0]["count"] == 6
 
 
 @pytest.mark.parametrize(

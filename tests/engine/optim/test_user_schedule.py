@@ -14,7 +14,7 @@ from engine.config.schema import Config
 from engine.optim.lr_schedule import lr_factor
 from engine.optim.user_schedule import check_user_schedule, load_user_schedule
 from support.messages import raises_problem
-from support.runs.in_process import single_rank_trainer, train_in_process
+from support.runs.in_process import train_in_process
 
 SCHEDULES = """def decay(position):
     return 0.9**position
@@ -110,9 +110,3 @@ def test_resumed_run_with_user_schedule_equals_uninterrupted_run(code: Path, tmp
     rows = [[[getattr(epoch, field) for field in fields] for epoch in run] for run in (whole, resumed)]
     assert rows[1] == rows[0][-len(rows[1]) :] and 0 < len(rows[1]) < 3
     assert [epoch.lr / whole[0].lr for epoch in whole] == pytest.approx([1.0, 0.9, 0.81])
-
-
-def test_rank_refuses_user_schedule_that_does_not_work(code: Path) -> None:
-    recipe = ("schedule.name=own_schedules:failing", f"run.code={code}")
-    with raises_problem("user-code-failed", "schedule.name", "own_schedules:failing"), single_rank_trainer(*recipe):
-        pass

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.distributed.failures import FinalCheckpointError
 from engine.distributed.watchdog import Phase
-from engine.runs.events import CheckpointSaved, Event, WarningEvent
+from engine.runs.events import CheckpointSaved, Event
 from engine.runs.folder import RunFolder
 from engine.training import checkpoint_writer
 from engine.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
@@ -145,21 +145,6 @@ def test_checkpoint_in_flight_is_not_lost_if_training_fails(tmp_path: Path, monk
             run_training(trainer, [])
     assert saved_steps(events) == [0]
     assert load_newest(tmp_path / "checkpoints")[1]["step"] == 0
-
-
-def test_background_full_disk_is_a_warning_with_the_step_of_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[Event] = []
-    full = OSError(28, "No space left on device")
-    with held_trainer(monkeypatch, tmp_path, events, error=full) as (trainer, held):
-        held.released.set()
-        trainer.control.checkpoints.write(background=True)
-        train_step(trainer)
-        trainer.control.checkpoints.wait()
-    [warning] = [event for event in events if isinstance(event, WarningEvent)]
-    assert warning.code == "not-writable" and "step 0 " in warning.message
-    assert warning.message.endswith(": No space left on device")
 
 
 # What the thread calls in the order of a save, and the step of the newest intact checkpoint if it is killed there.

@@ -202,12 +202,6 @@ def test_load_newest_renames_and_skips_damaged_checkpoint(tmp_path: Path) -> Non
     assert names(tmp_path) == ["last.pt", "step-00000002.pt", "step-00000003.pt.damaged", "step-00000004.pt"]
 
 
-def test_load_newest_falls_back_to_best(tmp_path: Path) -> None:
-    save(tmp_path, 1, best=True, keep=1)
-    damage(save(tmp_path, 2, keep=1))
-    assert load_newest(tmp_path)[1]["step"] == 1
-
-
 def test_load_newest_rejects_only_damaged_files_and_accepts_empty_folder(tmp_path: Path) -> None:
     assert load_newest(tmp_path) == (None, {}, [])
     damage(save(tmp_path, 1))

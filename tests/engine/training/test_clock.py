@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 import torch
@@ -75,40 +73,3 @@ def test_clock_on_gpu_counts_waiting_only_when_idle() -> None:
     assert forward > 0.8 * whole
     waited, forward, whole = batches(0.2, 1)
     assert waited > 0.8 * whole
-
-
-def test_clock_on_gpu_reuses_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uses fake events of a device that is 8 events behind the host and needs 1 ms per event."""
-
-    @dataclass
-    class Event:
-        enable_timing: bool
-        number: int = -1
-        made: ClassVar[int] = 0
-        now: ClassVar[int] = 0
-
-        def __post_init__(self) -> None:
-            Event.made += 1
-
-        def record(self) -> None:
-            Event.now += 1
-            self.number = Event.now
-
-        def query(self) -> bool:
-            return self.number <= Event.now - 8
-
-        def synchronize(self) -> None:
-            Event.now += 8
-
-        def elapsed_time(self, other: Event) -> float:
-            assert other.query(), "an event is read only after it has completed"
-            return float(other.number - self.number)
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    clock = Clock(torch.device("cuda"))
-    for _ in range(1000):
-        clock.start_data_wait()
-        clock.end_data_wait()
-        clock.end_forward()
-    assert Event.made <= 15
-    assert clock.phase_seconds() == (pytest.approx(1.0), pytest.approx(1.0))

@@ -15,7 +15,7 @@ from engine.training.evaluation import prepare_test
 from engine.training.train import run_training
 from support.data.found_folders import write_roboflow
 from support.messages import says
-from support.runs.in_process import single_rank_trainer, train_in_process
+from support.runs.in_process import single_rank_trainer
 
 
 @pytest.fixture
@@ -58,15 +58,6 @@ def test_final_test_uses_weights_of_an_earlier_epoch(photos: Path, tmp_path: Pat
     assert tested.epoch < 4 and best.step == 3 * tested.epoch
     result = evaluate_checkpoint(best, [f"data.path={photos / 'test'}"], "all", "cpu").evaluation
     assert tested.loss == pytest.approx(result.metrics.loss)
-
-
-def test_training_is_the_same_without_test_images(photos: Path, tmp_path: Path) -> None:
-    with_test = train_in_process(tmp_path / "with", *options(photos, "run.epochs=3"))
-    (photos / "test").rename(tmp_path / "test")
-    without = train_in_process(tmp_path / "without", *options(photos, "run.epochs=3"))
-    assert [(epoch.train_loss, epoch.val_loss) for epoch in with_test] == [
-        (epoch.train_loss, epoch.val_loss) for epoch in without
-    ]
 
 
 def test_final_test_without_best_checkpoint_is_a_warning(photos: Path, tmp_path: Path) -> None:

@@ -53,10 +53,6 @@ def test_evaluation_with_many_classes_keeps_only_hits() -> None:
     assert (evaluation.confusion, evaluation.per_class[0], evaluation.per_class[5]) == ([], 0.5, 1.0)
 
 
-def test_evaluation_top5_with_few_classes_is_one() -> None:
-    assert evaluation_of(torch.randn(20, 3), torch.zeros(20, dtype=torch.int64), 3).top5 == 1.0
-
-
 def test_run_writes_last_and_best_evaluation(tmp_path: Path) -> None:
     epochs = train_in_process(tmp_path, "run.epochs=3", "schedule.name=constant", "optim.lr=0.2")
     saved_file = json.loads((tmp_path / "evaluation.json").read_text())

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from engine.runs.event_lines import describe_run_setup
 from engine.runs.events import Event, StepEvent
 from engine.training.loop import train_step
 from engine.training.train import run_training
-from engine.utils.errors import UsageError
 from support.gputrain_command import Gputrain, last_checkpoint_weights
 from support.runs.in_process import single_rank_trainer, train_in_process
 
@@ -52,14 +50,6 @@ def test_every_precision_level_learns_as_float32(
         assert accuracy == float32_accuracy
     assert accuracy > float32_accuracy - 0.03
     assert float32_accuracy > 0.9
-
-
-def test_tf32_is_rejected_on_cpu() -> None:
-    with (
-        pytest.raises(UsageError, match=r"precision\.tf32: the CPU does not support TF32; set precision.tf32"),
-        single_rank_trainer("precision.tf32=on"),
-    ):
-        pass
 
 
 def test_o2_precision_keeps_float32_batch_norm_and_master_weights() -> None:
@@ -244,16 +234,3 @@ def test_step_event_has_gradient_norm_of_its_last_step() -> None:
             norms.append(trainer.log.quantities["grad_norm"].item())
     reported = [event.quantities["grad_norm"] for event in events if isinstance(event, StepEvent)]
     assert reported == [norms[1], norms[3]]
-
-
-def test_plan_message_reports_frozen_parameters() -> None:
-    with single_rank_trainer("model.freeze=backbone") as trainer:
-        started = trainer.run_started()
-        assert (started.parameters, started.trainable_parameters) == (21_578, 2_570)
-        assert "21,578 parameters (2,570 trainable), " in describe_run_setup(started)
-
-
-def test_training_without_ema_reports_and_saves_none(tmp_path: Path) -> None:
-    (epoch,) = train_in_process(tmp_path, "run.epochs=1")
-    assert epoch.ema is None
-    assert torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)["ema"] is None

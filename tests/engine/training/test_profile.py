@@ -170,18 +170,6 @@ def test_profile_ends_early_with_a_pause(tmp_path: Path, monkeypatch: pytest.Mon
     assert message == "the run was paused"
 
 
-def test_trace_that_is_too_large_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[Event] = []
-    monkeypatch.setattr(profile_module, "MAX_TRACE_BYTES", 1000)
-    with live_trainer(tmp_path, events) as trainer:
-        request(trainer, 2)
-        train(trainer, 20)
-    folder, profile = only_profile(tmp_path)
-    assert profile.ranks[0].trace == ""
-    assert "the trace has" in profile.ranks[0].problem
-    assert [path.name for path in folder.iterdir()] == ["profile.json"]
-
-
 def test_training_continues_without_a_profile_if_the_profiler_does_not_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,19 +196,3 @@ def test_training_continues_if_the_profile_cannot_be_written(tmp_path: Path) -> 
         assert trainer.data.position.step == 20
     [(_, steps, message)] = profiled(events)
     assert steps == 0 and says(message, "not-writable")
-
-
-def test_starting_and_writing_a_profile_is_no_training_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[Event] = []
-
-    def write_slowly(*_: object) -> str:
-        time.sleep(0.5)
-        return "profile/step-00000001"
-
-    monkeypatch.setattr(profile_module.StepProfiler, "_write", write_slowly)
-    with live_trainer(tmp_path, events) as trainer:
-        request(trainer, 2)
-        start, before = time.perf_counter(), trainer.log.clock.epoch_seconds()
-        train(trainer, 20)
-        elapsed, counted = time.perf_counter() - start, trainer.log.clock.epoch_seconds() - before
-    assert elapsed - counted >= 0.5

@@ -62,11 +62,6 @@ def test_compare_reports_nothing_if_nothing_changed(trained: Path, checkpoint: d
     assert compare_with_checkpoint(checkpoint, *reopened(trained / "photos")) == []
 
 
-def test_compare_reports_moved_data(trained: Path, checkpoint: dict[str, Any], photos: Path) -> None:
-    [warning] = compare_with_checkpoint(checkpoint, *reopened(photos))
-    assert has_problem([warning], "resume-differs", "", "data.path ", f"{trained}/photos", str(photos))
-
-
 def test_compare_refuses_changed_seed_without_mentioning_the_split(checkpoint: dict[str, Any], photos: Path) -> None:
     [problem] = refusal(checkpoint, photos, "run.seed=5")
     assert problem.location == "run.seed"

@@ -16,7 +16,6 @@ from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.inference.evaluate import evaluate_checkpoint
 from engine.inference.trained_model import read_trained_checkpoint
-from engine.runs.bottleneck import fixed_cost_share, model_flops_utilization
 from engine.runs.events import Event, RunStarted
 from engine.runs.folder import RunFolder
 from engine.training.batch_size import BatchSizeTrials
@@ -24,7 +23,6 @@ from engine.training.job import Job
 from engine.training.train import run_training
 from engine.utils.errors import UsageError
 from support.messages import has_problem, raises_problem
-from support.runs.factories import make_gpu_run_started, make_timed_epoch
 from support.runs.in_process import single_rank_trainer, train_in_process, warmup_of
 
 POOLED = """
@@ -86,17 +84,6 @@ def test_evaluation_of_run_uses_its_evaluation_size(recipe: tuple[str, ...], tmp
     assert result.evaluation.metrics.loss == pytest.approx(best.val_loss, abs=1e-5)
     with raises_problem("fixed-value", "data.size_schedule"):
         evaluate_checkpoint(checkpoint, ["data.size_schedule=[8@1]"], "val", "cpu")
-
-
-def test_mfu_and_fixed_cost_use_size_of_epoch() -> None:
-    started = make_gpu_run_started(
-        flops=12e9, peak_tflops=1000.0, train_size=192, small_step_seconds=0.02, small_step_images=2
-    )
-    small = make_timed_epoch(images_per_second=10_000.0, train_size=160, flops=8e9)
-    large = make_timed_epoch(images_per_second=10_000.0, train_size=192, flops=12e9)
-    assert (model_flops_utilization(started, small), model_flops_utilization(started, large)) == (0.08, 0.12)
-    assert fixed_cost_share(started, small) is None
-    assert fixed_cost_share(started, large) is not None
 
 
 def test_largest_size_decides_batch_size_and_shared_memory(recipe: tuple[str, ...]) -> None:

@@ -18,7 +18,6 @@ from engine.models.summary import summarize_model
 from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.train import train
-from engine.utils.codec import UNSET
 from engine.utils.errors import UsageError
 from engine.utils.process import SignalHandler
 from support.messages import raises_problem
@@ -149,13 +148,3 @@ def test_warmup_benchmarks_cudnn_for_batches_of_training_only(batch_size: int, e
             hook.remove()
         assert torch.backends.cudnn.benchmark
     assert seen == expected
-
-
-def test_count_flops_is_unknown_if_counting_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr("torch.utils.flop_counter.FlopCounterMode.__enter__", fail)
-    with single_rank_trainer("model.name=linear") as fit:
-        assert warmup_of(fit).count_flops() is UNSET
-        assert fit.model.network.training
