@@ -58,12 +58,12 @@ class StoredCode:
                     yield path, read_bytes(home / path, MAX_FILE_BYTES)
 
 
-def code_differences(runs: Sequence[object]) -> Iterator[CodeText]:
-    """Yield how the code of each run differs from that of the first one.
+def code_differences(runs: Sequence[object], reference: int) -> Iterator[CodeText]:
+    """Yield how the code of each run differs from that of the run with the index `reference`.
 
     Runs of other programs have no recorded code."""
     codes = [_read_stored_code(run) if isinstance(run, RunFolder) else None for run in runs]
-    if (first := codes[0]) is None:
+    if (first := codes[reference]) is None:
         return
     for code in codes:
         if code is not None and code.record.digests.fingerprint != first.record.digests.fingerprint:

@@ -117,8 +117,8 @@ class Comparison:
         best = shown[max(values, key=lambda index: metric.merit(values[index]))]
         return {index for index, text in shown.items() if text == best} if len(set(shown.values())) > 1 else set()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as JSON values."""
+    def to_dict(self, baseline: int | None = None) -> dict[str, Any]:
+        """Return the comparison as JSON values, with differences from the run `baseline` if there is one."""
         columns = self.columns(grouped=False)
         metrics = [{metric.key: metric.of_run(run.record) for metric in self.metrics} for run in self.runs]
         best = {metric.key: sorted(self.best_columns(columns, metric)) for metric in self.metrics if metric.better}
@@ -128,9 +128,15 @@ class Comparison:
             entry |= {"formats": list(run.formats)} if run.formats else {}
             entry |= {"figures": values, "problem": run.problem}
             entry |= {} if run.record.code is None else {"code": to_builtins(run.record.code)}
+            if baseline is not None:
+                entry["difference"] = {
+                    key: None if value is None or reference is None else value - reference
+                    for (key, value), reference in zip(values.items(), metrics[baseline].values(), strict=True)
+                }
             runs.append(entry)
         return {
             "runs": runs,
+            "baseline": None if baseline is None else self.runs[baseline].name,
             "config": {difference.key: list(difference.values) for difference in self.differences},
             "best": best,
             "seed_groups": [

@@ -1,8 +1,9 @@
 """Current state of a run, derived from its events, and when it stops early.
 
-The recorder keeps it for the record of the run (`engine.runs.run_record`); the log and the run screen read it. Every rank
-of `engine.training` has one `EarlyStop` and passes it the same all-reduced accuracy, so all ranks decide alike without a
-collective of its own. `engine.launch.ranks` replays the epochs of a finished run with it."""
+The recorder keeps it for the record of the run (`engine.runs.run_record`); the log and the run screen read it. Each
+rank of `engine.training` has an `EarlyStop` and passes it the same all-reduced accuracy, so all ranks decide alike
+without a collective of its own. `engine.launch.ranks` replays the epochs of a finished run.
+"""
 
 from __future__ import annotations
 

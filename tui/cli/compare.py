@@ -11,17 +11,19 @@ from engine.utils.text import pluralize
 from tui.cli.command import command
 from tui.cli.options import (
     OR_PATH,
+    BaselineOption,
     JsonOption,
     RunsDirOption,
     TrustOwnerOption,
     run_argument,
 )
-from tui.cli.run_options import find_any_runs
+from tui.cli.run_options import find_any_runs, find_baseline
 
 
 @command(
     [
         "gputrain compare digits-1 digits-2",
+        "gputrain compare digits-1 digits-2 digits-3 --baseline digits-1",
         "gputrain compare lightning_logs exp/adam    runs of other programs",
         "gputrain attach digits-1 last               the curves on the screen",
     ]
@@ -29,6 +31,7 @@ from tui.cli.run_options import find_any_runs
 def compare(
     *,
     runs: Annotated[list[str], run_argument("RUN...", OR_PATH, reads=True)],
+    baseline: BaselineOption = None,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
     as_json: JsonOption = False,
@@ -36,7 +39,7 @@ def compare(
     """Compare runs: the config keys that differ, and their results.
 
     Runs that differ in the seed alone are also summarized as mean and standard deviation. Differences of the recorded
-    code from that of the first run follow.
+    code follow: from the baseline, else from the first run.
 
     A path stands for all runs that other programs have written below it, as `gputrain watch PATH` lists them. Their
     parameters are compared, and the last and the best value of each metric. What they call val/loss or eval_loss is
@@ -51,18 +54,19 @@ def compare(
     directions = read_directions(runs_root(runs_dir))
     found = find_any_runs(runs, runs_dir, trust_owner=trust_owner)
     require_comparable(len(found))
+    number = find_baseline(baseline, found, runs_dir, trust_owner=trust_owner)
     with reading_line(found) as on_read:
         comparison = compare_runs([read_run(as_foreign(run), on_read) for run in found], directions)
     for note in comparison.notes:
         print_warning(note)
     if as_json:
-        print_json(comparison.to_dict())
+        print_json(comparison.to_dict(number))
         return
     from tui.cli.console import table_console
     from tui.tables.compare import format_comparison
 
-    typer.echo(format_comparison(comparison, table_console().width))
-    for text in code_differences(found):
+    typer.echo(format_comparison(comparison, table_console().width, number))
+    for text in code_differences(found, number or 0):
         typer.echo("\n".join(["", text.title, *(f"  {line}" for line in text.lines)]))
         if text.more:
             typer.echo(f"  … and {pluralize(text.more, 'more line')}")

@@ -38,6 +38,10 @@ FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Follow the r
 NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the answer.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]
+BaselineOption = Annotated[
+    str | None,
+    typer.Option("--baseline", metavar="RUN", help="Show the differences from this run.", autocompletion=complete_runs),
+]
 
 
 def output_option(what: str, **settings: Any) -> Any:

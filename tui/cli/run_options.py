@@ -154,6 +154,25 @@ def _name_completed(typed: str, run: OpenedRun) -> None:
         typer.echo(f"{printable(typed)} is the beginning of {printable(run.name)}.", err=True)
 
 
+def find_baseline(
+    name: str | None, runs: Sequence[OpenedRun], runs_dir: str | None, *, trust_owner: bool
+) -> int | None:
+    """Return the place among compared runs of the one that --baseline names. Raises UsageError."""
+    from engine.runs.find import run_place
+    from engine.utils.errors import UsageError
+
+    if name is None:
+        return None
+    places = [run_place(run) for run in runs]
+    found = [run_place(run) for run in find_any_runs([name], runs_dir, trust_owner=trust_owner)]
+    if len(found) != 1:
+        raise UsageError.one("--baseline", f"{name} has {len(found)} runs; name one of them", code="ambiguous-name")
+    if found[0] not in places:
+        reason = f"{name} is not among the compared runs; name it as a RUN, too"
+        raise UsageError.one("--baseline", reason, code="unknown-value")
+    return places.index(found[0])
+
+
 def find_own_runs(names: Sequence[str], runs_dir: str | None) -> list[RunFolder]:
     """Return runs of the user by name, each once. Raises UsageError with a problem for each that cannot be changed."""
     from engine.runs.manage import find_own_run

@@ -12,7 +12,7 @@ from string import ascii_uppercase
 
 from engine.config.differences import KeyDifference
 from engine.runs.command_events import SHORT_COMMIT
-from engine.runs.comparison import Comparison, RunGroup, has_key, spread_text
+from engine.runs.comparison import Comparison, RunGroup, Spread, has_key, spread_text
 from engine.runs.metrics import Metric, format_metric
 from engine.runs.records import CodeSummary
 from engine.show.table import Align, Cell, Column, FittedTable, Line, Shorten, fit, plain_lines, shorten
@@ -25,7 +25,7 @@ BEST_SIGN = "*"
 MAX_NAME_COLUMNS, MAX_PRINTED_COLUMNS = 30, 40
 MAX_LABEL_COLUMNS, MIN_CELL_COLUMNS, MAX_CELL_COLUMNS = 24, 6, 30
 MIN_ENTRY_COLUMNS, VALUE_COLUMNS = 12, 8
-STATE_LABEL, CODE_LABEL = "state", "code"
+STATE_LABEL, BASELINE_LABEL, CODE_LABEL = "state", "baseline", "code"
 SHORT_DIGEST = 4
 SPREAD_NOTE = "Mean ± standard deviation of the runs that differ in the seed alone"
 
@@ -62,8 +62,13 @@ def column_name(comparison: Comparison, column: RunGroup) -> str:
     return f"{name} ×{len(column.runs)}" if column.is_group else name
 
 
-def compare_rows(comparison: Comparison, columns: Sequence[RunGroup]) -> list[CompareRow]:
-    """Return the rows: states, config keys that differ, metrics."""
+def compare_rows(
+    comparison: Comparison,
+    columns: Sequence[RunGroup],
+    baseline: RunGroup | None = None,
+) -> list[CompareRow]:
+    """Return the rows: states, config keys that differ, metrics. With a baseline, the metrics of the other columns have
+    their difference from it."""
     states = [_joined(comparison.runs[run].shown_state for run in column.runs) for column in columns]
     rows = [CompareRow(STATE_LABEL, tuple(states))]
     codes = [_joined(_code_text(comparison.runs[run].record.code) for run in column.runs) for column in columns]
@@ -76,7 +81,12 @@ def compare_rows(comparison: Comparison, columns: Sequence[RunGroup]) -> list[Co
         values = [comparison.value(column, metric) for column in columns]
         if all(value is None for value in values):
             continue
-        texts = [UNKNOWN if value is None else spread_text(metric, value) for value in values]
+        reference = None if baseline is None else comparison.value(baseline, metric)
+        texts = []
+        for column, value in zip(columns, values, strict=True):
+            change = _difference(metric, value, None if column == baseline else reference)
+            text = UNKNOWN if value is None else spread_text(metric, value)
+            texts.append(f"{text} ({change})" if change else text)
         best = frozenset(comparison.best_columns(columns, metric))
         rows.append(CompareRow(printable(metric.label), tuple(texts), best))
     return rows
@@ -102,15 +112,25 @@ def _joined(texts: Iterator[str]) -> str:
     return ", ".join(dict.fromkeys(texts))
 
 
+def _difference(metric: Metric, value: Spread | None, reference: Spread | None) -> str:
+    if value is None or reference is None or value.mean == reference.mean:
+        return ""
+    difference = value.mean - reference.mean
+    return ("-" if difference < 0 else "+") + format_metric(metric, abs(difference))
+
+
 def _cell(row: CompareRow, index: int, limit: int) -> Line:
     is_best = index in row.best
     return ((shorten(row.cells[index], limit - is_best, Shorten.MIDDLE) + BEST_SIGN * is_best, GOOD * is_best),)
 
 
-def format_comparison(comparison: Comparison, width: int) -> str:
+def format_comparison(comparison: Comparison, width: int, baseline: int | None = None) -> str:
     """Return the tables of `gputrain compare`: each run, then the groups. Columns beyond `width` follow below."""
     columns = comparison.columns(grouped=False)
-    rows = compare_rows(comparison, columns)
+    pinned = None if baseline is None else columns[baseline]
+    rows = compare_rows(comparison, columns, pinned)
+    if pinned is not None:
+        rows.insert(0, CompareRow(BASELINE_LABEL, tuple("yes" if column == pinned else "" for column in columns)))
     parts = _printed_blocks(comparison, columns, rows, width)
     if groups := [column for column in comparison.columns(grouped=True) if column.is_group]:
         parts += ["", SPREAD_NOTE, *_printed_blocks(comparison, groups, compare_rows(comparison, groups), width)]

@@ -27,7 +27,7 @@ def make_run(root: Path, name: str) -> RunFolder:
 
 
 def difference(first: RunFolder, second: RunFolder) -> CodeText | None:
-    return next(code_differences([first, second]), None)
+    return next(code_differences([first, second], 0), None)
 
 
 def test_runs_of_the_same_code_have_no_difference(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Comparisons of runs: figures from journals, seed groups, and best values."""
+"""Comparisons of runs: figures from journals, seed groups, best values and differences from a baseline."""
 
 from __future__ import annotations
 
@@ -114,13 +114,15 @@ def test_comparison_notes_config_that_is_no_yaml(tmp_path: Path) -> None:
     assert comparison.differences == ()
 
 
-def test_comparison_as_json_has_figures_and_seed_groups(tmp_path: Path) -> None:
+def test_comparison_as_json_has_differences_from_the_baseline(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path, name, make_run_started(), make_epoch(1, accuracy), END, run={"seed": seed})
         for seed, (name, accuracy) in enumerate((("a", 0.5), ("b", 0.75)))
     ]
-    values = json.loads(json.dumps(compare(*runs).to_dict(), allow_nan=False))
+    values = json.loads(json.dumps(compare(*runs).to_dict(0), allow_nan=False))
+    assert values["baseline"] == "a"
     assert values["config"] == {"run.seed": [0, 1]}
+    assert values["runs"][1]["difference"]["best_val_accuracy"] == 0.25
     assert values["runs"][1]["figures"]["best_epoch"] == 1
     assert values["best"]["best_val_accuracy"] == [1]
     assert values["seed_groups"][0]["runs"] == [0, 1]

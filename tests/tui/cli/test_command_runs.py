@@ -86,3 +86,5 @@ def test_own_metric_of_that_name_is_shown_where_it_has_no_key(runs: Path) -> Non
 def test_command_is_compared_with_a_training() -> None:
     found = json.loads(call("compare", "digits", "small", "--json").stdout)
     assert found["runs"][0]["figures"]["epochs"] == 1 and found["runs"][1]["figures"]["metrics.loss"] == 0.1
+    result = call("compare", "digits", "small", "--baseline", "small")
+    assert result.exit_code == 0

@@ -1,4 +1,4 @@
-"""`gputrain compare`: tables, JSON, and what it refuses."""
+"""`gputrain compare`: tables, JSON, baseline, and what it refuses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.records import CodeSummary
 from engine.utils.codec import replace
+from support.messages import says
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder, write_run_record
 from support.runs.trained_run import call
@@ -38,6 +39,12 @@ def lines_of(text: str) -> dict[str, list[str]]:
     return lines
 
 
+def test_compare_prints_differences_from_the_baseline(three_runs: Path) -> None:
+    lines = lines_of(call("compare", "alpha", "gam", "--baseline", "gamma").stdout)
+    assert lines["best val acc"] == ["0.7000 (-0.2000)", "0.9000*"]
+    assert lines["duration"] == ["20s", "20s"]
+
+
 def test_compare_puts_columns_that_do_not_fit_below(three_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     text = call("compare", "alpha", "beta", "gamma").stdout
@@ -50,6 +57,12 @@ def test_compare_notes_other_datasets_on_stderr(three_runs: Path) -> None:
     result = call("compare", "alpha", "beta")
     assert "different datasets" in result.stderr
     assert "different datasets" not in result.stdout
+
+
+def test_compare_refuses_baseline_that_is_not_compared(three_runs: Path) -> None:
+    result = call("compare", "alpha", "--baseline", "gamma")
+    assert result.exit_code == 2
+    assert says(result.stderr, "unknown-value", "error: --baseline: gamma")
 
 
 def test_code_that_changed_before_the_start_is_marked(three_runs: Path) -> None:

@@ -46,10 +46,11 @@ def figures(run: dict[str, Any]) -> dict[str, float]:
 def test_compare_of_own_and_foreign_run_shares_metrics_of_the_same_meaning(tmp_path: Path, runs_folder: Path) -> None:
     make_run_folder(runs_folder, "own", make_run_started(), make_epoch(1, 0.7), RunFinished(time=20, state="finished"))
     make_log(tmp_path / "other", "val/loss", (0.5, 0.25, 0.3), model="x")
-    values = compared("own", "./other")
+    values = compared("own", "./other", "--baseline", "other")
     own, other = values["runs"]
     assert figures(other) == {"val_loss": 0.3, "best_val_loss": 0.25, "step": 3}
-    assert figures(own)["best_val_loss"] > 0.25 and values["config"] == {}
+    assert own["difference"]["best_val_loss"] == own["figures"]["best_val_loss"] - 0.25
+    assert values["config"] == {} and values["baseline"] == "other"
 
 
 def test_name_of_own_run_comes_before_a_path_and_its_beginning_is_ambiguous(tmp_path: Path, runs_folder: Path) -> None:
