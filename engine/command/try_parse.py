@@ -52,6 +52,8 @@ class TriedFile:
     formats: dict[tuple[str, ...], TriedFormat] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     """The first lines that look like metrics and are none."""
+    notes: Sequence[str] = ()
+    """What was left out, and what has another name."""
     num_lines: int = 0
     num_used: int = 0
     num_unread: int = 0
@@ -87,6 +89,7 @@ def try_parse(path: Path, patterns: Sequence[str] = (), max_bytes: float = math.
             tried.num_used += bool(points)
             tried.add(without_colors(line.rstrip().rpartition("\r")[2]), points)
         tried.add("", parser.finish())
+        tried.notes = parser.notes
     except OSError as error:
         raise UsageError.one(printable(str(path)), f"cannot be read: {error.strerror}", code="not-readable") from error
     raise_if_any(parser.problems)

@@ -15,7 +15,9 @@ _RESULTS = re.compile(
     r"(?![a-z])"
 )
 # Results beside a position, a word for validation, or another result.
-_WEAK_RESULTS = re.compile(r"(?<![a-z])(?:scores?|l1|l2|norm|objective|cost|kl|entropy|error|err)(?![a-z])")
+_WEAK_RESULTS = re.compile(
+    r"(?<![a-z])(?:scores?|l1|l2|norm|objective|cost|episode_len(?:gth)?|ep_len|kl|entropy|error|err)(?![a-z])"
+)
 # A loss weight is no loss, and the value that it has in a configuration is no result.
 _NO_RESULTS = re.compile(
     r"(?<![a-z])(?:weights?|scale|coeff?|coefficient|factor|lambda|alpha|beta|gamma|eps|threshold|thresh|target|margin|fn"

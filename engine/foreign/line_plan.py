@@ -46,10 +46,13 @@ _EPOCH_WORD = re.compile("epoch", re.IGNORECASE)
 _STEP = re.compile(
     r"(?<![\w/.-])(?<!per )(?P<name>(?:(?:global|train|training|current|env|learning|completed|gradient)[ _])?"
     r"(?:steps?|iterations?|iters?|itr?|updates?|upd?\.|batch|rounds?|episodes?|time_?steps?)"
-    r"|num_updates|total[ _]timesteps|num_env_steps|current_steps|n_iter|training_iteration)[\s:=#\[(]{0,8}$",
+    r"|num_updates|total[ _]timesteps|num_env_steps|num_timesteps|current_steps|n_iter|training_iteration)"
+    r"[\s:=#\[(]{0,8}$",
     re.IGNORECASE,
 )
-_GLOBAL_STEPS = frozenset({"global_step", "num_updates", "total_timesteps", "num_env_steps", "current_steps"})
+_GLOBAL_STEPS = frozenset(
+    {"global_step", "num_updates", "total_timesteps", "num_env_steps", "num_timesteps", "current_steps"}
+)
 _LEADING_MODE = re.compile(r"\W{0,10}train(?:ing)?:\s$", re.IGNORECASE)
 _LEADING_WORD = re.compile(r"\W{0,10}(?P<word>[^\W\d_]{2,15})\s?[#:]?\s?$")
 _NO_POSITIONS = frozenset({"gpu", "rank", "worker", "device", "node", "cuda", "fold", "layer", "class", "world", "pid"})
@@ -74,7 +77,7 @@ _UNIT = re.compile(
 )
 _RESULT_UNITS = frozenset({"%", " %", "k", "K", "M", "x"})
 # What makes a number something else: a path, a version, a date, an operator of code.
-_NO_NUMBER = re.compile(r"\w|[/:+^=<>-](?=\w)|\.\w|[ \t]{0,4}[*^](?=\s?[A-Za-z_(])|\s{0,2}-{1,2}>")
+_NO_NUMBER = re.compile(r"\w|, ['\"]|[/:+^=<>-](?=\w)|\.\w|[ \t]{0,4}[*^](?=\s?[A-Za-z_(])|\s{0,2}-{1,2}>")
 _DEVIATIONS = frozenset({"+", "±", "+/-"})
 
 # What is between a name and its number, from the end.
@@ -86,7 +89,7 @@ _HARD = re.compile(r"[,;|\[\]{}()<>\"]|  | -{1,2} |: ")
 _HARD_START = re.compile(r"\s?(?:[,;|\](]|  | -{1,2} |\.?\s?$)|\s:\s")
 _NAME_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_@./%+'-]*+|[^\W\d]++")
 _SOURCE_FILE = re.compile(r"\.(?:py|c|cc|cpp|cu|h|go|jl|rs|js|ts|java|lua|R)$")
-_LABEL = re.compile(r"(?:^|[\s|\[(])(\w{2,10})[:\]]\s*$")
+_LABEL = re.compile(r"(?:^|[\s|\[(])(\w{2,10})[:\])]{1,2}\s*$")
 # `tot_loss[loss=3, `
 _GROUP = re.compile(r"([A-Za-z][\w.]{0,40})\[$")
 # `Loss (for one batch) at step 100: 3`, `Accuracy over epoch: 3`

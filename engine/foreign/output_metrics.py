@@ -53,6 +53,8 @@ class OutputMetrics:
         self._parser, self._joined, self._tables, self._box = LineParser(), JoinedLines(), Tables(), Box()
         self._source = ""
         """What a heading says that the lines below it were measured on."""
+        self._has_partial = self._has_summary = False
+        """Whether batches of a validation were left out, and whether there are curves of summaries."""
         self._record_lines = self._block_lines = 0
         """Lines that may still belong to the latest position, and to the block below a heading."""
         self._skips_next = False
@@ -77,6 +79,16 @@ class OutputMetrics:
         self._pending = Counter[str]()
         """The lines that were read before they are final."""
         self._next_pending = 0.0
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out, and what has another name."""
+        notes = {
+            "lines of other ranks or workers were left out": self._ranks.has_skipped,
+            "of the batches of a validation, only the last one counts": self._has_partial,
+            "what another line says of the same step is summary/NAME": self._has_summary,
+        }
+        return [note for note, is_true in notes.items() if is_true]
 
     def feed(self, line: str, below: Sequence[str] = ()) -> list[Point]:
         """Return the points of a final line. `below` are the lines that may still change. The lines have no colors."""
@@ -173,6 +185,7 @@ class OutputMetrics:
         if has_own_counter and parsed.step is not None:
             is_whole = parsed.step >= (parsed.total or 0) - 1 if parsed.total else is_final
             if not is_whole:
+                self._has_partial = True
                 return None
             parsed.values |= {name: value for name, value in parsed.averages.items() if name in parsed.values}
         if (
@@ -257,6 +270,7 @@ class OutputMetrics:
             known_step, known_kind, had_step = self._kinds.get(name, (None, kind, False))
             if parsed.total is None and known_step == step and (known_kind != kind or had_step > has_step):
                 named[f"summary/{name}"] = value
+                self._has_summary = True
             else:
                 self._kinds[name] = (step, kind, has_step)
                 named[name] = value

@@ -31,6 +31,8 @@ class PrintedRanks:
         """Lines of the lowest rank so far, while a lower one may follow."""
         self._may_be_lower = True
         self._worker: str | None = None
+        self.has_skipped = False
+        """Whether lines of other ranks or workers were left out."""
         self._is_labeled = True
         self._last_label: int | None = None
         self._has_labels = False
@@ -43,7 +45,10 @@ class PrintedRanks:
         worker = _WORKER.match(line)
         if worker is not None:
             self._worker = self._worker or worker["pid"]
-            return [_REPEATED.sub("", line[worker.end() :])] if worker["pid"] == self._worker else []
+            if worker["pid"] == self._worker:
+                return [_REPEATED.sub("", line[worker.end() :])]
+            self.has_skipped = True
+            return []
         rank = _RANK.match(line)
         if rank is not None:
             return self._of_rank(int(rank[rank.lastgroup or 0]), line[rank.end() :])
@@ -63,12 +68,14 @@ class PrintedRanks:
     def counts(self, rank: int) -> bool:
         """Whether a line that names its rank counts."""
         self._lowest = rank if self._lowest is None else min(rank, self._lowest)
+        self.has_skipped = self.has_skipped or rank != self._lowest
         return rank == self._lowest
 
     def _of_rank(self, rank: int, text: str) -> list[str]:
         if self._lowest is None or rank < self._lowest:
             self._lowest, self._held = rank, []
         if rank != self._lowest:
+            self.has_skipped = True
             return []
         if rank == 0 or not self._may_be_lower:
             return [text]

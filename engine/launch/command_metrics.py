@@ -115,6 +115,8 @@ class RunningMetrics:
         if self._files.may_lack_files and (is_over or self._files.seconds > FIRST_SECONDS):
             reason = "no metric file was found, and the working folder is too large to be searched whole"
             yield Problem("", reason, "name the place of the files with --metrics PATH", code="too-large")
+        if is_over and (notes := self._output.notes):
+            yield Problem("", f"metrics of the output: {'; '.join(notes)}", code="merged")
         if is_over and self._unread and not self.latest:
             reason = f"no metrics were found; the line most like one is: {printable(self._unread[:MAX_SHOWN_LINE])}"
             yield Problem("", reason, f"name its number, such as {PARSE_EXAMPLE}", code="not-recorded")

@@ -40,7 +40,7 @@ def show_try_parse(options: CommandOptions, *, as_json: bool) -> None:
             for each in tried.formats.values()
         ]
         counts = {"lines": tried.num_lines, "lines_used": tried.num_used, "lines_unread": tried.num_unread}
-        print_json({"metrics": found, "formats": formats, "unread": tried.unread, **counts})
+        print_json({"metrics": found, "formats": formats, "notes": tried.notes, "unread": tried.unread, **counts})
         return
     if tried.metrics:
         print_table(TRIED_COLUMNS, list(tried.metrics.items()))

@@ -16,5 +16,6 @@ def format_lines(tried: TriedFile) -> Iterator[str]:
         values = ", ".join(f"{point.name} = {point.value:.6g}" for point in each.points)
         yield f"{pluralize(each.count, 'record')} as: {each.example.strip()}"
         yield f"    step {first.step:,}{epoch}: {values}"
+    yield from tried.notes
     if tried.unread:
         yield f"left out, {pluralize(tried.num_unread, 'line')} as: {tried.unread[0].strip()}"

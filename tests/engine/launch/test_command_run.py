@@ -256,6 +256,13 @@ def test_run_without_metrics_names_the_line_most_like_one(runs: CommandRuns) -> 
     assert [("was about 0.5" in message, "--parse" in message) for message in warnings] == [(True, True)]
 
 
+def test_what_was_left_out_of_the_output_is_said_once(runs: CommandRuns) -> None:
+    lines = "[rank0]: step 1 loss 3\n[rank1]: step 1 loss 4\nTest: [1/9] loss 3\nTest: [9/9] loss 2\n"
+    runs.run("printf", lines)
+    [warning] = [event for event in runs.events if isinstance(event, WarningEvent)]
+    assert "other ranks" in warning.message and "validation" in warning.message
+
+
 def test_run_without_anything_like_a_metric_warns_of_nothing(runs: CommandRuns) -> None:
     runs.run("echo", "done in 3 s")
     assert not [event for event in runs.events if isinstance(event, WarningEvent)]
