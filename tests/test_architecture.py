@@ -17,7 +17,7 @@ LIGHT = [
     "config.optimizer_options",
     "config.schema",
     "config.user_code",
-    "data.pack.writer",
+    "data.pack",
     "data.plan",
     "data.sources.open",
     "data.sources.webdataset",

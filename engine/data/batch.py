@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch.utils.data import Dataset
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.config.user_errors import UserCodeError
-from engine.data.augment.augmentation import Augmentation, AugmentParams, fork_all_rngs
+from engine.data.augment.augmentation import Augmentation, AugmentParams, fork_rngs
 from engine.data.augment.batch_ops import convert_to_format
 from engine.data.sampler import BatchRequest, Indices, RandomStream, random_bits
 from engine.data.sources.base import ImageFormat, Images, ImageSource, Labels, UnreadableImageError
@@ -31,31 +30,19 @@ from engine.utils.errors import UsageError
 class Batch:
     """A CPU batch: `images`, N x C x H x W uint8 (float32 if `ImageFormat.is_float`), and `labels`, N int64.
 
+    All but the images are no tensors: DataLoader workers send a tensor as a shared-memory file and a socket connection.
     `loss_weight` and `ends_step` are those of its `BatchRequest`. `unread` names each skipped image and the reason.
     `augment_params` are the batch transforms still to apply on the device; None for validation. `readable` has the
     indices of the images if any was skipped.
     """
 
     images: Tensor
-    labels: Tensor
+    labels: Labels
     loss_weight: float
     ends_step: bool = True
     unread: tuple[str, ...] = ()
     augment_params: AugmentParams | None = None
     readable: Indices | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle all but the images by value: a shared-memory file and a socket connection for each small tensor would
-        take longer than creating it."""
-        return _unpickle_batch, (
-            self.images,
-            self.labels.numpy(),
-            self.loss_weight,
-            self.ends_step,
-            self.unread,
-            self.augment_params,
-            self.readable,
-        )
 
 
 @dataclass(frozen=True)
@@ -74,20 +61,6 @@ class DeviceBatch:
 
 DeviceLoader = Iterator[DeviceBatch]
 """Yields the device batches of all requests, in order."""
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to the device asynchronously, through pinned memory."""
-    if tensor.device.type == device.type:
-        return tensor
-    if not tensor.is_pinned():
-        # Tensor.pin_memory keeps the strides, and refuses a gray image that is expanded to three channels.
-        tensor = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
-    return tensor.to(device, non_blocking=True)
-
-
-def _unpickle_batch(images: Tensor, labels: Labels, *fields: Any) -> Batch:
-    return Batch(images, torch.from_numpy(labels), *fields)
 
 
 class BatchDataset(Dataset[Batch]):
@@ -144,7 +117,7 @@ class BatchDataset(Dataset[Batch]):
             augment_params = self._augmentation.draw_batch_params(request.epoch, request.indices)
         unread = tuple(str(errors[row]) for row in sorted(errors))
         weight, ends_step, kept = request.loss_weight, request.ends_step, request.indices if unread else None
-        return Batch(images, torch.from_numpy(labels), weight, ends_step, unread, augment_params, kept)
+        return Batch(images, labels, weight, ends_step, unread, augment_params, kept)
 
     def _load(self, request: BatchRequest, indices: Indices) -> tuple[Images, Labels]:
         """Load some images of a request. A user dataset may draw random numbers, so it is seeded per item."""
@@ -153,7 +126,7 @@ class BatchDataset(Dataset[Batch]):
             return self._source.load(part, indices, preprocessing)
         bits = random_bits(self._config.run.seed, RandomStream.USER_ITEM, request.epoch, indices)
         loaded = []
-        with fork_all_rngs() as seed_rng:
+        with fork_rngs() as seed_rng:
             for row, item_bits in enumerate(bits):
                 seed_rng(item_bits)
                 loaded.append(self._source.load(part, indices[row : row + 1], preprocessing))

@@ -28,7 +28,7 @@ from engine.data.sources.decoded_cache import (
     DecodedChunks,
     DecodedImages,
     DecodedMetadata,
-    cache_key_of_stamps,
+    compute_cache_key,
     load_or_decode,
 )
 from engine.data.sources.formats import Preprocessing
@@ -105,7 +105,7 @@ class MemoryPart:
     @property
     def is_shared(self) -> bool:
         """Whether the ranks of a node map the same cached array; otherwise each rank holds its own copy."""
-        return isinstance(self.source, EncodedSource) or bool(self._array_key)
+        return isinstance(self.source, EncodedSource) or bool(self.cache_key)
 
     @property
     def cache_key(self) -> str:
@@ -115,16 +115,13 @@ class MemoryPart:
             stamps = (source.cache_stamp(self.part, index) for index in range(source.num_images(self.part)))
             geometry = {name: value for name, value in vars(preprocessing).items() if name != "random_box"}
             parameters = {"channels": channels, "preprocessing": geometry}
-            return cache_key_of_stamps(parameters, stamps, source.cache_root)
-        if not self._array_key or self._is_stored:
-            return self._array_key
-        key = f"{self._array_key}-{self.part}-{channels}x{preprocessing.size}"
+            return compute_cache_key(parameters, stamps, source.cache_root)
+        key = source.cache_key if isinstance(source, ArraySource) else ""
+        if not key or self._is_stored:
+            return key
+        key = f"{key}-{self.part}-{channels}x{preprocessing.size}"
         key += "" if preprocessing.resize is None else f"-resize{preprocessing.resize}"
         return key if preprocessing.interpolation == "bilinear" else f"{key}-{preprocessing.interpolation}"
-
-    @property
-    def _array_key(self) -> str:
-        return self.source.cache_key if isinstance(self.source, ArraySource) else ""
 
     @property
     def _is_stored(self) -> bool:

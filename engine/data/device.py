@@ -15,8 +15,8 @@ import torch
 
 from engine.config.schema import Config
 from engine.data.augment.augmentation import apply_batch_params
-from engine.data.augment.batch_ops import channel_stats, normalize
-from engine.data.batch import Batch, DeviceBatch, DeviceLoader, to_device
+from engine.data.augment.batch_ops import channel_stats, normalize, to_device
+from engine.data.batch import Batch, DeviceBatch, DeviceLoader
 from engine.data.decoded import load_in_memory
 from engine.data.memory import InMemoryLoader
 from engine.data.plan import InputPlan
@@ -121,9 +121,10 @@ class StreamingLoader(DeviceLoader):
         return next(self._batches)
 
     def _prepare(self, batch: Batch) -> DeviceBatch:
-        images, labels = to_device(batch.images, self._device), to_device(batch.labels, self._device)
+        images = to_device(batch.images, self._device)
+        labels = to_device(torch.from_numpy(batch.labels), self._device)
         if batch.augment_params is not None:
-            images = apply_batch_params(images, batch.augment_params.to(self._device), may_overwrite=True)
+            images = apply_batch_params(images, batch.augment_params, may_overwrite=True)
         if self._memory_format is not torch.preserve_format:
             images = images.contiguous(memory_format=self._memory_format)
         images = normalize(images, self._mean, self._std)

@@ -13,7 +13,7 @@ import numpy as np
 from engine.config.loader import validate_config
 from engine.config.schema import Config
 from engine.config.user_code import ask_user_code, is_user_code
-from engine.data.batching import build_sampler, check_source
+from engine.data.checks import build_sampler, check_source
 from engine.data.sampler import PARTS, BatchRequest
 from engine.data.sources.base import ItemFormat
 from engine.data.sources.formats import model_input_format
@@ -55,31 +55,28 @@ def check_user_data_code(config: Config, world_size: int) -> ImageCounts | None:
     """
     if not is_user_code(config.data.dataset) and config.augment.transform is None:
         return None
-    request = DatasetQuestion(config.model_dump(mode="json"), world_size)
-    if is_user_code(config.data.dataset):
-        return _ask_process("data.dataset", config.data.dataset, request, Answer[ImageCounts])
-    return _ask_process("augment.transform", str(config.augment.transform), request, Answer[ImageCounts])
-
-
-def _ask_process(key: str, name: str, request: DatasetQuestion, kind: type[Answer[T]]) -> T:
-    """Return the reply of the helper process that runs the code `name`, the value of a key. Raises UsageError."""
-    return ask_user_code(
-        "engine.data.inspection_process",
-        request,
-        kind,
-        USER_CODE_TIMEOUT_SECONDS,
-        key=key,
-        name=name,
-        verb="tested",
-        result="loaded the first images",
-    )
+    key = "data.dataset" if is_user_code(config.data.dataset) else "augment.transform"
+    return _ask_process(config, key, world_size, Answer[ImageCounts])
 
 
 def find_item_format(config: Config) -> ItemFormat:
     """Return the size and the channels of the first item of a user dataset. Raises UsageError as
     `check_user_data_code`."""
-    request = DatasetQuestion(config.model_dump(mode="json"))
-    return _ask_process("data.dataset", config.data.dataset, request, Answer[ItemFormat])
+    return _ask_process(config, "data.dataset", 0, Answer[ItemFormat])
+
+
+def _ask_process(config: Config, key: str, ranks: int, kind: type[Answer[T]]) -> T:
+    """Return the reply of the helper process that runs the user's code that a key names. Raises UsageError."""
+    return ask_user_code(
+        "engine.data.inspection_process",
+        DatasetQuestion(config.model_dump(mode="json"), ranks),
+        kind,
+        USER_CODE_TIMEOUT_SECONDS,
+        key=key,
+        name=config.data.dataset if key == "data.dataset" else str(config.augment.transform),
+        verb="tested",
+        result="loaded the first images",
+    )
 
 
 def try_first_images(config: Config, world_size: int) -> ImageCounts:

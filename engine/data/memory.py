@@ -15,8 +15,8 @@ from torch import Tensor
 
 from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation, apply_batch_params
-from engine.data.augment.batch_ops import channel_stats, convert_to_format, normalize, resized_crop
-from engine.data.batch import DeviceBatch, DeviceLoader, to_device
+from engine.data.augment.batch_ops import channel_stats, convert_to_format, normalize, resized_crop, to_device
+from engine.data.batch import DeviceBatch, DeviceLoader
 from engine.data.decoded import CHUNK_BYTES, InMemoryImages
 from engine.data.sampler import PARTS, BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, Images
@@ -102,7 +102,7 @@ class InMemoryLoader(DeviceLoader):
     def _augmenter(self, epoch: int, indices: Indices) -> Callable[[Tensor, slice], Tensor]:
         """Return a function that augments the images of a slice of `indices` with parameters drawn now."""
         augmentation = self._augmentation
-        params = augmentation.draw_batch_params(epoch, indices).to(self._device)
+        params = augmentation.draw_batch_params(epoch, indices)
         image_format = self._format.at_epoch(epoch)
         boxes = augmentation.crop_boxes(epoch, indices, self._in_memory.images["train"].shape[-1])
         if boxes is not None and not augmentation.has_image_transforms:

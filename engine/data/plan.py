@@ -24,7 +24,7 @@ from engine.config.user_code import is_user_code
 from engine.data.decoded import MemoryPart, memory_parts
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import ImageFormat, ImageSource
-from engine.data.sources.decoded_cache import is_cached
+from engine.data.sources.decoded_cache import read_cached
 from engine.data.sources.formats import model_input_format
 from engine.utils.codec import Count, Record
 from engine.utils.errors import Problem, UsageError, collect_problems
@@ -157,7 +157,7 @@ def _memory_shortage(size_bytes: int) -> str | None:
 def _disk_shortage(size_bytes: int, parts: Sequence[MemoryPart]) -> str | None:
     """Return why decoded images that are not cached yet do not fit on the disk of the cache; None if they fit."""
     try:
-        if all(not (key := part.cache_key) or is_cached(key) for part in parts):
+        if all(not (key := part.cache_key) or read_cached(key) for part in parts):
             return None
         free = free_bytes(cache_folder())
     except OSError as error:

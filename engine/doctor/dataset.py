@@ -19,7 +19,7 @@ from engine.config.schema import Config
 from engine.data.augment.augmentation import apply_batch_params
 from engine.data.augment.mixup import build_mixer
 from engine.data.batch import BatchDataset, load_checked
-from engine.data.image_files import ImageFiles, examine_files
+from engine.data.checks import ImageFiles, examine_files
 from engine.data.sampler import PARTS, BatchRequest, Part
 from engine.data.sources.base import EncodedSource, ImageFormat, ImageSource
 from engine.data.sources.formats import model_input_format
@@ -110,7 +110,8 @@ def _load(dataset: Dataset, config: Config, request: BatchRequest, row: int) -> 
     if batch.augment_params is not None:
         images = apply_batch_params(images, batch.augment_params)
         if (mixer := build_mixer(config, len(dataset.source.classes))) is not None:
-            images = mixer(images.float(), batch.labels, SHOWN_EPOCH, row, 0)[0].round().to(torch.uint8)
+            labels = torch.from_numpy(batch.labels)
+            images = mixer(images.float(), labels, SHOWN_EPOCH, row, 0)[0].round().to(torch.uint8)
     return images
 
 

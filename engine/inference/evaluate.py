@@ -117,12 +117,14 @@ def evaluate_checkpoint(
     probabilities = own.probabilities if own else None
     accumulator = EvaluationAccumulator(trained.device, len(checkpoint.classes), probabilities)
     unread_files: list[str] = []
-    class_table = torch.from_numpy(class_map)
     try:
         for request, batch in zip(batch_requests(source, part, config.data.numeric_batch_size), batches, strict=True):
             unread_files += batch.unread
             if batch.loss_weight > 0:
-                logits, targets = trained.logits(batch.images), class_table[batch.labels].to(trained.device)
+                logits, targets = (
+                    trained.logits(batch.images),
+                    torch.from_numpy(class_map[batch.labels]).to(trained.device),
+                )
                 accumulator.add(criterion(logits, targets), logits, targets)
                 if observer is not None:
                     indices = request.indices if batch.readable is None else batch.readable

@@ -28,13 +28,12 @@ from engine.config.rules import cpu_precision_warnings
 from engine.config.schema import Config, as_dict
 from engine.config.training_sections import TIMM_PREFIX, AmpLevel
 from engine.config.user_code import check_user_code
-from engine.data.archive import open_downloaded_source
-from engine.data.batching import build_sampler_from_counts, check_source, dataset_warnings, sampler_problems
+from engine.data.checks import build_sampler_from_counts, check_source, dataset_warnings, sampler_problems
 from engine.data.inspection_process import ImageCounts, check_user_data_code, find_item_format
 from engine.data.plan import check_open_files, pipeline_problems
 from engine.data.sources.base import ImageSource
 from engine.data.sources.builtin import TORCHVISION_DATASETS
-from engine.data.sources.open import open_source_for_preflight
+from engine.data.sources.open import open_downloaded_source, open_source_for_preflight
 from engine.distributed.node_plan import NodePlan, plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import check_rendezvous

@@ -22,7 +22,7 @@ from torch.distributed import Store
 from engine.config.data_sections import AugmentConfig
 from engine.config.schema import Config
 from engine.data.batch import DeviceBatch, DeviceLoader
-from engine.data.batching import build_sampler
+from engine.data.checks import build_sampler
 from engine.data.decoded import memory_parts
 from engine.data.device import InputPipeline
 from engine.data.memory import MAX_FREE_GPU_MEMORY_SHARE

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
-from engine.data.batching import build_sampler, check_source, sampler_warnings
+from engine.data.checks import build_sampler, check_source, sampler_warnings
 from engine.data.sources.open import open_source
 from engine.distributed.channel import Channel
 from engine.distributed.rank_env import RankInfo

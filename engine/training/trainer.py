@@ -18,9 +18,8 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from engine.config.precision import AmpChoice, describe_precision
-from engine.data.batching import class_counts
+from engine.data.checks import class_counts, enlarged_edge, fitting_size
 from engine.data.device import InputPipeline
-from engine.data.image_files import enlarged_edge, fitting_size
 from engine.data.plan import uses_threads
 from engine.data.sampler import DistributedBatchSampler
 from engine.distributed.channel import Channel

@@ -24,7 +24,7 @@ from tui.cli.options import ForceOption, JsonOption, TrustCodeOption, output_opt
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from engine.data.pack.writer import PackSummary
+    from engine.data.pack import PackSummary
 
 
 @command(
@@ -64,7 +64,7 @@ def show(
     keys = ("model.name", "data.dataset", *(("augment.transform",) if augmented else ()))
     code_trust(resolved, granted=trust_code).check(resolved.config, keys)
     # Imports torch, so only after the checks that need none.
-    from engine.data.batching import check_dataset, dataset_warnings
+    from engine.data.checks import check_dataset, dataset_warnings
     from engine.doctor.dataset import contact_sheet, open_dataset
 
     opened = open_dataset(resolved.config)
@@ -153,8 +153,7 @@ def pack(
 
     Train on them with data.path=DIR. Classes, training and validation images are those of the folder.
     """
-    from engine.data.pack.reencode import DEFAULT_QUALITY, Encoding
-    from engine.data.pack.writer import PackRequest, scan_for_pack, write_shards
+    from engine.data.pack import DEFAULT_QUALITY, Encoding, PackRequest, scan_for_pack, write_shards
     from engine.utils.errors import UsageError
     from engine.utils.files import expand_user
 

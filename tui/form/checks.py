@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config.schema import Config, as_dict, without_default_batch_size
-from engine.data.batching import build_sampler_from_counts
+from engine.data.checks import build_sampler_from_counts
 from engine.data.sampler import DistributedBatchSampler
 from engine.gpus.snapshot import Snapshot
 from engine.launch.preflight_process import PreflightRequest, PreflightResult, scan_key

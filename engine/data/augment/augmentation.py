@@ -8,11 +8,11 @@ and then restored, so that the model's dropout does not depend on the input pipe
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, SupportsInt
+from typing import SupportsInt
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
 from engine.config.user_code import describe_value, load_user_function
 from engine.config.user_errors import UserCodeError, describe_exception
-from engine.data.augment.batch_ops import erase, horizontal_flip, pad_and_crop
+from engine.data.augment.batch_ops import erase, horizontal_flip, pad_and_crop, to_device
 from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_box, random_resized_crop_boxes
 from engine.data.sampler import Indices, RandomStream, random_bits, random_integers
 from engine.data.sources.formats import ImageFormat, Preprocessing
@@ -39,80 +39,60 @@ ImageTransform = Callable[[Tensor], Tensor]
 class AugmentParams:
     """Random parameters of the batch transforms for N images; None disables a transform."""
 
-    crop_offsets: Tensor | None
-    """Top row and left column of each crop in the padded image, N x 2 int64."""
-    flip_mask: Tensor | None
-    """Images to flip horizontally, N bool."""
-    erase_boxes: Tensor | None
-    """Rectangle to erase in each image (left, top, right, bottom), N x 4 int64."""
+    crop_offsets: Indices | None
+    """Top row and left column of each crop in the padded image, N x 2."""
+    flip_mask: NDArray[np.bool_] | None
+    """Images to flip horizontally, N."""
+    erase_boxes: Indices | None
+    """Rectangle to erase in each image (left, top, right, bottom), N x 4."""
     crop_padding: int
     erase_value: tuple[int, ...]
     """Value of erased pixels per channel, 0 to 255."""
 
-    def to(self, device: torch.device) -> AugmentParams:
-        """Return the parameters on a device, copied asynchronously from pinned memory."""
-        if device.type == "cpu":
-            return self
-        return self._map_tensors(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
-
     def __getitem__(self, rows: slice) -> AugmentParams:
         """Return the parameters of a slice of the images."""
-        return self._map_tensors(lambda tensor: tensor[rows])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the tensors by value: a shared-memory file for each of them is slower than a copy."""
-        arrays = [
-            None if tensor is None else tensor.numpy()
-            for tensor in (self.crop_offsets, self.flip_mask, self.erase_boxes)
-        ]
-        return _unpickle_params, (arrays, self.crop_padding, self.erase_value)
-
-    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> AugmentParams:
-        crop_offsets, flip_mask, erase_boxes = (
-            None if tensor is None else function(tensor)
-            for tensor in (self.crop_offsets, self.flip_mask, self.erase_boxes)
+        offsets, mask, boxes = self.crop_offsets, self.flip_mask, self.erase_boxes
+        return replace(
+            self,
+            crop_offsets=None if offsets is None else offsets[rows],
+            flip_mask=None if mask is None else mask[rows],
+            erase_boxes=None if boxes is None else boxes[rows],
         )
-        return replace(self, crop_offsets=crop_offsets, flip_mask=flip_mask, erase_boxes=erase_boxes)
-
-
-def _unpickle_params(
-    arrays: Sequence[NDArray[Any] | None], crop_padding: int, erase_value: tuple[int, ...]
-) -> AugmentParams:
-    crop_offsets, flip_mask, erase_boxes = (None if array is None else torch.from_numpy(array) for array in arrays)
-    return AugmentParams(crop_offsets, flip_mask, erase_boxes, crop_padding, erase_value)
 
 
 def apply_batch_params(images: Tensor, params: AugmentParams, *, may_overwrite: bool = False) -> Tensor:
     """Crop, flip and erase a batch, N x C x H x W uint8, on its device. With `may_overwrite`, it may change `images`.
 
-    `params` must be on the same device. The result for an image is bitwise identical in any batch and on any device.
+    The result for an image is bitwise identical in any batch and on any device.
     """
+    device = images.device
     if params.crop_offsets is not None:
-        images = pad_and_crop(images, params.crop_padding, params.crop_offsets)
+        images = pad_and_crop(images, params.crop_padding, to_device(torch.from_numpy(params.crop_offsets), device))
     if params.flip_mask is not None:
-        images = horizontal_flip(images, params.flip_mask, may_overwrite=may_overwrite)
+        mask = to_device(torch.from_numpy(params.flip_mask), device)
+        images = horizontal_flip(images, mask, may_overwrite=may_overwrite)
     if params.erase_boxes is not None:
-        images = erase(images, params.erase_boxes, params.erase_value)
+        images = erase(images, to_device(torch.from_numpy(params.erase_boxes), device), params.erase_value)
     return images
 
 
 @contextmanager
-def fork_torch_rng() -> Iterator[SeedFunction]:
-    """Fork torch's CPU generator, the only one that torchvision draws from, and yield a function that seeds it."""
-    with torch.random.fork_rng(devices=[]):
-        yield _seed_torch
-
-
-@contextmanager
-def fork_all_rngs() -> Iterator[SeedFunction]:
-    """Fork the generators of torch (CPU), Python and NumPy for user code, and yield a function that seeds them."""
+def fork_rngs() -> Iterator[SeedFunction]:
+    """Fork the global generators of torch (CPU), Python and NumPy, and yield a function that seeds them."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
-            yield _seed_all
+            yield _seed_rngs
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+
+
+def _seed_rngs(bits: SupportsInt) -> None:
+    # torch.manual_seed would also seed the CUDA generators.
+    torch.default_generator.manual_seed(int(bits))
+    random.seed(int(bits))
+    np.random.seed(int(bits) % 2**32)
 
 
 @contextmanager
@@ -124,17 +104,6 @@ def single_torch_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _seed_torch(bits: SupportsInt) -> None:
-    # torch.manual_seed would also seed the CUDA generators.
-    torch.default_generator.manual_seed(int(bits))
-
-
-def _seed_all(bits: SupportsInt) -> None:
-    _seed_torch(bits)
-    random.seed(int(bits))
-    np.random.seed(int(bits) % 2**32)
 
 
 class Augmentation:
@@ -150,7 +119,6 @@ class Augmentation:
         # The mean is 0 after normalization.
         self._erase_value = tuple(min(max(round(255 * value), 0), 255) for value in image_format.mean)
         self._transforms = list(_image_transforms(config, image_format))
-        self._fork_rng = fork_torch_rng if config.augment.transform is None else fork_all_rngs
 
     @property
     def has_image_transforms(self) -> bool:
@@ -201,7 +169,7 @@ class Augmentation:
         images = apply_batch_params(images, self._draw_crop_and_flip(epoch, indices))
         bits = [random_bits(self._seed, stream, epoch, indices) for stream, _ in self._transforms]
         transformed = []
-        with single_torch_thread(), self._fork_rng() as seed_rng:
+        with single_torch_thread(), fork_rngs() as seed_rng:
             # Grayscale expanded to three channels shares one channel in memory, which in-place transforms would break.
             for row, image in enumerate(images.contiguous()):
                 for (_, transform), image_bits in zip(self._transforms, bits, strict=True):
@@ -220,8 +188,8 @@ class Augmentation:
         if not self._augment.erasing:
             return params
         size = self._format.at_epoch(epoch).size
-        erase_boxes = random_erasing_boxes(self._augment.erasing, size, self._seed, epoch, indices)
-        return replace(params, erase_boxes=torch.from_numpy(erase_boxes))
+        boxes = random_erasing_boxes(self._augment.erasing, size, self._seed, epoch, indices)
+        return replace(params, erase_boxes=boxes)
 
     def _draw_crop_and_flip(self, epoch: int, indices: Indices) -> AugmentParams:
         padding, seed = self._augment.crop_padding, self._seed
@@ -231,9 +199,9 @@ class Augmentation:
                 random_integers(2 * padding + 1, seed, stream, epoch, indices)
                 for stream in (RandomStream.CROP_ROW, RandomStream.CROP_COLUMN)
             ]
-            crop_offsets = torch.from_numpy(np.stack(rows_and_columns, 1))
+            crop_offsets = np.stack(rows_and_columns, 1)
         if self._augment.flip:
-            flip_mask = torch.from_numpy(random_integers(2, seed, RandomStream.FLIP, epoch, indices)).bool()
+            flip_mask = random_integers(2, seed, RandomStream.FLIP, epoch, indices).astype(np.bool_)
         return AugmentParams(crop_offsets, flip_mask, None, padding, self._erase_value)
 
 

@@ -24,6 +24,16 @@ _LUMA = (0.299, 0.587, 0.114)
 MIN_SINGLE_COPY_BYTES = 1 << 14
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to the device asynchronously, through pinned memory."""
+    if tensor.device.type == device.type:
+        return tensor
+    if not tensor.is_pinned():
+        # Tensor.pin_memory keeps the strides, and refuses a gray image that is expanded to three channels.
+        tensor = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+    return tensor.to(device, non_blocking=True)
+
+
 def convert_to_format(images: Tensor, image_format: ImageFormat, *, training: bool = False) -> Tensor:
     """Convert square N x C x H x W uint8 images on the CPU to the channels of a format and its evaluation input.
 

@@ -147,26 +147,25 @@ def random_resized_crop_box(
     """Draw the box to crop from one image; the same box as `random_resized_crop_boxes` draws for it."""
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     for attempt in range(MAX_ATTEMPTS):
-        first, second = _uniform_pair(
-            image_random_bits(seed, RandomStream.RESIZED_CROP_SHAPE, epoch, index * MAX_ATTEMPTS + attempt)
-        )
-        crop_area = height * width * (scale[0] + (scale[1] - scale[0]) * first)
-        crop_ratio = math.exp(log_low + (log_high - log_low) * second)
+        bits = image_random_bits(seed, RandomStream.RESIZED_CROP_SHAPE, epoch, index * MAX_ATTEMPTS + attempt)
+        crop_area = height * width * (scale[0] + (scale[1] - scale[0]) * _high(bits))
+        crop_ratio = math.exp(log_low + (log_high - log_low) * _low(bits))
         crop_height, crop_width = round(math.sqrt(crop_area / crop_ratio)), round(math.sqrt(crop_area * crop_ratio))
         if 0 < crop_height <= height and 0 < crop_width <= width:
-            y, x = _uniform_pair(image_random_bits(seed, RandomStream.RESIZED_CROP_POSITION, epoch, index))
-            return _xyxy_box(
-                int(x * (width - crop_width + 1)), int(y * (height - crop_height + 1)), crop_width, crop_height
-            )
+            bits = image_random_bits(seed, RandomStream.RESIZED_CROP_POSITION, epoch, index)
+            left, top = int(_low(bits) * (width - crop_width + 1)), int(_high(bits) * (height - crop_height + 1))
+            return left, top, left + crop_width, top + crop_height
     crop_height = min(height, max(round(width / ratio[0]), 1))
     crop_width = min(width, max(round(height * ratio[1]), 1))
-    return _xyxy_box((width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height)
+    left, top = (width - crop_width) // 2, (height - crop_height) // 2
+    return left, top, left + crop_width, top + crop_height
 
 
-def _uniform_pair(bits: int) -> tuple[float, float]:
-    """Map the high and the low 32 of 64 random bits to two floats in [0, 1)."""
-    return (bits >> 32) * 2.0**-32, (bits & 0xFFFFFFFF) * 2.0**-32
+def _high(bits: int) -> float:
+    """Map the high 32 of 64 random bits to a float in [0, 1)."""
+    return (bits >> 32) * 2.0**-32
 
 
-def _xyxy_box(left: int, top: int, width: int, height: int) -> Box:
-    return left, top, left + width, top + height
+def _low(bits: int) -> float:
+    """Map the low 32 of 64 random bits to a float in [0, 1)."""
+    return (bits & 0xFFFFFFFF) * 2.0**-32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import pickle
@@ -18,11 +17,18 @@ import numpy as np
 from engine.config.data_sections import DataConfig
 from engine.data.sampler import PARTS, Indices, Part, stratified_split
 from engine.data.sources.base import ArraySource, Fingerprint, ImageFormat, Images, ImageSource, Labels
-from engine.data.sources.decoded_cache import DecodedChunks, DecodedMetadata, compute_cache_key, load_or_decode
+from engine.data.sources.decoded_cache import (
+    DECODED_FOLDER,
+    DecodedChunks,
+    DecodedMetadata,
+    compute_cache_key,
+    file_stamp,
+    load_or_decode,
+)
 from engine.data.sources.formats import Preprocessing
 from engine.data.sources.image import crop_images
 from engine.utils.errors import UsageError
-from engine.utils.files import exclusive_lock, is_file
+from engine.utils.files import cache_folder, exclusive_lock, is_file, make_user_folder
 
 
 @dataclass(frozen=True)
@@ -95,17 +101,16 @@ def check_torchvision_files(data: DataConfig) -> None:
         )
 
 
-def open_torchvision_dataset(data: DataConfig) -> ArraySource:
+def open_torchvision_dataset(data: DataConfig, _: int) -> ArraySource:
     """Open a torchvision dataset from the decoded cache, or with torchvision if it is not cached. Raises UsageError."""
     image_set, root = TORCHVISION_DATASETS[data.dataset], Path(str(data.path))
     check_torchvision_files(data)
     if data.download:
-        with _download_lock(root / image_set.folder, root):
+        with _download_lock(root / image_set.folder):
             if any(not is_file(root / image_set.folder / name) for name in image_set.files):
                 _read_torchvision_dataset(data)
-    key = compute_cache_key(
-        {"dataset": data.dataset}, (root / image_set.folder / name for name in image_set.files), root
-    )
+    stamps = (file_stamp(root / image_set.folder / name, root) for name in image_set.files)
+    key = compute_cache_key({"dataset": data.dataset}, stamps, str(root.resolve()))
     decoded = load_or_decode(key, lambda: _read_torchvision_dataset(data))
     metadata, num_train = decoded.metadata, len(decoded.metadata.labels["train"])
     return ArraySource(
@@ -175,50 +180,15 @@ def _unpickle_only_published_files(torchvision_class: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _download_lock(folder: Path, root: Path) -> Iterator[None]:
-    """Create `folder` and lock it. One rank downloads into it, and the others wait for the lock.
-
-    The lock is on the folder itself: a rank that is killed during a download leaves no lock file. After a failed
-    download, the folders that it created are deleted. Raises UsageError if `folder` cannot be created."""
-    with ExitStack() as locks:
-        try:
-            while True:
-                new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
-                folder.mkdir(parents=True, exist_ok=True)
-                if locks.enter_context(_locked_folder(folder, root)):
-                    break
-                locks.close()
-        except OSError as error:
-            reason = f"{folder} cannot be created and locked: {error.strerror}"
-            raise UsageError.one(
-                "data.path", reason, "choose a folder that you can write to", code="not-writable"
-            ) from error
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                for path in new_folders:
-                    path.rmdir()
-
-
-@contextmanager
-def _locked_folder(folder: Path, root: Path) -> Iterator[bool]:
-    """Hold a lock on a folder; yield False if another process deleted it before the lock was free. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    lock_file = root / ".download.lock"
-    with ExitStack() as cleanup:
-        cleanup.callback(os.close, handle)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError:
-            # NFS locks only files that are open for writing, which a folder cannot be.
-            cleanup.callback(lock_file.unlink, missing_ok=True)
-            cleanup.enter_context(exclusive_lock(lock_file))
-        try:
-            is_same = os.path.samestat(os.fstat(handle), folder.stat())
-        except FileNotFoundError:
-            is_same = False
-        yield is_same
+def _download_lock(folder: Path) -> Iterator[None]:
+    """Let one process of this user download into a folder, where the user's cache can be written."""
+    name = f"download-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}.lock"
+    with ExitStack() as lock:
+        # Not in the folder itself, where the file would remain.
+        with suppress(OSError):
+            cache = make_user_folder(cache_folder(), DECODED_FOLDER)
+            lock.enter_context(exclusive_lock(cache / name, private=True))
+        yield
 
 
 @dataclass(frozen=True)

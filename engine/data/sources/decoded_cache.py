@@ -75,17 +75,11 @@ class DecodedImages:
     warning: Problem | None = None
 
 
-def compute_cache_key(parameters: Mapping[str, Any], files: Iterable[Path], root: Path) -> str:
-    """Return a cache key from parameters, file names, sizes and modification times, and library versions.
+def compute_cache_key(parameters: Mapping[str, Any], stamps: Iterable[bytes], root: str) -> str:
+    """Return a cache key from parameters, the stamp of each file, what holds them, and library versions.
 
     The key changes with a file, or with a library that decodes or resizes images. Raises OSError.
     """
-    return cache_key_of_stamps(parameters, (file_stamp(path, root) for path in files), str(root.resolve()))
-
-
-def cache_key_of_stamps(parameters: Mapping[str, Any], stamps: Iterable[bytes], root: str) -> str:
-    """Return a cache key from parameters, the stamp of each image, what holds the images, and library versions."""
-    # Without simplejpeg, Pillow decodes.
     versions = [installed_version(library) for library in KEY_LIBRARIES]
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, versions, root, dict(parameters)]).encode())
     for stamp in stamps:
@@ -99,11 +93,6 @@ def file_stamp(path: Path, root: Path) -> bytes:
     return b"%s\0%d\0%d" % (os.fsencode(path.relative_to(root)), status.st_size, status.st_mtime_ns)
 
 
-def is_cached(key: str) -> bool:
-    """Whether the cache has an entry for a key."""
-    return _read_cached(key) is not None
-
-
 def load_or_decode(
     key: str, decode: Callable[[], DecodedChunks], is_valid: Callable[[DecodedMetadata], bool] = lambda _: True
 ) -> DecodedImages:
@@ -114,11 +103,11 @@ def load_or_decode(
     """
 
     def read_valid() -> DecodedImages | None:
-        cached = _read_cached(key)
+        cached = read_cached(key)
         if cached is None or not is_valid(cached.metadata):
             return None
         with suppress(OSError):
-            os.utime(_metadata_path(key))
+            os.utime(_path(key, ".json"))
         return cached
 
     # Read without the lock first: the folder may be read-only.
@@ -130,7 +119,7 @@ def load_or_decode(
                 return cached
             _remove_unused()
             _write_cached(key, decode())
-            cached = _read_cached(key)
+            cached = read_cached(key)
         if cached is not None:
             return cached
         problem = "the entry disappeared after it was written"
@@ -144,31 +133,23 @@ def load_or_decode(
     if (foreign := user_path_problem(cache_folder(), DECODED_FOLDER)) is not None:
         reason = f"decoded images cannot be cached: {foreign}; {own_folder_advice('XDG_CACHE_HOME')}"
     else:
-        reason = f"decoded images cannot be cached in {_decoded_folder()} ({problem})"
+        reason = f"decoded images cannot be cached in {cache_folder() / DECODED_FOLDER} ({problem})"
     return DecodedImages(images, decoded.metadata(), Problem("", reason, code="not-writable"))
 
 
-def _decoded_folder() -> Path:
-    return cache_folder() / DECODED_FOLDER
+def _path(key: str, suffix: str) -> Path:
+    """Return the path of the images (.npy) or of the metadata (.json), whose modification time is the last use."""
+    return cache_folder() / DECODED_FOLDER / f"{key}{suffix}"
 
 
-def _images_path(key: str) -> Path:
-    return _decoded_folder() / f"{key}.npy"
-
-
-def _metadata_path(key: str) -> Path:
-    """Path of the metadata. Its modification time is the last use of the entry."""
-    return _decoded_folder() / f"{key}.json"
-
-
-def _read_cached(key: str) -> DecodedImages | None:
+def read_cached(key: str) -> DecodedImages | None:
     """Return the entry of a key; None if it is missing or damaged, or if other users can change it."""
     metadata = find_user_record(cache_folder(), f"{DECODED_FOLDER}/{key}.json", DecodedMetadata, MAX_METADATA_BYTES)
     if metadata is None or user_path_problem(cache_folder(), f"{DECODED_FOLDER}/{key}.npy") is not None:
         return None
     # numpy raises many exception types for a damaged header.
     with suppress(Exception):
-        images = np.load(_images_path(key), mmap_mode="r", allow_pickle=False)
+        images = np.load(_path(key, ".npy"), mmap_mode="r", allow_pickle=False)
         if images.dtype == np.uint8 and images.ndim == 4:
             return DecodedImages(np.asarray(images), metadata)
     return None
@@ -185,15 +166,15 @@ def _write_cached(key: str, decoded: DecodedChunks) -> None:
         for chunk in decoded.chunks:
             file.write(np.ascontiguousarray(chunk).data)
 
-    replace_file(_images_path(key), write, durable=True)
-    write_record(_metadata_path(key), decoded.metadata())
+    replace_file(_path(key, ".npy"), write, durable=True)
+    write_record(_path(key, ".json"), decoded.metadata())
 
 
 def _remove_unused() -> None:
     """Remove all entries, and files of killed writers, that have not been used for `MAX_UNUSED_DAYS`."""
     with suppress(OSError):
         now = time.time()
-        for path in _decoded_folder().iterdir():
+        for path in (cache_folder() / DECODED_FOLDER).iterdir():
             last_use = path.with_suffix(".json") if path.suffix == ".npy" else path
             with suppress(OSError):
                 if not last_use.exists():

@@ -23,7 +23,7 @@ from engine.config.data_sections import DataConfig
 from engine.config.run_sections import RunConfig
 from engine.config.user_code import describe_value, load_user_code, user_failures
 from engine.config.user_errors import describe_exception
-from engine.data.augment.augmentation import fork_all_rngs
+from engine.data.augment.augmentation import fork_rngs
 from engine.data.sampler import PARTS, Indices, Part
 from engine.data.sources.base import (
     Fingerprint,
@@ -177,7 +177,7 @@ def _reported(dataset: UserDataset, what: str) -> AbstractContextManager[None]:
 
 
 def _first_item(dataset: UserDataset, part: Part) -> Image.Image | FloatImage:
-    with _reported(dataset, f"{dataset.describe(part)} failed"), fork_all_rngs():
+    with _reported(dataset, f"{dataset.describe(part)} failed"), fork_rngs():
         return dataset.item(part, 0)[0]
 
 
@@ -228,7 +228,7 @@ def build_dataset(dataset: UserDataset, part: Part) -> Any:
             "set data.path (--data-path)",
             code="missing-value",
         )
-    with _reported(dataset, f"{dataset.describe(part)} failed"), fork_all_rngs() as seed_rng:
+    with _reported(dataset, f"{dataset.describe(part)} failed"), fork_rngs() as seed_rng:
         seed_rng(dataset.seed)
         return build(part, **kwargs)
 
@@ -279,7 +279,7 @@ def _all_labels(dataset: UserDataset, part: Part) -> Labels:
     labels_of = f"the labels of {dataset.describe(part)}"
     with _reported(dataset, f"{labels_of} cannot be read"):
         if raw_labels is None:
-            with fork_all_rngs():
+            with fork_rngs():
                 raw_labels = [dataset.item(part, index)[1] for index in range(count)]
         labels = np.asarray(raw_labels)
     if labels.dtype.kind not in "iu" or labels.shape != (count,) or labels.min() < 0:

@@ -35,7 +35,7 @@ import sys, torch
 from engine.training import train
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.data.batching import build_sampler
+from engine.data.checks import build_sampler
 from engine.data.device import InputPipeline
 from engine.data.decoded import load_in_memory
 from engine.data.plan import choose_pipeline

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from engine.data.batching import build_sampler
+from engine.data.checks import build_sampler
 from engine.data.device import InputPipeline
 from engine.data.plan import InputPlan
 from engine.data.sources import decoded_cache
@@ -165,10 +165,10 @@ def test_decoded_cache_evicts_entries_unused_for_a_month(cache: Path) -> None:
 
 @pytest.mark.parametrize("library", ["pillow", "simplejpeg", "torch", "torchvision"])
 def test_cache_key_depends_on_library_versions(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = compute_cache_key({}, [], tmp_path)
+    key = compute_cache_key({}, [], str(tmp_path))
     installed = decoded_cache.installed_version
     monkeypatch.setattr(decoded_cache, "installed_version", lambda name: "0.1" if name == library else installed(name))
-    assert compute_cache_key({}, [], tmp_path) != key
+    assert compute_cache_key({}, [], str(tmp_path)) != key
 
 
 def test_memory_pipeline_skips_unreadable_image_and_retries(photos: Path, cache: Path) -> None:

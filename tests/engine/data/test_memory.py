@@ -11,7 +11,7 @@ from engine.config.loader import resolve_config
 from engine.data import memory
 from engine.data.augment.batch_ops import erase
 from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_boxes
-from engine.data.batching import build_sampler
+from engine.data.checks import build_sampler
 from engine.data.decoded import load_in_memory
 from engine.data.device import InputPipeline
 from engine.data.memory import InMemoryLoader

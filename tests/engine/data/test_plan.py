@@ -34,7 +34,7 @@ from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.control import RequestCounters
-from engine.training import train
+from engine.training import data, train
 from engine.training.job import Job
 from engine.utils import host
 from engine.utils.errors import UsageError
@@ -134,7 +134,7 @@ def test_choose_pipeline_of_rank_0_applies_to_all_ranks(
         raise PlannedError(plan.pipeline)
 
     # Stop each rank where it creates its input pipeline.
-    monkeypatch.setattr(train, "InputPipeline", raise_plan)
+    monkeypatch.setattr(data, "InputPipeline", raise_plan)
     monkeypatch.setattr(host, "CGROUP_ROOT", Path("/nowhere"))
     config = resolve_config("digits", ["device.ranks=2", "device.gpus=cpu", f"data.pipeline={requested}"]).config
     job, store = Job(config, plan_node(config, []), None, False, open_source(config)), torch.distributed.HashStore()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.data.batching import sampler_warnings
+from engine.data.checks import sampler_warnings
 from engine.data.sampler import (
     BatchRequest,
     DistributedBatchSampler,

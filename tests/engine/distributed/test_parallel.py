@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.batching import build_sampler
+from engine.data.checks import build_sampler
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.open import open_source
 from engine.distributed.node_plan import plan_node, prepare_environment

@@ -13,7 +13,7 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
-from engine.data.image_files import fitting_size
+from engine.data.checks import fitting_size
 from engine.data.inspection_process import ImageCounts
 from engine.distributed.rank_env import RankInfo
 from engine.gpus import allocation, device_preview, driver

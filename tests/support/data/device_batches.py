@@ -7,7 +7,7 @@ import torch
 from engine.config.pipeline import PipelineName
 from engine.config.schema import Config
 from engine.data.batch import DeviceBatch
-from engine.data.batching import build_sampler
+from engine.data.checks import build_sampler
 from engine.data.device import InputPipeline
 from engine.data.plan import InputPlan
 from engine.data.sampler import DistributedBatchSampler

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from engine.config.loader import resolve_config
 from engine.data.batch import DeviceBatch, DeviceLoader
-from engine.data.batching import build_sampler
+from engine.data.checks import build_sampler
 from engine.data.device import InputPipeline
 from engine.data.plan import choose_pipeline
 from engine.data.sources.formats import model_input_format

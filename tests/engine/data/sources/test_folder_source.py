@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from engine.config.loader import resolve_config
-from engine.data.batching import class_counts, empty_class_warnings
+from engine.data.checks import class_counts, empty_class_warnings
 from engine.data.sampler import PARTS
 from engine.data.sources import folder
 from engine.data.sources.base import ImageSource, UnreadableImageError

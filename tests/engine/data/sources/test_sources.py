@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import gzip
 import hashlib
-import os
 import pickle
-import stat
 import struct
-import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +15,7 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.batching import build_sampler, check_source
+from engine.data.checks import build_sampler, check_source
 from engine.data.sources.open import open_source, open_source_for_preflight
 from engine.utils.errors import UsageError
 from support.messages import has_problem, raises_problem
@@ -132,7 +128,7 @@ def test_image_set_source_rejects_damaged_file(tmp_path: Path) -> None:
         open_source(config("data.dataset=mnist", f"data.path={tmp_path}"))
 
 
-def test_failed_download_is_one_sentence_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("Error downloading train-images:\nTried x, got:\n<urlopen error>\n")
 
@@ -143,7 +139,6 @@ def test_failed_download_is_one_sentence_and_leaves_nothing(tmp_path: Path, monk
     cause = "Error downloading train-images: Tried x, got: <urlopen error>;"
     values = ("mnist ", f" {tmp_path}/new/data: ", cause, "MNIST/raw")
     assert has_problem([problem], "download-failed", "data.path", *values) and "\n" not in str(problem)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_failed_download_names_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,71 +152,28 @@ def test_failed_download_names_the_address(tmp_path: Path, monkeypatch: pytest.M
         open_source(config("data.dataset=cifar10", f"data.path={tmp_path}", "data.download=true"))
 
 
-@pytest.mark.parametrize("locks_folders", [True, False])
-def test_download_locks_folder_without_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks_folders: bool
-) -> None:
-    found: list[str] = []
-    flock = fcntl.flock
-
-    def lock_files_only(handle: int, operation: int) -> None:
-        # As on NFS.
-        if not locks_folders and stat.S_ISDIR(os.fstat(handle).st_mode):
-            raise OSError(errno.EBADF, "Bad file descriptor")
-        flock(handle, operation)
+def test_downloads_of_two_ranks_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    inside, together = list[int](), list[int]()
 
     def fail(*_: object, **__: object) -> None:
-        found.extend(sorted(path.name for path in tmp_path.rglob("*")))
+        inside.append(1)
+        time.sleep(0.05)
+        together.append(len(inside))
+        inside.pop()
         raise RuntimeError("no network")
 
-    monkeypatch.setattr("fcntl.flock", lock_files_only)
     monkeypatch.setattr("torchvision.datasets.MNIST.download", fail)
-    with pytest.raises(UsageError, match="no network"):
-        open_source(config("data.dataset=mnist", f"data.path={tmp_path}", "data.download=true"))
-    # A rank that is killed here leaves what is there now.
-    assert found == (["MNIST", "raw"] if locks_folders else [".download.lock", "MNIST", "raw"])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_download_waits_for_another_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw, attempts = tmp_path / "MNIST" / "raw", []
-    failing, waiting = threading.Event(), threading.Event()
-
-    def fail(*_: object, **__: object) -> None:
-        attempts.append(raw.is_dir())
-        if len(attempts) == 1:
-            failing.set()
-            # Until the second download has opened the folder that this one deletes.
-            assert waiting.wait(30)
-        raise RuntimeError("no network")
-
-    flock = fcntl.flock
-
-    def announce(handle: int, operation: int) -> None:
-        if failing.is_set():
-            waiting.set()
-        flock(handle, operation)
-
-    monkeypatch.setattr("torchvision.datasets.MNIST.download", fail)
-    monkeypatch.setattr("fcntl.flock", announce)
 
     def download() -> None:
         with pytest.raises(UsageError, match="no network"):
-            open_source(config("data.dataset=mnist", f"data.path={tmp_path}", "data.download=true"))
+            open_source(config("data.dataset=mnist", f"data.path={tmp_path}/data", "data.download=true"))
 
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(download)
-        assert failing.wait(30)
-        second = pool.submit(download)
-        first.result(60), second.result(60)
-    assert attempts == [True, True]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_download_into_unwritable_folder_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with raises_problem("not-writable", "data.path", f"{tmp_path}/file/MNIST/raw ", os.strerror(errno.ENOTDIR)):
-        open_source(config("data.dataset=mnist", f"data.path={tmp_path}/file", "data.download=true"))
+        for done in [pool.submit(download) for _ in range(3)]:
+            done.result(60)
+    assert together == [1, 1, 1]
+    assert not (tmp_path / "data").exists()
 
 
 def test_check_source_reports_all_config_mismatches_together() -> None:

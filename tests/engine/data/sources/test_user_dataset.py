@@ -15,7 +15,7 @@ from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation
 from engine.data.batch import Batch
-from engine.data.batching import class_counts
+from engine.data.checks import class_counts
 from engine.data.device import InputPipeline
 from engine.data.inspection_process import ImageCounts, check_user_data_code, try_first_images
 from engine.data.plan import InputPlan

@@ -12,9 +12,8 @@ import pytest
 from PIL import Image
 
 from engine.config.loader import resolve_config
-from engine.data.pack import writer
-from engine.data.pack.reencode import DEFAULT_QUALITY, Encoding, reencode
-from engine.data.pack.writer import PackRequest, scan_for_pack
+from engine.data import pack as writer
+from engine.data.pack import DEFAULT_QUALITY, Encoding, PackRequest, reencode, scan_for_pack
 from engine.data.sources.base import EncodedSource
 from engine.data.sources.open import open_source
 from support.data.packed_photos import NUM_PHOTOS, pack_photos, write_photos

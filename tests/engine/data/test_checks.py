@@ -8,7 +8,7 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.batching import check_dataset, dataset_warnings
+from engine.data.checks import check_dataset, dataset_warnings
 from engine.data.sources.base import ImageSource
 from engine.data.sources.open import open_source
 from engine.utils.errors import UsageError

@@ -7,30 +7,67 @@ and the options, for any number of threads.
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
+from typing import Annotated
 
-from engine.data.pack.reencode import Encoding, reencode
+from PIL import Image
+
 from engine.data.sampler import PARTS, Part
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.folder import ALLOW_EMPTY, FolderScan, scan_folder
-from engine.data.sources.image import named_image, read_image_file
+from engine.data.sources.image import (
+    convert_mode,
+    named_image,
+    natural_mode,
+    open_image,
+    read_image_file,
+    rotate_upright,
+)
 from engine.data.sources.tar_index import IMAGE_EXTENSIONS
 from engine.data.sources.webdataset import CLASS_FILES, parse_class_names
+from engine.utils.codec import Meta, Record
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import is_folder
 from engine.utils.host import available_cores
 from engine.utils.threads import CancellingPool, map_ahead
 
+DEFAULT_QUALITY = 90
 SHARD_BYTES = 1 << 29
 # Images that are re-encoded ahead of the one that is written, per thread. They are in memory.
 AHEAD_PER_THREAD = 4
+
+
+class Encoding(Record, frozen=True, kw_only=True):
+    """How images are re-encoded. Without `max_side`, at full scale."""
+
+    max_side: Annotated[int, Meta(gt=0, le=1 << 20)] | None
+    quality: Annotated[int, Meta(ge=1, le=100)]
+
+
+def reencode(data: bytes, encoding: Encoding) -> bytes:
+    """Return an image as a baseline JPEG, which loads fast: upright, grayscale or RGB, transparent pixels on white,
+    without EXIF data and color profile.
+
+    The training ignores color profiles. Raises UnusableImageError, and the errors of Pillow's decoders.
+    """
+    with open_image(data) as image:
+        upright = rotate_upright(image)
+        picture = convert_mode(upright, natural_mode(upright))
+        longer = max(picture.size)
+        if encoding.max_side is not None and longer > encoding.max_side:
+            width, height = (max(round(side * encoding.max_side / longer), 1) for side in picture.size)
+            picture = picture.resize((width, height), Image.Resampling.LANCZOS)
+        buffer = BytesIO()
+        # An empty comment replaces the comment of the original.
+        picture.save(buffer, "JPEG", quality=encoding.quality, comment=b"")
+    return buffer.getvalue()
 
 
 @dataclass(frozen=True)
@@ -133,7 +170,7 @@ class _ShardWriter:
         for ending, data in ((extension, content), ("cls", b"%d" % label)):
             member = tarfile.TarInfo(f"{key}.{ending}")
             member.size = len(data)
-            self._archive.addfile(member, io.BytesIO(data))
+            self._archive.addfile(member, BytesIO(data))
 
 
 def _member_name(path: str, row: int, encoding: Encoding | None) -> str:

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from engine.config.loader import resolve_config
-from engine.data import archive
-from engine.data.archive import Archive, download_archive, open_downloaded_source
-from engine.data.sources.open import open_source_for_preflight
+from engine.data.sources import open as archive
+from engine.data.sources.open import Archive, download_archive, open_downloaded_source, open_source_for_preflight
 from support.data.photo_folder import write_photo_folder
 from support.messages import raises_problem
 

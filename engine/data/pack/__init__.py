@@ -1,1 +1,0 @@
-"""Pack an image folder into WebDataset tar shards. `gputrain data pack` calls it."""
