@@ -301,28 +301,16 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         ask_command(self, self)
 
     def resume_run(self, folder: RunFolder, state: RunState | None) -> None:
-        """Resume a run that has ended, or start its command again. For a finished training, ask for its epochs."""
+        """Resume a run that has ended, or start its command again."""
         from engine.runs.run_config import read_changed_config
-        from engine.runs.run_record import read_run_record
-        from tui.screens.dialogs import ask_to_share_gpus, epochs_dialog
+        from tui.screens.dialogs import ask_to_share_gpus
 
         if (problem := resume_problem(folder, state)) is not None:
             self.show_toast(problem)
             return
-
-        def resume(epochs: str | None) -> None:
-            if epochs is not None:
-                changes = [f"run.epochs={epochs}"] if epochs else []
-                arguments = ["resume", "--headless", str(folder.path), *changes]
-                launch = partial(self.launch, arguments, folder.path.parent, f"resume {folder.name}")
-                ask_to_share_gpus(self, self, read_changed_config(folder.config) or {}, launch)
-
-        # A finished run has nothing left to do unless it gets more epochs.
-        record = read_run_record(folder)
-        if state == "finished" and record is not None and (epochs := record.count("epochs")):
-            self.push_screen(epochs_dialog(folder.name, epochs), resume)
-        else:
-            resume("")
+        arguments = ["resume", "--headless", str(folder.path)]
+        launch = partial(self.launch, arguments, folder.path.parent, f"resume {folder.name}")
+        ask_to_share_gpus(self, self, read_changed_config(folder.config) or {}, launch)
 
     def _watch_pending_runs(self) -> None:
         """Report what becomes of the runs whose starting screen was left."""

@@ -90,7 +90,6 @@ KEY_LABELS = {
     "ctrl+r": "^r",
     "ctrl+y": "^y",
     "ctrl+o": "^o",
-    "ctrl+n": "^n",
 }
 
 GLOBAL_KEYS = (
@@ -127,9 +126,6 @@ MONITOR_KEYS = (
     Key("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 6),
     Key("slash", "filter", "Show only processes and runs that contain this text.", "filter", 3),
     Key("escape", "clear filter", "Show all processes and runs.", "back", 0),
-    Key("plus,equals_sign", "zoom in", "Show a shorter time in the graphs.", "zoom(-1)", 1),
-    Key("minus", "zoom out", "Show a longer time in the graphs.", "zoom(1)", 1),
-    Key("0", "all", "Show all of the past in the graphs, ten minutes at most.", "zoom_auto", 0),
     Key("tab", "next panel", "Focus the next panel.", "app.focus_next", 2),
 )
 GPU_KEYS = (
@@ -139,9 +135,6 @@ GPU_KEYS = (
     Key("n", "new run", "Configure and start a new run.", "app.new_run", 6),
     Key("enter", "open run", "Open the run that the process under the cursor writes.", "open", 5),
     Key("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 4),
-    Key("plus,equals_sign", "zoom in", "Show a shorter time in the graphs.", "zoom(-1)", 3),
-    Key("minus", "zoom out", "Show a longer time in the graphs.", "zoom(1)", 3),
-    Key("0", "all", "Show all of the past in the graphs, ten minutes at most.", "zoom_auto", 0),
     Key("tab", "next panel", "Focus the next panel.", "app.focus_next", 0),
     BACK_KEY,
 )
@@ -268,7 +261,6 @@ FORM_KEYS = (
     Key("enter", "choose", "List the choices of this field, or go to the next field.", "choose", 7),
     Key("ctrl+f,slash", "search", "Search all fields.", "search", 5),
     Key("ctrl+o", "more", "Show all fields, or only the common ones.", "more", 6),
-    Key("ctrl+n", "open config", "Open a config file of your own in the form.", "open_config", 3),
     Key("f2", "command", "Run a command, such as python train.py, in place of a config.", "app.command", 2),
     Key("ctrl+y", "copy command", "Copy the command that starts this run.", "copy", 4),
     Key("ctrl+r", "defaults", "Reset all fields to their defaults; again, undo that.", "reset", 3),

@@ -115,9 +115,10 @@ def resume_problem(folder: RunFolder, state: RunState | None) -> Problem | None:
         return Problem("", f"{name} {problem}; resume it in a shell with --trust-owner", code="foreign-owner")
     if state.live:
         return Problem("", f"{name} is {state}", code="already-running")
-    if state == "finished" and has_command(folder):
-        reason = f"{name} has already finished; start the command again as a new run"
-        return Problem("", reason, code="already-finished")
+    if state == "finished":
+        more = f"`gputrain resume {name} --epochs N` trains it on"
+        advice = "start the command again as a new run" if has_command(folder) else more
+        return Problem("", f"{name} has already finished; {advice}", code="already-finished")
     if folder.resumable:
         return None
     if state == "interrupted":

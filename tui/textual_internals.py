@@ -5,8 +5,6 @@ Each saves more than a tenth of the CPU time or of the bytes of a key (`tests/be
   the cursor in charts of 160 columns.
 - `frame_lines`: Textual looks up the styles of a widget for each of its lines, a third of the time that it takes to
   draw a moved cursor.
-- `strips_of`: Textual passes every segment of the screen below a dialog through Rich and computes its color anew, three
-  times while a dialog opens.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from rich.style import Style
 from textual.color import Color
 from textual.css.styles import StylesBase
 from textual.geometry import Size, Spacing
-from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -46,12 +43,6 @@ def frame_lines(widget: Widget) -> None:
     """Let a widget keep the sides of its frame, which are the same cells beside each line."""
     if StylesCache is not None and isinstance(getattr(widget, "_styles_cache", None), StylesCache):
         widget._styles_cache = FramedLines()
-
-
-def strips_of(screen: Screen[Any]) -> list[Strip] | None:
-    """Return the lines of a screen as it was drawn last; None if Textual does not tell."""
-    compositor: Any = getattr(screen, "_compositor", None)
-    return compositor.render_strips() if hasattr(compositor, "render_strips") else None
 
 
 if ChopsUpdate is not None:

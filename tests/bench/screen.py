@@ -59,8 +59,8 @@ CHART_KEYS = SIDES | {
 LIVE_KEYS = ("\t\t\r",)
 SHOWN_KEYS = ("r", "/", SHOWN_RUN, "\r", "\r")
 SCREENS = (
-    Screen("monitor", (), MOVES | {"tab": ("\t", FORM), "space": (" ", LIST), "zoom in": ("+", FORM)}),
-    Screen("gpu", ("\r",), SIDES | {"space": (" ", FORM), "tab": ("\t", FORM), "zoom in": ("+", FORM)}),
+    Screen("monitor", (), MOVES | {"tab": ("\t", FORM), "space": (" ", LIST)}),
+    Screen("gpu", ("\r",), SIDES | {"space": (" ", FORM), "tab": ("\t", FORM)}),
     Screen(
         "runs",
         ("r",),

@@ -21,10 +21,8 @@ from tui.palette import MUTED, load_style
 LEVELS = ((1.0, 600), (10.0, 1080), (120.0, 1440))
 # A value holds until the next one, if that is not later than this: the screens poll every 5 s at most.
 MAX_HOLD_SECONDS = 6.0
-# Seconds that graphs can show. Unless the user zooms, they show all of the past, but not more than `MAX_AUTO_SPAN`, and
-# not less than `MIN_AUTO_SPAN`: a graph of less moves with every value, which redraws the whole of it.
-SPANS = (60, 120, 300, 600, 1800, 3600, 3 * 3600, 12 * 3600, 48 * 3600)
-MIN_AUTO_SPAN, MAX_AUTO_SPAN = SPANS.index(300), SPANS.index(600)
+# Seconds that graphs show: the shorter time while it holds all of the past. A graph of less moves with every value.
+MIN_SPAN, MAX_SPAN = 300.0, 600.0
 MAX_CACHED_GRAPHS = 4  # of different widths
 MAX_DRAWN_GRAPHS = 128
 DOTS_PER_COLUMN, DOTS_PER_ROW = 2, 4
@@ -154,12 +152,6 @@ def _level_and_width(seconds: float, count: int) -> tuple[int, float]:
 def shown_seconds(seconds: float, count: int) -> float:
     """Return the time that `LoadHistory.columns(seconds, count)` covers, which differs a little from `seconds`."""
     return _level_and_width(seconds, count)[1] * count
-
-
-def automatic_span(past_seconds: float) -> int:
-    """Return the index in `SPANS` of the time that graphs show of a past of this length, unless the user zooms."""
-    spans = range(MIN_AUTO_SPAN, MAX_AUTO_SPAN)
-    return next((index for index in spans if SPANS[index] >= past_seconds), MAX_AUTO_SPAN)
 
 
 def history_graph(values: Sequence[float | None], rows: int) -> Sequence[Text]:

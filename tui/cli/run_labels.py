@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from engine.runs.manage import RunContents, TrashedRun
 from engine.runs.root import runs_root
+from engine.show.table import Align, Column
 from engine.utils.errors import Problem, UsageError, nearest
 from engine.utils.text import pluralize, printable
+from engine.utils.units import format_age, format_bytes, format_count
 from tui.cli.command import command
 from tui.cli.completions import complete_runs
 from tui.cli.console import ask, print_json, print_warning
@@ -162,7 +166,6 @@ def trash(
     from engine.runs.folder import RunFolder
     from engine.runs.manage import delete_for_good, list_trash, run_contents
     from tui.cli.console import print_table
-    from tui.tables.trash import trash_columns
 
     root = runs_root(runs_dir)
     runs = list_trash(root)
@@ -227,3 +230,13 @@ def _label(
         typer.echo(f"{printable(folder.name)}: {describe(labels)}".rstrip(), err=True)
 
     for_each(folders, act)
+
+
+def trash_columns(contents: Mapping[str, RunContents]) -> list[Column[TrashedRun]]:
+    """Return the columns for runs whose contents are known by the name of their entry."""
+    return [
+        Column("name", "name", lambda run: run.entry),
+        Column("deleted", "deleted", lambda run: f"{format_age(max(time.time() - run.deleted_at, 0))} ago"),
+        Column("size", "size", lambda run: format_bytes(contents[run.entry].size_bytes), Align.RIGHT),
+        Column("checkpoints", "checkpoints", lambda run: format_count(contents[run.entry].checkpoints), Align.RIGHT),
+    ]

@@ -13,6 +13,7 @@ from engine.utils.errors import UsageError
 from engine.utils.text import printable
 from tui.cli.command import command
 from tui.cli.options import (
+    OR_PATH,
     CurvesOption,
     FollowOption,
     JsonOption,
@@ -34,20 +35,18 @@ POLL_SECONDS = 0.3
 @command(["gputrain attach", "gputrain attach fashion-17 --low-bandwidth", "gputrain attach digits-1 digits-2"])
 def attach(
     *,
-    runs: Annotated[list[str] | None, run_argument("[RUN]...", " [default: last]", reads=True)] = None,
+    runs: Annotated[list[str] | None, run_argument("[RUN]...", f"{OR_PATH} [default: last]", reads=True)] = None,
     low_bandwidth: LowBandwidthOption = False,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
 ) -> None:
     """Open the screen of a run, or the comparison of several.
 
-    A comparison also takes paths with runs of other programs; `gputrain watch PATH` opens one of them.
-
     Quitting the screen does not stop the runs.
     """
     from engine.runs.comparison import require_comparable
-    from engine.runs.find import foreign_refusal
     from engine.runs.folder import RunFolder
+    from engine.utils.files import expand_user
     from tui.cli.open_tui import open_screen
     from tui.cli.terminal import plain_commands, require_terminal
 
@@ -55,9 +54,10 @@ def attach(
     require_terminal(*plain_commands(names, runs_dir))
     found = find_any_runs(names, runs_dir, trust_owner=trust_owner)
     if len(found) == 1:
-        if not isinstance(found[0], RunFolder):
-            raise foreign_refusal(names[0])
-        open_screen(runs_dir, run=found[0], low_bandwidth=low_bandwidth)
+        if isinstance(found[0], RunFolder):
+            open_screen(runs_dir, run=found[0], low_bandwidth=low_bandwidth)
+        else:
+            open_screen(runs_dir, watched=[expand_user(names[0])], low_bandwidth=low_bandwidth)
         return
     require_comparable(len(found))
     compared = [run.path if isinstance(run, RunFolder) else run for run in found]

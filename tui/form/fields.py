@@ -82,9 +82,7 @@ class FormSection:
 
 def preset_field(presets: tuple[str, ...]) -> ConfigField:
     """Return the field that selects the base of the form."""
-    return ConfigField(
-        PRESET_KEY, "preset", "Initial values of all fields; ^n opens a file, F2 runs a command.", presets, is_main=True
-    )
+    return ConfigField(PRESET_KEY, "preset", "Initial values of all fields; F2 runs a command.", presets, is_main=True)
 
 
 def form_sections() -> list[FormSection]:

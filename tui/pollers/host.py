@@ -1,15 +1,14 @@
-"""Pollers of this host: its GPUs, and the load of its CPU, memory, network and disk."""
+"""Pollers of this host: its GPUs, and the load of its CPU, memory and disk."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.gpus.monitor import GpuMonitor, open_monitor
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.utils.errors import Problem, UsageError
-from tui.charts.history import GpuLoads, LoadHistory
+from tui.charts.history import GpuLoads
 from tui.pollers.watched import POLL_INTERVAL_SECONDS, Poller, Watched
 
 # Later, CPU utilization is the mean since the previous poll.
@@ -18,17 +17,12 @@ FIRST_CPU_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class HostLoad:
-    """CPU utilization in percent, memory and the free disk space of the runs in bytes, network rates in bytes/s.
-
-    None is unknown. The network rates are those of all interfaces except loopback.
-    """
+    """CPU utilization in percent, memory and the free disk space of the runs in bytes, None if it is unknown."""
 
     cpu_percent: float
     memory_used_bytes: int
     memory_total_bytes: int
     disk_free_bytes: int | None = None
-    sent_per_s: float | None = None
-    received_per_s: float | None = None
 
 
 class GpuPoller(Poller):
@@ -76,14 +70,11 @@ class GpuPoller(Poller):
 
 
 class HostPoller(Watched[HostLoad]):
-    """Publishes the latest load of the host, and records the past of its CPU and memory."""
+    """Publishes the latest load of the host."""
 
     def __init__(self, runs_dir: Path, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
         super().__init__("host", self._read_load, interval_s=interval_s)
         self._runs_dir = runs_dir
-        self._network: tuple[float, int, int] | None = None
-        """Monotonic time, and bytes sent and received, of the previous poll."""
-        self.cpu, self.memory = LoadHistory(), LoadHistory()
 
     def _read_load(self) -> HostLoad:
         import psutil
@@ -91,15 +82,7 @@ class HostPoller(Watched[HostLoad]):
         # Without a previous call, psutil would return 0.
         cpu = psutil.cpu_percent(FIRST_CPU_SECONDS if self.value is None else None)
         memory = psutil.virtual_memory()
-        sent, received = self._network_rates()
-        load = HostLoad(cpu, memory.total - memory.available, memory.total, self._disk_free(), sent, received)
-        self.record(load, time.time())
-        return load
-
-    def record(self, load: HostLoad, now: float) -> None:
-        """Add a load to the past."""
-        self.cpu.add(now, load.cpu_percent)
-        self.memory.add(now, 100.0 * load.memory_used_bytes / max(load.memory_total_bytes, 1))
+        return HostLoad(cpu, memory.total - memory.available, memory.total, self._disk_free())
 
     def _disk_free(self) -> int | None:
         """Return the free space of the disk of the runs, which may not have a folder yet."""
@@ -113,20 +96,3 @@ class HostPoller(Watched[HostLoad]):
             except OSError:
                 return None
         return None
-
-    def _network_rates(self) -> tuple[float | None, float | None]:
-        """Return bytes/s sent and received since the previous poll; None in the first one."""
-        import psutil
-
-        now = time.monotonic()
-        try:
-            counters = psutil.net_io_counters(pernic=True) or {}
-        except (OSError, RuntimeError):
-            counters = {}
-        used = [counter for name, counter in counters.items() if name != "lo"]
-        sent, received = sum(counter.bytes_sent for counter in used), sum(counter.bytes_recv for counter in used)
-        before, self._network = self._network, (now, sent, received)
-        if before is None or not used or now <= before[0]:
-            return None, None
-        seconds = now - before[0]
-        return max(sent - before[1], 0) / seconds, max(received - before[2], 0) / seconds

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from rich.text import Text
 from textual import events, on
-from textual.app import ComposeResult, RenderResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.geometry import Size
 from textual.reactive import Reactive
-from textual.renderables.background_screen import BackgroundScreen
 from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
@@ -29,8 +28,6 @@ from tui.phrases import foreign_refusal
 from tui.pollers.host import GpuPoller, HostPoller
 from tui.pollers.run_lists import RunListPoller
 from tui.pollers.watched import Poller, RefreshIntervals
-from tui.textual_internals import strips_of
-from tui.widgets.dimmed_screen import DimmedScreen
 from tui.widgets.entry import TextEntry
 from tui.widgets.keys import Keys
 from tui.widgets.lines import escape_markup
@@ -145,12 +142,6 @@ class Dialog(ModalScreen[Result | None], ResizableScreen[Result | None], Generic
 
     def action_leave(self) -> None:
         self.dismiss(None)
-
-    def render(self) -> RenderResult:  # type: ignore[override]  # it takes any Visual
-        below = super().render()
-        if not isinstance(below, BackgroundScreen) or (strips := strips_of(below.screen)) is None:
-            return below
-        return DimmedScreen(strips, below.color)
 
     @property
     def has_content(self) -> bool:

@@ -25,7 +25,6 @@ from engine.gpus.snapshot import Snapshot
 from engine.launch.preflight_process import PreflightResult
 from engine.runs.run_config import changed_values
 from engine.utils.errors import Problem
-from engine.utils.files import expand_user
 from engine.utils.text import pluralize, printable
 from engine.utils.units import UNKNOWN
 from tui.form.checks import FormChecker, FormCheckResult
@@ -38,7 +37,6 @@ from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import (
     MultiChoiceDialog,
     TextDialog,
-    TextInputDialog,
     ask_to_share_gpus,
     confirm,
     problem_lines,
@@ -335,9 +333,6 @@ class FormScreen(GputrainScreen):
             return
         self.gputrain_app.copy_to_clipboard(self._shell_command())
 
-    def action_open_config(self) -> None:
-        ask_config_file(self.app, partial(self.edit, PRESET_KEY))
-
     async def action_back(self) -> None:
         """Return to the previous screen; ask first if that would lose what the user typed."""
         if self.form == self._saved:
@@ -346,7 +341,6 @@ class FormScreen(GputrainScreen):
         confirm(self.app, "Discard the changes?", "Continue to edit", "Discard the changes", self.app.pop_screen)
 
 
-CONFIG_NOTE = "The path of a YAML file, whose values the form starts from. What you have changed stays."
 NEEDS_VALID_CONFIG = Problem("", "Fix the errors first; the command needs a valid config", code="invalid-value")
 DRAFT_NOTE = "These are the values of your last form. ^r starts a new one."
 
@@ -367,20 +361,3 @@ def ask_gpus(app: App[None], snapshot: Snapshot, value: str, use: Callable[[str]
             use(",".join(picked) or "cpu")
 
     app.push_screen(MultiChoiceDialog("GPUs to train on", rows, selected), answer)
-
-
-def ask_config_file(app: App[None], use: Callable[[str], None]) -> None:
-    """Pass the absolute path of a config file that can be read to `use`."""
-
-    def path_of(text: str) -> str:
-        # The form may be continued in another folder.
-        return str(expand_user(text).absolute())
-
-    def check(text: str) -> None:
-        _ = Form(path_of(text)).base_config
-
-    def answer(text: str | None) -> None:
-        if text is not None:
-            use(path_of(text))
-
-    app.push_screen(TextInputDialog("Open a config file", "", CONFIG_NOTE, check), answer)

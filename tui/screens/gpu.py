@@ -18,7 +18,7 @@ from engine.utils.codec import replace
 from engine.utils.errors import Problem
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN, format_duration
-from tui.charts.history import LOAD_READINGS, SPANS, LoadPlot, shown_seconds
+from tui.charts.history import LOAD_READINGS, LoadPlot, shown_seconds
 from tui.keymap import GPU_KEYS, Key
 from tui.palette import BAD, MUTED
 from tui.phrases import gpu_key, users_text
@@ -120,7 +120,7 @@ class GpuScreen(GpuProcessesScreen):
         key = str(panel.id)
         reading = READINGS[key]
         limit = None if reading.limit is None else known.value(reading.limit)
-        plot, seconds = LoadPlot.fit(panel.text_width, panel.size.height), float(SPANS[self.span])
+        plot, seconds = LoadPlot.fit(panel.text_width, panel.size.height), self.span_s
         values = self.gputrain_app.gpu_poller.loads.columns(gpu.uuid, key, seconds, plot.values, now)
         summary = load_summary(values, reading.unit if reading.limit is None else "%")
         panel.set_titles(
@@ -174,8 +174,6 @@ class GpuScreen(GpuProcessesScreen):
             return self._selected_process() is not None
         if action in ("gpu(-1)", "gpu(1)"):
             return len(self._gpus) > 1
-        if action in ("zoom(-1)", "zoom(1)"):
-            return 0 <= self.span + (1 if action == "zoom(1)" else -1) < len(SPANS)
         return True
 
     def title_of(self, key: Key) -> str:

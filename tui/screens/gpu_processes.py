@@ -14,7 +14,7 @@ from textual.screen import Screen
 from engine.gpus.snapshot import GpuProcess
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from tui.charts.history import SPANS, automatic_span
+from tui.charts.history import MAX_SPAN, MIN_SPAN
 from tui.phrases import holder_sentence
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import ChoiceDialog
@@ -138,32 +138,14 @@ class GpuProcessesScreen(GputrainScreen):
         self._signaler = ProcessSignaler(app)
         self._processes: dict[str, GpuProcess] = {}
         """The processes in the table, by the keys of their rows."""
-        self._chosen_span: int | None = None
-        """Index in `SPANS` of the time that the graphs show; None until the user zooms."""
-
-    def past_seconds(self) -> float:
-        """Return how long the readings of the screen have been recorded."""
-        poller = self.gputrain_app.gpu_poller
-        start = poller.loads.start_time
-        return poller.snapshot.time - start if poller.snapshot is not None and start is not None else 0.0
 
     @property
-    def span(self) -> int:
-        """The index in `SPANS` of what was chosen, else of the shortest time that holds all that was recorded."""
-        return automatic_span(self.past_seconds()) if self._chosen_span is None else self._chosen_span
-
-    def action_zoom(self, steps: int) -> None:
-        """Show a longer or a shorter time in the graphs."""
-        current = self.span
-        self._chosen_span = min(max(current + steps, 0), len(SPANS) - 1)
-        if self._chosen_span == current:
-            self.gputrain_app.show_toast(f"{'Longer' if steps > 0 else 'Shorter'} times cannot be shown")
-        self.update_if_on_top()
-
-    def action_zoom_auto(self) -> None:
-        """Show all of the past, ten minutes at most."""
-        self._chosen_span = None
-        self.update_if_on_top()
+    def span_s(self) -> float:
+        """Seconds of the past that the graphs show."""
+        poller = self.gputrain_app.gpu_poller
+        start = poller.loads.start_time
+        past = poller.snapshot.time - start if poller.snapshot is not None and start is not None else 0.0
+        return MIN_SPAN if past <= MIN_SPAN else MAX_SPAN
 
     def _selected_process(self) -> GpuProcess | None:
         return self._processes.get(self.query_one("#processes", Lines).selected_key or "")

@@ -1,16 +1,13 @@
-"""The host on the monitor: the header line, and graphs of CPU and memory."""
+"""The header line of the monitor: host, GPUs, and the load of the host."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from rich.text import Text
 
 from engine.gpus.snapshot import Snapshot
 from engine.show.readings import READINGS
 from engine.utils.text import printable
-from engine.utils.units import format_byte_rate, format_bytes, format_percent
-from tui.charts.history import DOTS_PER_COLUMN, LoadHistory, history_graph, shown_seconds, time_axis
+from engine.utils.units import format_bytes, format_percent
 from tui.charts.meter import load_meter
 from tui.palette import MUTED, NOTICE, STRONG, WARNING
 from tui.phrases import common_name
@@ -20,7 +17,6 @@ from tui.tables import styled
 SEPARATOR = "  "
 METER_COLUMNS, METERS_MIN_WIDTH = 8, 110
 LOW_DISK_BYTES = 10 << 30
-GRAPH_GAP = 2
 
 Part = tuple[int, Text]
 """A part of the header line, and its priority: a line that is too long skips those of the lowest."""
@@ -72,9 +68,6 @@ def _load_parts(load: HostLoad, columns: int) -> list[Part]:
         low = load.disk_free_bytes < LOW_DISK_BYTES
         text = Text(f"{format_bytes(load.disk_free_bytes)} free", WARNING if low else "")
         parts.append((9 if low else 5, _labeled("disk", text)))
-    if load.received_per_s is not None and load.sent_per_s is not None:
-        text = Text(f"↓{format_byte_rate(load.received_per_s)} ↑{format_byte_rate(load.sent_per_s)}")
-        parts.append((4, _labeled("net", text)))
     return parts
 
 
@@ -84,28 +77,3 @@ def _metered(share: float, columns: int, text: str) -> Text:
 
 def _labeled(label: str, text: Text) -> Text:
     return Text.assemble((f"{label} ", MUTED), text)
-
-
-def host_graphs(
-    load: HostLoad | None, past: tuple[LoadHistory, LoadHistory], width: int, height: int, seconds: float
-) -> list[Text]:
-    """Return graphs of CPU and memory, whose histories are `past`, beside each other with their titles above."""
-    if load is None or height < 2:
-        return []
-    each = (width - GRAPH_GAP) // 2
-    cpu = _graph("cpu", format_percent(load.cpu_percent), past[0], each, height, seconds)
-    memory = _graph("ram", _memory_text(load), past[1], each, height, seconds)
-    return [Text(" " * GRAPH_GAP).join(parts) for parts in zip(cpu, memory, strict=True)]
-
-
-def _graph(label: str, value: str, history: LoadHistory, width: int, height: int, seconds: float) -> list[Text]:
-    """Return a graph below a title with the current value and the time axis."""
-    columns = max(width, 1)
-    title = Text.assemble((f"{label} ", MUTED), (value, STRONG), "  ", no_wrap=True, end="")
-    axis = time_axis(shown_seconds(seconds, columns * DOTS_PER_COLUMN), columns, title.cell_len)
-    title.append_text(axis[title.cell_len :])
-    values: Sequence[float | None] = history.columns(seconds, columns * DOTS_PER_COLUMN)
-    lines = [title, *history_graph(values, height - 1)]
-    for line in lines:
-        line.truncate(columns, pad=True)
-    return lines

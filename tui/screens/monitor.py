@@ -20,16 +20,15 @@ from engine.runs.run_row import RunRow
 from engine.show.readings import READINGS
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from tui.charts.history import SPANS
 from tui.keymap import MONITOR_KEYS, Key
 from tui.palette import ACCENT, BAD, MUTED
 from tui.phrases import gpu_key, is_free, no_driver_problem, users
 from tui.screens.base import AppServices
 from tui.screens.gpu_processes import GpuProcessesScreen
-from tui.screens.host_panel import header_line, host_graphs
+from tui.screens.host_panel import header_line
 from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
 from tui.screens.monitor_runs import MonitorRuns
-from tui.screens.run_marks import RunMarks
+from tui.screens.run_changes import RunMarks
 from tui.tables.gpu_blocks import GpuBlocks, GpuView
 from tui.tables.processes import list_gpu_processes, process_lines, process_matches
 from tui.widgets.lines import KeyedRow, Lines
@@ -57,7 +56,7 @@ class Body(Panels):
 
 
 class MonitorScreen(GpuProcessesScreen):
-    """GPUs, processes, host and runs. A host without a GPU has its CPU and memory in the place of the GPUs."""
+    """GPUs, processes and runs."""
 
     SCREEN_KEYS: ClassVar[Sequence[Key]] = MONITOR_KEYS
     shows_runs = True
@@ -78,11 +77,7 @@ class MonitorScreen(GpuProcessesScreen):
         with Body(id="body"):
             yield Lines(selectable=True, id="gpus", empty_text=Text("Loading …", MUTED))
             with Panels(id="below"):
-                with Panels(id="left"):
-                    yield Lines(selectable=True, id="processes")
-                    host = Lines(id="host")
-                    host.can_focus = False
-                    yield host
+                yield Lines(selectable=True, id="processes")
                 yield Lines(selectable=True, id="runs")
 
     @property
@@ -105,7 +100,6 @@ class MonitorScreen(GpuProcessesScreen):
         self._divide_room(len(self._all_processes()), self._runs.total_rows)
         self._show_gpus()
         self._show_processes()
-        self._show_host()
         self._show_runs()
         header = header_line(
             snapshot, app.host_poller.value, app.source_notice(), app.refresh_s, self.size.width - len(NAME)
@@ -118,7 +112,7 @@ class MonitorScreen(GpuProcessesScreen):
     def _divide_room(self, processes: int, runs: int) -> None:
         """Give each panel its room."""
         body = self.query_one(Body).size
-        gpus = len(self._gpus) or (1 if self._gpu_problem else 0 if self._snapshot is not None else EXPECTED_GPUS)
+        gpus = len(self._gpus) or (EXPECTED_GPUS if self._snapshot is None and self._gpu_problem is None else 1)
         layout = arrange(Demand(body.width, body.height, gpus, processes, runs))
         if layout == self._room or not body.height:
             return
@@ -126,16 +120,12 @@ class MonitorScreen(GpuProcessesScreen):
         below = self.query_one("#below")
         below.set_class(layout.side_by_side, "-beside")
         below.set_class(not layout.side_by_side, "-stacked")
-        for name in ("gpus", "processes", "host", "runs"):
+        for name in ("gpus", "processes", "runs"):
             panel, height = self.query_one(f"#{name}"), getattr(layout, name)
             panel.display = height > 0
             panel.styles.height = max(height, 1)
         # The text widths of the panels follow in the next refresh.
         self.call_after_refresh(self.update_if_on_top)
-
-    def past_seconds(self) -> float:
-        cpu = self.gputrain_app.host_poller.cpu
-        return max(super().past_seconds(), 0.0 if cpu.start_time is None else cpu.latest_time - cpu.start_time)
 
     def _is_shown(self, panel: Lines, *content: object) -> bool:
         """Whether the panel shows this content already; note that it does from here on."""
@@ -147,13 +137,18 @@ class MonitorScreen(GpuProcessesScreen):
 
     def _show_gpus(self) -> None:
         lines, snapshot = self.query_one("#gpus", Lines), self._snapshot
-        if (problem := self._gpu_problem) is not None:
+        message, style = str(self._gpu_problem or ""), BAD
+        if not message and snapshot is not None and not snapshot.gpus:
+            message, style = str(no_driver_problem(snapshot)) + ("" if snapshot.pending else DEMO_HINT), ""
+        if message:
             self._gpu_blocks = None
             lines.set_titles("GPUs")
-            lines.set_texts([Text(line, BAD) for line in textwrap.wrap(printable(str(problem)), lines.text_width)])
+            lines.set_texts(
+                [Text(line, style) for line in textwrap.wrap(printable(message), max(lines.text_width, 20))]
+            )
         elif snapshot is not None and snapshot.gpus and self._room is not None:
             picked = self.gputrain_app.picked_gpu_uuids
-            view = GpuView(lines.text_width, self._room.gpu_lines, SPANS[self.span])
+            view = GpuView(lines.text_width, self._room.gpu_lines, self.span_s)
             if self._gpu_blocks is None or not self._is_shown(lines, snapshot, view):
                 self._gpu_blocks = GpuBlocks(snapshot, self.gputrain_app.gpu_poller.loads, view)
             elif picked == self._shown_picked:
@@ -185,7 +180,7 @@ class MonitorScreen(GpuProcessesScreen):
         shared = f"[$warning]shared with {escape(', '.join(others))}[/]  " if others else ""
         return f"{shared}[$accent b]picked: {self._picked_names()}[/]" if picked else ""
 
-    # Processes, host and runs
+    # Processes and runs
 
     def _all_processes(self) -> list[tuple[Gpu, GpuProcess | None]]:
         return list_gpu_processes(self._snapshot) if self._snapshot is not None else []
@@ -214,23 +209,6 @@ class MonitorScreen(GpuProcessesScreen):
         empty = Text(self._no_match("processes", known) or "No process uses a GPU", MUTED)
         rows = [KeyedRow(key, text) for key, text in zip(keys, texts, strict=True)]
         panel.set_rows(rows, [head], empty)
-
-    def _show_host(self) -> None:
-        panel, snapshot = self.query_one("#host", Lines), self._snapshot
-        if not panel.display:
-            return
-        panel.set_titles("Host")
-        message = ""
-        if snapshot is not None and not snapshot.gpus:
-            message = str(no_driver_problem(snapshot)) + ("" if snapshot.pending else DEMO_HINT)
-        host = self.gputrain_app.host_poller
-        # The header has the latest load. Graphs that move every second are the dearest part of an idle monitor.
-        interval = host.cpu.latest_time // self.gputrain_app.intervals.charts_s
-        if not self._is_shown(panel, message, host.value is None, interval, panel.size, self.span):
-            texts = [Text(line) for line in textwrap.wrap(message, max(panel.text_width, 20))]
-            room = panel.size.height - len(texts)
-            texts += host_graphs(host.value, (host.cpu, host.memory), panel.text_width, room, SPANS[self.span])
-            panel.set_texts(texts)
 
     def _show_runs(self) -> None:
         panel, poller, runs = self.query_one("#runs", Lines), self.gputrain_app.run_list_poller, self._runs

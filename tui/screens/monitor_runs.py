@@ -15,7 +15,7 @@ from rich.text import Text
 from engine.queue.listing import QueueRow
 from engine.runs.run_row import RunRow
 from engine.runs.trials import fold_trials
-from tui.screens.run_marks import RunMarks
+from tui.screens.run_changes import RunMarks
 from tui.tables import styled
 from tui.tables.queue import waiting_line
 from tui.tables.runs import fit_monitor_list, monitor_line, monitor_name_width

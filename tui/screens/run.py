@@ -261,8 +261,12 @@ class RunScreen(ChartScreen):
         if name in ("stop", "pause", "checkpoint"):
             return self.is_live and (state is not RunState.STOPPING or (name == "stop"))
         if name == "resume":
-            is_over = self.is_live or (state is RunState.FINISHED and not self.is_training)
-            return snapshot is not None and not is_over and (snapshot.resumable or not self.is_training)
+            return (
+                snapshot is not None
+                and not self.is_live
+                and state is not RunState.FINISHED
+                and (snapshot.resumable or not self.is_training)
+            )
         if name == "confusion":
             return snapshot is not None and snapshot.evaluated
         if name == "processes":

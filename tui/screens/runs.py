@@ -44,8 +44,7 @@ from tui.phrases import note, own_runs_problem
 from tui.pollers.run_lists import ForeignRunListPoller, RowsPoller
 from tui.screens.base import AppServices, Filter, GputrainScreen
 from tui.screens.dialogs import ChoiceDialog
-from tui.screens.run_changes import RunChanges
-from tui.screens.run_marks import RunMarks
+from tui.screens.run_changes import RunChanges, RunMarks
 from tui.tables import styled
 from tui.tables.runs import DEFAULT_COLUMNS, NUM_FIRST_COLUMNS, SORT_SIGNS, fit_run_list, run_list_line
 from tui.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
@@ -322,7 +321,7 @@ class RunsScreen(GputrainScreen):
     def is_available(self, action: str) -> bool:
         row = self._selected_row()
         if action in ("stop", "resume"):
-            is_over = row is not None and row.state == RunState.FINISHED and bool(row.record.command)
+            is_over = row is not None and row.state == RunState.FINISHED
             return row is not None and not row.trials and row.live is (action == "stop") and not is_over
         if row is not None and row.trials and action == "again":
             return False

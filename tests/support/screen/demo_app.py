@@ -23,7 +23,7 @@ from engine.runs.run_record import read_run_record, write_summary
 from engine.utils.codec import decode
 from support.replace import replace
 from tui.app import GputrainApp
-from tui.charts.history import GpuLoads, LoadHistory
+from tui.charts.history import GpuLoads
 from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN, ReplayedRun, recorded, recorded_events
 from tui.pollers.host import GpuPoller, HostLoad, HostPoller
 from tui.screens.run import RunScreen
@@ -49,30 +49,14 @@ class FrozenGpuFeed(GpuPoller):
 
 
 class FrozenHost(HostPoller):
-    """Poller whose load of the host is always the same, with a past. It records nothing."""
+    """Poller whose load of the host is always the same. It records nothing."""
 
     def __init__(self) -> None:
         super().__init__(Path())
-        self.value = host_load(0)
-        self.cpu, self.memory = host_past()
+        self.value = HostLoad(37.0, 12 << 30, 64 << 30, 1_300 << 30)
 
     def poll(self) -> None:
         self._stop_event.wait(0.2)
-
-
-def host_load(seconds: float) -> HostLoad:
-    """Return the load of the host `seconds` before `FROZEN_NOW`."""
-    cpu = 37.0 + 25 * math.sin(seconds / 23) * math.sin(seconds / 7)
-    return HostLoad(cpu, 12 << 30, 64 << 30, 1_300 << 30, 2.1e6, 48.3e6)
-
-
-@cache
-def host_past() -> tuple[LoadHistory, LoadHistory]:
-    """Return the past of CPU and memory."""
-    host = HostPoller(Path())
-    for seconds in range(PAST_SECONDS, -1, -1):
-        host.record(host_load(seconds), FROZEN_NOW - seconds)
-    return host.cpu, host.memory
 
 
 def past_loads(snapshot: Snapshot) -> GpuLoads:

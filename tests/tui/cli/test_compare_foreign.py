@@ -72,7 +72,6 @@ def test_name_of_own_run_comes_before_a_path_and_its_beginning_is_ambiguous(tmp_
         ("stop", "other"),
         ("evaluate", "other"),
         ("runs", "rename", "other", "new"),
-        ("attach", "other"),
     ],
 )
 def test_command_on_own_runs_refuses_foreign_run_in_one_sentence(

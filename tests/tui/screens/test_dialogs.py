@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import Input
 
 from engine.runs.folder import RunFolder
-from support.messages import says
-from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import demo_app, visible_text, wait_until
 from support.screen.screen_driver import drive, press
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
-from tui.screens.dialogs import ConfigDialog, HelpDialog, LogDialog, confirm, epochs_dialog
+from tui.screens.dialogs import ConfigDialog, HelpDialog, LogDialog, confirm
 from tui.screens.run import RunScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -92,24 +90,5 @@ def test_question_selects_safe_answer(demo_runs_folder: Path) -> None:
             confirm(pilot.app, "Stop?", "Keep it", "Stop", lambda: done.append("stopped"))
             await press(pilot, *keys)
             assert done == (["stopped"] if "down" in keys else [])
-
-    drive(demo_app(demo_runs_folder), act)
-
-
-def test_epochs_dialog_refuses_fewer_epochs(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        answers: list[str | None] = []
-        pilot.app.push_screen(epochs_dialog("a-run", 6), answers.append)
-        await pilot.pause()
-        assert "12" in visible_text(pilot)
-        await pilot.press("ctrl+u", "5", "enter")
-        await wait_until_idle(pilot)
-        assert says(visible_text(pilot, ".problem"), "out-of-range", " 6")
-        pilot.app.screen.query_one(Input).value = "9" * 5000
-        await pilot.press("enter")
-        await wait_until_idle(pilot)
-        assert says(visible_text(pilot, ".problem"), "out-of-range", " 6")
-        await pilot.press("end", "ctrl+u", "8", "enter")
-        await wait_until(pilot, lambda: answers == ["8"])
 
     drive(demo_app(demo_runs_folder), act)

@@ -105,7 +105,6 @@ FOOTER = {
     "enter": lambda pilot: pilot.app.screen.fields.is_open,
     "ctrl+f": lambda pilot: pilot.app.screen.fields.searching,
     "ctrl+o": lambda pilot: "seed" in visible_text(pilot, "#field-lines"),
-    "ctrl+n": lambda pilot: "Open a config file" in visible_text(pilot),
     "f2": lambda pilot: "Run a command" in visible_text(pilot),
     "ctrl+y": lambda pilot: "--epochs 7" in pilot.app.clipboard,
     "ctrl+r": lambda pilot: pilot.app.screen.form.overrides == {},

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from engine.gpus.current_use import find_current_use
 from engine.utils.files import state_folder
 from support.messages import says
-from support.screen.demo_app import FROZEN_NOW, demo_app, demo_snapshot, visible_text, wait_until
+from support.screen.demo_app import FROZEN_NOW, demo_app, demo_snapshot, visible_text
 from support.screen.form_driver import form_of, type_into
 from support.screen.screen_driver import drive, press, real_app
 from tui.form.model import Form, load_last_form, save_last_form
@@ -75,9 +75,6 @@ def test_form_screen_asks_before_it_starts_on_gpu_that_is_not_free(tmp_path: Pat
     drive(app, act, (100, 30))
 
 
-# Keys
-
-
 # Leaving the form
 
 
@@ -109,26 +106,6 @@ def test_form_screen_in_demo_starts_and_saves_nothing(demo_runs_folder: Path) ->
 
     drive(demo_app(demo_runs_folder), act)
     assert not (state_folder() / "form.json").exists()
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_opens_config_file_by_its_path(tmp_path: Path) -> None:
-    Path("mine.yaml").write_text("run: {epochs: 7}\noptim: {lr: 0.3}\n")
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n", "ctrl+n")
-        await pilot.press(*"none.yaml")
-        await press(pilot, "enter")
-        await wait_until(pilot, lambda: says(visible_text(pilot), "not-found", "none.yaml"))
-        await pilot.press(*["backspace"] * 9, *"mine.yaml")
-        await press(pilot, "enter")
-        form = form_of(pilot).form
-        assert form == Form(str(tmp_path / "mine.yaml"))
-        assert (form.values()["run.epochs"], form.values()["optim.lr"]) == ("7", "0.3")
-        assert "file mine.yaml" in visible_text(pilot, "#title")
-        assert form.arguments() == ["run", str(tmp_path / "mine.yaml")]
-
-    drive(real_app(tmp_path / "runs"), act)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -95,22 +95,6 @@ def test_gpu_screen_shows_previous_and_next_gpu_and_picks_it(demo_runs_folder: P
     drive(demo_app(demo_runs_folder), act, SIZE)
 
 
-def test_gpu_screen_zooms_time(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "enter", "minus")
-        assert "-30 min" in visible_text(pilot, "#util")
-        await press(pilot, "plus", "plus")
-        assert "-4 min" in visible_text(pilot, "#util")
-        await press(pilot, "0")
-        assert "-10 min" in visible_text(pilot, "#util")
-        await press(pilot, *["minus"] * 9)
-        assert "-48 h" in visible_text(pilot, "#util")
-        assert "zoom out" not in visible_text(pilot, "Keys")
-        assert "Longer times cannot be shown" in toasts(pilot)
-
-    drive(demo_app(demo_runs_folder), act, SIZE)
-
-
 def test_gpu_screen_opens_run_of_process(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "enter", "enter")

@@ -36,7 +36,7 @@ LOWEST, SMALLEST, SMALL, LARGE, LARGEST = (60, 15), (60, 20), (80, 24), (160, 48
 DEMO_LAYOUTS: dict[str, tuple[str | None, str, Layouts]] = {
     "monitor": (None, "", {
         SMALLEST: "gpus / processes / runs",
-        LARGEST: "gpus / processes runs / host",
+        LARGEST: "gpus / processes runs",
     }),
     "run": (LIVE_RUN, "", {
         SMALLEST: "progress / bottleneck / chart-0 / ranks",

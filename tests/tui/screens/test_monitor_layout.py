@@ -13,9 +13,9 @@ SIZES = [(60, 13), (120, 32), (200, 58), (100, 90)]
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_arrange_fills_the_room(size: tuple[int, int]) -> None:
-    for gpus, processes, runs in itertools.product((0, 1, 2, 4, 8, 16), (0, 1, 9, 100), (0, 3, 300)):
+    for gpus, processes, runs in itertools.product((1, 2, 4, 8, 16), (0, 1, 9, 100), (0, 3, 300)):
         layout = arrange(Demand(*size, gpus, processes, runs))
-        left, right = layout.processes + layout.host, layout.runs
+        left, right = layout.processes, layout.runs
         below = size[1] - layout.gpus
         assert (left == right == below) if layout.side_by_side else left + right == below
         assert all(height == 0 or height > FRAME_LINES for height in (left, right, layout.processes))
@@ -28,8 +28,3 @@ def test_arrange_gives_gpus_several_lines_without_blank_rest(size: tuple[int, in
     layout = arrange(Demand(*size, gpus, 6, 3))
     assert layout.gpu_lines >= 3
     assert layout.gpus == gpus * layout.gpu_lines + HEADER_LINES + FRAME_LINES
-
-
-def test_arrange_without_gpus_and_runs_gives_room_to_host() -> None:
-    layout = arrange(Demand(80, 22, 0, 0, 0))
-    assert (layout.runs, layout.host) == (3, 19)

@@ -12,16 +12,14 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.launch.detached import LaunchedRun
-from engine.runs.folder import RunFolder
+from engine.runs.folder import RunFolder, RunState
 from support.messages import says
-from support.screen.demo_app import clipped_widgets, visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import clipped_widgets, demo_app, toasts, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN
-from tui.screens.dialogs import TextInputDialog
 from tui.screens.form import FormScreen
 from tui.screens.run import RunScreen
-from tui.screens.runs import RunsScreen
 from tui.screens.starting import StartingScreen
 
 find_folder = LaunchedRun.find_folder
@@ -195,19 +193,14 @@ def add_checkpoint(run: RunFolder) -> None:
     (run.checkpoints / "last.pt").touch()
 
 
-def test_resume_of_finished_run_asks_for_epochs(demo_runs_folder: Path, launches: list[tuple[list[str], str]]) -> None:
-    run = RunFolder(demo_runs_folder / FINISHED_RUN)
-    add_checkpoint(run)
-
+def test_resume_of_finished_run_names_the_command(
+    demo_runs_folder: Path, launches: list[tuple[list[str], str]]
+) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r", "j", "u")
-        assert isinstance(pilot.app.screen, TextInputDialog)
-        assert "The run has finished 6 epochs" in visible_text(pilot)
-        await press(pilot, "escape")
-        assert launches == []
-        await press(pilot, "u", "enter")
-        await wait_until_idle(pilot)
-        assert launches == [(["resume", "--headless", str(run.path), "run.epochs=12"], f"resume {FINISHED_RUN}")]
-        assert isinstance(pilot.app.screen, RunsScreen)
+        app: Any = pilot.app
+        app.resume_run(RunFolder(demo_runs_folder / FINISHED_RUN), RunState.FINISHED)
+        await wait_until(pilot, lambda: bool(toasts(pilot)))
+        assert says(toasts(pilot)[-1], "already-finished", f"`gputrain resume {FINISHED_RUN} --epochs N`")
 
-    drive(real_app(demo_runs_folder), act)
+    drive(demo_app(demo_runs_folder), act, notifications=True)
+    assert launches == []
