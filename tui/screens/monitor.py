@@ -27,8 +27,7 @@ from tui.screens.base import AppServices
 from tui.screens.gpu_processes import GpuProcessesScreen
 from tui.screens.host_panel import header_line
 from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
-from tui.screens.monitor_runs import MonitorRuns
-from tui.screens.run_changes import RunMarks
+from tui.screens.monitor_runs import MonitorRuns, RunMarks
 from tui.tables.gpu_blocks import GpuBlocks, GpuView
 from tui.tables.processes import list_gpu_processes, process_lines, process_matches
 from tui.widgets.lines import KeyedRow, Lines

@@ -15,7 +15,6 @@ from rich.text import Text
 from engine.queue.listing import QueueRow
 from engine.runs.run_row import RunRow
 from engine.runs.trials import fold_trials
-from tui.screens.run_changes import RunMarks
 from tui.tables import styled
 from tui.tables.queue import waiting_line
 from tui.tables.runs import fit_monitor_list, monitor_line, monitor_name_width
@@ -24,6 +23,41 @@ from tui.widgets.lines import LazyRows
 # The age of a run in a line is that old at most: of a run that ended in the last minute, and of others.
 YOUNG_SECONDS, YOUNG_REFRESH_SECONDS, REFRESH_SECONDS = 60.0, 1.0, 20.0
 MAX_YOUNG_RUNS = 50
+
+
+class RunMarks:
+    """Marks runs by their folders in `marked`, which the application keeps while the list is closed."""
+
+    def __init__(self, marked: dict[str, None]) -> None:
+        self._marked = marked
+        self._rows: Sequence[RunRow] = ()
+        self._rows_by_folder: dict[str, RunRow] = {}
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The folders of the marked runs."""
+        return tuple(self._marked)
+
+    def rows(self, rows: Sequence[RunRow]) -> list[RunRow]:
+        """Return the marked ones of all rows, in the order in which they were marked."""
+        if not (marked := self._marked):
+            return []
+        if self._rows is not rows:
+            self._rows, self._rows_by_folder = rows, {row.folder: row for row in rows}
+        return [self._rows_by_folder[key] for key in marked if key in self._rows_by_folder]
+
+    def contain(self, rows: Sequence[RunRow]) -> bool:
+        """Whether all of the runs are marked."""
+        return all(row.folder in self._marked for row in rows)
+
+    def toggle(self, rows: Sequence[RunRow]) -> None:
+        """Mark the runs; if all are marked, unmark them."""
+        marked, keys = self._marked, [row.folder for row in rows]
+        if self.contain(rows):
+            for key in keys:
+                del marked[key]
+        else:
+            marked.update(dict.fromkeys(keys))
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ from tui.phrases import note, own_runs_problem
 from tui.pollers.run_lists import ForeignRunListPoller, RowsPoller
 from tui.screens.base import AppServices, Filter, GputrainScreen
 from tui.screens.dialogs import ChoiceDialog
-from tui.screens.run_changes import RunChanges, RunMarks
+from tui.screens.monitor_runs import RunMarks
+from tui.screens.run_changes import RunChanges
 from tui.tables import styled
 from tui.tables.runs import DEFAULT_COLUMNS, NUM_FIRST_COLUMNS, SORT_SIGNS, fit_run_list, run_list_line
 from tui.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
