@@ -141,8 +141,6 @@ class RunStarted(SessionStarted, frozen=True, kw_only=True, tag="run_started"):
     """The `data.image_size` to advise for images of `enlarged_edge`; 0 without."""
     guessing_loss: Finite | UnsetType = UNSET
     """Mean training loss of a model that gives each class the same probability; absent for the user's own loss."""
-    peak_lr: Finite | UnsetType = UNSET
-    """Peak learning rate, `optim.lr` after `optim.lr_scaling`."""
     warmup_steps: Count | UnsetType = UNSET
     """Steps until the learning rate first reaches its peak."""
     start_method: str

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import (
-    MAX_RECORD_BYTES,
     NO_RECORD,
     RunRecord,
     StoredRecord,
@@ -22,8 +21,8 @@ from engine.runs.run_record import (
     with_logged,
     write_summary,
 )
-from engine.utils.codec import FORMAT, Header, InvalidRecordError, decode, replace
-from engine.utils.files import config_folder, file_size, is_file, read_bytes
+from engine.utils.codec import replace
+from engine.utils.files import config_folder, file_size, is_file
 
 # Reading as much takes a fifth of a second. Longer journals may come from another user.
 MAX_LISTED_JOURNAL_BYTES = 8 << 20
@@ -100,9 +99,6 @@ def with_stored_metrics(record: RunRecord, stored: RunRecord | None) -> RunRecor
 
 def _is_current(folder: RunFolder, record: RunRecord, written_ns: int) -> bool:
     """Whether the record of a run without an owner has all events of its journal."""
-    if record.started_at is None:
-        # An earlier gputrain wrote it, with a part of the fields.
-        return False
     try:
         if not record.state.live:
             # Whoever claims a run touches its lock.
@@ -122,7 +118,7 @@ def _store(folder: RunFolder, record: RunRecord, journal_bytes: int, stored: Sto
     from engine.runs.ownership import try_lock_unclaimed
 
     with suppress(OSError):
-        if not is_file(folder.lock) or _is_of_another_version(folder):
+        if not is_file(folder.lock):
             return
         lock = try_lock_unclaimed(folder)
         if lock is None:
@@ -146,12 +142,3 @@ def _report_crash(folder: RunFolder, record: RunRecord) -> None:
         command = [sys.executable, "-P", "-m", "engine.notify.run_messages", str(folder.path)]
         null = subprocess.DEVNULL
         subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)  # noqa: S603 (our own)
-
-
-def _is_of_another_version(folder: RunFolder) -> bool:
-    """Whether another version of gputrain wrote the stored record."""
-    try:
-        found = decode(read_bytes(folder.summary, MAX_RECORD_BYTES), Header).format
-    except (OSError, InvalidRecordError):
-        return False
-    return isinstance(found, int) and found != FORMAT

@@ -28,7 +28,7 @@ from engine.distributed.parallel import wrap_model
 from engine.distributed.process_group import join_process_group
 from engine.distributed.rank_env import RankInfo
 from engine.models.factory import weight_bytes
-from engine.optim.lr_schedule import rising_steps, scaled_lr
+from engine.optim.lr_schedule import rising_steps
 from engine.optim.param_groups import count_parameters
 from engine.runs.evaluations import EvaluationFile
 from engine.runs.events import EpochEvent, PhaseChanged, RunResumed, RunStarted, WarningEvent
@@ -235,7 +235,6 @@ class Trainer:
             small_step_images=self.warmup.batch_size,
             train_size=data.image_format.size,
             guessing_loss=guessing if guessing is not None else UNSET,
-            peak_lr=finite(scaled_lr(self.config.optim, sampler.num_devices)) or UNSET,
             warmup_steps=rising_steps(self.config.schedule, sampler.steps_per_epoch, self.config.run.epochs),
             enlarged_edge=edge,
             fitting_size=fitting_size(self.config, edge),

@@ -28,7 +28,7 @@ GUESS = math.log(10)
 
 
 def started(**fields: Any) -> RunStarted:
-    defaults = {"epochs": 10, "steps_per_epoch": 10, "guessing_loss": GUESS, "peak_lr": 0.1, "warmup_steps": 0}
+    defaults = {"epochs": 10, "steps_per_epoch": 10, "guessing_loss": GUESS, "warmup_steps": 0}
     return replace(make_run_started(), **(defaults | fields))
 
 

@@ -86,10 +86,10 @@ def test_completed_record_is_not_stored_by_others_or_under_a_claim(folder: RunFo
 
 
 @pytest.mark.parametrize("text", ['{"format": 2, "state": "x"}', "{"])
-def test_record_of_another_version_is_kept_and_a_damaged_one_replaced(folder: RunFolder, text: str) -> None:
+def test_record_that_cannot_be_read_is_replaced(folder: RunFolder, text: str) -> None:
     folder.summary.write_text(text)
     assert open_run(folder).record.values.get("epochs") == 1
-    assert (folder.summary.read_text() == text) == ("format" in text)
+    assert folder.summary.read_text() != text
 
 
 def test_folder_that_is_no_run_gets_no_file(tmp_path: Path) -> None:
