@@ -284,7 +284,8 @@ def logs_in(listing: Listing) -> list[Log]:
 def _runs_in(folder: Path, name: str, logs: Sequence[Log], place: Path) -> Iterator[ForeignRun]:
     """Yield the run of a folder, and those that a log names. `place` is the folder, or its only file."""
     if own := [log for log in logs if not log.run][:MAX_LOGS]:
-        yield ForeignRun(printable(name), folder, tuple(own), str(place))
+        given = next((f"{name.rpartition('/')[0]}/{log.name}".lstrip("/") for log in own if log.name), name)
+        yield ForeignRun(printable(given), folder, tuple(own), str(place))
     for log in logs:
         if log.run:
             yield ForeignRun(printable(f"{name}/{log.run}"), folder, (log,), f"{log.files[0]}/{log.run}")

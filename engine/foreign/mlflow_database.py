@@ -27,9 +27,13 @@ from engine.foreign.reading import MAX_NAME_LENGTH, Listing, Log, Reading, to_st
 
 # The newest ones that have a value.
 _RUNS = """
-SELECT runs.run_uuid, runs.name, experiments.name, runs.lifecycle_stage, runs.status FROM runs
+SELECT runs.run_uuid, runs.name, experiments.name, runs.lifecycle_stage, runs.status, {parent} FROM runs
 LEFT JOIN experiments ON experiments.experiment_id = runs.experiment_id
 WHERE EXISTS (SELECT 1 FROM metrics WHERE metrics.run_uuid = runs.run_uuid) ORDER BY runs.rowid DESC LIMIT ?
+"""
+_PARENT = """
+(SELECT coalesce(parents.name, parents.run_uuid) FROM tags JOIN runs AS parents ON parents.run_uuid = tags.value
+ WHERE tags.run_uuid = runs.run_uuid AND tags."key" = 'mlflow.parentRunId')
 """
 _STATE = "SELECT status FROM runs WHERE run_uuid = ?"
 _PARAM_IDS = "SELECT rowid FROM params WHERE run_uuid = ? AND rowid > ? ORDER BY rowid LIMIT ?"
@@ -61,10 +65,13 @@ class MlflowDatabaseRun(DatabaseRun):
         if not has_tables(database, "runs", "experiments"):
             return runs
         taken = set[str]()
-        for run, name, experiment, stage, status in reversed(database.execute(_RUNS, (MAX_RUNS,)).fetchall()):
+        query = _RUNS.format(parent=_PARENT if has_tables(database, "tags") else "NULL")
+        for run, name, experiment, stage, status, parent in reversed(database.execute(query, (MAX_RUNS,)).fetchall()):
             if not is_name(run):
                 continue
-            label = f"{experiment or ''}/{name or run}"[: MAX_NAME_LENGTH - ID_LENGTH - 1]
+            # A nested run is below its parent.
+            parts = (experiment or "", *([parent] if is_name(parent) else []), name or run)
+            label = "/".join(map(str, parts))[: MAX_NAME_LENGTH - ID_LENGTH - 1]
             if stage != "deleted":
                 shown = f"{label}-{run[:ID_LENGTH]}" if label in taken else label
                 runs[run] = RunEntry(shown, status in END_STATES)

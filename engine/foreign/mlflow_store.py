@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.foreign.growing_file import FileFolder, GrowingFile
+from engine.foreign.mlflow_database import ID_LENGTH
 from engine.foreign.parameters import MAX_KEY_LENGTH, MAX_PARAMETERS, flatten, parse_scalar
 from engine.foreign.points import Point
 from engine.foreign.reading import (
@@ -46,7 +47,25 @@ def find(listing: Listing) -> list[Log]:
 
     if not (files := tuple(list_files())):
         return []
-    return [Log("mlflow", files, lambda: MlflowRun(folder), owned_folders=owned, list_files=list_files)]
+    name = _name_of(folder)
+    return [Log("mlflow", files, lambda: MlflowRun(folder), owned_folders=owned, list_files=list_files, name=name)]
+
+
+def _name_of(folder: Path) -> str:
+    """Return the name that the user gave a run, below the one of its parent; "" without any."""
+    if not (name := _read_tag(folder, "mlflow.runName")):
+        return ""
+    parent = _read_tag(folder, "mlflow.parentRunId")
+    above = _read_tag(folder.parent / parent, "mlflow.runName") if parent.isalnum() else ""
+    label = f"{name.replace('/', '-')}-{folder.name[:ID_LENGTH]}"
+    return f"{above.replace('/', '-')}/{label}" if above else label
+
+
+def _read_tag(folder: Path, name: str) -> str:
+    try:
+        return read_bytes(folder / "tags" / name, MAX_PARAM_BYTES).decode(errors="replace").strip()[:MAX_KEY_LENGTH]
+    except OSError:
+        return ""
 
 
 def _files_below(folder: Path, max_files: int) -> Iterator[tuple[str, Path]]:

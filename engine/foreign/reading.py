@@ -133,11 +133,11 @@ class Source(Protocol):
 class Log:
     """A log of a folder: its format, its files, and the function that opens it.
 
-    `run` names one of several runs in the file. `owned_folders` are subfolders that belong to the log and hold no
-    run of their own. `list_files` returns the files of a log that gets others than it had when it was found.
-    `open_until` opens the log as it was when its files had fewer bytes, and fewer files, than they have now.
-    Of one of several runs in a file, `has_ended` tells that the file named it as ended when it was found, and
-    `changed_at` returns when it was last written, in Unix seconds.
+    `run` names one of several runs in the file, and `name` the only one in place of its folder. `owned_folders` are
+    subfolders that belong to the log and hold no run of their own. `list_files` returns the files of a log that
+    gets others than it had when it was found. `open_until` opens the log as it was when its files had fewer bytes,
+    and fewer files, than they have now. Of one of several runs in a file, `has_ended` tells that the file named it
+    as ended when it was found, and `changed_at` returns when it was last written, in Unix seconds.
     """
 
     format: str
@@ -149,6 +149,7 @@ class Log:
     open_until: Callable[[Mapping[Path, int]], Source] | None = None
     has_ended: bool = False
     changed_at: Callable[[], float] | None = None
+    name: str = ""
 
 
 class Listing(NamedTuple):

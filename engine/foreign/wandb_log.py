@@ -47,9 +47,14 @@ class WandbLog(RowFile):
         super().__init__(path)
         self._parts = b""
         self._is_joining = self._has_ended = False
+        self._damage = ""
 
     def restart(self) -> None:
-        self._parts, self._is_joining, self._has_ended = b"", False, False
+        self._parts, self._is_joining, self._has_ended, self._damage = b"", False, False, ""
+
+    @property
+    def problem(self) -> str | None:
+        return self._damage or super().problem
 
     def read(self, max_bytes: int, reading: Reading) -> None:
         data = self._file.read(max(max_bytes, 2 * BLOCK_BYTES))
@@ -83,7 +88,7 @@ class WandbLog(RowFile):
             if not _FULL <= kind <= _LAST or crc != checksum:
                 if position + left_in_block > end:
                     return position  # the writer may not have finished the block
-                reading.problem = f"{self._file.path.name} is damaged at byte {base + position:,}"
+                self._damage = self._damage or f"{self._file.path.name} is damaged at byte {base + position:,}"
                 position, self._is_joining = position + left_in_block, False
                 continue
             position = after
@@ -103,7 +108,7 @@ class WandbLog(RowFile):
             try:
                 self._read_record(record, reading)
             except ProtobufError:
-                reading.problem = f"{self._file.path.name} has a record that is damaged"
+                self._damage = self._damage or f"{self._file.path.name} has a record that is damaged"
 
     def _read_record(self, record: bytes, reading: Reading) -> None:
         """Read a `Record`: a row of the history, a part of the configuration, or the exit. Raises ProtobufError."""

@@ -80,6 +80,16 @@ def test_find_tells_runs_of_one_name_apart_and_leaves_out_deleted_ones(tmp_path:
     assert names == ["2123456789", "tiny-11234567"]
 
 
+def test_nested_run_is_named_below_its_parent(tmp_path: Path) -> None:
+    with opened(make_database(tmp_path / "m.db")) as database:
+        database.execute("CREATE TABLE tags (key VARCHAR(250), value VARCHAR(5000), run_uuid VARCHAR(32))")
+        add_run(database, "a", "sweep")
+        add_run(database, "b", "trial")
+        database.execute("INSERT INTO tags VALUES ('mlflow.parentRunId', 'a', 'b')")
+    names = [run.name.removeprefix(f"{tmp_path.name}/m/flowers/") for run in find_runs(tmp_path).runs]
+    assert names == ["sweep", "sweep/trial"]
+
+
 def test_mlflow_database_run_has_ended_until_it_is_resumed(tmp_path: Path) -> None:
     path = make_database(tmp_path / "m.db", "a")
     source = MlflowDatabaseRun(path, "a")

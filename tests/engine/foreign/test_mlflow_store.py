@@ -33,8 +33,12 @@ def test_mlflow_run_reads_what_mlflow_writes(tmp_path: Path, monkeypatch: pytest
     for step in range(3):
         client.log_metric(run_id, "train/loss", 1 / (step + 1), step=step)
         client.log_metric(run_id, "accuracy", step, timestamp=1_800_000_000_500, step=step)
-    (run,) = find_runs(tmp_path).runs
-    assert (run.name, run.formats) == (f"mlruns/0/{run_id}", ("mlflow",))
+    tags = {"mlflow.parentRunId": run_id}
+    nested = client.create_run("0", run_name="second", tags=tags).info.run_id
+    client.log_metric(nested, "loss", 1.0)
+    run, inner = find_runs(tmp_path).runs
+    assert (run.name, run.formats) == (f"mlruns/0/first-{run_id[:8]}", ("mlflow",))
+    assert inner.name == f"mlruns/0/first/second-{nested[:8]}"
     reading = run.logs[0].open().poll()
     assert reading.parameters == {"lr": 0.1, "model/name": "tiny"}
     assert values_of(reading.points, "train/loss") == [(0, 1.0), (1, 0.5), (2, 1 / 3)]

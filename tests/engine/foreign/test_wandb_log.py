@@ -81,7 +81,7 @@ def test_wandb_log_continues_after_damaged_block(tmp_path: Path) -> None:
     found = values_of([*reading.points, *points_of(source)], "loss")
     assert 1000 < len(found) < 3000
     assert set(found) < set(LOSSES)
-    assert found[-1] == LOSSES[-1]
+    assert found[-1] == LOSSES[-1] and source.poll().problem == reading.problem
 
 
 def test_wandb_log_passes_over_large_record(tmp_path: Path) -> None:
