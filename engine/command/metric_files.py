@@ -127,6 +127,8 @@ class LogPlace(Record, frozen=True, kw_only=True):
     place: Annotated[str, Meta(max_length=4096)]
     start: Count = 0
     """Number of the start of the command that wrote it first, counted from 0."""
+    begin: FileEnd | None = None
+    """The file when the command began: its rows are of an earlier run."""
     ends: Annotated[tuple[FileEnd, ...], Meta(max_length=MAX_ENDS)] = ()
 
 
@@ -184,7 +186,14 @@ def _open_place(place: LogPlace, ended_at: float | None) -> Iterator[Log]:
         if ForeignRun("", folder, (log,), "").log_ids() != [wanted]:
             continue
         times = [_changed_at(file) for file in log.files]
-        if ended_at is None or max(times, default=0.0) <= ended_at + START_SLACK_SECONDS:
+        is_own = ended_at is None or max(times, default=0.0) <= ended_at + START_SLACK_SECONDS
+        if log.open_from is not None and (place.begin or (place.ends and not is_own)):
+            begin, end = place.begin, None if is_own or not place.ends else place.ends[0]
+            # Of a file that another run has replaced, nothing is left.
+            if end is None or end_of(path, end.size) == end:
+                first = begin.size if begin is not None and end_of(path, begin.size) == begin else 0
+                yield replace(log, open=partial(log.open_from, first, None if end is None else end.size))
+        elif is_own:
             yield log
         elif place.ends and (open_until := log.open_until) is not None:
             # Another run has written here since. Of a file that it has replaced, nothing is left.
@@ -193,7 +202,7 @@ def _open_place(place: LogPlace, ended_at: float | None) -> Iterator[Log]:
                 yield replace(
                     log, files=tuple(sizes), open=partial(open_until, sizes), list_files=partial(tuple, sizes)
                 )
-        elif min(times, default=0.0) <= ended_at + START_SLACK_SECONDS:
+        elif ended_at is not None and min(times, default=0.0) <= ended_at + START_SLACK_SECONDS:
             yield log
         return
 
@@ -251,6 +260,7 @@ class MetricFiles:
         self._places = {(place.kind, place.run, Path(place.place)): place for place in kept}
         self._began = time.monotonic()
         self._earlier: set[_LogId] = set()
+        self._begins: dict[_LogId, FileEnd | None] = {}
         self._shown: tuple[object, ...] = ()
         self.is_partial = False
         """Whether the search has met one of its limits: `--metrics` names the place of the files."""
@@ -331,7 +341,11 @@ class MetricFiles:
                 if self._is_of_others(log):
                     continue
                 kind, name, place = log_id
-                self._places[log_id] = LogPlace(kind=kind, run=name, place=str(place), start=self._start)
+                begin = self._begins.get(log_id)
+                self._places[log_id] = LogPlace(kind=kind, run=name, place=str(place), start=self._start, begin=begin)
+            elif log.open_from is not None and len(self._begins) < MAX_LOGS and log_id not in self._begins:
+                # Later rows are those of the command.
+                self._begins[log_id] = end_of(log.files[0])
 
     def _is_of_others(self, log: Log) -> bool:
         """Whether another user wrote a file of the log, a process that is not of the command has it open, or another

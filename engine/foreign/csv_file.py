@@ -98,8 +98,15 @@ def split_row(line: bytes, delimiter: str = "") -> tuple[list[str], str]:
 class CsvFile(RowFile):
     """Follows one CSV file."""
 
-    def __init__(self, path: Path, limit: int | None = None, choice: ColumnChoice = NO_CHOICE, group: str = "") -> None:
-        super().__init__(path, limit, choice, group)
+    def __init__(
+        self,
+        path: Path,
+        limit: int | None = None,
+        choice: ColumnChoice = NO_CHOICE,
+        group: str = "",
+        begin: int = 0,
+    ) -> None:
+        super().__init__(path, limit, choice, group, begin)
         self._heading: list[str] = []
         self._is_cut = self._has_long_rows = self._has_texts = self._is_bare = False
         self._columns = Columns(None, None, None)

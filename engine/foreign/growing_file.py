@@ -148,8 +148,16 @@ class GrowingFile:
 class RowFile:
     """A source that follows one file. Its format restores its own state in `restart`, and reads in `read`."""
 
-    def __init__(self, path: Path, limit: int | None = None, choice: ColumnChoice = NO_CHOICE, group: str = "") -> None:
-        """With a `group`, the names of the metrics begin with it."""
+    def __init__(
+        self,
+        path: Path,
+        limit: int | None = None,
+        choice: ColumnChoice = NO_CHOICE,
+        group: str = "",
+        begin: int = 0,
+    ) -> None:
+        """With a `group`, the names of the metrics begin with it. Of the rows before `begin`, only headings count."""
+        self._begin = begin
         self._file = GrowingFile(path, limit)
         self._names = MetricNames()
         self._restarts = Restarts()
@@ -164,16 +172,24 @@ class RowFile:
         try:
             with self._file.opened() as was_replaced:
                 if was_replaced:
-                    reading.drop_from, self._num_rows, self._restarts = -math.inf, 0, Restarts()
-                    self._num_damaged, self._last_step, self._last_epoch = 0, -1, -math.inf
-                    self._counts_rows = False
+                    reading.drop_from, self._begin = -math.inf, 0
+                    self._forget_rows()
                     self.restart()
+                if self._begin > self._file.offset:
+                    self.read(POLL_BYTES, Reading())
+                    self._file.offset = self._begin
+                    self._forget_rows()
                 self.read(max_bytes, reading)
         except OSError as error:
             reading.problem = f"{self._file.path.name} cannot be read: {error.strerror}"
         reading.read_bytes, reading.total_bytes = self._file.offset, self._file.size
         reading.problem = reading.problem or self.problem or self._names.problem
         return reading
+
+    def _forget_rows(self) -> None:
+        self._num_rows, self._restarts = 0, Restarts()
+        self._num_damaged, self._last_step, self._last_epoch = 0, -1, -math.inf
+        self._counts_rows = False
 
     @property
     def problem(self) -> str | None:

@@ -53,8 +53,8 @@ def rows_of_line(line: bytes) -> list[dict[str, Any]]:
 class JsonLines(RowFile):
     """Follows one file of JSON lines. Lines that are no JSON objects are passed over."""
 
-    def __init__(self, path: Path, limit: int | None = None, choice: ColumnChoice = NO_CHOICE) -> None:
-        super().__init__(path, limit, choice)
+    def __init__(self, path: Path, limit: int | None = None, choice: ColumnChoice = NO_CHOICE, begin: int = 0) -> None:
+        super().__init__(path, limit, choice, begin=begin)
         self._rank: float | None = None
 
     def read(self, max_bytes: int, reading: Reading) -> None:

@@ -147,6 +147,8 @@ class Log:
     owned_folders: tuple[str, ...] = ()
     list_files: Callable[[], Iterable[Path]] | None = None
     open_until: Callable[[Mapping[Path, int]], Source] | None = None
+    open_from: Callable[[int, int | None], Source] | None = None
+    """Opens a file of rows as it is behind a number of bytes, up to another one."""
     has_ended: bool = False
     changed_at: Callable[[], float] | None = None
     name: str = ""

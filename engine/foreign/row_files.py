@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path, PurePath
 
 from engine.foreign import csv_file, json_file, json_lines
@@ -99,7 +100,7 @@ def _log(path: Path, head: bytes, listing: Listing) -> Log | None:
     if rows and (not is_document or path.name in KNOWN_ROWS) and json_lines.is_log(lines, choice):
         return Log(
             "json", (path,), lambda: JsonLines(path, None, choice),
-            open_until=lambda sizes: JsonLines(path, sizes.get(path), choice),
+            open_from=lambda begin, end: JsonLines(path, end, choice, begin),
         )  # fmt: skip
     if path.suffix in JSON_ENDINGS:
         text = b"\n".join(lines).decode(errors="replace")
@@ -112,7 +113,7 @@ def _csv(path: Path, listing: Listing, group: str = "") -> Log:
     choice = listing.choice
     return Log(
         "csv", (path,), lambda: CsvFile(path, None, choice, group),
-        open_until=lambda sizes: CsvFile(path, sizes.get(path), choice, group),
+        open_from=lambda begin, end: CsvFile(path, end, choice, group, begin),
     )  # fmt: skip
 
 
@@ -139,4 +140,4 @@ def _plots(listing: Listing) -> Iterator[Log]:
                 num_logs += 1
                 group = str(inner.folder.relative_to(top))
                 log = _csv(inner.folder / name, listing, "" if group == "." else group)
-                yield Log(log.format, log.files, log.open, "", (PLOTS[0],), log.list_files, log.open_until)
+                yield replace(log, owned_folders=(PLOTS[0],))

@@ -233,6 +233,21 @@ def test_file_to_which_each_start_appends_is_one_log(run: Path, cwd: Path) -> No
     assert [(point.step, point.value) for point in read(again.metrics)[0]] == [(1, 3), (2, 2), (3, 1)]
 
 
+def test_rows_of_an_earlier_run_are_not_of_a_later_one(tmp_path: Path, run: Path, cwd: Path) -> None:
+    path, later = write(cwd / "metrics.csv", "step,loss\n1,9\n2,8\n"), tmp_path / "later"
+    (later / METRICS_FOLDER).mkdir(parents=True)
+    first = MetricFiles(run, cwd=cwd, started_at=time.time() - 1)
+    first.close()
+    files = MetricFiles(later, cwd=cwd, started_at=time.time() + START_SLACK_SECONDS)
+    assert files.poll(10).logs == ()
+    time.sleep(2 * START_SLACK_SECONDS)
+    with path.open("a") as file:
+        file.write("2,7\n3,6\n")
+    for metrics in (files.close(), command_metrics(later)):
+        assert [(point.step, point.value) for point in read(metrics)[0]] == [(2, 7), (3, 6)]
+    assert [point.value for point in read(command_metrics(run))[0]] == [9, 8]
+
+
 def test_file_that_another_run_has_written_between_two_starts_is_left_out(run: Path, cwd: Path) -> None:
     path = write(cwd / "metrics.csv")
     MetricFiles(run, cwd=cwd, started_at=time.time() - 1).close()
