@@ -134,8 +134,8 @@ def _usage_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator
         unknown = gpu.processes.value is None
         advice = "run `nvidia-smi` on the host, outside of containers, to see its processes"
         yield Check("GPUs", name, "unknown" if unknown else "warning", use.message, advice, code="gpu-in-use")
-    elif not runs and not others and not gpu.mig_enabled and (doubt := find_doubt(gpu)) is not None:
-        yield Check("GPUs", name, "ok", f"counts as free: {doubt.message}")
+    elif not runs and not others and not gpu.mig_enabled and (doubt := find_doubt(gpu)):
+        yield Check("GPUs", name, "ok", f"counts as free: {doubt}")
 
 
 def _process_check(name: str, process: GpuProcess, own_user: str) -> Check:

@@ -47,24 +47,14 @@ class Obstacle(StrEnum):
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Why a device is not free. The `message` names the run or process that uses it.
+    """Why a device is not free. The `message` names the run or the user who uses it.
 
-    `shared_message` says so of several devices, without what differs between them; empty if nothing does. `users` are
-    those who may free the device: nobody if it is broken, or if a supervisor that does not answer holds it."""
+    `users` are those who may free the device: nobody if it is broken, or if a supervisor that does not answer holds
+    it."""
 
     obstacle: Obstacle
     message: str
-    shared_message: str = field(default="", compare=False)
     users: frozenset[str] = field(default=frozenset(), compare=False)
-
-
-@dataclass(frozen=True)
-class Reason:
-    """What else must be known of a device, such as why one that counts as free may be in use; and the same of several
-    devices, as in `Unavailable`."""
-
-    message: str
-    shared_message: str = field(default="", compare=False)
 
 
 def find_current_use(
@@ -91,27 +81,23 @@ def find_current_use(
         first, users = compute_processes[0], frozenset(each.user.value or UNKNOWN_USER for each in compute_processes)
         user = f"(user {first.user.value or UNKNOWN_USER})"
         if first.run is not None:
-            return Unavailable(Obstacle.IN_USE, f"in use by run {first.run} {user}", users=users)
-        return Unavailable(
-            Obstacle.IN_USE, f"in use by process {first.pid} {user}", f"in use by other processes {user}", users
-        )
+            return Unavailable(Obstacle.IN_USE, f"in use by run {first.run} {user}", users)
+        return Unavailable(Obstacle.IN_USE, f"in use by other processes {user}", users)
     if sharers:
         # In a container, NVML lists no processes, and all memory would count as that of others.
         return None
     if _memory_used(gpu, instance) is None and gpu.processes.value is not None and _may_compute(gpu):
         if gpu.value("util") is None:
             return Unavailable(Obstacle.UNKNOWN, NO_MEMORY_EVIDENCE)
-        shared = "utilization by processes that the driver does not list here"
-        return Unavailable(Obstacle.IN_USE, f"{gpu.value('util'):.0f}% {shared}", shared)
+        return Unavailable(Obstacle.IN_USE, "utilization by processes that the driver does not list here")
     has_desktop = instance is None and _may_have_desktop(gpu)
     if _unattributed_bytes(gpu, instance) <= (_desktop_limit_bytes(gpu) if has_desktop else MAX_UNATTRIBUTED_BYTES):
         return None
-    gibibytes = (_memory_used(gpu, instance) or 0) / 2**30
     desktop = ", or by a desktop" if has_desktop else ""
-    shared = f"memory in use by processes that the driver does not list here{desktop}"
+    message = f"memory in use by processes that the driver does not list here{desktop}"
     # A desktop never leaves.
     users = frozenset[str]() if has_desktop else frozenset({UNKNOWN_USER})
-    return Unavailable(Obstacle.IN_USE, f"{gibibytes:.1f} GiB of {shared}", shared, users)
+    return Unavailable(Obstacle.IN_USE, message, users)
 
 
 def find_missing_instances(gpu: Gpu) -> Unavailable | None:
@@ -120,16 +106,15 @@ def find_missing_instances(gpu: Gpu) -> Unavailable | None:
     return Unavailable(Obstacle.NO_INSTANCES, NO_INSTANCES) if has_none else None
 
 
-def find_doubt(gpu: Gpu) -> Reason | None:
-    """Return why a GPU that counts as free may be in use: the driver does not tell, or a desktop takes memory."""
+def find_doubt(gpu: Gpu) -> str:
+    """Return why a GPU that counts as free may be in use: the driver does not tell, or a desktop takes memory; else
+    ""."""
     if _is_opaque(gpu):
-        return Reason(NO_EVIDENCE)
-    unattributed_bytes = _unattributed_bytes(gpu)
-    if unattributed_bytes <= MAX_UNATTRIBUTED_BYTES:
-        return None
+        return NO_EVIDENCE
+    if _unattributed_bytes(gpu) <= MAX_UNATTRIBUTED_BYTES:
+        return ""
     user = DESKTOP_USERS.get(gpu.value("display"), "a desktop")
-    shared = f"memory in use by {user} or by processes that are not listed"
-    return Reason(f"{unattributed_bytes / 2**30:.1f} GiB of {shared}", shared)
+    return f"memory in use by {user} or by processes that are not listed"
 
 
 def _is_opaque(gpu: Gpu, instance: MigInstance | None = None) -> bool:

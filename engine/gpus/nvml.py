@@ -224,14 +224,13 @@ def active_nvlinks(handle: Any) -> int:
     return active
 
 
-def field_values(handle: Any, *field_ids: int | tuple[int, int]) -> list[int]:
-    """Return field values of ``nvmlDeviceGetFieldValues``. A field ID is a number, or a number and a scope ID."""
-    values = nv.nvmlDeviceGetFieldValues(handle, field_ids)
-    for value in values:
-        if value.nvmlReturn != nv.NVML_SUCCESS:
-            raise nv.NVMLError(value.nvmlReturn)
+def memory_temperature(handle: Any) -> int:
+    """Return the temperature of the device memory in °C (nvidia-smi `temperature.memory`)."""
+    [field] = nv.nvmlDeviceGetFieldValues(handle, [nv.NVML_FI_DEV_MEMORY_TEMP])
+    if field.nvmlReturn != nv.NVML_SUCCESS:
+        raise nv.NVMLError(field.nvmlReturn)
     # NVML sets only the low bytes of a shorter type, and nvidia-ml-py passes zeros.
-    return [int(value.value.ullVal) for value in values]
+    return int(require_available(field.value.ullVal))
 
 
 Queries = Mapping[str, Callable[[Any], Any]]
@@ -255,7 +254,7 @@ INFREQUENT_QUERIES: Queries = {
     "pcie_width": lambda h: require_available(nv.nvmlDeviceGetCurrPcieLinkWidth(h)),
     "pcie_replays": lambda h: require_available(nv.nvmlDeviceGetPcieReplayCounter(h)),
     "nvlinks": active_nvlinks,
-    "memory_temperature": lambda h: require_available(field_values(h, nv.NVML_FI_DEV_MEMORY_TEMP)[0]),
+    "memory_temperature": memory_temperature,
     "mig": mig_mode,
     "display": display_user,
 }
@@ -268,11 +267,6 @@ PERIODIC_QUERIES: Queries = {
     "fan": lambda h: require_available(nv.nvmlDeviceGetFanSpeed(h)),
     "performance_state": performance_state,
     "throttle": throttle_reasons,
-}
-# Queried for GPUs without GPM. Each call blocks for 20 ms, the interval over which NVML measures.
-PCIE_QUERIES: Queries = {
-    "pcie_sent": lambda h: require_available(nv.nvmlDeviceGetPcieThroughput(h, nv.NVML_PCIE_UTIL_TX_BYTES)),
-    "pcie_received": lambda h: require_available(nv.nvmlDeviceGetPcieThroughput(h, nv.NVML_PCIE_UTIL_RX_BYTES)),
 }
 
 

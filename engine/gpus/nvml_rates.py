@@ -1,4 +1,4 @@
-"""NVML metrics that are computed from two samples: GPM metrics, and the throughput of NVLink. Called by `sampler`."""
+"""NVML metrics that are computed from two samples: GPM metrics. Called by `sampler`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,8 @@ GPM_METRICS = {
     "nvlink_sent": nv.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC,
     "nvlink_received": nv.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC,
 }
-PCIE_THROUGHPUT = ("pcie_sent", "pcie_received")
-NVLINK_THROUGHPUT = ("nvlink_sent", "nvlink_received")
-# GPM reports throughput in MiB/s, NVLink counters count KiB.
-GPM_SCALE = dict.fromkeys((*PCIE_THROUGHPUT, *NVLINK_THROUGHPUT), 2**20 / 1000)
-KILOBYTES_PER_KIB = 1.024
-ALL_NVLINKS = 2**32 - 1  # field values of NVLink are sums over all links with this scope ID
+# GPM reports throughput in MiB/s.
+GPM_SCALE = dict.fromkeys(("pcie_sent", "pcie_received", "nvlink_sent", "nvlink_received"), 2**20 / 1000)
 
 
 class GpmReader:
@@ -91,32 +87,3 @@ class GpmReader:
             else None
             for name, metric in zip(GPM_METRICS, request.metrics, strict=False)
         }
-
-
-class NvlinkReader:
-    """NVLink throughput of one GPU without GPM, computed from two readings of its data counters."""
-
-    def __init__(self) -> None:
-        self._previous: tuple[float, list[int]] | None = None
-
-    def read(self, handle: Any) -> dict[str, Measurement[Any]]:
-        """Return the throughput since the last call."""
-        answer = nvml.query(self._read_counters, handle)
-        if answer.value is None:
-            return dict.fromkeys(NVLINK_THROUGHPUT, answer)
-        previous, self._previous = self._previous, answer.value
-        if previous is None:
-            return dict.fromkeys(NVLINK_THROUGHPUT, answer.without_value("measured from the second sample on"))
-        seconds = answer.value[0] - previous[0]
-        return {
-            name: Measurement(round((after - before) * KILOBYTES_PER_KIB / seconds, 1), answer.time)
-            if after >= before and seconds > 0
-            else answer.without_value("the counter was reset")
-            for name, before, after in zip(NVLINK_THROUGHPUT, previous[1], answer.value[1], strict=True)
-        }
-
-    @staticmethod
-    def _read_counters(handle: Any) -> tuple[float, list[int]]:
-        """Return the monotonic time, and the KiB that were sent and received."""
-        fields = (nv.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nv.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
-        return time.monotonic(), nvml.field_values(handle, *((field, ALL_NVLINKS) for field in fields))

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from engine.gpus.queue_terms import MAX_STRING_CHARS, QueueTerms
-from engine.gpus.reservation_entry import REVISION, ReservationEntry, ReservedRank, parse_entry, reservations_root
+from engine.gpus.reservation_entry import ReservationEntry, ReservedRank, reservations_root
 from engine.gpus.reservation_reader import MAX_ENTRY_BYTES, remove_entry
 from engine.gpus.waiting import Woken
-from engine.utils.codec import InvalidRecordError, asdict, encode, replace, to_builtins
+from engine.utils.codec import InvalidRecordError, asdict, decode, encode, replace, to_builtins
 from engine.utils.errors import UsageError
 from engine.utils.files import read_bytes, replace_file
 from engine.utils.locks import take_write_lock, try_flock
@@ -62,8 +62,6 @@ class Reservation:
             visible=(),
             gpus=(),
             ranks=(),
-            write_lock=False,
-            revision=REVISION,
             **asdict(QueueTerms()),
         )
         """What is written while there is a lock file."""
@@ -84,7 +82,7 @@ class Reservation:
         try:
             if not self._exists():
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-            self._entry = parse_entry(read_bytes(path.with_suffix(".json"), MAX_ENTRY_BYTES))
+            self._entry = decode(read_bytes(path.with_suffix(".json"), MAX_ENTRY_BYTES), ReservationEntry)
         except (OSError, InvalidRecordError):
             self.release()
             return ""
@@ -131,9 +129,9 @@ class Reservation:
             raise
 
     def _create(self, selection: str, visible: Sequence[str], run: str) -> None:
+        self._lock()
         self._entry = replace(
             self._entry,
-            write_lock=self._lock(),
             run=run,
             since=time.time(),
             selection=selection,
@@ -142,15 +140,17 @@ class Reservation:
             ranks=(),
         )
 
-    def _lock(self) -> bool:
-        """Create a lock file and lock it. Return whether with a write lock. Raises UsageError."""
+    def _lock(self) -> None:
+        """Create a lock file and lock it. Raises UsageError."""
         try:
             lock_path, lock_fd = _create_lock()
         except OSError as error:
             raise _unusable(reservations_root(), error) from error
         try:
+            # Earlier gputrains look for it.
             fcntl.flock(lock_fd, fcntl.LOCK_EX)
-            has_write_lock = take_write_lock(lock_fd)
+            if not take_write_lock(lock_fd):
+                raise OSError(errno.ENOLCK, "its file system has no write locks")
             # Other users cannot open, and so not lock, the file before.
             os.fchmod(lock_fd, 0o644)
         except OSError as error:
@@ -158,7 +158,6 @@ class Reservation:
             os.close(lock_fd)
             raise _unusable(lock_path, error) from error
         self._lock_path, self._lock_fd, self._shown_folder = lock_path, lock_fd, ""
-        return has_write_lock
 
     @property
     def key(self) -> tuple[int, str] | None:
@@ -228,13 +227,14 @@ class Reservation:
             return
         if not self._exists((".lock",)):
             old_path, old_fd = self._lock_path, self._lock_fd
-            self._entry = replace(self._entry, write_lock=self._lock(), since=time.time())
+            self._lock()
+            self._entry = replace(self._entry, since=time.time())
             remove_entry(old_path.parent, old_path.name)
             os.close(old_fd)
         path, values = self._lock_path.with_suffix(".json"), to_builtins(self._entry)
         folder = values.pop("folder")
-        # The GPUs come first, where every gputrain finds them. One of 24 November 2026 reads `wants`.
-        values = {"format": values["format"], "gpus": values["gpus"], **values, "wants": values["selection"]}
+        # The GPUs come first, where every gputrain finds them.
+        values = {"format": values["format"], "gpus": values["gpus"], **values}
         try:
             if folder != self._shown_folder:
                 replace_file(path.with_suffix(".folder"), lambda file: file.write(os.fsencode(folder)), private=True)

@@ -22,7 +22,7 @@ from engine.gpus.queue_terms import (
     QueueTerms,
     Text,
 )
-from engine.utils.codec import Count, FileRecord, InvalidRecordError, Meta, Record, UnixTime, asdict, decode
+from engine.utils.codec import Count, FileRecord, Meta, Record, UnixTime, decode
 from engine.utils.errors import UsageError
 from engine.utils.files import read_bytes, settings_file
 from engine.utils.trust import name_of_user
@@ -30,13 +30,11 @@ from engine.utils.trust import name_of_user
 MAX_RANKS_PER_USER = 1024
 MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
 MAX_RANK = 1 << 20
-# Revision 1 has `wants` instead of `selection`. 1 and 2 do not say their number, and their entries are not renewed.
-REVISION = RENEWED_REVISION = 3
+REVISION = 3
 EVERY_DEVICE = "*"
 """Stands for all GPUs in the `gpus` of a user with more entries than are read."""
 # Every gputrain writes these fields so, whatever else it writes.
 _GPUS = re.compile(rb'"gpus":\s*(\[[^\[\]{}]*\])')
-_NO_WRITE_LOCK = re.compile(rb'"write_lock":\s*false')
 
 Devices = Annotated[tuple[str, ...], Meta(max_length=MAX_DEVICES)]
 ArrivalTime = Annotated[float, Meta(ge=0, le=MAX_TIME)]
@@ -56,7 +54,7 @@ class ReservationEntry(FileRecord, QueueTerms, frozen=True, kw_only=True):
 
     `since` is the Unix time at which the run joined the queue, `selection` its `device.gpus`. `gpus` contains the
     `CudaDevice.uuid` of each of its devices, and is empty while it waits. `visible` contains that of each
-    device that is visible to it. `write_lock` says whether it holds the write lock on its lock file.
+    device that is visible to it. `write_lock` is for earlier gputrains: it holds the write lock on its lock file.
 
     `reason` is why it waits. The terms have no defaults here: without `blocked`, a run that claims no devices would
     claim some.
@@ -73,33 +71,23 @@ class ReservationEntry(FileRecord, QueueTerms, frozen=True, kw_only=True):
     visible: Devices
     gpus: Devices
     ranks: Annotated[tuple[ReservedRank, ...], Meta(max_length=MAX_RANKS_PER_USER)]
-    write_lock: bool
+    write_lock: bool = True
     reason: Text = ""
-    revision: Count = 2
-
-
-class FirstReservationEntry(ReservationEntry, frozen=True, kw_only=True):
-    """The file of a reservation in revision 1."""
-
-    wants: Text
-    selection: Text = ""
-    priority: Priority = 0
-    blocked: Text = ""
-    share: NumSharers = 1
+    revision: Count = REVISION
 
 
 class ReservationInfo(ReservationEntry, frozen=True, kw_only=True):
     """The reservation of a live run: its file, as far as other users can trust it, and what the file system says.
 
     `uid` is the user who owns its files, which are in `user_folder`; `lock_name` is the name of its lock file.
-    `renewed_at` is the Unix time at which its supervisor last renewed it, None if its gputrain does not.
+    `renewed_at` is the Unix time at which its supervisor last renewed it.
     """
 
     uid: Annotated[int, Meta(ge=0, lt=1 << 32)]
     user_folder: str
     lock_name: str
     position: QueuePosition
-    renewed_at: UnixTime | None = None
+    renewed_at: UnixTime = 0.0
     is_silent: bool = False
     """Whether its supervisor does not answer: it is suspended, or hangs."""
 
@@ -156,27 +144,10 @@ def _root_of_settings(path: Path) -> Path | None:
     return None
 
 
-def parse_entry(data: bytes) -> ReservationEntry:
-    """Return an entry of any revision. Raises InvalidRecordError."""
-    try:
-        return decode(data, ReservationEntry)
-    except InvalidRecordError as error:
-        try:
-            values = asdict(decode(data, FirstReservationEntry))
-        except InvalidRecordError:
-            raise error from None
-    return ReservationEntry(**values | {"selection": values.pop("wants"), "revision": 1})
-
-
 def held_devices(data: bytes) -> tuple[str, ...]:
     """Return the GPUs of an entry that cannot be read; none if even these cannot. Raises InvalidRecordError."""
     match = _GPUS.search(data)
     return () if match is None else decode(match[1], Devices)
-
-
-def may_lack_write_lock(data: bytes) -> bool:
-    """Whether an entry, which may be unreadable, says that its run holds only an flock."""
-    return _NO_WRITE_LOCK.search(data) is not None
 
 
 def unreadable_entry(gpus: tuple[str, ...]) -> ReservationEntry:
@@ -191,5 +162,4 @@ def unreadable_entry(gpus: tuple[str, ...]) -> ReservationEntry:
         visible=(),
         gpus=gpus,
         ranks=(),
-        write_lock=True,
     )

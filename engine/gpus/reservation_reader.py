@@ -9,8 +9,7 @@ file claims about its user:
   example because a later gputrain wrote it: its GPUs are its first field. A user with more entries than are read counts
   as holding every GPU.
 - A run is live if the process that created its lock file holds a write lock on it. Other users cannot: the file is
-  writable only by its owner. Where there are no such locks, it holds only an flock, which any reader of the file can
-  take.
+  writable only by its owner.
 - A run joined the queue when its lock file was created, or later.
 - The order in which a user wants their runs to start, and `blocked`, only permute or disable runs of that user.
 - A rank belongs to the run only if its process belongs to the same user.
@@ -38,18 +37,15 @@ from typing import Any
 from engine.gpus.reservation_entry import (
     EVERY_DEVICE,
     MAX_RANKS_PER_USER,
-    RENEWED_REVISION,
     ReservationEntry,
     ReservationInfo,
     held_devices,
-    may_lack_write_lock,
-    parse_entry,
     reservations_root,
     unreadable_entry,
 )
-from engine.utils.codec import InvalidRecordError, UnsetType, asdict, replace
+from engine.utils.codec import InvalidRecordError, UnsetType, asdict, decode, replace
 from engine.utils.errors import Problem
-from engine.utils.files import has_flock, open_regular_file, opened
+from engine.utils.files import open_regular_file, opened
 from engine.utils.locks import has_write_lock
 from engine.utils.text import pluralize, printable
 from engine.utils.trust import describe_user
@@ -241,22 +237,19 @@ class _Reader:
             status = os.fstat(lock.fileno())
             if status.st_uid != uid:
                 raise OSError(errno.EINVAL, f"belongs to {describe_user(status.st_uid)}")
-            if has_flock(lock.fileno()):
+            if has_write_lock(lock.fileno()):
                 data, renewed_at = _read_file(folder, _json_name(lock_name), uid)
                 self._num_bytes[uid] = self._num_bytes.get(uid, 0) + len(data)
-                # Another user may hold the flock of a dead run.
-                if may_lack_write_lock(data) or has_write_lock(lock.fileno()):
-                    entry = self._parse(data, uid, f"{name}/{_json_name(lock_name)}")
-                    is_renewed = entry.revision >= RENEWED_REVISION
-                    return _info(
-                        entry,
-                        uid=uid,
-                        user_folder=name,
-                        lock_name=lock_name,
-                        since=max(entry.since, status.st_ctime),
-                        renewed_at=renewed_at if is_renewed else None,
-                        is_silent=is_renewed and time.time() - renewed_at > SILENT_SECONDS,
-                    )
+                entry = self._parse(data, uid, f"{name}/{_json_name(lock_name)}")
+                return _info(
+                    entry,
+                    uid=uid,
+                    user_folder=name,
+                    lock_name=lock_name,
+                    since=max(entry.since, status.st_ctime),
+                    renewed_at=renewed_at,
+                    is_silent=time.time() - renewed_at > SILENT_SECONDS,
+                )
         is_published = status.st_mode & stat.S_IROTH or time.time() - status.st_ctime > UNPUBLISHED_SECONDS
         if uid == os.getuid() and is_published:
             self.stale.append(self._root / name / lock_name)
@@ -267,7 +260,7 @@ class _Reader:
     def _parse(self, data: bytes, uid: int, name: str) -> ReservationEntry:
         """Return an entry, or what counts as held of one that cannot be read. Raises ValueError if that is nothing."""
         try:
-            entry = parse_entry(data)
+            entry = decode(data, ReservationEntry)
         except InvalidRecordError as error:
             if not (gpus := held_devices(data)):
                 raise

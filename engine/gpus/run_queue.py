@@ -135,9 +135,8 @@ class RunQueue:
         if not self.wait:
             yield None, time.monotonic(), CLAIM_TIMEOUT_SECONDS
             return
-        renewed_at, now = waiter.renewed_at, time.time()
         # Its user can give the entry any time.
-        yield waiter.key, now if renewed_at is None or renewed_at > now else renewed_at, CLAIM_TIMEOUT_SECONDS
+        yield waiter.key, min(waiter.renewed_at, time.time()), CLAIM_TIMEOUT_SECONDS
         yield waiter.uid, time.monotonic(), USER_CLAIM_TIMEOUTS * CLAIM_TIMEOUT_SECONDS
 
 

@@ -6,12 +6,11 @@ Works on a `snapshot` and the entries of `reservation_reader`. Called by `alloca
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.gpus.current_use import (
     Obstacle,
-    Reason,
     Unavailable,
     find_current_use,
     find_doubt,
@@ -46,7 +45,7 @@ class CudaDevice:
     `sharers` is the number of runs on a device that is free because they share it (`queue.share`, `queue.min_free`).
     `unreserved_bytes` is its memory that is neither in use nor reserved, None if NVML does not report it. `other_use`
     is who else computes on a device that is free because it has enough memory. `doubt` is why a free device may be in
-    use, see `find_doubt`. `capability` is the compute capability; a MIG instance has that of its GPU.
+    use, see `find_doubt`, else "". `capability` is the compute capability; a MIG instance has that of its GPU.
     """
 
     index: Count
@@ -59,7 +58,7 @@ class CudaDevice:
     sharers: Count = 0
     unreserved_bytes: Count | None = None
     other_use: Unavailable | None = None
-    doubt: Reason | None = None
+    doubt: str = ""
     capability: tuple[Count, Count] | None = None
 
     @property
@@ -133,7 +132,7 @@ def _device(
         sharers=len(sharers),
         unreserved_bytes=unreserved,
         other_use=None if unavailable else use,
-        doubt=None if unavailable or use or sharers or instance is not None else find_doubt(gpu),
+        doubt="" if unavailable or use or sharers or instance is not None else find_doubt(gpu),
         capability=capability and tuple(map(int, capability.split("."))),
     )
     if instance is None:
@@ -359,45 +358,30 @@ def _describe_devices(devices: Sequence[CudaDevice]) -> str:
 
 def why_not_free(devices: Sequence[CudaDevice]) -> str:
     """Return why devices are not free, grouped by reason: "2 GPUs (0, 1): reserved by run a (user b); GPU 2: lost"."""
-    return _group_by_reason((device.index, device.unavailable) for device in devices)
+    return _group_by_reason({device.index: device.unavailable.message for device in devices if device.unavailable})
 
 
 def use_warnings(devices: Sequence[CudaDevice]) -> list[Problem]:
     """Return who else uses, or may use, the devices of a run: one warning per kind, grouped like `why_not_free`."""
+    sharers = {device.index: f"with {pluralize(device.sharers, 'other run')}" for device in devices if device.sharers}
+    others = {device.index: device.other_use.message for device in devices if device.other_use}
+    doubts = {device.index: device.doubt for device in devices if device.doubt}
     kinds = (
         ("sharing GPUs that are not free", why_not_free(devices)),
-        (
-            "sharing GPUs with runs that allow it (queue.share, queue.min_free)",
-            _group_by_reason((device.index, _describe_sharers(device)) for device in devices),
-        ),
-        (
-            "sharing GPUs that have enough memory left (queue.min_free)",
-            _group_by_reason((device.index, device.other_use) for device in devices),
-        ),
-        ("GPUs that count as free may be in use", _group_by_reason((device.index, device.doubt) for device in devices)),
+        ("sharing GPUs with runs that allow it (queue.share, queue.min_free)", _group_by_reason(sharers)),
+        ("sharing GPUs that have enough memory left (queue.min_free)", _group_by_reason(others)),
+        ("GPUs that count as free may be in use", _group_by_reason(doubts)),
     )
     return [Problem("", f"{what}: {which}", code="gpu-in-use") for what, which in kinds if which]
 
 
-def _describe_sharers(device: CudaDevice) -> Reason | None:
-    if not device.sharers:
-        return None
-    runs = f"with {pluralize(device.sharers, 'other run')}"
-    used = "" if device.memory_used is None else f", which use {device.memory_used / 2**30:.1f} GiB of memory"
-    return Reason(runs + used, runs)
-
-
-def _group_by_reason(devices: Iterable[tuple[int, Reason | Unavailable | None]]) -> str:
-    groups: dict[str, list[tuple[int, Reason | Unavailable]]] = {}
-    for index, reason in devices:
-        if reason is not None:
-            groups.setdefault(reason.shared_message or reason.message, []).append((index, reason))
-    return "; ".join(_describe_group(shared, group) for shared, group in groups.items())
-
-
-def _describe_group(shared: str, group: Sequence[tuple[int, Reason | Unavailable]]) -> str:
-    messages = {reason.message for _, reason in group}
-    # What is the same for all devices is said in full.
-    said = messages.pop() if len(messages) == 1 else shared
-    indices = ", ".join(str(index) for index, _ in group)
-    return f"GPU {indices}: {said}" if len(group) == 1 else f"{len(group)} GPUs ({indices}): {said}"
+def _group_by_reason(reasons: Mapping[int, str]) -> str:
+    """Return the reasons of devices by their indices, each once."""
+    groups: dict[str, list[str]] = {}
+    for index, reason in reasons.items():
+        groups.setdefault(reason, []).append(str(index))
+    named = ((each, ", ".join(each), reason) for reason, each in groups.items())
+    return "; ".join(
+        f"GPU {indices}: {reason}" if len(each) == 1 else f"{len(each)} GPUs ({indices}): {reason}"
+        for each, indices, reason in named
+    )

@@ -181,14 +181,12 @@ class Gpu(Record, frozen=True, kw_only=True):
     max_pcie_width: Measurement[Count] = _absent("lanes")
     # PCIe packets that were sent again (`Replays Since Reset` of `nvidia-smi -q`).
     pcie_replays: Measurement[Count] = _absent("replays")
-    # PCIe throughput from and to the GPU, 1 KB = 1000 B. With GPM: since the last sample (metrics 20 and 21). Without
-    # GPM: over 20 ms (`txpci` and `rxpci` of `nvidia-smi dmon -s t`).
+    # PCIe throughput from and to the GPU since the last sample, 1 KB = 1000 B (GPM metrics 20 and 21).
     pcie_sent: Measurement[Number] = _absent("KB/s")
     pcie_received: Measurement[Number] = _absent("KB/s")
     # Number of active NVLinks (`nvidia-smi nvlink --status`).
     nvlinks: Measurement[Count] = _absent("links")
-    # Throughput of all NVLinks from and to the GPU since the last sample, 1 KB = 1000 B. With GPM: metrics 61 and 60.
-    # Without GPM: change of the data counters (`nvidia-smi nvlink -gt d`).
+    # Throughput of all NVLinks from and to the GPU since the last sample, 1 KB = 1000 B (GPM metrics 61 and 60).
     nvlink_sent: Measurement[Number] = _absent("KB/s")
     nvlink_received: Measurement[Number] = _absent("KB/s")
     # Current MIG mode, "on" or "off" (`mig.mode.current`).
@@ -300,14 +298,12 @@ MIN_STALE_AFTER_SECONDS = 2.0
 class SamplerOptions(Record, frozen=True, kw_only=True):
     """What the sampler queries, and how often. Passed to its process as one line of JSON.
 
-    `period` is in seconds. `activity` adds the activity of the SMs and of the links, `processes` the processes. `links`
-    measures the PCIe throughput of GPUs without GPM in every period, not only every `sampler.PCIE_INTERVAL_SECONDS`.
-    `gpus` limits sampling to these UUIDs; None means all GPUs.
+    `period` is in seconds. `activity` adds the activity of the SMs and of the links, `processes` the processes. `gpus`
+    limits sampling to these UUIDs; None means all GPUs.
     """
 
     period: Seconds = 1.0
     activity: bool = True
-    links: bool = False
     processes: bool = True
     gpus: tuple[str, ...] | None = None
 

@@ -7,7 +7,6 @@ gputrain that wrote it computed after a resume.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -30,6 +29,7 @@ from engine.sweeps.folder import SweepFolder
 from engine.sweeps.settings import read_settings
 from engine.sweeps.status import SweepReader
 from engine.training.checkpoint import check_content, load_checkpoint
+from engine.utils.locks import take_write_lock
 from support.gputrain_command import ROOT, Gputrain, effective_events
 from support.runs.trained_run import call
 from tui.form.model import load_last_form
@@ -141,11 +141,9 @@ def test_kept_reservation_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
     folder = tmp_path / f"gputrain-{os.getuid()}"
     folder.mkdir(0o755)
-    text = (FORMAT_1 / "reservation.json").read_text()
-    # Its process holds a write lock; this one holds the lock of a process without.
-    (folder / "1-2.json").write_text(text.replace('"write_lock":true', '"write_lock":false'))
+    shutil.copy(FORMAT_1 / "reservation.json", folder / "1-2.json")
     with (folder / "1-2.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert take_write_lock(lock.fileno())
         [found] = read_reservations(remove_stale=False)
     assert (found.run, found.gpus, found.visible, found.share) == ("queued", ("cpu",), ("cpu",), 1)
 

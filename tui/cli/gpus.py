@@ -48,9 +48,7 @@ def show_gpus(options: GpusOptions) -> None:
     """Print snapshots until the requested number or Ctrl-C. Raises UsageError."""
     # CPU usage of a process is a difference between two samples, so the first sample has none.
     quick = options.sample_count == 1 and options.processes
-    monitor = open_monitor(
-        SamplerOptions(period=MIN_PERIOD_SECONDS if quick else options.interval_s, links=options.links)
-    )
+    monitor = open_monitor(SamplerOptions(period=MIN_PERIOD_SECONDS if quick else options.interval_s))
     try:
         with _open_recording(options.record) as record:
             if quick:

@@ -35,7 +35,7 @@ def test_auto_uses_gpu_of_desktop_and_says_so(loaded_gpu_host: FakeGpuHost, driv
     assert [device.index for device in allocation.devices] == [0]
     assert allocation.cpu_fallback is None
     [warning] = allocation.warnings
-    assert has_problem([warning], "gpu-in-use", "", "GPU 0: ", "2.4 GiB")
+    assert has_problem([warning], "gpu-in-use", "", "GPU 0: memory in use")
 
 
 def test_free_gpu_of_windows_is_chosen_in_wsl(loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_gpu_of_desktop_that_may_train_is_named_in_the_advice(
     allocation = preview_allocation("auto", snapshot, wait=False)
     assert allocation.devices == []
     assert allocation.cpu_fallback is not None
-    assert has_problem([allocation.cpu_fallback], "gpu-fallback", "", "GPU 0: ", "GiB", "--gpus", "--queue")
+    assert has_problem([allocation.cpu_fallback], "gpu-fallback", "", "GPU 0: ", "--gpus", "--queue")
     with raises_problem("gpu-in-use", "device.gpus", "--gpus", "--queue", kind=NotFreeError):
         preview_allocation("free:1", snapshot, wait=False)
     assert [device.index for device in preview_allocation("0", snapshot, wait=False).devices] == [0]
@@ -84,9 +84,7 @@ def test_gpu_whose_driver_reports_no_use_is_free_while_idle(
     loaded_gpu_host.set_scene(gpu_line(0, util=util), NO_PROCESS_LIST, NO_MEMORY)
     device = first_device()
     assert device.is_free is is_free
-    assert (device.doubt and device.doubt.message) == (
-        "the driver reports neither its processes nor its memory use" if is_free else None
-    )
+    assert device.doubt == ("the driver reports neither its processes nor its memory use" if is_free else "")
 
 
 @pytest.mark.parametrize(("util", "is_free"), [(-1, False), (30, True), (31, False)])

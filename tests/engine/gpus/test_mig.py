@@ -22,7 +22,7 @@ def test_mig_processes_are_those_of_instances_if_gpu_refuses(loaded_gpu_host: Fa
     processes = snapshot.gpus[0].processes.value
     assert processes is not None
     assert [(process.pid, process.instance, process.compute_instance) for process in processes] == [(UNKNOWN_PID, 2, 0)]
-    in_use = Unavailable(Obstacle.IN_USE, f"in use by process {UNKNOWN_PID} (user unknown)")
+    in_use = Unavailable(Obstacle.IN_USE, "in use by other processes (user unknown)")
     assert [device.unavailable for device in cuda_devices(snapshot)] == [None, in_use]
 
 

@@ -97,13 +97,13 @@ def test_failed_reservation_holds_no_gpu_later(base: Path, monkeypatch: pytest.M
     own.release()
 
 
-def test_entry_has_its_gpus_first_and_what_earlier_versions_read(base: Path) -> None:
+def test_entry_has_its_gpus_first(base: Path) -> None:
     own = Reservation()
     own.reserve(["GPU-1"], "free:1", ["GPU-1"], "a")
     [path] = base.glob("gputrain-*/*.json")
     values = json.loads(path.read_text())
     assert list(values)[:2] == ["format", "gpus"]
-    assert (values["format"], values["revision"], values["wants"]) == (1, 3, "free:1")
+    assert (values["format"], values["revision"]) == (1, 3)
     own.release()
 
 
@@ -218,13 +218,11 @@ def test_unusable_base_is_refused_with_the_way_out(
         Reservation().enqueue("free:1", ["GPU-1"], "a")
 
 
-def test_reservation_without_write_locks_is_read(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_without_write_locks_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    own = Reservation()
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patched, raises_problem("not-writable", "device.gpus", "GPUTRAIN_RESERVATIONS"):
         patched.setattr(fcntl, "fcntl", refuse)
-        own.enqueue("free:1", ["GPU-1"], "a")
-    assert [each.run for each in read_reservations()] == ["a"]
-    own.release()
+        Reservation().enqueue("free:1", ["GPU-1"], "a")
+    assert list(base.iterdir()) == []

@@ -7,7 +7,6 @@ import fcntl
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import time
@@ -23,14 +22,14 @@ from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_entry import ReservationInfo, ReservedRank
 from engine.gpus.reservation_reader import read_reservations
 from engine.utils.errors import Problem
+from engine.utils.locks import take_write_lock
 from engine.utils.trust import name_of_user
-from support.gputrain_command import ROOT
 from support.messages import has_problem, raises_problem
 
 SOMEONE = 12345
 ENTRY = {
     "format": 1, "run": "planted", "uid": 0, "lock_name": "x", "since": 1.0, "selection": "all", "visible": ["GPU-1"],
-    "gpus": ["GPU-1"], "ranks": [], "write_lock": False, "priority": 0, "blocked": "", "share": 1,
+    "gpus": ["GPU-1"], "ranks": [], "write_lock": True, "priority": 0, "blocked": "", "share": 1,
 }  # fmt: skip
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can create files of another user")
 
@@ -68,10 +67,10 @@ def close_locks() -> Iterator[None]:
 
 
 def plant(folder: Path, values: Any, name: str = "1-2") -> None:
-    """Write an entry, and lock it as on a host without write locks."""
+    """Write an entry, and lock it."""
     (folder / f"{name}.json").write_text(values if isinstance(values, str) else json.dumps(values))
     lock_fd = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    fcntl.flock(lock_fd, fcntl.LOCK_EX)
+    assert take_write_lock(lock_fd)
     _locks.append(lock_fd)
 
 
@@ -115,22 +114,12 @@ def test_entry_whose_gpus_cannot_be_read_is_reported_and_ignored(
 
 
 def test_unreadable_entry_of_dead_run_is_not_held_by_whoever_takes_its_flock(folder: Path) -> None:
-    plant(folder, ENTRY | {"write_lock": True, "format": 2})
+    plant(folder, ENTRY | {"format": 2})
+    os.close(_locks.pop())
+    locker = os.open(folder / "1-2.lock", os.O_RDONLY)
+    _locks.append(locker)
+    fcntl.flock(locker, fcntl.LOCK_EX)
     assert read() == ([], [])
-
-
-@pytest.mark.parametrize(("name", "revision"), [("24-november", 1), ("28-november", 2)])
-@pytest.mark.parametrize("state", ["holds", "waits"])
-def test_entry_of_earlier_revision_is_read(folder: Path, name: str, revision: int, state: str) -> None:
-    kept = (ROOT / "tests/recordings/reservations" / f"{name}-{state}.json").read_text()
-    # Its process holds a write lock; this one holds the lock of a process without.
-    plant(folder, re.sub('"write_lock": ?true', '"write_lock":false', kept))
-    [found], ignored = read()
-    assert ignored == []
-    assert (found.run, found.revision, found.selection) == (f"{state}-run", revision, "free:1")
-    assert found.gpus == (("GPU-11110000-1111-2222-3333-444444444444",) if state == "holds" else ())
-    assert len(found.visible) == 2 and found.share == 2
-    assert found.is_ready == (state == "waits") and not found.is_silent
 
 
 def test_entry_with_terms_of_its_user_is_read(folder: Path) -> None:
@@ -157,8 +146,8 @@ def test_entry_that_is_no_small_regular_file_does_not_block_or_raise(
     create(folder / f"1-2{suffix}")
     found, ignored = read()
     assert [each.run for each in found] == ["honest"]
-    # A file of any size with a lock that nobody holds is a stale entry.
-    assert len(ignored) == (0 if create is make_sparse else 1)
+    # A lock file of any size that nobody holds is a stale entry.
+    assert len(ignored) == (0 if create is make_sparse and suffix == ".lock" else 1)
 
 
 @pytest.mark.parametrize(("age_s", "is_reported"), [(0.0, False), (3600.0, True)])
@@ -245,11 +234,9 @@ def test_rank_of_process_of_another_user_is_ignored(folder: Path) -> None:
         sleeper.wait()
 
 
-@pytest.mark.parametrize(("revision", "age_s", "is_silent"), [(3, 61, True), (3, 30, False), (2, 3600, False)])
-def test_supervisor_that_does_not_renew_its_entry_is_silent(
-    folder: Path, revision: int, age_s: int, is_silent: bool
-) -> None:
-    plant(folder, ENTRY | {"revision": revision})
+@pytest.mark.parametrize(("age_s", "is_silent"), [(61, True), (30, False)])
+def test_supervisor_that_does_not_renew_its_entry_is_silent(folder: Path, age_s: int, is_silent: bool) -> None:
+    plant(folder, ENTRY)
     os.utime(folder / "1-2.json", (time.time() - age_s,) * 2)
     [found], _ = read()
     assert found.is_silent == is_silent

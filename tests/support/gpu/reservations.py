@@ -13,7 +13,7 @@ def make_reservation(run: str, uid: int, **changes: Any) -> ReservationInfo:
     values |= {
         "user_folder": f"gputrain-{uid}",
         "lock_name": f"{run}.lock",
-        "write_lock": True,
+        "renewed_at": 1e11,
         "priority": 0,
         "blocked": "",
         "share": 1,
