@@ -12,7 +12,6 @@ from datetime import time as clock_time
 
 UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 _SHORT_UNITS = {"": "second", "s": "second", "sec": "second", "m": "minute", "min": "minute", "h": "hour", "d": "day"}
-NAMED_TIMES = {"midnight": clock_time(0), "noon": clock_time(12), "fika": clock_time(15), "teatime": clock_time(16)}
 BEGIN_FORMS = "now+2h, 22:00, tomorrow or 2026-12-01T08:00 (local)"
 NOT_A_BEGIN_TIME = f"must be a time, such as {BEGIN_FORMS}"
 MAX_DELAY_SECONDS = 10 * 365 * 86400  # a longer one is a mistake
@@ -35,8 +34,7 @@ def begin_time(text: str, now: float) -> float | None:
     if text in ("today", "tomorrow"):
         date = local_now.date() + timedelta(days=text == "tomorrow")
         return datetime.combine(date, clock_time(0)).timestamp()
-    clock = NAMED_TIMES.get(text) or (_parse_clock(text) if _CLOCK.fullmatch(text) else None)
-    if clock is not None:
+    if _CLOCK.fullmatch(text) and (clock := _parse_clock(text)) is not None:
         today = datetime.combine(local_now.date(), clock).timestamp()
         tomorrow = datetime.combine(local_now.date() + timedelta(days=1), clock).timestamp()
         return today if today > now else tomorrow

@@ -1,40 +1,30 @@
 """The user's limits against accidents: GPUs and runs at once, and hours per run.
 
-`limits:` of the settings file sets them, and the environment variable GPUTRAIN_LIMITS (`gpus=2,runs=4,hours=24`) lowers
-them for what one shell starts. They are no security boundary: the user can change both.
+`limits:` of the settings file sets them. They are no security boundary: the user can change the file.
 
 `engine.gpus.own_limits` counts what the user's runs hold, `engine.launch` applies the hours.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
 from engine.config.schema import Config
-from engine.config.settings import LimitValues, read_settings
-from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.config.settings import read_settings
+from engine.utils.errors import Problem
 from engine.utils.files import settings_file
-from engine.utils.text import printable
 from engine.utils.units import format_number
-
-VARIABLE = "GPUTRAIN_LIMITS"
-EXAMPLE = "gpus=2,runs=4,hours=24"
-MAX_PART_CHARS = 40
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit in force: its `key`, its value, and where it is set."""
+    """A limit in force: its `key` and its value."""
 
     key: str
     value: float
-    source: str
 
     def __str__(self) -> str:
-        return f"limits.{self.key} is {format_number(self.value)} ({self.source})"
+        return f"limits.{self.key} is {format_number(self.value)} ({settings_file()})"
 
 
 @dataclass(frozen=True)
@@ -90,33 +80,6 @@ def requested_gpus(selection: str, visible: int = 0) -> int:
 
 
 def read_limits() -> Limits:
-    """Return the limits in force: the lower ones of settings file and GPUTRAIN_LIMITS.
-
-    Raises UsageError if one is invalid."""
-    found: dict[str, Limit] = {}
-    for values, source in ((read_settings().limits, str(settings_file())), (_of_variable(), VARIABLE)):
-        for key, value in values.model_dump(exclude_none=True).items():
-            if key not in found or value < found[key].value:
-                found[key] = Limit(key, value, source)
-    return Limits(**found)
-
-
-def _of_variable() -> LimitValues:
-    """Return the limits that GPUTRAIN_LIMITS sets. Raises UsageError."""
-    pairs = (part.partition("=") for part in os.environ.get(VARIABLE, "").split(",") if part.strip())
-    values = {key.strip(): value.strip() for key, _, value in pairs}
-    try:
-        return LimitValues.model_validate_strings(values, strict=False)
-    except ValidationError as error:
-        [detail, *_] = error.errors()
-        key, message = str(detail["loc"][0]), f"{detail['msg'][0].lower()}{detail['msg'][1:]}"
-        shown = printable(f"{key}={values[key]}"[:MAX_PART_CHARS])
-        if key not in LimitValues.model_fields:
-            hint = did_you_mean(key, LimitValues.model_fields)
-            raise _invalid(f"{shown!r} sets no limit{hint}", "unknown-key") from error
-        code = "out-of-range" if detail["type"].startswith(("greater", "less")) else "invalid-value"
-        raise _invalid(f"{shown!r}: {message}", code) from error
-
-
-def _invalid(reason: str, code: str) -> UsageError:
-    return UsageError.one(VARIABLE, f"{reason}; its form is {EXAMPLE}", code=code)
+    """Return the limits of the user's settings. Raises UsageError if the settings are invalid."""
+    values = read_settings().limits.model_dump(exclude_none=True)
+    return Limits(**{key: Limit(key, value) for key, value in values.items()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -80,52 +79,24 @@ def with_number(text: str, key: str, value: float) -> str:
 
 
 def _edit(text: str, section: str, name: str, number: str) -> str:
-    newline = "\r\n" if "\r\n" in text else "\n"
+    """Return the text with the value replaced, or with a new line for it. Raises ValueError if it has no place."""
     root = compose_yaml(text)
     values = _find(root, section) if isinstance(root, yaml.MappingNode) else None
     if values is None:
-        return _append_line(text, f"{section}:{newline}  {name}: {number}", newline)
+        before = text if not text or text.endswith("\n") else f"{text}\n"
+        return f"{before}{section}:\n  {name}: {number}\n"
     if not isinstance(values, yaml.MappingNode):
         raise ValueError("the section has no keys")
-    current = _find(values, name)
-    if current is not None:
-        return _replace(text, current, number)
-    insert = _insert_into_flow if values.flow_style else partial(_insert_line, newline=newline)
-    return insert(text, values, f"{name}: {number}")
+    if (current := _find(values, name)) is not None:
+        start, end = current.start_mark.index, current.end_mark.index
+        # `lr:` without a value ends at its colon.
+        return text[:start] + (" " if start == end else "") + number + text[end:]
+    if values.flow_style:
+        start = values.start_mark.index + 1
+        return f"{text[:start]}{name}: {number}{', ' if values.value else ''}{text[start:]}"
+    first = values.value[0][0].start_mark
+    return f"{text[: first.index]}{name}: {number}\n{' ' * first.column}{text[first.index :]}"
 
 
 def _find(mapping: yaml.MappingNode, name: str) -> yaml.Node | None:
     return next((value for key, value in mapping.value if key.value == name), None)
-
-
-def _replace(text: str, node: yaml.Node, new: str) -> str:
-    start, end = node.start_mark.index, node.end_mark.index
-    # `lr:` without a value ends at its colon.
-    return text[:start] + (" " if start == end else "") + new + text[end:]
-
-
-def _insert_into_flow(text: str, mapping: yaml.MappingNode, entry: str) -> str:
-    start = mapping.start_mark.index + 1
-    return text[:start] + entry + (", " if mapping.value else "") + text[start:]
-
-
-def _insert_line(text: str, mapping: yaml.MappingNode, line: str, newline: str) -> str:
-    """Insert an entry into a block mapping: behind the first entry, below whose comment it does not belong."""
-    key, value = mapping.value[0]
-    indent = " " * key.start_mark.column
-    if isinstance(value, yaml.ScalarNode) and value.end_mark.line == key.start_mark.line:
-        end = _end_of_line(text, value.end_mark.index)
-        return f"{text[:end]}{newline}{indent}{line}{text[end:]}"
-    start = key.start_mark.index
-    return f"{text[:start]}{line}{newline}{indent}{text[start:]}"
-
-
-def _append_line(text: str, line: str, newline: str) -> str:
-    return text + ("" if not text or text.endswith("\n") else newline) + line + newline
-
-
-def _end_of_line(text: str, index: int) -> int:
-    """Return the index of the line break that ends the line, or the length of the text."""
-    end = text.find("\n", index)
-    end = len(text) if end < 0 else end
-    return end - 1 if text[max(end - 1, 0) : end] == "\r" else end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -146,13 +146,3 @@ def _process_check(name: str, process: GpuProcess, own_user: str) -> Check:
         advice = f"if the process is left over from an earlier run, end it with `kill {process.pid}`"
     found = f"in use by process {process.pid} ({user}){command}"
     return Check("GPUs", name, "warning", found, advice, code="gpu-in-use")
-
-
-def visible_devices_check(environ: Mapping[str, str], total: int, visible: int) -> Iterator[Check]:
-    """Yield a warning if CUDA_VISIBLE_DEVICES hides GPUs."""
-    if "CUDA_VISIBLE_DEVICES" in environ and visible < total:
-        value = environ["CUDA_VISIBLE_DEVICES"]
-        found = f"CUDA_VISIBLE_DEVICES={value!r} shows {visible} of {pluralize(total, 'GPU')}"
-        yield Check(
-            "GPUs", "visible", "warning", found, "unset CUDA_VISIBLE_DEVICES unless this is intended", code="gpu-hidden"
-        )

@@ -1,38 +1,20 @@
-"""Checks that need neither the driver nor torch: cores, memory, runs folder, user folders, environment variables."""
+"""Checks that need neither the driver nor torch: cores, memory, runs folder."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from engine.doctor.check import Check
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
 from engine.runs.ownership import check_claim
 from engine.utils.errors import UsageError
-from engine.utils.files import cache_folder, config_folder, own_folder_advice, state_folder, user_path_problem
 from engine.utils.host import available_cores, free_bytes, free_memory
 from engine.utils.text import pluralize
 from engine.utils.units import format_bytes
 
 RANK_BASE_BYTES = 1 << 30  # resident memory of a process that has imported torch
 MIN_FREE_DISK_BYTES = 1 << 30
-# Debugging variables that slow down every run, and how.
-SLOWING_VARIABLES = {
-    "CUDA_LAUNCH_BLOCKING": "makes each kernel launch wait for the kernel",
-    "NCCL_P2P_DISABLE": "sends GPU-to-GPU traffic through host memory",
-    "NCCL_SHM_DISABLE": "sends GPU-to-GPU traffic through the network",
-    "NCCL_DEBUG": "makes NCCL write to the log of each run",
-    "TORCH_DISTRIBUTED_DEBUG": "adds a consistency check to every collective",
-    "TORCH_SHOW_CPP_STACKTRACES": "adds C++ stack traces to errors",
-}
-# Environment variable and location of each user folder, and what it contains.
-USER_FOLDERS = (
-    ("XDG_CACHE_HOME", cache_folder, "decoded", "cached data is"),
-    ("XDG_CONFIG_HOME", config_folder, "presets", "saved presets are"),
-    ("XDG_STATE_HOME", state_folder, "form.json", "the last choices in the form are"),
-)
-OFF_VALUES = ("", "0", "OFF", "off", "WARN", "VERSION")
 
 
 def machine_checks(root: Path) -> Iterator[Check]:
@@ -40,8 +22,6 @@ def machine_checks(root: Path) -> Iterator[Check]:
     yield Check("machine", "cores", "ok", pluralize(available_cores(), "core"))
     yield memory_check(*free_memory())
     yield runs_folder_check(root)
-    yield from user_folder_checks()
-    yield from environment_checks(os.environ)
 
 
 def memory_check(free: int, total: int) -> Check:
@@ -75,28 +55,3 @@ def runs_folder_check(root: Path) -> Check:
     if free < MIN_FREE_DISK_BYTES:
         return Check("machine", name, "warning", found, advice, code="disk-full")
     return Check("machine", name, "ok", found)
-
-
-def user_folder_checks() -> Iterator[Check]:
-    """Yield a warning for each folder of settings or cached data that is not used because other users can change it."""
-    for variable, root, name, contents in USER_FOLDERS:
-        if (problem := user_path_problem(root(), name)) is not None:
-            found = f"{contents} not used, because {problem}"
-            yield Check(
-                "machine", "user folders", "warning", found, own_folder_advice(variable), code="foreign-writable"
-            )
-
-
-def environment_checks(environ: Mapping[str, str]) -> Iterator[Check]:
-    """Yield a warning for each variable that slows runs down."""
-    for name, effect in SLOWING_VARIABLES.items():
-        if (value := environ.get(name, "")) not in OFF_VALUES:
-            found = f"{name}={value} {effect}"
-            yield Check(
-                "machine",
-                "environment",
-                "warning",
-                found,
-                f"unset {name} unless you are debugging",
-                code="slow-setting",
-            )

@@ -45,6 +45,9 @@ from engine.utils.errors import Problem, UsageError
 WAIT_POLL_SECONDS = 1.0
 # Most of the cost of a wait is the sampler, which only tells when processes without a reservation leave the GPUs.
 BRIEF_WAIT_SECONDS, LONG_WAIT_PERIOD_SECONDS = 60.0, 5.0
+# Every run writes its reservation again within a second or two after somebody has deleted the folder of all.
+SETTLE_SECONDS = 5.0
+SETTLING = "its reservation was deleted, so those of others may be missing"
 MAX_PROBLEMS = 10
 NOT_REPORTED = Unavailable(Obstacle.LOST, "the driver does not report it")
 RECORDING_REASON = "GPUTRAIN_NVML replays recorded GPUs, which cannot train (unset it to use the GPUs of this host)"
@@ -175,6 +178,8 @@ class _Allocator:
     _leadership: tuple[str, Leadership] | None = field(default=None, init=False)
     """Path and leadership of the file of the runs that wait as this one does."""
     _awake_until: float = field(default=0.0, init=False)
+    _settled_at: float = field(default=0.0, init=False)
+    """When the reservations of others are complete again, in seconds of the monotonic clock."""
     _queue: RunQueue = field(init=False)
     _terms: QueueTerms = field(default_factory=QueueTerms, init=False)
     _known: dict[str, CudaDevice] = field(default_factory=dict, init=False)
@@ -189,6 +194,8 @@ class _Allocator:
             blocked = self.reservation.adopt(woken)
             self._terms = codec.replace(self._terms, blocked=blocked)
             self._awake_until = time.monotonic() + AWAKE_SECONDS
+            if self.reservation.key is None:
+                self._settled_at = time.monotonic() + SETTLE_SECONDS
             if woken.leadership is not None:
                 self._leadership = self._leader_path(), woken.leadership
 
@@ -204,7 +211,8 @@ class _Allocator:
 
     def _poll_terms(self, visible_ids: Sequence[str]) -> str:
         """Publish the current terms and return why the run is blocked, "" if it is not or may only join GPUs."""
-        self.reservation.renew()
+        if self.reservation.renew():
+            self._settled_at = time.monotonic() + SETTLE_SECONDS
         had_arrived = self._terms.has_arrived
         self._terms, reason = self.poll_terms()
         self.own.terms, self.own.num_visible = self._terms, len(visible_ids)
@@ -218,7 +226,7 @@ class _Allocator:
             self.reservation.rejoin(self.selection, visible_ids, self.run)
         if self._terms.blocked and self.reservation.key is None:
             self.enqueue(visible_ids)
-        return reason
+        return reason or (SETTLING if time.monotonic() < self._settled_at else "")
 
     def _limit_reached(self) -> str:
         """Return which limit of its user keeps the run from its start now, "" if none does. Raises UsageError."""

@@ -112,19 +112,6 @@ def throttle_reason_names(mask: int) -> tuple[str, ...]:
     return (*names, f"unknown (0x{unknown_bits:x})") if unknown_bits else names
 
 
-def first_supported(*calls: Callable[[], Any]) -> Any:
-    """Return the result of the first call that both the driver and nvidia-ml-py support, newest function name first."""
-    for call in calls[:-1]:
-        try:
-            return call()
-        except AttributeError:
-            continue
-        except nv.NVMLError as error:
-            if error.value != nv.NVML_ERROR_FUNCTION_NOT_FOUND:
-                raise
-    return calls[-1]()
-
-
 def memory_info(handle: Any) -> tuple[int, int, int | None]:
     """Return used, total and reserved device memory in bytes (nvidia-smi `memory.used`, `.total` and `.reserved`).
 
@@ -181,26 +168,14 @@ def ecc_errors(handle: Any, kind: int) -> int:
 def throttle_reasons(handle: Any) -> tuple[str, ...]:
     """Return the reasons that currently limit the clocks (nvidia-smi `clocks_throttle_reasons.active`).
 
-    ``nvmlDeviceGetCurrentClocksEventReasons``, or its older name ``nvmlDeviceGetCurrentClocksThrottleReasons``.
+    Drivers before R535 lack its newer name, ``nvmlDeviceGetCurrentClocksEventReasons``.
     """
-    return throttle_reason_names(
-        first_supported(
-            lambda: nv.nvmlDeviceGetCurrentClocksEventReasons(handle),
-            lambda: nv.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
-        )
-    )
+    return throttle_reason_names(nv.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
 def temperature(handle: Any) -> int:
     """Return the core temperature in °C (nvidia-smi `temperature.gpu`, ``nvmlDeviceGetTemperature``)."""
-    return int(
-        require_available(
-            first_supported(
-                lambda: nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU),
-                lambda: nv.nvmlDeviceGetTemperatureV(handle, nv.NVML_TEMPERATURE_GPU),
-            )
-        )
-    )
+    return int(require_available(nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU)))
 
 
 def performance_state(handle: Any) -> str:

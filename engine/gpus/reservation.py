@@ -182,21 +182,24 @@ class Reservation:
         """Publish the PIDs and devices of the ranks, so that the sampler can attribute GPU processes to this run."""
         self._publish(ranks=tuple(ranks))
 
-    def renew(self) -> None:
-        """Show that this process answers, and write the reservation again if somebody has deleted it.
+    def renew(self) -> bool:
+        """Show that this process answers, and write the reservation again if somebody has deleted it. Return whether
+        somebody has.
 
         To be called at least once per second, so that what a run holds never looks free for long."""
         if self._lock_path is None:
-            return
+            return False
         if not self._exists():
             self._publish()
-        elif time.monotonic() - self._renewed_at > BEAT_SECONDS:
+            return True
+        if time.monotonic() - self._renewed_at > BEAT_SECONDS:
             self._renewed_at = time.monotonic()
             with suppress(OSError):
                 os.utime(self._lock_path.with_suffix(".json"))
                 # Changes the time of access only: the ctime of the lock file is the run's arrival in the queue.
                 os.pread(self._lock_fd, 1, 0)
                 os.utime(self._lock_path.with_suffix(".folder"))
+        return False
 
     def _exists(self, suffixes: Sequence[str] = (".lock", ".json")) -> bool:
         """Whether nobody has deleted or replaced the files."""

@@ -19,7 +19,7 @@ from tui.cli.options import JsonOption
 
 SETTING_COLUMNS = 48
 INDENT = " " * 4
-LIMITS_PLACE = "Set it in settings.yaml; GPUTRAIN_LIMITS lowers it."
+LIMITS_PLACE = "Set it in settings.yaml."
 
 
 @command(
@@ -41,8 +41,8 @@ def show(
     """Print the resolved config.
 
     Takes the arguments of `gputrain run`. Later layers take precedence: defaults, base config, CONFIG, then flags and
-    KEY=VALUE. A missing value that a run needs, such as data.path, is a warning. The limits of your settings file and
-    of GPUTRAIN_LIMITS, if any, are printed to stderr.
+    KEY=VALUE. A missing value that a run needs, such as data.path, is a warning. The limits of your settings
+    file, if any, are printed to stderr.
     """
     # Only printed: no code that it names runs.
     resolved = resolve_arguments(arguments, flags, trust_code=True, allow_missing=True)

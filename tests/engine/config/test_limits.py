@@ -1,4 +1,4 @@
-"""The user's limits: set by the settings file, lowered by GPUTRAIN_LIMITS, and what a config may ask for."""
+"""The user's limits: set by the settings file, and what a config may ask for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config.limits import Limits, read_limits, requested_gpus
+from engine.config.limits import Limit, read_limits, requested_gpus
 from engine.config.loader import resolve_config
 from engine.utils.files import settings_file
 from support.messages import has_problem, raises_problem
@@ -15,49 +15,21 @@ from support.messages import has_problem, raises_problem
 @pytest.fixture(autouse=True)
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.delenv("GPUTRAIN_LIMITS", raising=False)
     settings_file().parent.mkdir(parents=True)
     return settings_file()
 
 
-def values(limits: Limits) -> dict[str, tuple[float, str]]:
-    return {limit.key: (limit.value, limit.source) for limit in limits.all()}
-
-
-def test_variable_lowers_limits_of_settings_and_raises_none(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.write_text("limits: {gpus: 2, runs: 4}\n")
-    monkeypatch.setenv("GPUTRAIN_LIMITS", "gpus=1, runs=8,hours=1.5")
-    file = str(settings)
-    assert values(read_limits()) == {
-        "gpus": (1, "GPUTRAIN_LIMITS"),
-        "runs": (4, file),
-        "hours": (1.5, "GPUTRAIN_LIMITS"),
-    }
+def test_limits_are_those_of_settings(settings: Path) -> None:
+    assert read_limits().all() == []
+    settings.write_text("limits: {gpus: 2, hours: 1.5}\n")
+    assert read_limits().all() == [Limit("gpus", 2), Limit("hours", 1.5)]
+    assert str(settings) in str(Limit("gpus", 2))
 
 
 @pytest.mark.parametrize("text", ["limits: {gpu: 2}", "limits: {gpus: 0}", "limits: {gpus: x}", "limits: 3"])
 def test_settings_refuse_other_limits(settings: Path, text: str) -> None:
     settings.write_text(text)
     with raises_problem("wrong-format", str(settings), "limits: {gpus: N"):
-        read_limits()
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "shown"),
-    [
-        ("gpu=2", "unknown-key", "gpus?"),
-        ("2", "unknown-key", "'2='"),
-        ("gpus=two", "invalid-value", "'gpus=two'"),
-        ("gpus=", "invalid-value", "'gpus='"),
-        ("gpus=0", "out-of-range", "'gpus=0'"),
-        ("gpus=1234567890.5", "invalid-value", "'gpus=1234567890.5'"),
-        (f"gpus=-{'9' * 400}", "out-of-range", f"'gpus=-{'9' * 34}'"),
-        ("hours=nan", "invalid-value", "hours=nan"),
-    ],
-)
-def test_variable_refuses_other_content(text: str, code: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUTRAIN_LIMITS", text)
-    with raises_problem(code, "GPUTRAIN_LIMITS", shown, "gpus=2,runs=4,hours=24"):
         read_limits()
 
 
@@ -69,21 +41,21 @@ def test_requested_gpus_counts_what_a_selection_asks_for(selection: str, count: 
     assert requested_gpus(selection, visible=8) == count
 
 
-def test_run_that_asks_for_more_gpus_than_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUTRAIN_LIMITS", "gpus=2")
+def test_run_that_asks_for_more_gpus_than_the_limit_is_refused(settings: Path) -> None:
+    settings.write_text("limits: {gpus: 2}")
     for selection, is_refused in (("free:2", False), ("auto", False), ("free:3", True), ("0,1,2", True)):
         resolved = resolve_config("digits", [f"device.gpus={selection}"])
         problems = read_limits().problems(resolved.config, resolved.typed)
-        assert has_problem(problems, "over-limit", "device.gpus", selection, "2", "GPUTRAIN_LIMITS") == is_refused
+        assert has_problem(problems, "over-limit", "device.gpus", selection, "2", settings) == is_refused
 
 
 @pytest.mark.parametrize(
     ("minutes", "is_refused", "in_force"), [(None, False, 120), (0, True, 120), (60, False, 60), (121, True, 120)]
 )
 def test_hours_are_the_default_and_the_highest_time_limit(
-    minutes: int | None, is_refused: bool, in_force: float, monkeypatch: pytest.MonkeyPatch
+    minutes: int | None, is_refused: bool, in_force: float, settings: Path
 ) -> None:
-    monkeypatch.setenv("GPUTRAIN_LIMITS", "hours=2")
+    settings.write_text("limits: {hours: 2}")
     resolved = resolve_config("digits", [] if minutes is None else [f"queue.time_limit={minutes}"])
     limits = read_limits()
     problems = limits.problems(resolved.config, resolved.typed)

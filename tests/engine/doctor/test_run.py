@@ -9,7 +9,7 @@ from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.distributed.node_plan import plan_node
 from engine.doctor.check import Check
-from engine.doctor.run import device_check, preflight_checks
+from engine.doctor.examine import device_check, preflight_checks
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import CudaDevice, select

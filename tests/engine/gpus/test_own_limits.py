@@ -60,7 +60,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def limits(**values: int) -> Limits:
-    return Limits(**{key: Limit(key, value, "GPUTRAIN_LIMITS") for key, value in values.items()})
+    return Limits(**{key: Limit(key, value) for key, value in values.items()})
 
 
 def refuse_to_wait(reason: str) -> None:
@@ -88,7 +88,7 @@ def release(*allocations: GpuAllocation) -> None:
 @pytest.mark.usefixtures("host")
 def test_run_beyond_limit_of_gpus_is_refused() -> None:
     first = allocate("first", "free:2", limits(gpus=3))
-    with raises_problem("over-limit", "", "limits.gpus is 3", "GPUTRAIN_LIMITS", "2 GPUs used by first"):
+    with raises_problem("over-limit", "", "limits.gpus is 3", "2 GPUs used by first"):
         allocate("second", "free:2", limits(gpus=3))
     second = allocate("second", "free:1", limits(gpus=3))
     release(first, second)
@@ -232,3 +232,24 @@ def may_start(run: Any, reservations: list[Any], **values: int) -> bool:
     own = OwnRuns(limits(**values), "free:1")
     own.update(reservations, run.key, wait=True)
     return not own.reached()
+
+
+@pytest.mark.usefixtures("host")
+def test_run_whose_reservation_was_deleted_takes_no_gpu_before_others_have_written_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocation, "SETTLE_SECONDS", 0.2)
+    first, reasons = allocate("first", "free:4", Limits()), list[str]()
+
+    def on_wait(reason: str) -> None:
+        reasons.append(reason)
+        if len(reasons) == 1:
+            (tmp_path / f"gputrain-{os.getuid()}").rename(tmp_path / "gone")
+        elif "first" in reason:
+            release(first)
+        else:
+            first.reservation.renew()
+
+    second = allocate("second", "free:1", Limits(), wait=True, on_wait=on_wait)
+    assert reasons[1] == allocation.SETTLING and "first" in reasons[-1]
+    release(second)

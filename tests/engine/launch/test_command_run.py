@@ -17,6 +17,7 @@ from engine.command.metric_files import START_SLACK_SECONDS
 from engine.command.process_tree import StopSequence
 from engine.command.spec import read_command
 from engine.config.code_trust import CodeTrust
+from engine.config.limits import Limit, Limits
 from engine.runs.control import send_request
 from engine.runs.events import ControlEvent, RunFinished, WarningEvent
 from engine.runs.folder import RunState
@@ -203,7 +204,7 @@ def test_other_requests_are_refused(runs: CommandRuns) -> None:
 def test_limit_of_hours_is_the_time_limit_of_a_command_without_one(
     runs: CommandRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GPUTRAIN_LIMITS", "hours=0.0001")
+    monkeypatch.setattr("engine.launch.supervise.read_limits", lambda: Limits(hours=Limit("hours", 0.0001)))
     assert runs.run("sleep", "60") == 130
     assert "limits.hours" in runs.record.message
 

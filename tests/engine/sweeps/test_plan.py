@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.code_trust import CodeTrust
+from engine.config.limits import Limit, Limits
 from engine.config.loader import resolve_config
 from engine.config.run_name import name_problem
 from engine.runs.folder import sweep_of_trial
@@ -52,11 +53,11 @@ def test_plan_reports_every_problem_of_every_end_and_choice_at_once(tmp_path: Pa
 
 
 def test_trials_at_the_same_time_are_refused_beyond_the_limit_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUTRAIN_LIMITS", "runs=2")
+    monkeypatch.setattr("engine.sweeps.settings.read_limits", lambda: Limits(runs=Limit("runs", 2)))
     settings = SweepSettings(space={"optim.lr": "0.1,0.2"})
     assert codec.replace(settings, parallel=2).check()[1] == []
     found = codec.replace(settings, parallel=3).check()[1]
-    assert has_problem(found, "over-limit", "--parallel", "3", "GPUTRAIN_LIMITS")
+    assert has_problem(found, "over-limit", "--parallel", "3", "limits.runs is 2")
 
 
 @pytest.mark.parametrize(("typed", "lr"), [([], 0.001), (["optim.lr=0.3"], 0.3)])

@@ -11,7 +11,6 @@ import pytest
 
 from engine.config.loader import find_config, presets, resolve_config
 from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
-from engine.doctor.machine import user_folder_checks
 from engine.models.catalog import (
     CatalogModel,
     ModelListing,
@@ -167,17 +166,6 @@ def test_foreign_presets_are_not_listed_and_are_refused_by_name() -> None:
         find_config("gone")
     with pytest.raises(UsageError, match=str(folder / "new.yaml")):
         Form("digits").save_preset("new")
-
-
-def test_doctor_warns_about_each_foreign_user_folder() -> None:
-    for folder in FOLDERS.values():
-        make_user_folder(folder())
-    assert list(user_folder_checks()) == []
-    for folder in FOLDERS.values():
-        make_foreign(folder())
-    checks = list(user_folder_checks())
-    assert [check.advice.split()[1] for check in checks] == list(FOLDERS)
-    assert all(str(folder()) in check.found for folder, check in zip(FOLDERS.values(), checks, strict=True))
 
 
 def test_lock_of_decoded_cache_cannot_be_held_by_other_users() -> None:
