@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Literal
 
 from engine.foreign.line_metrics import MAX_LINE_LENGTH, Candidate, LineParser, ParsedLine
@@ -17,7 +17,7 @@ from engine.foreign.line_names import is_held_out, with_source
 from engine.foreign.line_plan import Context
 from engine.foreign.output_lines import JoinedLines
 from engine.foreign.output_ranks import PrintedRanks
-from engine.foreign.output_tables import Box, Tables
+from engine.foreign.output_tables import Tables
 from engine.foreign.points import Point
 from engine.foreign.reading import MAX_STEP, MetricNames
 from engine.foreign.user_patterns import UserPattern
@@ -50,7 +50,7 @@ class OutputMetrics:
         """Patterns that were given up."""
         self._names = MetricNames()
         self._ranks = PrintedRanks()
-        self._parser, self._joined, self._tables, self._box = LineParser(), JoinedLines(), Tables(), Box()
+        self._parser, self._joined, self._tables = LineParser(), JoinedLines(), Tables()
         self._source = ""
         """What a heading says that the lines below it were measured on."""
         self._has_partial = self._has_summary = False
@@ -121,32 +121,38 @@ class OutputMetrics:
 
     def finish(self) -> list[Point]:
         """Return the points of a record that the end of the output has ended."""
-        points = self._read_texts(self._joined.end(), (), is_final=True) or []
+        points = self._points_of_lines(map(self._parse, self._joined.end()), (), is_final=True) or []
         last_batch, self._last_batch = self._last_batch, []
-        return points + last_batch + (self._points_of(self._box.end(), (), is_final=True) or [])
+        return points + last_batch
 
     def _read(self, line: str, below: Sequence[str], *, is_final: bool) -> list[Point] | None:
         """Return the points of a line; None if it has none yet, because it is to be read again when it is final."""
-        texts = self._ranks.strip(line)
-        joined = [text for each in texts for text in self._joined.add(each, may_be_block=not self._block_lines)]
-        points = self._read_texts(joined, below, is_final=is_final)
+        points = self._points_of_lines(self._parsed(line), below, is_final=is_final)
         return None if points == [] and not is_final and _parse_counter(line) is not None else points
 
-    def _read_texts(self, texts: Sequence[str], below: Sequence[str], *, is_final: bool) -> list[Point] | None:
+    def _parsed(self, line: str) -> Iterator[ParsedLine | None]:
+        for text in self._ranks.strip(line):
+            if (matched := self._match(text)) is not None:
+                yield matched
+            else:
+                yield from map(self._parse, self._joined.add(text, may_be_block=not self._block_lines))
+
+    def _points_of_lines(
+        self, lines: Iterable[ParsedLine | None], below: Sequence[str], *, is_final: bool
+    ) -> list[Point] | None:
         points: list[Point] | None = []
-        for text in texts:
-            for parsed in self._parse(text):
-                if parsed.rank is not None and not self._ranks.counts(parsed.rank):
-                    continue
-                if not parsed.values:
-                    self._note_heading(parsed, is_final=is_final)
-                elif (found := self._points_of(parsed, below, is_final=is_final)) is None:
-                    points = points or None
-                elif self._may_be_last_batch(parsed):
-                    self._last_batch, points = found, points or []
-                else:
-                    found = self._after_batch(parsed, found)
-                    points = (points or []) + (self._learn(parsed.candidate, found) if parsed.candidate else found)
+        for parsed in lines:
+            if parsed is None or (parsed.rank is not None and not self._ranks.counts(parsed.rank)):
+                continue
+            if not parsed.values:
+                self._note_heading(parsed, is_final=is_final)
+            elif (found := self._points_of(parsed, below, is_final=is_final)) is None:
+                points = points or None
+            elif self._may_be_last_batch(parsed):
+                self._last_batch, points = found, points or []
+            else:
+                found = self._after_batch(parsed, found)
+                points = (points or []) + (self._learn(parsed.candidate, found) if parsed.candidate else found)
         return points
 
     def _may_be_last_batch(self, parsed: ParsedLine) -> bool:
@@ -175,9 +181,7 @@ class OutputMetrics:
         self._parser.learn(candidate)
         return [point for _, each in self._candidates.pop(candidate.names) for point in each]
 
-    def _points_of(self, parsed: ParsedLine | None, below: Sequence[str], *, is_final: bool) -> list[Point] | None:
-        if parsed is None:
-            return []
+    def _points_of(self, parsed: ParsedLine, below: Sequence[str], *, is_final: bool) -> list[Point] | None:
         self._inherit_source(parsed)
         self._note_loop(parsed)
         has_own_counter = self._has_own_counter(parsed)
@@ -276,21 +280,21 @@ class OutputMetrics:
                 named[name] = value
         return named
 
-    def _parse(self, text: str) -> list[ParsedLine]:
+    def _match(self, text: str) -> ParsedLine | None:
+        """Return what the first pattern of the user that matches a line finds."""
         for pattern in self._patterns.copy():
             try:
                 if (parsed := pattern.parse(text)) is not None:
-                    return [parsed]
+                    return parsed
             except TimeoutError:
                 self._patterns.remove(pattern)
                 reason = f"{pattern.shown} takes too long for a line, and is not used any more"
                 self.problems.append(Problem("--parse", reason, code="timed-out"))
-        is_box, record = self._box.add(text)
-        found = [] if record is None else [record]
-        if is_box:
-            return found
+        return None
+
+    def _parse(self, text: str) -> ParsedLine | None:
         if (row := self._tables.read(text)) is not None:
-            return [*found, row]
+            return row
         context = Context.NONE
         if self._record_lines:
             self._record_lines -= 1
@@ -299,18 +303,16 @@ class OutputMetrics:
             context = Context.BLOCK if is_below else Context.RECORD
         line = self._parser.parse(text, context)
         if (line is None or not line.values) and self._tables.is_heading(text):
-            return found
+            return None
         if text.endswith((":", ": ")) and _RECAP.search(text) is not None:
             self._skips_next = True
         elif self._skips_next and line is not None and line.values:
             # What is below `best iteration is:` was there before.
             self._skips_next = False
-            return found
-        if line is None:
-            return found
-        if line.values and (line.step is not None or line.epoch is not None):
+            return None
+        if line is not None and line.values and (line.step is not None or line.epoch is not None):
             self._record_lines = MAX_RECORD_LINES
-        return [*found, line]
+        return line
 
     def _find_step(
         self,

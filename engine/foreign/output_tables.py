@@ -1,4 +1,4 @@
-"""Tables in the output of a training: rows below a heading of names, and boxes with a name and a value per row.
+"""Tables in the output of a training: rows below a heading of names.
 
 `output_metrics` gives it the lines one after another.
 """
@@ -16,7 +16,7 @@ from engine.foreign.reading import EPOCH_NAMES, parse_number, to_step
 
 MIN_HEADING_COLUMNS = 3  # two where the columns are marked
 MAX_OTHER_LINES = 100  # below a heading, until a table is over
-MAX_BOX_ROWS = MAX_COLUMNS = 200
+MAX_COLUMNS = 200
 _HEADING_NAME = re.compile(r"[A-Za-z#][\w@./%()#-]*+(?: [A-Za-z/(%][\w@./%()#-]*+){0,3}")
 # What a progress bar adds to a row or a heading: `: 100%|███`
 _TABLE_END = re.compile(r":\s{1,8}\d{1,3}%")
@@ -30,7 +30,6 @@ _COLUMNS = re.compile(r"\s{2,}|\t")
 _COMMAS = re.compile(",")
 _LABEL = re.compile(r"^[\w.]{1,40}: ")
 _BARS = re.compile(r"[|│┃]")
-_BOX_NAME = re.compile(r"[A-Za-z_][\w@./%()+ -]{0,100}")
 # The row of all classes
 _SUMMARY = re.compile(r"all|mean|average|overall|total|(?:macro|micro|weighted|samples) avg", re.IGNORECASE)
 _STEP_COLUMNS = (
@@ -164,44 +163,3 @@ def _row(cells: Sequence[str], heading: _Heading) -> ParsedLine | None:
             line.values[f"{label}/{name}".replace(" ", "_") if label and is_summary else name] = value
     line.step = next((to_step(found[key]) for key in _STEP_COLUMNS if key in found), line.step)
     return line if line.values else None
-
-
-class Box:
-    """Rows of a name and a value, which make one record: its step may come last."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, float] = {}
-        self._section = ""
-
-    def add(self, text: str) -> tuple[bool, ParsedLine | None]:
-        """Return whether a line is a row of a box, and the record that it ends, if any."""
-        cells = _BARS.split(text.strip()) if _has_bars(text) and len(text) <= MAX_LINE_LENGTH else []
-        if len(cells) != 4 or cells[0] or cells[3] or _BOX_NAME.fullmatch(cells[1].strip()) is None:
-            return False, self.end()
-        name, value_text = cells[1].strip(), cells[2].strip()
-        cell = _CELL.fullmatch(value_text)
-        if not value_text and name.endswith("/"):
-            self._section = name
-            return True, None
-        value = parse_number(cell["number"]) if cell is not None and not cell["rest"] else None
-        if value is None:
-            # The heading of a table of two columns is no row of a box.
-            return (False, self.end()) if is_result(value_text) else (True, None)
-        # An indented row is of the section above it.
-        key = self._section + name if cells[1].startswith("  ") or self._section else name
-        ended = self.end() if key in self._values or len(self._values) >= MAX_BOX_ROWS else None
-        self._values[key] = value
-        return True, ended
-
-    def end(self) -> ParsedLine | None:
-        """Return the record of the rows so far; None if there is none, or only a configuration."""
-        if not (self._values or self._section):
-            return None
-        values, self._values, self._section = self._values, {}, ""
-        if not any(map(is_result, values)):
-            return None
-        last = {name.rpartition("/")[2].lower(): value for name, value in values.items()}
-        line = ParsedLine(values={name: value for name, value in values.items() if not is_position(name)})
-        line.step = next((to_step(last[key]) for key in _STEP_COLUMNS if key in last), None)
-        line.epoch = next((last[key] for key in EPOCH_NAMES if key in last), None)
-        return line
