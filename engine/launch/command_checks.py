@@ -15,6 +15,7 @@ from engine.command.spec import Program, has_command, read_command
 from engine.foreign.output_metrics import OutputMetrics
 from engine.launch.request import RunRequest, check_dependencies, limit_problems
 from engine.launch.run_code import copied_command, stored_code
+from engine.launch.survivors import check_survivors
 from engine.notify.run_messages import notify_problems
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.root import is_run_folder
@@ -73,6 +74,7 @@ def check_resumed_command(folder: RunFolder, command: Program) -> Problem | None
     if record is not None and record.state is RunState.FINISHED:
         reason = f"{folder.name} has already finished; start the command again as a new run"
         return Problem("", reason, code="already-finished")
+    check_survivors(folder)
     return None
 
 

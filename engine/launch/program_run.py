@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
-import secrets
 import select
 import shlex
 import signal
@@ -41,6 +40,7 @@ from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.phases import Ended, Recording, Requested, grant, record
 from engine.launch.run_code import copied_command
 from engine.launch.supervise import requeue_warnings, slurm_job_id, supervise
+from engine.launch.survivors import make_run_id
 from engine.queue.place import fixed_terms
 from engine.runs.command_events import CommandResumed, CommandStarted
 from engine.runs.control import QUEUE_REQUEST_NAMES, REFUSAL_OUTCOMES, REQUEST_NAMES, ControlRequest
@@ -164,7 +164,7 @@ class ProgramRun:
                 stdin=terminal.stdin,
                 stdout=terminal.stdout,
                 stderr=terminal.stderr,
-                marker=f"{folder.name}-{secrets.token_hex(16)}",
+                marker=make_run_id(folder),
                 ignored_signals=[number for number in ignored if number.name != program.stop_signal],
             )
         except OSError as error:

@@ -23,6 +23,7 @@ from engine.command.run_metrics import MetricsFinder
 from engine.config.schema import Config
 from engine.foreign.reading import EPOCH_NAMES
 from engine.launch.detached import LaunchedRun, start_detached
+from engine.launch.survivors import stop_survivors
 from engine.runs.claim import read_claim
 from engine.runs.control import send_request
 from engine.runs.curves import SELECTION_KEYS, CurveReader
@@ -101,6 +102,10 @@ class Trial:
         """The environment of the trial."""
         return os.environ
 
+    def clean_up(self) -> None:
+        """End what an earlier start of a command has left behind: ranks end with their supervisor."""
+        return
+
     def values(self, *, to_end: bool) -> Mapping[int, float | None]:
         """Return the metric at the epochs or steps so far, None where it is not finite."""
         objective = self.plan.settings.objective
@@ -124,6 +129,7 @@ class Trial:
         self, command: Sequence[str], flags: Sequence[str], params: Mapping[str, Value], device: Mapping[str, str]
     ) -> None:
         """Start the run with `command`, the beginning of the command line of gputrain. Raises UsageError."""
+        self.clean_up()
         self.release()
         root, (arguments, words) = self.folder.path.parent, self.line(params, device)
         line = [*command, "run", "--headless", *arguments, "--name", self.folder.name, "--resume"]
@@ -271,6 +277,9 @@ class ScriptTrial(Trial):
     @property
     def environ(self) -> Mapping[str, str]:
         return self._command.environment
+
+    def clean_up(self) -> None:
+        stop_survivors(self.folder)
 
     def values(self, *, to_end: bool) -> Mapping[int, float | None]:
         self._metric.poll(to_end=to_end)

@@ -37,6 +37,31 @@ def sleepers(gputrain: Gputrain) -> list[psutil.Process]:
     return [process for process in gputrain.processes() if process.name() == "sleep"]
 
 
+ESCAPES = """
+trap '' HUP INT TERM
+setsid sleep 61 &
+nohup sleep 61 >/dev/null 2>&1 &
+"""
+
+
+def test_survivors_of_a_killed_supervisor_are_named_and_can_be_stopped(gputrain: Gputrain) -> None:
+    supervisor = start(gputrain, "sh", "-c", f"{ESCAPES} echo ready; wait")
+    wait_for(lambda: len(sleepers(gputrain)) >= 2, "the processes of the command")
+    keeper = next(child for child in psutil.Process(supervisor.pid).children() if "keeper" in str(child.cmdline()))
+    # Stopped, it cannot kill the others before it is killed, too.
+    keeper.suspend()
+    supervisor.kill()
+    supervisor.wait()
+    keeper.kill()
+    wait_for(lambda: not keeper.is_running(), "the end of the keeper")
+    named = gputrain("runs").stderr
+    survivors = [process.pid for process in sleepers(gputrain)]
+    assert survivors and "gputrain stop a" in named
+    assert any(str(pid) in named for pid in survivors)
+    stopped = gputrain("stop", "a")
+    assert (stopped.returncode, sleepers(gputrain)) == (0, [])
+
+
 def test_run_that_a_command_starts_in_the_background_outlives_it(gputrain: Gputrain) -> None:
     inner = f"{GPUTRAIN} run --detach --gpus cpu --name inner -- sleep 600"
     done = gputrain(*RUN, "--", "sh", "-c", f"{inner}; (sleep 61 &)")

@@ -55,6 +55,8 @@ def stop(
     def refuse(folder: RunFolder, state: RunState) -> Answer:
         if state is RunState.INTERRUPTED and folder.is_own and cancel_interrupted(folder):
             return f"is {RunState.STOPPED}"
+        if not state.live and (ended := _stop_survivors(folder)) is not None:
+            return ended
         return None if state.live else f"is not running: it is {state}"
 
     def answer(sent: SentRequest) -> Answer:
@@ -63,6 +65,17 @@ def stop(
 
     found = for_each(runs, lambda name: _find_stoppable(name, runs_dir, trust_owner=trust_owner))
     _send([*{folder.path: folder for folder in found}.values()], "stop", answer, no_wait=no_wait, refuse=refuse)
+
+
+def _stop_survivors(folder: RunFolder) -> Answer:
+    """End what is left of a command whose supervisor has ended; None if nothing is."""
+    from engine.command.process_tree import describe_unkillable
+    from engine.launch.survivors import stop_survivors
+
+    count, unkillable = stop_survivors(folder)
+    if unkillable:
+        return Problem("", f"{folder.name}: {describe_unkillable(unkillable)}", code="process-left")
+    return f"is not running, and its processes ({count}) are ended" if count else None
 
 
 def _find_stoppable(name: str, runs_dir: str | None, *, trust_owner: bool) -> RunFolder:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +19,7 @@ from tui.cli.tree import subcommands
 
 if TYPE_CHECKING:
     from engine.runs.run_list import RunList
+    from engine.runs.run_row import RunRow
 
 # After this time, a terminal shows what takes long.
 PATIENCE_SECONDS = 1.0
@@ -106,6 +110,7 @@ def list_runs(
         typer.echo(f"There are no runs in {root}. Start one with `{start} CONFIG` or `{start} -- COMMAND`.", err=True)
     else:
         typer.echo(f"None of the {pluralize(run_list.count, 'run')} in {root} matches.", err=True)
+    _name_survivors(rows)
     if not rows and words and (name := nearest(words[0], subcommands("runs"))) is not None:
         typer.echo(f"`gputrain runs {name}` is a command.", err=True)
     if (sweep := next((row.name for row in rows if row.trials), "")) and not quiet:
@@ -114,6 +119,26 @@ def list_runs(
     if view.hidden and not (as_json or quiet):
         verb = "is" if view.hidden == 1 else "are"
         typer.echo(f"{pluralize(view.hidden, 'archived run')} {verb} not listed; --all lists them too.", err=True)
+
+
+def _name_survivors(rows: Sequence[RunRow]) -> None:
+    """Name what is left of commands whose supervisors were killed, or which could not be killed."""
+    from engine.launch.survivors import find_survivors
+    from engine.runs.folder import RunFolder, RunState
+    from engine.utils.text import list_names, printable
+
+    ended = (RunState.STOPPED, RunState.FAILED)
+    states = {
+        RunFolder(Path(row.folder)): row.state
+        for row in rows
+        if row.record.command
+        and (row.state is RunState.CRASHED or (row.record.exit_code == -signal.SIGKILL and row.state in ended))
+    }
+    for folder, survivors in find_survivors(states).items() if states else ():
+        pids, name = list_names([str(process.pid) for process in survivors]), printable(folder.name)
+        stop = printable(f"gputrain stop {shlex.quote(folder.name)}")
+        state = "has crashed" if states[folder] is RunState.CRASHED else f"is {states[folder]}"
+        typer.echo(f"{name} {state}, and processes of it go on ({pids}): `{stop}`.", err=True)
 
 
 def _read(run_list: RunList) -> None:

@@ -14,6 +14,7 @@ from engine.bench.report import BenchRun
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
+from engine.launch.survivors import make_run_id
 from engine.queue.state import QueueStage, QueueState
 from engine.runs.control import MAX_REQUEST_BYTES
 from engine.runs.events import EpochEvent, Event, RunFinished, RunStarted, StepEvent
@@ -29,7 +30,7 @@ from engine.runs.run_record import RunRecord, StoredForm, read_back, stored_form
 from engine.runs.run_row import RunRow, read_row
 from engine.utils.codec import asdict
 from support.replace import replace
-from support.runs.event_factories import make_epoch, make_run_started, make_step
+from support.runs.event_factories import make_command_started, make_epoch, make_run_started, make_step
 from tui.tables.runs import DEFAULT_COLUMNS
 
 GPU_RANK_INFO = [RankDevice(rank, "h", rank, f"GPU-{rank}") for rank in range(4)]
@@ -47,6 +48,15 @@ def make_run_folder(root: Path, name: str, *events: Event) -> RunFolder:
     folder.journal.write_text("".join(to_line(event) + "\n" for event in events))
     write_run_record(folder)
     return folder
+
+
+def make_command_run(root: Path, name: str) -> tuple[RunFolder, str]:
+    """Run folder of a command without an owner, and the ID of its only start."""
+    folder = make_run_folder(root, name)
+    run_id = make_run_id(folder)
+    folder.journal.write_text(to_line(make_command_started(1.0, name=name, run_id=run_id)) + "\n")
+    write_run_record(folder)
+    return folder, run_id
 
 
 def write_run_record(folder: RunFolder) -> None:
