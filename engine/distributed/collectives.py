@@ -17,7 +17,8 @@ def all_reduce(
     tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, *, async_op: bool = False
 ) -> dist.Work | None:
     """Reduce a tensor in place over all ranks; return a handle to wait for if `async_op`, unless there is one rank."""
-    return None if dist.get_world_size() == 1 else dist.all_reduce(tensor, op, async_op=async_op)
+    is_alone = not dist.is_initialized() or dist.get_world_size() == 1
+    return None if is_alone else dist.all_reduce(tensor, op, async_op=async_op)
 
 
 def all_gather(tensor: Tensor) -> list[Tensor]:

@@ -150,7 +150,7 @@ def evaluate_checkpoint(
                 code=worker_error.code,
             ) from error
         raise
-    evaluation, failures = accumulator.local_evaluation(), list[Problem]()
+    evaluation, failures = accumulator.all_reduce(), list[Problem]()
     if own:
         outputs = concatenate(accumulator.outputs, len(checkpoint.classes))
         evaluation = replace(evaluation, own=own.compute(outputs, failures.append))

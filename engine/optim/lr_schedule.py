@@ -1,6 +1,6 @@
 """Learning rate schedules as pure functions of the position in the data: skipped steps and resumes cannot shift them.
 
-`plateau` depends on losses and is in `engine.optim.plateau`. `Model.lr_at` of `engine.training.model` combines both.
+`plateau` depends on losses: `PlateauFactor` of `engine.training.model`, whose `Model.lr_at` combines both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def lr_factor(
     The warmup grows linearly with every step and reaches 1 at its last step. After that, step, multistep and the user's
     own schedule, which is `user_factor`, count from the start of the run. The other schedules span the rest of the run,
     from the end of the warmup or, if they change by epoch, from the end of the epoch in which the warmup ends. For
-    plateau this is only the warmup; multiply it by `engine.optim.plateau.PlateauFactor.factor`.
+    plateau this is only the warmup; multiply it by `PlateauFactor.factor`.
     """
     warmup = warmup_steps(schedule, steps_per_epoch)
     if step <= warmup:

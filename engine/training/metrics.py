@@ -100,23 +100,13 @@ class EvaluationAccumulator:
             self.outputs.append((self._probabilities(logits), labels))
 
     def all_reduce(self) -> Evaluation:
-        """Sum over all ranks. A collective."""
+        """Return the evaluation over all ranks, or of this process if it is alone. A collective."""
         metrics = self.totals.all_reduce()
         top5_correct, confusion_counts = self._top5_correct.clone(), self._confusion_counts.clone()
         all_reduce(top5_correct)
         all_reduce(confusion_counts)
-        return self._to_evaluation(metrics, top5_correct, confusion_counts, with_classes=dist.get_rank() == 0)
-
-    def local_evaluation(self) -> Evaluation:
-        """Return the evaluation of this process alone, without a collective."""
-        metrics = Metrics.of_sums(self.totals.loss_sum, self.totals.counts)
-        return self._to_evaluation(metrics, self._top5_correct, self._confusion_counts)
-
-    def _to_evaluation(
-        self, metrics: Metrics, top5_correct: Tensor, confusion_counts: Tensor, *, with_classes: bool = True
-    ) -> Evaluation:
         top5 = top5_correct.item() / max(metrics.images, 1)
-        if not with_classes:
+        if dist.is_initialized() and dist.get_rank() != 0:
             return Evaluation(metrics, top5, [], [])
         table = confusion_counts.view(self._num_classes, -1).cpu()
         correct = table.diagonal() if self._full_matrix else table[:, 1]

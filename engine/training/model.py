@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from engine.config.schema import Config
+from engine.config.training_sections import ScheduleConfig
 from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageFormat
 from engine.distributed.collectives import broadcast_tensors
@@ -38,11 +40,13 @@ from engine.models.precision import (
 from engine.models.transfer import load_weights
 from engine.optim.lr_schedule import lr_factor, lr_scaling_factor, scaled_lr
 from engine.optim.optimizers import build_optimizer, optimizer_step, set_lr
-from engine.optim.plateau import PlateauFactor
 from engine.optim.user_schedule import load_user_schedule
 from engine.training.job import Job
 from engine.training.losses import build_loss, build_validation_loss
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
+
+# Only the progress is saved; settings such as patience come from the current config.
+_SCHEDULER_STATE_KEYS = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
 
 
 class ModelEma:
@@ -66,6 +70,49 @@ class ModelEma:
         """Copy the buffers unchanged: BatchNorm's running statistics are averages already."""
         for mine, theirs in zip(self.network.buffers(), network.buffers(), strict=True):
             mine.copy_(theirs)
+
+
+class PlateauFactor:
+    """torch's ReduceLROnPlateau applied to a learning rate of 1, which gives a factor on the actual learning rate.
+
+    For other schedules the factor is always 1.
+    """
+
+    def __init__(self, schedule: ScheduleConfig) -> None:
+        self._factor_optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        self._scheduler = None
+        if schedule.name == "plateau":
+            self._scheduler = ReduceLROnPlateau(
+                self._factor_optimizer,
+                factor=schedule.gamma,
+                patience=schedule.patience,
+                threshold=schedule.threshold,
+                cooldown=schedule.cooldown,
+                min_lr=schedule.final_lr_ratio,
+            )
+
+    @property
+    def factor(self) -> float:
+        """Current factor on the learning rate, from 1 down to `schedule.final_lr_ratio`."""
+        return float(self._factor_optimizer.param_groups[0]["lr"])
+
+    def step(self, val_loss: float) -> None:
+        """Update the factor at the end of an epoch; all ranks must pass the same loss."""
+        if self._scheduler is not None:
+            self._scheduler.step(val_loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._scheduler is None:
+            return {}
+        return {"factor": self.factor, **{key: getattr(self._scheduler, key) for key in _SCHEDULER_STATE_KEYS}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state, unless it or this instance belongs to a schedule other than plateau."""
+        if self._scheduler is None or not state:
+            return
+        self._factor_optimizer.param_groups[0]["lr"] = state["factor"]
+        for key in _SCHEDULER_STATE_KEYS:
+            setattr(self._scheduler, key, state[key])
 
 
 class Model:

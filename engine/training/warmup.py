@@ -31,8 +31,7 @@ from engine.utils.codec import UNSET, UnsetType
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import list_names, pluralize
 
-# Steps shorter than this are timed EXTRA_TIMED_STEPS more times, because of noise from other processes.
-SHORT_STEP_SECONDS, EXTRA_TIMED_STEPS = 0.01, 8
+TIMED_STEPS = 4
 MAX_FLOPS_BATCH_SIZE = 2
 # CUDA graphs are captured in the second step and replayed from the third on.
 COMPILE_WARMUP_STEPS = 3
@@ -95,7 +94,8 @@ class Warmup:
         # cuDNN keeps its choice for a shape, so batches of the size of the training are benchmarked at once.
         with _cudnn_heuristics() if batch_size < self._data.sampler.batch_size else nullcontext():
             self._first_step(batch_size)
-            seconds = self._fastest_step_seconds(batch_size)
+            # The first of them is not representative: DDP's rebuilt buckets are used for the first time.
+            seconds = min(self._timed_step(batch_size) for _ in range(TIMED_STEPS))
             flops: dict[int, float | UnsetType] = dict.fromkeys(sizes, UNSET)
             peak: float | UnsetType = UNSET
             if self._device.type == "cuda":
@@ -132,16 +132,6 @@ class Warmup:
         # `check_model` has called the model in evaluation mode.
         check_logits(self._config.model.name, logits, batch_size, self._data.num_classes, training=True)
         logits.float().sum().backward()
-
-    def _fastest_step_seconds(self, batch_size: int) -> float:
-        """A collective."""
-        # Not timed: DDP's rebuilt buckets are used for the first time.
-        self._timed_step(batch_size)
-        first = self._timed_step(batch_size)
-        longest = torch.tensor(first, dtype=torch.float64)
-        dist.all_reduce(longest, dist.ReduceOp.MAX, group=self._cpu_group)
-        more = EXTRA_TIMED_STEPS if longest.item() < SHORT_STEP_SECONDS else 0
-        return min([first, *(self._timed_step(batch_size) for _ in range(more))])
 
     def _timed_step(self, batch_size: int) -> float:
         _synchronize(self._device)

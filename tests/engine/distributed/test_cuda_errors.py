@@ -141,13 +141,6 @@ def test_cause_of_full_gpu_memory_advises_smaller_batch(error: Exception) -> Non
     assert not lost_peer(error)
 
 
-def test_cause_of_unknown_nccl_error_is_its_last_error() -> None:
-    # From NVIDIA/nccl#1410.
-    error = unhandled_cuda_error("Cuda failure 1 'invalid argument'")
-    assert find_cause(error).reason == "DistBackendError: Cuda failure 1 'invalid argument'"
-    assert not lost_peer(error)
-
-
 @pytest.mark.parametrize(
     "error",
     [

@@ -82,13 +82,3 @@ def test_export_writes_shared_and_half_tensors_as_separate_float32(tmp_path: Pat
     assert all(value.is_contiguous() for value in state.values())
     assert torch.equal(state["b"], shared.t())
     assert (state["half"].dtype, state["count"].dtype) == (torch.float32, torch.int64)
-
-
-def test_export_command_reports_unwritable_folder(run: RunFolder, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = call("export", run.path, "--output", tmp_path / "file" / "below")
-    assert done.exit_code == 2
-    assert says(done.stderr, "not-writable", tmp_path / "file" / "below", "Not a directory")
-    done = call("export", run.path, "--output", tmp_path / ("a" * 300))
-    assert done.exit_code == 2
-    assert says(done.stderr, "not-writable", "File name too long")

@@ -17,7 +17,7 @@ from engine.inference.preview import load_preview
 from engine.inference.stored_inspection import InspectionRequest, _has_same_files, checkpoint_digest, find_stored
 from engine.inference.trained_model import read_trained_checkpoint
 from engine.runs.folder import RunFolder
-from engine.runs.inspection import Inspection, read_inspection, write_inspection
+from engine.runs.inspection import Inspection, write_inspection
 from support.data.packed_photos import pack_photos
 from support.data.photo_folder import write_photo_folder
 from support.messages import says
@@ -170,22 +170,3 @@ def test_evaluate_list_refuses_invalid_arguments_in_one_sentence(
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder_run(tmp_path_factory.mktemp("refusals"))
-
-
-def test_evaluate_list_replaces_damaged_inspection(tmp_path: Path) -> None:
-    run = folder_run(tmp_path)
-    run.inspection.write_bytes(b"no archive")
-    assert call("evaluate", run.path, "--list", "mistakes").exit_code == 0
-    assert read_inspection(run) is not None
-
-
-def test_evaluate_list_shows_lists_of_a_folder_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr("engine.inference.stored_inspection.write_inspection", refuse)
-    done = call("evaluate", folder_run(tmp_path).path, *ALL_LISTS)
-    assert done.exit_code == 0 and "Suspected wrong labels" in done.stdout
-    assert says(done.stderr, "not-writable", "(Read-only file system)")

@@ -121,21 +121,6 @@ def test_predict_command_escapes_control_characters(tmp_path: Path) -> None:
     assert "\\x1b[31mred.png" in done.stdout
 
 
-@pytest.mark.parametrize("files", [[], ["a.png", "notes.txt"]])
-def test_predict_command_reports_folder_without_readable_image(
-    run: RunFolder, tmp_path: Path, files: list[str]
-) -> None:
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for name in files:
-        (folder / name).write_text("no image")
-    done = call("predict", run.path, folder)
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert says(done.stderr, "no-images")
-    result = json.loads(call("predict", run.path, folder, "--json").stdout)
-    assert result["images"] == [] and [Path(file["path"]).name for file in result["skipped"]] == files
-
-
 def photo_folder(folder: Path) -> Path:
     """Write images of two classes in several sizes, modes and file formats, some rotated by EXIF orientation."""
     rng = np.random.default_rng(0)

@@ -15,7 +15,6 @@ from engine.inference.trained_model import (
     config_from_checkpoint,
     load_trained_model,
     read_trained_checkpoint,
-    resolve_device,
 )
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint, save_checkpoint
@@ -30,12 +29,6 @@ def test_read_checkpoint_prefers_best_then_last(run: RunFolder) -> None:
     assert read_trained_checkpoint(run).path.name == "last.pt"
     file = next(run.checkpoints.glob("step-*.pt"))
     assert read_trained_checkpoint(run, str(file)).path == file
-
-
-@pytest.mark.parametrize("checkpoint", ["bset", "/nowhere.pt"])
-def test_read_checkpoint_reports_missing_file(tmp_path: Path, checkpoint: str) -> None:
-    with raises_problem("not-a-file", "--checkpoint", checkpoint):
-        read_trained_checkpoint(saved_run(tmp_path / "a"), checkpoint)
 
 
 def test_read_checkpoint_reports_damaged_file_in_one_sentence(run: RunFolder) -> None:
@@ -109,11 +102,6 @@ def test_load_trained_rejects_weights_of_another_model(tmp_path: Path) -> None:
     difference = 'Missing key(s) in state_dict: "1.weight", "1.bias"'
     with raises_problem("conflict", str(run.checkpoints / "best.pt"), "linear", difference):
         load_trained_model(run)
-
-
-def test_resolve_device_rejects_unavailable_device() -> None:
-    with raises_problem("no-gpu", "--gpus"):
-        resolve_device("cuda:99")
 
 
 def test_read_checkpoint_reports_run_without_checkpoint(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from engine.config.data_sections import DataConfig
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.models.summary import ModelSummary, input_spec, summarize_model
-from support.messages import raises_problem
 from tui.cli.main import app
-from tui.tables.models import layer_lines, total_lines
+from tui.tables.models import layer_lines
 
 
 def summary_of(name: str, size: int = 224, classes: int = 1000, batch_size: int = 1, **model: Any) -> ModelSummary:
@@ -28,14 +27,9 @@ def summary_of(name: str, size: int = 224, classes: int = 1000, batch_size: int 
     ("name", "size"),
     [
         ("resnet18", 224),
-        ("resnet50", 224),
         ("mobilenet_v3_small", 224),
-        ("densenet121", 224),
         ("vit_b_16", 224),
-        ("swin_t", 224),
         ("inception_v3", 299),
-        ("regnet_y_400mf", 224),
-        ("vgg11", 224),
     ],
 )
 def test_summary_multiply_adds_match_torchvision(name: str, size: int) -> None:
@@ -55,11 +49,6 @@ def test_summary_layers_form_tree_with_totals() -> None:
         below = [layer for layer in layers.values() if layer.path and layer.path.rpartition(".")[0] == path]
         assert layers[path].parameters == sum(layer.parameters for layer in below)
         assert layers[path].multiply_adds == sum(layer.multiply_adds for layer in below)
-
-
-def test_summary_rejects_too_small_images() -> None:
-    with raises_problem("not-supported", "model.name", "alexnet ", " 3x8x8 "):
-        summary_of("alexnet", 8)
 
 
 @pytest.mark.parametrize(
@@ -98,19 +87,6 @@ def test_summary_command_names_the_nearest_model_and_keeps_the_advice_for_files(
     for word, hint in (("resnet5", "resnet50?"), (str(tmp_path / "my.yaml"), "presets: ")):
         result = CliRunner().invoke(app, ["models", "show", word])
         assert result.exit_code == 2 and result.stderr.startswith(f"error: {word}: ") and hint in result.stderr
-
-
-def test_summary_table_folds_deep_layers() -> None:
-    summary = summary_of("resnet18")
-    lines = list(layer_lines(summary, 1))
-    assert lines[0].split() == ["layer", "type", "output", "parameters", "mult-adds"]
-    assert lines[1].split() == ["resnet18", "ResNet", "1x1000", "11,689,512", "1.81", "B"]
-    assert [line.split()[0] for line in lines[2:]] == [
-        *("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool", "fc")
-    ]
-    assert len(list(layer_lines(summary, 0))) == 2
-    assert max(map(len, layer_lines(summary, 9))) <= 80
-    assert "11,689,512 (11,689,512 trainable, 0 frozen)" in "\n".join(total_lines(summary))
 
 
 def test_summary_applies_freeze() -> None:

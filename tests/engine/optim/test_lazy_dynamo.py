@@ -54,15 +54,3 @@ def test_lazy_dynamo_imports_compiler_only_if_torch_differs(torch_as_expected: b
     result = run_json(differs + "steps_of_ddp()\nprint(json.dumps([has_compiler(), losses()]))")
     assert result[0] is not torch_as_expected
     assert result[1] == run_json("print(json.dumps(losses()))"), "the losses differ"
-
-
-@pytest.mark.nightly
-def test_dynamo_stub_returns_compiler_values_and_imports_it_for_other_attributes() -> None:
-    statements = """
-with dynamo_stub():
-    mode, imported = torch._dynamo.utils.get_optimize_ddp_mode(), has_compiler()
-    attributes = [torch._dynamo.config.__name__, torch._dynamo.utils.counters.__class__.__name__]
-same_mode = mode == torch._dynamo.utils.get_optimize_ddp_mode()
-print(json.dumps([imported, same_mode, *attributes, type(torch._dynamo).__name__]))
-"""
-    assert run_json(statements) == [False, True, "torch._dynamo.config", "defaultdict", "module"]

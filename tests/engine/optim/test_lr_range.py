@@ -74,12 +74,6 @@ def test_noise_alone_suggests_nothing(steps: int) -> None:
     assert [curve.suggest() for curve in curves] == [None] * 100
 
 
-def test_suggestion_ignores_loss_after_divergence() -> None:
-    diverging = add_losses(LrRange(), lambda lr: sigmoid_loss(lr) if lr < 1 else 1e9)
-    assert diverging.diverged
-    assert 1e-2 <= suggestion_of(diverging) <= 3e-1
-
-
 @pytest.mark.parametrize(
     "loss_at", [lambda lr: 2.3, lambda lr: 2.3 + lr, lambda lr: math.nan, lambda lr: 2.3 * (1 - 1e-3 * (lr > 1e-2))]
 )

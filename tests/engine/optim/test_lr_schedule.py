@@ -15,7 +15,7 @@ from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig, ScheduleConfig
 from engine.optim.lr_schedule import lr_factor, scaled_lr, schedule_length_problems
-from engine.optim.plateau import PlateauFactor
+from engine.training.model import PlateauFactor
 from support.messages import has_problem
 
 STEPS, EPOCHS = 7, 12

@@ -206,13 +206,6 @@ def test_resume_is_bit_identical_for_recipe(recipe: tuple[str, ...], tmp_path: P
             assert all(torch.equal(value, ends[1][part][name]) for name, value in ends[0][part].items())
 
 
-def test_checkpoint_within_epoch_copies_batch_norm_statistics_to_ema(tmp_path: Path) -> None:
-    train_in_process(tmp_path, "run.epochs=1", "model.ema=0.9", "checkpoint.every_steps=15")
-    saved = torch.load(tmp_path / "checkpoints" / "step-00000015.pt", weights_only=True)
-    assert torch.equal(saved["ema"]["1.running_mean"], saved["model"]["1.running_mean"])
-    assert saved["ema"]["1.running_mean"].abs().sum() > 0
-
-
 @pytest.mark.parametrize("clip_norm", [0.0, 0.01])
 def test_clip_gradients_returns_norm_without_loss_scale(clip_norm: float) -> None:
     with single_rank_trainer(f"optim.clip_norm={clip_norm}", "precision.amp=O1") as trainer:

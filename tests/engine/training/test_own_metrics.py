@@ -166,10 +166,3 @@ def test_own_metrics_of_too_many_probabilities_are_refused(code: Path) -> None:
     config = resolve_config("digits", [names("accuracy"), f"run.code={code}"]).config
     with raises_problem("too-large", "eval.metrics", "50,000", "20,000", "1 GiB"):
         OwnMetrics(config, 20_000, 50_000)
-
-
-def test_own_metric_names_have_letters_digits_and_separators(code: Path) -> None:
-    config = resolve_config("digits", [names("grouped"), f"run.code={code}"]).config
-    outputs = (torch.full((4, 10), 0.1), torch.zeros(4, dtype=torch.int64))
-    values = OwnMetrics(config, 10, 100).compute(outputs, lambda warning: pytest.fail(str(warning)))
-    assert values == {"val/gap": 1.0, "_précision@5.top-1": 2.0}
