@@ -11,6 +11,7 @@ import math
 import os
 import sqlite3
 import stat
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import lru_cache, partial
@@ -236,12 +237,10 @@ def opened_database(path: Path) -> Iterator[sqlite3.Connection]:
     if not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(22, "is not a regular file", str(path))
     with ExitStack() as stack:
-        copy = None
         if file_size(_write_ahead_log(path)) and file_size(path) <= MAX_COPIED_BYTES:
-            copy = Path(stack.enter_context(TemporaryDirectory(prefix="gputrain-", ignore_cleanup_errors=True)))
-        path, options = (path, "mode=ro&immutable=1") if copy is None else (_copied(path, copy), "mode=rw")
-        uri = f"file:{quote(str(path.absolute()))}?{options}"
-        database = stack.enter_context(closing(sqlite3.connect(uri, uri=True, timeout=0)))
+            database = stack.enter_context(_opened_copy(path))
+        else:
+            database = stack.enter_context(closing(_connect(path, "mode=ro&immutable=1")))
         calls = iter(range(MAX_INSTRUCTIONS // INSTRUCTIONS_PER_CALL))
         database.set_progress_handler(lambda: next(calls, None) is None, INSTRUCTIONS_PER_CALL)
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
@@ -250,6 +249,40 @@ def opened_database(path: Path) -> Iterator[sqlite3.Connection]:
         # Invalid UTF-8 is replaced.
         database.text_factory = lambda data: data.decode(errors="replace")
         yield database
+
+
+def _connect(path: Path, options: str) -> sqlite3.Connection:
+    uri = f"file:{quote(str(path.absolute()))}?{options}"
+    return sqlite3.connect(uri, uri=True, timeout=0, check_same_thread=False)
+
+
+class _Copy:
+    """The copy of the database that was opened last, which serves all of its runs until the database changes."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.key: tuple[Path, _Stamp] | None = None
+        self.database: sqlite3.Connection | None = None
+
+
+_COPY = _Copy()
+
+
+@contextmanager
+def _opened_copy(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a copy of a database and its write-ahead log, whose files are gone once they are open."""
+    with _COPY.lock:
+        key = path, _stamp(path)
+        if _COPY.database is None or _COPY.key != key:
+            if _COPY.database is not None:
+                _COPY.database.close()
+            _COPY.database = None
+            with TemporaryDirectory(prefix="gputrain-", ignore_cleanup_errors=True) as folder:
+                database = _connect(_copied(path, Path(folder)), "mode=rw")
+                # It opens the log, too.
+                database.execute("SELECT 1 FROM sqlite_master").fetchone()
+            _COPY.key, _COPY.database = key, database
+        yield _COPY.database
 
 
 def _write_ahead_log(path: Path) -> Path:

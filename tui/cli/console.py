@@ -58,6 +58,18 @@ def print_json(values: Record | Mapping[str, Any]) -> None:
     typer.echo(encode_indented(_with_format(values)))
 
 
+def print_points_json(name: str, points: Iterable[Point]) -> None:
+    """Print the points of a run as an object of JSON, one after another: a million take as much memory as one."""
+    from engine.show.curve_points import point_rows
+    from engine.utils.codec import encode, encode_indented
+
+    head, _, tail = encode_indented(_with_format({"name": name, "points": []})).decode().rpartition("[]")
+    sys.stdout.write(f"{head}[")
+    for index, row in enumerate(point_rows(points)):
+        sys.stdout.write(f"{',' if index else ''}\n    {encode(row).decode()}")
+    typer.echo(f"\n  ]{tail}")
+
+
 def json_line(values: Record | Mapping[str, Any]) -> str:
     """Return one line of a stream of JSON objects. Each line has the `format`, so a reader needs no other one."""
     from engine.utils.codec import encode

@@ -114,12 +114,12 @@ def show(*, folder: RunFolder, curves: CurvesOption = False, as_json: JsonOption
     training, of other programs in Unix seconds.
     """
     if curves:
-        from engine.show.curve_points import point_rows, read_points
-        from tui.cli.console import print_json, print_points
+        from engine.show.curve_points import read_points
+        from tui.cli.console import print_points, print_points_json
 
         points = read_points(folder)
         if as_json:
-            print_json({"name": folder.name, "points": list(point_rows(points))})
+            print_points_json(folder.name, points)
         else:
             print_points(points)
         return

@@ -119,10 +119,10 @@ def watch(
 def print_curves(paths: Sequence[str], choice: ColumnChoice, *, as_json: bool) -> None:
     """Print each point of the only run below paths. Raises UsageError if there are several."""
     from engine.foreign.folders import SearchLimits, find_runs
-    from engine.show.curve_points import point_rows, read_points
+    from engine.show.curve_points import read_points
     from engine.utils.errors import UsageError
     from engine.utils.files import expand_user
-    from tui.cli.console import print_json, print_points
+    from tui.cli.console import print_points, print_points_json
 
     found = [find_runs(expand_user(path), SearchLimits(choice=choice)) for path in paths]
     runs = [run for each in found for run in each.runs]
@@ -137,7 +137,7 @@ def print_curves(paths: Sequence[str], choice: ColumnChoice, *, as_json: bool) -
         )
     points = read_points(runs[0])
     if as_json:
-        print_json({"name": runs[0].name, "points": list(point_rows(points))})
+        print_points_json(runs[0].name, points)
     else:
         print_points(points)
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -176,3 +177,23 @@ def test_runs_stay_while_database_is_written(tmp_path: Path) -> None:
     damaged.write_bytes(content[:100] + bytes(len(content) - 100))
     damaged.replace(path)
     assert find_runs(tmp_path).runs == ()
+
+
+def test_open_database_is_copied_once_for_all_of_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    copies = list[Path]()
+    copied = database_module._copied
+    monkeypatch.setattr(database_module, "_copied", lambda *args: copies.append(args[0]) or copied(*args))
+    (tmp_path / "project").mkdir()
+    path = make_database(tmp_path / "project" / "open.db")
+    with opened(path) as database:
+        for run in ("one", "two"):
+            log(database, run, 0, {"loss": 0.5})
+        database.commit()
+        runs = find_runs(path.parent).runs
+        for step in (1, 2):
+            assert [values_of(run.logs[0].open().poll().points, "loss")[0] for run in runs] == [(0, 0.5)] * 2
+            assert len(copies) == step and not list((tmp_path / "temporary").iterdir())
+            log(database, "one", step, {"loss": 0.25})
+            database.commit()
