@@ -23,7 +23,11 @@ KNOWN_TABLES = frozenset({"metrics.csv", "results.csv", "summary.csv", "training
 # Of a document with these names, the only row may be the first one.
 KNOWN_ROWS = frozenset({"metrics.json", "scalars.json", "log.json", "result.json"})
 # Files with such names come first, and are named if nothing of them can be read.
-_LIKELY = re.compile(r"metric|log|hist|result|progress|loss|monitor|train|scalar|eval|summary|curve", re.IGNORECASE)
+_LIKELY = re.compile(
+    r"(?<![a-z])(?:metrics?|logs?|hist|history|results?|progress|loss|losses|monitor|train|training|scalars?|eval|summary"
+    r"|curves?)(?![a-z])",
+    re.IGNORECASE,
+)
 # A pattern of them takes twenty times as long.
 _NAME_PARTS = (
     b"epoch step iter updates frames episodes loss acc prec f1 auc recall iou dice psnr ssim bleu rouge mae mse nll "
@@ -58,8 +62,8 @@ def unread(listing: Listing) -> Iterator[str]:
         lines = [line.decode(errors="replace") for line in lines_of(head)]
         words = re.split(r'[,;\t":]+', lines[0]) if lines else []
         if path.suffix in TEXT_ENDINGS:
-            rows = [line for line in lines if _LIKELY.search(path.name) and sum(map(str.isdigit, line.split())) > 1]
-            line = next(filter(may_be_metric, lines), None) or next(iter(rows), None)
+            rows = [line for line in lines if may_be_metric(line) or sum(map(str.isdigit, line.split())) > 1]
+            line = rows[0] if rows and _LIKELY.search(path.name) else None
             advice = f"gputrain run --try-parse {path.name} shows what is found in its lines"
         else:
             line = next((word.strip() for word in words if is_result(word.strip())), None)
