@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from engine.config.loader import resolve_config
-from engine.data.decoded import load_in_memory
-from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from support.data.device_batches import assert_the_same, batches
 from support.data.photo_folder import AUGMENT_OVERRIDES
@@ -93,15 +91,3 @@ def test_mnist_is_cached_at_requested_size(tmp_path: Path, cache: Path) -> None:
         (96, 3, 20, 20),
         (136, 1, 28, 28),
     ]
-
-
-def test_mnist_with_resized_crop_caches_only_resized_validation_images(tmp_path: Path, cache: Path) -> None:
-    write_mnist(tmp_path)
-    overrides = ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20", "augment.resized_crop=true"]
-    config = resolve_config(None, [*overrides, "data.batch_size=16", "data.mean=[0]", "data.std=[1]"]).config
-    source = open_source(config)
-    loaded = batches("memory", config, source)
-    assert_the_same(loaded, batches("stream", config, source), within=2.01 / 255)
-    assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [(40, 1, 20, 20), (136, 1, 28, 28)]
-    in_memory = load_in_memory(source, config, model_input_format(config, source))
-    assert in_memory.size_bytes == 96 * 28**2 + 40 * 20**2

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import resource
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -101,17 +100,6 @@ def test_decoded_cache_is_written_by_one_of_several_processes(tmp_path: Path) ->
         process.join(20)
     assert len(list(tmp_path.glob("decoded-by-*"))) == 1
     assert len(list(tmp_path.glob("loaded-by-*"))) == 3
-
-
-def test_decoded_cache_ignores_interrupted_write(cache: Path) -> None:
-    def interrupted_chunks() -> Iterator[np.ndarray]:
-        yield np.zeros((1, 1, 2, 2), np.uint8)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        load_or_decode("k", lambda: DecodedChunks((2, 1, 2, 2), interrupted_chunks()))
-    decoded = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
-    assert int(decoded.images.sum()) == 4
 
 
 def test_decoded_cache_is_read_from_read_only_folder(cache: Path) -> None:

@@ -7,7 +7,6 @@ import shutil
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -134,10 +133,3 @@ def test_class_that_a_line_cannot_name_is_refused(tmp_path: Path) -> None:
     (photos / "cat").rename(photos / "cat\ndog")
     with raises_problem("invalid-name", "FOLDER"):
         pack_photos(photos, tmp_path / "shards")
-
-
-def test_pixels_of_shards_are_those_of_the_folder(photos: Path, tmp_path: Path) -> None:
-    pack_photos(photos, tmp_path / "shards")
-    folder, shards = open_data(photos), open_data(tmp_path / "shards")
-    rows = np.arange(folder.num_images("train"))
-    assert np.array_equal(folder.load("train", rows)[0], shards.load("train", rows)[0])

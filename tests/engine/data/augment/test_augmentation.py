@@ -78,23 +78,6 @@ def test_augmentation_applies_crop_flip_policy_jitter_erasing_in_order() -> None
     assert torch.equal(combined(IMAGES, 1, ALL), expected)
 
 
-def test_resized_crop_matches_torchvision() -> None:
-    config = resolve_config(
-        None, ["data.dataset=fake", "augment.resized_crop=true", "augment.crop_scale=[0.3, 0.6]"]
-    ).config
-    source = open_source(config)
-    images = torch.from_numpy(source.load("train", ALL)[0])
-    crop = Augmentation(config, source.format).preprocessing(2)
-    assert crop.random_box is not None
-    cropped = torch.from_numpy(source.load("train", ALL, crop)[0])
-    for index in ALL:
-        left, top, right, bottom = crop.random_box(int(index), 32, 32)
-        expected = reference.resized_crop(
-            images[index], top, left, bottom - top, right - left, [32, 32], antialias=True
-        )
-        assert (cropped[index].int() - expected.int()).abs().max() <= 1
-
-
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folder with two classes of a 640 x 480 color gradient: a PNG, a JPEG, and a JPEG rotated by its EXIF tag."""

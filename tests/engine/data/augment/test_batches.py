@@ -11,7 +11,7 @@ from torchvision.transforms.v2 import functional as reference
 
 from engine.config.loader import resolve_config
 from engine.data.augment.augmentation import apply_batch_params
-from engine.data.augment.batch_ops import convert_to_format, horizontal_flip, normalize, pad_and_crop
+from engine.data.augment.batch_ops import convert_to_format, normalize, pad_and_crop
 from engine.data.batch import Batch
 from engine.data.sampler import DistributedBatchSampler, epoch_permutation
 from engine.data.sources.base import ImageFormat
@@ -68,13 +68,6 @@ def test_pad_and_crop_returns_window_of_padded_image() -> None:
     for row, (top, left) in enumerate([(0, 4), (2, 2), (4, 1)]):
         assert torch.equal(cropped[row], padded[row, :, top : top + 5, left : left + 5])
     assert torch.equal(cropped[1], images[1])
-
-
-def test_horizontal_flip_flips_only_masked_images() -> None:
-    images = torch.arange(12, dtype=torch.uint8).view(2, 1, 2, 3)
-    flipped = horizontal_flip(images, torch.tensor([False, True]))
-    assert torch.equal(flipped[0], images[0])
-    assert torch.equal(flipped[1], reference.horizontal_flip(images[1]))
 
 
 def test_normalize_matches_torchvision() -> None:

@@ -62,15 +62,6 @@ def test_folder_source_splits_by_class_and_resizes(animal_folder: Path) -> None:
     assert images[0, :, 8, 8].tolist() == [250, 0, 0]
 
 
-def test_folder_source_uses_train_and_val_folders(tmp_path: Path) -> None:
-    for part, count in (("train", 3), ("val", 2)):
-        for name in ("a", "b"):
-            for number in range(count):
-                write_image(tmp_path / part / name / f"{number}.jpg")
-    source = open_folder(tmp_path)
-    assert (source.num_images("train"), source.num_images("val")) == (6, 4)
-
-
 def test_folder_source_rejects_class_only_in_val(tmp_path: Path) -> None:
     for path in ("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/c/1.png"):
         write_image(tmp_path / path)
@@ -236,23 +227,6 @@ def test_folder_source_names_heic(animal_folder: Path) -> None:
     (animal_folder / "cat" / "IMG.HEIC").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
     [skipped] = open_folder(animal_folder).skipped
     assert says(skipped, "not-supported", "cat/IMG.HEIC (", " HEIC, ", " JPEG")
-
-
-def test_folder_source_converts_all_image_modes_to_requested_channels(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_image(tmp_path / name / "rgb.png", color=(90, 90, 90))
-        write_image(tmp_path / name / "gray.png", mode="L", color=90)
-        write_image(tmp_path / name / "alpha.png", mode="RGBA", color=(90, 90, 90, 255))
-        write_image(tmp_path / name / "cmyk.jpg", mode="CMYK", color=(0, 0, 0, 165))
-        write_image(tmp_path / name / "palette.gif", mode="P", color=0)
-        Image.fromarray(np.full((30, 40), 90 * 257, np.uint16)).save(tmp_path / name / "deep.png")
-    for channels in (1, 3):
-        source = open_folder(tmp_path, f"data.channels={channels}", "data.val_split=0.5")
-        paths = source.paths["train"]
-        images, _ = source.load("train", np.arange(len(paths)))
-        assert images.shape[1:] == (channels, 16, 16)
-        for path, image in zip(paths, images, strict=True):
-            assert "palette" in path or abs(int(image.mean()) - 90) <= 2, path
 
 
 def test_folder_source_names_vanished_image(animal_folder: Path) -> None:
