@@ -6,7 +6,7 @@ It needs no DataLoader workers, and a step costs the host only a few tensor slic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.config.schema import Config
-from engine.data.augment.augmentation import Augmentation, apply_batch_params
+from engine.data.augment.augmentation import Augmentation, AugmentParams, apply_batch_params
 from engine.data.augment.batch_ops import channel_stats, convert_to_format, normalize, resized_crop, to_device
 from engine.data.batch import DeviceBatch, DeviceLoader
 from engine.data.decoded import CHUNK_BYTES, InMemoryImages
@@ -23,7 +23,6 @@ from engine.data.sources.base import ImageFormat, Images
 
 # A request reduced to its readable images, and the read errors of the others.
 ReadableRequest = tuple[BatchRequest, tuple[str, ...]]
-RowsToImages = Callable[[slice], Tensor]
 # Share of a GPU's free memory that the images may use.
 MAX_FREE_GPU_MEMORY_SHARE = 0.25
 # A GPU prepares several batches together, up to this many bytes of float32 images: for a small batch the kernel
@@ -77,46 +76,41 @@ class InMemoryLoader(DeviceLoader):
         readable = [self._drop_unreadable(request) for request in requests]
         indices = np.concatenate([request.indices for request, _ in readable])
         labels = to_device(torch.from_numpy(self._in_memory.labels[part][indices]), self._device)
-        get_images = self._image_getter(part, indices)
-        augment = self._augmenter(epoch, indices) if part == "train" else None
+        stored_size = self._in_memory.images[part].shape[-1]
+        params = self._augmentation.draw_batch_params(epoch, indices) if part == "train" else None
+        boxes = self._augmentation.crop_boxes(epoch, indices, stored_size) if part == "train" else None
         for group, rows in self._group_requests(readable, on_device=part in self._device_images):
-            images = get_images(rows)
-            if augment is not None:
-                images = augment(images, rows)
+            images = self._gather(part, indices[rows])
+            if params is not None:
+                group_boxes = None if boxes is None else boxes[rows]
+                images = self._augment(images, epoch, indices[rows], params[rows], group_boxes)
             if self._memory_format is not torch.preserve_format:
                 images = images.contiguous(memory_format=self._memory_format)
             yield from _split_batches(normalize(images, self._mean, self._std), labels[rows], group)
 
-    def _image_getter(self, part: Part, indices: Indices) -> RowsToImages:
-        """Return a function that gathers the images of a slice of `indices`.
-
-        The images are on the device, or on the CPU if per-image transforms follow.
-        """
+    def _gather(self, part: Part, indices: Indices) -> Tensor:
+        """Return images of a part, N x C x H x W uint8, on the device, or on the CPU if per-image transforms follow."""
         if part in self._device_images:
-            positions = to_device(torch.from_numpy(indices), self._device)
-            return lambda rows: self._device_images[part].index_select(0, positions[rows])
-        if part == "train" and self._augmentation.has_image_transforms:
-            return lambda rows: self._gather_on_host(part, indices[rows])
-        return lambda rows: to_device(self._gather_on_host(part, indices[rows]), self._device)
+            return self._device_images[part].index_select(0, to_device(torch.from_numpy(indices), self._device))
+        images = self._in_memory.images[part]
+        shape, pin_memory = (len(indices), *images.shape[1:]), self._device.type == "cuda"
+        gathered = torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory)
+        np.take(images, indices, 0, out=gathered.numpy(), mode="clip")
+        stays = part == "train" and self._augmentation.has_image_transforms
+        return gathered if stays else to_device(gathered, self._device)
 
-    def _augmenter(self, epoch: int, indices: Indices) -> Callable[[Tensor, slice], Tensor]:
-        """Return a function that augments the images of a slice of `indices` with parameters drawn now."""
-        augmentation = self._augmentation
-        params = augmentation.draw_batch_params(epoch, indices)
+    def _augment(
+        self, images: Tensor, epoch: int, indices: Indices, params: AugmentParams, boxes: Indices | None
+    ) -> Tensor:
+        """Crop, resize and augment training images, and return them on the device."""
         image_format = self._format.at_epoch(epoch)
-        boxes = augmentation.crop_boxes(epoch, indices, self._in_memory.images["train"].shape[-1])
-        if boxes is not None and not augmentation.has_image_transforms:
-            boxes = to_device(boxes, self._device)
-
-        def augment(images: Tensor, rows: slice) -> Tensor:
-            if boxes is not None:
-                images = resized_crop(images, boxes[rows], image_format.size, image_format.interpolation)
-            elif image_format.epoch_sizes:
-                images = convert_to_format(images, image_format, training=True)
-            images = augmentation.apply_image_transforms(images, epoch, indices[rows])
-            return apply_batch_params(to_device(images, self._device), params[rows])
-
-        return augment
+        if boxes is not None:
+            device_boxes = to_device(torch.from_numpy(boxes), images.device)
+            images = resized_crop(images, device_boxes, image_format.size, image_format.interpolation)
+        elif image_format.epoch_sizes:
+            images = convert_to_format(images, image_format, training=True)
+        images = self._augmentation.apply_image_transforms(images, epoch, indices)
+        return apply_batch_params(to_device(images, self._device), params)
 
     def _group_requests(
         self, readable: Sequence[ReadableRequest], *, on_device: bool
@@ -148,15 +142,6 @@ class InMemoryLoader(DeviceLoader):
         if not unread:
             return request, ()
         return request.keep([row not in unreadable for row in rows]), unread
-
-    def _gather_on_host(self, part: Part, indices: Indices) -> Tensor:
-        """Copy images of a part, N x C x H x W uint8, to a new CPU tensor, pinned if the device is a GPU."""
-        images = self._in_memory.images[part]
-        gathered = torch.empty(
-            (len(indices), *images.shape[1:]), dtype=torch.uint8, pin_memory=self._device.type == "cuda"
-        )
-        np.take(images, indices, 0, out=gathered.numpy(), mode="clip")
-        return gathered
 
 
 def _split_batches(images: Tensor, labels: Tensor, group: Sequence[ReadableRequest]) -> Iterator[DeviceBatch]:

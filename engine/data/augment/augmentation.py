@@ -133,24 +133,23 @@ class Augmentation:
         box = partial(random_resized_crop_box, augment.crop_scale, augment.crop_ratio, self._seed, epoch)
         return replace(preprocessing, random_box=box)
 
-    def crop_boxes(self, epoch: int, indices: Indices, image_size: int) -> Tensor | None:
+    def crop_boxes(self, epoch: int, indices: Indices, image_size: int) -> Indices | None:
         """Return the boxes of the random resized crop for square images of `image_size`; None if it is disabled.
 
-        N x 4 int64 on the CPU: left, top, right, bottom.
+        N x 4: left, top, right, bottom.
         """
-        augment = self._augment
+        augment, size = self._augment, image_size
         if not augment.resized_crop:
             return None
-        boxes = random_resized_crop_boxes(
-            scale=augment.crop_scale,
-            ratio=augment.crop_ratio,
-            heights=image_size,
-            widths=image_size,
+        return random_resized_crop_boxes(
+            augment.crop_scale,
+            augment.crop_ratio,
+            heights=size,
+            widths=size,
             seed=self._seed,
             epoch=epoch,
             indices=indices,
         )
-        return torch.from_numpy(boxes)
 
     def __call__(self, images: Tensor, epoch: int, indices: Indices) -> Tensor:
         """Apply all transforms to a training batch, N x C x H x W uint8 on the CPU."""
