@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from engine.command.spec import Program, write_command
+from engine.command.spec import Program, read_command, write_command
 from engine.config.loader import resolve_config
 from engine.config.run_name import name_from_stem, name_problem, normalize_name
 from engine.config.schema import as_stored
@@ -46,18 +46,18 @@ def check_name(name: str) -> str:
     return name
 
 
-def choose_folder(root: Path, name: str | None, stem: str) -> SweepFolder:
-    """Return the folder of a new sweep.
+def choose_folder(root: Path, name: str | None, plan: SweepPlan, stem: str) -> SweepFolder:
+    """Return the folder of the sweep that a command means: the existing one with the same settings, else a new one.
 
     Without a name, a sweep of `flowers.yaml`, whose `stem` is `flowers`, is called `flowers-sweep`, or
-    `flowers-sweep-2` if that exists. Raises UsageError if the name is in use.
+    `flowers-sweep-2` if that is another one. Raises UsageError if the name is in use.
     """
     if name is None:
         stem = name_from_stem(stem)[: MAX_NAME_CHARACTERS - 12]
         names = (f"{stem}-sweep" + (f"-{number}" if number > 1 else "") for number in count(1))
-        return next(folder for each in names if not _taken_name(folder := SweepFolder(root / each)))
+        return next(folder for each in names if not _taken_by(folder := SweepFolder(root / each), plan))
     folder = SweepFolder(root / check_name(name))
-    if taken := _taken_name(folder):
+    if taken := _taken_by(folder, plan):
         advice = "use another --name"
         if is_sweep_folder(folder.path):
             advice += f", or continue the sweep with `gputrain sweep resume {folder.name}`"
@@ -65,10 +65,29 @@ def choose_folder(root: Path, name: str | None, stem: str) -> SweepFolder:
     return folder
 
 
-def _taken_name(folder: SweepFolder) -> str:
-    """Return the file, run or sweep that has the name of a new sweep or of one of its trials, "" if none has."""
+def _taken_by(folder: SweepFolder, plan: SweepPlan) -> str:
+    """Return the file, run or sweep with other settings that has the name of a planned sweep or of one of its trials,
+    "" if none has."""
+    if is_sweep_folder(folder.path) and _continues(folder, plan):
+        return ""
     trials = sorted(folder.path.parent.glob(f"{folder.name}-[0-9][0-9][0-9]*"))
     return folder.name if os.path.lexists(folder.path) else trials[0].name if trials else ""
+
+
+def _continues(folder: SweepFolder, plan: SweepPlan) -> bool:
+    """Whether a plan is that of an existing sweep, but for the number of trials and their environment.
+
+    Raises UsageError if that sweep cannot be read."""
+    stored, planned = read_settings(folder.settings), plan.settings
+    changeable = {"trials": planned.trials, "parallel": planned.parallel, "device": planned.device}
+    if codec.replace(stored, **changeable) != planned:
+        return False
+    if (command := plan.command) is None:
+        return True
+    previous = read_command(folder)
+    same_place = codec.replace(previous, environment=command.environment, cwd_inode=command.cwd_inode)
+    typed = [previous.environment.get(name) == command.environment[name] for name in command.expanded]
+    return same_place == command and all(typed)
 
 
 def create_sweep(folder: SweepFolder, plan: SweepPlan) -> None:

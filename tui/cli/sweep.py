@@ -17,7 +17,7 @@ from engine.runs.metrics import Better
 from engine.runs.root import runs_root
 from engine.sweeps import MAX_PARALLEL, MAX_SEED, MAX_TRIALS, Pruner, Sampler
 from engine.sweeps import folder as sweep_folders
-from engine.sweeps.folder import SweepFolder, find_sweep
+from engine.sweeps.folder import SweepFolder, find_sweep, is_sweep_folder
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.text import printable
 from engine.utils.wait import wait_until
@@ -88,8 +88,8 @@ ParallelOption = Annotated[
         "gputrain sweep --maximize val/acc lr=log:1e-4..0.1 -- ./train.py --lr {lr}",
         "gputrain sweep --minimize loss --gpus 0,1 --parallel 2 n=8,16 -- ./fit {n}",
     ],
-    "Trial 0 is CONFIG itself. Each trial is a run: NAME-000, NAME-001, and so on. Ctrl-C stops the trials with a "
-    "checkpoint; a second Ctrl-C kills them.",
+    "Trial 0 is CONFIG itself. Each trial is a run: NAME-000, NAME-001, and so on. The same command again continues a "
+    "sweep. Ctrl-C stops the trials with a checkpoint; a second Ctrl-C kills them.",
     "With a command, each KEY is a placeholder {KEY} in its words, and METRIC is what its output or metric files call "
     "it, as in gputrain runs. Else METRIC is one of the epochs, or metrics.NAME for your own. Listed GPUs are divided "
     "among parallel trials.",
@@ -184,11 +184,14 @@ def run(
             plan = plan_script(settings, make_command(words, options), root, trust=trust)
             stem = command_stem(words)
     raise_if_any(problems)
-    folder = choose_folder(root, name, stem)
+    folder = choose_folder(root, name, plan, stem)
     if dry_run:
         typer.echo("\n".join(map(printable, dry_run_lines(folder, plan))))
         return
-    create_sweep(folder, plan)
+    if is_sweep_folder(folder.path):
+        folder.require_own(trust_owner=False)
+    else:
+        create_sweep(folder, plan)
     _control(folder, given, detach=detach, trust_owner=trust_owner, trust_code=trust_code)
 
 

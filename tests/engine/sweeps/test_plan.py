@@ -94,9 +94,9 @@ def test_plan_finds_preset_in_space_and_names_what_is_outside(tmp_path: Path) ->
     assert plan(tmp_path, "optim.lr=0.1..0.3", parallel=1).settings.device["device.gpus"] == "cpu"
 
 
-def test_settings_survive_their_file_and_a_new_sweep_takes_no_name_in_use(tmp_path: Path) -> None:
+def test_settings_survive_their_file_and_the_same_command_means_the_same_sweep(tmp_path: Path) -> None:
     planned = plan(tmp_path, "optim.lr=0.01..1", "run.epochs=2", trials=5)
-    folder = choose_folder(tmp_path, None, "digits")
+    folder = choose_folder(tmp_path, None, planned, "digits")
     assert folder.name == "digits-sweep"
     create_sweep(folder, planned)
     assert read_settings(folder.settings) == planned.settings
@@ -104,12 +104,14 @@ def test_settings_survive_their_file_and_a_new_sweep_takes_no_name_in_use(tmp_pa
     assert loaded == replace(planned, settings=codec.replace(planned.settings, trials=9))
     assert read_settings(folder.settings).trials == 9
 
-    assert choose_folder(tmp_path, None, "digits").name == "digits-sweep-2"
+    assert choose_folder(tmp_path, None, planned, "digits") == folder
+    other = replace(planned, settings=codec.replace(planned.settings, seed=1))
+    assert choose_folder(tmp_path, None, other, "digits").name == "digits-sweep-2"
     with raises_problem("name-in-use", "--name", "digits-sweep", tmp_path, "`gputrain sweep resume digits-sweep`"):
-        choose_folder(tmp_path, "digits-sweep", "digits")
+        choose_folder(tmp_path, "digits-sweep", other, "digits")
     (tmp_path / "taken-007").mkdir()
     with raises_problem("name-in-use", "--name", "taken-007"):
-        choose_folder(tmp_path, "taken", "digits")
+        choose_folder(tmp_path, "taken", other, "digits")
 
 
 def test_paths_of_a_sweep_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +125,7 @@ def test_paths_of_a_sweep_are_absolute(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_continued_sweep_of_another_user_runs_only_with_trust_and_sets_no_other_keys(tmp_path: Path) -> None:
     planned = plan(tmp_path, "optim.lr=0.01..1")
-    folder = choose_folder(tmp_path, "a", "digits")
+    folder = choose_folder(tmp_path, "a", planned, "digits")
     create_sweep(folder, planned)
     folder.settings.chmod(0o666)
     with raises_problem("untrusted-code", "a", "sweep.yaml", "--trust-code"):
