@@ -55,7 +55,7 @@ STEPS = {
     "TF32": ("precision.tf32=on",),
     "float32": ("precision.tf32=off",),
 }
-RESNET18 = ("--dataset", "fake", "data.image_size=28", "data.channels=1", "--model", "resnet18-small", "--amp", "bf16")
+FAKE_DATA = ("--dataset", "fake", "data.image_size=28", "data.channels=1", "--amp", "bf16")
 RESNET50 = ("--model", "resnet50", "--amp", "bf16", "data.image_size=224", "augment.resized_crop=true")
 COMPILED = ("model.compile=true", "model.compile_mode=reduce-overhead")
 # Dive into Deep Learning, Concise Implementation for Multiple GPUs, PyTorch edition, on one GPU that it does not name.
@@ -125,6 +125,9 @@ class Hour:
         names = ("seconds", "images_per_second")
         return summary | {name: statistics.median(epoch[name] for epoch in epochs) for name in names}
 
+    def resnet18(self) -> tuple[str, ...]:
+        return ("--model", "resnet18-small", *(("model.options={width: 2}",) if self.is_rehearsal else ()))
+
     def gpu_counts(self) -> list[int]:
         return [count for count in (1, 2, 4, 8) if count <= self.gpus]
 
@@ -159,7 +162,9 @@ def run_tests(hour: Hour) -> Iterator[Row]:
 
 def measure_steps(hour: Hour) -> Iterator[Row]:
     """Compare training steps with those of a bare PyTorch loop."""
-    sizes = ("--model", "resnet18-small", "--batch", hour.size(256, 2), "--steps", hour.size(100, 2))
+    # As many images as the steps need: a GPU gets all of them in its memory.
+    images = f"data.fake_train={hour.size(100_000, 1000)}"
+    sizes = (*hour.resnet18(), images, "--batch", hour.size(256, 2), "--steps", hour.size(100, 2))
     for title, keys in STEPS.items():
         output = hour.python(BENCH / "step.py", *sizes, *keys, limit_s=120)
         yield f"step of ResNet-18, {title}", next(line[4:].strip() for line in output.splitlines() if "wall" in line)
@@ -169,7 +174,7 @@ def measure_runs(hour: Hour) -> Iterator[Row]:
     """Train ResNet-18 in the memory of one and more GPUs, without input, compiled, and on a real dataset."""
     images, batch = hour.size(60_000, 64), hour.size(256, 8)
     sizes = (f"data.fake_train={images}", f"data.fake_val={images // 6}", f"data.batch_size={batch}")
-    resnet = (*RESNET18, *sizes, *(("model.options={width: 2}",) if hour.is_rehearsal else ()))
+    resnet = (*FAKE_DATA, *hour.resnet18(), *sizes)
     first = 0.0
     for count in hour.gpu_counts():
         run = hour.train(*resnet, "--gpus", f"free:{count}", "data.pipeline=memory")
