@@ -11,6 +11,7 @@ _RESULTS = re.compile(
     r"(?<![a-z])(?:train|val|valid|test|eval)?"
     r"(?:loss(?:es)?|m?logloss|acc|accuracy|prec|ap|map|f1|f1score|auc|roc_auc|auroc|recall|iou|miou|io_u|dice|psnr|ssim"
     r"|bleu|rouge[l\d]?|meteor|wer|cer|mae|mse|rmse|mape|nll|ppl|perplexity|bpb|bpc|elbo|fid|x_?ent|cross_?entropy"
+    r"|ndcg|mrr|spearman|pearson|exact_match|lpips|kappa|mcc|pesq|stoi|si_?sdr|success_rate|win_rate|sps"
     r"|error_rate|rew|rewards?|returns?|损失|准确率|奖励)"
     r"(?![a-z])"
 )
@@ -28,7 +29,7 @@ _SETTINGS = re.compile(
     r"(?<![a-z])(?:seed|decay|momentum|warmup|workers|smoothing|dropout|patience|interval(?!_)|epochs|size)(?![a-z])"
 )
 _RATES = re.compile(r"(?<![a-z])(?:lr|learning_rate)(?![a-z])")
-_HELD_OUT = re.compile(r"(?<![a-z])(?:val|valid|validation|dev|cv|test|testing|eval|evaluation)(?![a-z])")
+_HELD_OUT = re.compile(r"(?<![a-z])(?:val|valid|validation|validate|dev|cv|test|testing|eval|evaluation)(?![a-z])")
 # Positions, plans and processes are no metrics.
 _POSITIONS = re.compile(
     r"(?:.*[/.])?(?:v_num|eta|progress|updates?|rank|pid|ip|gpu|device|world_size|(?:max_|num_|total_|micro_|valid_)?steps?|global_step"
@@ -36,8 +37,8 @@ _POSITIONS = re.compile(
     r"|version|line|remaining|remaining_time|elapsed|elapsed_time)"
 )
 _SOURCES = re.compile(
-    r"(?<![\w/.-])(?:(?P<train>train(?:ing)?)|(?P<val>val|valid|validation|validating|dev|(?<!\[)cv)|(?P<test>test|testing)"
-    r"|(?P<eval>eval|evaluation|evaluating))(?![\w/])",
+    r"(?<![\w/.-])(?:(?P<train>train(?:ing)?)|(?P<val>val|valid|validation|validate|validating|dev|(?<!\[)cv)"
+    r"|(?P<test>test|testing)|(?P<eval>eval|evaluation|evaluating))(?![\w/])",
     re.IGNORECASE,
 )
 SPLIT_NAMES = ("split", "mode", "phase", "stage", "subset")
