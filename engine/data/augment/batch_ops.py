@@ -187,7 +187,13 @@ def horizontal_flip(images: Tensor, mask: Tensor, *, may_overwrite: bool = False
         for image, copy, is_flipped in zip(images, flipped, mask.tolist(), strict=True):
             copy.copy_(image.flip(-1) if is_flipped else image)
         return flipped
-    return torch.where(mask.view(-1, 1, 1, 1), images.flip(-1), images)
+    rows = torch.arange(len(images), device=images.device) + len(images) * mask
+    # Copying whole images is several times faster than torch.where per pixel.
+    if not is_channels_last(images):
+        return torch.cat([images, images.flip(-1)]).index_select(0, rows)
+    # index_select returns contiguous tensors, so it must see the channels as the last dimension to keep the format.
+    pixels = images.permute(0, 2, 3, 1)
+    return torch.cat([pixels, pixels.flip(2)]).index_select(0, rows).permute(0, 3, 1, 2)
 
 
 def erase(images: Tensor, boxes: Tensor, fill: Sequence[int]) -> Tensor:
