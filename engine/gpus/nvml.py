@@ -243,6 +243,11 @@ PERIODIC_QUERIES: Queries = {
     "performance_state": performance_state,
     "throttle": throttle_reasons,
 }
+# Queried for GPUs without GPM. Each call blocks for 20 ms, the interval over which NVML measures.
+PCIE_QUERIES: Queries = {
+    "pcie_sent": lambda h: require_available(nv.nvmlDeviceGetPcieThroughput(h, nv.NVML_PCIE_UTIL_TX_BYTES)),
+    "pcie_received": lambda h: require_available(nv.nvmlDeviceGetPcieThroughput(h, nv.NVML_PCIE_UTIL_RX_BYTES)),
+}
 
 
 def query_all(queries: Queries, handle: Any) -> dict[str, Measurement[Any]]:
