@@ -54,8 +54,6 @@ RECORDINGS = {
     "tour": Recording("gputrain: monitor, form, runs, a comparison and a run", 120, 34, keys=TOUR),
     "monitor": Recording("The monitor: eight GPUs, their processes and the runs", 160, 48, before=(DOWN, DOWN, " ")),
     "run": Recording("A run: loss, accuracy, learning rate, its GPUs and its log", 120, 34, before=("r", ENTER, "m")),
-    "compare": Recording("Two runs: their curves and what differs", 120, 34, before=("r", " ", " ", "c", "m")),
-    "form": Recording("The form of a run: fields, learning rate, plan and command", 120, 34, before=("n",)),
 }
 
 
