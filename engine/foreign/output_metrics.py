@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections import Counter
@@ -67,7 +66,8 @@ class OutputMetrics:
         self._epoch: float | None = None
         self._axis: _Axis = ""
         self._steps = _Counter(last)
-        self._steps_per_epoch = math.inf
+        self._exact_epoch: float | None = None
+        """The epoch of the latest line that names it with its fraction, where the lines are counted."""
         self._heading_name = ""
         """The word before the step of headings."""
         self._loop: tuple[float | None, int, bool] = (None, 0, False)
@@ -334,7 +334,12 @@ class OutputMetrics:
         elif self._axis == "step" and not self._has_bar:
             # The training has lines with steps. A bar below this line may be that of the next epoch.
             pass
-        elif (step := self._step_by_bar(parsed, epoch, below)) is not None:
+        elif parsed.has_exact_epoch and epoch is not None and (epoch != int(epoch) or self._axis == "count"):
+            # The epoch is the position: a bar is redrawn at times of its own, and may be ahead of the line or behind.
+            if epoch != self._exact_epoch or self._is_known(parsed, self._step):
+                self._step = self._first_count if self._axis == "" else self._step + 1
+            self._axis, self._exact_epoch = "count", epoch
+        elif not parsed.has_exact_epoch and (step := self._step_by_bar(epoch, below)) is not None:
             self._axis, self._step, self._has_bar = "step", step, True
         elif (
             epoch is not None
@@ -343,8 +348,6 @@ class OutputMetrics:
             and not (parsed.epoch is None and not parsed.held_out and self._is_known(parsed, int(epoch)))
         ):
             self._axis, self._step = "epoch", int(epoch)
-        elif epoch is not None and epoch != int(epoch) and not is_final:
-            return None
         elif self._axis != "step" and not parsed.held_out and (parsed.epoch is None or self._axis != "epoch"):
             is_next = self._axis == "count" or self._is_known(parsed, self._step)
             self._step = self._step + 1 if is_next else self._step or self._first_count
@@ -355,23 +358,16 @@ class OutputMetrics:
         """Whether a metric of a line has had a value for a step."""
         return any(name in self._kinds and self._kinds[name][0] == step for name in parsed.values)
 
-    def _step_by_bar(self, parsed: ParsedLine, epoch: float | None, below: Sequence[str]) -> int | None:
+    def _step_by_bar(self, epoch: float | None, below: Sequence[str]) -> int | None:
         """Return the step that a bar below a line tells; None without one.
 
-        The bar may be some steps ahead of the line, never behind, so the fewest steps per epoch are the right ones.
+        A bar for each epoch tells no step: below the summary of an epoch is that of the next one.
         """
         bar = next((count for line in below if (count := _parse_counter(line)) is not None), None)
-        if not parsed.has_exact_epoch:
-            # A bar for each epoch tells no step: below the summary of an epoch is that of the next one.
-            is_next = not bar or bar < self._step
-            if epoch is None and self._has_bar and is_next:
-                self._axis = "count"
-            return bar if epoch is None and self._axis in ("", "step") and not is_next else None
-        if not epoch:
-            return bar
-        if bar:
-            self._steps_per_epoch = min(self._steps_per_epoch, bar / epoch)
-        return round(epoch * self._steps_per_epoch) if self._steps_per_epoch < math.inf else None
+        is_next = not bar or bar < self._step
+        if epoch is None and self._has_bar and is_next:
+            self._axis = "count"
+        return bar if epoch is None and self._axis in ("", "step") and not is_next else None
 
 
 def _parse_counter(text: str) -> int | None:

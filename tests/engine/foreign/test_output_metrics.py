@@ -115,14 +115,24 @@ def test_next_bar_follows_the_one_that_has_become_final() -> None:
     assert metrics.feed_pending(["5/20 [00:01<00:01, loss=2]"]) == [Point("loss", 25, 2.0)]
 
 
-def test_metrics_without_step_have_that_of_the_bar_below() -> None:
+def test_lines_with_an_exact_epoch_are_counted_and_keep_it_whatever_the_bar_shows() -> None:
     metrics = OutputMetrics()
-    lines = ["{'loss': '3', 'epoch': '0.5'}", " 10%|█  | 10/96 [00:01<00:08,  9.9it/s]"]
-    assert metrics.feed_pending(lines) == [Point("loss", 10, 3.0, 0.5)]
+    lines = [
+        "{'loss': '3', 'epoch': '0.5'}",
+        "{'loss': '2', 'epoch': '1.0'}",
+        " 42%|█  | 10/24 [00:01<00:08,  9.9it/s]",
+    ]
+    assert metrics.feed_pending(lines) == [Point("loss", 0, 3.0, 0.5), Point("loss", 1, 2.0, 1.0)]
     # Settled a while later, when the bar has moved on.
-    assert metrics.feed(lines[0], [" 12%|█  | 12/96 [00:01<00:08,  9.9it/s]"]) == []
-    assert metrics.feed("{'loss': '2', 'epoch': '1.0'}", ["21/96 [00:01<00:08]"]) == [Point("loss", 20, 2.0, 1.0)]
-    assert metrics.feed("{'train_loss': '2', 'epoch': '1.5'}") == [Point("train_loss", 30, 2.0, 1.5)]
+    assert [metrics.feed(line, ["24/24 [00:01<00:08]"]) for line in lines[:2]] == [[], []]
+    assert metrics.feed("{'eval_loss': '4', 'epoch': '1.0'}") == [Point("eval_loss", 1, 4.0, 1.0)]
+    assert metrics.feed("{'loss': '1', 'epoch': '1.5'}") == [Point("loss", 2, 1.0, 1.5)]
+
+
+def test_fraction_of_an_epoch_behind_whole_ones_joins_no_step() -> None:
+    epochs = [1.0, 1.5, 1.9, 2.0]
+    points = feed(OutputMetrics(), *(f"{{'loss': 3, 'epoch': {epoch}}}" for epoch in epochs))
+    assert [(point.step, point.epoch) for point in points] == list(zip((1, 2, 3, 4), epochs, strict=True))
 
 
 def test_summary_of_epoch_has_the_step_of_its_own_bar_not_of_the_next_one() -> None:
@@ -146,13 +156,6 @@ def test_bar_that_starts_again_below_lines_without_epoch_tells_no_step() -> None
     metrics = OutputMetrics()
     found = [metrics.feed(f"loss: {count}", [f"{count}/20 [00:00<?]"]) for count in (2, 1, 3, 1)]
     assert [point.step for points in found for point in points] == [2, 3, 4, 5]
-
-
-def test_pending_metrics_wait_for_the_bar_below() -> None:
-    metrics = OutputMetrics()
-    line = "{'loss': '3', 'epoch': '0.5'}"
-    assert metrics.feed_pending([line]) == []
-    assert metrics.feed(line, ["10/96 [00:01<00:08]"]) == [Point("loss", 10, 3.0, 0.5)]
 
 
 def test_bar_of_validation_counts_when_it_is_full() -> None:
