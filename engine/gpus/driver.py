@@ -66,7 +66,9 @@ def describe_cpu_fallback(
 def describe_driver_failure(snapshot: Snapshot | None) -> str:
     """Return why NVML reports no GPU; `snapshot` is that of a host without GPUs according to NVML, see above."""
     if not has_driver_library():
-        return "the NVIDIA driver is not available (libnvidia-ml.so.1 not found)"
+        # A container with `compute` alone has CUDA, but not NVML.
+        advice = "; a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility" if gpu_device_files() else ""
+        return f"the NVIDIA driver is not available (libnvidia-ml.so.1 not found{advice})"
     if snapshot is not None and snapshot.error is None:
         return "the NVIDIA driver reports no GPU"
     return f"the NVIDIA driver is not available ({'no answer' if snapshot is None else snapshot.error})"

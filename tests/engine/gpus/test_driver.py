@@ -53,7 +53,7 @@ def set_driver_library(monkeypatch: pytest.MonkeyPatch, *, installed: bool) -> N
 @pytest.mark.parametrize(
     ("installed", "snapshot", "values"),
     [
-        (False, None, ["(libnvidia-ml.so.1 not found)", "/nvidia0"]),
+        (False, None, ["(libnvidia-ml.so.1 not found; ", "NVIDIA_DRIVER_CAPABILITIES=compute,utility", "/nvidia0"]),
         (True, None, []),
         (True, BROKEN, [BROKEN.error, "/nvidia0"]),
         (True, replace(BROKEN, pending=True), [BROKEN.error, "`gputrain doctor`"]),
