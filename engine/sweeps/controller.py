@@ -188,6 +188,7 @@ class Controller:
             self._start(trial)
             return
         else:
+            trial.clean_up()
             self._fail(trial, trial.reason(ended))
         del self._active[number]
         trial.release()
