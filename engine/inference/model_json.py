@@ -1,7 +1,6 @@
 """The content of model.json, which describes an export to other programs.
 
-`engine.inference.export_description` makes it, `engine.inference.export` writes and reads it,
-`engine.inference.model_card` shows the same in the README.
+`engine.inference.export` makes, writes and reads it, `engine.inference.model_card` shows the same in the README.
 """
 
 from __future__ import annotations

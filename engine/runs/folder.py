@@ -1,6 +1,6 @@
 """Run folders: their layout, how they are found by name, whose they are, and the state of a run.
 
-`engine.runs.ownership` creates them, `engine.runs.ownership` locks them. A folder that another user owns or can write
+`engine.runs.ownership` creates and locks them. A folder that another user owns or can write
 to is foreign: it is listed, and used only with --trust-owner.
 """
 

@@ -63,7 +63,7 @@ COMMANDS = {
     "resume": Entry("resume:resume", WORDS["resume"].summary),
     "sweep run": Entry("sweep:run", "Search the best values of config keys or script arguments.", needs_torch=True),
     "sweep list": Entry("sweep:list_sweeps", "List sweeps, the latest result first."),
-    "sweep show": Entry("sweep:show", "List the trials of a sweep, and what matters."),
+    "sweep show": Entry("sweep:show", "List the trials of a sweep."),
     "sweep stop": Entry("sweep:stop", "Stop a sweep and its trials."),
     "sweep resume": Entry("sweep:resume", "Continue a sweep with its settings."),
     "lr-find": Entry("lr_find:lr_find", WORDS["lr-find"].summary, needs_torch=True),
