@@ -56,6 +56,8 @@ MAX_UNDECIDED = 50  # per folder; one with more is listed in each search
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 # A folder with both is a run of gputrain, which `engine.runs` reads.
 OWN_FILES = frozenset({"events.jsonl", "owner.json"})
+# A folder with both is a sweep of gputrain. Its study has rows that are no metrics of the program that runs beside it.
+SWEEP_FILES = frozenset({"sweep.yaml", "optuna.jsonl"})
 
 
 @dataclass(frozen=True)
@@ -231,14 +233,15 @@ class RunFinder:
         listing = list_folder(folder)._replace(choice=self._limits.choice)
         self._num_listed += len(listing.files) + len(listing.folders)
         is_own = OWN_FILES.issubset(listing.files)
-        logs = [] if is_own else self._logs_in(listing)
+        is_program = not is_own and not SWEEP_FILES.issubset(listing.files)
+        logs = self._logs_in(listing) if is_program else []
         owned = self._limits.skipped.union(*(log.owned_folders for log in logs))
         # To join a path takes as long as to check a folder that has not changed.
         inner = tuple((folder / name, name) for name in listing.folders if name not in owned and name[0] != ".")
-        undecided = [] if is_own else _undecided(listing, logs)
+        undecided = _undecided(listing, logs) if is_program else []
         watched = (folder, *undecided[:MAX_UNDECIDED])
         stamp = (modified_ns, *_stamp_of(watched[1:]))
-        unread = () if is_own else self._unread(listing, logs)
+        unread = self._unread(listing, logs) if is_program else ()
         found = _Folder(watched, stamp, tuple(logs), inner, unread, is_own=is_own, is_partial=listing.is_partial)
         # A database gets runs without a new file.
         is_final = len(undecided) <= MAX_UNDECIDED and not any(log.run for log in logs)

@@ -53,13 +53,17 @@ def test_find_runs_takes_a_file(tmp_path: Path) -> None:
     assert (run.name, run.formats, len(run.logs)) == ("history", ("csv",), 1)
 
 
-def test_find_runs_skips_links_pipes_hidden_folders_and_runs_of_gputrain(tmp_path: Path) -> None:
+def test_find_runs_skips_links_pipes_hidden_folders_runs_and_sweeps_of_gputrain(tmp_path: Path) -> None:
     write_events(tmp_path / "runs/real", 1.0)
     write_events(tmp_path / ".cache/hidden", 1.0)
     own = tmp_path / "runs/own"
     write_events(own / "tensorboard/train", 1.0)
     (own / "events.jsonl").touch()
     (own / "owner.json").touch()
+    sweep = tmp_path / "runs/sweep"
+    sweep.mkdir()
+    (sweep / "sweep.yaml").touch()
+    (sweep / "optuna.jsonl").write_text('{"op_code": 7, "step": 1, "intermediate_value": 0.5}\n' * 3)
     (tmp_path / "runs/latest-run").symlink_to("real")
     (tmp_path / "runs/up").symlink_to(tmp_path)
     for name in ("events.out.tfevents.1.host", "metrics.csv", "log.jsonl", "p.db", "a.wandb", "trainer_state.json"):
