@@ -111,7 +111,7 @@ class MonitorScreen(GpuProcessesScreen):
     def _divide_room(self, processes: int, runs: int) -> None:
         """Give each panel its room."""
         body = self.query_one(Body).size
-        gpus = len(self._gpus) or (EXPECTED_GPUS if self._snapshot is None and self._gpu_problem is None else 1)
+        gpus = len(self._gpus) or (1 if self._gpu_problem else 0 if self._snapshot is not None else EXPECTED_GPUS)
         layout = arrange(Demand(body.width, body.height, gpus, processes, runs))
         if layout == self._room or not body.height:
             return

@@ -18,7 +18,8 @@ LOW_MAX_LINES = 16
 
 @dataclass(frozen=True)
 class Demand:
-    """The size of the body in cells, and the numbers of rows that there are to show."""
+    """The size of the body in cells, and the numbers of rows that there are to show. A host without a GPU has a message
+    in place of GPUs, and no processes."""
 
     width: int
     height: int
@@ -44,6 +45,8 @@ def arrange(demand: Demand) -> MonitorLayout:
     side_by_side = demand.width >= SIDE_BY_SIDE_MIN_COLUMNS
     gpu_lines, gpus = _gpu_panel(demand, side_by_side)
     below = demand.height - gpus
+    if not demand.gpus:
+        return MonitorLayout(False, gpu_lines, gpus, 0, below)
     if side_by_side:
         return MonitorLayout(True, gpu_lines, gpus, below, below)
     wanted, wanted_runs = demand.processes + HEADER_LINES + FRAME_LINES, max(demand.runs, 1) + FRAME_LINES
@@ -56,6 +59,8 @@ def arrange(demand: Demand) -> MonitorLayout:
 def _gpu_panel(demand: Demand, side_by_side: bool) -> tuple[int, int]:
     """Return the lines for each GPU, and the height of their panel."""
     frame, height = FRAME_LINES + HEADER_LINES, demand.height
+    if not demand.gpus:
+        return 1, frame + 1
     if side_by_side:
         below = SMALL_BELOW_LINES if height < TALL_MIN_LINES else max(BELOW_LINES, int(BELOW_SHARE * height))
     else:

@@ -13,7 +13,7 @@ SIZES = [(60, 13), (120, 32), (200, 58), (100, 90)]
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_arrange_fills_the_room(size: tuple[int, int]) -> None:
-    for gpus, processes, runs in itertools.product((1, 2, 4, 8, 16), (0, 1, 9, 100), (0, 3, 300)):
+    for gpus, processes, runs in itertools.product((0, 1, 2, 4, 8, 16), (0, 1, 9, 100), (0, 3, 300)):
         layout = arrange(Demand(*size, gpus, processes, runs))
         left, right = layout.processes, layout.runs
         below = size[1] - layout.gpus
@@ -28,3 +28,9 @@ def test_arrange_gives_gpus_several_lines_without_blank_rest(size: tuple[int, in
     layout = arrange(Demand(*size, gpus, 6, 3))
     assert layout.gpu_lines >= 3
     assert layout.gpus == gpus * layout.gpu_lines + HEADER_LINES + FRAME_LINES
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_arrange_without_gpus_gives_room_to_runs(size: tuple[int, int]) -> None:
+    layout = arrange(Demand(*size, 0, 0, 3))
+    assert (layout.processes, layout.runs) == (0, size[1] - layout.gpus) and layout.gpus <= 4
