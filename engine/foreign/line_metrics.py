@@ -55,6 +55,8 @@ _NO_METRICS = re.compile(
 )
 # `Epoch1/300|Iter10`: a program that prints such a position prints all so.
 _GLUED = re.compile(r"(?<![\w/.-])(epoch|iter|step|batch)(?=\d)", re.IGNORECASE)
+# `Batch [0-100]`, `1-100batch`
+_RANGE = re.compile(r"(?<=[\[:])\d{1,12}-(?=\d{1,12}(?:\]|batch\b))")
 # `OrderedDict([('loss', 3), `
 _TUPLE = re.compile(r"\('(\w{1,60})', (?=[-+\d.ni])")
 # COCO: ` Average Precision  (AP) @[ IoU=0.50 | area= all ] = 0.6`, below `IoU metric: bbox`
@@ -75,7 +77,7 @@ class Candidate(NamedTuple):
     """What makes lines of unknown names metrics: a `counter` that grows, which is a position if it `is_position`."""
 
     names: str
-    counter: float
+    counter: tuple[float, float]
     is_position: bool
 
 
@@ -134,6 +136,8 @@ class LineParser:
         start, end = stripped.find("{"), stripped.rfind("}")
         if 0 <= start < end:
             return self._parse_object(stripped[:start], stripped[start : end + 1])
+        if "atch" in stripped:
+            stripped = _RANGE.sub("", stripped)
         if self._has_glued:
             stripped = _GLUED.sub(r"\1 ", stripped)
         texts, numbers = _split(stripped)
@@ -226,11 +230,11 @@ def _candidate(line: ParsedLine, *, has_axis: bool) -> Candidate:
     # Units may differ between lines with the same names.
     names = "\0".join(line.values)
     if has_axis:
-        return Candidate(names, float(line.step if line.step is not None else line.epoch or 0), True)
+        return Candidate(names, (line.epoch or 0.0, float(line.step or 0)), True)
     first, counter = next(iter(line.values.items()))
     if counter.is_integer():
         line.step = to_step(line.values.pop(first))
-    return Candidate(names, counter, False)
+    return Candidate(names, (0.0, counter), False)
 
 
 def _split(text: str) -> tuple[list[str], list[str]]:

@@ -33,15 +33,15 @@ _HELD_OUT = re.compile(r"(?<![a-z])(?:val|valid|validation|validate|dev|cv|test|
 # Positions, plans and processes are no metrics.
 _POSITIONS = re.compile(
     r"(?:.*[/.])?(?:v_num|eta|progress|updates?|rank|pid|ip|gpu|device|world_size|(?:max_|num_|total_|micro_|valid_)?steps?|global_step"
-    r"|episodes?|(?:\w+_)?epochs?(?:_\w+)?|iter|iterations?|(?:valid_)?num_updates|(?:total_)?timesteps|batch|batch_?size|port|seed"
+    r"|episodes?|(?:\w+_)?epochs?(?:_\w+)?|(?:max_)?iter|iterations?|(?:\w+_)?num_updates|(?:total_)?timesteps|batch|batch_?size|port|seed"
     r"|version|line|remaining|remaining_time|elapsed|elapsed_time)"
 )
 _SOURCES = re.compile(
     r"(?<![\w/.-])(?:(?P<train>train(?:ing)?)|(?P<val>val|valid|validation|validate|validating|dev|(?<!\[)cv)"
-    r"|(?P<test>test|testing)|(?P<eval>eval|evaluation|evaluating))(?![\w/])",
+    r"|(?P<test>test|testing)|(?P<eval>eval|evaluation|evaluating))(?:_(?:step|epoch|end|loop))?(?![\w/])",
     re.IGNORECASE,
 )
-SPLIT_NAMES = ("split", "mode", "phase", "stage", "subset")
+SPLIT_NAMES = ("split", "mode", "phase", "stage", "subset", "type", "event")
 """Names of the text in a row that says what its values were measured on."""
 MAX_LINE_CHARS = 400
 _FILLERS = frozenset({"avg", "average", "mean", "current", "running"})

@@ -73,12 +73,12 @@ _UNITS = (
 _UNIT = re.compile(
     rf"\s?%|[kKMGT](?![A-Za-z])|(?:{_UNITS}"
     # The words of a name may follow instead: `2.0 hours left=3`
-    rf"|(?!\s\w{{1,20}}(?:\s\w{{1,20}})?\s?[:=])\s{_UNITS}(?!\s{{0,4}}[:=]))(?:\([\d.]{{1,8}}%\))?",
+    rf"|(?!\s\w{{1,12}}/\w{{1,12}}\s+$|\s\w{{1,20}}(?:\s\w{{1,20}})?\s?[:=])\s{_UNITS}(?!\s{{0,4}}[:=]))(?:\([\d.]{{1,8}}%\))?",
 )
 _RESULT_UNITS = frozenset({"%", " %", "k", "K", "M", "x"})
 # What makes a number something else: a path, a version, a date, an operator of code.
 _NO_NUMBER = re.compile(r"\w|, ['\"]|[/:+^=<>-](?=\w)|\.\w|[ \t]{0,4}[*^](?=\s?[A-Za-z_(])|\s{0,2}-{1,2}>")
-_DEVIATIONS = frozenset({"+", "±", "+/-"})
+_DEVIATIONS = frozenset({"+", "±", "+/-", "+-"})
 
 # What is between a name and its number, from the end.
 _OPENER = re.compile(r"[\[(]{0,2}(?:(?:\w{1,20}\.)?(?:tensor|float\d{1,3}|int\d{1,3}|Array)\()?$")
@@ -86,10 +86,12 @@ _SEPARATOR = re.compile(r"\s*(?:[:=]|->|→|\.{3,})\s*$|\s+is\s+$|\s+$")
 # `(ms)`, ` in s`
 _PARENTHESIS = re.compile(r"\s?\([\w/%., -]{1,24}\)$|\sin\s(?:[mun]?s|secs?|seconds|minutes|%)$")
 _HARD = re.compile(r"[,;|\[\]{}()<>\"]|  | -{1,2} |: ")
-_HARD_START = re.compile(r"\s?(?:[,;|\](]|  | -{1,2} |\.?\s?$)|\s:\s")
+_HARD_START = re.compile(r"\s?(?:[,;|\](±]|\+/?-|  | -{1,2} |\.?\s?$)|\s:\s")
 _NAME_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_@./%+'-]*+|[^\W\d]++")
 _SOURCE_FILE = re.compile(r"\.(?:py|c|cc|cpp|cu|h|go|jl|rs|js|ts|java|lua|R)$")
 _LABEL = re.compile(r"(?:^|[\s|\[(])(\w{2,10})[:\])]{1,2}\s*$")
+# `Test (EMA): `
+_PART = re.compile(r"\b(?:test|val|validation|eval) \(([A-Za-z]{1,12})\): ?(?:$|\[)", re.IGNORECASE)
 # `tot_loss[loss=3, `
 _GROUP = re.compile(r"([A-Za-z][\w.]{0,40})\[$")
 # `Loss (for one batch) at step 100: 3`, `Accuracy over epoch: 3`
@@ -203,6 +205,8 @@ class _PlanMaker:
         source = source_of(others if self._label is None else self._label)
         if not source and self._left and _SUMMARY.match(self._left[0]):
             source = "test"
+        if source and (match := _PART.search(others)) is not None:
+            source += f"_{match[1]}"
         self._judge(others, source, context)
         return self._plan
 
@@ -229,7 +233,7 @@ class _PlanMaker:
         elif right == ":" and number + 1 < self._count and not (_EPOCH.search(left) or _STEP.search(left)):
             # A time.
             length = 3 if self._right[number + 1] == ":" and number + 2 < self._count else 2
-        elif right.startswith("%|") or (right.startswith("%") and left.endswith("(")):
+        elif right.startswith("%|") or (right.startswith("%") and (left.endswith("(") or self._is_before_bar(number))):
             length = 1
         elif self._plan.epoch is None and self._is_epoch(number, total):
             self._plan.epoch = number
@@ -241,7 +245,7 @@ class _PlanMaker:
             preferred[0 if name in _GLOBAL_STEPS else 1 + is_plural].append(position)
         elif total is not None and (self._is_free(left) or self._right[total].startswith((" [", "it ["))):
             preferred[1 if left.endswith("[") else 2].append(StepNumber(number, total, scale))
-        elif right.startswith("it ["):
+        elif right.startswith(("it [", "batch:")):
             preferred[2].append(StepNumber(number, -1))
         elif number == 0 and left.strip() == "[" and re.match(r"\](?:\s|$)", right):
             preferred[2].append(StepNumber(number))
@@ -258,6 +262,9 @@ class _PlanMaker:
             return _NO_COUNT.match(right) is None
         # `1epoch:train: `
         if right.startswith(("epoch:", "epoch ")):
+            return True
+        # `1/3 * Epoch (train): `
+        if number == 0 and total is not None and self._right[total].startswith(" * Epoch "):
             return True
         # `Train: 3 [ 100/ 400]`
         if number == 0 and _LEADING_MODE.match(left) and re.match(r"\s{1,4}\[", right):
@@ -277,6 +284,10 @@ class _PlanMaker:
             and re.fullmatch(r",\s*", self._right[0]) is not None
             and self._right[1].startswith(("]", ")"))
         )
+
+    def _is_before_bar(self, number: int) -> bool:
+        """Whether a percentage is that of a bar: `100% 235/235 [00:10<00:00`."""
+        return number + 2 < self._count and self._right[number + 1] == "/" and self._right[number + 2].startswith(" [")
 
     def _is_free(self, left: str) -> bool:
         """Whether a fraction is no value of a name, and not in parentheses behind one."""

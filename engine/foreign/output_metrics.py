@@ -59,7 +59,7 @@ class OutputMetrics:
         self._skips_next = False
         self._last_batch: list[Point] = []
         """The points of what may be the last batch of a validation."""
-        self._candidates: dict[str, list[tuple[float, list[Point]]]] = {}
+        self._candidates: dict[str, list[tuple[tuple[float, float], list[Point]]]] = {}
         """The counters and the points of lines with unknown names, by these names."""
         self._kinds: dict[str, tuple[int, Set[str], bool]] = {}
         """The step of the latest value of each metric, the names of its line, and whether the line had that step."""

@@ -7,15 +7,17 @@ import re
 # torchrun's `[rank0]:` and `[default0]:`, `[train.py/0]:`, accelerate's `[RANK 0]`, `[GPU0]`, mpirun's `[1,0]<stdout>:`
 _RANK = re.compile(
     r"\[(?!epoch|step|iter|batch)(?:[a-z_]{1,30} ?|[\w.-]{1,60}/)(?P<rank>\d{1,6})\]: ?"
-    r"|\[(?:rank|gpu|cuda)[ :]?(?P<own>\d{1,6})\] ?|\[\d{1,6},(?P<mpi>\d{1,6})\]<std(?:out|err)>: ?",
+    r"|\[(?:rank|gpu|cuda|worker|process)[ :]?(?P<own>\d{1,6})\] ?|\[\d{1,6},(?P<mpi>\d{1,6})\]<std(?:out|err)>: ?"
+    r"|(?:worker|rank)-?(?P<named>\d{1,6}): ",
     re.ASCII | re.IGNORECASE,
 )
 # Ray: `(RayTrainWorker pid=4711, ip=10.0.0.7) `
-_WORKER = re.compile(r"\([\w.:]{1,80} (?:pid=)?(?P<pid>\d{1,10})(?:, ip=[\d.]{7,15})?\) ?", re.ASCII)
+_WORKER = re.compile(r"\((?P<name>[\w.:]{1,80}) (?:pid=)?(?P<pid>\d{1,10})(?:, ip=[\d.]{7,15})?\) ?", re.ASCII)
 _REPEATED = re.compile(r" ?\[repeated \d{1,9}x across cluster\]")
 # Behind time and logger: `INFO [train.py:10] (0/4) `
 _INNER_RANK = re.compile(r"\] \((?P<rank>\d{1,6})/\d{1,6}\) ")
 MAX_PREFIX_CHARS = 120
+MAX_WORKER_NAMES = 100
 MAX_HELD_LINES = 3  # of a rank above 0
 # srun --label
 _LABEL = re.compile(r"\s{0,5}(\d{1,6}): ?")
@@ -23,14 +25,15 @@ _LABEL = re.compile(r"\s{0,5}(\d{1,6}): ?")
 
 class PrintedRanks:
     """Strips what launchers put before the lines of each rank. Only the lines of one rank count: the lowest one, or the
-    first worker."""
+    first worker of a name."""
 
     def __init__(self) -> None:
         self._lowest: int | None = None
         self._held: list[str] = []
         """Lines of the lowest rank so far, while a lower one may follow."""
         self._may_be_lower = True
-        self._worker: str | None = None
+        self._workers: dict[str, str] = {}
+        """The first worker of each name: that of the trainer prints no metrics."""
         self.has_skipped = False
         """Whether lines of other ranks or workers were left out."""
         self._is_labeled = True
@@ -39,13 +42,14 @@ class PrintedRanks:
 
     def strip(self, line: str) -> list[str]:
         """Return the lines that count now, without their rank."""
-        if line[:1].isalpha() or line[:1] == "{":
+        if (line[:1].isalpha() and line[:1] not in "wr") or line[:1] == "{":
             self._is_labeled = False
             return [line]
         worker = _WORKER.match(line)
         if worker is not None:
-            self._worker = self._worker or worker["pid"]
-            if worker["pid"] == self._worker:
+            if len(self._workers) < MAX_WORKER_NAMES:
+                self._workers.setdefault(worker["name"], worker["pid"])
+            if worker["pid"] == self._workers.get(worker["name"]):
                 return [_REPEATED.sub("", line[worker.end() :])]
             self.has_skipped = True
             return []

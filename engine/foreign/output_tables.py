@@ -92,7 +92,11 @@ def _parse_heading(text: str) -> _Heading | None:
     names = _cells(text, separator)
     if not all(_HEADING_NAME.fullmatch(name) for name in names[1:]) or not names[1:]:
         return None
-    cleaned = [_column_name(name) for name in names if name]
+    cleaned, group = [], ""
+    for name in map(_column_name, filter(None, names)):
+        group = name.rpartition("/")[0] or group
+        # `Box(P  R)  Mask(P  R)`
+        cleaned.append(f"{group}/{name}" if name in cleaned and group else name)
     is_marked = separator is _BARS or "\t" in text
     if len(cleaned) < (2 if is_marked else MIN_HEADING_COLUMNS) or not _HEADING_NAME.fullmatch(cleaned[0]):
         return None

@@ -45,6 +45,7 @@ EPOCH_NAMES = ("epoch", "epochs", "train/epoch", "epoch_num")
 TIME_NAMES = ("_timestamp", "timestamp", "wall_time", "wall time", "time")
 # In a row without any of them, the last word of a name says that it counts steps: `learner_steps`.
 _STEP_WORD = re.compile(r"(?:.*[/_. ])?(?:steps?|iterations?|iters?|updates|timesteps|frames|episodes)", re.IGNORECASE)
+_GROUP = re.compile(r"^(?:.*[/.])?(?:(?:train|valid|val|test|eval)_)?")
 # Neither are plans, counters of other things, and what identifies a process, also behind the name of a group.
 IGNORED_NAMES = frozenset({
     "_runtime", "batch", "batch_idx", "rank", "total_steps", "max_steps", "percentage", "elapsed_time",
@@ -297,8 +298,8 @@ def first_column(names: Iterable[str], wanted: tuple[str, ...]) -> str | None:
     by_key = {name.lower(): name for name in names}
     found = next((by_key[key] for key in wanted if key in by_key), None)
     if found is None and wanted is not TIME_NAMES:
-        # `time/total_timesteps`
-        by_end = {re.split("[/.]", name)[-1].lower(): name for name in reversed(list(by_key.values()))}
+        # `time/total_timesteps`, `valid_num_updates`
+        by_end = {_GROUP.sub("", key): by_key[key] for key in reversed(list(by_key))}
         found = next((by_end[key] for key in wanted if key in by_end), None)
     return found
 
