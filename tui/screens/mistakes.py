@@ -103,18 +103,19 @@ class MistakesScreen(GputrainScreen):
     def _status(self, lists: InspectionLists | None) -> list[tuple[str, str]]:
         """Return what is shown, whether it belongs to the evaluation, or how to make it."""
         poller = self.inspection_poller
-        advice = (f"; `gputrain evaluate {self.folder.name} --list mistakes` evaluates them", MUTED)
+        # A narrow terminal cuts the end of the line: the command is before what is known anyway.
+        advice = (f"; run `gputrain evaluate {printable(self.folder.name)} --list mistakes`", MUTED)
         if (problem := poller.problem or poller.unexpected_error) is not None:
             return [(printable(str(problem)), BAD), advice]
         if lists is None and not poller.has_polled:
             return [("Loading …", MUTED)]
         if lists is None:
-            return [("The results of single images are not known yet", STRONG), advice]
+            return [("No results of single images", STRONG), advice]
         info = lists.inspection.info
         parts = [(printable(info.checkpoint), STRONG), (f"   {len(lists.inspection):,} images", "")]
         parts.append((time.strftime("   evaluated %Y-%m-%d %H:%M", time.localtime(info.time)), ""))
         if (reason := info.stale_reason((self._epoch[1],))) is not None:
-            parts += [(f"   {printable(reason)}", WARNING), advice]
+            return [("Evaluation ", ""), (printable(reason), WARNING), advice, ("   ", ""), *parts]
         return parts
 
     def _list_title(self, lists: InspectionLists, key: ListKey, is_wide: bool = True) -> str:

@@ -67,7 +67,7 @@ def test_mistakes_screen_reports_other_epoch_and_damaged_files(run: RunFolder, t
         assert result is not None and result.problem is not None
         assert has_problem([result.problem], "bad-image", "", "tabby\udcff.png")
         assert "tabby\\udcff.png" in visible_text(pilot, "#picture").replace(" ", "").replace("\n", "")
-        assert "is of epoch 3, not of epoch 7; `gputrain evaluate" in visible_text(pilot, "#inspected")
+        assert "is of epoch 3, not of epoch 7; run `gputrain evaluate" in visible_text(pilot, "#inspected")
         await press(pilot, "ctrl+y")
         [toast] = pilot.app._notifications
         assert says(toast.message, "invalid-name", "tabby\\udcff")
