@@ -374,7 +374,10 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         self.push_screen(RunsScreen(self))
 
     def action_watched(self) -> None:
-        if self.watched_screen is not None and self.watched_screen not in self.screen_stack:
+        if self.watched_screen is None:
+            advice = "start the screen with `gputrain watch PATH`"
+            self.show_toast(Problem("", "Nothing is watched", advice, code="not-recorded"))
+        elif self.watched_screen not in self.screen_stack:
             self.push_screen(self.watched_screen)
 
     async def action_back(self) -> None:

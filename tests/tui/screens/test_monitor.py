@@ -131,6 +131,15 @@ def test_monitor_shows_sweep_as_one_row_that_opens_it_and_is_marked_as_its_trial
     drive(demo_app(runs), act, WIDE)
 
 
+def test_monitor_without_watched_runs_says_how_to_watch(demo_runs_folder: Path) -> None:
+    async def check(pilot: Pilot[None]) -> None:
+        await press(pilot, "w")
+        [toast] = pilot.app._notifications
+        assert "`gputrain watch PATH`" in toast.message
+
+    drive(demo_app(demo_runs_folder), check)
+
+
 def test_monitor_filter_counts_matches(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "slash", *"bob")
