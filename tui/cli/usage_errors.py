@@ -126,7 +126,7 @@ def _help_advice(context: Any) -> str:
 
 def _as_clause(sentence: str) -> str:
     """Return a sentence of typer as a clause."""
-    sentence = sentence.removeprefix("Value error, ")
+    sentence = sentence.removeprefix("Value error, ").partition(", unable to parse ")[0]
     return sentence[:1].lower() + sentence[1:].rstrip(".")
 
 

@@ -34,6 +34,7 @@ def test_usage_error_takes_one_line(arguments: str, code: str, location: str, ad
     [
         ("queue --json hold x", "hold is a command: write `gputrain queue hold …`; see `gputrain queue --help`"),
         ("runs -n 0", "--count: input should be greater than or equal to 1; see `gputrain runs --help`"),
+        ("runs -n x", "--count: input should be a valid integer; see `gputrain runs --help`"),
         ("logs --count", "option '--count' requires an argument"),
     ],
 )
