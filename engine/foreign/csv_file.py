@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -108,6 +109,8 @@ class CsvFile(RowFile):
     ) -> None:
         super().__init__(path, limit, choice, group, begin)
         self._heading: list[str] = []
+        self._comment = b""
+        """The last line before the heading, which may be it."""
         self._is_cut = self._has_long_rows = self._has_texts = self._is_bare = False
         self._columns = Columns(None, None, None)
         self._delimiter = ""
@@ -122,12 +125,18 @@ class CsvFile(RowFile):
     def _read_row(self, line: bytes, reading: Reading) -> None:
         if not self._heading:
             if line.startswith(COMMENT) or not line.strip():
+                self._comment = line.lstrip(b"# ")
                 return
             names = name_columns(line, self._file.path.stem)
             heading, self._delimiter = split_row(line)
             self._is_bare = bool(names)
+            if not names and (is_row := len(numbers_of(line)) >= len(heading)):
+                # The names of the columns are in a comment, or nowhere.
+                heading, cells = split_row(self._comment, self._delimiter)[0], heading
+                if len(heading) != len(cells):
+                    return
             self._set_heading(names or heading)
-            if not names:
+            if not names and not is_row:
                 return
         if self._is_bare:
             row = dict(zip(self._heading, numbers_of(line), strict=False))
@@ -152,6 +161,11 @@ class CsvFile(RowFile):
     def _set_heading(self, cells: list[str]) -> None:
         self._is_cut = len(cells) > MAX_ROW_VALUES
         self._heading = cells[:MAX_ROW_VALUES]
+        if len(set(self._heading)) < len(self._heading):
+            counts = Counter[str]()
+            for index, name in enumerate(self._heading):
+                self._heading[index] = f"{name}.{counts[name]}" if counts[name] and name else name
+                counts[name] += 1
         self._columns = Columns.find(self._heading, self._choice.x)
         self._has_texts = not _TEXT_COLUMNS.isdisjoint(self._heading)
 

@@ -165,6 +165,7 @@ class RowFile:
         self._num_rows = self._num_damaged = 0
         self._last_step, self._last_epoch, self._counts_rows = -1, -math.inf, False
         self._lacks_x = False
+        self._rank: float | None = None
 
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
         """Read the complete rows of at most about `max_bytes`."""
@@ -187,7 +188,7 @@ class RowFile:
         return reading
 
     def _forget_rows(self) -> None:
-        self._num_rows, self._restarts = 0, Restarts()
+        self._num_rows, self._restarts, self._rank = 0, Restarts(), None
         self._num_damaged, self._last_step, self._last_epoch = 0, -1, -math.inf
         self._counts_rows = False
 
@@ -201,7 +202,8 @@ class RowFile:
             reasons.append(f"{name} repeats steps from {self._restarts.voided_from:,} on, which void the earlier ones")
         if self._lacks_x:
             reasons.append(f"{name} has no column {printable(self._choice.x)}: its rows are counted")
-        if self._file.size and not self._file.unread_bytes and self._names.is_empty:
+        is_empty = self._names.is_empty and (not self._num_rows or self._choice.metrics)
+        if self._file.size and not self._file.unread_bytes and is_empty:
             reasons.append(f"no line of {name} is read as metrics")
         return "; ".join(reasons) or None
 
@@ -212,6 +214,11 @@ class RowFile:
 
         `texts` may say what the values were measured on, or what the one in the column `value` is.
         """
+        # Of several ranks, the rows of the first one count.
+        rank = row.get("rank")
+        self._rank = rank if self._rank is None else self._rank
+        if rank != self._rank:
+            return
         if texts:
             row = _named(row, columns, texts)
         self._lacks_x = bool(self._choice.x) and not columns.epoch
@@ -228,7 +235,10 @@ class RowFile:
         if self._group:
             points = [point._replace(name=self._group + point.name) for point in points]
         self._restarts.add_row(points, reading)
-        self._last_step = points[0].step if points else self._last_step
+        if points:
+            # Rows of a validation may have a counter of their own.
+            step = points[0].step
+            self._last_step = step if epoch < self._last_epoch else max(self._last_step, step)
         self._last_epoch = epoch if math.isfinite(epoch) else self._last_epoch
         self._num_rows += 1
 

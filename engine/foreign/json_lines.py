@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from engine.foreign.growing_file import MAX_LINE_BYTES, RowFile
@@ -53,10 +52,6 @@ def rows_of_line(line: bytes) -> list[dict[str, Any]]:
 class JsonLines(RowFile):
     """Follows one file of JSON lines. Lines that are no JSON objects are passed over."""
 
-    def __init__(self, path: Path, limit: int | None = None, choice: ColumnChoice = NO_CHOICE, begin: int = 0) -> None:
-        super().__init__(path, limit, choice, begin=begin)
-        self._rank: float | None = None
-
     def read(self, max_bytes: int, reading: Reading) -> None:
         # At least the longest line that is read.
         for line in self._file.read_lines(max(max_bytes, MAX_LINE_BYTES)):
@@ -70,8 +65,5 @@ class JsonLines(RowFile):
             if isinstance(found[name], dict):
                 reading.parameters |= flatten(found.pop(name))
         row = flat_numbers(found)
-        rank = row.get("rank")
-        self._rank = rank if self._rank is None else self._rank
-        # Of several ranks, the lines of the first one count.
-        if row and rank == self._rank:
+        if row:
             self.add_row(row, Columns.find(row, self._choice.x), reading, found)

@@ -55,6 +55,8 @@ IGNORED_NAMES = frozenset({
 PARAMETER_NAMES = frozenset({"config", "cfg", "hparams", "hyperparameters", "params", "args", "run"})
 """Names of the objects in a row that are the parameters of the run, and of the groups of such columns."""
 _NUMBER_TEXT = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
+# What C prints on Windows
+_ODD_NUMBER = re.compile(r"[-+]?(?:1\.#(?:QNAN|SNAN|IND|(?P<inf>INF))\w*|nan\(\w{1,8}\))", re.IGNORECASE)
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 _SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "%": 1.0}
 
@@ -241,7 +243,8 @@ def parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        return None
+        odd = _ODD_NUMBER.fullmatch(text.strip())
+        return None if odd is None else math.inf if odd["inf"] else math.nan
 
 
 def parse_cell(text: str, *, decimal_commas: bool = False) -> float | None:
@@ -361,5 +364,6 @@ def to_step(value: float | None) -> int | None:
 
 
 def to_unix_time(value: float | None) -> float | None:
-    """Return a time in Unix seconds, None if the number cannot be one."""
+    """Return a time in Unix seconds, which may be in milliseconds; None if the number cannot be one."""
+    value = value / 1000 if value is not None and value > UNIX_TIMES[1] else value
     return value if value is not None and UNIX_TIMES[0] <= value <= UNIX_TIMES[1] else None

@@ -60,7 +60,7 @@ def unread(listing: Listing) -> Iterator[str]:
             yield f"{name} may have metrics, but {PurePath(name).suffix} files are not read"
     for path, head in _sniffed(listing):
         lines = [line.decode(errors="replace") for line in lines_of(head)]
-        words = re.split(r'[,;\t":]+', lines[0]) if lines else []
+        words = re.split(r'[,;\t":]+', "\t".join(lines[: json_lines.MAX_SNIFFED_LINES]))
         if path.suffix in TEXT_ENDINGS:
             rows = [line for line in lines if may_be_metric(line) or sum(map(str.isdigit, line.split())) > 1]
             line = rows[0] if rows and _LIKELY.search(path.name) else None
@@ -99,12 +99,15 @@ def _log(path: Path, head: bytes, listing: Listing) -> Log | None:
         if _is_known(path.name) or csv_file.is_log(lines, path.stem, choice):
             return _csv(path, listing)
         return None
-    rows = json_lines.rows_of_line(lines[0]) if lines else []
+    # A program may have written other lines before.
+    first = lines[: json_lines.MAX_SNIFFED_LINES] if path.suffix in (".jsonl", ".ndjson") else lines[:1]
+    rows = next(filter(None, map(json_lines.rows_of_line, first)), [])
     is_document = path.suffix == ".json" and is_whole and len([line for line in lines if line.strip()]) == 1
-    if rows and (not is_document or path.name in KNOWN_ROWS) and json_lines.is_log(lines, choice):
+    is_row = path.name in KNOWN_ROWS and not any(json_file.rows_of(row, path.stem) for row in rows)
+    if rows and (not is_document or is_row) and json_lines.is_log(lines, choice):
         return Log(
             "json", (path,), lambda: JsonLines(path, None, choice),
-            open_from=lambda begin, end: JsonLines(path, end, choice, begin),
+            open_from=lambda begin, end: JsonLines(path, end, choice, begin=begin),
         )  # fmt: skip
     if path.suffix in JSON_ENDINGS:
         text = b"\n".join(lines).decode(errors="replace")
