@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from engine.runs.folder import RunFolder, RunState
     from engine.runs.run_view import SortOrder
     from tui.pollers.process import ProcessPoller
+    from tui.screens.command_dialog import CommandLine
 
 MOUNT_POLL_SECONDS = 0.001
 # Keys wait so long for the first content of a screen; the runs folder may be on a file system that hangs.
@@ -102,6 +103,8 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         self.marked_runs: dict[str, None] = {}
         """Folders of the runs that are marked in the list, in the order in which they were marked."""
         self.list_order: SortOrder | None = None
+        self.typed_command: CommandLine | None = None
+        """The last line of the dialog that starts a command."""
         self.watched_screen: Screen[Any] | None = None
         """The screen of what `gputrain watch` watches, which a key of the monitor shows again."""
         self.last_key_time = -math.inf

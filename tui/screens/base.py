@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from engine.foreign.reading import ColumnChoice
     from engine.runs.run_view import SortOrder
     from tui.pollers.process import ProcessPoller
+    from tui.screens.command_dialog import CommandLine
 
 MIN_COLUMNS, MIN_ROWS = 60, 15
 # The sentence of a problem is longer than that of a success.
@@ -171,6 +172,8 @@ class AppServices(Protocol):
     """Folders of the runs that are marked in the list, in the order in which they were marked."""
     list_order: SortOrder | None
     """The order that the user chose for the lists of runs."""
+    typed_command: CommandLine | None
+    """The last line of the dialog that starts a command."""
     watched_screen: Screen[Any] | None
     """The screen of what `gputrain watch` watches, which a key of the monitor shows again."""
     watched_paths: Sequence[Path]

@@ -85,8 +85,8 @@ def _config_options(config: Mapping[str, Any]) -> list[str]:
     return options
 
 
-class CommandDialog(Dialog[list[str]]):
-    """Type a command. Returns the arguments of `gputrain` that run it, or None if canceled."""
+class CommandDialog(Dialog[CommandLine]):
+    """Type a command. Returns a line that can be split into arguments, or None if canceled."""
 
     HINT = "enter start   tab options   esc cancel"
     BOX_CLASSES = "dialog wide"
@@ -105,17 +105,24 @@ class CommandDialog(Dialog[list[str]]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         words, options = (self.query_one(name, TextEntry).value for name in ("#words", "#options"))
+        line = CommandLine(words, options)
         try:
-            self.dismiss(CommandLine(words, options).arguments())
+            line.arguments()
         except UsageError as error:
             self.query_one(".problem", Static).update(str(error))
+        else:
+            self.dismiss(line)
 
 
 def ask_command(app: App[None], services: AppServices, run: RunFolder | None = None) -> None:
-    """Ask for a command and start it; of the run of a command, that one. Raises UsageError if it cannot be read."""
+    """Ask for a command and start it; of the run of a command, that one. Raises UsageError if it cannot be read.
 
-    def start(arguments: list[str] | None) -> None:
-        if arguments is not None:
+    The line before is there to be changed: a command that could not be started is corrected.
+    """
+
+    def start(line: CommandLine | None) -> None:
+        if line is not None:
+            services.typed_command, arguments = line, line.arguments()
             launch = partial(services.launch, arguments, title="new command")
             ask_to_share_gpus(app, services, config_values(arguments), launch)
 
@@ -123,5 +130,6 @@ def ask_command(app: App[None], services: AppServices, run: RunFolder | None = N
         line = line_of_run(run)
     else:
         picked = picked_gpus(services.gpu_poller.snapshot, services.picked_gpu_uuids)
-        line = CommandLine(options=f"--gpus {picked}" if picked else "")
+        options, typed = f"--gpus {picked}" if picked else "", services.typed_command
+        line = CommandLine(options=options) if typed is None or options not in typed.options else typed
     app.push_screen(CommandDialog(line), start)

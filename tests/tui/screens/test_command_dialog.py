@@ -54,6 +54,14 @@ def test_command_and_options_are_started_as_typed(root: Path) -> None:
     assert show(root, act) == [["run", "--headless", "--gpus", "cpu", "--", "echo", "a b"]]
 
 
+def test_command_that_was_typed_before_can_be_corrected(root: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, *"echo a", "tab", *"--gpus cpx", "enter")
+        await press(pilot, "f2", "tab", "end", "backspace", "u", "enter")
+
+    assert show(root, act)[-1] == ["run", "--headless", "--gpus", "cpu", "--", "echo", "a"]
+
+
 @pytest.mark.parametrize(
     ("options", "is_asked"),
     [("--gpus {}", True), ("device.gpus={}", True), ("--gpus {} --queue", False)],
