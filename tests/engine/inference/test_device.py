@@ -47,7 +47,7 @@ def test_reserve_device_without_free_gpu(
     with reserve_device(selection, "digits", notes.append) as reserved:
         assert reserved == device
         assert bool(read_reservations()) == (selection == "0")
-    assert len(notes) == 1 and has_problem(notes, code, "", UNKNOWN_PID, used)
+    assert len(notes) == 1 and has_problem(notes, code, "", used)
     assert read_reservations() == []
 
 
