@@ -71,11 +71,16 @@ def event_files(names: Iterable[str]) -> list[str]:
 
 @dataclass
 class _Written:
-    """What all files of a folder have so far: the latest time and step, and the metrics."""
+    """What all files of a folder have so far: the latest time and step, the metrics, and the number of writers.
+
+    `latest` is the file that went on where earlier ones had ended, as far as was seen.
+    """
 
     time: float = -math.inf
     step: int = -1
     names: set[str] = field(default_factory=set)
+    num_writers: int = 1
+    latest: _EventReader | None = None
 
 
 class EventFolder(FileFolder):
@@ -110,6 +115,8 @@ class _EventReader:
     def __init__(self, file: GrowingFile, names: MetricNames, written: _Written) -> None:
         self.file, self._written = file, written
         self._is_begun = False
+        self._group = ""
+        """What the names of a further writer begin with."""
         self.problem: str | None = None
         self._names = names
         self._tags: dict[bytes, str | None] = {}
@@ -120,7 +127,7 @@ class _EventReader:
 
         `is_held` then tells that the next record begins a session, which the next poll reads. Raises OSError.
         """
-        self.is_held, num_read, wanted = False, 0, MIN_READ_BYTES * 4
+        self.is_held, num_read, wanted, before = False, 0, MIN_READ_BYTES * 4, self.file.offset
         with self.file.opened() as was_replaced:
             while not was_replaced and not self.is_held and num_read < max_bytes and self.file.unread_bytes:
                 data = self.file.read(wanted)
@@ -134,7 +141,10 @@ class _EventReader:
                     wanted = MIN_READ_BYTES
                 else:
                     wanted = max(min(wanted * 2, MAX_READ_BYTES), next_record)
-        return num_read, was_replaced
+        # An earlier file that grows has not ended: its writer and that of a later one are two.
+        latest = self._written.latest
+        is_alive = self._is_begun and latest is not None and latest is not self and self.file.offset > before
+        return num_read, was_replaced or is_alive
 
     def _parse(self, data: bytes, reading: Reading) -> tuple[int, int]:
         """Parse the complete records at the beginning of `data`.
@@ -166,23 +176,31 @@ class _EventReader:
             self._read_event(event, reading, others)
             record_of_other += [index] * (len(others) - len(record_of_other))
         columns = scalars.joined(others, record_of_other)
+        if self._is_beside(columns):
+            self._written.num_writers += 1
+            self._group, self._tags, self._is_begun = f"writer{self._written.num_writers}/", {}, True
+            return self._parse(data, reading)
         if self._goes_on(columns):
             if reading.points or reading.drop_from is not None:
                 # The next poll voids what this one has read of the files before.
                 self.is_held = True
                 return 0, 0
-            reading.drop_from = int(columns.steps[0])
+            reading.drop_from, self._written.latest = int(columns.steps[0]), self
             reason = f"repeats steps from {reading.drop_from:,} on, which void the earlier ones"
             self.problem = f"{self.file.path.name} {reason}"
         self._note_written(columns)
         reading.points.add_columns(columns)
         return end, next_record
 
-    def _goes_on(self, columns: PointColumns) -> bool:
-        """Whether this file begins when the earlier ones have ended, and writes steps of their metrics again.
+    def _is_beside(self, columns: PointColumns) -> bool:
+        """Whether this file begins while an earlier one with its metrics is written: it has another writer."""
+        written = self._written
+        if self._is_begun or not len(columns) or written.names.isdisjoint(columns.names):
+            return False
+        return bool(columns.times[0] < written.time and columns.steps[0] <= written.step)
 
-        Files that overlap in time have two writers.
-        """
+    def _goes_on(self, columns: PointColumns) -> bool:
+        """Whether this file begins when the earlier ones have ended, and writes steps of their metrics again."""
         written = self._written
         if self._is_begun or not len(columns) or not written.names.issuperset(columns.names):
             return False
@@ -199,7 +217,7 @@ class _EventReader:
 
     def _name_of(self, tag: bytes) -> str | None:
         name = self._tags.get(tag)
-        if name is None and (name := self._names.get(tag.decode(errors="replace"))) is not None:
+        if name is None and (name := self._names.get(self._group + tag.decode(errors="replace"))) is not None:
             self._tags[tag] = name
         return name
 

@@ -170,6 +170,42 @@ def test_event_folder_drops_points_after_step_of_restarted_session(tmp_path: Pat
     assert (second.drop_from, values_of(second.points, "a")) == (5, [(5, 2.0), (6, 2.0), (7, 2.0)])
 
 
+def losses(first_time: float, steps: range) -> bytes:
+    return event_file(
+        *(event(step, scalar("loss", first_time + step), time=1.8e9 + first_time + step) for step in steps)
+    )
+
+
+def follow(folder: EventFolder, points: list[Point]) -> list[Point]:
+    """Return points with those of further polls."""
+    for _ in range(4):
+        reading = folder.poll()
+        from_step = math.inf if reading.drop_from is None else reading.drop_from
+        points = [point for point in points if point.step < from_step] + list(reading.points)
+    return points
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_event_folder_tells_two_writers_at_once_apart(tmp_path: Path, is_live: bool) -> None:
+    folder, first = EventFolder(tmp_path), tmp_path / "events.out.tfevents.1.a"
+    first.write_bytes(losses(0, range(3)))
+    points = follow(folder, [])
+    (tmp_path / "events.out.tfevents.2.b").write_bytes(losses(2.5, range(4)))
+    points = follow(folder, points)
+    first.write_bytes(losses(0, range(6)))
+    points = follow(folder, points) if is_live else follow(EventFolder(tmp_path), [])
+    assert values_of(points, "loss") == [(step, float(step)) for step in range(6)]
+    assert values_of(points, "writer2/loss") == [(step, step + 2.5) for step in range(4)]
+
+
+def test_event_folder_reads_restart_after_cut_record_once(tmp_path: Path) -> None:
+    folder = EventFolder(tmp_path)
+    (tmp_path / "events.out.tfevents.1.a").write_bytes(losses(0, range(6))[:-3])
+    (tmp_path / "events.out.tfevents.2.b").write_bytes(losses(10, range(3, 6)))
+    assert values_of(follow(folder, []), "loss")[2:] == [(2, 2.0), (3, 13.0), (4, 14.0), (5, 15.0)]
+    assert folder.poll().drop_from is None
+
+
 def test_event_folder_reads_other_files_beside_damaged_one(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(event_file(event(1, scalar("a", 1.0))) + bytes(100))
     (tmp_path / "events.out.tfevents.2.host").write_bytes(event_file(event(2, scalar("a", 2.0))))
