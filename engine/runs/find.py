@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from engine.config.run_name import normalize_name
-from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, TRUST_OWNER_ADVICE, RunFolder, list_runs
+from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, SWEEP_FILE, TRUST_OWNER_ADVICE, RunFolder, list_runs
 from engine.runs.record_completion import read_listed_record
 from engine.runs.root import LAST_RUN, is_listed, is_run_folder
 from engine.runs.run_record import read_run_record
 from engine.utils.errors import UsageError, did_you_mean
-from engine.utils.files import expand_user
+from engine.utils.files import expand_user, is_file
 from engine.utils.text import printable
 
 if TYPE_CHECKING:
@@ -164,6 +164,9 @@ def _find_own_run(root: Path, reference: str, *, trust_owner: bool, reads: bool)
         return UsageError.one(reference, "there is no such path", code="not-found")
     if is_name and os.path.lexists(root / reference):
         # Its name must not mean another run.
+        if is_file(root / reference / SWEEP_FILE):
+            advice = f"use `gputrain sweep show {reference}` or `gputrain sweep stop {reference}`"
+            return UsageError.one(reference, "is a sweep, not a run", advice, code="unknown-run")
         return UsageError.one(reference, f"is in {root}, but has no record of a run", code="unknown-run")
     matches = [run for run in usable if normalize_name(run.name).startswith(prefix)]
     if len(matches) == 1 and reads:

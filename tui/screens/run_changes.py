@@ -106,7 +106,11 @@ class RunChanges:
         if not rows or self._is_demo():
             return
         archived = not all(row.archived for row in rows)
-        done = f"Archived {names(rows)}; press H to show archived runs" if archived else f"Unarchived {names(rows)}"
+        done = (
+            f"Archived {names(rows)}; H in the list of runs shows archived runs"
+            if archived
+            else f"Unarchived {names(rows)}"
+        )
 
         def change(row: RunRow) -> None:
             change_labels(RunFolder(Path(row.folder)), lambda labels: replace(labels, archived=archived))

@@ -168,6 +168,9 @@ def test_name_of_a_folder_without_record_means_no_other_run(tmp_path: Path) -> N
     (tmp_path / "exp1").mkdir()
     with raises_problem("unknown-run", "exp1", "no record"):
         find_run(tmp_path, "exp1", reads=True)
+    (tmp_path / "exp1/sweep.yaml").touch()
+    with raises_problem("unknown-run", "exp1", "`gputrain sweep stop exp1`"):
+        find_run(tmp_path, "exp1", reads=True)
 
 
 def test_run_without_its_lock_is_found_by_its_record(tmp_path: Path) -> None:
