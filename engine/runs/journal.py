@@ -157,6 +157,11 @@ class Journal:
         """Whether events are not in the file."""
         return bool(self._unwritten)
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether somebody has deleted the file, which takes events until it is closed."""
+        return os.fstat(self._file).st_nlink == 0
+
     def append(self, event: Event) -> None:
         """Append one event. Raises OSError if it has to wait in memory."""
         data = (b"\n" if self._incomplete else b"") + encode(event) + b"\n"

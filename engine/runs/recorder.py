@@ -210,6 +210,9 @@ class Recorder:
     def _show_last_warnings(self) -> None:
         if self._journal.is_behind:
             self._warn(Problem("", f"the end of the run is not recorded: {self.problem}", code="not-recorded"))
+        if self._journal.is_deleted:
+            reason = f"{self.folder.journal.name} was deleted during the run: its events are lost"
+            self._warn(Problem("", reason, code="not-recorded"))
         # The journal ends with `run_finished`, so these are only shown.
         for warning in self._take_warnings():
             self.listener(warning)

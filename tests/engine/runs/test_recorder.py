@@ -109,6 +109,14 @@ def test_recorder_switches_failing_file_off_with_one_warning_and_tries_again(
     assert [event.epoch for event in recording.recorder.history.epochs] == [1, 2, 3, 4, 5]
 
 
+def test_recorder_says_at_the_end_that_the_journal_was_deleted(recording: Recording) -> None:
+    recording.record(make_run_started(), make_epoch(1))
+    recording.folder.journal.unlink()
+    recording.record(make_epoch(2), RunFinished(state="finished"))
+    [warning] = [event for event in recording.shown if isinstance(event, WarningEvent)]
+    assert warning.code == "not-recorded" and warning.message.startswith("events.jsonl ")
+
+
 def test_recorder_writes_loss_and_learning_rate_of_each_step_before_the_epoch_ends(recording: Recording) -> None:
     steps = recording.folder.tensorboard / "steps"
     recording.record(make_run_started(), replace(make_step(2), losses=[2.0, 1.0]))
