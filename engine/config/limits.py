@@ -82,7 +82,7 @@ def requested_gpus(selection: str, visible: int = 0) -> int:
 
 def read_limits() -> Limits:
     """Return the limits of the user's settings. Raises UsageError if the settings are invalid."""
-    if "GPUTRAIN_LIMITS" in os.environ:
+    if os.environ.get("GPUTRAIN_LIMITS"):
         reason = f"has no effect any more; set limits in {settings_file()}, and unset it"
         raise UsageError.one("GPUTRAIN_LIMITS", reason, code="not-supported")
     values = read_settings().limits.model_dump(exclude_none=True)
