@@ -167,6 +167,8 @@ class BatchSizeTrials:
         last = DeviceBatch(images, torch.zeros(len(images), dtype=torch.int64, device=data.batch_device), 1.0)
         step = [replace(last, ends_step=False)] * (self._config.optim.accumulate - 1) + [last]
         data.batches = cast(DeviceLoader, cycle(step))
+        # The learning rates of the user's own schedule end with the run.
+        data.start_epoch(1)
         seconds = []
         for _ in range(TRIAL_STEPS):
             began = time.perf_counter()
