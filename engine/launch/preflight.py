@@ -55,6 +55,7 @@ from engine.optim.lr_schedule import schedule_length_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
 from engine.optim.user_schedule import check_user_schedule
 from engine.queue.place import fixed_terms
+from engine.runs.checkpoint_files import list_checkpoints
 from engine.runs.event_lines import DataDownload
 from engine.runs.folder import RunFolder
 from engine.runs.journal import find_session_problem
@@ -297,13 +298,13 @@ def check_resumed_config(config: Config, folder: RunFolder) -> None:
     """Raises UsageError, before GPUs are reserved, if the journal of the run in `folder` has another format, or the
     config changes an immutable key of the run.
 
-    `engine.training.resume` repeats this on the ranks with the checkpoint that they load: `config.yaml` may have been
-    edited."""
+    `engine.training.resume` repeats this on the ranks with the checkpoint that they load. It alone decides if
+    `config.yaml` was edited since: the file does not say any more what the run began with."""
     if (problem := find_session_problem(folder.journal)) is not None:
         advice = "use the version of gputrain that wrote it, or use a new name with --name to start a new run"
         raise UsageError.one(str(folder.journal), problem, advice, code="wrong-version")
-    saved = saved_config(folder)
-    if saved is None:
+    saved, newest = saved_config(folder), list_checkpoints(folder.checkpoints)[:1]
+    if saved is None or any(checkpoint.stat().st_mtime < folder.config.stat().st_mtime for checkpoint in newest):
         return
     raise_if_any(immutable_key_problems(find_changes(saved, config)))
 
