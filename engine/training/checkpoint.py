@@ -1,7 +1,7 @@
 """Checkpoint files: save, load, verify and rotate them.
 
-`checkpoint_writer` saves and `train` loads them; `state_dict` gathers and restores their content. A file holds
-everything that a run needs to resume bit-identically.
+`checkpoint_writer` gathers their content and saves it, `resume` loads and restores it. A file holds everything that a
+run needs to resume bit-identically.
 
 A checkpoint is the ZIP archive that `torch.save` writes, with the SHA-256 of all preceding bytes as the archive comment
 (APPNOTE.TXT 4.3.16). `torch.load(path, weights_only=True)` therefore reads it unchanged, and truncation or any changed

@@ -1,6 +1,6 @@
 """What is known about one run, as names and values: state, results, hardware, owner, labels and checkpoints.
 
-`gputrain runs show` prints them with `tui.tables.fact_lines`.
+`gputrain runs show` prints them with `fact_lines` of `tui.tables`.
 """
 
 from __future__ import annotations
