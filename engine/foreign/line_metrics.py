@@ -269,7 +269,9 @@ _LITERAL = re.compile(rf"(?<=[:,\s\[-])(?:{'|'.join(_LITERALS)})(?=\s{{0,4}}[,}}
 def _read_objects(text: str) -> dict[str, float]:
     """Return the numbers of several objects with a word before each: `train: {'loss': 3}, val: {'loss': 4}`."""
     return {
-        f"{word}/{name}": value for word, part in _OBJECTS.findall(text) for name, value in _read_object(part).items()
+        name if word.isdigit() else f"{word}/{name}": value
+        for word, part in _OBJECTS.findall(text)
+        for name, value in _read_object(part).items()
     }
 
 

@@ -243,6 +243,8 @@ class _PlanMaker:
             counts_to = -1 if total is None and name == "batch" else total
             position = StepNumber(number, counts_to, scale, name, is_plural)
             preferred[0 if name in _GLOBAL_STEPS else 1 + is_plural].append(position)
+        elif total is not None and self._right[total].startswith(" correct"):
+            return length
         elif total is not None and (self._is_free(left) or self._right[total].startswith((" [", "it ["))):
             preferred[1 if left.endswith("[") else 2].append(StepNumber(number, total, scale))
         elif right.startswith(("it [", "batch:")):

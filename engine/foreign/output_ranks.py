@@ -14,8 +14,8 @@ _RANK = re.compile(
 # Ray: `(RayTrainWorker pid=4711, ip=10.0.0.7) `
 _WORKER = re.compile(r"\((?P<name>[\w.:]{1,80}) (?:pid=)?(?P<pid>\d{1,10})(?:, ip=[\d.]{7,15})?\) ?", re.ASCII)
 _REPEATED = re.compile(r" ?\[repeated \d{1,9}x across cluster\]")
-# Behind time and logger: `INFO [train.py:10] (0/4) `
-_INNER_RANK = re.compile(r"\] \((?P<rank>\d{1,6})/\d{1,6}\) ")
+# Behind time and logger: `INFO [train.py:10] (0/4) `, `[2026-11-20 10:00:00] [rank 0] `
+_INNER_RANK = re.compile(r"\] (?:\((?P<rank>\d{1,6})/\d{1,6}\)|\[rank ?(?P<own>\d{1,6})\]) ", re.IGNORECASE)
 MAX_PREFIX_CHARS = 120
 MAX_WORKER_NAMES = 100
 MAX_HELD_LINES = 3  # of a rank above 0
@@ -58,7 +58,7 @@ class PrintedRanks:
             return self._of_rank(int(rank[rank.lastgroup or 0]), line[rank.end() :])
         label = _LABEL.match(line)
         if (inner := _INNER_RANK.search(line, 0, MAX_PREFIX_CHARS)) is not None:
-            return self._of_rank(int(inner["rank"]), line[: inner.start() + 2] + line[inner.end() :])
+            return self._of_rank(int(inner[inner.lastgroup or 0]), line[: inner.start() + 2] + line[inner.end() :])
         if label is None:
             self._is_labeled = self._is_labeled and not line.strip()
             return [line]
