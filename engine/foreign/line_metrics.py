@@ -57,6 +57,8 @@ _NO_METRICS = re.compile(
 _GLUED = re.compile(r"(?<![\w/.-])(epoch|iter|step|batch)(?=\d)", re.IGNORECASE)
 # `Batch [0-100]`, `1-100batch`
 _RANGE = re.compile(r"(?<=[\[:])\d{1,12}-(?=\d{1,12}(?:\]|batch\b))")
+# `LR (group 0)=3`
+_INDEXED = re.compile(r" \((group|layer|class|head|expert|stage) (\d{1,6})\)(?==)")
 # `OrderedDict([('loss', 3), `
 _TUPLE = re.compile(r"\('(\w{1,60})', (?=[-+\d.ni])")
 # COCO: ` Average Precision  (AP) @[ IoU=0.50 | area= all ] = 0.6`, below `IoU metric: bbox`
@@ -136,6 +138,8 @@ class LineParser:
         start, end = stripped.find("{"), stripped.rfind("}")
         if 0 <= start < end:
             return self._parse_object(stripped[:start], stripped[start : end + 1])
+        if ")=" in stripped:
+            stripped = _INDEXED.sub(r"_\1_\2", stripped)
         if "atch" in stripped:
             stripped = _RANGE.sub("", stripped)
         if self._has_glued:
