@@ -217,7 +217,7 @@ class MonitorScreen(GpuProcessesScreen):
         title = self._count_title("Runs", runs.count, runs.total)
         if not self.filter_text:
             marked = len(self._marks.rows(runs.matching))
-            counts = ((runs.live, "live"), (len(runs.waiting), "waiting"), (marked, "marked"))
+            counts = ((runs.live, "live"), (runs.num_waiting, "waiting"), (marked, "marked"))
             title += "".join(f", {number} {state}" for number, state in counts if number)
         panel.set_titles(title)
         panel.set_rows(runs.lines(panel.text_width, self._marks), empty_text=empty)

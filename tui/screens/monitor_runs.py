@@ -13,6 +13,7 @@ from functools import cached_property
 from rich.text import Text
 
 from engine.queue.listing import QueueRow
+from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
 from engine.runs.trials import fold_trials
 from tui.tables import styled
@@ -100,8 +101,13 @@ class MonitorRuns:
 
     @cached_property
     def live(self) -> int:
-        """Number of live runs that match."""
-        return sum(row.live for row in self.matching)
+        """Number of live runs that match, without those that wait."""
+        return sum(row.live and row.state != RunState.WAITING for row in self.matching)
+
+    @cached_property
+    def num_waiting(self) -> int:
+        """Number of waiting runs that match, of this user and of others."""
+        return len(self.waiting) + sum(row.state == RunState.WAITING for row in self.matching)
 
     def runs_of(self, row: RunRow) -> list[RunRow]:
         """Return the runs that a row stands for: the matching trials of a sweep, else itself."""
