@@ -359,7 +359,7 @@ class RunScreen(ChartScreen):
         run, folder = self.poller.run, self.folder
         log = next((each.files[0] for each in run.logs if each.format == text_log.FORMAT), None)
         patterns = () if folder is None else read_command(folder).parse
-        metrics = RunMetrics(self, run.folder.parent, self.chart_data.names, self.poller.read_again)
+        metrics = RunMetrics(self, run.folder.parent, self.chart_data, self.poller.read_again)
         metrics.open(log if folder is None else folder.log, patterns)
 
     def action_log(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.text import Text
 
 from engine.command.try_parse import TriedFile, try_parse
+from engine.runs.curves import Curves
 from engine.runs.metric_rules import MAX_NAMES, FolderRules, read_rules, write_rules
 from engine.utils.codec import replace
 from engine.utils.errors import UsageError
@@ -35,11 +36,9 @@ class MetricsDialog(ChoiceDialog):
 class RunMetrics:
     """Shows the metrics of a run, and changes what they are called."""
 
-    def __init__(
-        self, screen: GputrainScreen, folder: Path, shown: Collection[str], changed: Callable[[], None]
-    ) -> None:
-        """`shown` are the metrics under the names that they have now."""
-        self._screen, self._shown, self._changed = screen, shown, changed
+    def __init__(self, screen: GputrainScreen, folder: Path, curves: Curves, changed: Callable[[], None]) -> None:
+        """`curves` have the names that the metrics have now."""
+        self._screen, self._curves, self._changed = screen, curves, changed
         self._rules = read_rules(folder)
         self._names = dict(self._rules.names)
 
@@ -49,7 +48,7 @@ class RunMetrics:
 
     def _show(self, formats: list[str]) -> None:
         originals = {new: name for name, new in self._names.items() if new}
-        metrics = [originals.get(name, name) for name in self._shown]
+        metrics = [originals.get(name, name) for name in self._curves.names]
         absent = [name for name, new in self._names.items() if not new] + [self._rules.x] * bool(self._rules.x)
         metrics += [name for name in absent if name not in metrics]
         rows = [KeyedRow(f"={name}", self._row(name)) for name in metrics]
@@ -72,9 +71,15 @@ class RunMetrics:
         rows = [
             KeyedRow("rename", Text("Rename")),
             KeyedRow("hide", Text("Show" if is_hidden else "Hide")),
-            KeyedRow("x", Text("Plot the others over steps again" if is_x else "Plot the others over it")),
         ]
+        if is_x or self._is_whole(name):
+            rows.append(KeyedRow("x", Text("Plot the others over steps again" if is_x else "Plot the others over it")))
         self._screen.app.push_screen(ChoiceDialog(printable(name), rows), partial(self._change, name))
+
+    def _is_whole(self, name: str) -> bool:
+        """Whether a metric may be a position, which is a whole number, as far as its extremes tell."""
+        figures = self._curves.extremes(self._names.get(name) or name)
+        return all(value is not None and value.is_integer() for value in (figures.low, figures.high, figures.last))
 
     def _change(self, name: str, what: str | None) -> None:
         if what == "rename":
@@ -90,7 +95,7 @@ class RunMetrics:
 
     def _check(self, new: str) -> None:
         """Two metrics of one name would be one curve. Raises UsageError."""
-        if new in self._shown:
+        if new in self._curves.names:
             raise UsageError.one("", f"{printable(new)} is the name of another metric", code="name-in-use")
 
     def _rename(self, name: str, new: str) -> None:

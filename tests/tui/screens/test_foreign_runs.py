@@ -123,6 +123,12 @@ def test_metric_is_hidden_and_renamed_for_the_folder_by_key(
         await press(pilot, "enter")
         screen = pilot.app.screen
         assert isinstance(screen, RunScreen)
+        await change(pilot, screen, "enter", names=["loss", "lr"])
+        assert "Plot the others over it" in visible_text(pilot, "Lines")
+        await press(pilot, "escape")
+        await change(pilot, screen, "j", "enter", names=["loss", "lr"])
+        assert "Plot the others over it" not in visible_text(pilot, "Lines")
+        await press(pilot, "escape")
         await change(pilot, screen, "j", "enter", "j", "enter", names=["loss"])
         await change(pilot, screen, "enter", "enter", "ctrl+u", "x", "enter", names=["x"])
         assert read_rules(watched).names == (("lr", ""), ("loss", "x"))
