@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_process_with_the_id_of_the_run_is_found_and_ended(folder: RunFolder, su
     with pytest.raises(UsageError, match="go on"):
         check_survivors(folder)
     assert stop_survivors(folder) == (1, [])
-    assert survivor.wait(5) < 0
+    assert survivor.wait(5) == -signal.SIGTERM
     assert find_survivors([folder]) == {}
 
 
