@@ -11,6 +11,8 @@ from pathlib import Path
 from engine.foreign.line_names import may_be_metric
 from engine.foreign.output_metrics import OutputMetrics
 from engine.foreign.points import Point
+from engine.foreign.reading import Reading
+from engine.foreign.restarts import Restarts
 from engine.foreign.text_log import feed_line
 from engine.runs.folder import RunFolder
 from engine.runs.root import is_run_folder
@@ -59,7 +61,7 @@ class TriedFile:
     num_unread: int = 0
 
     def add(self, line: str, points: Sequence[Point]) -> None:
-        """Add a line, and the points that were found with it."""
+        """Add a line, and the format of the points that were found with it."""
         if points:
             names = tuple(dict.fromkeys(point.name for point in points))
             if names in self.formats or len(self.formats) < MAX_FORMATS:
@@ -67,9 +69,6 @@ class TriedFile:
         elif may_be_metric(line):
             self.num_unread += 1
             self.unread += [printable(line[:MAX_SHOWN_LINE])] if len(self.unread) < MAX_UNREAD else []
-        for point in points:
-            known = self.metrics.setdefault(point.name, TriedMetric(0, point.step, point.step, point.value))
-            known.count, known.last_step, known.last = known.count + 1, point.step, point.value
 
 
 def try_parse(path: Path, patterns: Sequence[str] = (), max_bytes: float = math.inf) -> TriedFile:
@@ -77,7 +76,7 @@ def try_parse(path: Path, patterns: Sequence[str] = (), max_bytes: float = math.
 
     Raises UsageError for a bad pattern, or a file that cannot be read.
     """
-    parser, tried = OutputMetrics(patterns), TriedFile()
+    parser, tried, restarts, reading = OutputMetrics(patterns), TriedFile(), Restarts(), Reading()
     place = path.absolute()
     is_log = is_run_folder(place.parent) and place == RunFolder(place.parent).log
     try:
@@ -85,14 +84,19 @@ def try_parse(path: Path, patterns: Sequence[str] = (), max_bytes: float = math.
             if is_log and _STAMP.match(line):
                 continue
             points = feed_line(parser, line)
+            restarts.add_points(points, reading)
             tried.num_lines += 1
             tried.num_used += bool(points)
             tried.add(without_colors(line.rstrip().rpartition("\r")[2]), points)
-        tried.add("", parser.finish())
-        tried.notes = parser.notes
+        restarts.add_points(points := parser.finish(), reading)
+        tried.add("", points)
+        tried.notes = [*parser.notes, *filter(None, [restarts.problem])]
     except OSError as error:
         raise UsageError.one(printable(str(path)), f"cannot be read: {error.strerror}", code="not-readable") from error
     raise_if_any(parser.problems)
+    for point in reading.points:
+        known = tried.metrics.setdefault(point.name, TriedMetric(0, point.step, point.step, point.value))
+        known.count, known.last_step, known.last = known.count + 1, point.step, point.value
     return tried
 
 

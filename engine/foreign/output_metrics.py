@@ -400,7 +400,8 @@ class _Counter:
             self._base = max(done + int(epoch - self._last[1]) * total, 0)
         self._last = None
         epochs = epoch - self._epoch if epoch is not None and self._epoch is not None else 0
-        size = max(self._total, self._step)
+        # Without a total, the first step of an epoch that counts from zero is not the last one before it.
+        size = max(self._total, self._step + int(step == 0 and not self._total))
         if epochs > 0 and (total is not None or step <= self._step):
             self._base += size
         elif epochs < 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 
 from engine.foreign.points import Point
 from engine.foreign.reading import Reading
@@ -29,6 +30,18 @@ class Restarts:
     def expect(self) -> None:
         """Take the next row for the first one of a resumed run, because a heading is before it."""
         self._is_expected = True
+
+    @property
+    def problem(self) -> str | None:
+        """Which values are void, as a clause; None if all count."""
+        if self.voided_from is None:
+            return None
+        return f"repeats steps from {self.voided_from:,} on, which void the earlier ones"
+
+    def add_points(self, points: Sequence[Point], reading: Reading) -> None:
+        """Add points of any steps to a reading, as one row for each step."""
+        for _, row in groupby(points, lambda point: point.step):
+            self.add_row(list(row), reading)
 
     def add_row(self, points: Sequence[Point], reading: Reading) -> None:
         """Add the points of a row, which have one step, to a reading. A row of a resumed run voids those before it."""

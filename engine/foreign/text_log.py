@@ -15,6 +15,7 @@ from engine.foreign.growing_file import GrowingFile, head_lines, read_head
 from engine.foreign.output_metrics import OutputMetrics
 from engine.foreign.points import Point
 from engine.foreign.reading import MAX_SNIFFED_FILES, POLL_BYTES, Listing, Log, Reading
+from engine.foreign.restarts import Restarts
 from engine.utils.files import find_file_stamp
 
 FORMAT = "text"
@@ -84,7 +85,7 @@ class TextLog:
     """Follows one text file."""
 
     def __init__(self, path: Path) -> None:
-        self._file, self._parser = GrowingFile(path), OutputMetrics()
+        self._file, self._parser, self._restarts = GrowingFile(path), OutputMetrics(), Restarts()
 
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
         """Read the complete lines of at most about `max_bytes`."""
@@ -92,11 +93,13 @@ class TextLog:
         try:
             with self._file.opened() as was_replaced:
                 if was_replaced:
-                    reading.drop_from, self._parser = -math.inf, OutputMetrics()
+                    reading.drop_from, self._parser, self._restarts = -math.inf, OutputMetrics(), Restarts()
                 for line in self._file.read_lines(max_bytes):
-                    reading.points.extend(feed_line(self._parser, line.decode(errors="replace")))
+                    self._restarts.add_points(feed_line(self._parser, line.decode(errors="replace")), reading)
                 if not self._file.unread_bytes:
-                    reading.points.extend(self._parser.finish())
+                    self._restarts.add_points(self._parser.finish(), reading)
+            if self._restarts.problem is not None:
+                reading.problem = f"{self._file.path.name} {self._restarts.problem}"
         except OSError as error:
             reading.problem = f"{self._file.path.name} cannot be read: {error.strerror}"
         reading.read_bytes, reading.total_bytes = self._file.offset, self._file.size

@@ -65,3 +65,11 @@ def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
     for name in ("missing", "pipe", "."):
         with pytest.raises(UsageError, match="cannot be read"):
             try_parse(tmp_path / name)
+
+
+def test_steps_that_a_resumed_training_prints_again_void_the_earlier_ones_and_that_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text("".join(f"epoch {epoch} loss {epoch}.5\n" for epoch in (1, 2, 3, 2)))
+    tried = try_parse(path)
+    assert tried.metrics == {"loss": TriedMetric(2, 1, 2, 2.5)}
+    assert tried.notes == ["repeats steps from 2 on, which void the earlier ones"]
