@@ -77,7 +77,7 @@ def test_train_step_between_log_points_does_not_sync_gpu(amp: str, recipe: tuple
         )
         for _ in range(3):
             train_step(trainer)
-        trainer.log.start_reduction(trainer.data.position.step, 1, 0.1)
+        trainer.log.start_reduction()
         trainer.log.wait_pending()
         with forbid_host_sync():
             for _ in range(20):
