@@ -62,12 +62,11 @@ def test_photos_that_threads_load_train_as_on_cpu(rehearsal: Rehearsal) -> None:
 @pytest.mark.rehearsal
 def test_journal_begins_with_run_started(rehearsal: Rehearsal) -> None:
     run = rehearsal.run("watched", *DIGITS)
-    # Readings of the GPUs before the start belong to no session.
-    assert read_events(run)[0]["type"] == "run_started"
+    assert [event["type"] for event in read_events(run)[:2]] == ["run_started", "gpus"]
     assert rehearsal("resume", "watched", "--headless", "run.epochs=2").returncode == 0
     types = [event["type"] for event in read_events(run)]
     resumed = types.index("run_resumed")
-    assert types[resumed - 1] == "run_finished"
+    assert types[resumed - 1 : resumed + 2] == ["run_finished", "run_resumed", "gpus"]
 
 
 @pytest.mark.rehearsal
