@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -58,6 +59,8 @@ def unread(listing: Listing) -> Iterator[str]:
     for name in listing.files:
         if name.endswith(BINARY_ENDINGS) and _LIKELY.search(name):
             yield f"{name} may have metrics, but {PurePath(name).suffix} files are not read"
+        elif name.endswith((*TABLE_ENDINGS, *JSON_ENDINGS)) and not os.access(listing.folder / name, os.R_OK):
+            yield f"{name} cannot be read: permission denied"
     for path, head in _sniffed(listing):
         lines = [line.decode(errors="replace") for line in lines_of(head)]
         words = re.split(r'[,;\t":]+', "\t".join(lines[: json_lines.MAX_SNIFFED_LINES]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ GPU_TIMEOUT_SECONDS = 5.0
 
 @command(
     ["gputrain watch lightning_logs", "gputrain watch runs/ wandb/", "gputrain watch 12345", "gputrain watch . --json"],
-    exit_codes={2: "there is no such path or process"},
+    exit_codes={1: "a path cannot be read", 2: "there is no such path or process"},
 )
 def watch(
     *,
@@ -76,8 +77,10 @@ def watch(
     A run of gputrain opens in its own screen. In a list, runs of gputrain are left out: gputrain runs shows them.
     """
     from engine.foreign.reading import ColumnChoice
-    from engine.utils.errors import UsageError
+    from engine.utils.errors import Problem, UsageError
+    from engine.utils.exit_codes import ExitCode
     from engine.utils.files import expand_user
+    from tui.cli.console import print_error
     from tui.cli.terminal import is_on_terminal, require_terminal
     from tui.cli.train import should_open_screen
 
@@ -100,6 +103,9 @@ def watch(
             raise UsageError.one(
                 path, "is neither a folder nor a file", "name a folder of runs, or a PID", code="not-found"
             )
+        if not os.access(expand_user(path), os.R_OK):
+            print_error(Problem(path, "cannot be read: permission denied", code="not-readable"))
+            raise typer.Exit(ExitCode.FAILED)
     if opens_screen:
         from engine.runs.root import is_run_folder
         from tui.cli.open_tui import open_screen

@@ -131,3 +131,13 @@ def test_watch_prints_the_points_of_no_several_runs(tmp_path: Path) -> None:
         (tmp_path / name / "metrics.csv").write_text("step,loss\n1,1\n")
     result = call("watch", tmp_path, "--curves")
     assert result.exit_code == 2 and says(result.stderr, "ambiguous-name")
+
+
+def test_watch_refuses_a_path_that_it_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss\n1,0.5\n")
+    path.chmod(0)
+    # For root, who may read everything.
+    monkeypatch.setattr(os, "access", lambda name, mode: mode != os.R_OK or bool(Path(name).stat().st_mode & 0o400))
+    refused = call("watch", path, "--json")
+    assert refused.exit_code == 1 and says(refused.stderr, "not-readable", path)
