@@ -18,6 +18,7 @@ SKIPPED_EXIT_CODE = 77
 NIGHTLY_ATTACKS = (
     "checkpoint_code",
     "command",
+    "repository",
     "reservations",
     "run_folder",
     "user_folders",

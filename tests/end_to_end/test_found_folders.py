@@ -1,18 +1,21 @@
-"""An image folder as people find it: `data`, `--dry-run` and `run` see the same images and say the same of them."""
+"""Image folders as people find them: `data`, `--dry-run` and `run` see the same images and say the same of them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.data.found_folders import write_camera
+import pytest
+
+from support.data.found_folders import write_camera, write_kaggle, write_roboflow
 from support.gputrain_command import Gputrain, read_events
 from support.messages import says
 from support.runs.trained_run import call
 
 # More than the images, so that the batch size is not reduced, and as small as the images.
-OPTIONS = ("--batch-size", "8", "--image-size", "24", "--model", "linear", "--ranks", "1")
+OPTIONS = ("--batch-size", "8", "--image-size", "24", "--model", "linear")
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Found:
 
     train: int
     val: int
+    test: int
     classes: int
     said: frozenset[str]
 
@@ -29,7 +33,7 @@ def from_data(folder: Path) -> Found:
     done = call("data", "--data-path", folder, "--image-size", 24, "--json")
     assert done.exit_code == 0, done.stderr
     result = json.loads(done.stdout)
-    counts = [sum(row.get(part, 0) for row in result["classes"]) for part in ("train", "val")]
+    counts = [sum(row.get(part, 0) for row in result["classes"]) for part in ("train", "val", "test")]
     warnings = {line.removeprefix("warning: ") for line in done.stderr.splitlines()}
     return Found(*counts, len(result["classes"]), frozenset(warnings | set(result["skipped"])))
 
@@ -44,29 +48,52 @@ def from_dry_run(gputrain: Gputrain, folder: Path) -> Found:
     done = gputrain("run", "--data-path", str(folder), "--dry-run", *OPTIONS)
     assert done.returncode == 0, done.stderr
     facts = {line[:19].strip(): line[19:].strip() for line in done.stdout.splitlines()}
-    names = {"train": "training images", "val": "validation images", "classes": "classes"}
-    counts = {key: int(facts[name]) for key, name in names.items()}
+    names = {"train": "training images", "val": "validation images", "test": "test images", "classes": "classes"}
+    counts = {key: int(facts.get(name, 0)) for key, name in names.items()}
     return from_messages([line.removeprefix("warning: ") for line in done.stderr.splitlines()], **counts)
 
 
 def from_run(gputrain: Gputrain, folder: Path) -> Found:
-    run = ("run", "--headless", "--data-path", str(folder), "--epochs", "1", "--name", "found", *OPTIONS)
+    run = ("run", "--headless", "--data-path", str(folder), "--epochs", "2", "--name", "found", *OPTIONS)
     done = gputrain(*run)
     assert done.returncode == 0, done.stderr
     events = read_events(gputrain.runs / "found")
     started = next(event for event in events if event["type"] == "run_started")
+    counts = {key: started.get(f"{key}_images", 0) for key in ("train", "val", "test")}
+    assert sum(event["images"] for event in events if event["type"] == "test") == counts["test"]
     messages = [event["message"] for event in events if event["type"] == "warning"]
-    counts = {key: started[f"{key}_images"] for key in ("train", "val")}
     return from_messages(messages, classes=started["classes"], **counts)
 
 
-def test_all_commands_agree_on_found_folder(gputrain: Gputrain, tmp_path: Path) -> None:
-    folder = write_camera(tmp_path / "photos")
+@pytest.mark.expensive("starts two processes that import torch")
+@pytest.mark.parametrize(
+    ("write", "expected", "codes"),
+    [
+        (write_roboflow, (24, 10, 6, 2), {"images-repeated": "2 of 10 (valid/cat/copy0.jpg, "}),
+        (write_kaggle, (24, 8, 0, 2), {}),
+        (write_camera, (53, 14, 0, 3), {"nested-classes": "", "similar-classes": "", "imbalanced-classes": "32 "}),
+    ],
+    ids=["Roboflow", "Kaggle", "camera"],
+)
+def test_all_commands_agree_on_found_folder(
+    gputrain: Gputrain,
+    tmp_path: Path,
+    write: Callable[[Path], Path],
+    expected: tuple[int, ...],
+    codes: dict[str, str],
+) -> None:
+    folder = write(tmp_path / "photos")
     data = from_data(folder)
     assert data == from_dry_run(gputrain, folder) == from_run(gputrain, folder)
-    assert (data.train, data.val, data.classes) == (53, 14, 3)
+    assert (data.train, data.val, data.test, data.classes) == expected
     said = "\n".join(data.said)
-    codes = {"nested-classes": "", "similar-classes": "", "imbalanced-classes": "32 "}
     assert all(says(said, code, value) for code, value in codes.items())
     skipped = {line.partition(" (")[0] for line in data.said if ": " not in line.partition(" (")[0]}
-    assert skipped == {"@eaDir", "all", "lost+found", "dog/100CANON/IMG_9.HEIC", "dog/100CANON/MVI_1.MOV"}
+    assert (
+        skipped
+        == {
+            write_roboflow: set(),
+            write_kaggle: {"__MACOSX", "test"},
+            write_camera: {"@eaDir", "all", "lost+found", "dog/100CANON/IMG_9.HEIC", "dog/100CANON/MVI_1.MOV"},
+        }[write]
+    )

@@ -1,4 +1,4 @@
-"""Image folders as people find them: an export of Roboflow, and the disk of a camera."""
+"""Image folders as people find them: an export of Roboflow, a download from Kaggle, and the disk of a camera."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ def write_roboflow(root: Path) -> Path:
         copy = (root / "train" / "cat" / f"{number}.jpg").read_bytes()
         (root / "valid" / "cat" / f"copy{number}.jpg").write_bytes(copy)
     (root / "README.roboflow.txt").write_text("exported")
+    return root
+
+
+def write_kaggle(root: Path) -> Path:
+    """Write Training/ and validation/, test images without labels, and what a zip of a Mac leaves."""
+    for place, (part, count) in enumerate((("Training", 12), ("validation", 4))):
+        for label, name in enumerate(CLASSES):
+            write_photos(root / part / name, count, 1000 * place + 100 * label)
+            (root / "__MACOSX" / part / name).mkdir(parents=True)
+            (root / "__MACOSX" / part / name / "._0.jpg").write_bytes(b"\0\5\x16\7")
+        (root / part / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    write_photos(root / "test", 3, 5000)
+    (root / "sample_submission.csv").write_text("id,label\n0,cat\n")
     return root
 
 
