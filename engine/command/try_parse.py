@@ -55,7 +55,7 @@ class TriedFile:
     unread: list[str] = field(default_factory=list)
     """The first lines that look like metrics and are none."""
     notes: Sequence[str] = ()
-    """What was left out, and what has another name."""
+    """Which lines were skipped, and which metrics were renamed."""
     num_lines: int = 0
     num_used: int = 0
     num_unread: int = 0

@@ -182,7 +182,7 @@ def choose_interfaces(rank_info: RankInfo, store: Store, environ: Mapping[str, s
 
 
 def _network_id() -> str:
-    """Return what processes share that reach each other through loopback: the kernel and the network namespace."""
+    """Identify the network of this process: its kernel and its network namespace. Equal ones share the loopback."""
     try:
         namespace = str(Path("/proc/self/ns/net").readlink())
     except OSError:

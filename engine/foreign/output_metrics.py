@@ -53,7 +53,7 @@ class OutputMetrics:
         self._source = ""
         """What a heading says that the lines below it were measured on."""
         self._has_partial = self._has_summary = False
-        """Whether batches of a validation were left out, and whether there are curves of summaries."""
+        """`_has_partial`: batches of a validation were skipped. `_has_summary`: a metric is named `summary/NAME`."""
         self._record_lines = self._block_lines = 0
         """Lines that may still belong to the latest position, and to the block below a heading."""
         self._skips_next = False
@@ -82,7 +82,7 @@ class OutputMetrics:
 
     @property
     def notes(self) -> list[str]:
-        """What was left out, and what has another name."""
+        """Which lines were skipped, and which metrics were renamed."""
         notes = {
             "lines of other ranks or workers were left out": self._ranks.has_skipped,
             "of the batches of a validation, only the last one counts": self._has_partial,

@@ -35,7 +35,7 @@ class PrintedRanks:
         self._workers: dict[str, str] = {}
         """The first worker of each name: that of the trainer prints no metrics."""
         self.has_skipped = False
-        """Whether lines of other ranks or workers were left out."""
+        """Whether lines of other ranks or workers were skipped."""
         self._is_labeled = True
         self._last_label: int | None = None
         self._has_labels = False

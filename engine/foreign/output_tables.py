@@ -30,7 +30,7 @@ _COLUMNS = re.compile(r"\s{2,}|\t")
 _COMMAS = re.compile(",")
 _LABEL = re.compile(r"^[\w.]{1,40}: ")
 _BARS = re.compile(r"[|│┃]")
-# The row of all classes
+# The row that sums up all classes
 _SUMMARY = re.compile(r"all|mean|average|overall|total|(?:macro|micro|weighted|samples) avg", re.IGNORECASE)
 _STEP_COLUMNS = (
     "total_timesteps", "global_step", "step", "steps", "num_updates", "iteration", "iterations", "iter", "it", "#",

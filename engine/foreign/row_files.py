@@ -128,7 +128,7 @@ def _csv(path: Path, listing: Listing, group: str = "") -> Log:
 
 
 def _series(path: Path, listing: Listing) -> Log | None:
-    """Return the log of several files with one number, as `metrics_epoch_0.json`, of which this is the first one."""
+    """Return the log of numbered files, such as `metrics_epoch_0.json`. `path` is the first of them."""
     match = SERIES_FILE.fullmatch(path.name) if path.suffix == ".json" else None
     if match is None or int(match[2]) or not _LIKELY.search(match[1]):
         return None

@@ -21,7 +21,8 @@ from tui.palette import MUTED, load_style
 LEVELS = ((1.0, 600), (10.0, 1080), (120.0, 1440))
 # A value holds until the next one, if that is not later than this: the screens poll every 5 s at most.
 MAX_HOLD_SECONDS = 6.0
-# Seconds that graphs show: the shorter time while it holds all of the past. A graph of less moves with every value.
+# Seconds that graphs show: `MIN_SPAN` until the recorded past is longer, then `MAX_SPAN`. A shorter graph would move
+# with every value.
 MIN_SPAN, MAX_SPAN = 300.0, 600.0
 MAX_CACHED_GRAPHS = 4  # of different widths
 MAX_DRAWN_GRAPHS = 128

@@ -9,7 +9,7 @@ from engine.utils.text import pluralize
 
 
 def format_lines(tried: TriedFile) -> Iterator[str]:
-    """Yield the formats of a file, what the numbers of each became, and the lines that were left out."""
+    """Yield the formats of a file, the metrics in each, and the skipped lines."""
     for each in tried.formats.values():
         first = each.points[0]
         epoch = "" if first.epoch is None else f", epoch {first.epoch:g}"

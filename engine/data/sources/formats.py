@@ -149,7 +149,7 @@ class ImageFormat:
         return tuple(dict.fromkeys(size for _, size in self.epoch_sizes)) or (self.size,)
 
     def at_epoch(self, epoch: int) -> ImageFormat:
-        """Return the format with the size of the training images in an epoch, from 1."""
+        """Return the format of the training images in an epoch, counted from 1: their size follows the schedule."""
         size = next((size for first, size in reversed(self.epoch_sizes) if first <= epoch), self.size)
         return self if size == self.size else replace(self, size=size)
 

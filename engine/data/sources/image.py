@@ -320,7 +320,7 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _mode(channels: int) -> str:
-    """Return the Pillow mode that has so many channels."""
+    """Return the Pillow mode with this number of channels."""
     return "L" if channels == 1 else "RGB"
 
 
