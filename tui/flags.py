@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 FLAG_TO_KEY = {
     "dataset": "data.dataset",
     "data_path": "data.path",
+    "task": "task.name",
     "image_size": "data.image_size",
     "model": "model.name",
     "epochs": "run.epochs",
@@ -39,7 +40,7 @@ FLAG_TO_KEY = {
     "priority": "queue.priority",
 }
 FLAG_METAVARS = {
-    "dataset": "NAME", "data_path": "PATH", "image_size": "N", "model": "NAME", "epochs": "N",
+    "dataset": "NAME", "data_path": "PATH", "task": "NAME", "image_size": "N", "model": "NAME", "epochs": "N",
     "batch_size": "N", "loss": "NAME", "lr": "LR", "optimizer": "NAME", "scheduler": "NAME", "amp": "LEVEL",
     "workers": "N", "seed": "N", "ranks": "N", "launcher": "NAME", "gpus": "GPUS", "name": "NAME", "after": "RUN",
     "begin": "TIME", "time_limit": "MINUTES", "min_free": "SIZE", "share": "N", "priority": "N",

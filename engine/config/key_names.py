@@ -26,6 +26,7 @@ SYNONYMS = {
     "data.workers": ("dataloader_num_workers", "num_workers"),
     "data.image_size": ("crop_size", "img_size", "imgsz", "input_size", "resolution", "size", "train_crop_size"),
     "data.num_classes": ("classes", "nb_classes", "nc"),
+    "task.name": ("problem_type", "task", "task_type"),
     "augment.policy": ("aa", "augment", "augmentation", "auto_augment"),
     "augment.flip": ("fliplr", "hflip"),
     "augment.erasing": ("random_erase", "random_erasing", "reprob"),

@@ -19,6 +19,7 @@ from engine.config.notify_section import NotifyConfig
 from engine.config.queue_section import QueueConfig
 from engine.config.run_sections import CheckpointConfig, DeviceConfig, RunConfig
 from engine.config.section import Section
+from engine.config.task_section import TaskConfig
 from engine.config.training_sections import (
     EvalConfig,
     LossConfig,
@@ -41,6 +42,7 @@ class Config(Section):
     device: DeviceConfig = _section(DeviceConfig, "Hardware", "GPUs, ranks and how they communicate.")
     data: DataConfig = _section(DataConfig, "Data", "Dataset and input pipeline.")
     augment: AugmentConfig = _section(AugmentConfig, "Augmentation", "Augmentation of training images.")
+    task: TaskConfig = _section(TaskConfig, "Task", "What the model predicts for an image.")
     model: ModelConfig = _section(ModelConfig, "Model", "Model, initial weights and compilation.")
     loss: LossConfig = _section(LossConfig, "Loss", "Loss function.")
     optim: OptimConfig = _section(OptimConfig, "Optimization", "Optimizer and gradient handling.")

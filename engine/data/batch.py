@@ -21,14 +21,15 @@ from engine.config.user_errors import UserCodeError
 from engine.data.augment.augmentation import Augmentation, AugmentParams, fork_rngs
 from engine.data.augment.batch_ops import convert_to_format
 from engine.data.sampler import BatchRequest, Indices, RandomStream, random_bits
-from engine.data.sources.base import ImageFormat, Images, ImageSource, Labels, UnreadableImageError
+from engine.data.sources.base import EncodedSource, ImageFormat, Images, ImageSource, Labels, UnreadableImageError
 from engine.data.sources.formats import Preprocessing
 from engine.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A CPU batch: `images`, N x C x H x W uint8 (float32 if `ImageFormat.is_float`), and `labels`, N int64.
+    """A CPU batch: `images`, N x C x H x W uint8 (float32 if `ImageFormat.is_float`), and `labels`, the targets as
+    the source has them (`Labels`).
 
     All but the images are no tensors: DataLoader workers send a tensor as a shared-memory file and a socket connection.
     `loss_weight` and `ends_step` are those of its `BatchRequest`. `unread` names each skipped image and the reason.
@@ -47,7 +48,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """A batch on the device: normalized `images`, N x C x H x W float32, and `labels`, N int64.
+    """A batch on the device: normalized `images`, N x C x H x W float32, and `labels`: classes, N int64, or other
+    targets, N x C float32.
 
     `loss_weight` and `ends_step` are those of its `BatchRequest`. `unread` names each skipped image and the reason.
     """
@@ -136,13 +138,19 @@ class BatchDataset(Dataset[Batch]):
     def _load_each(self, request: BatchRequest) -> Batch:
         """Load the images of a request one by one, and return those that are readable."""
         pixels = np.zeros(self.image_shape(request), self._source.format.dtype)
-        labels, errors = np.zeros(len(pixels), np.int64), dict[int, Exception]()
+        labels, errors = self._empty_labels(request), dict[int, Exception]()
         for row in range(len(pixels)):
             try:
                 pixels[row : row + 1], labels[row : row + 1] = self._load(request, request.indices[row : row + 1])
             except UnreadableImageError as error:
                 errors[row] = error
         return self.finish(request, torch.from_numpy(pixels), labels, errors)
+
+    def _empty_labels(self, request: BatchRequest) -> Labels:
+        # To get the labels of a user dataset, which are classes, may read all of its items.
+        if isinstance(self._source, EncodedSource):
+            return self._source.get_labels(request.part)[request.indices]
+        return np.zeros(len(request.indices), np.int64)
 
 
 def load_checked(dataset: BatchDataset, request: BatchRequest) -> Batch:

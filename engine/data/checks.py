@@ -208,8 +208,13 @@ def check_dataset(config: Config, source: ImageSource) -> None:
 
 
 def class_counts(source: ImageSource, part: Part = "train") -> NDArray[np.int64]:
-    """Return the number of images of each class in a part, int64 of shape (num_classes,)."""
-    return np.bincount(source.get_labels(part), minlength=len(source.classes))
+    """Return the number of images of each class or label in a part, int64 of shape (num_classes,).
+
+    It is empty for targets that are numbers."""
+    labels = source.get_labels(part)
+    if labels.dtype.kind == "f":
+        return np.empty(0, np.int64)
+    return np.bincount(labels, minlength=len(source.classes)) if labels.ndim == 1 else labels.sum(0, np.int64)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 
 from engine.config.schema import Config
 from engine.data.augment.augmentation import apply_batch_params
-from engine.data.augment.batch_ops import channel_stats, normalize, to_device
+from engine.data.augment.batch_ops import channel_stats, labels_to_device, normalize, to_device
 from engine.data.batch import Batch, DeviceBatch, DeviceLoader
 from engine.data.decoded import load_in_memory
 from engine.data.memory import InMemoryLoader
@@ -122,7 +122,7 @@ class StreamingLoader(DeviceLoader):
 
     def _prepare(self, batch: Batch) -> DeviceBatch:
         images = to_device(batch.images, self._device)
-        labels = to_device(torch.from_numpy(batch.labels), self._device)
+        labels = labels_to_device(batch.labels, self._device)
         if batch.augment_params is not None:
             images = apply_batch_params(images, batch.augment_params, may_overwrite=True)
         if self._memory_format is not torch.preserve_format:

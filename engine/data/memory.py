@@ -15,7 +15,14 @@ from torch import Tensor
 
 from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation, AugmentParams, apply_batch_params
-from engine.data.augment.batch_ops import channel_stats, convert_to_format, normalize, resized_crop, to_device
+from engine.data.augment.batch_ops import (
+    channel_stats,
+    convert_to_format,
+    labels_to_device,
+    normalize,
+    resized_crop,
+    to_device,
+)
 from engine.data.batch import DeviceBatch, DeviceLoader
 from engine.data.decoded import CHUNK_BYTES, InMemoryImages
 from engine.data.sampler import PARTS, BatchRequest, Indices, Part
@@ -75,7 +82,7 @@ class InMemoryLoader(DeviceLoader):
         part, epoch = requests[0].part, requests[0].epoch
         readable = [self._drop_unreadable(request) for request in requests]
         indices = np.concatenate([request.indices for request, _ in readable])
-        labels = to_device(torch.from_numpy(self._in_memory.labels[part][indices]), self._device)
+        labels = labels_to_device(self._in_memory.labels[part][indices], self._device)
         stored_size = self._in_memory.images[part].shape[-1]
         params = self._augmentation.draw_batch_params(epoch, indices) if part == "train" else None
         boxes = self._augmentation.crop_boxes(epoch, indices, stored_size) if part == "train" else None

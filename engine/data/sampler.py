@@ -91,11 +91,14 @@ def epoch_permutation(num_images: int, seed: int, epoch: int) -> Indices:
     return np.argsort(random_bits(seed, RandomStream.SHUFFLE, epoch, np.arange(num_images)), kind="stable")
 
 
-def stratified_split(labels: NDArray[np.integer], val_split: float, seed: int) -> tuple[Indices, Indices]:
+def stratified_split(labels: NDArray[np.number], val_split: float, seed: int) -> tuple[Indices, Indices]:
     """Return the ascending indices of the training and validation images.
 
     A share of `val_split` of each class is for validation: at least one image if the class has two, and never all.
+    Images with other targets than a class, one row each, count as one class.
     """
+    if labels.ndim > 1:
+        labels = np.zeros(len(labels), np.int64)
     bits = random_bits(seed, RandomStream.SPLIT, 0, np.arange(len(labels)))
     # One order for all classes, instead of a search per class: ImageNet has 1,000 classes of 1,300 images.
     by_bits = np.argsort(bits, kind="stable")

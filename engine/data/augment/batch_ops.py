@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.data_sections import Interpolation
+from engine.data.sources.base import Labels
 from engine.data.sources.formats import ImageFormat, Preprocessing, ResizePlan
 from engine.data.sources.image import Images
 
@@ -32,6 +33,12 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
         # Tensor.pin_memory keeps the strides, and refuses a gray image that is expanded to three channels.
         tensor = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
     return tensor.to(device, non_blocking=True)
+
+
+def labels_to_device(labels: Labels, device: torch.device) -> Tensor:
+    """Copy targets to the device: classes as int64, all others as float32."""
+    copied = to_device(torch.from_numpy(labels), device)
+    return copied if copied.dtype == torch.int64 else copied.float()
 
 
 def convert_to_format(images: Tensor, image_format: ImageFormat, *, training: bool = False) -> Tensor:

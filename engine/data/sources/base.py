@@ -21,7 +21,8 @@ from engine.utils.errors import Problem
 
 __all__ = ["ImageFormat", "Images", "UnreadableImageError"]
 
-Labels = NDArray[np.int64]
+# Targets of images: classes, N int64; several labels, N x C uint8 of 0 and 1; numbers, N x K float32.
+Labels = NDArray[np.int64 | np.uint8 | np.float32]
 # A list of a million names would take more memory than their dataset leaves in a process.
 CHUNK_NAMES = 1 << 14
 
@@ -49,8 +50,9 @@ def hash_names(names: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def hash_integers(values: NDArray[np.integer]) -> str:
-    return hashlib.sha256(values.astype("<i8").tobytes()).hexdigest()
+def hash_numbers(values: NDArray[np.integer | np.floating]) -> str:
+    """Return the SHA-256 of integers or of float32 numbers."""
+    return hashlib.sha256(values.astype("<f4" if values.dtype.kind == "f" else "<i8").tobytes()).hexdigest()
 
 
 class ItemFormat(Record, frozen=True):
@@ -63,11 +65,11 @@ class ItemFormat(Record, frozen=True):
 
 
 class ImageSource(ABC):
-    """Labeled images in a training and a validation part, and for some folders in a part of test images.
+    """Labeled images in a training and a validation part, and for some datasets in a part of test images.
 
     A source is cheap to create and to pickle, and creating it does not import torch. `format` has the size and channels
-    in which `load` returns images, and their normalization. `classes` are the class names, indexed by label, and
-    `labels` those of each part, N int64.
+    in which `load` returns images, and their normalization. `classes` are the names of the classes, labels or numbers
+    that the model predicts, and `labels` the targets of each part, see `Labels`.
     """
 
     format: ImageFormat
@@ -85,16 +87,16 @@ class ImageSource(ABC):
         return len(self.labels.get(part, ()))
 
     def get_labels(self, part: Part) -> Labels:
-        """Return the labels of a part, N int64. Raises UsageError if code of the user fails."""
+        """Return the targets of a part, see `Labels`. Raises UsageError if code of the user fails."""
         return self.labels[part]
 
     def fingerprint(self, part: Part) -> Fingerprint:
         """Return the fingerprint of a part, from what the source knows without reading an image."""
-        return Fingerprint(labels=hash_integers(self.get_labels(part)))
+        return Fingerprint(labels=hash_numbers(self.get_labels(part)))
 
     @abstractmethod
     def load(self, part: Part, indices: Indices, preprocessing: Preprocessing | None = None) -> tuple[Images, Labels]:
-        """Load images, N x C x H x W uint8 in the source's channels, and labels, N int64.
+        """Load images, N x C x H x W uint8 in the source's channels, and their targets, see `Labels`.
 
         Sources `in_memory` return stored images, cropped and resized only with `Preprocessing.random_box`;
         `engine.data.augment.batch_ops.convert_to_format` preprocesses them. The others preprocess each image, without

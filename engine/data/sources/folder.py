@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engine.config.data_sections import DataConfig
 from engine.data.sampler import PARTS, Indices, Part, stratified_split
-from engine.data.sources.base import EncodedSource, Fingerprint, Labels, hash_integers, hash_names
+from engine.data.sources.base import EncodedSource, Fingerprint, Labels, hash_names, hash_numbers
 from engine.data.sources.decoded_cache import file_stamp
 from engine.data.sources.folder_layout import (
     PART_NOUNS,
@@ -103,8 +103,8 @@ class FolderSource(FolderScan, EncodedSource):
     def fingerprint(self, part: Part) -> Fingerprint:
         return Fingerprint(
             names=hash_names(self.paths[part]),
-            labels=hash_integers(self.labels[part]),
-            sizes=hash_integers(self.sizes[part]),
+            labels=hash_numbers(self.labels[part]),
+            sizes=hash_numbers(self.sizes[part]),
         )
 
     def describe(self, part: Part, index: int) -> str:

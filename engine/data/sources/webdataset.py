@@ -27,7 +27,7 @@ from engine.data.sources.base import (
     ImageFormat,
     Labels,
     UnreadableImageError,
-    hash_integers,
+    hash_numbers,
 )
 from engine.data.sources.folder import ALLOW_EMPTY, encoded_format
 from engine.data.sources.folder_layout import PART_NAMES
@@ -62,8 +62,8 @@ class TarSource(EncodedSource):
 
     def fingerprint(self, part: Part) -> Fingerprint:
         rows = self.rows[part]
-        names, sizes = hash_integers(self.index.key_digests[rows]), hash_integers(self.index.sizes[rows])
-        return Fingerprint(names, hash_integers(self.labels[part]), sizes)
+        names, sizes = hash_numbers(self.index.key_digests[rows]), hash_numbers(self.index.sizes[rows])
+        return Fingerprint(names, hash_numbers(self.labels[part]), sizes)
 
     def describe(self, part: Part, index: int) -> str:
         row = self.rows[part][index]

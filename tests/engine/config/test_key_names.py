@@ -23,7 +23,7 @@ from engine.config.key_names import key_hint
         ("OPTIM.LR", "optim.lr"),
         ("optm.lr", "optim.lr"),
         ("optim.momentun", "optim.momentum"),
-        ("name", "run.name or model.name or loss.name or optim.name or schedule.name"),
+        ("name", "run.name or task.name or model.name or loss.name or optim.name or schedule.name"),
     ],
 )
 def test_key_hint_suggests_key(word: str, key: str) -> None:
