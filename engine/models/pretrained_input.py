@@ -15,16 +15,13 @@ from engine.config.schema import Config
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageFormat, ItemFormat
+from engine.data.sources.formats import Positive, Side
 from engine.data.sources.open import expected_input_format
 from engine.models.catalog import model_names, read_listing
-from engine.utils.codec import ENTRIES, FileRecord, Meta, Number, Record
+from engine.utils.codec import ENTRIES, FileRecord, Number, Record
 
 # The keys of section `data` that pretrained weights supply where they are not set.
 INPUT_KEYS = ("image_size", "val_crop", "val_resize", "fit", "interpolation", "mean", "std")
-
-
-Pixels = Annotated[int, Meta(gt=0, le=1 << 20)]
-Positive = Annotated[float, Meta(gt=0, le=1e9)]
 
 
 class PretrainedInput(Record, frozen=True, kw_only=True):
@@ -36,9 +33,9 @@ class PretrainedInput(Record, frozen=True, kw_only=True):
     """
 
     weights: str
-    image_size: Pixels
-    val_crop: Pixels
-    val_resize: Pixels
+    image_size: Side
+    val_crop: Side
+    val_resize: Side
     crop_ratio: Positive
     fit: Fit
     interpolation: Interpolation

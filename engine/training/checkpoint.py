@@ -35,12 +35,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, cast
+from typing import Annotated, Any, BinaryIO, cast
 
 import torch
-from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
-from engine.config.data_sections import Fit, Interpolation
+from engine.data.sources.base import ImageFormat
 from engine.models.transfer import load_mapped
 from engine.runs.checkpoint_files import (
     CHECKPOINT_FORMAT,
@@ -54,6 +53,7 @@ from engine.runs.checkpoint_files import (
     list_checkpoints,
     verify_checksum,
 )
+from engine.utils.codec import Count, InvalidRecordError, Meta, Record, convert
 from engine.utils.errors import UsageError
 from engine.utils.files import (
     fsync_folder,
@@ -63,9 +63,6 @@ from engine.utils.files import (
     path_of_descriptor,
     replace_file,
 )
-
-MAX_CHANNELS = 1 << 14
-MAX_IMAGE_SIZE = 1 << 14  # pixels; a larger input does not fit into memory
 
 
 @dataclass
@@ -189,32 +186,15 @@ def _step_of(path: Path) -> int:
         return -1
 
 
-_Size = Annotated[int, Field(ge=1, le=MAX_IMAGE_SIZE)]
-_Epoch = Annotated[int, Field(ge=1)]
-
-
-class _Format(BaseModel):
-    size: _Size
-    channels: int = Field(ge=1, le=MAX_CHANNELS)
-    mean: list[FiniteFloat]
-    std: list[Annotated[FiniteFloat, Field(gt=0)]]
-    val_size: _Size
-    val_resize: _Size | None
-    fit: Fit
-    interpolation: Interpolation
-    dtype: Literal["uint8", "float32"]
-    epoch_sizes: list[tuple[_Epoch, _Size]]
-
-
-class _Content(BaseModel):
+class _Content(Record, frozen=True, kw_only=True):
     """Types of the values that identify a model; `load_state_dict` checks the tensors."""
 
     config: dict[str, dict[str, Any]]
-    classes: list[str] = Field(min_length=1)
-    image_format: _Format
+    classes: Annotated[tuple[str, ...], Meta(min_length=1)]
+    image_format: ImageFormat
     model: dict[str, Any]
     ema: dict[str, Any] | None
-    step: int
+    step: Count
 
 
 def check_content(state: Mapping[str, Any]) -> None:
@@ -223,15 +203,13 @@ def check_content(state: Mapping[str, Any]) -> None:
     The checksum only shows that a file is complete: anybody can write one.
     """
     try:
-        content = _Content.model_validate(state)
-    except ValidationError as error:
-        location = ".".join(map(str, error.errors()[0]["loc"]))
-        raise DamagedCheckpointError(f"is not a gputrain checkpoint: {location} has no valid value") from error
-    images = content.image_format
+        images = convert(state, _Content).image_format
+    except InvalidRecordError as error:
+        raise DamagedCheckpointError(str(error)) from error
     valid = {
         "mean": {len(images.mean), len(images.std)} == {images.channels},
-        "channels": images.dtype != "uint8" or images.channels in (1, 3),
-        "val_resize": (images.val_resize or MAX_IMAGE_SIZE) >= images.val_size,
+        "channels": images.is_float or images.channels in (1, 3),
+        "val_resize": (images.val_resize or images.val_size) >= images.val_size,
     }
     if wrong := [name for name, is_valid in valid.items() if not is_valid]:
         raise DamagedCheckpointError(f"is not a gputrain checkpoint: image_format.{wrong[0]} has no valid value")

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from engine.config.data_sections import DataConfig, Fit, Interpolation
 from engine.config.rules import val_resize_problem
 from engine.config.schema import Config
-from engine.utils.codec import Count, Number
+from engine.utils.codec import Count, Meta, Number, convert
 from engine.utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 # Left, top, right and bottom in pixels, as in Pillow's Image.crop.
 Box = tuple[int, int, int, int]
+# Pixels of an input, and numbers of its channels: a larger one does not fit into memory.
+Side = Annotated[int, Meta(ge=1, le=1 << 14)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
 # A longer image is not resized as a whole: most of the result would be cropped off, and it can exceed the memory.
 MAX_WHOLE_ASPECT_RATIO = 8
 
@@ -118,16 +121,16 @@ class ImageFormat:
     (`DataConfig.epoch_sizes`), the size in training depends on the epoch, and `size` is the largest.
     """
 
-    size: Count
-    channels: Count
+    size: Side
+    channels: Side
     mean: tuple[Number, ...]
-    std: tuple[Number, ...]
+    std: tuple[Positive, ...]
     val_size: Count = 0
-    val_resize: Count | None = None
+    val_resize: Side | None = None
     fit: Fit = "crop"
     interpolation: Interpolation = "bilinear"
     dtype: Literal["uint8", "float32"] = "uint8"
-    epoch_sizes: tuple[tuple[Count, Count], ...] = ()
+    epoch_sizes: tuple[tuple[Side, Side], ...] = ()
 
     def __post_init__(self) -> None:
         if self.val_size == 0:
@@ -135,9 +138,8 @@ class ImageFormat:
 
     @classmethod
     def from_checkpoint(cls, saved: Mapping[str, Any]) -> ImageFormat:
-        """Return the format that a checkpoint holds."""
-        values = {key: saved[key] for key in cls.__dataclass_fields__}
-        return cls(**values | {"mean": tuple(saved["mean"]), "std": tuple(saved["std"])})
+        """Return the format that a checkpoint holds. Raises InvalidRecordError."""
+        return convert(saved, cls)
 
     @property
     def is_float(self) -> bool:
