@@ -152,7 +152,6 @@ class TrainingLog:
             self.wait_pending()
         self._losses.append(step_loss)
         self._nonfinite.append(nonfinite)
-        self.clock.end_step()
         if len(self._losses) >= self._log_every:
             self.start_reduction()
 

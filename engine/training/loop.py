@@ -80,9 +80,7 @@ def train_epoch(trainer: Trainer) -> bool:
 def train_step(trainer: Trainer) -> None:
     """Take one optimizer step on the next micro-batches of this rank."""
     data, model, log = trainer.data, trainer.model, trainer.log
-    marks = log.clock.marks
-    if marks is not None:
-        marks.begin_step(data.position.step + 1)
+    log.clock.begin_step(data.position.step + 1)
 
     # 1. Set the learning rate and reset the gradients.
     lr = model.begin_step(data.steps_seen() + 1)
@@ -99,30 +97,27 @@ def train_step(trainer: Trainer) -> None:
         del batch
 
     # 3. Clip the gradients and step the optimizer, unless a loss or gradient is not finite.
-    if marks is not None:
-        marks.begin("optimizer")
+    log.clock.begin("optimizer")
     grad_norm, nonfinite = model.step()
 
     # 4. Advance, update the EMA weights, and log the loss without reading it from the device.
     data.position.step += 1
     data.position.step_in_epoch += 1
     model.update_ema(data.position.step)
-    if marks is not None:
-        marks.begin("other")
+    log.clock.begin("other")
     log.add_step(results, nonfinite, {"grad_norm": grad_norm}, lr)
-    if marks is not None:
-        marks.end_step()
+    log.clock.end_step()
 
 
 def next_train_batch(trainer: Trainer) -> DeviceBatch:
     """Return the next training batch; time the wait for it, and count its unreadable images."""
     log = trainer.log
-    log.clock.start_data_wait()
+    log.clock.begin("data")
     log.enter_phase(Phase.DATA)
     batch = trainer.data.next_batch()
     if batch.unread:
         log.count_unread(batch.unread, log.train_metrics)
-    log.clock.end_data_wait()
+    log.clock.begin("forward")
     return batch
 
 
@@ -134,7 +129,7 @@ def forward_backward(trainer: Trainer, batch: DeviceBatch, index: int) -> MicroB
     with model.autocast():
         logits = model.compute_logits(model.parallel, images)
         loss = model.criterion(logits, targets)
-    log.clock.end_forward()
+    log.clock.begin("backward")
 
     log.enter_phase(Phase.BACKWARD)
     # With these weights, the sum over micro-batches and mean over ranks is the mean over all images of the step. If the

@@ -13,6 +13,7 @@ import socket
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -36,7 +37,6 @@ from engine.runs.profile_file import (
     trace_name,
 )
 from engine.runs.sinks import describe_error
-from engine.training.clock import StepMarks
 from engine.training.data import TrainingData
 from engine.training.log import TrainingLog
 from engine.training.memory import release_free_memory
@@ -48,8 +48,6 @@ from engine.utils.errors import CodedError, Problem
 WARMUP_STEPS = 1
 # Of more ranks only rank 0 has a trace, so that the profile of hundreds of ranks stays small.
 MAX_TRACES = 16
-# The profiler, the seconds of each part of each step, and how many of the first steps are not part of the profile.
-Recorded = tuple[profile, list[dict[Part, float]], int]
 
 
 class ProfileError(CodedError):
@@ -69,7 +67,8 @@ class StepProfiler:
         self._on_gpu = log.device.type == "cuda"
         self._profiler: profile | None = None
         """What records the steps; None if no profile is being taken."""
-        self._marks = StepMarks(log.device)
+        self._steps: list[dict[Part, float]] = []
+        """The seconds of each part of the steps, the first ones to warm up."""
         self._problem = ""
         """Why the profiler does not work. It is reported later, because all ranks must take part in what follows."""
         self._agreed_steps = 0
@@ -86,7 +85,7 @@ class StepProfiler:
             self._agreed_steps = agreed_steps
             with self._log.clock.stopped():
                 self._start()
-        elif self._marks.count >= WARMUP_STEPS + self._wanted:
+        elif len(self._steps) >= WARMUP_STEPS + self._wanted:
             self._finish("")
             # Requests that came in the meantime are answered by this profile.
             self.served_steps = agreed_steps
@@ -97,10 +96,10 @@ class StepProfiler:
         One without a step begins again after a pause, and in the next epoch, but not after the last step."""
         if self._profiler is None:
             return
-        if self._marks.count <= WARMUP_STEPS and not is_last:
-            self._stop(self._profiler)
+        if len(self._steps) <= WARMUP_STEPS and not is_last:
+            self._stop()
             return
-        self._finish("" if self._marks.count >= WARMUP_STEPS + self._wanted else reason)
+        self._finish("" if len(self._steps) >= WARMUP_STEPS + self._wanted else reason)
         self.served_steps = self._agreed_steps
 
     def _start(self) -> None:
@@ -117,96 +116,91 @@ class StepProfiler:
             self._profiler.__enter__()
         except Exception as error:
             self._problem = describe_error(error)
-        self._log.clock.marks = self._marks = StepMarks(self._log.device)
+        self._log.clock.profiled = self._steps = []
 
-    def _stop(self, profiler: profile) -> None:
-        self._log.clock.marks = self._profiler = None
-        if not self._problem:
+    def _stop(self) -> profile | None:
+        """Stop and return the profiler, if there is one."""
+        profiler, self._profiler, self._log.clock.profiled = self._profiler, None, None
+        if profiler is not None and not self._problem:
             try:
                 profiler.__exit__(None, None, None)
             except Exception as error:
                 self._problem = describe_error(error)
+        return profiler
 
     def _finish(self, note: str) -> None:
         """Stop the profiler, write the profile and report it. `note` says why it has fewer steps than requested."""
-        profiler, position = self._profiler, self._data.position
-        steps, folder = max(self._marks.count - WARMUP_STEPS, 0), ""
-        try:
-            with self._log.clock.stopped():
-                if self._on_gpu:
-                    torch.cuda.synchronize(self._log.device)
-                assert profiler is not None  # noqa: S101 (for mypy)
-                self._stop(profiler)
-                if not steps:
-                    raise ProfileError(note, code="too-small")
-                recorded = self._problem or (profiler, self._marks.parts(), WARMUP_STEPS)
-                folder = self._write(recorded, note)
+        position, steps, folder = self._data.position, self._steps[WARMUP_STEPS:], ""
+        with self._log.clock.stopped():
+            self._log.clock.part_seconds()
+            profiler = self._stop()
+            if steps:
+                try:
+                    folder = self._write(profiler, steps, note)
+                except ProfileError as error:
+                    steps, note = [], str(error)
                 release_free_memory()
-        except ProfileError as error:
-            steps, note = 0, str(error)
-        step = position.step - max(steps - 1, 0)
-        self._log.emit(Profiled(step=step, epoch=position.epoch, steps=steps, folder=folder, message=note))
+        step = position.step - max(len(steps) - 1, 0)
+        self._log.emit(Profiled(step=step, epoch=position.epoch, steps=len(steps), folder=folder, message=note))
 
-    def _write(self, recorded: Recorded | str, note: str) -> str:
+    def _write(self, profiler: profile | None, steps: Sequence[Mapping[Part, float]], note: str) -> str:
         """Write the profile of all ranks on rank 0; return its folder, relative to the run. A collective.
 
-        `recorded` says why there is no profile of this rank if it is a text. Raises ProfileError on rank 0 if the
-        profile cannot be written.
+        Raises ProfileError on rank 0 if the profile cannot be written.
         """
         self._log.enter_phase(Phase.PROFILE)
-        mine, trace = self._profile_of_rank(recorded)
-        answers = [_read_answer(data) for data in gather_bytes(encode(mine), self._cpu_group)]
+        mine, trace = self._profile_of_rank(profiler, steps)
+        records = gather_bytes(encode(mine), self._cpu_group)
         traces = [trace] if dist.get_world_size() > MAX_TRACES else gather_bytes(trace, self._cpu_group)
+        folder, position = self._folder, self._data.position
         if dist.get_rank() != 0:
             return ""
-        folder = self._folder
-        ranks = [answer.value for answer in answers if answer.value is not None]
-        problems = [
-            f"rank {rank} has no profile: {problem.reason}"
-            for rank, answer in enumerate(answers)
-            for problem in answer.problems
-        ]
-        if not ranks or folder is None:
-            raise ProfileError("; ".join(problems[:1]) or "the run has no folder", code="library-failed")
-        position, steps = self._data.position, len(ranks[0].steps)
-        result = Profile(
-            time=time.time(),
-            step=position.step - steps + 1,
-            epoch=position.epoch,
-            steps=steps,
-            requested=self._wanted,
-            note="; ".join(filter(None, [note, *problems])),
-            device_type="cuda" if self._on_gpu else "cpu",
-            batch_size=self._data.sampler.batch_size,
-            ranks=ranks,
-        )
         try:
+            answers = [decode(data, Answer[RankProfile]) for data in records]
+            ranks = [answer.value for answer in answers if answer.value is not None]
+            problems = [
+                f"rank {rank} has no profile: {problem.reason}"
+                for rank, answer in enumerate(answers)
+                for problem in answer.problems
+            ]
+            if not ranks or folder is None:
+                raise ProfileError("; ".join(problems[:1]) or "the run has no folder", code="library-failed")
+            result = Profile(
+                time=time.time(),
+                step=position.step - len(steps) + 1,
+                epoch=position.epoch,
+                steps=len(steps),
+                requested=self._wanted,
+                note="; ".join(filter(None, [note, *problems])),
+                device_type="cuda" if self._on_gpu else "cpu",
+                batch_size=self._data.sampler.batch_size,
+                ranks=ranks,
+            )
             with folder.opened() as opened:
                 name = store_profile(opened, result, {rank: data for rank, data in enumerate(traces) if data})
-        except OSError as error:
-            raise ProfileError(
-                f"the profile cannot be written: {describe_error(error)}", code="not-writable"
-            ) from error
+        except (OSError, InvalidRecordError) as error:
+            reason = f"the profile cannot be written: {describe_error(error)}"
+            raise ProfileError(reason, code="not-writable") from error
         return f"{folder.profiles.name}/{name}"
 
-    def _profile_of_rank(self, recorded: Recorded | str) -> tuple[Answer[RankProfile], bytes]:
+    def _profile_of_rank(
+        self, profiler: profile | None, steps: Sequence[Mapping[Part, float]]
+    ) -> tuple[Answer[RankProfile], bytes]:
         """Return the profile of this rank, or why there is none, and its trace."""
-        rank, reason = dist.get_rank(), recorded
-        if not isinstance(recorded, str):
+        rank, reason = dist.get_rank(), self._problem
+        if profiler is not None and not reason:
             try:
                 trace, problem = b"", f"only rank 0 of more than {MAX_TRACES} ranks has a trace"
                 if rank == 0 or dist.get_world_size() <= MAX_TRACES:
-                    trace, problem = _export_trace(recorded[0])
-                return Answer(value=self._analyze(recorded, "" if problem else trace_name(rank), problem)), trace
+                    trace, problem = _export_trace(profiler)
+                return Answer(value=self._analyze(steps, "" if problem else trace_name(rank), problem)), trace
             # A profile must not end the run, and the other ranks wait for this one.
             except Exception as error:
                 reason = describe_error(error)
-        return Answer(problems=(Problem("", str(reason), code="library-failed"),)), b""
+        return Answer(problems=(Problem("", reason, code="library-failed"),)), b""
 
-    def _analyze(self, recorded: Recorded, trace: str, problem: str) -> RankProfile:
+    def _analyze(self, steps: Sequence[Mapping[Part, float]], trace: str, problem: str) -> RankProfile:
         """Return where the time of this rank went."""
-        _, all_steps, warmup_steps = recorded
-        steps = all_steps[warmup_steps:]
         times = {part: [step[part] for step in steps] for part in PARTS}
         return RankProfile(
             rank=dist.get_rank(),
@@ -220,13 +214,6 @@ class StepProfiler:
             trace=trace,
             problem=problem,
         )
-
-
-def _read_answer(data: bytes) -> Answer[RankProfile]:
-    try:
-        return decode(data, Answer[RankProfile])
-    except InvalidRecordError as error:
-        return Answer(problems=(Problem("", f"it {error}", code="library-failed"),))
 
 
 def _export_trace(profiler: profile) -> tuple[bytes, str]:

@@ -18,19 +18,21 @@ def test_clock_separates_waiting_forward_and_stopped_time(monkeypatch: pytest.Mo
     monkeypatch.setattr("engine.training.clock.time.perf_counter", lambda: now.seconds)
     clock = Clock(torch.device("cpu"))
     for waited, forward in ((2.0, 4.0), (3.0, 5.0)):
-        clock.start_data_wait()
+        clock.begin_step(1)
+        clock.begin("data")
         now.seconds += waited
-        clock.end_data_wait()
+        clock.begin("forward")
         now.seconds += forward
-        clock.end_forward()
+        clock.begin("backward")
         clock.end_step()
-    assert clock.phase_seconds() == (5.0, 9.0)
+    seconds = clock.part_seconds()
+    assert (seconds["data"], seconds["forward"]) == (5.0, 9.0)
     assert (clock.epoch_seconds(), clock.throughput(70)) == (14.0, (10.0, 0.3571))
     with clock.stopped():
         now.seconds += 100.0
     assert (clock.epoch_seconds(), clock.throughput(70)) == (14.0, (0.0, 0.0))
     clock.start_epoch()
-    assert clock.phase_seconds() == (0, 0)
+    assert not any(clock.part_seconds().values())
 
 
 def test_data_wait_share_averages_all_ranks() -> None:
@@ -57,15 +59,15 @@ def test_clock_on_gpu_counts_waiting_only_when_idle() -> None:
         start = time.perf_counter()
         torch.cuda.set_sync_debug_mode("error")
         for _ in range(10):
-            clock.start_data_wait()
+            clock.begin("data")
             time.sleep(seconds)
-            clock.end_data_wait()
+            clock.begin("forward")
             for _ in range(products):
                 values @ values
-            clock.end_forward()
+            clock.begin("backward")
         torch.cuda.set_sync_debug_mode("default")
-        waited, forward = clock.phase_seconds()
-        return waited, forward, time.perf_counter() - start
+        seconds_of = clock.part_seconds()
+        return seconds_of["data"], seconds_of["forward"], time.perf_counter() - start
 
     # The host prepares the next batch while the device is busy.
     waited, forward, whole = batches(0.001, 10)

@@ -87,7 +87,7 @@ def test_profile_has_requested_steps_in_record_and_trace(tmp_path: Path) -> None
         train(trainer, 20)
         elapsed = time.perf_counter() - before
         assert trainer.log.clock is timer
-        assert trainer.log.clock.marks is None
+        assert trainer.log.clock.profiled is None
     [(step, steps, message)] = profiled(events)
     assert (steps, message) == (4, "")
     folder, profile = only_profile(tmp_path)
