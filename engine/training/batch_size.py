@@ -31,7 +31,7 @@ from engine.data.sources.base import ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.distributed.channel import Channel
 from engine.distributed.failures import oom_location
-from engine.distributed.messages import decide_on_rank_0, receive, send
+from engine.distributed.messages import exchange
 from engine.distributed.node_plan import NodePlan
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
@@ -40,7 +40,6 @@ from engine.runs.events import WarningEvent
 from engine.training.job import Job
 from engine.training.loop import train_step
 from engine.training.trainer import Trainer, build_trainer
-from engine.utils.answers import Answer
 from engine.utils.codec import Count, Record
 from engine.utils.errors import UsageError
 from engine.utils.process import SignalHandler
@@ -73,18 +72,12 @@ def with_largest_batch_size(job: Job, rank_info: RankInfo, store: Store, channel
     limit = trials.limit if job.plan.on_gpu else min(trials.limit, MAX_CPU_BATCH_SIZE)
     size = largest_fitting(trials.fits, limit)
     trials.end()
-    send(store, f"batch_size/{rank_info.rank}", FittingBatch(size=size))
-
-    def smallest() -> int:
-        ranks = range(rank_info.world_size)
-        sizes = [receive(store, rank, f"batch_size/{rank}", FittingBatch).size for rank in ranks]
-        if 0 in sizes:
-            reason = f"auto: not even one image fits into the free memory of rank {sizes.index(0)}"
-            advice = "reduce data.image_size or device.ranks, or use another model.name"
-            raise UsageError.one("data.batch_size", reason, advice, code="out-of-memory")
-        return min(sizes)
-
-    size = decide_on_rank_0("batch size", smallest, Answer[Count], rank_info, store)
+    sizes = [each.size for each in exchange(store, rank_info, "batch_size", FittingBatch(size=size))]
+    if 0 in sizes:
+        reason = f"auto: not even one image fits into the free memory of rank {sizes.index(0)}"
+        advice = "reduce data.image_size or device.ranks, or use another model.name"
+        raise UsageError.one("data.batch_size", reason, advice, code="out-of-memory")
+    size = min(sizes)
     if rank_info.rank == 0:
         reason = f"about the largest batch that fits into {MAX_MEMORY_SHARE:.0%} of the free memory"
         if size == trials.limit:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from engine.training.device import rng_state
 from engine.training.job import Job
 from engine.training.log import TrainingLog
 from engine.training.model import Model
+from engine.utils.codec import replace
 
 # Minimum time between two warnings that a checkpoint could not be written.
 SAVE_WARNING_INTERVAL_SECONDS = 600.0
@@ -41,16 +42,6 @@ SAVE_WARNING_INTERVAL_SECONDS = 600.0
 WAIT_HEARTBEAT_SECONDS = 1.0
 # Identifies the memory of a tensor: tied weights are two tensors in one memory.
 Memory = tuple[int, torch.device, torch.dtype, torch.Size, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Save:
-    """One checkpoint: its position, and what caused it."""
-
-    step: int
-    epoch: int
-    best: bool
-    requested: bool
 
 
 class CheckpointWriter:
@@ -77,7 +68,7 @@ class CheckpointWriter:
         self._last_save_warning: float | None = None
         # Starts its thread at the first checkpoint, after the DataLoader workers are forked.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._in_flight: tuple[Save, Future[Path], SaveProgress] | None = None
+        self._in_flight: tuple[CheckpointSaved, Future[Path], SaveProgress] | None = None
 
     def timer_fires(self) -> bool:
         """Return whether `checkpoint.every_minutes` have passed since the last checkpoint or the last True.
@@ -138,10 +129,11 @@ class CheckpointWriter:
         content = self._gather_state(copy=background)
         if content is None or self._folder is None:
             return None
-        save, progress = Save(position.step, position.epoch, best, requested), SaveProgress()
+        progress = SaveProgress()
+        saved = CheckpointSaved(path="", step=position.step, epoch=position.epoch, best=best, requested=requested)
         self._channel.set_saving(True)
-        future = self._thread.submit(self._save, content, self._folder, save, progress)
-        self._in_flight = save, future, progress
+        future = self._thread.submit(self._save, content, self._folder, saved, progress)
+        self._in_flight = saved, future, progress
         return None if background else self.wait()
 
     def _gather_state(self, *, copy: bool) -> dict[str, Any] | None:
@@ -189,14 +181,14 @@ class CheckpointWriter:
             "fingerprints": self._fingerprints,
         }
 
-    def _save(self, content: dict[str, Any], folder: RunFolder, save: Save, progress: SaveProgress) -> Path:
+    def _save(self, content: dict[str, Any], folder: RunFolder, saved: CheckpointSaved, progress: SaveProgress) -> Path:
         """Write a checkpoint, and return its path in the run folder; runs in the thread. Raises OSError."""
         try:
             # Otherwise a crash could leave a checkpoint whose earlier events are missing from the journal.
             self._channel.flush()
             with folder.opened() as opened:
                 path = save_checkpoint(
-                    content, opened.checkpoints, best=save.best, keep=self._config.keep, progress=progress
+                    content, opened.checkpoints, best=saved.best, keep=self._config.keep, progress=progress
                 )
                 return path.relative_to(opened.path)
         finally:
@@ -215,7 +207,7 @@ class CheckpointWriter:
         """
         if self._in_flight is None:
             return None
-        save, future, progress = self._in_flight
+        saved, future, progress = self._in_flight
         seen_bytes = 0
         while not wait_for_futures([future], WAIT_HEARTBEAT_SECONDS).done:
             if progress.written_bytes != seen_bytes:
@@ -226,22 +218,20 @@ class CheckpointWriter:
             path = future.result()
         except OSError as error:
             reason = error.strerror or str(error)
-            self._warn_unsaved(save, reason)
+            self._warn_unsaved(saved, reason)
             return reason
         self._last_save_warning = None
-        self._channel.send(
-            CheckpointSaved(path=str(path), step=save.step, epoch=save.epoch, best=save.best, requested=save.requested)
-        )
+        self._channel.send(replace(saved, path=str(path)))
         return None
 
-    def _warn_unsaved(self, save: Save, reason: str) -> None:
+    def _warn_unsaved(self, saved: CheckpointSaved, reason: str) -> None:
         """Warn at most once per interval, but always if someone has requested the checkpoint."""
         now, last = time.monotonic(), self._last_save_warning
-        if save.requested or last is None or now - last > SAVE_WARNING_INTERVAL_SECONDS:
+        if saved.requested or last is None or now - last > SAVE_WARNING_INTERVAL_SECONDS:
             self._last_save_warning = now
             self._channel.send(
                 WarningEvent(
-                    message=f"the checkpoint of step {save.step} could not be written: {reason}", code="not-writable"
+                    message=f"the checkpoint of step {saved.step} could not be written: {reason}", code="not-writable"
                 )
             )
 

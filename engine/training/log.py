@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from engine.runs.history import EarlyStop
 from engine.training.clock import Clock
 from engine.training.data import Position
 from engine.training.metrics import BestSoFar, MetricAccumulator
-from engine.utils.codec import finite
+from engine.utils.codec import finite, replace
 from engine.utils.errors import Problem
 
 
@@ -58,17 +59,14 @@ class SkippedSteps:
 class _PendingSteps:
     """Steps whose all-reduce is in progress.
 
-    `means` (over the ranks) and `local` (of this rank) are 2 x steps: the losses, and 1 for each skipped step.
+    `means` (over the ranks) and `local` (of this rank) are 2 x steps: the losses, and 1 for each skipped step. `event`
+    still lacks the losses and the `quantities`.
     """
 
     work: dist.Work | None
     means: Tensor
     local: Tensor
-    step: int
-    epoch: int
-    lr: float
-    images_per_second: float
-    data_wait: float
+    event: StepEvent
     quantities: Mapping[str, Tensor]
     copy_done: torch.cuda.Event | None = None
 
@@ -171,17 +169,15 @@ class TrainingLog:
         self._losses, self._nonfinite = [], []
         work = all_reduce(means, async_op=True)
         images_per_second, data_wait = self.clock.throughput(self._global_batch)
-        self._pending = _PendingSteps(
-            work,
-            means,
-            local,
+        event = StepEvent(
             step=self._position.step,
             epoch=self._position.epoch,
-            lr=self.lr,
+            losses=[],
+            lr=finite(self.lr),
             images_per_second=images_per_second,
             data_wait=data_wait,
-            quantities=self.quantities,
         )
+        self._pending = _PendingSteps(work, means, local, event, self.quantities)
         if means.is_cuda:
             if work is not None:
                 # Makes the current stream wait, not the host.
@@ -202,23 +198,13 @@ class TrainingLog:
         group, self._pending = self._pending, None
         losses, skipped = group.wait()
         if self._emits_events:
-            known_losses = [finite(loss) for loss in losses]
             quantities: dict[str, Any] = {key: finite(value.item()) for key, value in group.quantities.items()}
-            event = StepEvent(
-                step=group.step,
-                epoch=group.epoch,
-                losses=known_losses,
-                lr=finite(group.lr),
-                images_per_second=group.images_per_second,
-                data_wait=group.data_wait,
-                **quantities,
-            )
-            self.channel.send(event)
+            self.channel.send(replace(group.event, losses=[finite(loss) for loss in losses], **quantities))
         for index, loss in enumerate(losses):
             too_many = self.skipped.add(skipped[index] > 0.5)
             if too_many or not (self._may_skip or math.isfinite(loss)):
-                step = group.step - len(losses) + 1 + index
-                raise NonFiniteLossError(self._describe_nonfinite(step, group.epoch, loss, group.local[0, index]))
+                step = group.event.step - len(losses) + 1 + index
+                raise NonFiniteLossError(self._describe_nonfinite(step, group.event.epoch, loss, group.local[0, index]))
         return losses
 
     def _describe_nonfinite(self, step: int, epoch: int, loss: float, local_loss: Tensor) -> str:
@@ -259,7 +245,7 @@ class TrainingLog:
         losses, skipped = self.unreported()
         if not any(skipped):
             return
-        trial = replace(self.skipped)
+        trial = copy(self.skipped)
         too_many = [trial.add(flag > 0.5) for flag in skipped]
         finite = torch.tensor(all(map(math.isfinite, losses)), dtype=torch.int32, device=self.device)
         all_reduce(finite, dist.ReduceOp.MIN)

@@ -19,7 +19,7 @@ from engine.config.user_code import is_user_code
 from engine.data.sampler import PARTS, Part
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.formats import model_input_format
-from engine.distributed.messages import HostProblems, decide_on_rank_0, merge_problems, receive, send
+from engine.distributed.messages import HostProblems, decide_on_rank_0, exchange, merge_problems
 from engine.distributed.rank_env import RankInfo
 from engine.optim.lr_schedule import lr_factor, scaled_lr
 from engine.optim.optimizers import restore_optimizer
@@ -84,20 +84,8 @@ def _load_chosen(folder: RunFolder, name: str) -> dict[str, Any]:
 
 def _raise_problems_of_all_ranks(problems: Sequence[Problem], rank_info: RankInfo, store: Store) -> None:
     """Raise UsageError on all ranks if one of them has problems. One found only on another host names that host."""
-
-    others: list[HostProblems] = []
-    if rank_info.rank == 0:
-        # Not in `merge`, whose errors the other ranks would report in the place of a rank that hangs.
-        others += (receive(store, rank, f"comparison/{rank}", HostProblems) for rank in range(1, rank_info.world_size))
-    else:
-        own = HostProblems(host=socket.gethostname(), problems=tuple(problems))
-        send(store, f"comparison/{rank_info.rank}", own)
-
-    def merge() -> bool:
-        raise_if_any(merge_problems(problems, others))
-        return True
-
-    decide_on_rank_0("comparison", merge, Answer[bool], rank_info, store)
+    ranks = exchange(store, rank_info, "comparison", HostProblems(host=socket.gethostname(), problems=tuple(problems)))
+    raise_if_any(merge_problems(ranks[0].problems, ranks[1:]))
 
 
 def compare_with_checkpoint(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[Problem]:
