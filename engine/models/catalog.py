@@ -7,16 +7,18 @@ The command line and the preflight use this module.
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
+from engine.config.data_sections import Fit, Interpolation
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
-from engine.utils.codec import ENTRIES, Count, FileRecord, Number, Record, find_user_record
+from engine.utils.codec import ENTRIES, Count, FileRecord, Number, Positive, Record, Side, find_user_record
 from engine.utils.errors import UsageError, did_you_mean, not_installed
 from engine.utils.files import cache_folder
 from engine.utils.helper_process import HelperError
-from engine.utils.libraries import Listing, cached_listing, installed_version
+from engine.utils.libraries import cached_listing, installed_version
 
 ModelSource = Literal["user", "builtin", "torchvision", "timm"]
 # In the search order of model.source=auto.
@@ -36,16 +38,43 @@ class CatalogModel(Record, frozen=True, kw_only=True):
     top1: Number | None = None
 
 
+class PretrainedInput(Record, frozen=True, kw_only=True):
+    """The input transform of pretrained weights: `transforms()` of torchvision's, the data config of timm's.
+
+    `image_size` is the size in training. In evaluation, the shorter edge (`fit` crop) or both edges (squash) are
+    resized to `val_resize`, and the center is cropped to `val_crop`. `crop_ratio` is `val_crop` / `val_resize`, which
+    timm calls crop_pct.
+    """
+
+    weights: str
+    image_size: Side
+    val_crop: Side
+    val_resize: Side
+    crop_ratio: Positive
+    fit: Fit
+    interpolation: Interpolation
+    mean: tuple[Number, Number, Number]
+    std: tuple[Positive, Positive, Positive]
+
+    def resize_for(self, crop: int) -> int:
+        """Return the resize before a crop of another size, with the same ratio, as timm computes it."""
+        if crop == self.val_crop:
+            return self.val_resize
+        # 224 / (224 / 232) may be less than 232.
+        return max(crop, math.floor(crop / self.crop_ratio + 1e-9))
+
+
 class ModelListing(FileRecord, frozen=True, kw_only=True):
-    """The classification models of one installed version of a library, in the user's cache."""
+    """The classification models of one installed version of a library, in the user's cache. `inputs` are the input
+    transforms of pretrained weights by the model name that selects them."""
 
     models: Annotated[tuple[CatalogModel, ...], ENTRIES]
+    inputs: Annotated[dict[str, PretrainedInput], ENTRIES]
 
 
 class CatalogRequest(Record, frozen=True, kw_only=True):
-    """Request to the helper process about the models of a library."""
+    """Request to the helper process to list the models of a library."""
 
-    task: Literal["models", "inputs"]
     source: str
 
 
@@ -88,29 +117,28 @@ def model_names(source: str) -> list[str]:
 
 
 def library_models(source: str) -> list[CatalogModel]:
-    """Return all classification models of torchvision or timm. Raises UsageError if the library is missing or
-    broken."""
-    return list(read_listing(source, "models", ModelListing).models)
+    """Return all classification models of torchvision or timm. Raises UsageError as `read_listing`."""
+    return list(read_listing(source).models)
 
 
 def cached_model_names() -> list[str]:
     """Return the names of the built-in models and of those in the user's cache. It starts no process."""
     names = list(BUILTIN_MODELS)
     for source in MODEL_SOURCES[1:]:
-        cached = find_user_record(cache_folder(), _listing_file_name("models", source), ModelListing)
+        cached = find_user_record(cache_folder(), _listing_file_name(source), ModelListing)
         names += [] if cached is None else [model.name for model in cached.models]
     return list(dict.fromkeys(names))
 
 
-def read_listing(source: str, task: Literal["models", "inputs"], kind: type[Listing]) -> Listing:
-    """Return a listing of torchvision or timm from the cache, else from a helper process.
+def read_listing(source: str) -> ModelListing:
+    """Return the models of torchvision or timm from the cache, else from a helper process.
 
     Raises UsageError if the library is missing or broken."""
     if installed_version(source) is None:
         raise UsageError.one("model.source", not_installed(source), code="not-installed")
     try:
-        request = CatalogRequest(task=task, source=source)
-        return cached_listing(_listing_file_name(task, source), kind, _HELPER_MODULE, request)
+        name = _listing_file_name(source)
+        return cached_listing(name, ModelListing, _HELPER_MODULE, CatalogRequest(source=source))
     except HelperError as error:
         raise UsageError.one(
             "model.source", f"the models of {source} cannot be listed: {error}", code="library-failed"
@@ -130,5 +158,5 @@ def filter_models(models: Sequence[CatalogModel], query: str | None) -> list[Cat
     return [model for model in models if fnmatch.fnmatchcase(model.name.lower(), pattern)]
 
 
-def _listing_file_name(task: str, source: str) -> str:
-    return f"{task}-{source}-{installed_version(source)}.json"
+def _listing_file_name(source: str) -> str:
+    return f"models-{source}-{installed_version(source)}.json"

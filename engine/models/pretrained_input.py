@@ -7,67 +7,18 @@ the config, and the checkpoint of the run, hold the values. The transforms come 
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Any
+from typing import Any
 
-from engine.config.data_sections import ENCODED_DATASETS, Fit, Interpolation
+from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.schema import Config
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageFormat, ItemFormat
-from engine.data.sources.formats import Positive, Side
 from engine.data.sources.open import expected_input_format
-from engine.models.catalog import model_names, read_listing
-from engine.utils.codec import ENTRIES, FileRecord, Number, Record
+from engine.models.catalog import PretrainedInput, model_names, read_listing
 
 # The keys of section `data` that pretrained weights supply where they are not set.
 INPUT_KEYS = ("image_size", "val_crop", "val_resize", "fit", "interpolation", "mean", "std")
-
-
-class PretrainedInput(Record, frozen=True, kw_only=True):
-    """The input transform of pretrained weights: `transforms()` of torchvision's, the data config of timm's.
-
-    `image_size` is the size in training. In evaluation, the shorter edge (`fit` crop) or both edges (squash) are
-    resized to `val_resize`, and the center is cropped to `val_crop`. `crop_ratio` is `val_crop` / `val_resize`, which
-    timm calls crop_pct.
-    """
-
-    weights: str
-    image_size: Side
-    val_crop: Side
-    val_resize: Side
-    crop_ratio: Positive
-    fit: Fit
-    interpolation: Interpolation
-    mean: tuple[Number, Number, Number]
-    std: tuple[Positive, Positive, Positive]
-
-    @property
-    def image_format(self) -> ImageFormat:
-        """The format of the images for which the weights were trained."""
-        return ImageFormat(
-            size=self.image_size,
-            channels=3,
-            mean=self.mean,
-            std=self.std,
-            val_size=self.val_crop,
-            val_resize=self.val_resize,
-            fit=self.fit,
-            interpolation=self.interpolation,
-        )
-
-    def resize_for(self, crop: int) -> int:
-        """Return the resize before a crop of another size, with the same ratio, as timm computes it."""
-        if crop == self.val_crop:
-            return self.val_resize
-        # 224 / (224 / 232) may be less than 232.
-        return max(crop, math.floor(crop / self.crop_ratio + 1e-9))
-
-
-class InputListing(FileRecord, frozen=True, kw_only=True):
-    """The input transforms of pretrained weights by model name, in the user's cache. See `engine.models.catalog`."""
-
-    inputs: Annotated[dict[str, PretrainedInput], ENTRIES]
 
 
 def find_pretrained_input(model: ModelConfig) -> PretrainedInput | None:
@@ -81,7 +32,7 @@ def find_pretrained_input(model: ModelConfig) -> PretrainedInput | None:
     source = model.source
     if source == "auto":
         source = "torchvision" if model.name in model_names("torchvision") else "timm"
-    return read_listing(source, "inputs", InputListing).inputs.get(model.name)
+    return read_listing(source).inputs.get(model.name)
 
 
 def with_pretrained_input(
@@ -143,6 +94,16 @@ def describe_pretrained_input(config: Config, pretrained: PretrainedInput | None
     ).data
     is_theirs = (data.mean, data.std) == (own_values.mean, own_values.std)
     stats = "mean/std of" if is_theirs else "not the mean/std of"
-    theirs = pretrained.image_format.describe()
+    own_format = ImageFormat(
+        size=pretrained.image_size,
+        channels=3,
+        mean=pretrained.mean,
+        std=pretrained.std,
+        val_size=pretrained.val_crop,
+        val_resize=pretrained.val_resize,
+        fit=pretrained.fit,
+        interpolation=pretrained.interpolation,
+    )
+    theirs = own_format.describe()
     sizes = "" if expected_input_format(config).describe() == theirs else f", whose own input is {theirs}"
     return f"{stats} {pretrained.weights}{sizes}"

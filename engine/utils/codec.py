@@ -40,6 +40,9 @@ Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """A float that training computes. One that may be NaN or infinite is `Finite | None`, see `finite`."""
 Number = Annotated[float, Meta(ge=-(2.0**63), le=2.0**63)]
 """A measured value. Larger ones can only come from a damaged file, and would overflow later computations."""
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+Side = Annotated[int, Meta(ge=1, le=1 << 14)]
+"""Pixels of the input of a model, or the number of its channels. A larger one does not fit into memory."""
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 UnixTime = Annotated[float, Meta(ge=0, lt=2.0**37)]
 """A time in Unix seconds that every calendar function takes."""

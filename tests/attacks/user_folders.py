@@ -100,6 +100,7 @@ def small_files(stage: Stage, images: Path) -> dict[str, bytes]:
         f"models-torchvision-{installed_version('torchvision')}.json": {
             "format": 1,
             "models": [{"source": "torchvision", "name": "planted", "parameters": 1, "weights": []}],
+            "inputs": {},
         },
         "form.json": {"format": 1, "base": "digits", "typed": {"model.name": "evil:Net"}},
         record_name(images): {"format": 1, "files": {str(images / "broken.png"): facts}},

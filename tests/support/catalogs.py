@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from engine.config.training_sections import ModelConfig
-from engine.models import catalog, pretrained_input
+from engine.models import catalog
 from engine.optim import timm_optimizers
 from engine.utils import libraries
 from engine.utils.codec import decode, encode
@@ -54,7 +53,5 @@ def fill_catalogs(folder: Path) -> None:
             return
         for source in ("torchvision", "timm"):
             catalog.library_models(source)
-            model = ModelConfig(name="resnet18", source=source, weights="pretrained")
-            pretrained_input.find_pretrained_input(model)
         timm_optimizers._catalog()
         filled.touch()

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.config.data_sections import DataConfig, Fit, Interpolation
 from engine.config.rules import val_resize_problem
 from engine.config.schema import Config
-from engine.utils.codec import Count, Meta, Number, convert
+from engine.utils.codec import Count, Number, Positive, Side, convert
 from engine.utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 # Left, top, right and bottom in pixels, as in Pillow's Image.crop.
 Box = tuple[int, int, int, int]
-# Pixels of an input, and numbers of its channels: a larger one does not fit into memory.
-Side = Annotated[int, Meta(ge=1, le=1 << 14)]
-Positive = Annotated[float, Meta(gt=0, le=1e9)]
 # A longer image is not resized as a whole: most of the result would be cropped off, and it can exceed the memory.
 MAX_WHOLE_ASPECT_RATIO = 8
 

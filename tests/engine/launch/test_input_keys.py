@@ -14,7 +14,7 @@ from engine.data.sources.base import ItemFormat
 from engine.launch import preflight as input_keys
 from engine.launch.preflight import with_input_keys
 from engine.launch.request import RunRequest
-from engine.models.pretrained_input import InputListing, PretrainedInput
+from engine.models.catalog import ModelListing, PretrainedInput
 from engine.utils.codec import write_user_record
 from engine.utils.errors import Problem
 from engine.utils.files import cache_folder
@@ -43,8 +43,8 @@ def photos(part):
 @pytest.fixture(autouse=True)
 def _catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    name = f"inputs-torchvision-{installed_version('torchvision')}.json"
-    write_user_record(cache_folder(), name, InputListing(inputs={"resnet50": WEIGHTS}))
+    name = f"models-torchvision-{installed_version('torchvision')}.json"
+    write_user_record(cache_folder(), name, ModelListing(models=(), inputs={"resnet50": WEIGHTS}))
 
 
 def request(runs: Path, *overrides: str) -> RunRequest:

@@ -20,9 +20,9 @@ from engine.models.catalog import (
     library_models,
     resolve_model_source,
 )
-from engine.models.catalog_process import list_timm_inputs
+from engine.models.catalog_process import list_timm
 from engine.models.factory import build_model
-from engine.models.pretrained_input import InputListing, find_pretrained_input
+from engine.models.pretrained_input import find_pretrained_input
 from engine.utils.codec import write_record
 from engine.utils.errors import UsageError, not_installed
 from support.messages import has_problem, raises_problem
@@ -91,8 +91,8 @@ def test_input_of_timm_weights_is_that_of_their_data_config(cache: Path, forbid_
     from timm.data import resolve_data_config, transforms_factory
 
     # In this process, which has imported timm: another one takes seconds.
-    listing = cache / "gputrain" / f"inputs-timm-{catalog.installed_version('timm')}.json"
-    write_record(listing, InputListing(inputs=list_timm_inputs()))
+    listing = cache / "gputrain" / f"models-timm-{catalog.installed_version('timm')}.json"
+    write_record(listing, list_timm())
     names = [
         "resnet50",
         "resnet50.tv_in1k",
@@ -124,13 +124,15 @@ def test_library_models_rewrite_damaged_cache(tmp_path: Path, monkeypatch: pytes
     path.parent.mkdir()
     model: dict[str, object] = {"source": "torchvision", "name": "resnet18", "weights": []}
     models = [{"name": "resnet18"}, model | {"name": 5}, model | {"top1": "69"}, model | {"parameters": [5]}]
-    files = [{"format": 1, "models": value} for value in (*([model] for model in models), 3)]
-    for damaged in (*map(json.dumps, files), '{"format": 2, "models": []}', '{"models": []}', "{"):
+    files = [{"format": 1, "models": value, "inputs": {}} for value in (*([model] for model in models), 3)]
+    for damaged in (*map(json.dumps, files), '{"format": 2, "models": [], "inputs": {}}', '{"models": []}', "{"):
         path.write_text(damaged)
         with monkeypatch.context() as patched:
-            run_in_place_of_the_catalog(tmp_path, patched, "def main(parent): parent.send({'value': {'models': []}})")
+            run_in_place_of_the_catalog(
+                tmp_path, patched, "def main(parent): parent.send({'value': {'models': [], 'inputs': {}}})"
+            )
             assert library_models("torchvision") == []
-        assert json.loads(path.read_text()) == {"format": 1, "models": []}
+        assert json.loads(path.read_text()) == {"format": 1, "models": [], "inputs": {}}
 
 
 @pytest.mark.parametrize(

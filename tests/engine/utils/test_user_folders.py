@@ -82,12 +82,12 @@ def test_user_folder_is_not_created_behind_link_of_other_user(tmp_path: Path) ->
 def test_user_folder_and_its_files_are_private_with_any_umask(umask: int) -> None:
     previous = os.umask(umask)
     try:
-        write_user_record(cache_folder(), "a.json", ModelListing(models=()))
+        write_user_record(cache_folder(), "a.json", ModelListing(models=(), inputs={}))
     finally:
         os.umask(previous)
     assert cache_folder().stat().st_mode & 0o777 == cache_folder().parent.stat().st_mode & 0o777 == 0o700
     assert (cache_folder() / "a.json").stat().st_mode & 0o022 == 0
-    assert find_user_record(cache_folder(), "a.json", ModelListing) == ModelListing(models=())
+    assert find_user_record(cache_folder(), "a.json", ModelListing) == ModelListing(models=(), inputs={})
 
 
 @pytest.mark.nightly
@@ -95,7 +95,7 @@ def test_foreign_catalog_is_neither_read_nor_written() -> None:
     cache_folder().mkdir(parents=True)
     path = cache_folder() / f"models-torchvision-{installed_version('torchvision')}.json"
     models = [{"source": "torchvision", "name": "planted", "weights": []}]
-    path.write_text(json.dumps({"format": 1, "models": models}))
+    path.write_text(json.dumps({"format": 1, "models": models, "inputs": {}}))
     assert [model.name for model in library_models("torchvision")] == ["planted"]
     make_foreign(cache_folder())
     assert "resnet18" in [model.name for model in library_models("torchvision")]
@@ -175,7 +175,7 @@ def test_lock_of_decoded_cache_cannot_be_held_by_other_users() -> None:
 
 @pytest.mark.usefixtures("no_home")
 def test_caches_are_empty_without_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = ModelListing(models=(CatalogModel(source="torchvision", name="resnet18"),))
+    listed = ModelListing(models=(CatalogModel(source="torchvision", name="resnet18"),), inputs={})
     monkeypatch.setattr("engine.utils.libraries.ask_helper", lambda *_: Answer(listed))
     assert find_user_record(cache_folder(), "a.json", ModelListing) is None
     assert "resnet18" in [model.name for model in library_models("torchvision")]
