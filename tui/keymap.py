@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Flag, auto
 from functools import partial
 
@@ -29,19 +30,19 @@ class Ability(Flag):
 
 @dataclass(frozen=True)
 class Key:
-    """One row of the table: keys of a screen with one effect.
+    """One row of the table: keys with one effect, the same on every screen that has them.
 
     `key` is a Textual key name, several separated by commas, or empty. `action` is a method `action_…` of the screen,
-    or of the app if prefixed with `app.`. A narrow footer shows the highest `priority` first; priority 0 is only in the
-    help. `needs` is what the runs of the screen must be able to.
+    of the app if prefixed with `app.`, or of a list if prefixed with `lines.`. `needs` is what the runs of the screen
+    must be able to. `rank` is the place in a narrow footer, the smallest first; without one, it is only in the help.
     """
 
     key: str
     title: str
     help: str
     action: str
-    priority: int = 1
     needs: Ability = Ability.WATCH
+    rank: float = math.inf
 
     @property
     def keys(self) -> list[str]:
@@ -92,181 +93,120 @@ KEY_LABELS = {
     "ctrl+o": "^o",
 }
 
-GLOBAL_KEYS = (
-    Key("question_mark,f1", "help", "Show all keys of this screen.", "app.help", 8),
-    Key("t", "theme", "Switch between the dark, the light and the terminal's own colors.", "app.next_theme", 1),
-    Key("ctrl+p", "commands", "Search the commands of this screen.", "app.command_palette", 2),
-    Key("q", "quit", "Quit. Runs continue.", "app.quit", 7),
-)
-# For screens with text fields, where letters are input.
-TYPING_GLOBAL_KEYS = (
-    Key("f1", "help", "Show all keys of this screen.", "app.help", 8),
-    Key("ctrl+p", "commands", "Search the commands of this screen.", "app.command_palette", 2),
-    Key("ctrl+c", "quit", "Quit. Runs continue.", "app.quit", 7),
-)
-# In the palette of every screen, without a key.
-PALETTE_KEYS = (
-    Key("", "theme", "Switch between the dark, the light and the terminal's own colors.", "app.next_theme", 0),
-)
-# Keys of `tui.widgets.lines`, for the help only.
-LIST_KEYS = (
-    Key("j,k", "move", "Move by one line, as the arrow keys do.", "", 0),
-    Key("ctrl+d,ctrl+u", "page", "Move by half a page; page down and page up by a page.", "", 0),
-    Key("g,G", "first, last", "Move to the first or the last line, as home and end do.", "", 0),
-)
-BACK_KEY = Key("escape", "back", "Return to the previous screen; runs continue.", "back", 8)
-
-MONITOR_KEYS = (
-    Key("space", "pick", "Pick this GPU for the next run, or mark this run; again, undo that.", "pick", 9),
-    Key("n", "new run", "Configure and start a new run.", "app.new_run", 9),
-    Key("enter", "open", "Open the GPU, the run, or what the process under the cursor writes.", "open", 6),
-    Key("r", "runs", "List all runs with their results.", "app.runs", 5),
-    Key("w", "watched", "Show what gputrain watch watches: runs of other programs, or a process.", "app.watched", 6),
-    Key("Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2),
-    Key("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 6),
-    Key("slash", "filter", "Show only processes and runs that contain this text.", "filter", 3),
-    Key("escape", "clear filter", "Show all processes and runs.", "back", 0),
-    Key("tab", "next panel", "Focus the next panel.", "app.focus_next", 2),
-)
-GPU_KEYS = (
-    Key("left,left_square_bracket", "previous", "Show the previous GPU.", "gpu(-1)", 6),
-    Key("right,right_square_bracket", "next", "Show the next GPU.", "gpu(1)", 7),
-    Key("space", "pick", "Pick this GPU for the next run, or unpick it.", "pick", 9),
-    Key("n", "new run", "Configure and start a new run.", "app.new_run", 6),
-    Key("enter", "open run", "Open the run that the process under the cursor writes.", "open", 5),
-    Key("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 4),
-    Key("tab", "next panel", "Focus the next panel.", "app.focus_next", 0),
-    BACK_KEY,
-)
-CHANGE = Ability.CHANGE
-RUNS_KEYS = (
-    Key("enter", "open", "Open this run, live or finished.", "open", 9),
-    Key("space", "mark", "Mark this run, or unmark it. Marks stay until the program ends.", "mark", 9),
-    Key("M", "mark all", "Mark all runs that the filter shows, or unmark them if all are marked.", "mark_all", 1),
-    Key("c", "compare", "Compare the curves and configs of the marked runs.", "compare", 8),
-    Key("slash", "filter", "Filter: failed lr>0.1 optim.name=adamw -tag=old. Also != ~ and *.", "filter", 6),
-    Key("o", "order", "Sort by another column; the same column again turns the order around.", "order", 6),
-    Key("s", "stop", "Stop this run at its next step and save a checkpoint.", "stop", 7, CHANGE),
-    Key("u", "resume", "Resume this run from its last checkpoint.", "resume", 7, CHANGE),
-    Key("a", "again", "Configure a new run with the config of this one.", "again", 5, CHANGE),
-    Key("n", "new run", "Configure and start a new run.", "app.new_run", 4, CHANGE),
-    Key("S", "sweep", "Open the sweep that this run is a trial of, else the latest sweep.", "sweep", 4, CHANGE),
-    Key(
-        "Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2, Ability.CHANGE
-    ),
-    Key(
-        "A",
-        "archive",
-        "Archive the marked runs, else this one, or restore them from the archive.",
-        "archive",
-        3,
-        Ability.CHANGE,
-    ),
-    Key("H", "archived", "Show or hide archived runs.", "archived", 2, CHANGE),
-    Key("D,delete", "delete", "Move the marked runs, else this one, to the trash.", "delete", 3, CHANGE),
-    BACK_KEY,
-)
-_CHANGES = ("stop", "resume", "again", "archive", "delete")
-# Refused for runs of other programs, with the reason.
-CHANGE_KEYS = tuple(key for key in RUNS_KEYS if key.action in _CHANGES)
-PROCESS_KEYS = (
-    Key("enter", "open", "Open the run under the cursor, which this process writes.", "open", 9),
-    Key("tab", "next panel", "Focus the next panel.", "app.focus_next", 5),
-    BACK_KEY,
-)
-SWEEP_KEYS = (
-    Key("enter", "open", "Open the run of this trial.", "open", 9),
-    Key("s", "stop", "Stop the sweep; its trials save a checkpoint.", "stop", 7),
-    BACK_KEY,
-)
-QUEUE_KEYS = (
-    Key("enter", "open", "Open this run.", "open", 6),
-    Key("h", "hold", "Keep this run from starting, or let it start again.", "hold", 9),
-    Key("K,shift+up", "move up", "Start this run before the one of yours above it.", "shift(-1)", 9),
-    Key("J,shift+down", "move down", "Start this run after the one of yours below it.", "shift(1)", 9),
-    Key("s", "cancel", "Remove this run from the queue; its folder stays.", "cancel", 8),
-    Key("u", "resume", "Start the interrupted runs again, in their old order.", "resume", 9),
-    Key("n", "new run", "Configure and start a new run.", "app.new_run", 3),
-    BACK_KEY,
-)
-X_RANGE_KEYS = (
-    Key("plus,equals_sign", "zoom in", "Show half the x range.", "zoom(0.5)", 3),
-    Key("minus", "zoom out", "Show twice the x range.", "zoom(2.0)", 2),
-    Key("0", "all", "Show the whole x range.", "zoom_all", 1),
-    Key("left", "cursor left", "Move the cursor that reads values to the left.", "cursor(-1)", 0),
-    Key("right", "cursor right", "Move the cursor that reads values to the right.", "cursor(1)", 0),
-    Key("comma,shift+left", "pan left", "Pan toward the start.", "pan(-0.25)", 0),
-    Key("full_stop,shift+right", "pan right", "Pan toward the end.", "pan(0.25)", 0),
-)
-TRAIN, COMMAND, CHOOSE = Ability.TRAIN, Ability.COMMAND, Ability.CHOOSE
-RUN_KEYS = (
-    Key("s", "stop", "Stop at the next step and save a checkpoint.", "stop", 9, TRAIN),
-    Key("s", "stop", "Stop the command with its stop signal, then SIGTERM, then SIGKILL.", "stop", 9, COMMAND),
-    Key("C", "checkpoint", "Save a checkpoint at the next step.", "checkpoint", 6, TRAIN),
-    Key("p", "pause", "Pause at the next step, or continue.", "pause", 7, TRAIN),
-    Key("u", "resume", "Resume an ended run from its last checkpoint.", "resume", 9, TRAIN),
-    Key("u", "resume", "Start the command of an ended run again.", "resume", 9, COMMAND),
-    Key("a", "again", "Configure a new run with the config of this one.", "again", 2, TRAIN),
-    Key("a", "again", "Start this command again as a new run, with changes.", "again", 2, COMMAND),
-    Key("c", "charts", "Choose the charts.", "charts", 9, CHOOSE),
-    Key("x", "x axis", "Plot over epochs, steps, images or hours, as far as the run has them.", "x_axis", 5),
-    Key("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 5),
-    Key("L", "log scale", "Toggle the log scale of all charts but accuracies.", "log_scale", 4),
-    *X_RANGE_KEYS,
-    Key("v", "confusion", "Show the confusion matrix and per-class accuracy.", "confusion", 4, TRAIN),
-    Key(
-        "P", "profile", "Measure where the time of training steps goes, or show the latest profile.", "profile", 3,
-        TRAIN,
-    ),
-    Key("f", "full", "Toggle full screen for the focused chart.", "full", 4),
+CHANGE, TRAIN, COMMAND, CHOOSE = Ability.CHANGE, Ability.TRAIN, Ability.COMMAND, Ability.CHOOSE
+_TABLE = (
+    # Everywhere
+    Key("question_mark,f1", "help", "Show all keys of this screen.", "app.help"),
+    Key("ctrl+p", "commands", "Search the commands of this screen.", "app.command_palette"),
+    Key("t", "theme", "Switch between the dark, the light and the terminal's own colors.", "app.next_theme"),
+    Key("q,ctrl+c", "quit", "Quit. Runs continue.", "app.quit"),
+    Key("escape", "back", "Go one level back: of a chart, a filter, a dialog or a screen. Runs continue.", "back"),
     Key("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)"),
-    Key("d", "config", "Show the config of this run.", "config", 2, TRAIN),
-    Key("d", "parameters", "Show the parameters of this run, and its command.", "parameters", 6, CHOOSE),
-    Key("i", "metrics", "Show how the output is read; rename or hide a metric, or plot over it.", "metrics", 3, CHOOSE),
-    Key("p", "processes", "Show the processes of the command, and what they use.", "processes", 6, COMMAND),
-    Key("l", "log", "Show the end of the log with full lines.", "log", 4),
-    Key("A", "archive", "Archive this run, or restore it from the archive.", "archive", 2, CHANGE),
-    BACK_KEY,
-)  # fmt: skip
-PROFILE_KEYS = (
-    Key("P", "profile again", "Profile ten more training steps of this run.", "profile", 9),
-    BACK_KEY,
+    # Lists
+    Key("j,k", "move", "Move by one line, as the arrow keys do.", "lines.move"),
+    Key("ctrl+d,ctrl+u", "page", "Move by half a page; page down and page up by a page.", "lines.page"),
+    Key("g,G", "first, last", "Move to the first or the last line, as home and end do.", "lines.end"),
+    Key("enter", "open", "Open what is under the cursor: a run, a GPU, a sweep, a process, the choices.", "open"),
+    Key("space", "select", "Select a GPU for the next run, or a run to compare; again, undo that.", "select"),
+    Key("M", "select all", "Select all runs that the filter shows, or none if all are selected.", "select_all"),
+    Key("slash", "filter", "Show only rows with this text; among runs also lr>0.1 failed -tag=old.", "filter"),
+    Key("o", "sort", "Sort by another column; the same column again turns the order around.", "sort"),
+    Key("left,left_square_bracket", "previous", "Move a cursor to the left, or show the one before.", "sideways(-1)"),
+    Key("right,right_square_bracket", "next", "Move a cursor to the right, or show the next one.", "sideways(1)"),
+    # Screens
+    Key("n", "new run", "Configure and start a new run.", "app.new_run", CHANGE),
+    Key("f2", "own script", "Run a command, such as python train.py, in place of a config.", "app.command"),
+    Key("r", "runs", "List all runs with their results.", "app.runs"),
+    Key("w", "watched", "Show what gputrain watch watches: runs of other programs, or a process.", "app.watched"),
+    Key("Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", CHANGE),
+    Key("S", "sweep", "Open the sweep that this run is a trial of, else the latest sweep.", "sweep", CHANGE),
+    Key("c", "compare", "Compare the curves and configs of the selected runs.", "compare"),
+    Key("T", "processes", "Show the processes of the command, and what they use.", "processes", COMMAND),
+    Key("v", "confusion", "Show the confusion matrix and per-class accuracy.", "confusion", TRAIN),
+    Key("P", "profile", "Measure where the time of training steps goes, or show the latest profile.", "profile", TRAIN),
+    Key("d", "details", "Show the config of this run, or its command and parameters.", "details"),
+    Key("l", "log", "Show the end of the log with full lines.", "log"),
+    # Changes of runs
+    Key("s", "stop", "Stop this: a training saves a checkpoint, a waiting run leaves the queue.", "stop", CHANGE),
+    Key("p", "pause", "Pause at the next step, or continue.", "pause", TRAIN),
+    Key("C", "checkpoint", "Save a checkpoint at the next step.", "checkpoint", TRAIN),
+    Key("u", "resume", "Resume an ended run from its last checkpoint, or start its command again.", "resume", CHANGE),
+    Key("a", "again", "Configure a new run with the config or the command of this one.", "again", CHANGE),
+    Key("A", "archive", "Archive the selected runs, else this one, or restore them.", "archive", CHANGE),
+    Key("H", "archived", "Show or hide archived runs.", "archived", CHANGE),
+    Key("D,delete", "delete", "Move the selected runs, else this one, to the trash.", "delete", CHANGE),
+    Key("h", "hold", "Keep this run from starting, or let it start again.", "hold"),
+    Key("K,shift+up", "move up", "Start this run before the one of yours above it.", "shift(-1)"),
+    Key("J,shift+down", "move down", "Start this run after the one of yours below it.", "shift(1)"),
+    Key("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal"),
+    # Charts and matrices
+    Key("e", "charts", "Choose the charts.", "charts", CHOOSE),
+    Key("i", "metrics", "Show how the output is read; rename or hide a metric, or plot over it.", "metrics", CHOOSE),
+    Key("x", "x axis", "Plot over epochs, steps, images or hours, as far as the run has them.", "x_axis"),
+    Key("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth"),
+    Key("L", "log scale", "Toggle the log scale of all charts but accuracies.", "log_scale"),
+    Key("f", "full", "Toggle full screen for the focused panel.", "full"),
+    Key("plus,equals_sign", "zoom in", "Show half the x range.", "zoom(0.5)"),
+    Key("minus", "zoom out", "Show twice the x range.", "zoom(2.0)"),
+    Key("0", "all", "Show the whole x range.", "zoom_all"),
+    Key("comma,shift+left", "pan left", "Pan toward the start.", "pan(-0.25)"),
+    Key("full_stop,shift+right", "pan right", "Pan toward the end.", "pan(0.25)"),
+    Key("b", "best/last", "Switch between the best and the last epoch.", "other_epoch"),
+    # Typing
+    Key("ctrl+s", "start", "Validate the config and start the run.", "start"),
+    Key("ctrl+f", "search", "Search all fields.", "search"),
+    Key("ctrl+o", "more", "Show all fields, or only the common ones.", "more"),
+    Key("ctrl+r", "defaults", "Reset all fields to their defaults; again, undo that.", "reset"),
+    Key("ctrl+y", "copy", "Copy this text: a command, a path, what a dialog shows.", "copy"),
 )
-COMPARE_KEYS = (
-    Key("enter", "open", "Open the run under the cursor.", "open", 4),
-    Key("c", "charts", "Choose the charts, among the metrics of runs of other programs.", "charts", 7),
-    Key("x", "x axis", "Plot over epochs, steps, images or hours.", "x_axis", 6),
-    Key("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 5),
-    Key("L", "log scale", "Toggle the log scale of all charts but the accuracy.", "log_scale", 4),
-    *X_RANGE_KEYS,
-    Key("f", "full", "Toggle full screen for the focused panel.", "full", 5),
-    Key("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)", 3),
-    BACK_KEY,
+KEYS = {key.action: key for key in _TABLE}
+"""All keys of the program by their actions. A key is in one row: it has one meaning, or none on a screen."""
+
+
+def screen_keys(footer: str, others: str = "") -> tuple[Key, ...]:
+    """Return the rows of these actions, the most important one first; those of `others` are only in the help."""
+    ranked = [replace(KEYS[action], rank=rank) for rank, action in enumerate(footer.split())]
+    return (*ranked, *(KEYS[action] for action in others.split()))
+
+
+# The way out is in the narrowest footer.
+BACK_KEY, HELP_KEY, QUIT_KEY = (replace(KEYS[action], rank=-1) for action in ("back", "app.help", "app.quit"))
+COMMANDS_KEY, THEME_KEY = replace(KEYS["app.command_palette"], rank=98), replace(KEYS["app.next_theme"], rank=99)
+GLOBAL_KEYS = (BACK_KEY, HELP_KEY, COMMANDS_KEY, THEME_KEY, QUIT_KEY)
+# Where letters are input, the last key of a row works.
+TYPING_GLOBAL_KEYS = tuple(replace(key, key=key.keys[-1]) for key in (BACK_KEY, HELP_KEY, COMMANDS_KEY, QUIT_KEY))
+FILTER_KEYS = (
+    Key("enter", "keep", "Keep the filter.", "focused.submit", rank=0),
+    replace(BACK_KEY, title="clear"),
+    *TYPING_GLOBAL_KEYS[1:],
 )
-CONFUSION_KEYS = (
-    Key("b", "best/last", "Switch between the best and the last epoch.", "other_epoch", 9),
-    Key("o", "order", "Sort classes by index or by accuracy, worst first.", "order", 7),
-    Key("enter", "images", "Show the images of this cell; in a list, select it in the matrix.", "images", 9),
-    Key("tab", "next panel", "Focus the next panel.", "app.focus_next", 5),
-    BACK_KEY,
+LIST_KEYS = screen_keys("", "lines.move lines.page lines.end")
+
+MONITOR_KEYS = screen_keys(
+    "select app.new_run open signal app.runs app.command app.watched filter app.queue next_panel(1)"
 )
-MISTAKES_KEYS = (
-    Key("left,left_square_bracket", "previous", "Show the previous list.", "list(-1)", 7),
-    Key("right,right_square_bracket,tab", "next list", "Show the next list.", "list(1)", 9),
-    Key("ctrl+y", "copy path", "Copy the path of this image.", "copy", 6),
-    BACK_KEY,
+GPU_KEYS = screen_keys("select open sideways(-1) sideways(1) app.new_run signal", "next_panel(1)")
+RUNS_KEYS = screen_keys(
+    "open select compare filter sort stop resume again sweep app.new_run app.queue archive archived delete select_all"
 )
-FORM_KEYS = (
-    Key("ctrl+s", "start", "Validate the config and start the run.", "start", 9),
-    Key("enter", "choose", "List the choices of this field, or go to the next field.", "choose", 7),
-    Key("ctrl+f,slash", "search", "Search all fields.", "search", 5),
-    Key("ctrl+o", "more", "Show all fields, or only the common ones.", "more", 6),
-    Key("f2", "command", "Run a command, such as python train.py, in place of a config.", "app.command", 2),
-    Key("ctrl+y", "copy command", "Copy the command that starts this run.", "copy", 4),
-    Key("ctrl+r", "defaults", "Reset all fields to their defaults; again, undo that.", "reset", 3),
-    BACK_KEY,
+# Refused for runs of other programs, with the reason.
+CHANGE_KEYS = screen_keys("stop resume again archive delete")
+PROCESS_KEYS = screen_keys("open next_panel(1)")
+SWEEP_KEYS = screen_keys("open stop")
+QUEUE_KEYS = screen_keys("open hold shift(-1) shift(1) stop resume app.new_run")
+_VIEW = "x_axis smooth log_scale zoom(0.5) zoom(2.0) zoom_all"
+_MOVES = "sideways(-1) sideways(1) pan(-0.25) pan(0.25)"
+RUN_KEYS = screen_keys(
+    f"stop resume pause charts details processes full log confusion again checkpoint {_VIEW} profile metrics archive"
+    " next_panel(1)",
+    _MOVES,
 )
-STARTING_KEYS = (Key("s", "stop", "Stop the run before training begins.", "stop", 9), BACK_KEY)
+PROFILE_KEYS = screen_keys("profile")
+COMPARE_KEYS = screen_keys(f"open charts full next_panel(1) {_VIEW}", _MOVES)
+CONFUSION_KEYS = screen_keys("open other_epoch sort next_panel(1)")
+MISTAKES_KEYS = screen_keys("sideways(-1) sideways(1) copy", "next_panel(1)")
+FORM_KEYS = screen_keys("start open search more copy reset app.command")
+STARTING_KEYS = screen_keys("stop")
 
 
 def make_bindings(keys: Sequence[Key]) -> list[Binding]:
@@ -278,10 +218,9 @@ class KeyProvider(Provider):
     """Command palette with the commands of the current screen."""
 
     def _keys(self) -> list[Key]:
-        """Return the keys of the screen, then the rows without a key that it does not have with one."""
+        """Return the keys of the screen. The theme has none where letters are input."""
         keys = list(getattr(self.screen, "key_table", GLOBAL_KEYS))
-        actions = {key.action for key in keys}
-        return keys + [key for key in PALETTE_KEYS if key.action not in actions]
+        return keys if THEME_KEY in keys else [*keys, replace(THEME_KEY, key="")]
 
     async def discover(self) -> Hits:
         for key in self._keys():

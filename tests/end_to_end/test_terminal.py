@@ -37,7 +37,7 @@ def test_tui_exception_restores_terminal_and_is_reported(gputrain: Gputrain) -> 
     program = (
         "import tui.screens.monitor as monitor\n"
         "def fail(self): raise RuntimeError('on purpose')\n"
-        "monitor.MonitorScreen.action_pick = fail\n"
+        "monitor.MonitorScreen.action_select = fail\n"
         "from tui import screen; screen()"
     )
     terminal = Terminal(gputrain, sys.executable, "-c", program)

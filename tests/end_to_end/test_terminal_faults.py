@@ -271,7 +271,7 @@ def test_signal_ends_screen_whose_event_loop_is_stuck(gputrain: Gputrain, body: 
         "def stick(self):\n"
         "    self.app.write_to_terminal('stuck')\n"
         f"    {body}\n"
-        "monitor.MonitorScreen.action_pick = stick\n"
+        "monitor.MonitorScreen.action_select = stick\n"
         "from tui import screen; screen()"
     )
     terminal = Terminal(gputrain, sys.executable, "-c", program)

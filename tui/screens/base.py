@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from textual.widgets import Input, Static
 from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder, RunState
 from engine.utils.errors import Problem, UsageError
-from tui.keymap import CHANGE_KEYS, GLOBAL_KEYS, Ability, Key, make_bindings
+from tui.keymap import BACK_KEY, CHANGE_KEYS, FILTER_KEYS, GLOBAL_KEYS, Ability, Key, make_bindings
 from tui.palette import ACCENT, NOTICE
 from tui.phrases import foreign_refusal
 from tui.pollers.host import GpuPoller, HostPoller
@@ -122,7 +123,11 @@ class Dialog(ModalScreen[Result | None], ResizableScreen[Result | None], Generic
     """Base class of the dialogs: a box with a title and a hint on its keys. Returns a result to the screen below, None
     if it is left."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
+    # A dialog is modal: the keys of the app do not reach it.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", show=False),
+        Binding("q", "app.quit", show=False),
+    ]
     HINT: ClassVar[str]
     BOX_CLASSES: ClassVar[str] = "dialog"
 
@@ -230,6 +235,11 @@ class GputrainScreen(ResizableScreen[None]):
     screen appears and once per poll interval while it is on top.
     """
 
+    # Instead of Textual's, which know no panels that take turns.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("tab", "next_panel(1)", show=False),
+        Binding("shift+tab", "next_panel(-1)", show=False),
+    ]
     SCREEN_KEYS: ClassVar[Sequence[Key]] = ()
     SHARED_KEYS: ClassVar[Sequence[Key]] = GLOBAL_KEYS
     shows_runs: bool = False
@@ -250,7 +260,7 @@ class GputrainScreen(ResizableScreen[None]):
         self.opened_at = self._updated_at = time.monotonic()
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]
-        for binding in make_bindings(self.screen_keys):
+        for binding in make_bindings([*self.screen_keys, BACK_KEY]):
             self.add_binding(binding)
         if Ability.CHANGE not in abilities:
             for key in CHANGE_KEYS:
@@ -315,7 +325,7 @@ class GputrainScreen(ResizableScreen[None]):
         if any(key.action == "filter" for key in self.screen_keys):
             self._filter = self.make_filter()
             yield self._filter
-        yield Keys(self.key_table, self.is_available, self.title_of)
+        yield Keys()
         yield Static(
             f"The terminal is too small: gputrain needs {MIN_COLUMNS} columns and {MIN_ROWS} lines. "
             "Enlarge it, press ? for help, or q to quit; runs continue.",
@@ -340,14 +350,18 @@ class GputrainScreen(ResizableScreen[None]):
 
     def title_of(self, key: Key) -> str:
         """Return the footer title of a key in the current state, such as `continue` instead of `pause`."""
-        return key.title
+        return "clear filter" if key is BACK_KEY and self.has_open_filter else key.title
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         self.update_keys()
 
     def update_keys(self) -> None:
         """Update the footer after a change of the focus or of the state."""
-        self.query_one(Keys).update_shown()
+        titles = [
+            (key, self.title_of(key)) for key in self.key_table if key.rank < math.inf and self.is_available(key.action)
+        ]
+        is_typing = isinstance(self.focused, Filter)
+        self.query_one(Keys).show([(key, key.title) for key in FILTER_KEYS] if is_typing else titles)
 
     def refuse_change(self, name: str) -> None:
         """Say why a run of another program is not changed."""
@@ -433,16 +447,24 @@ class GputrainScreen(ResizableScreen[None]):
         """The filter in lower case; empty without a filter."""
         return "" if self._filter is None else self._filter.value.strip().lower()
 
+    @property
+    def has_open_filter(self) -> bool:
+        """Whether the filter is shown, which is the level that `back` leaves first."""
+        return self._filter is not None and self._filter.display
+
     def action_filter(self) -> None:
         self.query_one(Filter).activate()
 
+    def action_next_panel(self, step: int) -> None:
+        """Focus the panel `step` places after the focused one, 1 or -1."""
+        self.focus_next() if step > 0 else self.focus_previous()
+
     async def action_back(self) -> None:
-        """Close the filter if it is open, else return to the previous screen."""
-        for line in self.query(Filter):
-            if line.display:
-                line.action_dismiss()
-                return
-        await self.gputrain_app.action_back()
+        """Go one level back: close the filter if it is open, else return to the previous screen."""
+        if self.has_open_filter:
+            self.query_one(Filter).action_dismiss()
+        else:
+            await self.gputrain_app.action_back()
 
     @on(Input.Changed, "#filter")
     def _apply_filter(self) -> None:

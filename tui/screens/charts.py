@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.text import Text
-from textual.binding import Binding, BindingType
 
 from engine.show.charts import Chart
 from engine.utils.errors import Problem
@@ -29,12 +28,6 @@ class ChartScreen(GputrainScreen):
 
     A subclass yields `ChartPanels` and implements `chart_data`, `draw_chart` and `chart_note`.
     """
-
-    # Instead of Textual's, which skip the hidden charts.
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("tab", "next_panel(1)", show=False),
-        Binding("shift+tab", "next_panel(-1)", show=False),
-    ]
 
     def __init__(self, app: AppServices, abilities: Ability = Ability.ALL) -> None:
         super().__init__(app, abilities)
@@ -74,7 +67,8 @@ class ChartScreen(GputrainScreen):
 
     def title_of(self, key: Key) -> str:
         """Return `all panels` while one panel fills the screen."""
-        return "all panels" if key.action == "full" and self.panels.is_full else key.title
+        leaves_full = self.panels.is_full and key.action in ("full", "back")
+        return "all panels" if leaves_full else super().title_of(key)
 
     def is_available(self, action: str) -> bool:
         return action != "zoom_all" or self.view != self.view.reset_zoom()
@@ -106,7 +100,14 @@ class ChartScreen(GputrainScreen):
     def action_pan(self, share: float) -> None:
         self._set_view(self.view.pan(self.chart_data, share))
 
-    def action_cursor(self, columns: int) -> None:
+    async def action_back(self) -> None:
+        if self.panels.is_full:
+            self.action_full()
+        else:
+            await super().action_back()
+
+    def action_sideways(self, columns: int) -> None:
+        """Move the cursor that reads values."""
         self.view = self.view.move_cursor(self.chart_data, columns)
         self._show_cursor(self.panels.chart_widgets)
 

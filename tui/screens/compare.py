@@ -243,8 +243,8 @@ class CompareScreen(ChartScreen):
         super()._set_view(view)
         self._show_runs()
 
-    def action_cursor(self, columns: int) -> None:
-        super().action_cursor(columns)
+    def action_sideways(self, columns: int) -> None:
+        super().action_sideways(columns)
         self._show_runs()
 
     def update_content(self) -> None:

@@ -133,9 +133,9 @@ class ConfusionScreen(GputrainScreen):
             matrix.select_pair(true, predicted)
             matrix.focus()
         else:
-            self.action_images()
+            self.action_open()
 
-    def action_images(self) -> None:
+    def action_open(self) -> None:
         """Show the images of the cell under the cursor, or select the row of a list in the matrix."""
         matrix = self.query_one(Matrix)
         for lines in self.query(Lines):
@@ -154,13 +154,14 @@ class ConfusionScreen(GputrainScreen):
     def title_of(self, key: Key) -> str:
         """Return `find` in a list: enter selects its row in the matrix."""
         in_list = any(lines.has_focus for lines in self.query(Lines)) and self.query_one(Matrix).display
-        return "find" if key.action == "images" and in_list else super().title_of(key)
+        title = "find" if in_list else "images"
+        return title if key.action == "open" else super().title_of(key)
 
     def action_other_epoch(self) -> None:
         self._show_best = not self._show_best
         self.update_content()
 
-    def action_order(self) -> None:
+    def action_sort(self) -> None:
         evaluations = self.evaluation_poller.value
         if evaluations is not None:
             self._sort_worst_first = not self._is_worst_first(evaluations)

@@ -35,8 +35,6 @@ FRAME_ROWS = 4
 class RowsDialog(Dialog[Result]):
     """Shows rows to choose from, below a note if there is one."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "leave", show=False)]
-
     def __init__(self, title: str, rows: Sequence[KeyedRow], note: str = "", selected: str = "") -> None:
         """`selected` is the key of the row under the cursor."""
         super().__init__(title)
@@ -101,7 +99,7 @@ def ask_to_share_gpus(
 class MultiChoiceDialog(RowsDialog[list[str]]):
     """Choose any number of rows. Returns their keys, or None if canceled."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("space", "turn", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("space", "select", show=False)]
     HINT = "space select   enter confirm   esc cancel"
 
     def __init__(self, title: str, rows: Sequence[KeyedRow], selected: Sequence[str]) -> None:
@@ -114,7 +112,7 @@ class MultiChoiceDialog(RowsDialog[list[str]]):
             [KeyedRow(row.key, marks[row.key in self._selected] + row.text) for row in self._rows]
         )
 
-    def action_turn(self) -> None:
+    def action_select(self) -> None:
         if (key := self.query_one(Lines).selected_key) is not None:
             self._selected ^= {key}
             self.update_rows()
@@ -164,7 +162,7 @@ class TextDialog(Dialog[None]):
     """Read lines of text, wrapped to the dialog's width, and copy them, or `copied_text` instead."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q,enter", "leave", show=False),
+        Binding("enter", "leave", show=False),
         Binding("ctrl+y", "copy", show=False),
     ]
     HINT = "j k g G scroll   ^y copy   esc close"
@@ -264,7 +262,6 @@ POLL_INTERVAL_SECONDS = 0.5
 class LogDialog(TextDialog):
     """Shows the lines that `read` returns, from the end. New lines appear while the end is in view."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("l", "leave", show=False)]
     BOX_CLASSES = "dialog full"
 
     def __init__(self, name: str, read: Callable[[], Sequence[str]]) -> None:

@@ -178,7 +178,7 @@ class FormScreen(GputrainScreen):
     def is_available(self, action: str) -> bool:
         info = self.fields.selected
         available = {
-            "choose": info is not None and (bool(info.choices) or info.key in self._dialog_keys()),
+            "open": info is not None and (bool(info.choices) or info.key in self._dialog_keys()),
             "copy": self._config is not None and not self._problems,
             "reset": bool(self.form.overrides) or self._shows_draft or self.form.is_reset,
         }
@@ -187,7 +187,9 @@ class FormScreen(GputrainScreen):
     def title_of(self, key: Key) -> str:
         if key.action == "more" and self._shows_all:
             return "fewer"
-        return "errors" if key.action == "start" and self._all_problems() else key.title
+        if key.action == "open":
+            return "choose"
+        return "errors" if key.action == "start" and self._all_problems() else super().title_of(key)
 
     # Values
 
@@ -313,7 +315,7 @@ class FormScreen(GputrainScreen):
     def action_search(self) -> None:
         self.fields.start_search()
 
-    def action_choose(self) -> None:
+    def action_open(self) -> None:
         self.fields.consume_key("enter")
 
     def action_more(self) -> None:

@@ -93,7 +93,7 @@ class GpuScreen(GpuProcessesScreen):
             return
         known = self.gputrain_app.gpu_poller.loads.last_answer(gpu) or gpu
         name = printable(known.value("name") or "")
-        picked = " (picked)" if self._key in self.gputrain_app.picked_gpu_uuids else ""
+        picked = " (selected)" if self._key in self.gputrain_app.picked_gpu_uuids else ""
         place = f"{snapshot.gpus.index(gpu) + 1} of {len(snapshot.gpus)} "
         self.show_title(f"GPU {gpu.index}{picked}", f"{name}   {users_text(known)}", place)
         # A silent sampler repeats its last snapshot with older GPUs, a silent GPU is in newer snapshots.
@@ -172,19 +172,19 @@ class GpuScreen(GpuProcessesScreen):
             return self._selected_process() is not None
         if action == "open":
             return self._selected_process() is not None
-        if action in ("gpu(-1)", "gpu(1)"):
+        if action in ("sideways(-1)", "sideways(1)"):
             return len(self._gpus) > 1
         return True
 
     def title_of(self, key: Key) -> str:
-        if key.action == "pick" and self._key in self.gputrain_app.picked_gpu_uuids:
-            return "unpick"
+        if key.action == "select" and self._key in self.gputrain_app.picked_gpu_uuids:
+            return "unselect"
         process = self._selected_process()
         if key.action == "open" and process is not None and process.run is None:
             return "watch"
-        return key.title
+        return super().title_of(key)
 
-    def action_gpu(self, step: int) -> None:
+    def action_sideways(self, step: int) -> None:
         """Show the next or the previous GPU; after the last comes the first."""
         keys = [gpu_key(gpu) for gpu in self._gpus]
         if len(keys) < 2:
@@ -194,7 +194,7 @@ class GpuScreen(GpuProcessesScreen):
         self._key = keys[(position + step) % len(keys)]
         self.update_if_on_top()
 
-    def action_pick(self) -> None:
+    def action_select(self) -> None:
         if self._gpu is None:
             self.gputrain_app.show_toast("The driver does not report this GPU")
             return

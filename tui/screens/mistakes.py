@@ -12,7 +12,6 @@ from typing import ClassVar, Literal
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Container
 
 from engine.inference.preview import load_preview
@@ -41,11 +40,6 @@ class MistakesScreen(GputrainScreen):
 
     CSS_PATH = "mistakes.tcss"
     SCREEN_KEYS: ClassVar[Sequence[Key]] = MISTAKES_KEYS
-    # Instead of Textual's: there is one panel with a cursor.
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("tab", "list(1)", show=False),
-        Binding("shift+tab", "list(-1)", show=False),
-    ]
 
     def __init__(
         self,
@@ -166,11 +160,15 @@ class MistakesScreen(GputrainScreen):
 
     def is_available(self, action: str) -> bool:
         name = action.partition("(")[0]
-        if name in ("list", "copy"):
+        if name in ("sideways", "copy"):
             return self.inspection_poller.value is not None
         return super().is_available(action)
 
-    def action_list(self, step: int) -> None:
+    def action_next_panel(self, step: int) -> None:
+        """Show another list: they take turns in one panel."""
+        self.action_sideways(step)
+
+    def action_sideways(self, step: int) -> None:
         if self.inspection_poller.value is not None:
             self._key = self._keys[(self._keys.index(self._key) + step) % len(self._keys)]
             self.update_content()

@@ -177,7 +177,7 @@ class MonitorScreen(GpuProcessesScreen):
         picked = [gpu for gpu in self._gpus if gpu_key(gpu) in self.gputrain_app.picked_gpu_uuids]
         others = dict.fromkeys(name for gpu in picked for name in users(gpu))
         shared = f"[$warning]shared with {escape(', '.join(others))}[/]  " if others else ""
-        return f"{shared}[$accent b]picked: {self._picked_names()}[/]" if picked else ""
+        return f"{shared}[$accent b]selected: {self._picked_names()}[/]" if picked else ""
 
     # Processes and runs
 
@@ -217,7 +217,7 @@ class MonitorScreen(GpuProcessesScreen):
         title = self._count_title("Runs", runs.count, runs.total)
         if not self.filter_text:
             marked = len(self._marks.rows(runs.matching))
-            counts = ((runs.live, "live"), (runs.num_waiting, "waiting"), (marked, "marked"))
+            counts = ((runs.live, "live"), (runs.num_waiting, "waiting"), (marked, "selected"))
             title += "".join(f", {number} {state}" for number, state in counts if number)
         panel.set_titles(title)
         panel.set_rows(runs.lines(panel.text_width, self._marks), empty_text=empty)
@@ -235,7 +235,9 @@ class MonitorScreen(GpuProcessesScreen):
 
     def is_available(self, action: str) -> bool:
         focused = self.focused.id if self.focused is not None else None
-        if action == "pick":
+        if action == "back":
+            return self.has_open_filter
+        if action == "select":
             return (focused == "gpus" and bool(self._gpus)) or (focused == "runs" and self._open_title() is not None)
         if action == "signal":
             return focused == "processes" and self._selected_process() is not None
@@ -246,11 +248,9 @@ class MonitorScreen(GpuProcessesScreen):
     def title_of(self, key: Key) -> str:
         if key.action == "open":
             return self._open_title() or key.title
-        if key.action == "pick" and self.query_one("#runs").has_focus:
-            return "mark run"
         if key.action == "app.new_run" and (names := self._picked_names()):
             return f"new run on {names}"
-        return key.title
+        return super().title_of(key)
 
     def _open_title(self) -> str | None:
         """Return what enter does in the focused panel; None for nothing."""
@@ -263,14 +263,14 @@ class MonitorScreen(GpuProcessesScreen):
         if focused.id == "runs":
             row = self._runs.find(focused.selected_key)
             return None if row is None else "open sweep" if row.trials else "open run"
-        return "GPU details" if focused.id == "gpus" else None
+        return "open GPU" if focused.id == "gpus" else None
 
-    def action_pick(self) -> None:
-        """Pick the GPU under the cursor, or mark the run."""
+    def action_select(self) -> None:
+        """Select the GPU under the cursor, or the run."""
         lines, runs, app = self.query_one("#gpus", Lines), self.query_one("#runs", Lines), self.gputrain_app
         gpu = next((gpu for gpu in self._gpus if gpu_key(gpu) == lines.selected_key), None)
         if runs.has_focus and self._open_title() is None and runs.selected_key is not None:
-            app.show_toast("This run waits for GPUs; it can be marked when it has started")
+            app.show_toast("This run waits for GPUs; it can be selected when it has started")
         elif runs.has_focus and runs.selected_key is not None:
             if (row := self._runs.find(runs.selected_key)) is not None:
                 self._marks.toggle(self._runs.runs_of(row))
@@ -280,7 +280,7 @@ class MonitorScreen(GpuProcessesScreen):
             app.picked_gpu_uuids ^= {gpu_key(gpu)}
             self._show_gpus()
         else:
-            app.show_toast("Space picks GPUs and marks runs: select one with tab or the mouse")
+            app.show_toast("Space selects a GPU or a run: go to their panels with tab")
         self.update_keys()
 
     def action_open(self) -> None:

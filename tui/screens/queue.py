@@ -95,7 +95,7 @@ class QueueScreen(GputrainScreen):
         is_own = row is not None and row.is_own and bool(row.folder)
         if name in ("hold", "shift"):
             return is_own and row is not None and row.is_live
-        if name in ("cancel", "open"):
+        if name in ("stop", "open"):
             return is_own
         if name == "resume":
             return any(not each.is_live for each in self.rows)
@@ -104,7 +104,7 @@ class QueueScreen(GputrainScreen):
     def title_of(self, key: Key) -> str:
         if key.action == "hold" and (row := self.selected) is not None and row.state is RowState.HELD:
             return "release"
-        return key.title
+        return "cancel" if key.action == "stop" else super().title_of(key)
 
     def action_open(self) -> None:
         if (row := self._own_row("open")) is not None:
@@ -122,7 +122,7 @@ class QueueScreen(GputrainScreen):
         if (row := self._own_row("move")) is not None:
             self._change(partial(edit.shift, row, self.rows, step))
 
-    def action_cancel(self) -> None:
+    def action_stop(self) -> None:
         from engine.queue import edit
 
         row = self._own_row("cancel")

@@ -283,8 +283,8 @@ class RunScreen(ChartScreen):
             return "continue"
         if key.action == "archive" and self.snapshot is not None and self.snapshot.row.archived:
             return "unarchive"
-        if key.action == "parameters" and self.folder is not None:
-            return "command"
+        if key.action == "details":
+            return "config" if self.is_training else "parameters" if self.folder is None else "command"
         return super().title_of(key)
 
     def _request(self, request: RequestName) -> None:
@@ -329,12 +329,13 @@ class RunScreen(ChartScreen):
         self.update_content()
         self.call_after_refresh(self.draw_charts)
 
-    def action_config(self) -> None:
-        if self.folder is not None:
-            self.app.push_screen(ConfigDialog(self.folder.name, self.folder.config))
+    def action_details(self) -> None:
+        """Show the config of a training, else the parameters, and what is known of the run of a command.
 
-    def action_parameters(self) -> None:
-        """Show the parameters, and what is known of the run of a command; they are read in a thread."""
+        They are read in a thread."""
+        if self.is_training and self.folder is not None:
+            self.app.push_screen(ConfigDialog(self.folder.name, self.folder.config))
+            return
         what, folder = "Parameters" if self.folder is None else "Command", self.folder
         dialog = TextDialog(f"{what} of {self.name_of_run}", [Text("Loading …", MUTED)])
 

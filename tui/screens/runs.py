@@ -52,7 +52,7 @@ from tui.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
 
 FILTER_HINT = "failed optim.name=adamw val_accuracy>0.9 -tag=old; enter keeps it, esc clears it"
 FOREIGN_FILTER_HINT = "lr>0.1 state=growing loss<0.5 adamw; enter keeps it, esc clears it"
-ONE_RUN_ACTIONS = ("open", "again", "compare", "mark", "archive", "delete")
+ONE_RUN_ACTIONS = ("open", "again", "compare", "select", "archive", "delete")
 # More rows are filtered and sorted in a thread: 2,000 take 5 ms.
 MAX_INLINE_ROWS = 2000
 # While thousands of runs are read, more of them are shown as often as this.
@@ -290,7 +290,7 @@ class RunsScreen(GputrainScreen):
         if not poller.complete and poller.problem is None:
             return poller.reading_text
         marked = len(self._marked_rows())
-        return escape_markup(self._view.count_text) + (f", [$accent]{marked} marked[/]" if marked else "")
+        return escape_markup(self._view.count_text) + (f", [$accent]{marked} selected[/]" if marked else "")
 
     def on_lines_moved(self, event: Lines.Moved) -> None:
         if self._found is not None:
@@ -333,7 +333,7 @@ class RunsScreen(GputrainScreen):
             return "hide archived"
         if key.action == "archive" and all(row.archived for row in self._target_rows()):
             return "unarchive"
-        return key.title
+        return super().title_of(key)
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         self.action_open()
@@ -353,7 +353,7 @@ class RunsScreen(GputrainScreen):
         else:
             self.gputrain_app.open_run(row.folder)
 
-    def action_mark(self) -> None:
+    def action_select(self) -> None:
         if (row := self._selected_row()) is None:
             return
         self._marks.toggle(self._view.runs_of(row))
@@ -361,7 +361,7 @@ class RunsScreen(GputrainScreen):
         self._lines.action_move(1)
         self._show_selected()
 
-    def action_mark_all(self) -> None:
+    def action_select_all(self) -> None:
         self._marks.toggle(self._view.matching)
         self._draw()
 
@@ -371,11 +371,11 @@ class RunsScreen(GputrainScreen):
         found = [Path(key) if self._found is None else self._found.find_run(key) for key in keys]
         runs = [run for run in found if run is not None]
         if len(runs) < 2:
-            self.gputrain_app.show_toast("Mark two runs or more with space to compare them")
+            self.gputrain_app.show_toast("Select two runs or more with space to compare them")
         else:
             self.gputrain_app.open_compare(runs)
 
-    def action_order(self) -> None:
+    def action_sort(self) -> None:
         """Choose the column to sort by; the same one again turns the order around."""
         order = self._order or SortOrder(self._known([self._default_order], NO_METRICS)[0])
         fields = {

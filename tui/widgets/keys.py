@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -19,31 +19,20 @@ GAP_COLUMNS = 2
 
 
 class Keys(Widget):
-    """A one-line footer. In a narrow terminal it omits keys of low priority and keeps the order of the table."""
+    """A one-line footer. In a narrow terminal it omits the last ones, but not the way out."""
 
-    def __init__(
-        self, keys: Sequence[Key], is_available: Callable[[str], bool], title_of: Callable[[Key], str]
-    ) -> None:
-        super().__init__()
-        self._keys = [key for key in keys if key.priority > 0]
-        self._is_available, self._title_of = is_available, title_of
-        self._titles: list[tuple[Key, str]] = []
+    _titles: Sequence[tuple[Key, str]] = ()
 
-    def update_shown(self) -> None:
-        """Update the keys that work and their titles."""
-        titles = [(key, self._title_of(key)) for key in self._keys if self._is_available(key.action)]
+    def show(self, titles: Sequence[tuple[Key, str]]) -> None:
+        """Show the keys that work, with their titles."""
         if titles != self._titles:
             self._titles = titles
             self.refresh()
 
-    def on_mount(self) -> None:
-        # What works depends on widgets that may not be mounted yet.
-        self.call_after_refresh(self.update_shown)
-
     def _visible_keys(self) -> list[tuple[int, Key, str]]:
         """Return the first column, the key and its title for the keys that fit."""
         room, visible = self.size.width - 1, []
-        for key, title in sorted(self._titles, key=lambda titled: -titled[0].priority):
+        for key, title in sorted(self._titles, key=lambda titled: titled[0].rank):
             if (length := _columns(key, title)) > room:
                 break
             room -= length + GAP_COLUMNS

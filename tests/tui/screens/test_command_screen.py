@@ -86,7 +86,7 @@ def live_command(tmp_path: Path) -> Iterator[RunFolder]:
 def test_command_screen_shows_processes_and_stops_them(live_command: RunFolder) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await wait_until(pilot, lambda: "memory" in visible_text(pilot, "#progress"))
-        await press(pilot, "p")
+        await press(pilot, "T")
         assert isinstance(pilot.app.screen, ProcessScreen)
         await wait_until(pilot, lambda: "import time" in visible_text(pilot, "#tree"))
         await press(pilot, "escape", "s", "down", "enter")

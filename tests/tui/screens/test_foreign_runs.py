@@ -175,7 +175,7 @@ def test_key_of_the_monitor_leads_back_to_the_list_with_its_marks_and_values(tmp
         assert type(pilot.app.screen) is MonitorScreen and "w watched" in visible_text(pilot, "Keys")
         await press(pilot, "w")
         assert pilot.app.screen is screen and len(screen.row_poller.rows or ()) == 2
-        assert names(pilot) == ["fast", "slow"] and "1 marked" in visible_text(pilot)
+        assert names(pilot) == ["fast", "slow"] and "1 selected" in visible_text(pilot)
         await press(pilot, "escape")
         assert isinstance(pilot.app.screen, MonitorScreen)
 

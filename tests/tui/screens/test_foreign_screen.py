@@ -74,7 +74,7 @@ def test_charts_are_chosen_among_those_of_the_metrics(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         first, *others = chart_titles(pilot)
         assert first == "loss"
-        await press(pilot, "c", "space", "enter")
+        await press(pilot, "e", "space", "enter")
         assert chart_titles(pilot) == others
 
     open_run(tmp_path, make_run(tmp_path / "logs", "trainer"), act)

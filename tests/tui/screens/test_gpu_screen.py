@@ -87,8 +87,8 @@ def test_gpu_screen_shows_previous_and_next_gpu_and_picks_it(demo_runs_folder: P
         await press(pilot, "left_square_bracket", "left", "left")
         assert "GPU 7 " in title(pilot)
         await press(pilot, "right", "right", "space")
-        assert "GPU 1 (picked)" in title(pilot)
-        assert "space unpick" in visible_text(pilot, "Keys")
+        assert "GPU 1 (selected)" in title(pilot)
+        assert "space unselect" in visible_text(pilot, "Keys")
         await press(pilot, "n")
         assert "--gpus 1" in visible_text(pilot, "#command")
 

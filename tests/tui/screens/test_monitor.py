@@ -47,7 +47,7 @@ def test_monitor_picked_gpus_fill_form(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "down", "j", "space", "down", "space")
         assert visible_text(pilot, "#gpus").count("●") == 2
-        assert "picked: 2, 3" in visible_text(pilot, "#gpus")
+        assert "selected: 2, 3" in visible_text(pilot, "#gpus")
         assert "n new run on 2, 3" in visible_text(pilot, "Keys")
         await press(pilot, "n")
         assert "gputrain run digits --gpus 2,3" in visible_text(pilot, "#command")
@@ -70,7 +70,7 @@ def test_monitor_click_selects_gpu_under_pointer(demo_runs_folder: Path) -> None
 @pytest.mark.parametrize(
     ("keys", "title", "screen"),
     [
-        ((), "enter GPU details", GpuScreen),
+        ((), "enter open GPU", GpuScreen),
         (("tab",), "enter open run", RunScreen),
         (("tab", "tab"), "enter open run", RunScreen),
     ],
@@ -120,7 +120,7 @@ def test_monitor_shows_sweep_as_one_row_that_opens_it_and_is_marked_as_its_trial
         assert "Runs  9" in shown and "▸night " in shown and "night-00" not in shown
         await press(pilot, "space")
         assert sorted(Path(key).name for key in pilot.app.marked_runs) == [f"night-00{number}" for number in range(9)]
-        assert "9 marked" in visible_text(pilot, "#runs") and "◆night " in visible_text(pilot, "#runs")
+        assert "9 selected" in visible_text(pilot, "#runs") and "◆night " in visible_text(pilot, "#runs")
         await press(pilot, *"/-008", "enter")
         assert "1 of 9 match" in visible_text(pilot, "#runs") and "night-008 " in visible_text(pilot, "#runs")
         await press(pilot, "escape")

@@ -77,16 +77,16 @@ def test_space_marks_run_and_mark_survives_filter_order_and_screen(demo_runs_fol
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r", "j", "space")
         assert "◆○ digits-3" in visible_text(pilot, "#all-runs")
-        assert "3 runs, 1 marked" in visible_text(pilot, "#all-runs")
+        assert "3 runs, 1 selected" in visible_text(pilot, "#all-runs")
         assert app_of(pilot).marked_runs == {str(demo_runs_folder / FINISHED_RUN): None}
         await type_filter(pilot, "cifar")
-        assert "1 of 3 match 'cifar', 1 marked" in visible_text(pilot, "#all-runs")
+        assert "1 of 3 match 'cifar', 1 selected" in visible_text(pilot, "#all-runs")
         await press(pilot, "escape", "escape", "r")
         assert "◆○ digits-3" in visible_text(pilot, "#all-runs")
         await press(pilot, "j", "space")
         assert "◆" not in visible_text(pilot, "#all-runs")
         await press(pilot, "M")
-        assert "3 runs, 3 marked" in visible_text(pilot, "#all-runs")
+        assert "3 runs, 3 selected" in visible_text(pilot, "#all-runs")
         await press(pilot, "M")
         assert app_of(pilot).marked_runs == {}
 

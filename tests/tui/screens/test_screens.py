@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.binding import Binding
 from textual.pilot import Pilot
 
 from support.screen.demo_app import (
@@ -18,7 +21,10 @@ from support.screen.demo_app import (
 from support.screen.screen_driver import drive, press, real_app
 from tui import keymap
 from tui.app import GputrainApp
-from tui.keymap import Ability, KeyProvider
+from tui.keymap import KeyProvider
+from tui.screens.base import Dialog, GputrainScreen
+from tui.screens.charts import ChartScreen
+from tui.screens.dialogs import ChoiceDialog, LogDialog, MultiChoiceDialog, TextDialog
 from tui.screens.form import FormScreen
 from tui.screens.gpu import GpuScreen
 from tui.screens.gpu_processes import ProcessSignaler, process_start_time
@@ -28,6 +34,8 @@ from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
 from tui.screens.starting import StartingScreen
 from tui.widgets.keys import Keys
+from tui.widgets.lines import Lines
+from tui.widgets.matrix import Matrix
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
@@ -53,30 +61,96 @@ def test_monitor_screen_signals_only_process_that_was_shown(tmp_path: Path) -> N
 
 
 SCREENS = (MonitorScreen, RunScreen, RunsScreen, ProcessScreen, FormScreen, GpuScreen, StartingScreen)
-OWN = Ability.WATCH | Ability.CHANGE
-COMMAND = OWN | Ability.COMMAND | Ability.CHOOSE
-KINDS_OF_RUNS = (Ability.WATCH, Ability.WATCH | Ability.CHOOSE, COMMAND, OWN | Ability.TRAIN)
+SCREENS_WITH_CHARTS = ChartScreen.__subclasses__()
 
 
 @pytest.mark.parametrize("screen", SCREENS, ids=lambda screen: screen.__name__)
 def test_screen_implements_every_key_of_its_table(screen: type[Any]) -> None:
-    for key in (*screen.SCREEN_KEYS, *keymap.GLOBAL_KEYS):
+    for key in (*screen.SCREEN_KEYS, *screen.SHARED_KEYS):
         name = key.action.partition("(")[0]
         owner = GputrainApp if name.startswith("app.") else screen
         assert hasattr(owner, f"action_{name.removeprefix('app.')}"), key
-    for abilities in KINDS_OF_RUNS:
-        rows = [key for key in (*screen.SCREEN_KEYS, *screen.SHARED_KEYS) if key.needs in abilities]
-        names = [name for key in rows for name in key.keys]
-        assert len(names) == len(set(names))
+
+
+def test_letter_has_one_meaning_in_whole_program() -> None:
+    names = [name for key in keymap.KEYS.values() for name in key.keys]
+    assert len(names) == len(set(names))
+    for screen in GputrainScreen.__subclasses__() + SCREENS_WITH_CHARTS:
+        rows = [dataclasses.replace(key, rank=math.inf) for key in screen.SCREEN_KEYS]
+        assert all(key is keymap.KEYS[key.action] or key == keymap.KEYS[key.action] for key in rows)
+    # Those of lists and dialogs, which have no table.
+    for owner in (Dialog, ChoiceDialog, MultiChoiceDialog, TextDialog, LogDialog, Lines, Matrix):
+        for binding in owner.BINDINGS:
+            assert isinstance(binding, Binding)
+            letters = {name for name in binding.key.split(",") if len(name) == 1}
+            assert letters <= {"j", "k", "g", "G"} or (binding.key, binding.action) == ("q", "app.quit")
+
+
+LEVELS = {
+    "filter-of-monitor": ("slash", "x"),
+    "kept-filter-of-runs": ("r", "slash", "r", "enter"),
+    "help-over-full-chart": ("r", "enter", "f", "question_mark"),
+    "log-of-run": ("r", "enter", "l"),
+    "full-chart-of-comparison": ("r", "M", "c", "f"),
+    "gpu": ("enter", "question_mark"),
+    "sort-dialog": ("r", "o"),
+    "question": ("r", "M", "D"),
+    "queue": ("Q", "question_mark"),
+    "search-in-form": ("n", "ctrl+f"),
+    "own-script": ("f2",),
+}
+
+
+@pytest.mark.parametrize("keys", LEVELS.values(), ids=LEVELS)
+def test_escape_leaves_exactly_one_level(demo_runs_folder: Path, keys: tuple[str, ...]) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        def level() -> tuple[object, ...]:
+            screen: Any = pilot.app.screen
+            searching = isinstance(screen, FormScreen) and screen.fields.searching
+            full = isinstance(screen, ChartScreen) and screen.panels.is_full
+            is_filtered = isinstance(screen, GputrainScreen) and screen.has_open_filter
+            return len(pilot.app.screen_stack), is_filtered, full, searching
+
+        levels = [level()]
+        for key in keys:
+            await press(pilot, key)
+            if level() != levels[-1]:
+                levels.append(level())
+        assert len(levels) > 1
+        for expected in reversed(levels[:-1]):
+            await press(pilot, "escape")
+            assert level() == expected
+
+    drive(demo_app(demo_runs_folder), act, (120, 34))
+
+
+@pytest.mark.parametrize("keys", [(), ("r",), ("r", "enter", "f"), ("question_mark",), ("r", "o"), ("Q",)])
+def test_q_quits_from_every_screen_and_dialog(demo_runs_folder: Path, keys: tuple[str, ...]) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, *keys)
+        await pilot.press("q")
+        await wait_until(pilot, lambda: not pilot.app.is_running)
+
+    drive(demo_app(demo_runs_folder), act)
+
+
+def test_footer_shows_keys_of_typing_while_filter_is_typed(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "slash", "n")
+        footer = " ".join(visible_text(pilot, "Keys").split())
+        assert footer == "enter keep esc clear F1 help ^p commands ^c quit"
+        await press(pilot, "enter")
+        assert "esc clear filter" in visible_text(pilot, "Keys") and "o sort" in visible_text(pilot, "Keys")
+
+    drive(demo_app(demo_runs_folder), act)
 
 
 def test_footer_help_and_palette_follow_command_table(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         screen: Any = pilot.app.screen
         for key in keymap.MONITOR_KEYS:
-            shown = key.priority > 0 and screen.is_available(key.action)
             title = f"{key.key_label} {screen.title_of(key)}"
-            assert (title in visible_text(pilot, "Keys")) is shown
+            assert (title in visible_text(pilot, "Keys")) is screen.is_available(key.action)
         provider = KeyProvider(pilot.app.screen, None)
         commands = [str(hit.display) async for hit in provider.discover()]  # type: ignore[union-attr]
         await press(pilot, "question_mark")
@@ -84,7 +158,7 @@ def test_footer_help_and_palette_follow_command_table(demo_runs_folder: Path) ->
             assert key.help in visible_text(pilot)
             assert any(key.title in text for text in commands)
 
-    drive(demo_app(demo_runs_folder), act, (140, 34))
+    drive(demo_app(demo_runs_folder), act, (160, 48))
 
 
 def test_footer_key_click_acts_like_key_press(demo_runs_folder: Path) -> None:
