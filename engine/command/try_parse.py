@@ -12,7 +12,7 @@ from engine.foreign.line_names import may_be_metric
 from engine.foreign.output_metrics import OutputMetrics
 from engine.foreign.points import Point
 from engine.foreign.reading import Reading
-from engine.foreign.restarts import Restarts
+from engine.foreign.restarts import Restarts, restart_note
 from engine.foreign.text_log import feed_line
 from engine.runs.folder import RunFolder
 from engine.runs.root import is_run_folder
@@ -90,7 +90,7 @@ def try_parse(path: Path, patterns: Sequence[str] = (), max_bytes: float = math.
             tried.add(without_colors(line.rstrip().rpartition("\r")[2]), points)
         restarts.add_points(points := parser.finish(), reading)
         tried.add("", points)
-        tried.notes = [*parser.notes, *filter(None, [restarts.problem])]
+        tried.notes = [*parser.notes, *restart_note(reading.restarts)]
     except OSError as error:
         raise UsageError.one(printable(str(path)), f"cannot be read: {error.strerror}", code="not-readable") from error
     raise_if_any(parser.problems)

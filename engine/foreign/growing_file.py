@@ -198,8 +198,6 @@ class RowFile:
         name, reasons = self._file.path.name, []
         if self._num_damaged:
             reasons.append(f"{name} has {pluralize(self._num_damaged, 'damaged line')}")
-        if self._restarts.problem is not None:
-            reasons.append(f"{name} {self._restarts.problem}")
         if self._lacks_x:
             reasons.append(f"{name} has no column {printable(self._choice.x)}: its rows are counted")
         is_empty = self._names.is_empty and (not self._num_rows or self._choice.metrics)

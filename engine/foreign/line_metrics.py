@@ -16,11 +16,13 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from engine.foreign.line_names import (
+    MAX_LINE_CHARS,
     SPLIT_NAMES,
     are_results,
     is_held_out,
     is_position,
     is_result,
+    may_be_metric,
     source_of,
     with_source,
 )
@@ -29,13 +31,14 @@ from engine.foreign.line_prefix import strip_prefix
 from engine.foreign.reading import Columns, flat_numbers, parse_json_object, to_step
 
 MAX_LINE_LENGTH = 4000
-"""Longer lines have no metrics."""
-MAX_NUMBERS = 300  # of a line
+MAX_NUMBERS = 128
+"""Of a line with more characters or numbers, nothing is read."""
+MAX_TEXT_LENGTH = 400  # before a number; it is prose
 MAX_PLANS = 2048
 
 _NUMBER = re.compile(
     r"(?<![\w@.])(?<!\w-)([-+]?(?>"
-    r"\d{1,3}(?:,\d{3})++(?![\d,])(?:\.\d++)?"
+    r"\d{1,3}(?:,\d{3}){1,6}+(?![\d,])(?:\.\d++)?"
     r"|(?<!\d,)\d++,\d++(?![\d,.])"
     r"|1\.\#(?:QNAN|SNAN|IND|INF)\w*+"
     r"|(?:\d++(?:\.\d*+)?|\.\d++)(?:e[-+]?\d++)?"
@@ -118,10 +121,13 @@ class LineParser:
         self._has_decimal_commas = self._has_glued = False
         self._previous = self._group = ""
         """The line before this one, and the word that is the group of the qualified names below it."""
+        self.has_skipped = False
+        """Whether a line that looks like metrics was too long."""
 
     def parse(self, text: str, context: Context = Context.NONE) -> ParsedLine | None:
         """Return what a line without colors says; None if it has neither metrics nor a position."""
         if len(text) > MAX_LINE_LENGTH or _NO_METRICS.match(text) is not None:
+            self._skip(text)
             return None
         stripped = strip_prefix(text)
         if stripped is None:
@@ -145,7 +151,8 @@ class LineParser:
         if self._has_glued:
             stripped = _GLUED.sub(r"\1 ", stripped)
         texts, numbers = _split(stripped)
-        if not texts:
+        if not texts or len(numbers) > MAX_NUMBERS:
+            self._skip(text)
             return None
         shape = "\0".join(texts)
         plan = self._plans.get((shape, context))
@@ -163,6 +170,11 @@ class LineParser:
                 line.candidate = None if candidate.names in self._learned else candidate
             return line
         return replace(self._read(plan, numbers), values={}) if plan.is_heading else None
+
+    def _skip(self, text: str) -> None:
+        """Note that a line is not read, if it would be if it was shorter."""
+        if len(text) > MAX_TEXT_LENGTH and may_be_metric(text[:MAX_LINE_CHARS]):
+            self.has_skipped = True
 
     def learn(self, candidate: Candidate) -> None:
         """Take the unknown names of a candidate as metrics from now on."""
@@ -251,7 +263,9 @@ def _split(text: str) -> tuple[list[str], list[str]]:
     if "  " in text or "\t" in text:
         text = _BLANKS.sub("  ", text)
     parts = _NUMBER.split(text.rstrip())
-    return (parts[::2], parts[1::2]) if len(parts) <= 2 * MAX_NUMBERS else ([], [])
+    if len(text) > MAX_TEXT_LENGTH and max(map(len, parts)) > MAX_TEXT_LENGTH:
+        return [], []
+    return parts[::2], parts[1::2]
 
 
 # Objects

@@ -48,6 +48,7 @@ _FILLERS = frozenset({"avg", "average", "mean", "current", "running"})
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
+@lru_cache(maxsize=2048)
 def folded(name: str) -> str:
     """Return a name in lower case, with `_` between the words of camel case."""
     return _CAMEL.sub("_", name).lower()
@@ -101,9 +102,9 @@ def are_results(names: Sequence[str], *, has_axis: bool, has_source: bool = Fals
 
     `has_axis` tells that the line has a position, and `has_source` that it says what was measured on.
     """
-    num_results = sum(map(is_result, names))
-    if num_results or sum(map(is_setting, names)):
-        return num_results >= max(sum(map(is_setting, names)), 1)
+    num_results, num_settings = sum(map(is_result, names)), sum(map(is_setting, names))
+    if num_results or num_settings:
+        return num_results >= max(num_settings, 1)
     weak = [name for name in names if is_weak_result(name)]
     return bool(weak) and (
         has_axis or ((has_source or any(map(is_held_out, weak))) and not _RATES.search(folded(weak[0])))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Literal
 
-from engine.foreign.line_metrics import MAX_LINE_LENGTH, Candidate, LineParser, ParsedLine
+from engine.foreign.line_metrics import MAX_LINE_LENGTH, MAX_NUMBERS, Candidate, LineParser, ParsedLine
 from engine.foreign.line_names import is_held_out, with_source
 from engine.foreign.line_plan import Context
 from engine.foreign.output_lines import JoinedLines
@@ -84,6 +84,9 @@ class OutputMetrics:
     def notes(self) -> list[str]:
         """Which lines were skipped, and which metrics were renamed."""
         notes = {
+            f"lines of more than {MAX_LINE_LENGTH:,} characters or {MAX_NUMBERS} numbers were left out": (
+                self._parser.has_skipped
+            ),
             "lines of other ranks or workers were left out": self._ranks.has_skipped,
             "of the batches of a validation, only the last one counts": self._has_partial,
             "what another line says of the same step is summary/NAME": self._has_summary,

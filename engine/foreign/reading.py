@@ -91,7 +91,8 @@ class Reading:
     """What one poll found.
 
     `drop_from` voids the earlier points of this source from that step on, before `points` are added: a file was
-    replaced (`-inf`: all points), or its writer restarted. `parameters` are those that this poll found.
+    replaced (`-inf`: all points), or its writer restarted. `restarts` are the steps that it restarted from, of those
+    that count. `parameters` are those that this poll found.
     `problem` is why a part cannot be read. `has_ended` tells that the writer has recorded its end. Only the journal of
     a training has `axes`.
     """
@@ -99,6 +100,7 @@ class Reading:
     points: Points = field(default_factory=Points)
     parameters: dict[str, Scalar] = field(default_factory=dict)
     drop_from: float | None = None
+    restarts: tuple[float, ...] = ()
     read_bytes: int = 0
     total_bytes: int = 0
     problem: str | None = None
@@ -106,13 +108,14 @@ class Reading:
     axes: StepAxes | None = None
 
     def void_from(self, step: float) -> None:
-        """Void the points from a step on, those found so far, too."""
+        """Void the points from a step on, those found so far, too: their writer has restarted."""
         self.points = self.points.before(step)
+        self.restarts = (*(earlier for earlier in self.restarts if earlier < step), step)
         self.drop_from = step if self.drop_from is None else min(self.drop_from, step)
 
     def progress(self) -> Reading:
         """Return how far the log was read, without what was found."""
-        return replace(self, points=Points(), parameters={}, drop_from=None)
+        return replace(self, points=Points(), parameters={}, drop_from=None, restarts=())
 
     @property
     def share(self) -> float:

@@ -36,6 +36,7 @@ class RenamedLog:
             if reading.drop_from is not None and math.isfinite(reading.drop_from):
                 reading.drop_from = min((x for step, x in x_of.items() if step >= reading.drop_from), default=None)
             points = list(reading.points)
+            reading.restarts = tuple(x_of[int(step)] for step in reading.restarts if int(step) in x_of)
             found = ((point.step, to_step(point.value)) for point in points if point.name == self._x)
             x_of |= {step: x for step, x in found if x is not None}
             if x_of:

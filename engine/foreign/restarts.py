@@ -15,6 +15,7 @@ from engine.foreign.reading import Reading
 
 # Each restart voids points that were read. A run that is resumed more often shows both values of a step.
 MAX_RESTARTS = 100
+MAX_NAMED_RESTARTS = 5
 
 
 class Restarts:
@@ -23,20 +24,11 @@ class Restarts:
     def __init__(self) -> None:
         self._ranges: dict[str, tuple[int, int]] = {}
         self._num_restarts = 0
-        self.voided_from: int | None = None
-        """The lowest step whose earlier values a restart has voided; None if none has."""
         self._is_expected = self._has_repeated_steps = False
 
     def expect(self) -> None:
         """Take the next row for the first one of a resumed run, because a heading is before it."""
         self._is_expected = True
-
-    @property
-    def problem(self) -> str | None:
-        """Which values are void, as a clause; None if all count."""
-        if self.voided_from is None:
-            return None
-        return f"repeats steps from {self.voided_from:,} on, which void the earlier ones"
 
     def add_points(self, points: Sequence[Point], reading: Reading) -> None:
         """Add points of any steps to a reading, as one row for each step."""
@@ -50,8 +42,6 @@ class Restarts:
         step = points[0].step
         if self._is_restart(points, step):
             self._num_restarts += 1
-            if any(low <= step <= high for low, high in self._ranges.values()):
-                self.voided_from = step if self.voided_from is None else min(self.voided_from, step)
             reading.void_from(step)
             # Below the step: the other rows of this step follow.
             kept = {name: steps for name, steps in self._ranges.items() if steps[0] < step}
@@ -75,3 +65,9 @@ class Restarts:
         if all(low == high for low, high in ranges):
             self._has_repeated_steps = True  # several rows per step from the beginning on, such as one per batch
         return not self._has_repeated_steps
+
+
+def restart_note(restarts: Sequence[float]) -> list[str]:
+    """Return a clause on the values that restarts have voided, if there are any."""
+    steps = ", ".join(f"{int(step):,}" for step in restarts[-MAX_NAMED_RESTARTS:])
+    return [f"repeats steps from {steps} on, which void the earlier ones"] if steps else []

@@ -172,7 +172,7 @@ class _EventReader:
                     self.is_held, end, next_record = True, start - FRAME_BYTES, 0
                     scalars = scalars.before(index)
                     break
-                reading.drop_from = event.step
+                reading.void_from(event.step)
             self._read_event(event, reading, others)
             record_of_other += [index] * (len(others) - len(record_of_other))
         columns = scalars.joined(others, record_of_other)
@@ -185,9 +185,8 @@ class _EventReader:
                 # The next poll voids what this one has read of the files before.
                 self.is_held = True
                 return 0, 0
-            reading.drop_from, self._written.latest = int(columns.steps[0]), self
-            reason = f"repeats steps from {reading.drop_from:,} on, which void the earlier ones"
-            self.problem = f"{self.file.path.name} {reason}"
+            reading.void_from(int(columns.steps[0]))
+            self._written.latest = self
         self._note_written(columns)
         reading.points.add_columns(columns)
         return end, next_record

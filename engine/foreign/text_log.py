@@ -98,8 +98,6 @@ class TextLog:
                     self._restarts.add_points(feed_line(self._parser, line.decode(errors="replace")), reading)
                 if not self._file.unread_bytes:
                     self._restarts.add_points(self._parser.finish(), reading)
-            if self._restarts.problem is not None:
-                reading.problem = f"{self._file.path.name} {self._restarts.problem}"
         except OSError as error:
             reading.problem = f"{self._file.path.name} cannot be read: {error.strerror}"
         reading.read_bytes, reading.total_bytes = self._file.offset, self._file.size

@@ -151,6 +151,8 @@ class Line:
     band: tuple[Series, Series] | None = None
     odd: FloatArray = field(default_factory=lambda: np.empty(0))
     """Where a value was NaN or infinite."""
+    restarts: FloatArray = field(default_factory=lambda: np.empty(0))
+    """Where the run went on from an earlier step."""
 
 
 def chart_lines(
@@ -193,8 +195,9 @@ def make_line(blocks: Sequence[BlockSeries], smoothing: float = 0.0) -> Line:
         if smoothing:
             mean, *band = (smooth(series, smoothing) for series in (mean, *band))  # type: ignore[assignment]
         return Line("", mean, 0, band=band)
-    points, means, odd = blocks[0].points, blocks[0].means, blocks[0].odd
-    return Line("", smooth(means, smoothing), 0, points, odd=odd) if smoothing else Line("", points, 0, odd=odd)
+    block = blocks[0]
+    drawn, raw = (smooth(block.means, smoothing), block.points) if smoothing else (block.points, None)
+    return Line("", drawn, 0, raw, odd=block.odd, restarts=block.restarts)
 
 
 def draw_lines(axes: Axes, lines: Sequence[Line], axis: XAxis, *, log: bool = False) -> None:
@@ -217,6 +220,8 @@ def draw_lines(axes: Axes, lines: Sequence[Line], axis: XAxis, *, log: bool = Fa
             series.x, series.y, color=color, linewidth=LINE_WIDTH, linestyle=style, marker=marker, markersize=2.7,
             label=line.label,
         )  # fmt: skip
+        for x in line.restarts:
+            axes.axvline(x, color=color, linewidth=RAW_WIDTH, linestyle=":")
         if len(line.odd):
             axes.plot(line.odd, np.zeros(len(line.odd)), "x", color=color, transform=axes.get_xaxis_transform())
     axes.margins(x=0.02)

@@ -21,6 +21,7 @@ from engine.foreign.folders import ForeignRun, RunFollower
 from engine.foreign.parameters import Parameters, merge_parameters
 from engine.foreign.points import Points, StepAxes
 from engine.foreign.reading import EPOCH_NAMES, POLL_BYTES, UNIX_TIMES, Reading
+from engine.foreign.restarts import restart_note
 from engine.runs.foreign_record import metric_keys
 from engine.runs.metric_rules import renaming_of
 from engine.runs.metrics import METRIC_PREFIX, METRICS
@@ -100,6 +101,7 @@ class Curves:
         self._metrics: dict[str, Blocks] = {}
         # A reading voids points of its own log only.
         self._names: list[list[str]] = [[] for _ in range(num_logs)]
+        self._restarts: list[tuple[float, ...]] = [() for _ in range(num_logs)]
         self._step_axes: StepAxes | None = None
         self._has_epochs = False
         self._limit = self._max_columns = max_columns
@@ -116,9 +118,11 @@ class Curves:
     def add(self, readings: Sequence[Reading]) -> None:
         """Add what a poll of each log has found."""
         with self._lock:
-            for names, reading in zip(self._names, readings, strict=True):
-                if reading.drop_from is not None:
-                    self._drop(names, reading.drop_from)
+            for index, (names, reading) in enumerate(zip(self._names, readings, strict=True)):
+                if (cut := reading.drop_from) is not None:
+                    self._drop(names, cut)
+                    kept = (step for step in self._restarts[index] if step < cut)
+                    self._restarts[index] = (*kept, *reading.restarts)
             # A metric may move to another log, which voids the points of the one that had it.
             for names, reading in zip(self._names, readings, strict=True):
                 if reading.points:
@@ -178,6 +182,12 @@ class Curves:
         """Names of the metrics that have points."""
         with self._lock:
             return [name for name, metric in self._metrics.items() if metric.length]
+
+    @property
+    def restarts(self) -> list[int]:
+        """The steps from which the run went on, after it had recorded them or later ones before."""
+        with self._lock:
+            return sorted({int(step) for steps in self._restarts for step in steps})
 
     @property
     def is_own(self) -> bool:
@@ -276,6 +286,9 @@ class Curves:
         columns = self._columns(name)
         with self._lock:
             x = self._positions(columns, (columns[STEP_LOW] + columns[STEP_HIGH]) / 2, axis)
+            steps = next((self._restarts[index] for index, names in enumerate(self._names) if name in names), ())
+        first = np.searchsorted(columns[STEP_HIGH], steps) if columns.size else np.empty(0, np.int64)
+        restarts = x[first[(first > 0) & (first < len(x))]]
         if not (x[1:] >= x[:-1]).all() or not np.isfinite(x[-1:]).all():
             order = np.argsort(x, kind="stable")
             order = order[np.isfinite(x[order])]
@@ -286,14 +299,14 @@ class Curves:
         odd = x[columns[FINITE] < columns[SIZE]]
         if columns[SIZE].max() == 1:
             points = Series(x, last)
-            return BlockSeries(points, points, odd)
+            return BlockSeries(points, points, odd, restarts)
         with np.errstate(divide="ignore", invalid="ignore"):
             means = columns[SUM] / columns[FINITE]
         means[~np.isfinite(means)] = math.nan
         # The two points of a block follow the curve.
         is_rising = np.append(True, last[1:] >= last[:-1])
         pairs = np.where(is_rising, low, high), np.where(is_rising, high, low)
-        return BlockSeries(Series(np.repeat(x, 2), np.stack(pairs, 1).reshape(-1)), Series(x, means), odd)
+        return BlockSeries(Series(np.repeat(x, 2), np.stack(pairs, 1).reshape(-1)), Series(x, means), odd, restarts)
 
     def block_size(self, name: str) -> int:
         """Return the number of points in the largest block of a metric; 1 if every point is there."""
@@ -449,6 +462,8 @@ class CurveReader:
             self.logged_parameters = merge_parameters(self.logged_parameters, reading.parameters)
         self.has_ended = any(reading.has_ended for reading in readings)
         problems = [reading.problem for reading in readings if reading.problem]
+        if not self.curves.is_own:
+            problems += restart_note(self.curves.restarts)
         if self.curves.is_limited:
             problems.append(f"only the first {MAX_RUN_METRICS:,} metrics are read")
         self.problems = tuple(dict.fromkeys(problems))

@@ -176,11 +176,13 @@ def _common_positions(series: Sequence[Series]) -> FloatArray:
 @dataclass(frozen=True, eq=False)
 class BlockSeries:
     """A curve over an x axis. `points` has the extremes of each block, `means` the mean; the same object without
-    blocks. `odd` has the x positions of the points and blocks with a value that was NaN or infinite."""
+    blocks. `odd` has the x positions of the points and blocks with a value that was NaN or infinite, and `restarts`
+    those where the run went on from an earlier step."""
 
     points: Series
     means: Series
     odd: FloatArray = field(default_factory=lambda: np.empty(0))
+    restarts: FloatArray = field(default_factory=lambda: np.empty(0))
 
 
 _NO_SERIES = Series(np.empty(0), np.empty(0))

@@ -31,7 +31,7 @@ DASH_COLUMNS, DASH_PERIOD = 2, 3
 MIN_WIDTH, MIN_HEIGHT = 16, 3
 # From this height, the labels of the x axis have a line of their own.
 MIN_HEIGHT_OF_TWO_AXIS_LINES = 7
-POINT, STAR, ODD = "•", "★", "×"
+POINT, STAR, ODD, RESTART = "•", "★", "×", "↻"
 # Columns from one letter of a curve to the next.
 MARK_COLUMNS = 24
 MAX_Y_TICKS, MIN_ROWS_PER_TICK = 8, 2.2
@@ -172,7 +172,8 @@ def _draw(
             canvas.draw(shown, pale_style(curve.style))
         canvas.draw(drawn, curve.style, is_dashed=curve.is_dashed)
     for curve, _, _ in visible:
-        canvas.draw_odd(curve.blocks.odd, curve.style)
+        canvas.draw_below(curve.blocks.restarts, RESTART, curve.style)
+        canvas.draw_below(curve.blocks.odd, ODD, curve.style)
     marked = [part for part in visible if part.curve.mark]
     for index, (curve, _, drawn) in enumerate(marked):
         for column in mark_columns(index, len(marked), width - left):
@@ -242,11 +243,11 @@ class _Canvas:
         if math.isfinite(y) and 0 <= (row := self.row_of(y)) < self._rows:
             self._characters[row, column], self._styles[row, column] = mark, self._style_number(style)
 
-    def draw_odd(self, x: FloatArray, style: str) -> None:
-        """Mark at the lower edge where a value was NaN or infinite."""
+    def draw_below(self, x: FloatArray, mark: str, style: str) -> None:
+        """Mark positions at the lower edge."""
         columns = np.floor(self._x_positions(x) * (self._columns - 1) + 0.5)
         columns = columns[(columns >= 0) & (columns < self._columns)].astype(np.int64)
-        self._characters[-1, columns], self._styles[-1, columns] = ODD, self._style_number(style)
+        self._characters[-1, columns], self._styles[-1, columns] = mark, self._style_number(style)
 
     def draw_star(self, series: Series, x: float, style: str) -> None:
         """Mark the point of a curve that is nearest to `x`."""

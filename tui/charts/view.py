@@ -151,12 +151,14 @@ def _best_of(data: Curves, chart: Chart, axis: XAxis) -> tuple[str, float | None
 
 
 def data_notes(data: Curves, chart: Chart) -> list[str]:
-    """Return how many values of a chart are not finite, from which step on, and how many points are in one block."""
+    """Return how many values of a chart are not finite, from which step on, where the run went on from an earlier step,
+    and how many points are in one block."""
     not_finite = data.count_not_finite(chart.metrics)
     odd = [data.over(name, "step").odd for name in chart.metrics]
     first = min((x[0] for x in odd if len(x)), default=0.0)
     block_size = max((data.block_size(name) for name in chart.metrics), default=1)
     return [
         *([f"× {not_finite:,} not finite from step {int(first):,}"] if not_finite else []),
+        *([f"↻ from step {data.restarts[-1]:,}"] if data.restarts else []),
         *([f"blocks of {block_size:,} points"] if block_size > 1 else []),
     ]

@@ -234,6 +234,7 @@ def run_json(reader: CurveReader) -> dict[str, Any]:
             }
             for name, metric in values.items()
         ],
+        "restarts": reader.curves.restarts,
         "problems": list(reader.problems),
     }
 

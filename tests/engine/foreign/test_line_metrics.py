@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.foreign.line_metrics import MAX_LINE_LENGTH, LineParser, ParsedLine, parse_line
+from engine.foreign.line_metrics import MAX_LINE_LENGTH, MAX_NUMBERS, LineParser, ParsedLine, parse_line
 from engine.foreign.line_names import is_result
 from engine.foreign.output_metrics import OutputMetrics
 
@@ -188,6 +188,12 @@ def test_line_that_is_too_long_has_none() -> None:
         assert values_of(text.ljust(MAX_LINE_LENGTH + 1)) is None
 
 
+def test_line_with_too_many_numbers_has_none() -> None:
+    values = {f"loss_{number}": 0.5 for number in range(MAX_NUMBERS + 1)}
+    text = " ".join(f"{name}={value}" for name, value in values.items())
+    assert values_of(text) is None and values_of(text.rpartition(" ")[0]) is not None
+
+
 def test_names_of_one_line_may_be_many() -> None:
     values = {f"loss_{number}": number / 2 for number in range(150)}
     assert values_of(str(values)) == values
@@ -221,6 +227,30 @@ def test_line_of_any_content_is_read_quickly(piece: str, form: str) -> None:
     text = form.format((piece * MAX_LINE_LENGTH)[: MAX_LINE_LENGTH - len(form)])
     assert len(text) <= MAX_LINE_LENGTH
     assert cost_of(text) < 0.02
+
+
+def calls_of(text: str) -> int:
+    """Return the number of calls and returns while a line is read."""
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        LineParser().parse(text)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "pair", ["loss{}: 1, ", "a{}=1 ", "Alpha beta gamma delta loss eps {} ", "val [x{}=3] ", "{}/2 "]
+)
+def test_calls_are_bounded_by_the_numbers_of_a_line(pair: str) -> None:
+    assert calls_of("step 1 " + "".join(pair.format(number) for number in range(100))) < 250 * 100
+    assert calls_of("loss 1 " + "a, " * 1000) < 200
 
 
 # Whatever the separators and the prefix are

@@ -28,6 +28,19 @@ def steps_of(*lines: str, name: str = "loss") -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in feed(OutputMetrics(), *lines) if point.name == name]
 
 
+# Notes
+
+
+def test_line_that_is_too_long_is_said() -> None:
+    metrics = OutputMetrics()
+    assert feed(metrics, "loss: 1 ".ljust(line_metrics.MAX_LINE_LENGTH), "word " * line_metrics.MAX_LINE_LENGTH) == [
+        Point("loss", 0, 1.0)
+    ]
+    assert metrics.notes == []
+    assert feed(metrics, "loss: 1 " * line_metrics.MAX_NUMBERS + "loss: 1") == []
+    assert metrics.notes == ["lines of more than 4,000 characters or 128 numbers were left out"]
+
+
 # Steps
 
 

@@ -107,6 +107,22 @@ def test_drop_concerns_the_metrics_of_its_own_log() -> None:
     assert (curves.extremes("a").count, curves.extremes("b").count) == (1, 2)
 
 
+@pytest.mark.parametrize("is_one_reading", [True, False])
+def test_restart_is_marked_on_the_curves_of_its_log(is_one_reading: bool) -> None:
+    curves, reading = Curves(num_logs=2), Reading(points=points(3, 2, 1))
+    other = Reading(points=points(3, 2, 1, name="accuracy"))
+    if not is_one_reading:
+        curves.add([reading, other])
+        reading, other = Reading(), Reading()
+    reading.void_from(1)
+    reading.points.extend(points(4, 5, start=1))
+    curves.add([reading, other])
+    assert curves.restarts == [1]
+    assert curves.over("loss", "step").restarts.tolist() == [1] and not len(curves.over("accuracy", "step").restarts)
+    curves.add([Reading(drop_from=-math.inf), Reading()])
+    assert curves.restarts == []
+
+
 def test_axes_are_those_that_were_recorded() -> None:
     curves = Curves(1)
     curves.add([Reading(points(1.0, 2.0))])

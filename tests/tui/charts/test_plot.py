@@ -78,6 +78,14 @@ def test_plot_marks_where_a_value_was_not_finite() -> None:
     assert lines[-3].index("×") == left + round((60 - left - 1) / 2)
 
 
+def test_plot_marks_where_a_run_went_on_from_an_earlier_step() -> None:
+    x = np.arange(91.0)
+    curve = Curve("", BlockSeries(Series(x, x), Series(x, x), restarts=np.array([45.0])), "")
+    lines = [line.plain for line in plot([curve], PlotWindow(0, 90), 60, 12).lines]
+    left = lines[0].index("│") + 1
+    assert lines[-3].index("↻") == left + round((60 - left - 1) / 2)
+
+
 @pytest.mark.parametrize(("size", "share"), [(1_000, 1.0), (1_000_000, 1.0), (1_000_000, 0.3), (1_000_000, 0.001)])
 def test_plot_shows_single_step_spike_at_every_zoom(size: int, share: float) -> None:
     values = np.ones(size)
