@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -125,19 +125,26 @@ def write_shards(
     output, total, done, threads = request.output, sum(map(len, scan.paths.values())), 0, available_cores()
     unfinished = output.with_name(f".{output.name}.unfinished")
     try:
-        with _reported(request), CancellingPool(threads) as pool:
+        with CancellingPool(threads) as pool:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
             (unfinished / CLASS_FILES[0]).write_bytes(_class_file(scan.classes))
             for part, paths in scan.paths.items():
                 contents = map_ahead(pool, request.content, paths, AHEAD_PER_THREAD * threads)
-                with _ShardWriter(unfinished, part) as writer:
+                with closing(_ShardWriter(unfinished, part)) as writer:
                     for row, (path, content) in enumerate(zip(paths, contents, strict=True)):
                         writer.add(_member_name(path, row, request.encoding), content, int(scan.labels[part][row]))
                         done += 1
                         on_progress(done, total)
             size_bytes = sum(path.stat().st_size for path in unfinished.iterdir())
             unfinished.rename(output)
+    except UnreadableImageError as error:
+        raise UsageError.one("FOLDER", str(error), "repair or remove it", code=error.code) from error
+    except OSError as error:
+        reason = f"{output} cannot be written: {error.strerror or error}"
+        raise UsageError.one(
+            "--output", reason, "free disk space, or choose another folder", code="disk-full"
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     images: dict[str, int] = {part: len(scan.paths.get(part, ())) for part in PARTS}
@@ -152,10 +159,8 @@ class _ShardWriter:
         self._folder, self._part, self._number = folder, part, 0
         self._archive: tarfile.TarFile | None = None
 
-    def __enter__(self) -> _ShardWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Complete the last shard."""
         if self._archive is not None:
             self._archive.close()
 
@@ -206,17 +211,3 @@ def _without_keys(problem: Problem) -> Problem:
     """Return the problem of a folder with the command's arguments instead of config keys."""
     advice = problem.advice.replace(ALLOW_EMPTY, "--allow-empty").replace("data.path", "FOLDER")
     return replace(problem, location="FOLDER", advice=advice)
-
-
-@contextmanager
-def _reported(request: PackRequest) -> Iterator[None]:
-    """Raise what can go wrong as a UsageError: an image that cannot be read, or an output that cannot be written."""
-    try:
-        yield
-    except UnreadableImageError as error:
-        raise UsageError.one("FOLDER", str(error), "repair or remove it", code=error.code) from error
-    except OSError as error:
-        reason = f"{request.output} cannot be written: {error.strerror or error}"
-        raise UsageError.one(
-            "--output", reason, "free disk space, or choose another folder", code="disk-full"
-        ) from error

@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config.code_trust import CodeTrust
-from engine.config.data_sections import AugmentConfig, DataConfig
-from engine.config.key_names import key_hint
+from engine.config.data_sections import AugmentConfig
 from engine.config.loader import parse_value, validate_config
 from engine.config.schema import Config, as_dict
-from engine.config.section import Section
-from engine.config.training_sections import EvalConfig
 from engine.data.plan import auto_workers
 from engine.data.sampler import BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
@@ -40,7 +37,7 @@ EvaluationPart = Literal["val", "train", "all"]
 # Keys of data that the checkpoint fixes. The other keys of the input format can be overridden.
 CHECKPOINT_DATA_KEYS = ("image_size", "size_schedule", "channels", "mean", "std")
 # Sections whose keys an evaluation may change.
-OVERRIDABLE: dict[str, type[Section]] = {"data": DataConfig, "eval": EvalConfig}
+OVERRIDABLE = ("data", "eval")
 MAX_LISTED_CLASSES = 10
 MAX_WORKERS = 8  # loader processes or decode threads
 
@@ -189,8 +186,6 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
             problems.append(
                 Problem(key, "cannot be changed for an evaluation; only keys of data and eval can", code="fixed-value")
             )
-        elif name not in OVERRIDABLE[section].model_fields:
-            problems.append(Problem(key, f"unknown key{key_hint(key, _overridable_keys())}", code="unknown-key"))
         elif section == "data" and name in CHECKPOINT_DATA_KEYS:
             problems.append(Problem(key, "is fixed by the checkpoint; omit it", code="fixed-value"))
         else:
@@ -215,16 +210,6 @@ def evaluation_format(checkpoint: TrainedCheckpoint, config: Config) -> ImageFor
         fit=data.fit or trained.fit,
         interpolation=data.interpolation or trained.interpolation,
     )
-
-
-def _overridable_keys() -> list[str]:
-    """Return the keys that an evaluation may change."""
-    return [
-        f"{section}.{name}"
-        for section, model in OVERRIDABLE.items()
-        for name in model.model_fields
-        if section != "data" or name not in CHECKPOINT_DATA_KEYS
-    ]
 
 
 def evaluation_trust(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -> CodeTrust:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from engine.config.training_sections import ModelConfig
-from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.optim.param_groups import has_prefix, name_parts, refuse_missing
+from engine.utils.errors import UsageError
 
 
 def freeze(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
@@ -21,10 +22,12 @@ def freeze(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     if config.freeze == "backbone":
         heads = classifier_paths(model)
-        frozen = {name for name in names if not _has_prefix(name, heads)}
+        frozen = {name for name in names if not any(has_prefix(name, head) for head in heads)}
     else:
-        _check_prefixes(model, config.freeze, names)
-        frozen = {name for name in names if _has_prefix(name, config.freeze)}
+        parts = name_parts(names)
+        missing = [("model.freeze", prefix) for prefix in config.freeze if prefix not in parts]
+        refuse_missing(missing, parts, ", or backbone for all but the head")
+        frozen = {name for name in names if any(has_prefix(name, prefix) for prefix in config.freeze)}
     for name, parameter in model.named_parameters():
         if name in frozen:
             parameter.requires_grad_(False)
@@ -68,30 +71,6 @@ def classifier_paths(model: nn.Module) -> list[str]:
                 return [name]
     with_weights = [path for path, part in model.named_modules() if list(part.parameters(recurse=False))]
     return with_weights[-1:]
-
-
-def _check_prefixes(model: nn.Module, prefixes: Iterable[str], names: Sequence[str]) -> None:
-    """Raise UsageError for prefixes that no name of a parameter or buffer has."""
-    parts = [path for path, part in model.named_modules() if path and list(part.parameters())]
-    problems = [
-        Problem(
-            "model.freeze",
-            f"the model has no weights named {prefix!r}{did_you_mean(prefix, parts) or _top_level_hint(parts)}",
-            code="unknown-value",
-        )
-        for prefix in prefixes
-        if not any(_has_prefix(name, [prefix]) for name in names)
-    ]
-    if problems:
-        raise UsageError(problems)
-
-
-def _top_level_hint(parts: list[str]) -> str:
-    return f"; choose from {', '.join(path for path in parts if '.' not in path)}, or backbone for all but the head"
-
-
-def _has_prefix(name: str, prefixes: Iterable[str]) -> bool:
-    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
 
 
 def convert_to_sync_batch_norm(model: nn.Module, frozen_layers: Iterable[nn.Module]) -> nn.Module:

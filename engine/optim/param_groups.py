@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from engine.config.training_sections import OptimConfig
-from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.utils.errors import Problem, UsageError, did_you_mean, raise_if_any
 
 # A parameter group in the format of `torch.optim.Optimizer`.
 ParamGroup = dict[str, Any]
@@ -73,37 +73,45 @@ def summarize_param_groups(config: OptimConfig, model: nn.Module) -> list[ParamG
 
 
 def _check_names(config: OptimConfig, names: list[str]) -> None:
-    parts = dict.fromkeys(".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 2))
+    parts = name_parts(names)
     decay_names = [key for key in config.weight_decay_groups if key not in DECAY_KINDS]
-    keys = [("optim.layer_lr", prefix) for prefix in config.layer_lr if prefix not in parts]
-    keys += [
+    missing = [("optim.layer_lr", prefix) for prefix in config.layer_lr if prefix not in parts]
+    missing += [
         ("optim.weight_decay_groups", key)
         for key in decay_names
         if not (any(fnmatchcase(name, key) for name in names) if _is_pattern(key) else key in parts)
     ]
-    problems = [
-        Problem(
-            key,
-            f"the model has no weights named {name!r}{did_you_mean(name, parts) or _top_level_hint(parts)}",
-            code="unknown-value",
-        )
-        for key, name in keys
-    ]
-    if problems:
-        raise UsageError(problems)
+    refuse_missing(missing, parts)
 
 
-def _top_level_hint(parts: dict[str, None]) -> str:
-    return "; choose from " + ", ".join(part for part in parts if "." not in part)
+def name_parts(names: Iterable[str]) -> dict[str, None]:
+    """Return the paths of the modules and the weights with these names, in order."""
+    return dict.fromkeys(".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 2))
+
+
+def refuse_missing(missing: Iterable[tuple[str, str]], parts: Collection[str], other: str = "") -> None:
+    """Raise UsageError for pairs of a config key and a part in it that the model lacks. `other` is another choice."""
+    choices = f"; choose from {', '.join(part for part in parts if '.' not in part)}{other}"
+    raise_if_any(
+        [
+            Problem(
+                key,
+                f"the model has no weights named {name!r}{did_you_mean(name, parts) or choices}",
+                code="unknown-value",
+            )
+            for key, name in missing
+        ]
+    )
 
 
 def layer_lr_factor(factors: dict[str, float], name: str) -> float:
     """Return the factor of the longest prefix, in whole dotted components, of a parameter name; 1 without one."""
-    matches = [prefix for prefix in factors if _has_prefix(name, prefix)]
+    matches = [prefix for prefix in factors if has_prefix(name, prefix)]
     return factors[max(matches, key=len)] if matches else 1.0
 
 
-def _has_prefix(name: str, prefix: str) -> bool:
+def has_prefix(name: str, prefix: str) -> bool:
+    """Whether a part of a model is that of a prefix, or in it."""
     return f"{name}.".startswith(f"{prefix}.")
 
 
@@ -126,7 +134,7 @@ def _weight_decay(config: OptimConfig, model: nn.Module) -> Callable[[str, nn.Pa
     def decay_of(name: str, parameter: nn.Parameter) -> float:
         if not decays_norms and (parameter.ndim < 2 or any(fnmatchcase(name, pattern) for pattern in exempt)):
             return 0.0
-        matches = [key for key in names if (fnmatchcase(name, key) if _is_pattern(key) else _has_prefix(name, key))]
+        matches = [key for key in names if (fnmatchcase(name, key) if _is_pattern(key) else has_prefix(name, key))]
         if matches:
             return groups[max(matches, key=len)]
         if "bias" in groups and name.rpartition(".")[2] == "bias":

@@ -1,4 +1,4 @@
-"""Check that the disk has space for the checkpoints of a run. Used by `trainer` and `gputrain doctor`."""
+"""Check that the disk has space for the checkpoints of a run. Used by `trainer`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from engine.config.optimizer_options import state_copies
 from engine.config.schema import Config
-from engine.config.training_sections import OptimConfig
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
 from engine.utils.errors import Problem
 from engine.utils.host import free_bytes
@@ -16,25 +15,6 @@ from engine.utils.units import format_bytes
 
 # In addition to the newest `checkpoint.keep`: the best one, and the one being written.
 EXTRA_CHECKPOINTS = 2
-
-
-def disk_shortage(folder: Path, available_bytes: int, file_bytes: int, file_count: int) -> Problem | None:
-    """Return a shortage if `file_count` more files of `file_bytes` each exceed the free space, else None."""
-    needed_bytes = file_bytes * file_count
-    if needed_bytes <= available_bytes:
-        return None
-    return Problem(
-        "",
-        f"{folder} has {format_bytes(available_bytes)} free, and the checkpoints can take "
-        f"{format_bytes(needed_bytes)} ({pluralize(file_count, 'file')} of {format_bytes(file_bytes)})",
-        f"free disk space, reduce checkpoint.keep, or {OTHER_RUNS_FOLDER_ADVICE}",
-        code="disk-full",
-    )
-
-
-def checkpoint_bytes(weight_bytes: int, optim: OptimConfig) -> int:
-    """Return the size of a checkpoint: the weights and the optimizer's state for them."""
-    return weight_bytes * (1 + state_copies(optim))
 
 
 def max_new_checkpoints(config: Config, folder: Path | None = None) -> int:
@@ -52,10 +32,17 @@ def max_new_checkpoints(config: Config, folder: Path | None = None) -> int:
 
 def disk_warnings(config: Config, checkpoint_folder: Path, weight_bytes: int) -> list[Problem]:
     """Return a warning if the disk is too small for the checkpoints of a run, else nothing."""
-    file_bytes = checkpoint_bytes(weight_bytes, config.optim)
+    file_bytes = weight_bytes * (1 + state_copies(config.optim))
     file_count = max_new_checkpoints(config, checkpoint_folder)
     try:
-        shortage = disk_shortage(checkpoint_folder.parent, free_bytes(checkpoint_folder), file_bytes, file_count)
+        available_bytes = free_bytes(checkpoint_folder)
     except OSError:
         return []
-    return [] if shortage is None else [shortage]
+    if file_bytes * file_count <= available_bytes:
+        return []
+    reason = (
+        f"{checkpoint_folder.parent} has {format_bytes(available_bytes)} free, and the checkpoints can take "
+        f"{format_bytes(file_bytes * file_count)} ({pluralize(file_count, 'file')} of {format_bytes(file_bytes)})"
+    )
+    advice = f"free disk space, reduce checkpoint.keep, or {OTHER_RUNS_FOLDER_ADVICE}"
+    return [Problem("", reason, advice, code="disk-full")]
