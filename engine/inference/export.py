@@ -24,7 +24,6 @@ from engine.inference.model_json import (
     ExportFormat,
     InputImage,
     ModelDescription,
-    StoredProof,
     TensorDescription,
 )
 from engine.inference.preprocess_script import preprocess_script
@@ -116,8 +115,23 @@ def _write_files(
     replace_file(staging / SCRIPT_FILE, lambda file: file.write(script.encode()), durable=True)
     write_record(staging / DESCRIPTION_FILE, description)
     proof = prove_export(trained, staging, file_name, options.overrides, options.max_images)
-    digest = hash_file(staging / file_name)
-    return proof, describe_file(options.file_format, description, digest, proof.to_record())
+    with (staging / file_name).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    image, is_program = description.image, options.file_format != "safetensors"
+    exported = ExportedFile(
+        format=options.file_format,
+        input=TensorDescription(
+            name=INPUT_NAME,
+            dtype="uint8" if is_program else "float32",
+            shape=("batch", image.channels, image.size, image.size),
+        ),
+        output=TensorDescription(
+            name=OUTPUT_NAME if is_program else "logits", dtype="float32", shape=("batch", len(description.classes))
+        ),
+        sha256=digest,
+        proof=proof.to_record(),
+    )
+    return proof, exported
 
 
 def _kept_files(folder: Path, description: ModelDescription, file_name: str, *, force: bool) -> dict[str, ExportedFile]:
@@ -140,12 +154,6 @@ def _kept_files(folder: Path, description: ModelDescription, file_name: str, *, 
     return {name: file for name, file in previous.files.items() if name in existing and name != file_name}
 
 
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: History) -> ModelDescription:
     """Return what model.json says about the model, without its files."""
     model, images = checkpoint.config.model, checkpoint.image_format
@@ -165,26 +173,6 @@ def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: Histo
         image=InputImage(size=images.val_size, channels=images.channels, mean=images.mean, std=images.std),
         tta=checkpoint.config.eval.tta,
         output="sigmoid" if checkpoint.config.loss.name == "bce" else "softmax",
-    )
-
-
-def describe_file(
-    file_format: ExportFormat, description: ModelDescription, sha256: str, proof: StoredProof
-) -> ExportedFile:
-    """Return what model.json says about a file of the model."""
-    image, is_program = description.image, file_format != "safetensors"
-    return ExportedFile(
-        format=file_format,
-        input=TensorDescription(
-            name=INPUT_NAME,
-            dtype="uint8" if is_program else "float32",
-            shape=("batch", image.channels, image.size, image.size),
-        ),
-        output=TensorDescription(
-            name=OUTPUT_NAME if is_program else "logits", dtype="float32", shape=("batch", len(description.classes))
-        ),
-        sha256=sha256,
-        proof=proof,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,23 +75,35 @@ def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
     images, classes = input_spec(config)
     shape = (batch_size, images.channels, images.size, images.size)
     try:
-        model = build_meta_model(config, images.channels, classes, images.size)
-        trace = trace_model(model, torch.empty(shape, device="meta"))
+        with torch.device("meta"):
+            model = build_untrained_model(config, images.channels, classes, images.size)
+        shapes, multiply_adds = trace_model(model, torch.empty(shape, device="meta"))
     except Exception:
         # A forward pass that reads tensor values fails on the meta device, with any exception.
         model = build_untrained_model(config, images.channels, classes, images.size)
         check_model(model, config, images, images.size, classes)
-        trace = trace_model(model, torch.zeros(shape))
+        shapes, multiply_adds = trace_model(model, torch.zeros(shape))
     return ModelSummary(
         model=config.model.name,
         images=shape,
         classes=classes,
         parameters=count_parameters(model),
-        trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        trainable=count_parameters(model, trainable=True),
         buffers=sum(buffer.numel() for buffer in model.buffers()),
         weight_bytes=weight_bytes(model),
-        multiply_adds=trace.multiply_adds.get("", 0),
-        layers=list(layer_summaries(model, trace)),
+        multiply_adds=multiply_adds.get("", 0),
+        layers=[
+            LayerSummary(
+                path=path,
+                kind=type(module).__name__,
+                depth=path.count(".") + 1 if path else 0,
+                output=shapes.get(path),
+                parameters=count_parameters(module),
+                trainable=count_parameters(module, trainable=True),
+                multiply_adds=multiply_adds.get(path, 0),
+            )
+            for path, module in model.named_modules()
+        ],
         groups=summarize_param_groups(config.optim, model),
         input=", ".join(filter(None, (images.describe(), describe_pretrained_input(config, pretrained)))),
     )
@@ -111,12 +123,6 @@ def build_untrained_model(config: Config, channels: int, num_classes: int, image
     return model
 
 
-def build_meta_model(config: Config, channels: int, num_classes: int, image_size: int) -> nn.Module:
-    """Build the same model on the meta device."""
-    with torch.device("meta"):
-        return build_untrained_model(config, channels, num_classes, image_size)
-
-
 def input_spec(config: Config) -> tuple[ImageFormat, int]:
     """Return the image format and the number of classes without reading each image. User data is opened. Raises
     UsageError."""
@@ -131,23 +137,16 @@ def input_spec(config: Config) -> tuple[ImageFormat, int]:
     return likely, DATASET_NUM_CLASSES.get(data.dataset, 10)
 
 
-@dataclass
-class ForwardTrace:
-    """One forward pass: the last output of each path, and the multiply-adds summed over all its calls."""
-
-    output_shapes: dict[str, Shape | None] = field(default_factory=dict)
-    multiply_adds: dict[str, int] = field(default_factory=dict)
-
-
-def trace_model(model: nn.Module, images: Tensor) -> ForwardTrace:
-    """Trace one forward pass in evaluation mode."""
-    trace, flops_before = ForwardTrace(), list[int]()
+def trace_model(model: nn.Module, images: Tensor) -> tuple[dict[str, Shape | None], dict[str, int]]:
+    """Trace one forward pass in evaluation mode: return the last output of each path, and the multiply-adds summed
+    over all its calls."""
+    shapes, multiply_adds, flops_before = dict[str, Shape | None](), dict[str, int](), list[int]()
     counter = FlopCounterMode(display=False)
 
     def leave(path: str, output: Any) -> None:
-        trace.output_shapes[path] = first_shape(output)
+        shapes[path] = first_shape(output)
         flops = counter.get_total_flops() - flops_before.pop()
-        trace.multiply_adds[path] = trace.multiply_adds.get(path, 0) + flops // 2
+        multiply_adds[path] = multiply_adds.get(path, 0) + flops // 2
 
     handles = []
     for path, module in model.named_modules():
@@ -164,7 +163,7 @@ def trace_model(model: nn.Module, images: Tensor) -> ForwardTrace:
         model.train(training)
         for handle in handles:
             handle.remove()
-    return trace
+    return shapes, multiply_adds
 
 
 @contextmanager
@@ -184,16 +183,3 @@ def first_shape(value: Any) -> Shape | None:
         return tuple(value.shape)
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return next((shape for part in parts if (shape := first_shape(part)) is not None), None)
-
-
-def layer_summaries(model: nn.Module, trace: ForwardTrace) -> Iterator[LayerSummary]:
-    for path, module in model.named_modules():
-        yield LayerSummary(
-            path=path,
-            kind=type(module).__name__,
-            depth=path.count(".") + 1 if path else 0,
-            output=trace.output_shapes.get(path),
-            parameters=count_parameters(module),
-            trainable=sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad),
-            multiply_adds=trace.multiply_adds.get(path, 0),
-        )

@@ -197,6 +197,6 @@ def _iter_blocks(module: nn.Module, max_block_size: float) -> Iterator[tuple[boo
         yield from _iter_blocks(child, max_block_size)
 
 
-def count_parameters(module: nn.Module) -> int:
-    """Return the number of values of all parameters of a module."""
-    return sum(parameter.numel() for parameter in module.parameters())
+def count_parameters(module: nn.Module, *, trainable: bool = False) -> int:
+    """Return the number of values of all parameters of a module, or of those that are trained."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad or not trainable)

@@ -67,21 +67,14 @@ def timm_options(name: str) -> dict[str, OptimizerOption]:
     if timm_name.startswith("lookahead_"):
         raise UsageError.one("optim.name", f"{name}: timm's lookahead wrapper is not supported", code="not-supported")
     if timm_name not in catalog:
-        usable = _usable_names(catalog)
+        plain = [key for key, optimizer in catalog.items() if not (optimizer.refused or key.startswith("lookahead_"))]
+        usable = [TIMM_PREFIX + key for key in plain]
         hint = did_you_mean(name, usable) or f"; choose from {', '.join(usable)}"
         raise UsageError.one("optim.name", f"timm has no optimizer {timm_name!r}{hint}", code="unknown-value")
     optimizer = catalog[timm_name]
     if optimizer.refused:
         raise UsageError.one("optim.name", f"{name} cannot be used: it {optimizer.refused}", code="not-supported")
     return {key: _option_from_default(key, option) for key, option in optimizer.options.items()}
-
-
-def _usable_names(catalog: dict[str, TimmOptimizer]) -> list[str]:
-    return [
-        TIMM_PREFIX + name
-        for name, optimizer in catalog.items()
-        if not optimizer.refused and not name.startswith("lookahead_")
-    ]
 
 
 def _option_from_default(key: str, default: DefaultValue) -> OptimizerOption:

@@ -46,8 +46,17 @@ def build_user_optimizer(
     arguments = _arguments(config, factory, lr, notes)
 
     def build(groups: list[ParamGroup]) -> Optimizer:
+        plain = [
+            {
+                **group,
+                "params": [parameter for _, parameter in group["params"]],
+                "param_names": [name for name, _ in group["params"]],
+                "lr": lr * group["lr_scale"],
+            }
+            for group in groups
+        ]
         with _failures(config, run, "fails"):
-            built = factory(_plain_groups(groups, lr), **arguments)
+            built = factory(plain, **arguments)
         return _check(config, built, groups, lr)
 
     _try_steps(config, run, groups, build, restore)
@@ -89,19 +98,6 @@ def _arguments(config: OptimConfig, factory: Any, lr: float, notes: list[Problem
             reason = f"{config.name} requires {parameter.name}; set it here"
             raise UsageError.one(key, reason, code="missing-value")
     return arguments
-
-
-def _plain_groups(groups: list[ParamGroup], lr: float) -> list[ParamGroup]:
-    """Return new groups of tensors instead of pairs, with the learning rate and the names of each."""
-    return [
-        {
-            **group,
-            "params": [parameter for _, parameter in group["params"]],
-            "param_names": [name for name, _ in group["params"]],
-            "lr": lr * group["lr_scale"],
-        }
-        for group in groups
-    ]
 
 
 def _check(config: OptimConfig, built: Any, groups: list[ParamGroup], lr: float) -> Optimizer:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import cycle
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -203,12 +203,6 @@ def _evaluate(trainer: Trainer, batch_size: int) -> None:
     model.train()
 
 
-def trial_config(config: Config, **changes: Mapping[str, Any]) -> Config:
-    """Return the config of a single process, not compiled; `changes` are by section."""
-    single = config.with_values(device={"init_method": "auto"}, model={"compile": False, "sync_bn": False})
-    return single.with_values(**changes)
-
-
 def build_trial(
     config: Config, plan: NodePlan, source: ImageSource, world_size: int = 1, local_rank: int = 0
 ) -> Trainer:
@@ -243,4 +237,6 @@ def _without_delays(config: Config, batch_size: int) -> Config:
         "optim": {"lr": 1e-9, "accumulate": min(config.optim.accumulate, 2)},
         "run": {"log_every": 1000},
     }
-    return trial_config(config, **changes)
+    # In a single process, not compiled.
+    single = config.with_values(device={"init_method": "auto"}, model={"compile": False, "sync_bn": False})
+    return single.with_values(**changes)

@@ -193,27 +193,24 @@ class StepProfiler:
                 trace, problem = b"", f"only rank 0 of more than {MAX_TRACES} ranks has a trace"
                 if rank == 0 or dist.get_world_size() <= MAX_TRACES:
                     trace, problem = _export_trace(profiler)
-                return Answer(value=self._analyze(steps, "" if problem else trace_name(rank), problem)), trace
+                times = {part: [step[part] for step in steps] for part in PARTS}
+                record = RankProfile(
+                    rank=rank,
+                    host=socket.gethostname(),
+                    device=torch.cuda.get_device_name(self._log.device) if self._on_gpu else "cpu",
+                    steps=[sum(step.values()) for step in steps],
+                    parts={
+                        part: PartTime(mean=statistics.fmean(each), median=statistics.median(each))
+                        for part, each in times.items()
+                    },
+                    trace="" if problem else trace_name(rank),
+                    problem=problem,
+                )
+                return Answer(value=record), trace
             # A profile must not end the run, and the other ranks wait for this one.
             except Exception as error:
                 reason = describe_error(error)
         return Answer(problems=(Problem("", reason, code="library-failed"),)), b""
-
-    def _analyze(self, steps: Sequence[Mapping[Part, float]], trace: str, problem: str) -> RankProfile:
-        """Return where the time of this rank went."""
-        times = {part: [step[part] for step in steps] for part in PARTS}
-        return RankProfile(
-            rank=dist.get_rank(),
-            host=socket.gethostname(),
-            device=torch.cuda.get_device_name(self._log.device) if self._on_gpu else "cpu",
-            steps=[sum(step.values()) for step in steps],
-            parts={
-                part: PartTime(mean=statistics.fmean(each), median=statistics.median(each))
-                for part, each in times.items()
-            },
-            trace=trace,
-            problem=problem,
-        )
 
 
 def _export_trace(profiler: profile) -> tuple[bytes, str]:

@@ -6,7 +6,7 @@ The checkpoint decides: `config.yaml` and the dataset may have been edited since
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -69,7 +69,9 @@ def load_for_resume(
         if checkpoint is None:
             checkpoint = _load_chosen(folder, name)
         notes += compare_with_checkpoint(checkpoint, config, source)
-    _raise_problems_of_all_ranks(problems, rank_info, store)
+    # One found only on another host names that host.
+    ranks = exchange(store, rank_info, "comparison", HostProblems(host=socket.gethostname(), problems=tuple(problems)))
+    raise_if_any(merge_problems(ranks[0].problems, ranks[1:]))
     return checkpoint, notes
 
 
@@ -80,12 +82,6 @@ def _load_chosen(folder: RunFolder, name: str) -> dict[str, Any]:
         return load_checkpoint(path)
     except DamagedCheckpointError as error:
         raise UsageError.one(str(path), f"{error}, but not on rank 0's host", code=error.code) from error
-
-
-def _raise_problems_of_all_ranks(problems: Sequence[Problem], rank_info: RankInfo, store: Store) -> None:
-    """Raise UsageError on all ranks if one of them has problems. One found only on another host names that host."""
-    ranks = exchange(store, rank_info, "comparison", HostProblems(host=socket.gethostname(), problems=tuple(problems)))
-    raise_if_any(merge_problems(ranks[0].problems, ranks[1:]))
 
 
 def compare_with_checkpoint(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[Problem]:

@@ -9,7 +9,7 @@ import torch
 
 from engine.config.loader import presets, resolve_config
 from engine.data.sources.open import expected_input_format
-from engine.models.summary import build_meta_model
+from engine.models.summary import build_untrained_model
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -45,6 +45,7 @@ def test_model_of_preset_accepts_its_images(name: str) -> None:
     config = resolve_config(name, ["data.path=/photos"]).config
     image_format = expected_input_format(config)
     classes = 1000 if name.startswith("imagenet") else 10
-    model = build_meta_model(config, image_format.channels, classes, image_format.size).eval()
+    with torch.device("meta"):
+        model = build_untrained_model(config, image_format.channels, classes, image_format.size).eval()
     for size in (*image_format.train_sizes, image_format.val_size):
         assert model(torch.empty(1, image_format.channels, size, size, device="meta")).shape == (1, classes)
