@@ -1,4 +1,4 @@
-"""Memory of a rank: peak GPU memory, torch's cached GPU memory, and when Python collects garbage."""
+"""Memory of a rank: peak GPU memory, freed host memory, and when Python collects garbage."""
 
 from __future__ import annotations
 
@@ -14,36 +14,22 @@ from engine.distributed.collectives import gather
 from engine.runs.records import RankPeakMemory
 
 
-def peak_memory(device: torch.device) -> dict[str, int]:
-    """Return the peak bytes `allocated` by tensors and `reserved` by the caching allocator since `reset_peak_memory`.
-
-    With several GPUs (DataParallel) it is that of the first, which uses the most. Empty on the CPU.
-    """
-    if device.type != "cuda":
-        return {}
-    return {
-        "allocated": torch.cuda.max_memory_allocated(device),
-        "reserved": torch.cuda.max_memory_reserved(device),
-    }
-
-
 def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def gather_peak_memory(device: torch.device, cpu_group: dist.ProcessGroup) -> list[RankPeakMemory]:
-    """Return the peak memory of all ranks on rank 0, nothing on other ranks or on the CPU. A collective on GPUs."""
+    """Return the peak bytes of all ranks, allocated by tensors and reserved by the caching allocator, since
+    `reset_peak_memory`: on rank 0, nothing on other ranks or on the CPU. A collective on GPUs.
+
+    With several GPUs (DataParallel) it is that of the first, which uses the most.
+    """
     if device.type != "cuda":
         return []
-    ranks = gather(torch.tensor([*peak_memory(device).values()]), cpu_group)
+    own = torch.tensor([torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)])
+    ranks = gather(own, cpu_group)
     return [RankPeakMemory(index, *values.tolist()) for index, values in enumerate(ranks)]
-
-
-def empty_cache(device: torch.device) -> None:
-    """Release the unused cached memory on all GPUs of this process, so that other processes can use it."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def release_free_memory() -> None:

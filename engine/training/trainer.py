@@ -43,7 +43,7 @@ from engine.training.disk import disk_warnings
 from engine.training.job import Job
 from engine.training.log import TrainingLog
 from engine.training.losses import guessing_loss
-from engine.training.memory import empty_cache, gather_peak_memory, reset_peak_memory
+from engine.training.memory import gather_peak_memory, reset_peak_memory
 from engine.training.metrics import Evaluation, Metrics
 from engine.training.model import Model, lr_of_step
 from engine.training.own_metrics import OwnMetrics
@@ -129,7 +129,8 @@ class Trainer:
         data, position, log = self.data, self.data.position, self.log
         val, ema = evaluation.scores(), ema_evaluation.scores() if ema_evaluation is not None else None
         if self.config.device.empty_cache:
-            empty_cache(self.device)
+            # Other processes can use the memory.
+            torch.cuda.empty_cache()
         seconds = log.clock.epoch_seconds()
         if self.is_last_epoch(position.epoch):
             log.flush()

@@ -28,11 +28,10 @@ from engine.launch.run_code import RunCode
 from engine.runs.control import RequestCounters
 from engine.runs.events import Event
 from engine.runs.folder import RunFolder
-from engine.runs.records import RankPeakMemory
 from engine.training import batch_size
 from engine.training.batch_size import BatchSizeTrials, largest_fitting
 from engine.training.job import Job
-from engine.training.memory import empty_cache, gather_peak_memory, peak_memory, reset_peak_memory
+from engine.training.memory import gather_peak_memory, reset_peak_memory
 from engine.training.trainer import Trainer
 from engine.utils.errors import UsageError
 from engine.utils.process import SignalHandler
@@ -83,18 +82,19 @@ def test_failure_of_host_oom_names_rank_batch_and_advice(fill: object) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_peak_memory_on_gpu_reports_maximum() -> None:
     gpu = torch.device("cuda", 0)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     torch.zeros(1, device=gpu)
     reset_peak_memory(gpu)
-    before = peak_memory(gpu)["allocated"]
+    [before] = gather_peak_memory(gpu, dist.group.WORLD)  # type: ignore[arg-type]
     torch.zeros(64 << 20, dtype=torch.uint8, device=gpu)
-    assert peak_memory(gpu)["allocated"] == before + (64 << 20)
-    assert peak_memory(gpu)["reserved"] >= peak_memory(gpu)["allocated"]
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert gather_peak_memory(gpu, dist.group.WORLD) == [RankPeakMemory(0, **peak_memory(gpu))]  # type: ignore[arg-type]
-    dist.destroy_process_group()
-    empty_cache(gpu)
+    [after] = gather_peak_memory(gpu, dist.group.WORLD)  # type: ignore[arg-type]
+    assert (after.rank, after.allocated) == (0, before.allocated + (64 << 20))
+    assert after.reserved >= after.allocated
+    torch.cuda.empty_cache()
     reset_peak_memory(gpu)
-    assert peak_memory(gpu)["reserved"] < 64 << 20
+    [released] = gather_peak_memory(gpu, dist.group.WORLD)  # type: ignore[arg-type]
+    assert released.reserved < 64 << 20
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("limit", "max_fitting"), [(10**6, 1), (10**6, 7), (10**6, 40), (10**6, 1437), (719, 10**6)])
