@@ -5,9 +5,9 @@ Uses `trained_model` for the model, and the data sources, loader, loss and metri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,24 +47,20 @@ class CheckpointEvaluation:
     """Result of an evaluation.
 
     `images_per_class` has the number of images of each of the model's classes, `unread` the paths of unreadable images.
+    `source` has the images, and `image_format` is how they were evaluated.
     """
 
     config: Config
+    source: ImageSource
+    image_format: ImageFormat
     evaluation: Evaluation
     images_per_class: list[int]
     unread: tuple[str, ...]
 
 
-class ImageObserver(Protocol):
-    """Receives the outputs for each image of an evaluation."""
-
-    def open(self, config: Config, source: ImageSource, image_format: ImageFormat) -> None:
-        """Receive the evaluated config, its data and their format, before any image. May raise UsageError."""
-        ...
-
-    def add(self, part: Part, indices: Indices, logits: Tensor, targets: Tensor, criterion: Criterion) -> None:
-        """Receive the logits (N x classes) and targets (N class indices) of images of a part, on the device."""
-        ...
+# Receives the part, the indices, the logits (N x classes) and the targets (N class indices) of images, both on the
+# device, and the loss.
+ImageObserver = Callable[[Part, Indices, Tensor, Tensor, Criterion], None]
 
 
 def evaluate_checkpoint(
@@ -72,7 +68,8 @@ def evaluate_checkpoint(
     overrides: Sequence[str] = (),
     part: EvaluationPart = "val",
     device: str = "auto",
-    observer: ImageObserver | None = None,
+    observe: ImageObserver | None = None,
+    max_images: int | None = None,
 ) -> CheckpointEvaluation:
     """Evaluate a checkpoint once on every image of a split, without augmentation.
 
@@ -91,8 +88,9 @@ def evaluate_checkpoint(
         raise UsageError.one(
             "--split", f"{part} has no images in {config.data.dataset}; select another split", code="no-images"
         )
-    if observer is not None:
-        observer.open(config, source, checkpoint.image_format)
+    if max_images is not None and len(labels) > max_images:
+        reason = f"{part} has {len(labels):,} images; at most {max_images:,} can be inspected"
+        raise UsageError.one("--split", reason, "select another split", code="too-many")
 
     # DataLoader workers are forked, so they must start before this process initializes CUDA or starts threads.
     workers: int = 0
@@ -123,9 +121,9 @@ def evaluate_checkpoint(
                     torch.from_numpy(class_map[batch.labels]).to(trained.device),
                 )
                 accumulator.add(criterion(logits, targets), logits, targets)
-                if observer is not None:
+                if observe is not None:
                     indices = request.indices if batch.readable is None else batch.readable
-                    observer.add(request.part, indices, logits, targets, criterion)
+                    observe(request.part, indices, logits, targets, criterion)
     except UnreadableImageError as error:
         raise UsageError.one(
             "data.path",
@@ -153,7 +151,7 @@ def evaluate_checkpoint(
         evaluation = replace(evaluation, own=own.compute(outputs, failures.append))
     if failures:
         raise UsageError(failures)
-    return CheckpointEvaluation(config, evaluation, images_per_class.tolist(), tuple(unread_files))
+    return CheckpointEvaluation(config, source, images, evaluation, images_per_class.tolist(), tuple(unread_files))
 
 
 def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -> Config:

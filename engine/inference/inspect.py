@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -32,10 +33,8 @@ from engine.runs.inspection import (
     PART_NAMES,
     Inspection,
     InspectionInfo,
-    PartName,
 )
 from engine.training.losses import Criterion
-from engine.utils.errors import UsageError
 
 THUMBNAIL_BATCH = 256
 
@@ -47,9 +46,10 @@ def inspect_checkpoint(
 
     Raises UsageError as `evaluate_checkpoint` does, and for more than MAX_IMAGES images.
     """
-    collector = _Collector(request.part)
-    result = evaluate_checkpoint(checkpoint, request.overrides, request.part, device, collector)
-    source, epoch = collector.source, find_epoch(checkpoint, run.history())
+    columns: dict[str, list[NDArray[np.generic]]] = {}
+    collect = partial(_collect, columns, checkpoint.config)
+    result = evaluate_checkpoint(checkpoint, request.overrides, request.part, device, collect, MAX_IMAGES)
+    source, epoch = result.source, find_epoch(checkpoint, run.history())
     root = os.path.realpath(source.root) if isinstance(source, FolderSource) else None
     info = InspectionInfo(
         checkpoint=checkpoint.path.name,
@@ -69,56 +69,42 @@ def inspect_checkpoint(
         unread_count=len(result.unread),
         time=time.time(),
     )
-    inspection = collector.inspection(info)
-    return (
-        inspection if root is not None else _with_thumbnails(inspection, source, result.config, collector.image_format)
-    )
+    whole, paths = {name: np.concatenate(arrays) for name, arrays in columns.items()}, None
+    if isinstance(source, EncodedSource):
+        by_part = [source.image_names(part) for part in PARTS]
+        paths = [by_part[part][index] for part, index in zip(whole["part"], whole["index"], strict=True)]
+    inspection = Inspection(info, whole, paths)
+    return inspection if root is not None else _with_thumbnails(inspection, source, result.config, result.image_format)
 
 
-class _Collector:
-    """Collects the result of each image, an `ImageObserver`."""
-
-    def __init__(self, part: PartName) -> None:
-        self._part = part
-        self._columns: dict[str, list[NDArray[np.generic]]] = {}
-
-    def open(self, config: Config, source: ImageSource, image_format: ImageFormat) -> None:
-        self.source, self.image_format, self._config = source, image_format, config
-        count = sum(source.num_images(part) for part in expand_parts(self._part))
-        if count > MAX_IMAGES:
-            reason = f"{self._part} has {count:,} images; at most {MAX_IMAGES:,} can be inspected"
-            raise UsageError.one("--split", reason, "select another split", code="too-many")
-
-    def add(self, part: Part, indices: Indices, logits: Tensor, targets: Tensor, criterion: Criterion) -> None:
-        probabilities = to_probabilities(logits, self._config)
-        best, predicted = probabilities.topk(2, 1), logits.argmax(1)
-        # The loss of a model and of a user is a mean over a batch.
-        losses = [criterion(logits[row : row + 1], targets[row : row + 1]) for row in range(len(targets))]
-        columns = {
-            "part": np.full(len(indices), PART_NAMES.index(part), np.uint8),
-            "index": np.asarray(indices, np.int64),
-            "label": targets,
-            # Not the first of `best`: both break ties in their own way, and the confusion matrix uses this one.
-            "predicted": predicted,
-            "second": torch.where(best.indices[:, 0] == predicted, best.indices[:, 1], best.indices[:, 0]),
-            "probability": best.values[:, 0],
-            "label_probability": probabilities.gather(1, targets[:, None])[:, 0],
-            "margin": best.values[:, 0] - best.values[:, -1],
-            "loss": torch.stack(losses).float(),
-        }
-        for name, column in columns.items():
-            self._columns.setdefault(name, []).append(
-                np.asarray(column.cpu() if isinstance(column, Tensor) else column)
-            )
-
-    def inspection(self, info: InspectionInfo) -> Inspection:
-        """Return the results of all images, without pictures."""
-        columns = {name: np.concatenate(arrays) for name, arrays in self._columns.items()}
-        paths = None
-        if isinstance(self.source, EncodedSource):
-            by_part = [self.source.image_names(part) for part in PARTS]
-            paths = [by_part[part][index] for part, index in zip(columns["part"], columns["index"], strict=True)]
-        return Inspection(info, columns, paths)
+def _collect(
+    columns: dict[str, list[NDArray[np.generic]]],
+    config: Config,
+    part: Part,
+    indices: Indices,
+    logits: Tensor,
+    targets: Tensor,
+    criterion: Criterion,
+) -> None:
+    """Add the results of images to the columns, an `ImageObserver`."""
+    probabilities = to_probabilities(logits, config)
+    best, predicted = probabilities.topk(2, 1), logits.argmax(1)
+    # The loss of a model and of a user is a mean over a batch.
+    losses = [criterion(logits[row : row + 1], targets[row : row + 1]) for row in range(len(targets))]
+    values = {
+        "part": np.full(len(indices), PART_NAMES.index(part), np.uint8),
+        "index": np.asarray(indices, np.int64),
+        "label": targets,
+        # Not the first of `best`: both break ties in their own way, and the confusion matrix uses this one.
+        "predicted": predicted,
+        "second": torch.where(best.indices[:, 0] == predicted, best.indices[:, 1], best.indices[:, 0]),
+        "probability": best.values[:, 0],
+        "label_probability": probabilities.gather(1, targets[:, None])[:, 0],
+        "margin": best.values[:, 0] - best.values[:, -1],
+        "loss": torch.stack(losses).float(),
+    }
+    for name, column in values.items():
+        columns.setdefault(name, []).append(np.asarray(column.cpu() if isinstance(column, Tensor) else column))
 
 
 def _with_thumbnails(
