@@ -20,7 +20,6 @@ from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.utils.answers import Answer
 from engine.utils.codec import Count, Record
-from engine.utils.errors import UsageError
 from engine.utils.helper_process import ParentPipe
 
 # Creating a dataset may index it, or download it in the first run.
@@ -96,14 +95,14 @@ def main(parent: ParentPipe) -> None:
 
     Without ranks, reply with the format of the first item instead."""
     request = parent.receive(DatasetQuestion)
-    try:
-        config = validate_config(request.config)
-        if not request.ranks:
-            # It imports torch.
-            from engine.data.sources.user_dataset import first_item_format
 
-            parent.send(Answer(first_item_format(config.data, config.run)))
-            return
-        parent.send(Answer(try_first_images(config, request.ranks)))
-    except UsageError as error:
-        parent.send(Answer.refuse(error))
+    def examine() -> ImageCounts | ItemFormat:
+        config = validate_config(request.config)
+        if request.ranks:
+            return try_first_images(config, request.ranks)
+        # It imports torch.
+        from engine.data.sources.user_dataset import first_item_format
+
+        return first_item_format(config.data, config.run)
+
+    parent.send(Answer.of(examine))

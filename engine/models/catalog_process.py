@@ -9,7 +9,6 @@ from typing import Any, get_args
 from engine.config.data_sections import Fit, Interpolation
 from engine.models.catalog import CatalogModel, CatalogRequest, ModelListing, PretrainedInput
 from engine.utils.answers import Answer
-from engine.utils.errors import UsageError
 from engine.utils.helper_process import ParentPipe
 from engine.utils.libraries import import_library
 
@@ -22,12 +21,12 @@ _FIT_OF_CROP_MODE: dict[str, Fit] = {"center": "crop", "squash": "squash"}
 def main(parent: ParentPipe) -> None:
     """Answer a request with the listing of a library, or with the problems of its import."""
     source = parent.receive(CatalogRequest).source
-    try:
+
+    def list_models() -> ModelListing:
         import_library(source, "model.source")
-    except UsageError as error:
-        parent.send(Answer.refuse(error))
-        return
-    parent.send(Answer(list_torchvision() if source == "torchvision" else list_timm()))
+        return list_torchvision() if source == "torchvision" else list_timm()
+
+    parent.send(Answer.of(list_models))
 
 
 def list_torchvision() -> ModelListing:

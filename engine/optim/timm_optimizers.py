@@ -100,24 +100,17 @@ def _catalog() -> dict[str, TimmOptimizer]:
 
 def main(parent: ParentPipe) -> None:
     """Entry point of the helper process, which imports timm: send its optimizers, or the problems of the import."""
-    try:
-        import_library("timm.optim", "optim.name")
-    except UsageError as error:
-        parent.send(Answer.refuse(error))
-        return
-    parent.send(Answer(TimmOptimizers(optimizers=describe_optimizers())))
+    parent.send(Answer.of(describe_optimizers))
 
 
-def describe_optimizers() -> dict[str, TimmOptimizer]:
-    """Describe timm's optimizers by name. Imports timm."""
-    from timm.optim import get_optimizer_info, list_optimizers
-
-    catalog: dict[str, TimmOptimizer] = {}
-    for name in map(str, list_optimizers()):
-        info = get_optimizer_info(name)
+def describe_optimizers() -> TimmOptimizers:
+    """Describe timm's optimizers by name. Raises UsageError if timm cannot be imported."""
+    timm_optim, catalog = import_library("timm.optim", "optim.name"), dict[str, TimmOptimizer]()
+    for name in map(str, timm_optim.list_optimizers()):
+        info = timm_optim.get_optimizer_info(name)
         refused = _refusal(info)
         catalog[name] = TimmOptimizer(options={} if refused else _optimizer_parameters(info), refused=refused)
-    return catalog
+    return TimmOptimizers(optimizers=catalog)
 
 
 def _refusal(info: Any) -> str:

@@ -95,10 +95,9 @@ def main(parent: ParentPipe) -> None:
     # Leave no __pycache__ in the user's folder.
     sys.dont_write_bytecode = True
     request = parent.receive(ScheduleRequest)
-    try:
-        config = validate_config(request.config)
-        load_user_schedule(config, request.steps_per_epoch)
-    except UsageError as error:
-        parent.send(Answer.refuse(error))
-        return
-    parent.send(Answer(value=True))
+
+    def check() -> bool:
+        load_user_schedule(validate_config(request.config), request.steps_per_epoch)
+        return True
+
+    parent.send(Answer.of(check))

@@ -5,6 +5,7 @@ Modules that `engine.utils.helper_process` starts send it, and `engine.distribut
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from engine.utils.codec import Record
@@ -24,6 +25,14 @@ class Answer(Record, Generic[T], frozen=True):
         if self.problems or self.value is None:
             raise UsageError(self.problems)
         return self.value
+
+    @classmethod
+    def of(cls, compute: Callable[[], T]) -> Answer[T]:
+        """Return the answer with what a function returns, or with the problems of the UsageError that it raises."""
+        try:
+            return cls(compute())
+        except UsageError as error:
+            return cls.refuse(error)
 
     @classmethod
     def refuse(cls, error: UsageError) -> Answer[T]:
