@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from engine.config.data_sections import ENCODED_DATASETS, IMAGE_FILE_DATASETS
+from engine.config.monitor import monitor_problem
 from engine.config.optimizer_options import torch_optimizer_problems
 from engine.config.rules import (
     ORIGINAL_SIZE_REASONS,
@@ -45,6 +46,11 @@ def _streams_only(config: Config) -> str:
     if key is None or data.pipeline != "memory" or data.dataset not in ENCODED_DATASETS:
         return ""
     return f"memory holds images at the model's input size, but {key} {ORIGINAL_SIZE_REASONS[key]}; use stream or auto"
+
+
+def _unknown_monitor(config: Config) -> str:
+    """Return why the run does not have its monitor; "" if it has, or if only its user code can tell."""
+    return "" if any(map(is_user_code, config.eval.metrics)) else monitor_problem(config)
 
 
 def _own_source(config: Config) -> str:
@@ -389,6 +395,7 @@ _CONFLICTS = (
         ),
         code="conflict",
     ),
+    Rule("run.monitor", ("eval.metrics",), _unknown_monitor, code="unknown-value"),
     Rule(
         "schedule.gamma",
         ("schedule.name",),

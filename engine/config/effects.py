@@ -15,6 +15,7 @@ from engine.config.begin_time import begin_time
 from engine.config.command_line import shown_value
 from engine.config.data_sections import IMAGE_FILE_DATASETS
 from engine.config.key_names import REMOVED_KEYS
+from engine.config.monitor import SCORES, monitored_name
 from engine.config.optimizer_options import COMMON_OPTIONS, OPTIMIZERS, accepts_key
 from engine.config.rules import ANY_USER_CODE, DEPENDS_ON, Rule, broken_if, key_of_original_size
 from engine.config.schema import UNSTORED_KEYS, Config, fields, sections
@@ -207,6 +208,13 @@ _RULES = (
         "run.early_stop_min_delta",
         ("run.early_stop",),
         broken_if(lambda config: not config.run.early_stop, "without run.early_stop"),
+    ),
+    Rule(
+        "run.monitor_mode",
+        ("run.monitor",),
+        broken_if(
+            lambda config: monitored_name(config) in SCORES, "with a run.monitor that is none of your own metrics"
+        ),
     ),
     *(
         Rule(

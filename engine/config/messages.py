@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pydantic_core import ErrorDetails
 
 from engine.config.key_names import REMOVED_KEYS, key_hint
+from engine.config.monitor import CLASS_METRICS
 from engine.config.notify_section import OCCASIONS, REFERENCE_ADVICE, URLS_KEY
 from engine.config.rules import PACK_ADVICE, PACKED_PROBLEM
 from engine.config.schema import fields, sections
@@ -30,7 +31,7 @@ _KEY_MESSAGES = {
     "optim.betas": "must be two numbers, such as [0.9, 0.999]",
     "augment.crop_scale": "must be two numbers, such as [0.08, 1]",
     "augment.crop_ratio": "must be two numbers, such as [0.75, 1.33]",
-    "eval.metrics": "must be names of user code, such as [metrics:f1, metrics:auroc]",
+    "eval.metrics": f"must be {', '.join(CLASS_METRICS)}, or names of user code, such as [metrics:f1]",
     "model.freeze": "must be none, backbone, or parameter name prefixes such as [layer1, layer2]",
     "queue.time_limit": "must be a number of minutes from 0 to 1000000, such as 90",
     "optim.clip_norm_type": "must be a number greater than 0, or inf",

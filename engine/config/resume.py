@@ -18,7 +18,8 @@ from engine.utils.errors import Problem
 
 # Changing one of these between two sessions of a run would invalidate its weights, optimizer state or data split.
 IMMUTABLE_KEYS = {
-    *("run.seed", "model.name", "model.source", "model.options", "optim.name", "task.name"),
+    *("run.seed", "run.monitor", "run.monitor_mode", "task.name"),
+    *("model.name", "model.source", "model.options", "optim.name"),
     *("data.dataset", "data.val_split", "data.image_size", "data.size_schedule", "data.channels"),
     *("data.mean", "data.std", "data.fake_train", "data.fake_val", "data.val_resize", "data.val_crop"),
     *("data.fit", "data.interpolation"),

@@ -43,21 +43,31 @@ class RunConfig(Section):
         description="Run from a copy of the code. The copy is made with the run: later changes have no effect on it, "
         "even while it waits. Needs a git repository; what it ignores, such as data/, is linked.",
     )
+    monitor: Text = Field(
+        "auto",
+        description="Metric of the validation that selects the best epoch: its checkpoint, and what run.early_stop and "
+        "schedule plateau follow. accuracy, loss, top5, macro_f1, macro_precision, macro_recall, balanced_accuracy or "
+        "one of eval.metrics; auto is accuracy, and loss for schedule plateau.",
+    )
+    monitor_mode: Literal["auto", "max", "min"] = Field(
+        "auto",
+        description="Whether the maximum or the minimum of run.monitor is best, if it is one of your own metrics. auto "
+        "takes it from the name, such as min for rmse, or from `gputrain runs better`.",
+    )
     early_stop: int = Field(
         0,
         ge=0,
         le=10**9,
         title="early stop",
-        description="Finish after this many epochs without improvement; 0 disables. The validation accuracy that "
-        "selects the best epoch counts. The LR schedule does not change.",
+        description="Finish after this many epochs without improvement of run.monitor; 0 disables. The LR schedule "
+        "does not change.",
     )
     early_stop_min_delta: float = Field(
         0.0,
         ge=0,
-        le=1,
         title="least gain",
-        description="Least gain that counts as an improvement for run.early_stop. It is a difference in validation "
-        "accuracy, from 0 to 1.",
+        description="Least gain of run.monitor that counts as an improvement for run.early_stop. An accuracy is from 0 "
+        "to 1.",
     )
     log_every: int = Field(10, ge=1, description="Log loss, learning rate and throughput every this many steps.")
     watchdog: float = Field(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
+from engine.config.monitor import CLASS_METRICS
 from engine.config.run_name import name_problem, normalize_name
 
 MAX_OPTION_VALUES = 10_000
@@ -100,6 +101,9 @@ Factors = Annotated[dict[str, float], BeforeValidator(_empty_if_none)]
 # User code: a module and a callable in it.
 USER_CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 UserCodePath = Annotated[str, BeforeValidator(_as_import_path), Field(pattern=USER_CODE_PATTERN)]
+MetricName = Annotated[
+    str, BeforeValidator(_as_import_path), Field(pattern=f"{USER_CODE_PATTERN}|^({'|'.join(CLASS_METRICS)})$")
+]
 ModelName = Annotated[str, BeforeValidator(_as_text), BeforeValidator(_as_import_path)]
 PackageNames = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], BeforeValidator(as_list), Strict(False)

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, Strict, model_validator
 from engine.config.section import (
     Factors,
     FloatPair,
+    MetricName,
     ModelName,
     Options,
     Section,
@@ -405,10 +406,10 @@ class EvalConfig(Section):
         description="Test-time augmentation of evaluation and predictions: none or flip. flip takes the mean of the "
         "logits of each image and its mirror image.",
     )
-    metrics: Annotated[tuple[UserCodePath, ...], BeforeValidator(as_list), Strict(False)] = Field(
+    metrics: Annotated[tuple[MetricName, ...], BeforeValidator(as_list), Strict(False)] = Field(
         (),
         title="own metrics",
-        description="Metrics besides loss and accuracy, as user code (module:name). Each gets the probabilities (N x "
-        "classes) and the labels of all validation images as CPU tensors, and returns a number or a dict of numbers. "
-        "Example: engine/OWN_CODE.md.",
+        description="Metrics besides loss and accuracy: macro_f1, macro_precision, macro_recall, balanced_accuracy, or "
+        "user code (module:name). User code gets the probabilities (N x classes) and the labels of all validation "
+        "images as CPU tensors, and returns a number or a dict of numbers. Example: engine/OWN_CODE.md.",
     )

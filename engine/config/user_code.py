@@ -82,7 +82,8 @@ def user_code_names(config: Config) -> dict[str, tuple[str, ...]]:
         "schedule.name": config.schedule.name,
     }
     found = {key: (name,) for key, name in names.items() if name is not None and is_user_code(name)}
-    return found | ({"eval.metrics": config.eval.metrics} if config.eval.metrics else {})
+    metrics = tuple(filter(is_user_code, config.eval.metrics))
+    return found | ({"eval.metrics": metrics} if metrics else {})
 
 
 def find_user_module(key: str, name: str, folder: str | None, packages: Collection[str] = ()) -> UserModule:

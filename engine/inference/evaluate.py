@@ -146,9 +146,8 @@ def evaluate_checkpoint(
             ) from error
         raise
     evaluation, failures = accumulator.all_reduce(), list[Problem]()
-    if own:
-        outputs = concatenate(accumulator.outputs, len(checkpoint.classes))
-        evaluation = replace(evaluation, own=own.compute(outputs, failures.append))
+    outputs = concatenate(accumulator.outputs, len(checkpoint.classes)) if own else None
+    evaluation = own.add_to(evaluation, outputs, failures.append)
     if failures:
         raise UsageError(failures)
     return CheckpointEvaluation(config, source, images, evaluation, images_per_class.tolist(), tuple(unread_files))

@@ -44,7 +44,7 @@ from engine.runs.event_lines import TrainingProgress, event_line
 from engine.runs.events import ConfigRejected, Event, FlushJournal, GpuEvent, RankFailed, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History, has_stopped_early
-from engine.runs.metrics import METRICS, format_known
+from engine.runs.metrics import format_metric
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.run_record import read_run_record
 from engine.training.job import Job, RunResult
@@ -54,7 +54,6 @@ from engine.utils.exit_codes import ExitCode
 from engine.utils.exits import describe_exit, oom_kill_count
 from engine.utils.process import SignalHandler, blocked_reason
 from engine.utils.text import pluralize
-from engine.utils.units import UNKNOWN
 
 TICK_SECONDS = 0.1
 GRACE_SECONDS = 1.0  # for the other ranks to report and exit after the first failure
@@ -311,7 +310,7 @@ def _nothing_left(run: RunConfig, name: str, epochs: int) -> Problem:
 
 def is_complete(run: RunConfig, history: History) -> bool:
     """Whether a finished run has nothing left to train with this config."""
-    return len(history.epochs) >= run.epochs or has_stopped_early(run, history.epochs)
+    return len(history.epochs) >= run.epochs or has_stopped_early(run, history)
 
 
 def describe_early_stop(history: History) -> str:
@@ -351,8 +350,8 @@ def record_result(result: RunResult, recorder: Recorder, suffix: str = "") -> Ex
         best = recorder.history.best
         message = ""
         if best is not None:
-            accuracy = format_known("best_val_accuracy", best.selection_accuracy, UNKNOWN)
-            message = f"{METRICS['best_val_accuracy'].label} {accuracy} in epoch {best.epoch}"
+            monitor, value = recorder.history.monitor, recorder.history.monitor.of_epoch(best)
+            message = f"{monitor.label} {format_metric(monitor, value or 0.0)} in epoch {best.epoch}"
         if early_stop := describe_early_stop(recorder.history):
             message = f"{early_stop}; {message}"
         util = [mean for use in recorder.history.gpus.values() if (mean := use.mean("util")) is not None]

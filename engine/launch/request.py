@@ -4,7 +4,7 @@
 
 `settle_request`, before anything is reserved or claimed:
 
-1. A run whose wait was interrupted waits again (`device.wait`).
+1. A run whose wait was interrupted waits again (`device.wait`), and the mode of its monitor is the stored one.
 2. The input keys are those of the pretrained weights, or of the resumed run, whose precision stays too (`input_keys`).
 3. User code is that in the copy of the resumed run (`run.snapshot`).
 
@@ -26,6 +26,7 @@ from engine.command.spec import Program
 from engine.config.code_trust import CodeTrust
 from engine.config.limits import read_limits
 from engine.config.loader import resolve_config
+from engine.config.monitor import monitor_mode, monitored_name
 from engine.config.schema import Config
 from engine.launch.run_code import RunCode, stored_code
 from engine.queue.dependencies import DependencyError, Predecessor, check_cycles, find_dependencies
@@ -33,6 +34,8 @@ from engine.queue.state import Dependency, is_interrupted
 from engine.runs.claim import observe_claim, uncertain_claims, watch_claims
 from engine.runs.events import WarningEvent
 from engine.runs.folder import RunFolder
+from engine.runs.metric_directions import read_directions
+from engine.runs.metrics import Better
 from engine.runs.recorder import Listener
 from engine.utils.errors import Problem, UsageError
 
@@ -135,6 +138,7 @@ def settle_request(request: RunRequest) -> RunRequest:
         request = replace(request, config=request.config.with_values(device={"wait": True}))
     if request.command is not None:
         return request
+    request = replace(request, config=_with_monitor_mode(request.config, request.runs_dir))
     # A command waits in memory for days, and has no input.
     from engine.launch.preflight import with_input_keys
 
@@ -143,6 +147,14 @@ def settle_request(request: RunRequest) -> RunRequest:
     if place is not None:
         request = replace(request, config=request.config.with_values(run={"code": str(place)}))
     return request
+
+
+def _with_monitor_mode(config: Config, runs_dir: Path) -> Config:
+    """Return a config with the mode that the user has stored for the monitored metric, if it leaves it open."""
+    stored = read_directions(runs_dir).get(monitored_name(config))
+    if stored is None or monitor_mode(config) is not None:
+        return config
+    return config.with_values(run={"monitor_mode": "min" if stored is Better.LOW else "max"})
 
 
 def settle_config(

@@ -105,7 +105,10 @@ UNUSED_KEYS = {
         "in a learning rate test, which is no run",
     ),
     **dict.fromkeys(
-        ("run.epochs", "run.early_stop", "run.early_stop_min_delta", "run.log_every", "model.ema", "optim.lr"),
+        (
+            *("run.epochs", "run.monitor", "run.monitor_mode", "run.early_stop", "run.early_stop_min_delta"),
+            *("run.log_every", "model.ema", "optim.lr"),
+        ),
         "in a learning rate test, which has its own steps and learning rates",
     ),
     **dict.fromkeys(section_keys("schedule"), "in a learning rate test, which has its own learning rates"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from engine.config.monitor import DEFAULT_MONITOR
 from engine.runs.metrics import STEP_QUANTITIES
 from engine.runs.records import GpuSample, RankDevice, RankEpochTiming, RankPeakMemory, Scores
 from engine.utils.codec import (
@@ -145,6 +146,10 @@ class RunStarted(SessionStarted, frozen=True, kw_only=True, tag="run_started"):
     """Steps until the learning rate first reaches its peak."""
     start_method: str
     """How the ranks were started: fork, spawn, torchrun, srun, or env for another launcher; "" in a dry run."""
+    monitor: str = DEFAULT_MONITOR
+    """Metric of the validation that selects the best epoch (`run.monitor`)."""
+    monitor_mode: str = "max"
+    """Whether its maximum (max) or its minimum (min) is best."""
 
 
 class RunResumed(RunStarted, frozen=True, kw_only=True, tag="run_resumed"):
@@ -205,7 +210,7 @@ class EpochEvent(AtStep, frozen=True, kw_only=True, tag="epoch"):
     ema_val_top5: Finite | UnsetType | None = UNSET
     """Top-5 validation accuracy of the EMA (averaged) weights, 0 to 1."""
     metrics: dict[str, Finite | None]
-    """The user's own metrics (`eval.metrics`) by name."""
+    """The metrics of `eval.metrics` and `run.monitor` beside loss, accuracy and top-5, by name."""
     ema_metrics: dict[str, Finite | None] | UnsetType = UNSET
     """The user's own metrics of the EMA (averaged) weights."""
     lr: Finite | None
@@ -243,17 +248,12 @@ class EpochEvent(AtStep, frozen=True, kw_only=True, tag="epoch"):
         loss, accuracy, top5 = map(or_none, (self.ema_val_loss, self.ema_val_accuracy, self.ema_val_top5))
         return Scores(loss=loss, accuracy=accuracy, top5=top5, metrics=or_none(self.ema_metrics) or {})
 
-    @property
-    def selection_accuracy(self) -> float | None:
-        """Accuracy that selects the best epoch: of the EMA weights if there is one, else of the trained weights."""
+    def selected(self, name: str) -> float | None:
+        """Return the score that `run.monitor` calls so, of the weights that select the best epoch: of the EMA weights
+        if there is one, else of the trained weights."""
         ema = self.ema
-        return self.val_accuracy if ema is None or ema.accuracy is None else ema.accuracy
-
-    @property
-    def selection_loss(self) -> float | None:
-        """Validation loss of the same weights as `selection_accuracy`."""
-        ema = self.ema
-        return self.val_loss if ema is None or ema.loss is None else ema.loss
+        value = None if ema is None else ema.value(name)
+        return self.val.value(name) if value is None else value
 
 
 class FinalTest(Event, frozen=True, kw_only=True, tag="test"):
@@ -274,7 +274,7 @@ class FinalTest(Event, frozen=True, kw_only=True, tag="test"):
     top5: Finite | None
     """Top-5 accuracy of these weights, 0 to 1."""
     metrics: dict[str, Finite | None]
-    """The user's own metrics (`eval.metrics`) by name."""
+    """The metrics of `eval.metrics` and `run.monitor` beside loss, accuracy and top-5, by name."""
 
 
 class CheckpointSaved(AtStep, frozen=True, kw_only=True, tag="checkpoint"):

@@ -1,8 +1,8 @@
 """Current state of a run, derived from its events, and when it stops early.
 
 The recorder keeps it for the record of the run (`engine.runs.run_record`); the log and the run screen read it. Each
-rank of `engine.training` has an `EarlyStop` and passes it the same all-reduced accuracy, so all ranks decide alike
-without a collective of its own. `engine.launch.ranks` replays the epochs of a finished run.
+rank of `engine.training` has an `EarlyStop` and passes it the same value, so all ranks decide alike.
+`engine.launch.ranks` replays the epochs of a finished run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from engine.config.monitor import DEFAULT_MONITOR
 from engine.runs.bottleneck import (
     STRAGGLER_EPOCHS,
     GpuStats,
@@ -44,7 +45,8 @@ from engine.runs.events import (
 )
 from engine.runs.folder import RunState, final_state
 from engine.runs.learning import LearningCurve, diagnose_learning
-from engine.runs.metrics import METRICS, values_of
+from engine.runs.metrics import Metric, values_of
+from engine.runs.monitor import monitor_of
 from engine.runs.records import Bottleneck, CodeSummary, Learning
 from engine.runs.run_record import RunRecord
 from engine.utils.codec import or_none, replace
@@ -53,17 +55,15 @@ from engine.utils.text import pluralize
 if TYPE_CHECKING:
     from engine.config.run_sections import RunConfig
 
-MONITORED = "best_val_accuracy"
-
 
 class EarlyStop:
-    """Counts the epochs since the last gain of the accuracy that selects the best epoch.
+    """Counts the epochs since the last gain of the metric that selects the best epoch.
 
-    An accuracy is a gain if it exceeds `reference`, that of the last gain, by more than `run.early_stop_min_delta`.
+    A value is a gain if its merit exceeds `reference`, that of the last gain, by more than `run.early_stop_min_delta`.
     """
 
-    def __init__(self, run: RunConfig) -> None:
-        self._patience, self._min_delta = run.early_stop, run.early_stop_min_delta
+    def __init__(self, run: RunConfig, monitor: Metric) -> None:
+        self._monitor, self._patience, self._min_delta = monitor, run.early_stop, run.early_stop_min_delta
         self.reference, self.stale_epochs = -math.inf, 0
 
     @property
@@ -71,10 +71,11 @@ class EarlyStop:
         """Whether training ends: there was no gain for `run.early_stop` epochs."""
         return 0 < self._patience <= self.stale_epochs
 
-    def step(self, accuracy: float | None) -> None:
-        """Add the validation accuracy of the next epoch. NaN and None count as no improvement."""
-        if accuracy is not None and accuracy > self.reference + self._min_delta:
-            self.reference, self.stale_epochs = accuracy, 0
+    def step(self, value: float | None) -> None:
+        """Add the value of the next epoch. NaN and None count as no improvement."""
+        merit = self._monitor.merit(value)
+        if merit > self.reference + self._min_delta:
+            self.reference, self.stale_epochs = merit, 0
         else:
             self.stale_epochs += 1
 
@@ -88,11 +89,11 @@ class EarlyStop:
         self.stale_epochs = int(state["stale_epochs"])
 
 
-def has_stopped_early(run: RunConfig, epochs: Iterable[EpochEvent]) -> bool:
-    """Whether a run with these epochs has nothing left to train."""
-    early_stop = EarlyStop(run)
-    for epoch in epochs:
-        early_stop.step(METRICS[MONITORED].of_epoch(epoch))
+def has_stopped_early(run: RunConfig, history: History) -> bool:
+    """Whether a run with the epochs of this history has nothing left to train."""
+    early_stop = EarlyStop(run, history.monitor)
+    for epoch in history.epochs:
+        early_stop.step(history.monitor.of_epoch(epoch))
     return early_stop.expired
 
 
@@ -273,9 +274,15 @@ class History:
             self._session_start = None
 
     @property
+    def monitor(self) -> Metric:
+        """The metric that selects the best epoch."""
+        started = self.started
+        return monitor_of(DEFAULT_MONITOR) if started is None else monitor_of(started.monitor, started.monitor_mode)
+
+    @property
     def best(self) -> EpochEvent | None:
-        """Best epoch by validation accuracy, see `Metric.best_of`."""
-        return METRICS["best_val_accuracy"].best_of(self.epochs)
+        """Best epoch, see `Metric.best_of`."""
+        return self.monitor.best_of(self.epochs)
 
     @property
     def eta_s(self) -> float | None:
@@ -417,6 +424,8 @@ class History:
             train_images=started.train_images,
             val_images=started.val_images,
             classes=started.classes,
+            monitor=started.monitor,
+            monitor_mode=started.monitor_mode,
         )
 
 

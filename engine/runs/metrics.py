@@ -161,7 +161,7 @@ class Metric:
         """Return the best epoch, of equal ones the later one; None if no epoch has a value."""
         known = (epoch for epoch in epochs if self.of_epoch(epoch) is not None)
         return max(
-            known, key=lambda epoch: self.rank(self.of_epoch(epoch), epoch.selection_loss, epoch.epoch), default=None
+            known, key=lambda epoch: self.rank(self.of_epoch(epoch), epoch.selected("loss"), epoch.epoch), default=None
         )
 
 
@@ -188,13 +188,15 @@ def _rows() -> Iterable[Metric]:
     tested: Callable[[History], FinalTest | None] = attrgetter("tested")
     return (
         Metric("best_val_accuracy", "best val acc", "validation accuracy of the best epoch, of the EMA weights if any",
-               score, high, best, lambda epoch: epoch.selection_accuracy),
-        Metric("best_epoch", "best epoch", "epoch with the highest validation accuracy, of equals the lowest loss",
+               score, high, best, lambda epoch: epoch.selected("accuracy")),
+        Metric("best", "best", "value of run.monitor of the best epoch, of the EMA weights if any", score, high, best,
+               run=lambda run: None if (epoch := run.best) is None else run.monitor.of_epoch(epoch)),
+        Metric("best_epoch", "best epoch", "epoch with the best value of run.monitor, of equals the lowest loss",
                count, neither, best, run=_of(best_epoch, lambda epoch: epoch.epoch)),
         Metric("best_epoch_val_loss", "val loss at best", "validation loss of the best epoch, of the EMA weights"
-               " if any", score, low, best, run=_of(best_epoch, lambda epoch: epoch.selection_loss)),
+               " if any", score, low, best, run=_of(best_epoch, lambda epoch: epoch.selected("loss"))),
         Metric("best_val_loss", "lowest val loss", "lowest validation loss of all epochs, of the EMA weights if any",
-               score, low, Taken.LOWEST, lambda epoch: epoch.selection_loss),
+               score, low, Taken.LOWEST, lambda epoch: epoch.selected("loss")),
         Metric("test_accuracy", "test acc", "accuracy on the test images, evaluated once with the best epoch's weights",
                score, high, best, run=_of(tested, lambda test: test.accuracy)),
         Metric("test_loss", "test loss", "loss on the test images, evaluated once with the best epoch's weights",
@@ -303,7 +305,6 @@ _KEYS_OF_NAMES = {name: key for key, names in FOREIGN_NAMES.items() for name in 
 SHORT_NAMES: Mapping[str, str] = MappingProxyType({
     "accuracy": "best_val_accuracy",
     "acc": "best_val_accuracy",
-    "best": "best_val_accuracy",
     "best_accuracy": "best_val_accuracy",
     "loss": "val_loss",
     "images_s": "images_per_second",

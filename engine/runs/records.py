@@ -62,6 +62,11 @@ class Scores(Record, frozen=True, kw_only=True):
     top5: Finite | None
     metrics: dict[str, Finite | None]
 
+    def value(self, name: str) -> float | None:
+        """Return the score that `run.monitor` calls so; None if it is unknown or not finite."""
+        named = {"loss": self.loss, "accuracy": self.accuracy, "top5": self.top5}
+        return named[name] if name in named else self.metrics.get(name)
+
 
 class GpuSample(Record, frozen=True, omit_defaults=True):
     """NVML readings of one GPU at one moment. A reading that the driver did not provide is None, absent in JSON."""

@@ -105,6 +105,10 @@ class RunFields(Record, frozen=True):
     """Number of validation images."""
     classes: Count | None = None
     """Number of classes."""
+    monitor: str = ""
+    """Metric of the validation that selects the best epoch (`run.monitor`); "" for a command."""
+    monitor_mode: str = "max"
+    """Whether its maximum (max) or its minimum (min) is best."""
     versions: Annotated[dict[str, str], ENTRIES] = field(default_factory=dict)
     """Version of gputrain, torch and python, by name."""
     cpu_fallback: str = ""
@@ -206,7 +210,7 @@ def with_logged(record: RunRecord, values: Mapping[str, float | None], metric_na
 
 TOP_KEYS = (
     "queue_place", "step", "steps", "epochs", "total_epochs", "train_loss", "train_accuracy", "val_loss",
-    "val_accuracy", "best_epoch", "best_val_accuracy", "best_epoch_val_loss", "best_val_loss", "test_loss",
+    "val_accuracy", "best", "best_epoch", "best_val_accuracy", "best_epoch_val_loss", "best_val_loss", "test_loss",
     "test_accuracy", "images_per_second", "rate_now", "data_wait", "mfu", "grad_norm", "seconds", "eta_seconds", "gpus",
     "ranks", "global_batch", "parameters",
 )  # fmt: skip

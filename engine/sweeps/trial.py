@@ -123,7 +123,7 @@ class Trial:
         value = None if best is None else metric.of_epoch(best)
         if best is None or value is None:
             return Problem("", f"no epoch has a finite {metric.key}", code="non-finite")
-        return value, best.selection_loss
+        return value, best.selected("loss")
 
     def start(
         self, command: Sequence[str], flags: Sequence[str], params: Mapping[str, Value], device: Mapping[str, str]

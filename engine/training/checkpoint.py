@@ -12,13 +12,14 @@ byte is detected. The content is a dict of plain values and tensors:
     tf32                            whether float32 math uses TF32
     model, optimizer, scaler        state dicts; the model's in float32 and without the prefix of a wrapper
     ema, plateau                    state dicts of the EMA weights (None without them) and of schedule.name=plateau
-    early_stop                      reference accuracy and stale epochs of `run.early_stop`
+    early_stop                      reference and stale epochs of `run.early_stop`
     epoch, step_in_epoch, step      position: `step_in_epoch` steps of `epoch` are done, `step` steps in all
     skipped, consecutive_skipped    steps skipped because of non-finite values: in total, and up to the last step
     global_batch                    global batch size, in images
     images                          number of training and validation images
     fingerprints                    that of the images of each part, see `engine.data.sources.base`
-    best_epoch, best_accuracy       best evaluation so far; 0 and -1.0 before the first
+    best_epoch, best_accuracy       best evaluation so far, and its value of `run.monitor`, by default the accuracy; 0
+                                    and -1.0 before the first
     best_loss                       its validation loss; None if unknown, absent in older checkpoints
     ranks                           per rank: random number generators, running sums of the epoch, and the losses that
                                     no `step` event has reported yet

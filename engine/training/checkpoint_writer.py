@@ -177,7 +177,9 @@ class CheckpointWriter:
             "global_batch": data.sampler.global_batch,
             "images": [data.sampler.train_images, data.sampler.val_images],
             "ranks": [torch.load(BytesIO(file), weights_only=True) for file in rank_files],
-            **{f"best_{key}": value for key, value in asdict(log.best).items()},
+            "best_epoch": log.best.epoch,
+            "best_accuracy": log.best.value,
+            "best_loss": log.best.loss,
             "fingerprints": self._fingerprints,
         }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.events import FinalTest, WarningEvent
 from engine.training.checkpoint import load_checkpoint
 from engine.training.metrics import Evaluation, EvaluationAccumulator
-from engine.training.own_metrics import gather_outputs
+from engine.training.own_metrics import Outputs, gather_outputs
 from engine.training.trainer import Trainer
 from engine.utils.errors import UsageError
 
@@ -96,13 +96,10 @@ def evaluate_networks(
     mean_loss = evaluations[0].metrics.loss
     if not math.isfinite(mean_loss) and images.part == "val":
         raise NonFiniteLossError(f"the validation loss of epoch {data.position.epoch} is {mean_loss}")
+    gathered: list[Outputs | None] = [None] * len(accumulators)
     if own:
         gathered = [gather_outputs(each.outputs, data.num_classes, trainer.cpu_group) for each in accumulators]
-        evaluations = [
-            evaluation if outputs is None else replace(evaluation, own=own.compute(outputs, log.warn))
-            for evaluation, outputs in zip(evaluations, gathered, strict=True)
-        ]
-    return evaluations
+    return [own.add_to(each, outputs, log.warn) for each, outputs in zip(evaluations, gathered, strict=True)]
 
 
 @dataclass(frozen=True)

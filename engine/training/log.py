@@ -24,6 +24,7 @@ from engine.distributed.watchdog import Phase
 from engine.models.precision import max_scaler_skips
 from engine.runs.events import Event, StepEvent, WarningEvent
 from engine.runs.history import EarlyStop
+from engine.runs.monitor import config_monitor
 from engine.training.clock import Clock
 from engine.training.data import Position
 from engine.training.metrics import BestSoFar, MetricAccumulator
@@ -97,7 +98,9 @@ class TrainingLog:
         limit = config.optim.nonfinite_limit if self._may_skip else 0
         self.skipped = SkippedSteps(limit + max_scaler_skips(config.precision))
         self.clock, self.train_metrics = Clock(device), MetricAccumulator(device)
-        self.best, self.early_stop = BestSoFar(), EarlyStop(config.run)
+        self.monitor = config_monitor(config)
+        """The metric that selects the best epoch."""
+        self.best, self.early_stop = BestSoFar(self.monitor), EarlyStop(config.run, self.monitor)
         self._reported_files: set[str] = set()
         # Scalars on the device, of the steps that no event has reported yet.
         self._losses: list[Tensor] = []

@@ -49,10 +49,11 @@ def training_loop(trainer: Trainer) -> Outcome:
         # 3. Log, step schedule plateau, and write a checkpoint that resumes at the next epoch.
         evaluation, ema_evaluation = evaluations
         selected = ema_evaluation or evaluation  # EMA weights decide which checkpoint is the best
-        log.early_stop.step(selected.metrics.accuracy)
+        monitored = trainer.monitored_value(selected)
+        log.early_stop.step(monitored)
         trainer.log_epoch(train_metrics, evaluation, ema_evaluation)
-        model.plateau.step(selected.metrics.loss)
-        is_best = trainer.save_evaluation(selected)
+        model.plateau.step(selected.metrics.loss if trainer.config.run.monitor == "auto" else monitored)
+        is_best = trainer.save_evaluation(selected, monitored)
         trainer.begin_epoch(epoch + 1)
         trainer.save_epoch_checkpoint(epoch, best=is_best)
 

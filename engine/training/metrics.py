@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from engine.config.monitor import CLASS_METRICS
 from engine.distributed.collectives import all_reduce
 from engine.runs.evaluations import StoredEvaluation, to_confusion
-from engine.runs.metrics import METRICS
+from engine.runs.metrics import Metric
 from engine.runs.records import Scores
 from engine.utils.codec import finite
 
@@ -82,9 +83,9 @@ class EvaluationAccumulator:
         self.totals = MetricAccumulator(device)
         self._num_classes = num_classes
         self._top5_correct = torch.zeros((), dtype=torch.int64, device=device)
-        # Class x predicted class; with too many classes only class x (wrong, correct).
+        # Class x predicted class; with too many classes only class x (wrong, correct, predicted).
         self._full_matrix = num_classes <= MAX_CONFUSION_CLASSES
-        self._num_columns = num_classes if self._full_matrix else 2
+        self._num_columns = num_classes if self._full_matrix else 3
         self._confusion_counts = torch.zeros(num_classes * self._num_columns, dtype=torch.int64, device=device)
 
     def add(self, mean_loss: Tensor, logits: Tensor, labels: Tensor) -> None:
@@ -95,7 +96,10 @@ class EvaluationAccumulator:
         # The label is among the top 5 at most once, so the sum counts images.
         self._top5_correct += (top5 == labels[:, None]).sum()
         cells = labels * self._num_columns + (predicted if self._full_matrix else correct)
-        self._confusion_counts.index_add_(0, cells, torch.ones_like(cells))
+        ones = torch.ones_like(cells)
+        self._confusion_counts.index_add_(0, cells, ones)
+        if not self._full_matrix:
+            self._confusion_counts.index_add_(0, predicted * self._num_columns + 2, ones)
         if self._probabilities is not None:
             self.outputs.append((self._probabilities(logits), labels))
 
@@ -109,14 +113,32 @@ class EvaluationAccumulator:
         if dist.is_initialized() and dist.get_rank() != 0:
             return Evaluation(metrics, top5, [], [])
         table = confusion_counts.view(self._num_classes, -1).cpu()
-        correct = table.diagonal() if self._full_matrix else table[:, 1]
-        class_counts = zip(correct.tolist(), table.sum(1).tolist(), strict=True)
+        if self._full_matrix:
+            correct, images, predicted = table.diagonal(), table.sum(1), table.sum(0)
+        else:
+            correct, images, predicted = table[:, 1], table[:, :2].sum(1), table[:, 2]
+        class_counts = zip(correct.tolist(), images.tolist(), strict=True)
         return Evaluation(
             metrics,
             top5,
             [class_correct / images if images else None for class_correct, images in class_counts],
             table.tolist() if self._full_matrix else [],
+            class_means(correct, images, predicted),
         )
+
+
+def class_means(correct: Tensor, images: Tensor, predicted: Tensor) -> dict[str, float]:
+    """Return `CLASS_METRICS` of the correctly classified images, all images and predictions of each class; NaN without
+    images.
+
+    As in scikit-learn, the macro averages are over the classes that have an image or a prediction, with 0 for 0/0, and
+    the balanced accuracy over those that have an image.
+    """
+    occurs, correct = images + predicted > 0, correct.double()
+    recall, precision = correct / images.clamp(min=1), correct / predicted.clamp(min=1)
+    f1 = 2 * correct / (images + predicted).clamp(min=1)
+    means = (f1[occurs], precision[occurs], recall[occurs], recall[images > 0])
+    return {name: values.mean().item() for name, values in zip(CLASS_METRICS, means, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -124,14 +146,16 @@ class Evaluation:
     """Result of an evaluation.
 
     `per_class` is the accuracy of each class, None without images. `confusion[i][j]` counts images of class i predicted
-    as class j; empty for more than MAX_CONFUSION_CLASSES. `own` has the user's own metrics. All are empty on ranks
-    other than 0: a million counts of 1000 classes take 14 ms to become Python integers.
+    as class j; empty for more than MAX_CONFUSION_CLASSES. `class_means` has all `CLASS_METRICS`, and `own` those that
+    the run records and the user's own metrics. All are empty on ranks other than 0: a million counts of 1000 classes
+    take 14 ms to become Python integers.
     """
 
     metrics: Metrics
     top5: float
     per_class: list[float | None]
     confusion: list[list[int]]
+    class_means: dict[str, float] = field(default_factory=dict)
     own: dict[str, float] = field(default_factory=dict)
 
     def scores(self) -> Scores:
@@ -156,16 +180,20 @@ class Evaluation:
 
 @dataclass
 class BestSoFar:
-    """The epoch whose evaluation ranks first, as `best_val_accuracy` of `runs/metrics.py` ranks them; 0 without one."""
+    """The epoch whose evaluation ranks first by the `monitor` of the run; 0 without one.
 
+    `value` is that of the monitor, and `loss` the validation loss.
+    """
+
+    monitor: Metric
     epoch: int = 0
-    accuracy: float = -1.0
+    value: float = -1.0
     loss: float | None = None
 
-    def update(self, epoch: int, metrics: Metrics) -> bool:
+    def update(self, epoch: int, value: float | None, val_loss: float) -> bool:
         """Add the evaluation of an epoch; return whether it is the best so far."""
-        rank, loss = METRICS["best_val_accuracy"].rank, finite(metrics.loss)
-        is_best = rank(metrics.accuracy, loss, epoch) > rank(self.accuracy, self.loss, self.epoch)
-        if is_best:
-            self.epoch, self.accuracy, self.loss = epoch, metrics.accuracy, loss
-        return is_best
+        rank, loss = self.monitor.rank, finite(val_loss)
+        if value is None or (self.epoch and rank(value, loss, epoch) <= rank(self.value, self.loss, self.epoch)):
+            return False
+        self.epoch, self.value, self.loss = epoch, value, loss
+        return True

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from engine.config.monitor import Mode
 from engine.config.schema import Config
 from engine.config.training_sections import ScheduleConfig
 from engine.config.user_code import is_user_code
@@ -41,6 +42,8 @@ from engine.models.transfer import load_weights
 from engine.optim.lr_schedule import lr_factor, lr_scaling_factor, scaled_lr
 from engine.optim.optimizers import build_optimizer, optimizer_step, set_lr
 from engine.optim.user_schedule import load_user_schedule
+from engine.runs.metrics import Better
+from engine.runs.monitor import config_monitor
 from engine.training.job import Job
 from engine.training.losses import build_loss, build_validation_loss
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
@@ -75,15 +78,16 @@ class ModelEma:
 class PlateauFactor:
     """torch's ReduceLROnPlateau applied to a learning rate of 1, which gives a factor on the actual learning rate.
 
-    For other schedules the factor is always 1.
+    For other schedules the factor is always 1. `mode` says whether the minimum or the maximum of its metric is best.
     """
 
-    def __init__(self, schedule: ScheduleConfig) -> None:
+    def __init__(self, schedule: ScheduleConfig, mode: Mode = "min") -> None:
         self._factor_optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
         self._scheduler = None
         if schedule.name == "plateau":
             self._scheduler = ReduceLROnPlateau(
                 self._factor_optimizer,
+                mode,
                 factor=schedule.gamma,
                 patience=schedule.patience,
                 threshold=schedule.threshold,
@@ -96,10 +100,10 @@ class PlateauFactor:
         """Current factor on the learning rate, from 1 down to `schedule.final_lr_ratio`."""
         return float(self._factor_optimizer.param_groups[0]["lr"])
 
-    def step(self, val_loss: float) -> None:
-        """Update the factor at the end of an epoch; all ranks must pass the same loss."""
+    def step(self, value: float | None) -> None:
+        """Update the factor at the end of an epoch; all ranks must pass the same value. None is no improvement."""
         if self._scheduler is not None:
-            self._scheduler.step(val_loss)
+            self._scheduler.step(math.nan if value is None else value)
 
     def state_dict(self) -> dict[str, Any]:
         if self._scheduler is None:
@@ -147,7 +151,8 @@ class Model:
         self.parallel = self.network
         self.validation_loss = build_validation_loss(config, len(classes), device, self.criterion)
         self.scaler = build_grad_scaler(config.precision, device)
-        self.plateau = PlateauFactor(config.schedule)
+        watches_loss = config.run.monitor == "auto" or config_monitor(config).better is Better.LOW
+        self.plateau = PlateauFactor(config.schedule, "min" if watches_loss else "max")
         self.skips_nonfinite = config.optim.nonfinite == "skip"
         self.input_dtype, self.uses_tf32 = input_dtype(config.precision), tf32_is_on(device)
         self._full_batch_size = config.data.numeric_batch_size * job.plan.devices_per_rank

@@ -1,16 +1,17 @@
-"""The user's own metrics (`eval.metrics`), such as F1 or AUROC, beside loss and accuracy.
+"""The metrics of `eval.metrics` beside loss and accuracy: those of the classes, and the user's own, such as AUROC.
 
-Each is a function of the probabilities (N x classes, float32) and the labels (N, int64) of all validation images, both
-CPU tensors in the order of the dataset. An object with `reset()`, `update(probabilities, labels)` and `compute()`, such
-as a metric of torchmetrics, works too. It returns a number, or a dict of numbers. Rank 0 calls it once per evaluation,
-so that its value does not depend on the number of ranks. `loop.evaluate` and `engine.inference.evaluate` call this
-module.
+One of the user's own is a function of the probabilities (N x classes, float32) and the labels (N, int64) of all
+validation images, both CPU tensors in the order of the dataset. An object with `reset()`, `update(probabilities,
+labels)` and `compute()`, such as a metric of torchmetrics, works too. It returns a number, or a dict of numbers. Rank 0
+calls it once per evaluation, so that its value does not depend on the number of ranks. `loop.evaluate` and
+`engine.inference.evaluate` call this module.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -18,10 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from engine.config.monitor import class_metrics, monitor_problem
 from engine.config.schema import Config
-from engine.config.user_code import as_number, describe_value, load_user_function
+from engine.config.user_code import as_number, describe_value, is_user_code, load_user_function
 from engine.config.user_errors import UserCodeError, describe_exception
 from engine.distributed.collectives import gather_bytes
+from engine.training.metrics import Evaluation
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 
 METRICS_KEY = "eval.metrics"
@@ -36,14 +39,15 @@ Outputs = tuple[Tensor, Tensor]
 
 
 class OwnMetrics:
-    """The metrics of a config, loaded and tried. `bool()` of it is whether there are any."""
+    """The metrics of a config, loaded and tried. `bool()` of it is whether there are any of the user's own."""
 
     def __init__(self, config: Config, num_classes: int, num_images: int) -> None:
         """Load the metrics, and call each with random probabilities. Raises UsageError with all problems."""
         self._config, self._num_classes = config, num_classes
         self._metrics: dict[str, Any] = {}
         self._warned: set[str] = set()
-        names, problems = config.eval.metrics, list[Problem]()
+        self._class_metrics = class_metrics(config)
+        names, problems = tuple(filter(is_user_code, config.eval.metrics)), list[Problem]()
         if names and num_images * num_classes * 4 > MAX_GATHERED_BYTES:
             reason = (
                 f"needs the probabilities of {num_images:,} images of {num_classes:,} classes on one rank, which is "
@@ -54,7 +58,7 @@ class OwnMetrics:
             with collect_problems(problems):
                 self._metrics[name] = self._load(name)
         if not problems and names:
-            values: dict[str, float] = {}
+            values = dict.fromkeys(self._class_metrics, 0.0)
             for name in names:
                 try:
                     found = self._call(name, _trial_outputs(num_classes))
@@ -65,10 +69,18 @@ class OwnMetrics:
                     values |= found
                 except UserCodeError as error:
                     problems.append(Problem(METRICS_KEY, str(error), code=error.code))
+            if not problems and (reason := monitor_problem(config, values)):
+                problems.append(Problem("run.monitor", reason, code="unknown-value"))
         raise_if_any(problems)
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
+
+    def add_to(self, evaluation: Evaluation, outputs: Outputs | None, warn: Callable[[Problem], None]) -> Evaluation:
+        """Return an evaluation with the metrics that the run records: `CLASS_METRICS`, and with the `outputs` of all
+        images the user's own ones. Other ranks than 0 have neither."""
+        values = {name: evaluation.class_means[name] for name in self._class_metrics if name in evaluation.class_means}
+        return replace(evaluation, own=values if outputs is None else values | self.compute(outputs, warn))
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the probabilities that the metrics get: softmax, or sigmoid with loss bce."""

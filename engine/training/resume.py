@@ -187,7 +187,7 @@ def restore_state(
     log.lr = model.lr_at(data.steps_seen())
     # Older checkpoints lack the loss.
     best_loss = checkpoint.get("best_loss")
-    log.best = BestSoFar(checkpoint["best_epoch"], checkpoint["best_accuracy"], best_loss)
+    log.best = BestSoFar(log.monitor, checkpoint["best_epoch"], checkpoint["best_accuracy"], best_loss)
     checkpoints.last_saved_step = checkpoint["step"]
     same_ranks = len(ranks) == sampler.world_size
     if same_ranks:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import platform
 import socket
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
+from engine.config.monitor import monitored_name
 from engine.config.precision import AmpChoice, describe_precision
 from engine.data.checks import class_counts, enlarged_edge, fitting_size
 from engine.data.device import InputPipeline
@@ -33,6 +35,7 @@ from engine.optim.param_groups import count_parameters
 from engine.runs.evaluations import EvaluationFile
 from engine.runs.events import EpochEvent, PhaseChanged, RunResumed, RunStarted, WarningEvent
 from engine.runs.folder import MAX_EVALUATION_BYTES
+from engine.runs.metrics import Better
 from engine.runs.records import RankDevice, RankEpochTiming
 from engine.runs.sinks import Sink, disk_problem
 from engine.training.clock import data_wait_share, gather_timings
@@ -163,10 +166,18 @@ class Trainer:
             )
         )
 
-    def save_evaluation(self, evaluation: Evaluation) -> bool:
+    def monitored_value(self, evaluation: Evaluation) -> float | None:
+        """Return the value of `run.monitor` on all ranks; None if it is unknown or not finite. A collective: only rank
+        0 has what is computed from classes and by user code."""
+        known = evaluation.scores().value(monitored_name(self.config))
+        value = torch.tensor(math.nan if known is None else known, dtype=torch.float64)
+        dist.broadcast(value, 0, group=self.cpu_group)
+        return finite(value.item())
+
+    def save_evaluation(self, evaluation: Evaluation, monitored: float | None) -> bool:
         """Write the evaluation file of the run; return whether the evaluation is the best so far."""
         epoch = self.data.position.epoch
-        best = self.log.best.update(epoch, evaluation.metrics)
+        best = self.log.best.update(epoch, monitored, evaluation.metrics.loss)
         if self.is_rank_0 and self.job.folder is not None:
             folder, last = self.job.folder, evaluation.to_stored(epoch)
 
@@ -214,6 +225,8 @@ class Trainer:
             ranks=self.rank_devices,
             backend=dist.get_backend(),
             start_method=self.job.start_method or "",
+            monitor=monitored_name(self.config),
+            monitor_mode="min" if self.log.monitor.better is Better.LOW else "max",
             epochs=self.config.run.epochs,
             global_batch=sampler.global_batch,
             steps_per_epoch=sampler.steps_per_epoch,

@@ -17,7 +17,9 @@ def saved(*overrides: str) -> dict[str, dict[str, Any]]:
     return as_dict(resolve_config("digits", overrides).config)
 
 
-@pytest.mark.parametrize("change", ["run.seed=5", "data.val_split=0.4", "data.mean=[0.1]", "optim.name=adam"])
+@pytest.mark.parametrize(
+    "change", ["run.seed=5", "run.monitor=loss", "data.val_split=0.4", "data.mean=[0.1]", "optim.name=adam"]
+)
 def test_immutable_key_problems_names_key_and_both_values(change: str) -> None:
     changes = find_changes(saved(), resolve_config("digits", [change]).config)
     key = change.partition("=")[0]

@@ -170,6 +170,14 @@ def test_plateau_matches_torch() -> None:
     assert len(set(factors)) > 3
 
 
+def test_plateau_of_a_maximum_decays_when_the_metric_stops_rising() -> None:
+    plateau, falling = PlateauFactor(PLATEAU, "max"), PlateauFactor(PLATEAU, "min")
+    for accuracy in (0.5, 0.6, None, 0.7, 0.8):
+        plateau.step(accuracy)
+        falling.step(accuracy)
+    assert plateau.factor == 1 > falling.factor
+
+
 # Invalid configs
 
 

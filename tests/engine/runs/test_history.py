@@ -24,6 +24,7 @@ from engine.runs.events import (
 from engine.runs.fields import find_field
 from engine.runs.folder import RunState
 from engine.runs.history import EarlyStop, describe_run_devices, has_stopped_early, history_from_events
+from engine.runs.monitor import monitor_of
 from engine.runs.records import RankDevice
 from engine.runs.run_record import RunRecord
 from support.replace import replace
@@ -109,16 +110,32 @@ def test_early_stop_expires_after_patience(
 ) -> None:
     run = RunConfig(early_stop=patience, early_stop_min_delta=min_delta)
     events = [make_epoch(number, accuracy) for number, accuracy in enumerate(accuracies, 1)]
-    assert next((n for n in range(len(events) + 1) if has_stopped_early(run, events[:n])), None) == epochs
+    histories = [history_from_events(events[:number]) for number in range(len(events) + 1)]
+    assert next((len(each.epochs) for each in histories if has_stopped_early(run, each)), None) == epochs
+
+
+def test_history_monitored_by_a_minimum_chooses_its_epoch_and_stops_early() -> None:
+    started = replace(make_run_started(), monitor="rmse", monitor_mode="min")
+    epochs = [replace(make_epoch(number, 0.9), metrics={"rmse": 1 / number}) for number in (1, 4, 2)]
+    epochs = [replace(epoch, epoch=number) for number, epoch in enumerate(epochs, 1)]
+    # A value that is not finite is never the best one, and no improvement.
+    unknown = replace(make_epoch(4, 0.99), metrics={"rmse": None})
+    history = history_from_events([started, *epochs, unknown])
+    record = history.record()
+    assert history.best is not None and history.best.epoch == 2
+    assert (record.monitor, record.values["best"], record.values["best_epoch"]) == ("rmse", 0.25, 2)
+    assert record.values["best_val_accuracy"] == 0.9, "of the best epoch"
+    stops = [has_stopped_early(RunConfig(early_stop=patience), history) for patience in (2, 3)]
+    assert stops == [True, False]
 
 
 def test_early_stop_continues_from_checkpoint() -> None:
     run = RunConfig(early_stop=3)
-    whole = EarlyStop(run)
+    whole = EarlyStop(run, monitor_of("accuracy"))
     for accuracy in (0.1, 0.5, 0.4):
         whole.step(accuracy)
-    for saved in (whole, EarlyStop(run)):
-        resumed = EarlyStop(run)
+    for saved in (whole, EarlyStop(run, monitor_of("accuracy"))):
+        resumed = EarlyStop(run, monitor_of("accuracy"))
         resumed.load_state_dict(saved.state_dict())
         assert resumed.state_dict() == saved.state_dict()
 

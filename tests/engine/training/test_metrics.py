@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import torch.nn.functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from engine.runs.evaluations import EvaluationFile, SparseConfusion, read_evaluations
+from engine.runs.monitor import monitor_of
+from engine.training.checkpoint import load_checkpoint
 from engine.training.metrics import (
     MAX_CONFUSION_CLASSES,
     Evaluation,
@@ -51,6 +54,51 @@ def test_evaluation_with_many_classes_keeps_only_hits() -> None:
     logits = F.one_hot(torch.tensor([0, 1, 5]), classes).float()
     evaluation = evaluation_of(logits, labels, classes)
     assert (evaluation.confusion, evaluation.per_class[0], evaluation.per_class[5]) == ([], 0.5, 1.0)
+    few = evaluation_of(logits[:, :6], labels, 6)
+    assert evaluation.class_means == few.class_means
+
+
+@pytest.mark.expensive("2,000 random cases")
+def test_class_means_match_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
+    generator = torch.Generator().manual_seed(0)
+    for number in range(2000):
+        classes, count = 2 + number % 11, 1 + number % 40
+        labels, predicted = torch.randint(0, classes, (2, count), generator=generator)
+        means = evaluation_of(F.one_hot(predicted, classes).float(), labels, classes).class_means
+        options: dict[str, Any] = {"average": "macro", "zero_division": 0}
+        expected = {
+            "macro_f1": metrics.f1_score(labels, predicted, **options),
+            "macro_precision": metrics.precision_score(labels, predicted, **options),
+            "macro_recall": metrics.recall_score(labels, predicted, **options),
+            "balanced_accuracy": metrics.balanced_accuracy_score(labels, predicted),
+        }
+        assert means == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.expensive("2,000 random cases")
+def test_top5_matches_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
+    generator = torch.Generator().manual_seed(0)
+    for number in range(2000):
+        classes, count = 6 + number % 11, 1 + number % 40
+        logits = torch.randn(count, classes, generator=generator)
+        labels = torch.randint(0, classes, (count,), generator=generator)
+        expected = metrics.top_k_accuracy_score(labels, logits, k=5, labels=range(classes))
+        assert evaluation_of(logits, labels, classes).top5 == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("monitor", ["loss", "macro_f1", "balanced_accuracy"])
+def test_run_keeps_the_checkpoint_and_evaluation_of_its_monitor(tmp_path: Path, monitor: str) -> None:
+    overrides = ("run.epochs=5", "schedule.name=constant", "optim.lr=0.4", f"run.monitor={monitor}")
+    epochs = train_in_process(tmp_path, *overrides)
+    best = monitor_of(monitor).best_of(epochs)
+    assert best is not None and best is not epochs[-1]
+    saved = load_checkpoint(tmp_path / "checkpoints" / "best.pt")
+    assert saved["epoch"] - 1 == saved["best_epoch"] == best.epoch
+    assert saved["best_accuracy"] == best.selected(monitor)
+    assert read_evaluations(tmp_path / "evaluation.json").best.epoch == best.epoch
+    assert set(best.metrics) == {monitor} - {"loss"}
 
 
 def test_run_writes_last_and_best_evaluation(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from engine.inference.trained_model import read_trained_checkpoint
 from engine.runs.events import EpochEvent, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line, to_line
+from engine.training.checkpoint import load_checkpoint
 from engine.training.own_metrics import OwnMetrics
 from engine.training.trainer import Trainer
 from engine.utils.codec import finite
@@ -166,3 +167,20 @@ def test_own_metrics_of_too_many_probabilities_are_refused(code: Path) -> None:
     config = resolve_config("digits", [names("accuracy"), f"run.code={code}"]).config
     with raises_problem("too-large", "eval.metrics", "50,000", "20,000", "1 GiB"):
         OwnMetrics(config, 20_000, 50_000)
+
+
+def test_own_metric_and_its_mode_select_the_best_epoch_of_the_ema_weights(code: Path, tmp_path: Path) -> None:
+    monitor = ("run.monitor=Accuracy", "run.monitor_mode=min")
+    recipe = (names("Accuracy"), f"run.code={code}", "run.epochs=3", "model.ema=0.9", *monitor)
+    epochs = train_in_process(tmp_path / "run", *recipe)
+    worst = min(epochs, key=lambda epoch: (epoch.ema_val_accuracy, epoch.ema_val_loss))
+    assert worst.epoch == 1
+    saved = load_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
+    assert (saved["best_epoch"], saved["best_accuracy"]) == (1, worst.ema_metrics["Accuracy"])
+
+
+@pytest.mark.parametrize("metrics", ["[]", "own_metrics:accuracy"])
+def test_monitor_that_the_run_does_not_have_is_refused_with_those_that_it_has(code: Path, metrics: str) -> None:
+    overrides = [f"eval.metrics={metrics}", f"run.code={code}", "run.monitor=acuracy"]
+    with raises_problem("unknown-value", "run.monitor", "'acuracy'", "loss", "balanced_accuracy", "mean accuracy?"):
+        OwnMetrics(resolve_config("digits", overrides).config, 10, 100)

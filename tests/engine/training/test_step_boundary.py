@@ -19,7 +19,6 @@ from engine.runs.recorder import Recorder
 from engine.training import checkpoint_writer, control, model
 from engine.training.checkpoint import load_checkpoint
 from engine.training.loop import train_step
-from engine.training.metrics import Metrics
 from engine.training.trainer import Trainer
 from support.messages import raises_problem
 from support.runs.in_process import single_rank_trainer
@@ -108,17 +107,17 @@ def test_checkpoint_writer_keeps_best_epoch_on_resume(tmp_path: Path) -> None:
         trainer.control.checkpoints.write()
         fresh = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
         assert (fresh["best_epoch"], fresh["best_accuracy"]) == (0, -1.0)
-        assert trainer.log.best.update(1, Metrics(0.5, 0.9, 0))
+        assert trainer.log.best.update(1, 0.9, 0.5)
         trainer.control.checkpoints.write()
     with single_rank_trainer(folder=tmp_path, checkpoint=tmp_path / "checkpoints" / "last.pt") as trainer:
         best = trainer.log.best
-        assert not best.update(2, Metrics(0.6, 0.9, 0))
-        assert not best.update(3, Metrics(0.1, 0.8, 0))
+        assert not best.update(2, 0.9, 0.6)
+        assert not best.update(3, 0.8, 0.1)
         trainer.control.checkpoints.write()
         resumed = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
         assert (resumed["best_epoch"], resumed["best_accuracy"], resumed["best_loss"]) == (1, 0.9, 0.5)
         losses = {4: 0.5, 5: 0.4, 6: math.nan}
-        assert [best.update(epoch, Metrics(loss, 0.9, 0)) for epoch, loss in losses.items()] == [True, True, False]
+        assert [best.update(epoch, 0.9, loss) for epoch, loss in losses.items()] == [True, True, False]
 
 
 def test_skipped_steps_in_a_row_are_counted_across_a_resume(tmp_path: Path) -> None:
