@@ -175,6 +175,25 @@ _CONFLICTS = (
         code="missing-value",
     ),
     Rule(
+        "data.path",
+        ("data.dataset",),
+        broken_if(
+            lambda config: config.data.path is None and config.data.dataset == "csv",
+            "csv needs a file of labels; set data.path (--data-path), such as labels.csv",
+        ),
+        is_missing=True,
+        code="missing-value",
+    ),
+    Rule(
+        "task.name",
+        ("data.dataset",),
+        broken_if(
+            lambda config: config.task.name != "classification" and config.data.dataset != "csv",
+            "{task.name} needs the labels of a CSV file, not {data.dataset}; set data.path (--data-path) to it",
+        ),
+        code="conflict",
+    ),
+    Rule(
         "data.pipeline",
         ("data.dataset",),
         broken_if(

@@ -6,18 +6,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.config.section import FloatPair, Floats, Section, SizeSchedule, Text, UserCodePath
+from engine.config.section import ColumnNames, FloatPair, Floats, Section, SizeSchedule, Text, UserCodePath
 
 IMAGE_FILE_DATASETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
 # Encoded image files of any size, decoded when they are loaded; see `engine.data.sources.base`.
-ENCODED_DATASETS = ("folder", "webdataset")
+ENCODED_DATASETS = ("folder", "csv", "webdataset")
+# Files with the labels of images.
+CSV_SUFFIXES = (".csv", ".tsv")
 OTHER_LABELS_ADVICE = (
-    "built in are images with one label each, in one folder per class; with other labels, run a script of yours: "
-    "gputrain run -- python train.py"
+    "built in are images in one folder per class, and a CSV file with a line image,label for each image; with other "
+    "labels, run a script of yours: gputrain run -- python train.py"
 )
 Fit = Literal["crop", "squash"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder", "webdataset", "fake"]
+DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder", "csv", "webdataset", "fake"]
 
 
 class DataConfig(Section):
@@ -34,10 +36,17 @@ class DataConfig(Section):
     path: Text | None = Field(
         None,
         title="data path",
-        description="Folder or files of the dataset. For webdataset, the tar shards, such as "
-        "shards/train-{000..146}.tar, or their folder: there, the names of those for validation begin with val. Not "
-        "needed for digits and fake. Without data.dataset, .tar files and a folder of them are webdataset, everything "
-        "else is folder.",
+        description="Folder or files of the dataset. For csv, the file of labels: a line per image with the path of "
+        "its file, relative to the folder of the CSV file (column image), its label, and optionally train, val or test "
+        "(column split). For webdataset, the tar shards, such as shards/train-{000..146}.tar, or their folder: there, "
+        "the names of those for validation begin with val. Not needed for digits and fake. Without data.dataset, .csv "
+        "and .tsv files are csv, .tar files and a folder of them are webdataset, everything else is folder.",
+    )
+    label_columns: ColumnNames = Field(
+        (),
+        description="Columns of a CSV file with the label, labels or numbers of an image. Default: label, or a column "
+        "of a similar name; else all others. For task.name=multilabel, one column with labels as in a;b, a|b or a b, "
+        "or a column of 0 and 1 for each label.",
     )
     val_path: Text | None = Field(
         None,
@@ -88,7 +97,7 @@ class DataConfig(Section):
         None,
         ge=1,
         description="Size of the training images in pixels. Default: that of pretrained "
-        "weights or of the dataset; 224 for folder and webdataset.",
+        "weights or of the dataset; 224 for image files.",
     )
     size_schedule: SizeSchedule = Field(
         (),
@@ -124,8 +133,7 @@ class DataConfig(Section):
     )
     channels: Literal[1, 3] | None = Field(
         None,
-        description="Input channels: 1 (grayscale) or 3 (RGB). Default: the dataset's own; 3 for folder and "
-        "webdataset.",
+        description="Input channels: 1 (grayscale) or 3 (RGB). Default: the dataset's own; 3 for image files.",
     )
     num_classes: int | None = Field(
         None,
@@ -164,7 +172,8 @@ class DataConfig(Section):
         "fail",
         title="unreadable image",
         description="On an image that becomes unreadable during training: fail or skip. Skipped images are counted. "
-        "Images that are unreadable at the start are always skipped and listed.",
+        "Images that are unreadable at the start are always skipped and listed. Lines of a CSV file whose image is "
+        "missing stop the start, or are skipped and listed with skip.",
     )
     fake_train: int = Field(
         1024, ge=1, le=10**9, title="training images", description="Number of training images of the dataset fake."

@@ -19,7 +19,7 @@ import yaml
 from pydantic import ValidationError
 
 from engine.config.conflicts import config_conflicts
-from engine.config.data_sections import OTHER_LABELS_ADVICE
+from engine.config.data_sections import CSV_SUFFIXES, OTHER_LABELS_ADVICE
 from engine.config.effects import NoEffect, keys_without_effect, lr_without_effect, removed_key, typed_without_effect
 from engine.config.file_layers import ConfigLayer, Layer, read_file_layers
 from engine.config.key_names import key_hint
@@ -75,7 +75,7 @@ FOREIGN_URLS_ADVICE = "set notify.urls on the command line ([] for none), or tru
 PRESETS_FOLDER = "presets"
 # Of a file of images, by which a path of data means a dataset.
 SHARD_SUFFIX = ".tar"
-TABLE_SUFFIXES = (".csv", ".jsonl", ".parquet", ".tsv")
+TABLE_SUFFIXES = (".jsonl", ".parquet")
 YAML_SUFFIXES = (".yaml", ".yml")
 MAX_SHOWN_CHARACTERS = 100
 # Keys whose values do not carry over to another optimizer.
@@ -142,7 +142,8 @@ def _read_base(name: str) -> list[Layer]:
 
     Raises UsageError if it is none of them."""
     path = expand_user(name)
-    if name not in presets() and (path.suffix in (SHARD_SUFFIX, PACKED_SUFFIX) or is_folder(path)):
+    is_data = path.suffix.lower() in (SHARD_SUFFIX, PACKED_SUFFIX, *CSV_SUFFIXES) or is_folder(path)
+    if name not in presets() and is_data:
         if all(is_file(path / file) for file in ("config.yaml", "events.jsonl")):
             reason = f"is the folder of a run; use {path / 'config.yaml'}, or `gputrain resume {shlex.quote(name)}`"
             raise UsageError.one(name, reason, code="not-a-file")
@@ -291,8 +292,12 @@ def _infer_dataset(merged: ConfigLayer, sources: dict[str, str]) -> None:
     """Set the dataset that the file or folder of `data.path` is, unless a layer sets `data.dataset`."""
     data = merged.get("data", {})
     if data.get("dataset") is None and isinstance(path := data.get("path"), str):
-        is_sharded = Path(path).suffix == SHARD_SUFFIX or _has_shards(expand_user(path))
-        data["dataset"], sources["data.dataset"] = "webdataset" if is_sharded else "folder", sources["data.path"]
+        suffix, dataset = Path(path).suffix.lower(), "folder"
+        if suffix in CSV_SUFFIXES:
+            dataset = "csv"
+        elif suffix == SHARD_SUFFIX or _has_shards(expand_user(path)):
+            dataset = "webdataset"
+        data["dataset"], sources["data.dataset"] = dataset, sources["data.path"]
 
 
 def _has_shards(folder: Path) -> bool:

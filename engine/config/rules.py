@@ -44,6 +44,7 @@ DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "data.fake_val": ("data.dataset", {"fake"}),
     "data.path": ("data.dataset", {*IMAGE_FILE_DATASETS, *ENCODED_DATASETS, ANY_USER_CODE}),
     "data.val_path": ("data.dataset", {"webdataset"}),
+    "data.label_columns": ("data.dataset", {"csv"}),
     "data.workers": ("data.pipeline", {"auto", "stream"}),
     "data.worker_type": ("data.pipeline", {"auto", "stream"}),
     "data.prefetch": ("data.pipeline", {"auto", "stream"}),

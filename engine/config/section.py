@@ -134,6 +134,7 @@ def _check_sizes(sizes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 SizeSchedule = Annotated[tuple[str, ...], BeforeValidator(as_text_list), AfterValidator(_check_sizes), Strict(False)]
+ColumnNames = Annotated[tuple[str, ...], BeforeValidator(as_text_list), Strict(False)]
 RunName = Annotated[Text, AfterValidator(_as_run_name)]
 
 

@@ -140,14 +140,14 @@ def _float_image_problems(config: Config) -> list[Problem]:
 
 
 def empty_class_warnings(source: ImageSource) -> list[Problem]:
-    """Return a warning if classes have no training image, which `data.allow_empty` permits."""
-    empty = [name for name, count in zip(source.classes, class_counts(source), strict=True) if count == 0]
+    """Return a warning if classes or labels have no training image."""
+    empty = [source.classes[label] for label in np.flatnonzero(class_counts(source) == 0)]
     if not empty:
         return []
     subject = "a class has" if len(empty) == 1 else f"{len(empty)} classes have"
     return [
         Problem(
-            "data.allow_empty",
+            "data",
             f"{subject} no training image and cannot be learned: {list_names(empty)}",
             code="empty-class",
         )
@@ -179,6 +179,8 @@ def _similar_class_warnings(source: ImageSource) -> Iterator[Problem]:
 def _imbalance_warnings(config: Config, source: ImageSource) -> list[Problem]:
     """Return a warning if a class has far more training images than another, and the loss does not weigh them."""
     counts = class_counts(source)
+    if source.get_labels("train").ndim > 1:
+        return []
     least, most = np.where(counts > 0, counts, counts.max(initial=0)).argmin(), counts.argmax()
     if config.loss.class_weights == "balanced" or counts[most] < MIN_IMBALANCE * counts[least]:
         return []
@@ -193,9 +195,10 @@ def dataset_warnings(config: Config, source: ImageSource) -> list[Problem]:
     """Return the warnings of a dataset: of its classes, its images, and images far smaller than the default input.
 
     `gputrain data`, the preflight and the form show them."""
-    warnings = [*source.warnings, *(empty_class_warnings(source) if config.data.allow_empty else [])]
+    warnings = list(source.warnings)
     # Random labels of generated images may miss a class.
     if config.data.dataset != "fake":
+        warnings += empty_class_warnings(source)
         warnings += _unvalidated_class_warnings(source)
         warnings += [*_similar_class_warnings(source), *_imbalance_warnings(config, source)]
     return [*warnings, *small_image_warnings(config, source)]

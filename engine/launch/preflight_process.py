@@ -27,7 +27,7 @@ from engine.utils.helper_process import ParentPipe
 
 # Values of other keys leave the scan of a dataset valid.
 SCAN_KEYS = {
-    *("dataset", "path", "val_path", "allow_empty", "download", "val_split"),
+    *("dataset", "path", "val_path", "label_columns", "allow_empty", "on_bad", "download", "val_split"),
     *("num_classes", "image_size", "size_schedule", "channels", "fake_train", "fake_val"),
 }
 
@@ -65,7 +65,7 @@ class PreflightResult(Record, frozen=True, kw_only=True):
 def scan_key(config: Config) -> str:
     """Return a key of the settings that select the dataset, and the user code that loads it, which may hang."""
     user_code = f"{config.augment.transform} {config.run.code}"
-    return f"{config.data.model_dump_json(include=SCAN_KEYS)} {config.run.seed} {user_code}"
+    return f"{config.data.model_dump_json(include=SCAN_KEYS)} {config.task.name} {config.run.seed} {user_code}"
 
 
 def main(parent: ParentPipe) -> None:

@@ -133,7 +133,7 @@ def input_spec(config: Config) -> tuple[ImageFormat, int]:
     if data.num_classes is not None:
         return likely, data.num_classes
     if data.dataset in ENCODED_DATASETS:
-        return likely, len(read_class_names(data))
+        return likely, len(read_class_names(config))
     return likely, DATASET_NUM_CLASSES.get(data.dataset, 10)
 
 

@@ -60,15 +60,15 @@ DIGEST_BYTES = 7  # two of a million images have the same digest by chance with 
 
 
 class ReadableImages(FileRecord, frozen=True, kw_only=True):
-    """The readable files of a folder by path, in the user's cache."""
+    """The readable files of a folder or table by path, in the user's cache."""
 
     files: Annotated[dict[str, FileFacts], ENTRIES]
 
 
 @dataclass(frozen=True)
 class FolderScan:
-    """The readable images of a folder, before a split: `paths` relative to the folder, labels, sizes in bytes, and
-    digests of the contents.
+    """The readable images of a folder or table, before a split: `paths` relative to the folder, labels, sizes in bytes,
+    and digests of the contents.
 
     Without a split for validation, its images are in the part train. `skipped` also has the folders that are not used,
     and `warnings` says what may not be meant."""
@@ -119,7 +119,11 @@ class FolderSource(FolderScan, EncodedSource):
 def open_folder(data: DataConfig, seed: int) -> FolderSource:
     """Scan a folder and split it into training and validation images. Raises UsageError with every problem found."""
     root = Path(str(data.path))
-    scan = scan_folder(root, allow_empty=data.allow_empty)
+    return open_scan(scan_folder(root, allow_empty=data.allow_empty), root, data, seed)
+
+
+def open_scan(scan: FolderScan, root: Path, data: DataConfig, seed: int) -> FolderSource:
+    """Return the source of scanned images, split into training and validation if they are not. Raises UsageError."""
     if "val" not in scan.paths:
         rows: dict[Part, Indices] = dict(
             zip(PARTS, stratified_split(scan.labels["train"], data.val_split, seed), strict=True)
@@ -133,13 +137,13 @@ def open_folder(data: DataConfig, seed: int) -> FolderSource:
             paths=scan.paths | split,
             labels=scan.labels | {part: scan.labels["train"][rows[part]] for part in PARTS},
             sizes=scan.sizes | {part: scan.sizes["train"][rows[part]] for part in PARTS},
-            warnings=(*scan.warnings, *_repeated_image_warnings(split, digests)),
+            warnings=(*scan.warnings, *repeated_image_warnings(split, digests)),
         )
     # The ranks need no digests.
     return FolderSource(**vars(replace(scan, digests={})), root=str(root), format=encoded_format(data))
 
 
-def _repeated_image_warnings(paths: dict[Part, list[str]], digests: dict[Part, NDArray[np.int64]]) -> Iterator[Problem]:
+def repeated_image_warnings(paths: dict[Part, list[str]], digests: dict[Part, NDArray[np.int64]]) -> Iterator[Problem]:
     """Yield a warning for each part whose images are also in another one that the run learns from or chooses by."""
     earlier: list[Part] = []
     for part in paths:
@@ -232,7 +236,7 @@ def _scan_folder(root: Path, *, allow_empty: bool) -> FolderScan:
     if "test" in paths and not paths["test"]:
         skipped.append(f"{parts['test'].name} (not evaluated: no readable image)")
         del paths["test"]
-    warnings = (*([_nested_warning(nested)] if nested else ()), *_repeated_image_warnings(paths, digests))
+    warnings = (*([_nested_warning(nested)] if nested else ()), *repeated_image_warnings(paths, digests))
     return FolderScan(classes, paths, labels, sizes, digests, tuple(skipped), warnings)
 
 
@@ -276,15 +280,21 @@ def _list_files(files: Sequence[str]) -> str:
 
 
 def _readable_images(folder: Path) -> tuple[dict[Path, FileFacts], list[tuple[Path, str]]]:
-    """Return the facts of each readable image at any depth below a folder, sorted by path, and the other files with the
-    reason.
-
-    Readable files are recorded in the user's cache by stamp, and checked again only after a change: damage may keep
-    size and modification time. Unreadable files are checked each time, because they may have been repaired.
-    """
+    """Return the readable images at any depth below a folder, sorted by path, and the other files with the reason."""
     system_folders: list[Path] = []
     files = sorted(walk_files(folder, system_folders.append))
-    cache = record_name(folder)
+    readable, reasons = check_images(files, folder)
+    return readable, sorted([*((path, SYSTEM_REASON) for path in system_folders), *reasons])
+
+
+def check_images(files: Sequence[Path], owner: Path) -> tuple[dict[Path, FileFacts], list[tuple[Path, str]]]:
+    """Return the facts of each readable image in the order of the files, and the other files with the reason.
+
+    Readable files are recorded in the user's cache by stamp, for the folder or table that names the files, and checked
+    again only after a change: damage may keep size and modification time. Unreadable files are checked each time,
+    because they may have been repaired.
+    """
+    cache = record_name(owner)
     found = find_user_record(cache_folder(), cache, ReadableImages, MAX_RECORD_BYTES)
     recorded = {} if found is None else found.files
     stamps = {path: _stamp(path.stat()) for path in files if path.exists()}
@@ -294,7 +304,7 @@ def _readable_images(folder: Path) -> tuple[dict[Path, FileFacts], list[tuple[Pa
         if known is not None and known[:3] == stamp:
             facts[path] = known
     unchecked = [path for path in files if path not in facts]
-    reasons: list[tuple[Path, str]] = [(path, SYSTEM_REASON) for path in system_folders]
+    reasons: list[tuple[Path, str]] = []
     with CancellingPool(min(8, os.cpu_count() or 1)) as pool:
         for path, found_out in zip(unchecked, pool.map(_check_image, unchecked), strict=True):
             if isinstance(found_out, str):
@@ -306,7 +316,7 @@ def _readable_images(folder: Path) -> tuple[dict[Path, FileFacts], list[tuple[Pa
         with suppress(OSError):
             written = {_record_key(path): facts[path] for path in readable if path in stamps}
             write_user_record(cache_folder(), cache, ReadableImages(files=written))
-    return readable, sorted(reasons)
+    return readable, reasons
 
 
 def _stamp(status: os.stat_result) -> tuple[int, int, int]:
@@ -318,9 +328,11 @@ def _record_key(path: Path) -> str:
     return str(path).encode(errors="backslashreplace").decode()
 
 
-def record_name(folder: Path) -> str:
-    """Return the name of a folder's record of readable images. It changes with what gputrain accepts as an image."""
-    key = os.fsencode(f"{folder}\0{IMAGE_FORMATS}\0{MAX_IMAGE_BYTES}")
+def record_name(owner: Path) -> str:
+    """Return the name of the record of readable images of a folder or table.
+
+    It changes with what gputrain accepts as an image."""
+    key = os.fsencode(f"{owner}\0{IMAGE_FORMATS}\0{MAX_IMAGE_BYTES}")
     return f"images-{hashlib.sha256(key).hexdigest()[:16]}.json"
 
 

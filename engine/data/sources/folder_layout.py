@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config.data_sections import OTHER_LABELS_ADVICE
+from engine.config.data_sections import CSV_SUFFIXES, OTHER_LABELS_ADVICE
 from engine.data.sampler import Part
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import list_names
@@ -106,7 +106,9 @@ def _unusable_classes(folder: Path, classes: tuple[str, ...]) -> Problem:
     names = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in LABEL_SUFFIXES and path.is_file())
     if labels := _label_folders(classes) or names:
         reason = f"{folder} has its labels in {list_names(labels)}, not one folder per class"
-        return Problem("data.path", reason, OTHER_LABELS_ADVICE, code="wrong-format")
+        tables = [name for name in names if name.casefold().endswith(CSV_SUFFIXES)]
+        advice = f"set data.path to {folder / tables[0]}" if tables else OTHER_LABELS_ADVICE
+        return Problem("data.path", reason, advice, code="wrong-format")
     advice = CLASS_FOLDERS_ADVICE
     if classes and list_folders(folder / classes[0]):
         advice = f"set data.path to {folder / classes[0]} if its subfolders are the classes"

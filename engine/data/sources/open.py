@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from engine.config.data_sections import ENCODED_DATASETS, DataConfig
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
-from engine.data.sources import folder, webdataset
+from engine.data.sources import csv_source, folder, webdataset
 from engine.data.sources.base import ImageSource
 from engine.data.sources.builtin import (
     DIGITS_FORMAT,
@@ -33,12 +33,13 @@ from engine.data.sources.formats import ImageFormat, format_from_config
 from engine.utils.errors import UsageError
 
 # A new kind of source is one entry here, and its name in `engine.config.data_sections` (`DatasetName`).
-OPENERS: dict[str, Callable[[DataConfig, int], ImageSource]] = {
-    "digits": open_digits,
-    "fake": open_fake,
-    "folder": folder.open_folder,
-    "webdataset": webdataset.open_webdataset,
-    **dict.fromkeys(TORCHVISION_DATASETS, open_torchvision_dataset),
+OPENERS: dict[str, Callable[[Config], ImageSource]] = {
+    "csv": csv_source.open_csv,
+    "digits": lambda config: open_digits(config.data, config.run.seed),
+    "fake": lambda config: open_fake(config.data, config.run.seed),
+    "folder": lambda config: folder.open_folder(config.data, config.run.seed),
+    "webdataset": lambda config: webdataset.open_webdataset(config.data, config.run.seed),
+    **dict.fromkeys(TORCHVISION_DATASETS, lambda config: open_torchvision_dataset(config.data, config.run.seed)),
 }
 
 
@@ -49,12 +50,15 @@ def open_source(config: Config) -> ImageSource:
         from engine.data.sources.user_dataset import open_user_dataset
 
         return open_user_dataset(config.data, config.run)
-    return OPENERS[config.data.dataset](config.data, config.run.seed)
+    return OPENERS[config.data.dataset](config)
 
 
-def read_class_names(data: DataConfig) -> tuple[str, ...]:
+def read_class_names(config: Config) -> tuple[str, ...]:
     """Return the class names of one of the ENCODED_DATASETS without opening any image. Raises UsageError."""
-    return webdataset.class_names(data) if data.dataset == "webdataset" else folder.class_names(data)
+    if config.data.dataset == "csv":
+        return csv_source.class_names(config)
+    read = webdataset.class_names if config.data.dataset == "webdataset" else folder.class_names
+    return read(config.data)
 
 
 def expected_input_format(config: Config) -> ImageFormat:

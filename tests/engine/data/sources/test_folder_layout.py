@@ -113,18 +113,18 @@ def test_layout_of_single_folder_names_the_one_below(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("paths", "labels"),
+    ("paths", "labels", "advice"),
     [
-        (("train/images/a.jpg", "train/labels/a.txt"), "labels"),
-        (("Annotations/a.xml", "ImageSets/Main/train.txt", "JPEGImages/a.jpg"), "Annotations"),
-        (("a.jpg", "photos.csv"), "photos.csv"),
+        (("train/images/a.jpg", "train/labels/a.txt"), "labels", "gputrain run -- "),
+        (("Annotations/a.xml", "ImageSets/Main/train.txt", "JPEGImages/a.jpg"), "Annotations", "gputrain run -- "),
+        (("a.jpg", "photos.csv"), "photos.csv", "/photos.csv"),
     ],
     ids=["YOLO", "Pascal VOC", "table"],
 )
 def test_layout_of_other_labels_names_them_and_what_is_built_in(
-    tmp_path: Path, paths: Sequence[str], labels: str
+    tmp_path: Path, paths: Sequence[str], labels: str, advice: str
 ) -> None:
     for path in paths:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
-    assert has_problem([refusal(tmp_path)], "wrong-format", "data.path", f"its labels in {labels},", "gputrain run -- ")
+    assert has_problem([refusal(tmp_path)], "wrong-format", "data.path", f"its labels in {labels},", advice)

@@ -108,7 +108,7 @@ def test_folder_source_keeps_empty_class_if_allowed(animal_folder: Path) -> None
     assert (source.num_images("train"), source.num_images("val")) == (16, 4)
     assert class_counts(source).tolist() == [0, 8, 8]
     [warning] = empty_class_warnings(source)
-    assert has_problem([warning], "empty-class", "data.allow_empty", ": bee")
+    assert has_problem([warning], "empty-class", "data", ": bee")
 
 
 def test_folder_source_rejects_folder_without_any_image(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_tar_source_takes_class_names_from_file_beside_shards(tmp_path: Path) ->
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
     assert open_shards(pattern).classes == ("cat", "dog")
     config = resolve_config(None, ["data.dataset=webdataset", f"data.path={pattern}"]).config
-    assert read_class_names(config.data) == ("cat", "dog")
+    assert read_class_names(config) == ("cat", "dog")
     (tmp_path / "classes.txt").write_text("cat\n")
     with raises_problem("bad-label", "data.path", f"{tmp_path / 'classes.txt'} ", " 1 ", "0001.png"):
         open_shards(pattern)
