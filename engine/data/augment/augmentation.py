@@ -144,8 +144,8 @@ class Augmentation:
         return random_resized_crop_boxes(
             augment.crop_scale,
             augment.crop_ratio,
-            heights=size,
-            widths=size,
+            image_height=size,
+            image_width=size,
             seed=self._seed,
             epoch=epoch,
             indices=indices,

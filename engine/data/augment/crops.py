@@ -56,47 +56,43 @@ def random_erasing_boxes(probability: float, image_size: int, seed: int, epoch: 
 def random_resized_crop_boxes(
     scale: FloatPair,
     ratio: FloatPair,
-    heights: Lengths | int,
-    widths: Lengths | int,
+    image_height: int,
+    image_width: int,
     seed: int,
     epoch: int,
     indices: Indices,
 ) -> Boxes:
-    """Draw the boxes to crop from images of the given sizes, N x 4 int64.
+    """Draw the boxes to crop from images of one size, N x 4 int64.
 
-    `scale` is the range of the crop's share of the image area, `ratio` that of width / height. `heights` and `widths`
-    are arrays of shape N or one integer for all images. If no drawn shape fits, the box is a center crop. The
-    distribution is that of torchvision's v2.RandomResizedCrop (Szegedy et al., "Going Deeper with Convolutions", 2014).
+    `scale` is the range of the crop's share of the image area, `ratio` that of width / height. If no drawn shape fits,
+    the box is a center crop. The distribution is that of torchvision's v2.RandomResizedCrop (Szegedy et al., "Going
+    Deeper with Convolutions", 2014).
     """
-    image_heights = np.broadcast_to(heights, len(indices))
-    image_widths = np.broadcast_to(widths, len(indices))
     scales, ratios = _draw_shapes(scale, ratio, seed, RandomStream.RESIZED_CROP_SHAPE, epoch, indices)
-    crop_areas = (image_heights * image_widths)[:, None] * scales
+    crop_areas = image_height * image_width * scales
     crop_heights = np.rint(np.sqrt(crop_areas / ratios)).astype(np.int64)
     crop_widths = np.rint(np.sqrt(crop_areas * ratios)).astype(np.int64)
-    is_inside = (
-        (crop_heights > 0)
-        & (crop_heights <= image_heights[:, None])
-        & (crop_widths > 0)
-        & (crop_widths <= image_widths[:, None])
-    )
+    is_inside = (crop_heights > 0) & (crop_heights <= image_height) & (crop_widths > 0) & (crop_widths <= image_width)
     height, width, fits = _first_fitting(is_inside, crop_heights, crop_widths)
     drawn_boxes = _draw_positions(
         height=height,
         width=width,
-        image_height=image_heights,
-        image_width=image_widths,
+        image_height=image_height,
+        image_width=image_width,
         seed=seed,
         stream=RandomStream.RESIZED_CROP_POSITION,
         epoch=epoch,
         indices=indices,
     )
-    # Fallback of torchvision: the largest center crop whose ratio is in range.
-    height = np.minimum(image_heights, np.rint(image_widths / ratio[0]).astype(np.int64).clip(1))
-    width = np.minimum(image_widths, np.rint(image_heights * ratio[1]).astype(np.int64).clip(1))
-    left, top = (image_widths - width) // 2, (image_heights - height) // 2
-    center_boxes = np.stack([left, top, left + width, top + height], 1)
-    return np.where(fits[:, None], drawn_boxes, center_boxes)
+    return np.where(fits[:, None], drawn_boxes, _center_crop(ratio, image_height, image_width))
+
+
+def _center_crop(ratio: FloatPair, image_height: int, image_width: int) -> Box:
+    """Return the largest center crop whose ratio is in range, the fallback of torchvision."""
+    height = min(image_height, max(round(image_width / ratio[0]), 1))
+    width = min(image_width, max(round(image_height * ratio[1]), 1))
+    left, top = (image_width - width) // 2, (image_height - height) // 2
+    return left, top, left + width, top + height
 
 
 def _draw_shapes(
@@ -121,8 +117,8 @@ def _first_fitting(
 def _draw_positions(
     height: Lengths,
     width: Lengths,
-    image_height: Lengths | int,
-    image_width: Lengths | int,
+    image_height: int,
+    image_width: int,
     seed: int,
     stream: RandomStream,
     epoch: int,
@@ -155,10 +151,7 @@ def random_resized_crop_box(
             bits = image_random_bits(seed, RandomStream.RESIZED_CROP_POSITION, epoch, index)
             left, top = int(_low(bits) * (width - crop_width + 1)), int(_high(bits) * (height - crop_height + 1))
             return left, top, left + crop_width, top + crop_height
-    crop_height = min(height, max(round(width / ratio[0]), 1))
-    crop_width = min(width, max(round(height * ratio[1]), 1))
-    left, top = (width - crop_width) // 2, (height - crop_height) // 2
-    return left, top, left + crop_width, top + crop_height
+    return _center_crop(ratio, height, width)
 
 
 def _high(bits: int) -> float:

@@ -90,10 +90,7 @@ def test_erase_fills_only_rectangle_with_mean() -> None:
 
 
 def test_random_resized_crop_boxes_have_requested_shape_and_fall_back_to_center() -> None:
-    wide, indices = np.full(4000, 60), np.arange(4000)
-    left, top, right, bottom = random_resized_crop_boxes(
-        (0.2, 0.5), (0.5, 2.0), np.full(4000, 40), wide, 0, 1, indices
-    ).T
+    left, top, right, bottom = random_resized_crop_boxes((0.2, 0.5), (0.5, 2.0), 40, 60, 0, 1, np.arange(4000)).T
     area, ratio = (right - left) * (bottom - top) / 2400, (right - left) / (bottom - top)
     assert (left >= 0).all() and (right <= 60).all() and (top >= 0).all() and (bottom <= 40).all()
     assert area.min() > 0.18 and area.max() < 0.53 and ratio.min() > 0.47 and ratio.max() < 2.15
