@@ -145,6 +145,7 @@ _TABLE = (
     Key("x", "x axis", "Plot over epochs, steps, images or hours, as far as the run has them.", "x_axis"),
     Key("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth"),
     Key("L", "log scale", "Toggle the log scale of all charts but accuracies.", "log_scale"),
+    Key("y", "whole range", "Give the y axes room for all points, or only for 1% to 99% of them.", "whole_range"),
     Key("f", "full", "Toggle full screen for the focused panel.", "full"),
     Key("plus,equals_sign", "zoom in", "Show half the x range.", "zoom(0.5)"),
     Key("minus", "zoom out", "Show twice the x range.", "zoom(2.0)"),
@@ -194,7 +195,7 @@ CHANGE_KEYS = screen_keys("stop resume again archive delete")
 PROCESS_KEYS = screen_keys("open next_panel(1)")
 SWEEP_KEYS = screen_keys("open stop")
 QUEUE_KEYS = screen_keys("open hold shift(-1) shift(1) stop resume app.new_run")
-_VIEW = "x_axis smooth log_scale zoom(0.5) zoom(2.0) zoom_all"
+_VIEW = "x_axis smooth log_scale whole_range zoom(0.5) zoom(2.0) zoom_all"
 _MOVES = "sideways(-1) sideways(1) pan(-0.25) pan(0.25)"
 RUN_KEYS = screen_keys(
     f"stop resume pause charts details processes full log confusion again checkpoint {_VIEW} profile metrics archive"

@@ -8,6 +8,7 @@ rank of `engine.training` has an `EarlyStop` and passes it the same value, so al
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -286,12 +287,13 @@ class History:
 
     @property
     def eta_s(self) -> float | None:
-        """Estimated seconds to the end of the run at the latest speed; None if unknown."""
+        """Estimated seconds to the end of the run by the median epoch of this session; None if unknown."""
         if self.started is None or not self.started.steps_per_epoch:
             return None
         epoch_s = 0.0
-        if self.epochs and self.epochs[-1].seconds > 0:
-            epoch_s = self.epochs[-1].seconds
+        session = self.epochs[self._session_epochs :] or self.epochs
+        if durations := [epoch.seconds for epoch in session if epoch.seconds > 0]:
+            epoch_s = statistics.median(durations)
         elif self.latest_step is not None and self.latest_step.images_per_second > 0:
             images = self.started.steps_per_epoch * self.started.global_batch
             epoch_s = images / self.latest_step.images_per_second

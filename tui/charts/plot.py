@@ -46,6 +46,8 @@ WHOLE_AXES = ("epoch", "step", "images")
 MAX_SHARE_BELOW = 0.15
 # Padding a larger limit would overflow to infinity.
 MAX_AXIS_LIMIT = 1e307
+# Outliers are off scale if they stretch the axis to more than twice the range of the other points.
+PERCENTILES, MAX_STRETCH = (1, 99), 2.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class PlotWindow:
     """Name of the x axis, at its right end."""
     with_raw: bool = True
     """Whether a pale curve of all points is behind a smoothed one."""
+    whole: bool = False
+    """Whether the y axis has room for all points, also for outliers."""
 
 
 Piece = tuple[str, str]
@@ -99,6 +103,8 @@ class Plot:
     area_left: int = 0
     area_width: int = 0
     axis_lines: int = 0
+    off_scale: tuple[int, int] = (0, 0)
+    """Number of curves with points above and below the y axis, which are drawn at its ends."""
 
     @cached_property
     def lines(self) -> list[Text]:
@@ -111,10 +117,24 @@ def plot(curves: Sequence[Curve], window: PlotWindow, width: int, height: int) -
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return Plot([[("Too small to draw", MUTED)]])
     visible = [_visible(curve, window) for curve in curves]
-    ys = [limit for part in visible for limit in part.shown.y_limits() or ()]
-    if not ys:
+    if (limits := _y_limits(visible, window)) is None:
         return Plot([[(_empty_message(visible, window.log), MUTED)]])
-    return _draw(visible, window, _pad_limits(min(ys), max(ys), window.log), width, height)
+    return _draw(visible, window, limits, width, height)
+
+
+def _y_limits(visible: Sequence[_Visible], window: PlotWindow) -> tuple[float, float] | None:
+    """Return the limits of the points in the window without outliers; None without points."""
+    ys = np.concatenate([np.zeros(0), *(part.shown.y for part in visible)])
+    ys = ys[np.isfinite(ys)]
+    if not ys.size:
+        return None
+    if not window.whole:
+        # Half of each: the difference of huge values overflows.
+        scaled = np.log10(ys) if window.log else ys / 2
+        low, high = np.percentile(scaled, PERCENTILES)
+        if scaled.max() - scaled.min() > MAX_STRETCH * (high - low) > 0:
+            ys = ys[(scaled >= low) & (scaled <= high)]
+    return float(ys.min()), float(ys.max())
 
 
 def _pad_limits(low: float, high: float, log: bool) -> tuple[float, float]:
@@ -158,8 +178,9 @@ def _empty_message(visible: Sequence[_Visible], log: bool) -> str:
 
 
 def _draw(
-    visible: Sequence[_Visible], window: PlotWindow, y_limits: tuple[float, float], width: int, height: int
+    visible: Sequence[_Visible], window: PlotWindow, limits: tuple[float, float], width: int, height: int
 ) -> Plot:
+    y_limits = _pad_limits(*limits, window.log)
     axis_lines = 2 if height >= MIN_HEIGHT_OF_TWO_AXIS_LINES else 1
     rows = height - axis_lines
     max_ticks = max(min(int(rows / MIN_ROWS_PER_TICK) + 1, MAX_Y_TICKS), 2)
@@ -186,7 +207,12 @@ def _draw(
     for row, pieces in enumerate(canvas.rows()):
         label = labels.get(row, "").rjust(left - 1) + ("┤" if row in labels else "│")
         drawn_rows.append([(label, MUTED), *pieces])
-    return Plot([*drawn_rows, *_x_axis(window, left, width, axis_lines)], left, width - left, axis_lines)
+    off_scale = (
+        sum(bool((part.shown.y > y_limits[1]).any()) for part in visible),
+        sum(bool((part.shown.y < y_limits[0]).any()) for part in visible),
+    )
+    rows_of_axis = _x_axis(window, left, width, axis_lines)
+    return Plot([*drawn_rows, *rows_of_axis], left, width - left, axis_lines, off_scale)
 
 
 def mark_columns(index: int, marks: int, columns: int) -> range:
@@ -216,7 +242,8 @@ class _Canvas:
         return np.asarray((np.asarray(x) - window.low) / max(window.high - window.low, 1e-300))
 
     def _y_positions(self, y: FloatArray | float) -> FloatArray:
-        scaled = np.log10(y) if self._window.log else np.asarray(y)
+        # Outliers are at the ends of the axis.
+        scaled = np.clip(np.log10(y) if self._window.log else np.asarray(y), self._low, self._high)
         # Divided first: the difference of huge limits overflows.
         return np.asarray((scaled / 2 - self._low / 2) / (self._high / 2 - self._low / 2))
 

@@ -42,6 +42,8 @@ class ChartView:
     axis: XAxis = "epoch"
     smoothing: float = 0.0
     log: bool = False
+    whole: bool = False
+    """Whether the y axes have room for outliers, too."""
     span: float | None = None
     end: float | None = None
     cursor: float | None = None
@@ -65,7 +67,7 @@ class ChartView:
             first, scale = limits[0], (limits[1] - limits[0]) / data.last_x(self.axis)
             low, high = first + low * scale, first + high * scale
         smoothing = self.smoothing if chart.smoothed else 0.0
-        return PlotWindow(low, high, self.log and chart.log, smoothing, self.axis)
+        return PlotWindow(low, high, self.log and chart.log, smoothing, self.axis, whole=self.whole)
 
     def settings(self, chart_id: str) -> list[str]:
         """Describe the position of the cursor, log scale and smoothing."""
@@ -74,7 +76,7 @@ class ChartView:
             words.append("log")
         if self.smoothing and self.charts[chart_id].smoothed:
             words.append(f"smooth {self.smoothing:.0%}")
-        return words
+        return [*words, "whole range"] if self.whole else words
 
     def next_axis(self) -> ChartView:
         """Switch to the next x axis; zoom and cursor are reset, because they are positions on the old one."""

@@ -91,6 +91,9 @@ class ChartScreen(GputrainScreen):
     def action_log_scale(self) -> None:
         self._set_view(replace(self.view, log=not self.view.log))
 
+    def action_whole_range(self) -> None:
+        self._set_view(replace(self.view, whole=not self.view.whole))
+
     def action_zoom(self, factor: float) -> None:
         self._set_view(self.view.zoom(self.chart_data, factor))
 

@@ -23,6 +23,7 @@ from tui.keymap import PROFILE_KEYS, Key
 from tui.palette import BAD, MUTED, STRONG, WARNING
 from tui.pollers.files import ProfileReader, watch_profile
 from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.dialogs import confirm
 from tui.tables.profile import profile_lines, trace_lines
 from tui.widgets.lines import Lines
 from tui.widgets.text_line import TextLine
@@ -35,7 +36,7 @@ class ProfileScreen(GputrainScreen):
     SCREEN_KEYS: ClassVar[Sequence[Key]] = PROFILE_KEYS
 
     def __init__(self, app: AppServices, folder: RunFolder, *, asks: bool) -> None:
-        """`asks` requests a profile at once."""
+        """`asks` requests a profile at once, if the run has none yet."""
         super().__init__(app)
         self.folder = folder
         self._asks = asks
@@ -49,8 +50,8 @@ class ProfileScreen(GputrainScreen):
 
     def on_mount(self) -> None:
         self.query_one("#profile").focus()
-        if self._asks:
-            self.action_profile()
+        if self._asks and not self.folder.profiles.exists():
+            self._take_profile()
 
     @property
     def has_content(self) -> bool:
@@ -93,7 +94,12 @@ class ProfileScreen(GputrainScreen):
         return action != "profile" or (self.reader.is_live and self.reader.asked_at is None)
 
     def action_profile(self) -> None:
-        """Ask the run for a profile."""
+        """Ask the run for another profile, after a question."""
+        steps = pluralize(DEFAULT_PROFILE_STEPS, "step")
+        question = f"Profile {steps} of {printable(self.folder.name)}? They take longer."
+        confirm(self.app, question, "Do not profile", "Profile", self._take_profile)
+
+    def _take_profile(self) -> None:
         if self.reader.asked_at is not None:
             self.gputrain_app.show_toast(Problem("", "A profile is being taken", code="already-running"))
             return

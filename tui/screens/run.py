@@ -386,7 +386,7 @@ class RunScreen(ChartScreen):
             self.app.push_screen(ConfusionScreen(self.gputrain_app, self.folder))
 
     def action_profile(self) -> None:
-        """Open the profiles of the run; a live run takes another one at once."""
+        """Open the profiles of the run; a live run without one takes one at once."""
         from tui.screens.profile import ProfileScreen
 
         if self.gputrain_app.demo_notice:

@@ -6,7 +6,7 @@ shows the change when its poller has read the runs again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.command_dialog import ask_command
 from tui.screens.dialogs import confirm
 
-# Runs that the question about a deletion names.
+# Runs that the question about several names.
 MAX_NAMED_RUNS = 8
 STOP_QUESTIONS = {
     RunState.RUNNING: "Stop {}? It saves a checkpoint and can be resumed.",
@@ -107,7 +107,7 @@ class RunChanges:
             return
         archived = not all(row.archived for row in rows)
         done = (
-            f"Archived {names(rows)}; H in the list of runs shows archived runs"
+            f"Archived {names(rows)}; undo with H and A in the list of runs"
             if archived
             else f"Unarchived {names(rows)}"
         )
@@ -115,7 +115,12 @@ class RunChanges:
         def change(row: RunRow) -> None:
             change_labels(RunFolder(Path(row.folder)), lambda labels: replace(labels, archived=archived))
 
-        self._in_thread(rows, change, done)
+        archive = partial(self._in_thread, rows, change, done)
+        if archived and (len(rows) > 1 or rows[0].live):
+            about = "\n".join(_named(f"{printable(row.name)}  {row.state}" for row in rows))
+            confirm(self._screen.app, f"Archive {names(rows)}?", "Keep", "Archive", archive, about)
+        else:
+            archive()
 
     def delete(self, rows: Sequence[RunRow]) -> None:
         """Move runs that have ended to the trash, after a question that names what goes."""
@@ -139,12 +144,7 @@ class RunChanges:
 
         done = f"Moved {names(rows)} to the trash; `gputrain runs restore NAME` restores a run"
         move_all = partial(self._in_thread, rows, move, done, moves=True)
-        lines = [
-            f"{printable(row.name)}  {row.state}  {item}"
-            for row, item in zip(rows[:MAX_NAMED_RUNS], contents, strict=False)
-        ]
-        if len(rows) > MAX_NAMED_RUNS:
-            lines.append(f"… and {len(rows) - MAX_NAMED_RUNS} more")
+        lines = _named(f"{printable(row.name)}  {row.state}  {item}" for row, item in zip(rows, contents, strict=True))
         if len(rows) > 1:
             size = format_bytes(sum(item.size_bytes for item in contents))
             checkpoints = pluralize(sum(item.checkpoints for item in contents), "checkpoint")
@@ -164,6 +164,13 @@ class RunChanges:
         if self._app.demo_notice:
             self._app.show_toast(Problem("", "Demo mode: runs cannot be changed", code="not-supported"))
         return bool(self._app.demo_notice)
+
+
+def _named(lines: Iterable[str]) -> list[str]:
+    """Return the first lines of several runs, and how many more there are."""
+    every = list(lines)
+    more = len(every) - MAX_NAMED_RUNS
+    return [*every[:MAX_NAMED_RUNS], *([f"… and {more} more"] if more > 0 else [])]
 
 
 def names(rows: Sequence[RunRow]) -> str:

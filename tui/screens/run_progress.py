@@ -166,9 +166,9 @@ def _append_progress(line: Text, row: RunRow, width: int) -> None:
     values, count = row.record.values, row.record.count
     step, steps, epochs = count("step"), count("steps"), count("total_epochs")
     share = min(step / steps, 1.0) if steps else None
-    tail = "" if share is None else f" {pad(format_share(share), 4, Align.RIGHT)}"
-    if (eta_s := values.get("eta_seconds")) is not None and share != 1.0:
-        tail += f"   ETA {format_duration(eta_s)}"
+    done = "" if share is None else f" {pad(format_share(share), 4, Align.RIGHT)}"
+    eta_s = values.get("eta_seconds") if share != 1.0 else None
+    tail = "" if eta_s is None else f"   ETA {format_duration(eta_s)}"
     if epochs and steps:
         per_epoch = max(steps // epochs, 1)
         epoch = min(max(row.record.current_epoch, 1), epochs)
@@ -177,13 +177,15 @@ def _append_progress(line: Text, row: RunRow, width: int) -> None:
             line.append(f"   step {max(min(step - (epoch - 1) * per_epoch, per_epoch), 0)}/{per_epoch}")
     rate = format_known("rate_now", values.get("rate_now"))
     rate = rate and f"   {rate} images/s"
-    room = width - line.cell_len - len(tail) - 4
-    if room - len(rate) >= MIN_BAR_COLUMNS:
-        tail, room = tail + rate, room - len(rate)
+    room = width - line.cell_len - len(done + tail) - 4
+    elapsed = f"   for {format_duration(row.age_seconds)}" if row.age_seconds else ""
+    for before, after in ((elapsed, ""), ("", rate)):
+        if room - len(before + after) >= MIN_BAR_COLUMNS:
+            tail, room = before + tail + after, room - len(before + after)
     if share is not None and room >= MIN_BAR_COLUMNS:
         line.append("  ")
         line.append_text(meter(share, min(room, MAX_BAR_COLUMNS), series_style(1)))
-    line.append(tail)
+    line.append(done + tail)
 
 
 def _append_results(line: Text, row: RunRow, width: int) -> None:

@@ -366,8 +366,10 @@ class RunsScreen(GputrainScreen):
         self._draw()
 
     def action_compare(self) -> None:
-        """Compare the marked runs."""
-        keys = [row.folder for row in self._marked_rows()]
+        """Compare the selected runs; a single one with that under the cursor."""
+        marked, row = self._marked_rows(), self._selected_row()
+        under_cursor = self._view.runs_of(row) if row is not None and len(marked) == 1 else []
+        keys = dict.fromkeys(row.folder for row in (*marked, *under_cursor))
         found = [Path(key) if self._found is None else self._found.find_run(key) for key in keys]
         runs = [run for run in found if run is not None]
         if len(runs) < 2:
@@ -378,6 +380,9 @@ class RunsScreen(GputrainScreen):
     def action_sort(self) -> None:
         """Choose the column to sort by; the same one again turns the order around."""
         order = self._order or SortOrder(self._known([self._default_order], NO_METRICS)[0])
+        # The results are what people sort by, and the other columns are a few keys away.
+        scores = (field.name for field in self._fields if field.metric and field.metric.better is Better.HIGH)
+        selected = order.field.name if self._order is not None else next(scores, "")
         fields = {
             field.name: field for field in (*self._known([self._default_order, "name"], NO_METRICS), *self._fields)
         }
@@ -392,7 +397,7 @@ class RunsScreen(GputrainScreen):
         for name, field in fields.items():
             sign = f" {SORT_SIGNS[order.descending]}" if name == order.field.name else ""
             rows.append(KeyedRow(name, Text.assemble(printable(field.label), (sign, ACCENT))))
-        self.app.push_screen(ChoiceDialog("Sort by", rows, selected=order.field.name), sort_by)
+        self.app.push_screen(ChoiceDialog("Sort by", rows, selected=selected), sort_by)
 
     def action_archived(self) -> None:
         self._archived = not self._archived

@@ -17,6 +17,7 @@ from engine.utils.text import printable
 from tui.keymap import STARTING_KEYS, Key
 from tui.palette import BAD, MUTED, STRONG, WARNING
 from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.dialogs import confirm
 from tui.tables import wrap_text
 from tui.widgets.lines import Lines
 from tui.widgets.text_line import TextLine
@@ -102,5 +103,10 @@ class StartingScreen(GputrainScreen):
         if self.launched.exit_code is not None:
             self.gputrain_app.show_toast(Problem("", "The run is not starting any more", code="wrong-state"))
             return
-        self.launched.process.terminate()
-        self.gputrain_app.show_toast("Sent the stop request to the run")
+
+        def stop() -> None:
+            self.launched.process.terminate()
+            self.gputrain_app.show_toast("Sent the stop request to the run")
+
+        question = f"Stop {printable(self.launched.title)} before its first step?"
+        confirm(self.app, question, "Keep it running", "Stop", stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from rich.segment import Segment
@@ -10,6 +10,7 @@ from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
 
+from engine.utils.text import pluralize
 from engine.utils.units import UNKNOWN, format_number
 from tui.charts.plot import Curve, Piece, Plot, PlotWindow, plot
 from tui.palette import theme_variable
@@ -146,8 +147,15 @@ class ChartPanel(Lines):
         legend = [f"[{theme_variable(curve.style)}]{escape_markup(part)}[/]" for curve, part in pairs if part]
         self.set_titles(
             gap.join(filter(None, [escape_markup(self._title), *legend, self._best if in_title else ""])),
-            "  ".join(filter(None, ["" if in_title else self._best, self._note_text])),
+            "  ".join(filter(None, ["" if in_title else self._best, *self._off_scale(), self._note_text])),
         )
+
+    def _off_scale(self) -> Iterator[str]:
+        """Yield what is off scale: `2 runs above` of several runs, else the names of the curves."""
+        for count, place in zip(self.drawn_plot.off_scale, ("above", "below"), strict=True):
+            if count:
+                what = pluralize(count, "run" if any(curve.mark for curve in self.curves) else "curve")
+                yield f"[$warning]{what} {place}[/], y all"
 
     def _legend_part(self, curve: Curve, decimals: int) -> str:
         value = curve_value(curve, self._cursor_x)

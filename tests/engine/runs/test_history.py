@@ -48,6 +48,12 @@ def test_history_goes_back_to_step_of_resumed_checkpoint() -> None:
     assert (history.steps_done, history.current_epoch, history.phase) == (12, 2, "")
 
 
+def test_history_estimates_the_end_by_the_median_epoch() -> None:
+    epochs = [replace(make_epoch(number), seconds=seconds) for number, seconds in ((1, 90.0), (2, 4.0), (3, 30.0))]
+    history = history_from_events([STARTED, *epochs])
+    assert history.eta_s == 30.0 * (STARTED.epochs - 3)
+
+
 def test_history_duration_leaves_out_clock_that_was_set_back() -> None:
     events = [
         make_run_started(5000.0),

@@ -86,6 +86,20 @@ def test_plot_marks_where_a_run_went_on_from_an_earlier_step() -> None:
     assert lines[-3].index("↻") == left + round((60 - left - 1) / 2)
 
 
+@pytest.mark.parametrize("log", [False, True], ids=["linear", "log"])
+@pytest.mark.parametrize(("outliers", "off_scale"), [([], (0, 0)), ([1e6], (1, 0)), ([1e-6, 1e6], (1, 1))])
+def test_plot_leaves_outliers_off_scale_unless_the_whole_range_is_asked_for(
+    outliers: list[float], off_scale: tuple[int, int], log: bool
+) -> None:
+    values = [*np.linspace(1000, 2000, 500), *outliers]
+    curve = Curve("", blocks(series(values)), "")
+    robust, whole = (
+        plot([curve], PlotWindow(0, len(values), log, whole=is_whole), WIDTH, HEIGHT) for is_whole in (False, True)
+    )
+    assert robust.off_scale == off_scale
+    assert whole.off_scale == (0, 0)
+
+
 @pytest.mark.parametrize(("size", "share"), [(1_000, 1.0), (1_000_000, 1.0), (1_000_000, 0.3), (1_000_000, 0.001)])
 def test_plot_shows_single_step_spike_at_every_zoom(size: int, share: float) -> None:
     values = np.ones(size)

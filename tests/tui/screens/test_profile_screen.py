@@ -19,7 +19,7 @@ from support.runs.profiles import (
     store_profile,
 )
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
-from support.screen.screen_driver import drive, open_profile, real_app
+from support.screen.screen_driver import drive, open_profile, press, real_app
 from tui.pollers.files import ProfileReader, watch_profile
 
 
@@ -47,6 +47,20 @@ def test_profile_screen_says_why_no_profile_was_taken(live_run: RunFolder) -> No
         screen.update_content()
         await wait_until_idle(pilot)
         assert says(status(pilot), "not-recorded", ": the run was paused\\x1b[2J")
+
+    drive(real_app(live_run.path.parent, "a"), act)
+
+
+def test_another_profile_of_a_live_run_is_taken_after_a_question(live_run: RunFolder) -> None:
+    store_profile(live_run, PROFILE)
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await open_profile(pilot)
+        assert screen.reader.asked_at is None
+        await press(pilot, "P", "enter")
+        assert screen.reader.asked_at is None
+        await press(pilot, "P", "down", "enter")
+        assert screen.reader.asked_at is not None
 
     drive(real_app(live_run.path.parent, "a"), act)
 

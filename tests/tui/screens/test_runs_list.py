@@ -17,6 +17,7 @@ from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.pollers.run_lists import RunListPoller
 from tui.screens.compare import CompareScreen
 from tui.screens.monitor import MonitorScreen
+from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
 from tui.widgets.lines import Lines
 
@@ -112,13 +113,48 @@ def test_filter_applies_while_typing_and_keeps_list_for_mistake(demo_runs_folder
 
 def test_order_sorts_by_chosen_column_and_again_the_other_way(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r", "o", "j", "j", "j", "j", "enter")
+        await press(pilot, "r", "o", "enter")
         assert shown_names(pilot) == [FINISHED_RUN, LIVE_RUN, "cifar-4"]
         assert "best val acc▾" in header(pilot)
         await press(pilot, "o", "enter")
         assert shown_names(pilot) == ["cifar-4", LIVE_RUN, FINISHED_RUN]
         await press(pilot, "escape", "r")
         assert "best val acc▴" in header(pilot)
+
+    drive(demo_app(demo_runs_folder), act, WIDE)
+
+
+def test_two_runs_are_compared_with_three_keys(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "space", "c")
+        assert isinstance(pilot.app.screen, CompareScreen)
+        assert "compare 2 runs" in visible_text(pilot, "#title")
+
+    drive(demo_app(demo_runs_folder), act, WIDE)
+
+
+def test_newest_run_is_opened_and_resumed_with_two_keys(
+    demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed: list[str] = []
+    monkeypatch.setattr(GputrainApp, "resume_run", lambda app, folder, state: resumed.append(folder.name))
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "u", "enter")
+        assert isinstance(pilot.app.screen, RunScreen)
+        assert resumed == [pilot.app.screen.name_of_run]
+
+    drive(demo_app(demo_runs_folder), act, WIDE)
+
+
+def test_archive_of_several_runs_asks_with_their_names(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        app_of(pilot).demo_notice = None
+        await press(pilot, "r", "M", "A")
+        question = visible_text(pilot)
+        assert "Archive 3 runs?" in question and FINISHED_RUN in question and LIVE_RUN in question
+        await press(pilot, "enter")
+        assert "3 runs, 3 selected" in visible_text(pilot, "#all-runs")
 
     drive(demo_app(demo_runs_folder), act, WIDE)
 
@@ -152,7 +188,7 @@ def test_keys_in_a_burst_mark_the_rows_they_were_typed_on(demo_runs_folder: Path
 
 def test_keys_in_a_burst_reach_the_dialog_that_their_first_key_opens(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        press_in_burst(pilot, "r", "o", *"jjjj", "enter")
+        press_in_burst(pilot, "r", "o", "enter")
         await wait_until(pilot, lambda: "best val acc▾" in visible_text(pilot))
 
     drive(real_app(demo_runs_folder), act, WIDE)

@@ -141,7 +141,7 @@ def test_starting_screen_stops_run(app: GputrainApp) -> None:
     async def act(pilot: Pilot[None]) -> None:
         app.launch(["started"])
         await wait_for_warning(pilot)
-        await press(pilot, "s")
+        await press(pilot, "s", "down", "enter")
         await wait_until(pilot, lambda: "✗ not started" in visible_text(pilot, "#launch-state"))
 
     drive(app, act)
