@@ -22,7 +22,8 @@ from engine.config.rules import (
     key_of_original_size,
     val_resize_problem,
 )
-from engine.config.schema import Config
+from engine.config.schema import Config, fields
+from engine.config.tasks import TASK_FACTS, loss_name, task_facts
 from engine.config.training_sections import BUILTIN_MODELS, by_epoch
 from engine.config.user_code import is_user_code
 from engine.utils.errors import Problem
@@ -113,6 +114,32 @@ def _alpha_rule(key: str) -> Rule:
     return Rule(f"augment.{key}", (), why, code="out-of-range")
 
 
+def _foreign_loss(config: Config) -> str:
+    """Return why the task does not have the loss; "" if it has."""
+    name, losses = loss_name(config), task_facts(config).losses
+    if name in losses or is_user_code(name):
+        return ""
+    return f"{name} is no loss of task {config.task.name}; use auto, {', '.join(losses)} or your own"
+
+
+def _foreign_metrics(config: Config) -> str:
+    """Return why the task does not have the metrics; "" if it has."""
+    known = task_facts(config).metrics
+    foreign = [name for name in config.eval.metrics if name not in known and not is_user_code(name)]
+    return f"{' and '.join(foreign)} is no metric of task {config.task.name}" if foreign else ""
+
+
+def _task_rule(key: str) -> Rule:
+    section, _, name = key.partition(".")
+    default = dict(fields())[key].default
+
+    def why(config: Config) -> str:
+        is_set = getattr(getattr(config, section), name) != default
+        return task_facts(config).refused.get(key, "") if is_set else ""
+
+    return Rule(key, ("task.name",), why, code="conflict")
+
+
 def _named_rule(key: str) -> Rule:
     why = broken_if(
         lambda config: getattr(config.run, key) and config.run.name is None,
@@ -123,6 +150,9 @@ def _named_rule(key: str) -> Rule:
 
 _CONFLICTS = (
     *map(_named_rule, ("resume", "requeue")),
+    Rule("loss.name", ("task.name",), _foreign_loss, code="conflict"),
+    Rule("eval.metrics", ("task.name",), _foreign_metrics, code="conflict"),
+    *map(_task_rule, sorted({key for facts in TASK_FACTS.values() for key in facts.refused})),
     Rule(
         "device.static_graph",
         ("optim.accumulate",),
@@ -414,7 +444,7 @@ _CONFLICTS = (
         ),
         code="conflict",
     ),
-    Rule("run.monitor", ("eval.metrics",), _unknown_monitor, code="unknown-value"),
+    Rule("run.monitor", ("eval.metrics", "task.name"), _unknown_monitor, code="unknown-value"),
     Rule(
         "schedule.gamma",
         ("schedule.name",),

@@ -15,10 +15,11 @@ from engine.config.begin_time import begin_time
 from engine.config.command_line import shown_value
 from engine.config.data_sections import IMAGE_FILE_DATASETS
 from engine.config.key_names import REMOVED_KEYS
-from engine.config.monitor import SCORES, monitored_name
+from engine.config.monitor import monitored_name, task_scores
 from engine.config.optimizer_options import COMMON_OPTIONS, OPTIMIZERS, accepts_key
 from engine.config.rules import ANY_USER_CODE, DEPENDS_ON, Rule, broken_if, key_of_original_size
 from engine.config.schema import UNSTORED_KEYS, Config, fields, sections
+from engine.config.tasks import TASK_FACTS, task_facts
 from engine.config.user_code import is_user_code, user_code_names
 from engine.utils.errors import Problem
 
@@ -178,6 +179,10 @@ def _on_user_loss(config: Config) -> str:
     return f"with loss.name={name}; implement it there" if is_user_code(name) else ""
 
 
+def _outside_task(key: str, config: Config) -> str:
+    return f"with task.name={config.task.name}" if key in task_facts(config).unused else ""
+
+
 def _without_resize(config: Config) -> str:
     data, sizes = config.data, {config.data.val_crop, config.data.val_resize}
     if data.dataset not in SQUARE_DATASETS or key_of_original_size(config) is not None:
@@ -213,7 +218,8 @@ _RULES = (
         "run.monitor_mode",
         ("run.monitor",),
         broken_if(
-            lambda config: monitored_name(config) in SCORES, "with a run.monitor that is none of your own metrics"
+            lambda config: monitored_name(config) in task_scores(config),
+            "with a run.monitor that is none of your own metrics",
         ),
     ),
     *(
@@ -271,6 +277,10 @@ _RULES = (
             ),
         )
         for key in ("augment.saturation", "augment.hue")
+    ),
+    *(
+        Rule(key, ("task.name",), partial(_outside_task, key))
+        for key in sorted({key for facts in TASK_FACTS.values() for key in facts.unused})
     ),
     Rule("loss.label_smoothing", ("loss.name",), _on_user_loss),
     Rule("loss.class_weights", ("loss.name",), _on_user_loss),

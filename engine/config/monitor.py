@@ -7,36 +7,32 @@ computed from the confusion counts, so that they need no user code.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from engine.config.tasks import CLASS_METRICS, Mode, task_facts
 from engine.utils.errors import did_you_mean
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
 
-Mode = Literal["max", "min"]
-
-CLASS_METRICS = ("macro_f1", "macro_precision", "macro_recall", "balanced_accuracy")
-"""Means over the classes, as scikit-learn defines them."""
-SCORES: Mapping[str, Mode] = {
-    "accuracy": "max",
-    "loss": "min",
-    "top5": "max",
-    **dict.fromkeys(CLASS_METRICS, "max"),
-}
-"""The metrics that every run has, and whether their maximum or their minimum is best."""
 DEFAULT_MONITOR = "accuracy"
+"""That of runs of earlier versions, which do not name it."""
+
+
+def task_scores(config: Config) -> Mapping[str, Mode]:
+    """Return the metrics that each run of the task has, and whether their maximum or their minimum is best."""
+    return {"loss": "min", **task_facts(config).metrics}
 
 
 def monitored_name(config: Config) -> str:
     """Return the name of the metric that decides which epoch is the best."""
-    return DEFAULT_MONITOR if config.run.monitor == "auto" else config.run.monitor
+    return task_facts(config).monitor if config.run.monitor == "auto" else config.run.monitor
 
 
 def monitor_mode(config: Config) -> Mode | None:
     """Return which values of that metric are better; None for one of the user's own whose name decides."""
     mode = config.run.monitor_mode
-    return SCORES.get(monitored_name(config)) or (None if mode == "auto" else mode)
+    return task_scores(config).get(monitored_name(config)) or (None if mode == "auto" else mode)
 
 
 def class_metrics(config: Config) -> tuple[str, ...]:
@@ -46,7 +42,7 @@ def class_metrics(config: Config) -> tuple[str, ...]:
 
 def monitor_problem(config: Config, own: Collection[str] = ()) -> str:
     """Return why a run cannot be monitored by `run.monitor`; "" if it can. `own` are the user's own metrics."""
-    name, known = monitored_name(config), (*SCORES, *own)
+    name, known = monitored_name(config), (*task_scores(config), *own)
     if name in known:
         return ""
     return f"{name!r} is no metric of this run, which has {', '.join(known)}{did_you_mean(name, known)}"

@@ -47,7 +47,8 @@ class RunConfig(Section):
         "auto",
         description="Metric of the validation that selects the best epoch: its checkpoint, and what run.early_stop and "
         "schedule plateau follow. accuracy, loss, top5, macro_f1, macro_precision, macro_recall, balanced_accuracy or "
-        "one of eval.metrics; auto is accuracy, and loss for schedule plateau.",
+        "one of eval.metrics; with task multilabel loss, mAP, macro_f1 or micro_f1; with regression loss, mae, rmse "
+        "or r2. auto is accuracy, mAP or mae, and loss for schedule plateau.",
     )
     monitor_mode: Literal["auto", "max", "min"] = Field(
         "auto",

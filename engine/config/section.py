@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.config.monitor import CLASS_METRICS
 from engine.config.run_name import name_problem, normalize_name
+from engine.config.tasks import CLASS_METRICS
 
 MAX_OPTION_VALUES = 10_000
 USER_CODE_FILE = "user_code_file"

@@ -163,14 +163,16 @@ class ModelConfig(Section):
 class LossConfig(Section):
     """Section `loss`: loss function."""
 
-    name: Literal["cross_entropy", "mse", "bce"] | UserCodePath = Field(
-        "cross_entropy",
+    name: Literal["auto", "cross_entropy", "mse", "bce", "asl", "l1", "huber"] | UserCodePath = Field(
+        "auto",
         title="loss",
-        description="Loss: mse, bce or your own. mse and bce (binary cross-entropy) are computed on one-hot labels. "
-        "They and cross_entropy are validated with plain cross-entropy, user code with itself. Your own is user code "
-        "(module:name). It is called with logits (N x classes, float32) and labels (N, int64), in training with mixup "
-        "or CutMix with class probabilities (N x classes) instead of labels, and returns the mean loss as a scalar "
-        "tensor. Example: engine/OWN_CODE.md.",
+        description="Loss, or your own; auto takes the first one of the task. classification: cross_entropy, mse, bce "
+        "(binary cross-entropy); the last two are computed on one-hot labels, and all three are validated with "
+        "cross_entropy. multilabel: bce, asl (asymmetric loss); both are validated with bce. regression: mse, l1, "
+        "huber, of numbers scaled to mean 0 and standard deviation 1. Your own is user code (module:name), which is "
+        "validated with itself. It is called with logits (N x classes, float32) and the targets: labels (N, int64), "
+        "in training with mixup or CutMix class probabilities (N x classes); with the other tasks N x classes, "
+        "float32. It returns the mean loss as a scalar tensor. Example: engine/OWN_CODE.md.",
     )
     label_smoothing: float = Field(
         0.0,
@@ -182,7 +184,8 @@ class LossConfig(Section):
     class_weights: Literal["none", "balanced"] = Field(
         "none",
         description="Class weights in the training loss: none or balanced. balanced weights each class inversely to "
-        "its frequency in the training data.",
+        "its frequency in the training data; with task multilabel, the images that have a label as much as those "
+        "without it (pos_weight).",
     )
 
 

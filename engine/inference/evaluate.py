@@ -26,9 +26,9 @@ from engine.data.stream import BatchLoader, LoaderProcessError
 from engine.distributed.failures import find_cause
 from engine.inference.trained_model import TrainedCheckpoint, build_trained_model
 from engine.models.factory import check_model
-from engine.training.losses import Criterion, build_validation_loss
-from engine.training.metrics import Evaluation, EvaluationAccumulator
+from engine.training.metrics import Evaluation
 from engine.training.own_metrics import OwnMetrics, concatenate
+from engine.training.tasks.base import Task
 from engine.utils.errors import Problem, UsageError
 from engine.utils.host import available_cores
 from engine.utils.text import list_names
@@ -58,9 +58,8 @@ class CheckpointEvaluation:
     unread: tuple[str, ...]
 
 
-# Receives the part, the indices, the logits (N x classes) and the targets (N class indices) of images, both on the
-# device, and the loss.
-ImageObserver = Callable[[Part, Indices, Tensor, Tensor, Criterion], None]
+# Receives the part, the indices, the logits (N x classes) and the targets of images, both on the device, and the task.
+ImageObserver = Callable[[Part, Indices, Tensor, Tensor, Task], None]
 
 
 def evaluate_checkpoint(
@@ -107,10 +106,9 @@ def evaluate_checkpoint(
     images = checkpoint.image_format
     if images.val_size != images.size:
         check_model(trained.model, config, images, images.val_size, len(checkpoint.classes), size_key="data.val_crop")
-    criterion = build_validation_loss(config, len(checkpoint.classes), trained.device)
-    own = OwnMetrics(config, len(checkpoint.classes), int(images_per_class.sum()))
-    probabilities = own.probabilities if own else None
-    accumulator = EvaluationAccumulator(trained.device, len(checkpoint.classes), probabilities)
+    task = trained.task
+    own = OwnMetrics(config, task, int(images_per_class.sum()))
+    accumulator = task.accumulator(keeps_outputs=bool(own))
     unread_files: list[str] = []
     try:
         for request, batch in zip(batch_requests(source, part, config.data.numeric_batch_size), batches, strict=True):
@@ -120,10 +118,10 @@ def evaluate_checkpoint(
                     trained.logits(batch.images),
                     torch.from_numpy(class_map[batch.labels]).to(trained.device),
                 )
-                accumulator.add(criterion(logits, targets), logits, targets)
+                accumulator.add(task.validation_loss(logits, targets), logits, targets)
                 if observe is not None:
                     indices = request.indices if batch.readable is None else batch.readable
-                    observe(request.part, indices, logits, targets, criterion)
+                    observe(request.part, indices, logits, targets, task)
     except UnreadableImageError as error:
         raise UsageError.one(
             "data.path",
@@ -146,8 +144,8 @@ def evaluate_checkpoint(
             ) from error
         raise
     evaluation, failures = accumulator.all_reduce(), list[Problem]()
-    outputs = concatenate(accumulator.outputs, len(checkpoint.classes)) if own else None
-    evaluation = own.add_to(evaluation, outputs, failures.append)
+    outputs = concatenate(accumulator.outputs, task) if own or task.keeps_outputs else None
+    evaluation = own.add_to(evaluation, outputs, failures.append, selects=False)
     if failures:
         raise UsageError(failures)
     return CheckpointEvaluation(config, source, images, evaluation, images_per_class.tolist(), tuple(unread_files))

@@ -23,7 +23,7 @@ from engine.data.sources.base import EncodedSource, ImageFormat, ImageSource
 from engine.data.sources.folder import FolderSource
 from engine.inference.evaluate import evaluate_checkpoint, expand_parts
 from engine.inference.stored_inspection import InspectionRequest
-from engine.inference.trained_model import TrainedCheckpoint, find_epoch, to_probabilities
+from engine.inference.trained_model import TrainedCheckpoint, find_epoch
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import (
     MAX_IMAGES,
@@ -34,7 +34,7 @@ from engine.runs.inspection import (
     Inspection,
     InspectionInfo,
 )
-from engine.training.losses import Criterion
+from engine.training.tasks.base import Task
 
 THUMBNAIL_BATCH = 256
 
@@ -47,7 +47,7 @@ def inspect_checkpoint(
     Raises UsageError as `evaluate_checkpoint` does, and for more than MAX_IMAGES images.
     """
     columns: dict[str, list[NDArray[np.generic]]] = {}
-    collect = partial(_collect, columns, checkpoint.config)
+    collect = partial(_collect, columns)
     result = evaluate_checkpoint(checkpoint, request.overrides, request.part, device, collect, MAX_IMAGES)
     source, epoch = result.source, find_epoch(checkpoint, run.history())
     root = os.path.realpath(source.root) if isinstance(source, FolderSource) else None
@@ -79,18 +79,17 @@ def inspect_checkpoint(
 
 def _collect(
     columns: dict[str, list[NDArray[np.generic]]],
-    config: Config,
     part: Part,
     indices: Indices,
     logits: Tensor,
     targets: Tensor,
-    criterion: Criterion,
+    task: Task,
 ) -> None:
     """Add the results of images to the columns, an `ImageObserver`."""
-    probabilities = to_probabilities(logits, config)
+    probabilities = task.activate(logits)
     best, predicted = probabilities.topk(2, 1), logits.argmax(1)
     # The loss of a model and of a user is a mean over a batch.
-    losses = [criterion(logits[row : row + 1], targets[row : row + 1]) for row in range(len(targets))]
+    losses = [task.validation_loss(logits[row : row + 1], targets[row : row + 1]) for row in range(len(targets))]
     values = {
         "part": np.full(len(indices), PART_NAMES.index(part), np.uint8),
         "index": np.asarray(indices, np.int64),

@@ -7,7 +7,7 @@ is used only if the config of the user's own run names it too (`limit_to_run`). 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +32,8 @@ from engine.runs.events import EpochEvent
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.training.checkpoint import check_content, load_checkpoint
+from engine.training.tasks.base import Task
+from engine.training.tasks.table import build_task
 from engine.utils.errors import UsageError
 from engine.utils.trust import describe_user, foreign_reason
 
@@ -45,7 +47,7 @@ MAX_DIFFERENCE_CHARS = 200
 class TrainedCheckpoint:
     """The parts of a checkpoint that inference needs. `weights` are the EMA weights if `ema` is True.
 
-    `code_trust` says which user code of the config may run.
+    `code_trust` says which user code of the config may run, and `task_state` is that of `Task.state`.
     """
 
     path: Path
@@ -55,6 +57,7 @@ class TrainedCheckpoint:
     weights: dict[str, Tensor]
     ema: bool
     step: int
+    task_state: Mapping[str, Sequence[float]] = field(default_factory=dict)
     code_trust: CodeTrust = field(default_factory=CodeTrust)
 
 
@@ -65,6 +68,7 @@ class TrainedModel:
     checkpoint: TrainedCheckpoint
     model: nn.Module
     device: torch.device
+    task: Task
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -89,16 +93,9 @@ class TrainedModel:
         return normalize(images, *channel_stats(self.checkpoint.image_format, self.device))
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Return probabilities of shape (N, classes) on the model's device, see `to_probabilities`."""
-        return to_probabilities(self.logits(images), self.checkpoint.config)
-
-
-def to_probabilities(logits: Tensor, config: Config) -> Tensor:
-    """Return the probabilities of logits, N x classes.
-
-    Softmax, or sigmoid for models trained with `bce`, whose probabilities do not sum to 1.
-    """
-    return logits.sigmoid() if config.loss.name == "bce" else logits.softmax(1)
+        """Return probabilities or other predictions of shape (N, classes) on the model's device, see
+        `Task.activate`."""
+        return self.task.activate(self.logits(images))
 
 
 def load_trained_model(
@@ -145,6 +142,7 @@ def read_trained_checkpoint(
         weights=state["ema"] if ema else state["model"],
         ema=ema,
         step=state["step"],
+        task_state=state.get("task", {}),
         code_trust=replace(code_trust or CodeTrust(), foreign=foreign),
     )
 
@@ -244,7 +242,8 @@ def build_trained_model(checkpoint: TrainedCheckpoint, device: str = "auto") -> 
             "use it in the folder of the run that wrote it",
             code="conflict",
         ) from error
-    return TrainedModel(checkpoint, model.float().eval().requires_grad_(False).to(target), target)
+    task = build_task(checkpoint.config, checkpoint.classes, target, state=checkpoint.task_state)
+    return TrainedModel(checkpoint, model.float().eval().requires_grad_(False).to(target), target, task)
 
 
 def _first_difference(error: RuntimeError) -> str:

@@ -207,7 +207,7 @@ def class_section(run: OwnRun) -> ClassSection:
     except InvalidRecordError as error:
         return ClassSection(f"{path.name} {error}")
     best = evaluations.best
-    loss = UNKNOWN if best.loss is None else format_score(best.loss)
+    loss = format_score(best.loss)
     head = (
         f"Best epoch {best.epoch}: {best.images:,} validation images, loss {loss}, "
         f"top-1 {format_score(best.top1)}, top-5 {format_score(best.top5)}."

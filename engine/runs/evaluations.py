@@ -52,19 +52,23 @@ class SparseConfusion(Record, frozen=True, kw_only=True, tag_field="layout", tag
 
 
 class StoredEvaluation(Record, frozen=True, kw_only=True):
-    """Evaluation of one epoch. `per_class` has the accuracy of each class, null for a class without images.
+    """Evaluation of one epoch. `per_class` has the accuracy of each class, null for a class without images; with task
+    multilabel the average precision of each label, with task regression the MAE of each number.
 
-    `confusion` is absent if there are too many classes to store it. `metrics` are the user's own.
+    `top1` and `top5` are null, and `confusion` is absent, if the task has none, the latter also if there are too many
+    classes to store it. `metrics` are those of the task and the user's own. `thresholds` are the least probabilities at
+    which labels are predicted, empty for other tasks.
     """
 
     epoch: Count
     loss: Finite | None
-    top1: Share
-    top5: Share
+    top1: Share | None
+    top5: Share | None
     images: Count
-    per_class: tuple[Share | None, ...]
+    per_class: tuple[Finite | None, ...]
     confusion: DenseConfusion | SparseConfusion | UnsetType = UNSET
     metrics: dict[str, Finite | None] = field(default_factory=dict)
+    thresholds: tuple[Share, ...] = ()
 
     def accuracies(self) -> NDArray[np.float64]:
         """Return the accuracy of each class, NaN for a class without images."""

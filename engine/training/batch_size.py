@@ -157,7 +157,7 @@ class BatchSizeTrials:
         self._trainer, data = trainer, trainer.data
         shape = (size * self._plan.devices_per_rank, data.image_format.channels, *2 * (data.image_format.size,))
         images = torch.rand(shape, device=data.batch_device).contiguous(memory_format=trainer.model.memory_format)
-        last = DeviceBatch(images, torch.zeros(len(images), dtype=torch.int64, device=data.batch_device), 1.0)
+        last = DeviceBatch(images, trainer.model.task.example_targets(len(images)).to(data.batch_device), 1.0)
         step = [replace(last, ends_step=False)] * (self._config.optim.accumulate - 1) + [last]
         data.batches = cast(DeviceLoader, cycle(step))
         # The learning rates of the user's own schedule end with the run.

@@ -21,6 +21,8 @@ byte is detected. The content is a dict of plain values and tensors:
     best_epoch, best_accuracy       best evaluation so far, and its value of `run.monitor`, by default the accuracy; 0
                                     and -1.0 before the first
     best_loss                       its validation loss; None if unknown, absent in older checkpoints
+    task                            what the task keeps beside the weights, such as the scale of a regression; absent in
+                                    older checkpoints
     ranks                           per rank: random number generators, running sums of the epoch, and the losses that
                                     no `step` event has reported yet
 
@@ -54,7 +56,7 @@ from engine.runs.checkpoint_files import (
     list_checkpoints,
     verify_checksum,
 )
-from engine.utils.codec import Count, InvalidRecordError, Meta, Record, convert
+from engine.utils.codec import Count, Finite, InvalidRecordError, Meta, Record, convert, field
 from engine.utils.errors import UsageError
 from engine.utils.files import (
     fsync_folder,
@@ -196,6 +198,7 @@ class _Content(Record, frozen=True, kw_only=True):
     model: dict[str, Any]
     ema: dict[str, Any] | None
     step: Count
+    task: dict[str, tuple[Finite, ...]] = field(default_factory=dict)
 
 
 def check_content(state: Mapping[str, Any]) -> None:

@@ -181,6 +181,7 @@ class CheckpointWriter:
             "best_accuracy": log.best.value,
             "best_loss": log.best.loss,
             "fingerprints": self._fingerprints,
+            "task": model.task.state,
         }
 
     def _save(self, content: dict[str, Any], folder: RunFolder, saved: CheckpointSaved, progress: SaveProgress) -> Path:

@@ -28,8 +28,9 @@ from engine.models.tta import augmented_logits
 from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.events import FinalTest, WarningEvent
 from engine.training.checkpoint import load_checkpoint
-from engine.training.metrics import Evaluation, EvaluationAccumulator
-from engine.training.own_metrics import Outputs, gather_outputs
+from engine.training.metrics import Evaluation
+from engine.training.own_metrics import gather_outputs
+from engine.training.tasks.base import Outputs
 from engine.training.trainer import Trainer
 from engine.utils.errors import UsageError
 
@@ -70,8 +71,8 @@ def evaluate_networks(
     model, data, log, control = trainer.model, trainer.data, trainer.log, trainer.control
     networks = [(evaluation_model(network, model.parallel), dtype) for network, dtype in networks]
     own = trainer.own_metrics
-    probabilities = own.probabilities if own else None
-    accumulators = [EvaluationAccumulator(trainer.device, data.num_classes, probabilities) for _ in networks]
+    task = model.task
+    accumulators = [task.accumulator(keeps_outputs=bool(own)) for _ in networks]
 
     # Ranks may differ by one batch, and can only agree to stop at a batch that all of them have.
     common_batches = images.num_images // data.sampler.world_size // data.sampler.batch_size
@@ -97,9 +98,13 @@ def evaluate_networks(
     if not math.isfinite(mean_loss) and images.part == "val":
         raise NonFiniteLossError(f"the validation loss of epoch {data.position.epoch} is {mean_loss}")
     gathered: list[Outputs | None] = [None] * len(accumulators)
-    if own:
-        gathered = [gather_outputs(each.outputs, data.num_classes, trainer.cpu_group) for each in accumulators]
-    return [own.add_to(each, outputs, log.warn) for each, outputs in zip(evaluations, gathered, strict=True)]
+    if own or task.keeps_outputs:
+        gathered = [gather_outputs(each.outputs, task, trainer.cpu_group) for each in accumulators]
+    selects = images.part == "val"
+    return [
+        own.add_to(each, outputs, log.warn, selects=selects)
+        for each, outputs in zip(evaluations, gathered, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,7 @@ def prepare_test(trainer: Trainer) -> PreparedTest | None:
         try:
             checkpoint = load_checkpoint(folder.checkpoints / "best.pt")
             network.load_state_dict(checkpoint["ema" if model.ema else "model"])
+            model.task.load_state(checkpoint.get("task", {}))
             epoch[0] = checkpoint["best_epoch"]
         except (DamagedCheckpointError, UsageError, RuntimeError) as error:
             message = f"the {count} test images were not evaluated: best.pt {error}"

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engine.config.schema import Config
+from engine.config.tasks import task_facts
 from engine.distributed.channel import Channel
 from engine.distributed.collectives import all_gather, all_reduce
 from engine.distributed.failures import NonFiniteLossError
@@ -36,7 +37,7 @@ class MicroBatchResult(NamedTuple):
     """Mean loss and number of correct predictions of a micro-batch, both on the device; `weight` is its loss weight."""
 
     loss: Tensor
-    correct: Tensor
+    correct: Tensor | None
     num_images: int
     weight: float
 
@@ -97,7 +98,8 @@ class TrainingLog:
         self._may_skip = config.optim.nonfinite == "skip"
         limit = config.optim.nonfinite_limit if self._may_skip else 0
         self.skipped = SkippedSteps(limit + max_scaler_skips(config.precision))
-        self.clock, self.train_metrics = Clock(device), MetricAccumulator(device)
+        self._has_accuracy = "accuracy" in task_facts(config).metrics
+        self.clock, self.train_metrics = Clock(device), MetricAccumulator(device, self._has_accuracy)
         self.monitor = config_monitor(config)
         """The metric that selects the best epoch."""
         self.best, self.early_stop = BestSoFar(self.monitor), EarlyStop(config.run, self.monitor)
@@ -127,7 +129,7 @@ class TrainingLog:
 
     def start_epoch(self) -> None:
         """Reset the training metrics."""
-        self.train_metrics = MetricAccumulator(self.device)
+        self.train_metrics = MetricAccumulator(self.device, self._has_accuracy)
 
     def count_unread(self, files: Sequence[str], metrics: MetricAccumulator) -> None:
         """Count the unreadable images of a batch, and warn once of each file."""

@@ -140,7 +140,7 @@ def forward_backward(trainer: Trainer, batch: DeviceBatch, index: int) -> MicroB
     model.scaler.scale(weighted_loss).backward()
 
     # Counted here, because a CUDA graph overwrites the logits with those of the next micro-batch.
-    correct = (logits.detach().argmax(1) == batch.labels).sum()
+    correct = model.task.count_correct(logits.detach(), batch.labels)
     return MicroBatchResult(loss.detach(), correct, len(batch.labels), batch.loss_weight)
 
 

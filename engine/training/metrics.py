@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.config.monitor import CLASS_METRICS
+from engine.config.tasks import CLASS_METRICS
 from engine.distributed.collectives import all_reduce
 from engine.runs.evaluations import StoredEvaluation, to_confusion
 from engine.runs.metrics import Metric
@@ -23,19 +23,20 @@ MAX_CONFUSION_CLASSES = 1000
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics over all ranks: mean loss (NaN without images), accuracy, unreadable images, and images counted."""
+    """Metrics over all ranks: mean loss (NaN without images), accuracy (None if the task has none), unreadable images,
+    and images counted."""
 
     loss: float
-    accuracy: float
+    accuracy: float | None
     unread: int
     images: int = 0
 
     @classmethod
-    def of_sums(cls, loss_sum: Tensor, counts: Tensor) -> Metrics:
+    def of_sums(cls, loss_sum: Tensor, counts: Tensor, *, has_accuracy: bool = True) -> Metrics:
         """Return the metrics of the sums of a `MetricAccumulator`. A host sync."""
         correct, images, unread = counts.tolist()
         loss = loss_sum.item() / images if images else math.nan
-        return cls(loss, correct / max(images, 1), unread, images)
+        return cls(loss, correct / max(images, 1) if has_accuracy else None, unread, images)
 
 
 @dataclass
@@ -43,6 +44,7 @@ class MetricAccumulator:
     """Running sums of one rank, kept on its device to avoid host syncs."""
 
     device: torch.device
+    has_accuracy: bool = True
     loss_sum: Tensor = field(init=False)
     counts: Tensor = field(init=False)
     """Correctly classified images, all images, and unreadable images."""
@@ -52,35 +54,59 @@ class MetricAccumulator:
         self.counts = torch.zeros(3, dtype=torch.int64, device=self.device)
         self._correct, self._num_images, _ = self.counts
 
-    def add(self, mean_loss: Tensor, correct: Tensor, num_images: int, nonfinite: Tensor | None = None) -> None:
+    def add(self, mean_loss: Tensor, correct: Tensor | None, num_images: int, nonfinite: Tensor | None = None) -> None:
         """Add a batch, unless `nonfinite` (a bool on the device) is true, without a host sync."""
         if nonfinite is None:
             self._num_images.add_(num_images)
         else:
-            mean_loss, correct = torch.where(nonfinite, 0.0, mean_loss), torch.where(nonfinite, 0, correct)
+            mean_loss = torch.where(nonfinite, 0.0, mean_loss)
+            correct = None if correct is None else torch.where(nonfinite, 0, correct)
             self._num_images.add_(torch.where(nonfinite, 0, num_images))
         # The product is computed in the float64 of the sum.
         self.loss_sum.add_(mean_loss, alpha=num_images)
-        self._correct.add_(correct)
+        if correct is not None:
+            self._correct.add_(correct)
 
     def all_reduce(self) -> Metrics:
         """Sum over all ranks. A collective."""
         loss, counts = self.loss_sum.clone(), self.counts.clone()
         all_reduce(loss)
         all_reduce(counts)
-        return Metrics.of_sums(loss, counts)
+        return Metrics.of_sums(loss, counts, has_accuracy=self.has_accuracy)
 
 
 class EvaluationAccumulator:
-    """Accumulates the metrics of one model on its device: loss, accuracy, top-5 accuracy and confusion matrix."""
+    """Accumulates the evaluation of one model on its device: the loss, and the outputs if they are needed."""
 
     def __init__(
-        self, device: torch.device, num_classes: int, probabilities: Callable[[Tensor], Tensor] | None = None
+        self, device: torch.device, activate: Callable[[Tensor], Tensor] | None = None, *, has_accuracy: bool = True
     ) -> None:
-        """With `probabilities`, keep those of each batch and its labels in `outputs`, for the user's own metrics."""
+        """With `activate`, keep the predictions of each batch, which it returns, and its targets in `outputs`."""
         self.outputs: list[tuple[Tensor, Tensor]] = []
-        self._probabilities = probabilities
-        self.totals = MetricAccumulator(device)
+        self._activate = activate
+        self.totals = MetricAccumulator(device, has_accuracy)
+
+    def add(self, mean_loss: Tensor, logits: Tensor, targets: Tensor) -> None:
+        """Add a batch without a host sync."""
+        self._count(mean_loss, logits, targets)
+        if self._activate is not None:
+            self.outputs.append((self._activate(logits), targets))
+
+    def _count(self, mean_loss: Tensor, logits: Tensor, targets: Tensor) -> None:
+        self.totals.add(mean_loss, None, len(targets))
+
+    def all_reduce(self) -> Evaluation:
+        """Return the evaluation over all ranks, or of this process if it is alone. A collective."""
+        return Evaluation(self.totals.all_reduce(), None, [], [])
+
+
+class ClassAccumulator(EvaluationAccumulator):
+    """Accumulates also accuracy, top-5 accuracy and the confusion matrix of classes."""
+
+    def __init__(
+        self, device: torch.device, num_classes: int, activate: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        super().__init__(device, activate)
         self._num_classes = num_classes
         self._top5_correct = torch.zeros((), dtype=torch.int64, device=device)
         # Class x predicted class; with too many classes only class x (wrong, correct, predicted).
@@ -88,20 +114,18 @@ class EvaluationAccumulator:
         self._num_columns = num_classes if self._full_matrix else 3
         self._confusion_counts = torch.zeros(num_classes * self._num_columns, dtype=torch.int64, device=device)
 
-    def add(self, mean_loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+    def _count(self, mean_loss: Tensor, logits: Tensor, targets: Tensor) -> None:
         predicted = logits.argmax(1)
-        correct = predicted == labels
-        self.totals.add(mean_loss, correct.sum(), len(labels))
+        correct = predicted == targets
+        self.totals.add(mean_loss, correct.sum(), len(targets))
         top5 = logits.topk(min(5, self._num_classes), 1).indices
         # The label is among the top 5 at most once, so the sum counts images.
-        self._top5_correct += (top5 == labels[:, None]).sum()
-        cells = labels * self._num_columns + (predicted if self._full_matrix else correct)
+        self._top5_correct += (top5 == targets[:, None]).sum()
+        cells = targets * self._num_columns + (predicted if self._full_matrix else correct)
         ones = torch.ones_like(cells)
         self._confusion_counts.index_add_(0, cells, ones)
         if not self._full_matrix:
             self._confusion_counts.index_add_(0, predicted * self._num_columns + 2, ones)
-        if self._probabilities is not None:
-            self.outputs.append((self._probabilities(logits), labels))
 
     def all_reduce(self) -> Evaluation:
         """Return the evaluation over all ranks, or of this process if it is alone. A collective."""
@@ -145,24 +169,26 @@ def class_means(correct: Tensor, images: Tensor, predicted: Tensor) -> dict[str,
 class Evaluation:
     """Result of an evaluation.
 
-    `per_class` is the accuracy of each class, None without images. `confusion[i][j]` counts images of class i predicted
-    as class j; empty for more than MAX_CONFUSION_CLASSES. `class_means` has all `CLASS_METRICS`, and `own` those that
-    the run records and the user's own metrics. All are empty on ranks other than 0: a million counts of 1000 classes
-    take 14 ms to become Python integers.
+    `per_class` is the accuracy of each class, None without images, or what the task has in its place.
+    `confusion[i][j]` counts images of class i predicted as class j; empty for more than MAX_CONFUSION_CLASSES.
+    `class_means` has all `CLASS_METRICS`, and `own` the metrics that the run records: those, others of the task, and
+    the user's own. `chosen` is what the validation has chosen, see `Task.adopt`. All are empty on ranks other than 0: a
+    million counts of 1000 classes take 14 ms to become Python integers.
     """
 
     metrics: Metrics
-    top5: float
+    top5: float | None
     per_class: list[float | None]
     confusion: list[list[int]]
     class_means: dict[str, float] = field(default_factory=dict)
     own: dict[str, float] = field(default_factory=dict)
+    chosen: dict[str, list[float]] = field(default_factory=dict)
 
     def scores(self) -> Scores:
         """Return what the journal records of it."""
-        loss, accuracy = finite(self.metrics.loss), finite(self.metrics.accuracy)
         own = {name: finite(value) for name, value in self.own.items()}
-        return Scores(loss=loss, accuracy=accuracy, top5=finite(self.top5), metrics=own)
+        loss, accuracy = finite(self.metrics.loss), self.metrics.accuracy
+        return Scores(loss=loss, accuracy=accuracy, top5=self.top5, metrics=own)
 
     def to_stored(self, epoch: int) -> StoredEvaluation:
         """Return what `evaluation.json` says of the evaluation."""
@@ -175,6 +201,7 @@ class Evaluation:
             per_class=tuple(self.per_class),
             confusion=to_confusion(self.confusion),
             metrics={name: finite(value) for name, value in self.own.items()},
+            thresholds=tuple(self.chosen.get("thresholds", ())),
         )
 
 

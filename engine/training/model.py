@@ -11,16 +11,14 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from engine.config.monitor import Mode
 from engine.config.schema import Config
+from engine.config.tasks import Mode
 from engine.config.training_sections import ScheduleConfig
 from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageFormat
@@ -45,7 +43,7 @@ from engine.optim.user_schedule import load_user_schedule
 from engine.runs.metrics import Better
 from engine.runs.monitor import config_monitor
 from engine.training.job import Job
-from engine.training.losses import build_loss, build_validation_loss
+from engine.training.tasks.base import Task
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 
 # Only the progress is saved; settings such as patience come from the current config.
@@ -120,7 +118,7 @@ class PlateauFactor:
 
 
 class Model:
-    """The network of one rank, its loss and its optimizer.
+    """The network of one rank, its task with the losses, and its optimizer.
 
     `network` computes. `master` holds the trained float32 weights for precision O2, else None. `frozen` are the layers
     that stay in evaluation mode. `parallel` is the network wrapped in DistributedDataParallel or DataParallel, once the
@@ -131,25 +129,23 @@ class Model:
         self,
         job: Job,
         image_format: ImageFormat,
-        classes: Sequence[str],
-        class_counts: Callable[[], NDArray[np.integer]],
-        device: torch.device,
+        task: Task,
         num_devices: int,
         lr_of_step: Callable[[int], float],
         checkpoint: Mapping[str, Any] | None = None,
     ) -> None:
         """Build network, loss and optimizer, with the weights of a checkpoint to resume from. Raises UsageError with
         the problems of all three."""
-        config, problems = job.config, list[Problem]()
+        config, device, problems = job.config, task.device, list[Problem]()
         self.config, self.device, self.notes, self._lr_of_step = config, device, list[Problem](), lr_of_step
         with collect_problems(problems):
-            self.criterion = build_loss(config, len(classes), class_counts, device)
+            self.task, self.criterion = task, task.loss
         with collect_problems(problems):
-            self._build_network(image_format, classes, problems, checkpoint)
+            self._build_network(image_format, task.classes, problems, checkpoint)
             self.optimizer = build_optimizer(config.optim, self.optimized, num_devices, config.run, self.notes)
         raise_if_any(problems)
         self.parallel = self.network
-        self.validation_loss = build_validation_loss(config, len(classes), device, self.criterion)
+        self.validation_loss = task.validation_loss
         self.scaler = build_grad_scaler(config.precision, device)
         watches_loss = config.run.monitor == "auto" or config_monitor(config).better is Better.LOW
         self.plateau = PlateauFactor(config.schedule, "min" if watches_loss else "max")

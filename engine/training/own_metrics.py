@@ -1,9 +1,10 @@
 """The metrics of `eval.metrics` beside loss and accuracy: those of the classes, and the user's own, such as AUROC.
 
 One of the user's own is a function of the probabilities (N x classes, float32) and the labels (N, int64) of all
-validation images, both CPU tensors in the order of the dataset. An object with `reset()`, `update(probabilities,
-labels)` and `compute()`, such as a metric of torchmetrics, works too. It returns a number, or a dict of numbers. Rank 0
-calls it once per evaluation, so that its value does not depend on the number of ranks. `loop.evaluate` and
+validation images, both CPU tensors in the order of the dataset; with another task than classification of its
+predictions and its targets (N x classes, float32). An object with `reset()`, `update(probabilities, labels)` and
+`compute()`, such as a metric of torchmetrics, works too. It returns a number, or a dict of numbers. Rank 0 calls it
+once per evaluation, so that its value does not depend on the number of ranks. `loop.evaluate` and
 `engine.inference.evaluate` call this module.
 """
 
@@ -17,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from engine.config.monitor import class_metrics, monitor_problem
 from engine.config.schema import Config
@@ -25,6 +25,7 @@ from engine.config.user_code import as_number, describe_value, is_user_code, loa
 from engine.config.user_errors import UserCodeError, describe_exception
 from engine.distributed.collectives import gather_bytes
 from engine.training.metrics import Evaluation
+from engine.training.tasks.base import Outputs, Task
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 
 METRICS_KEY = "eval.metrics"
@@ -34,26 +35,23 @@ MAX_GATHERED_BYTES = 1 << 30
 MAX_TRIAL_VALUES = 10**7
 _NAME = re.compile(r"[^\W\d][\w.@/-]{0,49}")
 
-# Probabilities and labels of some images.
-Outputs = tuple[Tensor, Tensor]
-
 
 class OwnMetrics:
     """The metrics of a config, loaded and tried. `bool()` of it is whether there are any of the user's own."""
 
-    def __init__(self, config: Config, num_classes: int, num_images: int) -> None:
+    def __init__(self, config: Config, task: Task, num_images: int) -> None:
         """Load the metrics, and call each with random probabilities. Raises UsageError with all problems."""
-        self._config, self._num_classes = config, num_classes
+        self._config, self._task, num_classes = config, task, task.num_outputs
         self._metrics: dict[str, Any] = {}
         self._warned: set[str] = set()
         self._class_metrics = class_metrics(config)
         names, problems = tuple(filter(is_user_code, config.eval.metrics)), list[Problem]()
-        if names and num_images * num_classes * 4 > MAX_GATHERED_BYTES:
+        if (names or task.keeps_outputs) and num_images * num_classes * 4 > MAX_GATHERED_BYTES:
             reason = (
                 f"needs the probabilities of {num_images:,} images of {num_classes:,} classes on one rank, which is "
                 f"more than {MAX_GATHERED_BYTES >> 30} GiB; evaluate fewer images"
             )
-            raise UsageError.one(METRICS_KEY, reason, code="too-large")
+            raise UsageError.one(METRICS_KEY if names else "task.name", reason, code="too-large")
         for name in names:
             with collect_problems(problems):
                 self._metrics[name] = self._load(name)
@@ -61,7 +59,7 @@ class OwnMetrics:
             values = dict.fromkeys(self._class_metrics, 0.0)
             for name in names:
                 try:
-                    found = self._call(name, _trial_outputs(num_classes))
+                    found = self._call(name, _trial_outputs(task))
                     if twice := sorted(values.keys() & found.keys()):
                         problems.append(
                             Problem(METRICS_KEY, f"{name} has the value {twice[0]} of another metric", code="conflict")
@@ -76,16 +74,16 @@ class OwnMetrics:
     def __bool__(self) -> bool:
         return bool(self._metrics)
 
-    def add_to(self, evaluation: Evaluation, outputs: Outputs | None, warn: Callable[[Problem], None]) -> Evaluation:
+    def add_to(
+        self, evaluation: Evaluation, outputs: Outputs | None, warn: Callable[[Problem], None], *, selects: bool
+    ) -> Evaluation:
         """Return an evaluation with the metrics that the run records: `CLASS_METRICS`, and with the `outputs` of all
-        images the user's own ones. Other ranks than 0 have neither."""
-        values = {name: evaluation.class_means[name] for name in self._class_metrics if name in evaluation.class_means}
-        return replace(evaluation, own=values if outputs is None else values | self.compute(outputs, warn))
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the probabilities that the metrics get: softmax, or sigmoid with loss bce."""
-        logits = logits.float()
-        return logits.sigmoid() if self._config.loss.name == "bce" else logits.softmax(1)
+        images those of the task (`Task.score`, also for `selects`) and the user's own. Other ranks than 0 have none."""
+        means = {name: evaluation.class_means[name] for name in self._class_metrics if name in evaluation.class_means}
+        if outputs is None:
+            return replace(evaluation, own=means)
+        scored = self._task.score(evaluation, outputs, selects=selects)
+        return replace(scored, own=means | scored.own | self.compute(outputs, warn))
 
     def compute(self, outputs: Outputs, warn: Callable[[Problem], None]) -> dict[str, float]:
         """Return the values of all metrics; those of a metric that fails are missing, and `warn` is called once."""
@@ -121,7 +119,7 @@ class OwnMetrics:
         except Exception as error:
             reason = describe_exception(error, run.code, run.code_packages)
             raise UserCodeError(
-                f"{name} fails with probabilities (N x {self._num_classes}) and labels (N): {reason}",
+                f"{name} fails with probabilities (N x {self._task.num_outputs}) and labels: {reason}",
                 code="user-code-failed",
             ) from error
         values = result if isinstance(result, Mapping) else {name.rpartition(":")[2].rpartition(".")[2]: result}
@@ -150,29 +148,30 @@ def _as_number(name: str, value: Any) -> float:
     return number
 
 
-def _trial_outputs(num_classes: int) -> Outputs:
-    """Return random probabilities of images of all classes, two of each if they are not too many."""
+def _trial_outputs(task: Task) -> Outputs:
+    """Return random predictions of images of all classes, two of each if they are not too many."""
+    num_classes = task.num_outputs
     count = max(min(2 * num_classes, MAX_TRIAL_VALUES // num_classes), 2)
     generator = torch.Generator().manual_seed(0)
-    probabilities = torch.rand(count, num_classes, generator=generator).softmax(1)
-    return probabilities, torch.arange(count) % num_classes
+    logits = torch.rand(count, num_classes, generator=generator).to(task.device)
+    return task.activate(logits).cpu(), task.example_targets(count)
 
 
-def concatenate(outputs: Sequence[Outputs], num_classes: int) -> Outputs:
+def concatenate(outputs: Sequence[Outputs], task: Task) -> Outputs:
     """Return the outputs of several batches as one, on the CPU."""
     if not outputs:
-        return torch.zeros(0, num_classes), torch.zeros(0, dtype=torch.int64)
-    probabilities, labels = (torch.cat(parts).cpu() for parts in zip(*outputs, strict=True))
-    return probabilities.float(), labels.long()
+        return torch.zeros(0, task.num_outputs), task.example_targets(0)
+    predictions, targets = (torch.cat(parts).cpu() for parts in zip(*outputs, strict=True))
+    return predictions, targets
 
 
-def gather_outputs(outputs: Sequence[Outputs], num_classes: int, cpu_group: dist.ProcessGroup) -> Outputs | None:
+def gather_outputs(outputs: Sequence[Outputs], task: Task, cpu_group: dist.ProcessGroup) -> Outputs | None:
     """Return the outputs of all ranks on rank 0, in the order of the dataset; None on other ranks. A collective."""
-    own = concatenate(outputs, num_classes)
+    own = concatenate(outputs, task)
     if dist.get_world_size(cpu_group) == 1:
         return own
     buffer = BytesIO()
     torch.save(own, buffer)
     # Each rank evaluates a contiguous part of the dataset.
     ranks = [torch.load(BytesIO(part), weights_only=True) for part in gather_bytes(buffer.getvalue(), cpu_group)]
-    return concatenate(ranks, num_classes) if ranks else None
+    return concatenate(ranks, task) if ranks else None

@@ -20,7 +20,7 @@ from torch.distributed import Store
 
 from engine.config.monitor import monitored_name
 from engine.config.precision import AmpChoice, describe_precision
-from engine.data.checks import class_counts, enlarged_edge, fitting_size
+from engine.data.checks import enlarged_edge, fitting_size
 from engine.data.device import InputPipeline
 from engine.data.plan import uses_threads
 from engine.data.sampler import DistributedBatchSampler
@@ -45,12 +45,12 @@ from engine.training.device import init_device, seed_everything
 from engine.training.disk import disk_warnings
 from engine.training.job import Job
 from engine.training.log import TrainingLog
-from engine.training.losses import guessing_loss
 from engine.training.memory import gather_peak_memory, reset_peak_memory
 from engine.training.metrics import Evaluation, Metrics
 from engine.training.model import Model, lr_of_step
 from engine.training.own_metrics import OwnMetrics
 from engine.training.resume import restore_state
+from engine.training.tasks.table import build_task
 from engine.training.warmup import Warmup
 from engine.utils.codec import FORMAT, UNSET, asdict, encode_indented, find_record, finite, write_record
 from engine.utils.errors import Problem
@@ -144,7 +144,7 @@ class Trainer:
                 epoch=position.epoch,
                 step=position.step,
                 train_loss=finite(train.loss),
-                train_accuracy=finite(train.accuracy),
+                train_accuracy=train.accuracy,
                 lr=finite(self.model.lr_at(position.epoch * data.sampler.steps_per_epoch)),
                 seconds=round(seconds, 3),
                 images_per_second=round(data.sampler.images_from_step(self._first_step) / self._train_seconds, 1),
@@ -178,6 +178,7 @@ class Trainer:
         """Write the evaluation file of the run; return whether the evaluation is the best so far."""
         epoch = self.data.position.epoch
         best = self.log.best.update(epoch, monitored, evaluation.metrics.loss)
+        self.model.task.adopt(evaluation)
         if self.is_rank_0 and self.job.folder is not None:
             folder, last = self.job.folder, evaluation.to_stored(epoch)
 
@@ -215,7 +216,7 @@ class Trainer:
         """Return the event that describes the run."""
         data, model, sampler = self.data, self.model, self.data.sampler
         name = self.job.folder.name if self.job.folder else (self.config.run.name or "")
-        edge, guessing = enlarged_edge(self.config, self.data.source), guessing_loss(self.config, data.num_classes)
+        edge, guessing = enlarged_edge(self.config, self.data.source), self.model.task.guessing_loss()
         return RunStarted(
             format=FORMAT,
             name=name,
@@ -317,17 +318,10 @@ def build_trainer(
     # The same seed on every rank: EMA and master weights are copied before DDP broadcasts the weights of rank 0.
     seed_everything(config.run.seed)
     schedule = lr_of_step(job, sampler.num_devices, sampler.steps_per_epoch)
-    own_metrics = OwnMetrics(config, len(source.classes), max(sampler.val_images, source.num_images("test")))
-    model = Model(
-        job,
-        pipeline.image_format,
-        source.classes,
-        lambda: class_counts(source),
-        device,
-        sampler.num_devices,
-        schedule,
-        checkpoint,
-    )
+    state = checkpoint.get("task") if checkpoint else None
+    task = build_task(config, source.classes, device, lambda: source.get_labels("train"), state)
+    own_metrics = OwnMetrics(config, task, max(sampler.val_images, source.num_images("test")))
+    model = Model(job, pipeline.image_format, task, sampler.num_devices, schedule, checkpoint)
     cpu_group, rank_devices = join_process_group(config, job.plan, device, rank_info, store)
     model.parallel = wrap_model(model.network, config.device, device, job.plan.devices_per_rank, sampler.world_size)
     position = resume_position(checkpoint, sampler)

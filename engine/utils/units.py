@@ -108,8 +108,10 @@ def format_share(share: float | None) -> str:
     return ">99%" if 0.995 <= share < 1 else f"{share:.0%}"
 
 
-def format_score(value: float) -> str:
-    """Format a loss, an accuracy or another score with the four digits that people compare."""
+def format_score(value: float | None) -> str:
+    """Format a loss, an accuracy or another score with the four digits that people compare; None is unknown."""
+    if value is None:
+        return UNKNOWN
     if value == 0 or MIN_DECIMAL_SCORE <= abs(value) < MAX_DECIMAL_SCORE:
         return f"{value:.4f}"
     return format_number(value, 3)

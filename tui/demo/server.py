@@ -96,7 +96,7 @@ class ReplayedRun:
                     log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(event.time))}  {line}\n")
         if epochs := [event.epoch for event in events if isinstance(event, EpochEvent)]:
             evaluated = self._evaluations.epochs[: max(epochs)]
-            best = max(evaluated, key=lambda evaluation: evaluation.top1)
+            best = max(evaluated, key=lambda evaluation: evaluation.top1 or 0.0)
             content = EvaluationFile(classes=self._evaluations.classes, last=evaluated[-1], best=best)
             write_record(self.folder.evaluation, content)
         write_summary(self.folder.summary, self._history.record(self._config))

@@ -76,7 +76,7 @@ def test_config_describe_lists_every_key_with_allowed_values() -> None:
     assert "optim.momentum\n    Momentum factor. Default: 0.9 for sgd, " in output
     assert "augment.policy\n    Automatic augmentation: none, " in output
     assert "One of none, randaugment, trivialaugment. [default: none]" in output
-    assert "One of cross_entropy, mse, bce, or user code as module:name. [default: cross_entropy]" in output
+    assert "huber, or user code as module:name. [default: auto]" in output
     keys = [*(key for key, _ in fields()), "limits.gpus", "limits.runs", "limits.hours"]
     assert [line for line in output.splitlines() if not line.startswith(" ")] == keys
 

@@ -16,7 +16,7 @@ from engine.data.sources.base import ImageFormat
 from engine.data.sources.user_dataset import open_user_dataset
 from engine.distributed.failures import find_cause, rank_failure
 from engine.models.factory import build_model, check_model
-from engine.training.losses import build_loss
+from engine.training.tasks.table import build_task
 from engine.utils.errors import UsageError
 from support.messages import has_problem, raises_problem
 
@@ -94,7 +94,7 @@ def provoke(key: str, name: str) -> None:
     if key == "model.name":
         check_model(build_model(used, 3, 2, 8), used, FORMAT, 8, 2)
     elif key == "loss.name":
-        build_loss(used, 2, lambda: np.ones(2, int), torch.device("cpu"))
+        _ = build_task(used, ("a", "b"), torch.device("cpu")).loss
     elif key == "data.dataset":
         open_user_dataset(used.data, used.run)
     else:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.data.batch import DeviceBatch
 from engine.training.evaluation import evaluate
 from engine.training.loop import train_step
-from engine.training.metrics import Evaluation, EvaluationAccumulator
+from engine.training.metrics import ClassAccumulator, Evaluation
 from support.runs.in_process import PremadeBatches, single_rank_trainer
 
 
@@ -94,12 +94,12 @@ def test_evaluate_syncs_gpu_only_at_end(monkeypatch: pytest.MonkeyPatch) -> None
         images, labels = torch.rand(32, 1, 8, 8, device=trainer.device), torch.randint(10, (32,), device=trainer.device)
         trainer.data.batches = PremadeBatches([DeviceBatch(images, labels, 1.0)])
         evaluate(trainer)
-        all_reduce = EvaluationAccumulator.all_reduce
+        all_reduce = ClassAccumulator.all_reduce
 
-        def allow_sync(accumulator: EvaluationAccumulator) -> Evaluation:
+        def allow_sync(accumulator: ClassAccumulator) -> Evaluation:
             torch.cuda.set_sync_debug_mode("default")
             return all_reduce(accumulator)
 
-        monkeypatch.setattr(EvaluationAccumulator, "all_reduce", allow_sync)
+        monkeypatch.setattr(ClassAccumulator, "all_reduce", allow_sync)
         with forbid_host_sync():
             evaluate(trainer)

@@ -17,8 +17,8 @@ from engine.runs.monitor import monitor_of
 from engine.training.checkpoint import load_checkpoint
 from engine.training.metrics import (
     MAX_CONFUSION_CLASSES,
+    ClassAccumulator,
     Evaluation,
-    EvaluationAccumulator,
 )
 from engine.utils.codec import write_record
 from support.runs.in_process import train_in_process
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def evaluation_of(logits: torch.Tensor, labels: torch.Tensor, classes: int) -> Evaluation:
-    accumulator = EvaluationAccumulator(CPU, classes)
+    accumulator = ClassAccumulator(CPU, classes)
     for part in (slice(0, 7), slice(7, None)):
         accumulator.add(F.cross_entropy(logits[part], labels[part]), logits[part], labels[part])
     return accumulator.all_reduce()
@@ -119,7 +119,7 @@ def test_evaluation_over_ranks_has_classes_on_rank_0_only() -> None:
     for rank, confusion in enumerate([[[1, 0], [0, 2]], []]):
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
         try:
-            accumulator = EvaluationAccumulator(CPU, 2)
+            accumulator = ClassAccumulator(CPU, 2)
             accumulator.add(torch.tensor(0.5), F.one_hot(labels, 2).float(), labels)
             evaluation = accumulator.all_reduce()
         finally:

@@ -23,6 +23,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line, to_line
 from engine.training.checkpoint import load_checkpoint
 from engine.training.own_metrics import OwnMetrics
+from engine.training.tasks.table import build_task
 from engine.training.trainer import Trainer
 from engine.utils.codec import finite
 from support.messages import raises_problem
@@ -160,13 +161,13 @@ def test_own_metric_that_does_not_work_is_refused(
 ) -> None:
     config = resolve_config("digits", [names(*metrics), f"run.code={code}"]).config
     with raises_problem(problem, "eval.metrics", *values):
-        OwnMetrics(config, 10, 100)
+        OwnMetrics(config, build_task(config, list("0123456789"), torch.device("cpu")), 100)
 
 
 def test_own_metrics_of_too_many_probabilities_are_refused(code: Path) -> None:
     config = resolve_config("digits", [names("accuracy"), f"run.code={code}"]).config
     with raises_problem("too-large", "eval.metrics", "50,000", "20,000", "1 GiB"):
-        OwnMetrics(config, 20_000, 50_000)
+        OwnMetrics(config, build_task(config, ["class"] * 20_000, torch.device("cpu")), 50_000)
 
 
 def test_own_metric_and_its_mode_select_the_best_epoch_of_the_ema_weights(code: Path, tmp_path: Path) -> None:
@@ -183,4 +184,5 @@ def test_own_metric_and_its_mode_select_the_best_epoch_of_the_ema_weights(code: 
 def test_monitor_that_the_run_does_not_have_is_refused_with_those_that_it_has(code: Path, metrics: str) -> None:
     overrides = [f"eval.metrics={metrics}", f"run.code={code}", "run.monitor=acuracy"]
     with raises_problem("unknown-value", "run.monitor", "'acuracy'", "loss", "balanced_accuracy", "mean accuracy?"):
-        OwnMetrics(resolve_config("digits", overrides).config, 10, 100)
+        config = resolve_config("digits", overrides).config
+        OwnMetrics(config, build_task(config, list("0123456789"), torch.device("cpu")), 100)

@@ -13,7 +13,9 @@ from torch import Tensor
 from engine.config.loader import resolve_config
 from engine.config.user_errors import UserCodeError
 from engine.training.evaluation import evaluate
-from engine.training.losses import balanced_class_weights, build_loss, build_validation_loss
+from engine.training.tasks.base import Task
+from engine.training.tasks.classification import balanced_class_weights
+from engine.training.tasks.table import build_task
 from support.messages import raises_problem
 from support.runs.in_process import single_rank_trainer
 
@@ -24,8 +26,13 @@ LABELS = torch.tensor([0, 2, 1, 1])
 ONE_HOT = F.one_hot(LABELS, 3).float()
 
 
+def task(*overrides: str, counts: np.ndarray = COUNTS, device: torch.device = CPU) -> Task:
+    labels = np.repeat(np.arange(3), counts)
+    return build_task(resolve_config(None, overrides).config, ("a", "b", "c"), device, lambda: labels)
+
+
 def loss(*overrides: str, logits: Tensor = LOGITS, targets: Tensor = LABELS) -> Tensor:
-    return build_loss(resolve_config(None, overrides).config, 3, lambda: COUNTS, CPU)(logits, targets)
+    return task(*overrides).loss(logits, targets)
 
 
 def test_cross_entropy_matches_torch_with_label_smoothing() -> None:
@@ -53,8 +60,7 @@ def test_validation_loss_of_builtin_losses_is_plain_cross_entropy(overrides: tup
         assert result is not None
         losses.append(result[0].metrics.loss)
     assert losses[0] == losses[1]
-    criterion = build_validation_loss(resolve_config(None, overrides).config, 3, CPU)
-    assert torch.equal(criterion(LOGITS, LABELS), F.cross_entropy(LOGITS, LABELS))
+    assert torch.equal(task(*overrides).validation_loss(LOGITS, LABELS), F.cross_entropy(LOGITS, LABELS))
 
 
 def test_balanced_weights_give_classes_equal_weight() -> None:
@@ -74,10 +80,7 @@ def test_class_weighted_loss_of_halves_averages_to_whole(name: str) -> None:
 
 
 def test_class_weighted_loss_ignores_autocast() -> None:
-    counts = np.array([1, 300_000, 300_000])
-    criterion = build_loss(
-        resolve_config(None, ["loss.name=mse", "loss.class_weights=balanced"]).config, 3, lambda: counts, CPU
-    )
+    criterion = task("loss.name=mse", "loss.class_weights=balanced", counts=np.array([1, 300_000, 300_000])).loss
     expected = criterion(LOGITS, LABELS)
     for dtype in (torch.float16, torch.bfloat16):
         with torch.autocast("cpu", dtype=dtype):
@@ -129,11 +132,9 @@ def user_loss_code(tmp_path: Path) -> str:
 
 
 def test_validation_loss_of_user_is_that_of_training(user_loss_code: str) -> None:
-    config = resolve_config(None, ["loss.name=their_losses:Scaled", user_loss_code]).config
-    expected = 3 * F.cross_entropy(LOGITS, LABELS)
-    assert torch.equal(build_validation_loss(config, 3, CPU)(LOGITS, LABELS), expected)
-    training_loss = build_loss(config, 3, lambda: COUNTS, CPU)
-    assert build_validation_loss(config, 3, CPU, training_loss) is training_loss
+    scaled = task("loss.name=their_losses:Scaled", user_loss_code)
+    assert torch.equal(scaled.validation_loss(LOGITS, LABELS), 3 * F.cross_entropy(LOGITS, LABELS))
+    assert scaled.validation_loss is scaled.loss
 
 
 @pytest.mark.parametrize(
@@ -163,9 +164,7 @@ def test_user_loss_that_returns_no_scalar_in_training_is_named(user_loss_code: s
 
 def test_user_loss_module_moves_to_device(user_loss_code: str) -> None:
     device = torch.device("meta")
-    criterion = build_loss(
-        resolve_config(None, ["loss.name=their_losses:Focal", user_loss_code]).config, 3, lambda: COUNTS, device
-    )
+    criterion = task("loss.name=their_losses:Focal", user_loss_code, device=device).loss
     assert criterion(LOGITS.to(device), LABELS.to(device)).device == device
     assert torch.allclose(
         loss("loss.name=their_losses:Focal", user_loss_code),

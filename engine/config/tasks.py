@@ -1,0 +1,66 @@
+"""What config rules, lists and screens know of each task, without torch: its losses, its metrics, and its limits.
+
+`engine.training.tasks` has what a task computes. A row here and a class there are a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from engine.config.schema import Config
+    from engine.config.task_section import TaskName
+
+Mode = Literal["max", "min"]
+"""Whether the maximum or the minimum of a metric is best."""
+CLASS_METRICS = ("macro_f1", "macro_precision", "macro_recall", "balanced_accuracy")
+"""Means over the classes, as scikit-learn defines them. A run records them if its config names them."""
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """A task: its `losses`, of which the first is the default, and the `metrics` of its evaluation beside the loss.
+
+    `monitor` is the metric that selects the best epoch by default. `refused` maps keys that cannot be set to the
+    reason, and `unused` are keys without effect.
+    """
+
+    losses: tuple[str, ...]
+    metrics: Mapping[str, Mode]
+    monitor: str
+    refused: Mapping[str, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+
+
+TASK_FACTS: Mapping[TaskName, TaskFacts] = {
+    "classification": TaskFacts(
+        losses=("cross_entropy", "mse", "bce"),
+        metrics={"accuracy": "max", "top5": "max", **dict.fromkeys(CLASS_METRICS, "max")},
+        monitor="accuracy",
+    ),
+    "multilabel": TaskFacts(
+        losses=("bce", "asl"),
+        metrics={"mAP": "max", "macro_f1": "max", "micro_f1": "max"},
+        monitor="mAP",
+        unused=("loss.label_smoothing",),
+    ),
+    "regression": TaskFacts(
+        losses=("mse", "l1", "huber"),
+        metrics={"mae": "min", "rmse": "min", "r2": "max"},
+        monitor="mae",
+        refused={"augment.cutmix": "has no meaning for the numbers of task regression; use augment.mixup"},
+        unused=("loss.label_smoothing", "loss.class_weights"),
+    ),
+}
+
+
+def task_facts(config: Config) -> TaskFacts:
+    """Return what is known of the task of a config."""
+    return TASK_FACTS[config.task.name]
+
+
+def loss_name(config: Config) -> str:
+    """Return the name of the training loss."""
+    return task_facts(config).losses[0] if config.loss.name == "auto" else config.loss.name

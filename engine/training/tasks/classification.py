@@ -1,0 +1,108 @@
+"""Classification: one class for each image.
+
+Targets are class indices (N int64), with mixup and CutMix class probabilities (N x classes).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.training.metrics import ClassAccumulator
+from engine.training.tasks.base import Criterion, Task
+
+
+class Classification(Task):
+    """One class for each image."""
+
+    def _named_loss(self) -> Criterion:
+        loss, num_classes = self.config.loss, self.num_outputs
+        weights: Tensor | None = None
+        if loss.class_weights == "balanced":
+            counts = np.bincount(self._training_labels(), minlength=num_classes)
+            weights = torch.tensor(balanced_class_weights(counts), dtype=torch.float32, device=self.device)
+        if self.loss_name == "cross_entropy":
+            return lambda logits, targets: _cross_entropy(logits.float(), targets, weights, loss.label_smoothing)
+        elementwise = F.mse_loss if self.loss_name == "mse" else F.binary_cross_entropy_with_logits
+
+        def probability_loss(logits: Tensor, targets: Tensor) -> Tensor:
+            probabilities = smooth_labels(targets, num_classes, loss.label_smoothing)
+            if weights is None:
+                return elementwise(logits.float(), probabilities)
+            losses = elementwise(logits.float(), probabilities, reduction="none").mean(1)
+            # Not a matrix product, which autocast would compute in half precision.
+            return (losses * (probabilities * weights).sum(1)).mean()
+
+        return probability_loss
+
+    def _plain_loss(self) -> Criterion:
+        # As in timm's train.py, which compares runs of different losses, label smoothing and class weights.
+        return lambda logits, targets: F.cross_entropy(logits.float(), targets)
+
+    def guessing_loss(self) -> float | None:
+        """Return the mean training loss of equal probabilities for all classes; None if unknown.
+
+        Soft targets of mixup, cutmix and label smoothing give 1/N for each class in the mean, as labels do. Only the
+        squared error depends on how they are spread.
+        """
+        share, augment, loss = 1 / self.num_outputs, self.config.augment, self.config.loss
+        if self.loss_name == "cross_entropy":
+            return math.log(self.num_outputs)
+        if self.loss_name == "bce" and self.num_outputs > 1:
+            return -share * math.log(share) - (1 - share) * math.log(1 - share)
+        if self.loss_name == "mse" and not (augment.mixup or augment.cutmix):
+            return (1 - loss.label_smoothing) ** 2 * share * (1 - share)
+        return None
+
+    def activate(self, logits: Tensor) -> Tensor:
+        """Return probabilities: softmax, or sigmoid with loss bce, whose probabilities do not sum to 1."""
+        logits = logits.float()
+        return logits.sigmoid() if self.loss_name == "bce" else logits.softmax(1)
+
+    def example_targets(self, count: int) -> Tensor:
+        """Return labels of all classes in turn."""
+        return torch.arange(count) % self.num_outputs
+
+    def loss_trials(self) -> dict[str, Tensor]:
+        """Return labels, and class probabilities if the batches are mixed."""
+        labels = self.example_targets(2)
+        trials = {"labels (N)": labels}
+        if self.config.augment.mixup > 0 or self.config.augment.cutmix > 0:
+            kind = f"class probabilities (N x {self.num_outputs}) of mixup and CutMix"
+            trials[kind] = smooth_labels(labels, self.num_outputs, 0.1)
+        return trials
+
+    def count_correct(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the number of images whose class is right."""
+        return (logits.argmax(1) == targets).sum()
+
+    def accumulator(self, *, keeps_outputs: bool) -> ClassAccumulator:
+        """Return what counts the images of each class and its predictions."""
+        return ClassAccumulator(self.device, self.num_outputs, self.activate if keeps_outputs else None)
+
+
+def balanced_class_weights(class_counts: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Return class weights inversely proportional to class frequency, with mean 1 over all images.
+
+    Same as `class_weight="balanced"` in scikit-learn if every class has images.
+    """
+    weights: NDArray[np.float64] = class_counts.sum() / (len(class_counts) * np.maximum(class_counts, 1))
+    return weights
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
+    if weights is None:
+        return F.cross_entropy(logits, targets, label_smoothing=smoothing)
+    # reduction="mean" divides by the sum of the batch's weights, which differs from rank to rank.
+    return F.cross_entropy(logits, targets, weights, reduction="none", label_smoothing=smoothing).mean()
+
+
+def smooth_labels(targets: Tensor, num_classes: int, smoothing: float) -> Tensor:
+    """Return targets as N x classes probabilities, with `smoothing` spread evenly over all classes."""
+    probabilities = targets if targets.is_floating_point() else F.one_hot(targets, num_classes).float()
+    return probabilities * (1 - smoothing) + smoothing / num_classes

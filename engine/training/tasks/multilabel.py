@@ -1,0 +1,111 @@
+"""Multi-label classification: any number of labels for each image.
+
+Targets are N x labels float32, 1 for each label of an image and 0 for the others, with mixup and CutMix between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.training.metrics import Evaluation
+from engine.training.tasks.base import Criterion, Outputs, Task, TaskState
+
+# Defaults of Ben-Baruch et al., "Asymmetric Loss For Multi-Label Classification", 2021, and of timm.
+ASL_GAMMA_POSITIVE, ASL_GAMMA_NEGATIVE, ASL_CLIP = 1.0, 4.0, 0.05
+ASL_EPSILON = 1e-8
+DEFAULT_THRESHOLD = 0.5
+
+
+class Multilabel(Task):
+    """Any number of labels for each image; a label counts as predicted from its threshold on."""
+
+    keeps_outputs = True
+
+    state_keys = ("thresholds",)
+
+    def _initial_state(self) -> TaskState:
+        return {"thresholds": [DEFAULT_THRESHOLD] * self.num_outputs}
+
+    def _named_loss(self) -> Criterion:
+        if self.loss_name == "asl":
+            return asymmetric_loss
+        weight: Tensor | None = None
+        if self.config.loss.class_weights == "balanced":
+            positive = np.maximum(self._training_labels().mean(0, dtype=np.float64), 1e-9)
+            weight = torch.tensor((1 - positive) / positive, dtype=torch.float32, device=self.device)
+        return lambda logits, targets: F.binary_cross_entropy_with_logits(logits.float(), targets, pos_weight=weight)
+
+    def _plain_loss(self) -> Criterion:
+        return lambda logits, targets: F.binary_cross_entropy_with_logits(logits.float(), targets)
+
+    def guessing_loss(self) -> float | None:
+        """Return the binary cross-entropy of the frequency of each label."""
+        if self.loss_name != "bce" or self.config.loss.class_weights == "balanced":
+            return None
+        share = torch.from_numpy(self._training_labels().mean(0, dtype=np.float64))
+        return F.binary_cross_entropy(share, share).item()
+
+    def activate(self, logits: Tensor) -> Tensor:
+        """Return the probability of each label."""
+        return logits.float().sigmoid()
+
+    def example_targets(self, count: int) -> Tensor:
+        """Return labels of which each image has every other one."""
+        return ((torch.arange(count)[:, None] + torch.arange(self.num_outputs)) % 2).float()
+
+    def score(self, evaluation: Evaluation, outputs: Outputs, *, selects: bool) -> Evaluation:
+        """Add mAP, and F1 at thresholds that the validation chooses for each label; `per_class` is the AP."""
+        probabilities, labels = outputs[0].double().numpy(), outputs[1].numpy() > 0.5
+        curves = [_PrecisionRecall(*column) for column in zip(probabilities.T, labels.T, strict=True)]
+        thresholds = [curve.best_threshold() for curve in curves] if selects else self.state["thresholds"]
+        # In the float32 of the probabilities, as a program that is exported compares them.
+        predicted = outputs[0].numpy() >= np.array(thresholds, np.float32)
+        correct, total = (predicted & labels).sum(0), predicted.sum(0) + labels.sum(0)
+        per_class = [curve.average_precision() for curve in curves]
+        known = [precision for precision in per_class if precision is not None]
+        metrics = {
+            "mAP": float(np.mean(known)) if known else float("nan"),
+            # As in scikit-learn, 0 for a label without an image and a prediction.
+            "macro_f1": float(np.mean(2 * correct / np.maximum(total, 1))),
+            "micro_f1": float(2 * correct.sum() / max(total.sum(), 1)),
+        }
+        return replace(evaluation, own=metrics, per_class=per_class, chosen={"thresholds": thresholds})
+
+
+def asymmetric_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the asymmetric loss as timm does: the sum over the labels, as a mean over the images."""
+    positive = logits.float().sigmoid()
+    negative = (1 - positive + ASL_CLIP).clamp(max=1)
+    loss = targets * positive.clamp(min=ASL_EPSILON).log() + (1 - targets) * negative.clamp(min=ASL_EPSILON).log()
+    certainty = positive * targets + negative * (1 - targets)
+    focus = (1 - certainty) ** (ASL_GAMMA_POSITIVE * targets + ASL_GAMMA_NEGATIVE * (1 - targets))
+    return -(loss * focus).sum() / len(targets)
+
+
+class _PrecisionRecall:
+    """Precision and recall of one label at each of its distinct scores, from the highest score down."""
+
+    def __init__(self, scores: np.ndarray, labels: np.ndarray) -> None:
+        order = np.argsort(-scores, kind="stable")
+        ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True)) if len(order) else np.empty(0, np.int64)
+        self.scores, self.correct = scores[order][ends], np.cumsum(labels[order])[ends]
+        self.predicted, self.positive = ends + 1, int(labels.sum())
+
+    def average_precision(self) -> float | None:
+        """Return the average precision as scikit-learn does, without interpolation; None without an image of the
+        label."""
+        if not self.positive:
+            return None
+        steps = np.diff(self.correct, prepend=0) / self.positive
+        return float(np.sum(steps * self.correct / self.predicted))
+
+    def best_threshold(self) -> float:
+        """Return the score with the highest F1, the highest of equal ones; 0.5 without an image of the label."""
+        if not self.positive:
+            return DEFAULT_THRESHOLD
+        return float(self.scores[np.argmax(2 * self.correct / (self.predicted + self.positive))])

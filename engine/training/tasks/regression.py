@@ -1,0 +1,77 @@
+"""Regression: one or several numbers for each image.
+
+Targets are N x numbers float32. The model predicts them scaled to mean 0 and standard deviation 1 of the training
+images; losses are those of scaled numbers, predictions and metrics those of the numbers in their own unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.training.metrics import Evaluation
+from engine.training.tasks.base import Criterion, Outputs, Task, TaskState
+
+_LOSSES: Mapping[str, Criterion] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
+
+
+class Regression(Task):
+    """One or several numbers for each image."""
+
+    keeps_outputs = True
+
+    state_keys = ("mean", "std")
+
+    def _initial_state(self) -> TaskState:
+        """Return mean and standard deviation of the training images; of numbers that are all equal the latter is 1."""
+        numbers = self._training_labels().astype(np.float64)
+        std = numbers.std(0)
+        return {"mean": numbers.mean(0).tolist(), "std": np.where(std > 0, std, 1).tolist()}
+
+    def load_state(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Take mean and standard deviation."""
+        super().load_state(state)
+        # On the device once, not in every step.
+        self.mean, self.std = (torch.tensor(self.state[key], device=self.device) for key in self.state_keys)
+
+    def _named_loss(self) -> Criterion:
+        return self._plain_loss()
+
+    def _plain_loss(self) -> Criterion:
+        loss = _LOSSES[self.loss_name]
+        return lambda logits, targets: loss(logits.float(), self.scaled(targets))
+
+    def scaled(self, targets: Tensor) -> Tensor:
+        """Return numbers in units of their standard deviation from their mean."""
+        return (targets - self.mean) / self.std
+
+    def guessing_loss(self) -> float | None:
+        """Return the squared error of the mean, which is the variance."""
+        return 1.0 if self.loss_name == "mse" else None
+
+    def activate(self, logits: Tensor) -> Tensor:
+        """Return the numbers in their own unit."""
+        return logits.float() * self.std + self.mean
+
+    def example_targets(self, count: int) -> Tensor:
+        """Return numbers that differ between images, around the mean."""
+        steps = torch.linspace(-1, 1, count)[:, None].repeat(1, self.num_outputs)
+        return steps * self.std.cpu() + self.mean.cpu()
+
+    def score(self, evaluation: Evaluation, outputs: Outputs, *, selects: bool) -> Evaluation:
+        """Add MAE, RMSE and R² as means over the numbers; `per_class` is the MAE of each."""
+        predicted, targets = (part.double().numpy() for part in outputs)
+        if not len(targets):
+            return evaluation
+        errors = predicted - targets
+        mae, squared = np.abs(errors).mean(0), (errors**2).mean(0)
+        variance = targets.var(0)
+        # As in scikit-learn, of numbers that are all equal: 1 if predicted exactly, else 0.
+        r2 = np.where(variance > 0, 1 - squared / np.where(variance > 0, variance, 1), squared == 0)
+        metrics = {"mae": float(mae.mean()), "rmse": float(np.sqrt(squared).mean()), "r2": float(r2.mean())}
+        return replace(evaluation, own=metrics, per_class=mae.tolist())
