@@ -53,6 +53,7 @@ SEARCH_LIMITS = SearchLimits(
     reads_text=False, depth=6, folders=3000, runs=5000, entries=200_000, skipped=SKIPPED_FOLDERS | DATA_FOLDERS
 )
 SEARCH_SECONDS = 1.5
+START_SEARCH_SECONDS = 0.05
 # Of a core, which decides only for a folder with more than 50 inner ones. A program creates most files when it starts.
 FIRST_SHARE, FIRST_SECONDS, LATER_SHARE = 0.004, 60.0, 0.0005
 # A file system may have coarser times than the clock.
@@ -265,6 +266,8 @@ class MetricFiles:
         self.is_partial = False
         """Whether the search has met one of its limits: `--metrics` names the place of the files."""
         self.metrics = self._update(None)
+        # What is there before the command starts is of an earlier run.
+        self._num_searches = int(self._search(time.monotonic() + START_SEARCH_SECONDS))
 
     @property
     def seconds(self) -> float:

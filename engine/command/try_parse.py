@@ -87,7 +87,8 @@ def try_parse(path: Path, patterns: Sequence[str] = (), max_bytes: float = math.
             restarts.add_points(points, reading)
             tried.num_lines += 1
             tried.num_used += bool(points)
-            tried.add(without_colors(line.rstrip().rpartition("\r")[2]), points)
+            if points or not parser.is_holding:
+                tried.add(without_colors(line.rstrip().rpartition("\r")[2]), points)
         restarts.add_points(points := parser.finish(), reading)
         tried.add("", points)
         tried.notes = [*parser.notes, *restart_note(reading.restarts)]

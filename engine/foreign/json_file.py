@@ -28,6 +28,7 @@ from engine.foreign.reading import (
     flat_numbers,
     list_folder,
     parse_json,
+    parse_json_values,
     row_points,
     to_number,
 )
@@ -45,7 +46,8 @@ SERIES_FILE = re.compile(r"(.*?)(\d{1,15})\.json")
 
 def is_log(head: str, stem: str, *, is_whole: bool, choice: ColumnChoice = NO_CHOICE) -> bool:
     """Whether the beginning of a document is that of a log."""
-    rows = list(rows_of(parse_json(head if is_whole else closed(head)), stem))
+    found = parse_json(head if is_whole else closed(head)) or parse_json_values(head)
+    rows = list(rows_of(found, stem))
     return any(is_log_row(row, choice) for row in rows[:2])
 
 
@@ -166,7 +168,8 @@ class JsonFile:
         if len(data) > MAX_FILE_BYTES:
             self._problem = f"{path.name} has more than {format_bytes(MAX_FILE_BYTES)}, which are not read"
             return
-        found, before = parse_json(data), len(reading.points)
+        found: Any = parse_json(data) or parse_json_values(data.decode(errors="replace"))
+        before = len(reading.points)
         if self._series:
             match = SERIES_FILE.fullmatch(path.name)
             is_row = match is not None and isinstance(found, dict)

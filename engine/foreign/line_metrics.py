@@ -62,6 +62,10 @@ _GLUED = re.compile(r"(?<![\w/.-])(epoch|iter|step|batch)(?=\d)", re.IGNORECASE)
 _RANGE = re.compile(r"(?<=[\[:])\d{1,12}-(?=\d{1,12}(?:\]|batch\b))")
 # `LR (group 0)=3`
 _INDEXED = re.compile(r" \((group|layer|class|head|expert|stage) (\d{1,6})\)(?==)")
+# `D(G(z)): 3`
+_CALLED = re.compile(r"\b([A-Z])\((\w{1,8})(?:\((\w{1,8})\))?\)(?=\s?[:=])")
+# `第1轮`, `第 100 步`
+_COUNTED = re.compile(r"第\s?(\d{1,12})\s?(?:(轮|期)|步|次)[:：,，]?\s?")
 # `OrderedDict([('loss', 3), `
 _TUPLE = re.compile(r"\('(\w{1,60})', (?=[-+\d.ni])")
 # COCO: ` Average Precision  (AP) @[ IoU=0.50 | area= all ] = 0.6`, below `IoU metric: bbox`
@@ -146,6 +150,10 @@ class LineParser:
             return self._parse_object(stripped[:start], stripped[start : end + 1])
         if ")=" in stripped:
             stripped = _INDEXED.sub(r"_\1_\2", stripped)
+        if "):" in stripped or ") :" in stripped:
+            stripped = _CALLED.sub(lambda match: "_".join(filter(None, match.groups())), stripped)
+        if "第" in stripped:
+            stripped = _COUNTED.sub(lambda match: f"{'epoch' if match[2] else 'step'} {match[1]} ", stripped)
         if "atch" in stripped:
             stripped = _RANGE.sub("", stripped)
         if self._has_glued:

@@ -83,7 +83,7 @@ _DEVIATIONS = frozenset({"+", "±", "+/-", "+-"})
 # What is between a name and its number, from the end.
 _OPENER = re.compile(r"[\[(]{0,2}(?:(?:\w{1,20}\.)?(?:tensor|float\d{1,3}|int\d{1,3}|Array)\()?$")
 _SEPARATORS = " \t.:=->→"
-_SEPARATOR = re.compile(r"\s*(?:[:=]|->|→|\.{3,})\s*$|\s+is\s+$|\s+$")
+_SEPARATOR = re.compile(r"\s*(?:[:=]|->|→|\.{3,})\s*$|\s+is\s+$|\s-\s+$|\s+$")
 # `(ms)`, ` in s`
 _PARENTHESIS = re.compile(r"\s?\([\w/%., -]{1,24}\)$|\sin\s(?:[mun]?s|secs?|seconds|minutes|%)$")
 _HARD = re.compile(r"[,;|\[\]{}()<>\"]|  | -{1,2} |: ")
@@ -423,7 +423,8 @@ def _find_name(left: str) -> tuple[list[str], bool, str]:
     separator = _SEPARATOR.search(text, max(len(text.rstrip(_SEPARATORS)) - len(" is"), 0))
     if separator is None:
         return [], False, left
-    named, is_explicit = text[: separator.start()], bool(separator[0].strip())
+    # `accuracy: 0.9 - 3s`
+    named, is_explicit = text[: separator.start()], separator[0].strip() not in ("", "-")
     parenthesis = _PARENTHESIS.search(named)
     if parenthesis is not None and (is_explicit or may_be_metric(named[: parenthesis.start()] + "0")):
         named = named[: parenthesis.start()]

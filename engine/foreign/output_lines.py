@@ -18,6 +18,7 @@ _BLOCK_LINE = re.compile(r"\s+(?P<name>[A-Za-z_][\w./@%-]{0,80})\s*[:=]\s+\S+")
 _BOX_LINE = re.compile(
     r"\s*[|│┃](?P<indent>\s*+)(?P<name>[A-Za-z_][\w@./%()+ -]{0,100})[|│┃](?P<value>[^|│┃]*+)[|│┃]\s*"
 )
+_AROUND_NUMBER = re.compile(r" (?=\d)|(?<=\d) ")
 _BARS = tuple("|│┃")
 _AXIS_NAMES = frozenset({*STEP_NAMES, *EPOCH_NAMES})
 
@@ -56,12 +57,18 @@ class JoinedLines:
         self._held.append(text)
         return self.end() if self._form is _OBJECT_LINE and self._depth <= 0 else []
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether lines are held."""
+        return bool(self._held or self._box)
+
     def _add_row(self, name: str, value: str, *, is_indented: bool) -> list[str]:
         """Add a row of a box, which ends the box of an earlier record."""
         if not value and name.endswith("/"):
             self._section = name
             return []
-        name = self._section + name if is_indented else name
+        # `mean 100 episode reward`
+        name = _AROUND_NUMBER.sub("_", self._section + name if is_indented else name)
         ended = self.end() if name in self._box or self._held or len(self._box) >= MAX_HELD_LINES else []
         # A position has no group.
         self._box[name] = f"{name.rpartition('/')[2] if is_position(name) else name} = {value}"

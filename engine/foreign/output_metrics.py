@@ -93,6 +93,11 @@ class OutputMetrics:
         }
         return [note for note, is_true in notes.items() if is_true]
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether the latest lines belong to a record that is not whole."""
+        return self._joined.is_holding
+
     def feed(self, line: str, below: Sequence[str] = ()) -> list[Point]:
         """Return the points of a final line. `below` are the lines that may still change. The lines have no colors."""
         if self._pending[line]:

@@ -60,6 +60,9 @@ _ODD_NUMBER = re.compile(r"[-+]?(?:1\.#(?:QNAN|SNAN|IND|(?P<inf>INF))\w*|nan\(\w
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 _SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "%": 1.0}
 
+_DECODER = json.JSONDecoder()
+_NEXT_VALUE = re.compile(r"\s*(?=\S)")
+
 Scalar = bool | int | float | str | None
 """Value of a parameter."""
 
@@ -271,6 +274,18 @@ def parse_json(text: bytes | str) -> Any:
     # Integers of more than 4300 digits are a ValueError, deep nesting is a RecursionError.
     except (ValueError, RecursionError):
         return None
+
+
+def parse_json_values(text: str) -> list[Any]:
+    """Return JSON values one behind another, up to the first that is incomplete."""
+    values, position = list[Any](), 0
+    while (match := _NEXT_VALUE.match(text, position)) is not None:
+        try:
+            value, position = _DECODER.raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            break
+        values.append(value)
+    return values
 
 
 def parse_json_object(text: bytes | str) -> dict[str, Any] | None:

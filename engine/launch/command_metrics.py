@@ -84,7 +84,7 @@ class RunningMetrics:
             text = without_colors(line.text)
             points = self._output.feed(text, below)
             self._writer.add(points)
-            if not points and may_be_metric(text):
+            if not points and may_be_metric(text) and not self._output.is_holding:
                 self._unread = text
 
     def poll(self, pending: Callable[[], Sequence[OutputLine]]) -> None:

@@ -125,18 +125,23 @@ class ProgramRun:
                 reason = f"cannot be started: no terminal can be opened ({error.strerror})"
                 raise UsageError.one(argv[0], reason, "start it with --no-tty", code="not-started") from error
             stack.callback(terminal.close)
+            parameters = argument_parameters(words)
+            named = replace_fields(program, metrics=tuple(expand(program.metrics, names, path.name, path)))
+            processes = list[CommandProcess]()
             # The command may write its first metrics before it is known that it runs.
             started_at = time.time()
             try:
+                metrics = RunningMetrics(
+                    run.recorder, named, parameters, started_at, run.warn,
+                    lambda: [member for process in processes for member in process.members()],
+                )  # fmt: skip
                 process = self._start(program, argv, names, terminal)
             finally:
                 terminal.close_child_side()
+            processes.append(process)
             stack.callback(process.close)
-            parameters = argument_parameters(words)
             started = self._started_event(process, argv, parameters)
             run.emit(CommandResumed.of(started) if is_resumed else started)
-            named = replace_fields(program, metrics=tuple(expand(program.metrics, names, path.name, path)))
-            metrics = RunningMetrics(run.recorder, named, parameters, started_at, run.warn, process.members)
             stop = StopSequence(process, signal.Signals[program.stop_signal])
             return StartedProgram(run, usage, process, terminal, metrics, stop, oom_kills, stack.pop_all())
 

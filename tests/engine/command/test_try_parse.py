@@ -60,6 +60,15 @@ def test_lines_of_gputrain_are_skipped_in_the_log_of_a_run(tmp_path: Path) -> No
     assert list(try_parse(tmp_path / "log.txt").metrics) == ["acc"]
 
 
+def test_lines_of_one_record_are_not_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    box = "| step | 1 |\n| loss | 0.5 |\n| mean 100 episode reward | 3 |\n"
+    path.write_text(f"{box}done\nloss now at 3 and so on and on\n")
+    tried = try_parse(path)
+    assert list(tried.metrics) == ["loss", "mean_100_episode_reward"]
+    assert tried.unread == ["loss now at 3 and so on and on"]
+
+
 def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("missing", "pipe", "."):

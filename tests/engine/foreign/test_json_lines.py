@@ -83,6 +83,14 @@ def test_lines_are_a_log_by_the_first_ones(tmp_path: Path, rows: list[object], e
     assert bool(row_files.find(list_folder(tmp_path))) == expected
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+def test_objects_one_behind_another_are_rows(tmp_path: Path, indent: int | None) -> None:
+    text = "".join(json.dumps({"step": step, "loss": step / 2}, indent=indent) for step in range(3))
+    (tmp_path / "metrics.json").write_text(text + '{"step": 3, ')
+    (log,) = find_runs(tmp_path).runs[0].logs
+    assert log.open().poll().points == [Point("loss", step, step / 2) for step in range(3)]
+
+
 def test_trainer_states_follows_newest_checkpoint(tmp_path: Path) -> None:
     write_state(tmp_path / "checkpoint-5", make_history(5))
     (run,) = find_runs(tmp_path).runs

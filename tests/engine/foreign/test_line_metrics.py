@@ -45,6 +45,11 @@ def values_of(text: str) -> dict[str, float] | None:
             "step 100: {'loss': tensor(0.25, device='cuda:0'), 'acc': np.float64(0.5)}",
             ParsedLine({"loss": 0.25, "acc": 0.5}, step=100),
         ),
+        # functions, a dash, Chinese
+        ("Loss_D: 1.5\tD(x): 0.5\tG(z): 0.25", ParsedLine({"Loss_D": 1.5, "D_x": 0.5, "G_z": 0.25})),
+        ("epoch 3 loss - 6.5", ParsedLine({"loss": 6.5}, epoch=3)),
+        ("accuracy: 0.5 - 3s - loss: 1.5", ParsedLine({"accuracy": 0.5, "loss": 1.5})),
+        ("第3轮 损失：0.5", ParsedLine({"损失": 0.5}, epoch=3)),
         # tqdm
         (f" 12%|█▏   | {BAR}, loss=0.5]", ParsedLine({"loss": 0.5}, step=12, total=100)),
         (f"Training a model of many words:  12%|#2   | {BAR}, loss=0.5]", ParsedLine({"loss": 0.5}, 12, 100)),
