@@ -45,6 +45,7 @@ DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "data.path": ("data.dataset", {*IMAGE_FILE_DATASETS, *ENCODED_DATASETS, ANY_USER_CODE}),
     "data.val_path": ("data.dataset", {"webdataset"}),
     "data.label_columns": ("data.dataset", {"csv"}),
+    "task.name": ("data.dataset", {"csv"}),
     "data.workers": ("data.pipeline", {"auto", "stream"}),
     "data.worker_type": ("data.pipeline", {"auto", "stream"}),
     "data.prefetch": ("data.pipeline", {"auto", "stream"}),

@@ -76,11 +76,16 @@ def run_stem(base: str | None, config: Config, typed: Container[str]) -> str:
     one's own says less about the run than the folder.
     """
     data, is_file = config.data, base is not None and Path(base).suffix != ""
-    if not is_file and "data.path" in typed and data.path is not None and data.dataset in ("folder", "webdataset"):
+    if (
+        not is_file
+        and "data.path" in typed
+        and data.path is not None
+        and data.dataset in ("folder", "csv", "webdataset")
+    ):
         path = Path(data.path).expanduser().absolute()
         # Shards, unlike their folder, say less about the run than the dataset and the model.
         if path.name and path.suffix != ".tar":
-            return name_from_stem(path.name)
+            return name_from_stem(path.stem if data.dataset == "csv" else path.name)
     return name_from_stem(Path(base).stem if base is not None else f"{data.dataset}-{config.model.name}")
 
 

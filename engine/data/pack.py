@@ -19,6 +19,7 @@ from typing import Annotated
 
 from PIL import Image
 
+from engine.config.data_sections import CSV_SUFFIXES
 from engine.data.sampler import PARTS, Part
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.folder import ALLOW_EMPTY, FolderScan, scan_folder
@@ -105,6 +106,9 @@ def scan_for_pack(request: PackRequest) -> FolderScan:
     Raises UsageError, also if the output exists."""
     # Now, because the scan of a large folder takes minutes.
     _check_output(request)
+    if request.folder.suffix.lower() in CSV_SUFFIXES:
+        reason = f"{request.folder} has labels, and shards are written from a folder with one subfolder per class"
+        raise UsageError.one("FOLDER", reason, "train on the file itself", code="not-supported")
     try:
         scan = scan_folder(request.folder, allow_empty=request.allow_empty)
         _class_file(scan.classes)

@@ -19,9 +19,9 @@ from engine.config.schema import Config
 from engine.data.augment.augmentation import apply_batch_params
 from engine.data.augment.mixup import build_mixer
 from engine.data.batch import BatchDataset, load_checked
-from engine.data.checks import ImageFiles, examine_files
-from engine.data.sampler import PARTS, BatchRequest, Part
-from engine.data.sources.base import EncodedSource, ImageFormat, ImageSource
+from engine.data.checks import ImageFiles, class_counts, examine_files
+from engine.data.sampler import PARTS, BatchRequest, Indices, Part
+from engine.data.sources.base import EncodedSource, ImageFormat, ImageSource, Labels
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.models.pretrained_input import fill_input_keys
@@ -43,7 +43,9 @@ SHOWN_EPOCH = 1
 
 @dataclass(frozen=True)
 class Dataset:
-    """The dataset of a config. `counts` are the images of each class and part, `files` is None without image files."""
+    """The dataset of a config. `counts` are the images of each class or label and part; of numbers, those of the part.
+
+    `files` is None without image files."""
 
     config: Config
     source: ImageSource
@@ -57,14 +59,25 @@ class Dataset:
         return {
             "dataset": data.dataset,
             "path": data.path,
+            "images": {part: self.source.num_images(part) for part in self.counts},
             "classes": [
-                {"name": name} | dict(zip(self.counts, numbers, strict=True))
-                for name, numbers in zip(self.source.classes, columns, strict=True)
+                {"name": name, **dict(zip(self.counts, numbers, strict=True)), **span}
+                for name, numbers, span in zip(self.source.classes, columns, self.spans(), strict=True)
             ],
             "files": None if self.files is None else asdict(self.files),
             "input": asdict(self.image_format),
             "skipped": list(self.source.skipped),
         }
+
+    def spans(self) -> list[dict[str, float]]:
+        """Return the range and mean of each number in the training images; nothing for each class or label."""
+        labels = self.source.get_labels("train")
+        if labels.dtype.kind != "f":
+            return [{} for _ in self.source.classes]
+        return [
+            {"min": float(column.min()), "mean": float(column.mean()), "max": float(column.max())}
+            for column in labels.astype(np.float64).T
+        ]
 
 
 def open_dataset(config: Config) -> Dataset:
@@ -72,7 +85,9 @@ def open_dataset(config: Config) -> Dataset:
     config, _ = fill_input_keys(config)
     source = open_source(config)
     parts: tuple[Part, ...] = (*PARTS, "test") if source.num_images("test") else PARTS
-    counts = {part: np.bincount(source.get_labels(part), minlength=len(source.classes)).tolist() for part in parts}
+    counts = {part: class_counts(source, part).tolist() for part in parts}
+    if not any(counts.values()):
+        counts = {part: [source.num_images(part)] * len(source.classes) for part in parts}
     files = examine_files(source, MAX_HEADERS) if isinstance(source, EncodedSource) else None
     return Dataset(config, source, model_input_format(config, source), counts, files)
 
@@ -90,7 +105,7 @@ def contact_sheet(dataset: Dataset, *, augmented: bool) -> Image.Image:
         )
     labels = dataset.source.get_labels("train")
     classes = [label for label in range(len(dataset.source.classes)) if dataset.counts["train"][label]]
-    rows = [np.flatnonzero(labels == label)[:SHEET_COLUMNS] for label in classes[:MAX_SHEET_CLASSES]]
+    rows = [_sheet_row(labels, label) for label in classes[:MAX_SHEET_CLASSES]]
     if not rows:
         raise UsageError.one("data.dataset", "it has no training images", code="no-images")
     # The user's transform is imported only where it is applied, and where the caller has checked who named it.
@@ -101,6 +116,14 @@ def contact_sheet(dataset: Dataset, *, augmented: bool) -> Image.Image:
     pictures = [_load(dataset, config, BatchRequest("train", epoch, indices), row) for row, indices in enumerate(rows)]
     names = [dataset.source.classes[label] for label in classes[:MAX_SHEET_CLASSES]]
     return _draw_sheet(names, pictures)
+
+
+def _sheet_row(labels: Labels, label: int) -> Indices:
+    """Return the first images of a class or label, or images from the smallest to the largest number."""
+    if labels.dtype.kind == "f":
+        ranks = np.linspace(0, len(labels) - 1, min(len(labels), SHEET_COLUMNS)).round().astype(np.int64)
+        return np.argsort(labels[:, label], kind="stable")[ranks]
+    return np.flatnonzero(labels == label if labels.ndim == 1 else labels[:, label])[:SHEET_COLUMNS]
 
 
 def _load(dataset: Dataset, config: Config, request: BatchRequest, row: int) -> Tensor:

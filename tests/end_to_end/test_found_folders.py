@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.data.found_folders import write_camera, write_kaggle, write_roboflow
+from support.data.found_folders import write_camera, write_kaggle, write_kaggle_table, write_roboflow
 from support.gputrain_command import Gputrain, read_events
 from support.messages import says
 from support.runs.trained_run import call
@@ -71,9 +71,10 @@ def from_run(gputrain: Gputrain, folder: Path) -> Found:
     [
         (write_roboflow, (24, 10, 6, 2), {"images-repeated": "2 of 10 (valid/cat/copy0.jpg, "}),
         (write_kaggle, (24, 8, 0, 2), {}),
+        (write_kaggle_table, (24, 8, 8, 2), {}),
         (write_camera, (53, 14, 0, 3), {"nested-classes": "", "similar-classes": "", "imbalanced-classes": "32 "}),
     ],
-    ids=["Roboflow", "Kaggle", "camera"],
+    ids=["Roboflow", "Kaggle", "table of Kaggle", "camera"],
 )
 def test_all_commands_agree_on_found_folder(
     gputrain: Gputrain,
@@ -94,6 +95,7 @@ def test_all_commands_agree_on_found_folder(
         == {
             write_roboflow: set(),
             write_kaggle: {"__MACOSX", "test"},
+            write_kaggle_table: {"column age"},
             write_camera: {"@eaDir", "all", "lost+found", "dog/100CANON/IMG_9.HEIC", "dog/100CANON/MVI_1.MOV"},
         }[write]
     )

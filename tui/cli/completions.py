@@ -14,7 +14,7 @@ from engine.config.run_name import name_problem
 from engine.utils.errors import UsageError
 from tui.flags import FLAG_TO_KEY
 
-YAML_ENDINGS = (".yaml", ".yml")
+CONFIG_ENDINGS = (".yaml", ".yml", ".csv")
 # zsh evaluates the words that typer prints for it.
 UNSAFE_CHARACTERS = frozenset("\\$`\"'")
 
@@ -34,13 +34,13 @@ def complete_sweeps(ctx: Any, incomplete: str) -> list[str]:
 
 
 def complete_config(ctx: Any, incomplete: str) -> list[str]:
-    """Return the presets, YAML files, folders and sections that begin with a text; after a section or key as
+    """Return the presets, YAML and CSV files, folders and sections that begin with a text; after a section or key as
     `complete_keys`."""
     if "=" in incomplete:
         return complete_keys(ctx, incomplete)
     from engine.config.loader import presets
 
-    return [*_starting(presets(), incomplete), *_yaml_files(incomplete), *complete_keys(ctx, incomplete)]
+    return [*_starting(presets(), incomplete), *_config_files(incomplete), *complete_keys(ctx, incomplete)]
 
 
 def complete_keys(ctx: Any, incomplete: str) -> list[str]:
@@ -112,9 +112,9 @@ def _named_folders(ctx: Any, incomplete: str, is_kind: Callable[[Path], bool]) -
     return [name for name in sorted(names) if name_problem(name) is None and is_kind(root / name)]
 
 
-def _yaml_files(incomplete: str) -> Iterator[str]:
-    """Yield the YAML files, and the folders with a slash at their end, whose path begins with a text."""
-    return _paths(incomplete, lambda name: name.endswith(YAML_ENDINGS))
+def _config_files(incomplete: str) -> Iterator[str]:
+    """Yield the YAML and CSV files, and the folders with a slash at their end, whose path begins with a text."""
+    return _paths(incomplete, lambda name: name.endswith(CONFIG_ENDINGS))
 
 
 def _paths(incomplete: str, is_wanted: Callable[[str], bool]) -> Iterator[str]:

@@ -210,7 +210,7 @@ def trust_option(*, granted: bool) -> CodeTrust:
 
 # `tui.cli.help` prints one line for each word of the metavar.
 KEY_HELP = "Any config key: optim.momentum=0.8 or --momentum 0.8."
-CONFIG_HELP = f"YAML file, preset such as digits, or folder of images.\n{KEY_HELP}"
+CONFIG_HELP = f"YAML file, preset such as digits, image folder or CSV file.\n{KEY_HELP}"
 ConfigArguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=CONFIG_HELP, autocompletion=complete_config),

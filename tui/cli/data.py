@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     [
         "gputrain data flowers.yaml",
         "gputrain data flowers.yaml --augmented -o sheet.png",
-        "gputrain data --data-path ~/photos",
+        "gputrain data ~/photos/labels.csv --task multilabel",
         "gputrain data pack ~/photos -o shards",
     ]
 )
-@config_flags("model", "dataset", "data_path", "image_size")
+@config_flags("model", "dataset", "data_path", "task", "image_size")
 def show(
     *,
     arguments: ConfigArguments = None,
@@ -50,8 +50,8 @@ def show(
 ) -> None:
     """Show classes and images of a dataset before training.
 
-    Prints the number of images of each class, sizes and modes of the image files, and skipped files. On a terminal, or
-    with -o, also shows images of each class as the network sees them.
+    Prints the number of images of each class or label, or the range of numbers, sizes and modes of the image files, and
+    skipped files. On a terminal, or with -o, also shows images of each class as the network sees them.
     """
     from engine.utils.files import expand_user
     from engine.utils.output_file import check_output

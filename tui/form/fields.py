@@ -25,7 +25,7 @@ from tui.palette import ACCENT, BAD, MUTED, STRONG
 # The main keys of each section, by config section, in form order; the other sections and keys follow in schema order.
 MAIN_KEYS: dict[str, tuple[str, ...]] = {
     "run": ("run.name", "device.gpus", "device.ranks", "run.epochs"),
-    "data": ("data.dataset", "data.path", "data.batch_size", "data.workers"),
+    "data": ("data.dataset", "data.path", "task.name", "data.batch_size", "data.workers"),
     "model": ("model.name", "model.weights"),
     "optim": (
         *("optim.name", "optim.lr", "optim.lr_scaling", "optim.momentum", "optim.nesterov", "optim.betas"),

@@ -44,7 +44,8 @@ def field_rows(
 
         def is_shown(info: ConfigField) -> bool:
             shown = info.is_main or show_all or info.key in visible
-            return shown and is_relevant(info.key, values) and (info.key != RANKS_KEY or on_cpu)
+            relevant = is_relevant(info.key, values) or info.key in known.errors
+            return shown and relevant and (info.key != RANKS_KEY or on_cpu)
 
         sections = [FormSection(part.title, tuple(filter(is_shown, part.fields))) for part in sections]
     rows: list[FieldRow | Heading] = []

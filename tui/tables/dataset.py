@@ -20,12 +20,13 @@ COUNT_COLUMNS = 7
 
 @dataclass(frozen=True)
 class ClassCount:
-    """A class and its number of images in each part; the last row has the totals."""
+    """A class and its number of images in each part, or the range of a number; the last row has all images."""
 
     name: str
     train: int
     val: int
     test: int = 0
+    span: str = field(default="", kw_only=True)
     is_total: bool = field(default=False, kw_only=True)
 
 
@@ -37,7 +38,7 @@ def count_columns(most: int, *, has_test: bool) -> list[Column[ClassCount]]:
         Column("train", "train", lambda row: format_count(row.train), Align.RIGHT, COUNT_COLUMNS),
         Column("val", "val", lambda row: format_count(row.val), Align.RIGHT, COUNT_COLUMNS),
         *([test] if has_test else []),
-        Column("bar", "", lambda row: "" if row.is_total else "█" * round(BAR_COLUMNS * row.train / most)),
+        Column("bar", "", lambda row: row.span or "█" * (not row.is_total and round(BAR_COLUMNS * row.train / most))),
     ]
 
 
@@ -47,8 +48,10 @@ MAX_LISTED_FILES = 10
 def dataset_lines(dataset: Dataset) -> list[str]:
     """Return the report of `gputrain data`: a bar per class, image files, input of the network, skipped files."""
     counts = dataset.counts
-    rows = [ClassCount(name, *row) for name, *row in zip(dataset.source.classes, *counts.values(), strict=True)]
-    total = ClassCount("all", *map(sum, counts.values()), is_total=True)
+    spans = [", ".join(f"{name} {value:.6g}" for name, value in span.items()) for span in dataset.spans()]
+    named = zip(dataset.source.classes, spans, *counts.values(), strict=True)
+    rows = [ClassCount(name, *row, span=span) for name, span, *row in named]
+    total = ClassCount("all", *map(dataset.source.num_images, counts), is_total=True)
     columns = count_columns(max((*counts["train"], 1)), has_test="test" in counts)
     lines = [*plain_lines(columns, [*rows, total]), ""]
     facts: dict[str, object] = {}

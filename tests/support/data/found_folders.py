@@ -49,6 +49,18 @@ def write_kaggle(root: Path) -> Path:
     return root
 
 
+def write_kaggle_table(root: Path) -> Path:
+    """Write images without class folders, and a table of their names without extension. Return the table."""
+    lines = ["id,age,class,set"]
+    for number in range(40):
+        part, name = ("train", "train", "train", "Validation", "test")[number % 5], CLASSES[number // 5 % 2]
+        write_photo(root / ("test" if part == "test" else "train") / f"{number:04d}.jpg", number)
+        lines.append(f"{number:04d},{number},{name},{part}")
+    table = root / "labels.csv"
+    table.write_text("\n".join(lines))
+    return table
+
+
 def write_camera(root: Path) -> Path:
     """Write one folder per class with folders of the camera in it, and what disks, servers and phones leave."""
     for label, (name, count) in enumerate((("Cat", 3), ("cat", 40), ("dog", 24))):

@@ -64,7 +64,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         (folder / "lock").touch()
-    for name in ("petals.yaml", "petals.csv", "my config.yaml"):
+    for name in ("petals.yaml", "petals.csv", "petals.txt", "my config.yaml"):
         (tmp_path / name).touch()
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "cats.yml").touch()
@@ -121,8 +121,8 @@ def test_config_completes_presets_files_and_sections(work: Path) -> None:
     found = words("gputrain run ")
     assert found[:2] == ["cifar10", "cifar10-fast"]
     assert found[-len(sections()) :] == [f"{name}." for name in sections()]
-    assert {"configs/", "petals.yaml"} < {*found}
-    assert not {"petals.csv", "runs/flock-1"} & {*found}
+    assert {"configs/", "petals.csv", "petals.yaml"} < {*found}
+    assert not {"petals.txt", "runs/flock-1"} & {*found}
 
 
 def test_models_complete_without_catalogs(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

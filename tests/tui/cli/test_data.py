@@ -81,3 +81,34 @@ def test_data_imports_transform_only_to_augment(photos: Path, tmp_path: Path) ->
     assert plain.exit_code == 0, plain.output
     augmented = call("data", *options(photos), *own, "--augmented", "--force")
     assert augmented.exit_code == 2 and "imported" in augmented.stderr
+
+
+@pytest.mark.parametrize(
+    ("header", "labels", "task", "expected", "sheet_rows"),
+    [
+        ("tags", ("red;old", "old"), "multilabel", [["old", "8", "2"], ["red", "4", "1"]], 2),
+        ("weight", ("0.5", "4"), "regression", [["weight", "8", "2", "min", "0.5,"]], 1),
+    ],
+)
+def test_data_describes_labels_and_numbers_of_a_table(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    header: str,
+    labels: tuple[str, str],
+    task: str,
+    expected: list[list[str]],
+    sheet_rows: int,
+) -> None:
+    monkeypatch.setattr(dataset, "MIN_TILE", 16)
+    for number in range(10):
+        Image.new("RGB", (16, 16), (20 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    lines = [f"{number}.png,{labels[number % 2]},{'val' if number > 7 else 'train'}" for number in range(10)]
+    (tmp_path / "labels.csv").write_text("\n".join([f"image,{header},split", *lines]))
+    command = ("data", tmp_path / "labels.csv", "--task", task, "--image-size", 16)
+    done = call(*command, "-o", tmp_path / "sheet.png")
+    assert done.exit_code == 0, done.output
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[: len(wanted)] for row, wanted in zip(rows[1:], expected, strict=False)] == expected
+    assert ["all", "8", "2"] in rows
+    assert Image.open(tmp_path / "sheet.png").height == sheet_rows * (16 + GAP) + GAP
+    assert json.loads(call(*command, "--json").stdout)["images"] == {"train": 8, "val": 2}

@@ -72,3 +72,9 @@ def test_pack_shows_progress(photos: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(data, "SHOWN_EVERY", 1)
     assert invoke("pack", photos, "-o", tmp_path / "shards")[0] == 0
     assert f"{NUM_PHOTOS}/{NUM_PHOTOS} images" in shown and shown[-1] == ""
+
+
+def test_pack_refuses_table_of_labels(tmp_path: Path) -> None:
+    code, _, err = invoke("pack", tmp_path / "labels.csv", "-o", tmp_path / "shards")
+    assert code == 2
+    assert says(err, "not-supported", "FOLDER", tmp_path / "labels.csv")
