@@ -141,6 +141,7 @@ _TABLE = (
     Key("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal"),
     # Charts and matrices
     Key("e", "charts", "Choose the charts.", "charts", CHOOSE),
+    Key("B", "baseline", "Show the differences from this run; again, undo that.", "baseline"),
     Key("i", "metrics", "Show how the output is read; rename or hide a metric, or plot over it.", "metrics", CHOOSE),
     Key("x", "x axis", "Plot over epochs, steps, images or hours, as far as the run has them.", "x_axis"),
     Key("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth"),
@@ -203,7 +204,7 @@ RUN_KEYS = screen_keys(
     _MOVES,
 )
 PROFILE_KEYS = screen_keys("profile")
-COMPARE_KEYS = screen_keys(f"open charts full next_panel(1) {_VIEW}", _MOVES)
+COMPARE_KEYS = screen_keys(f"open select baseline charts sort full next_panel(1) {_VIEW} select_all", _MOVES)
 CONFUSION_KEYS = screen_keys("open other_epoch sort next_panel(1)")
 MISTAKES_KEYS = screen_keys("sideways(-1) sideways(1) copy", "next_panel(1)")
 FORM_KEYS = screen_keys("start open search more copy reset app.command")

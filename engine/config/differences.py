@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from engine.config.optimizer_options import default_options
@@ -42,6 +44,10 @@ NEUTRAL_KEYS = SESSION_KEYS | {
 }
 # Keys whose default is that of the optimizer.
 OPTIMIZER_DEFAULT_KEYS = {"optim.momentum", "optim.nesterov", "optim.betas", "optim.eps"}
+# The last word of a parameter of another program that names a run or a place.
+_PLACE_WORD = re.compile(
+    r"(^|[._/-])(dir|directory|folder|path|file|(run|experiment|project|exp)_?name)$", re.IGNORECASE
+)
 TOO_LARGE = "…"
 """Stands for a value that is too large or too deep to compare; a few lines of YAML aliases expand to any size."""
 
@@ -95,6 +101,16 @@ def seed_group_key(config: Mapping[str, Any]) -> str:
 def is_neutral(key: str) -> bool:
     """Whether a key does not change what a run learns."""
     return key in NEUTRAL_KEYS or key.partition(".")[0] in NEUTRAL_SECTIONS
+
+
+def changes_results(difference: KeyDifference) -> bool:
+    """Whether what runs learn can depend on a key in which they differ. Names and places of files are no result."""
+    key = difference.key
+    if is_neutral(key) or _PLACE_WORD.search(key) or key == "run.code":
+        return False
+    return not all(
+        value is None or (isinstance(value, str) and Path(value).is_absolute()) for value in difference.values
+    )
 
 
 def _compared(key: str, config: Mapping[str, Any]) -> Any:

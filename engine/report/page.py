@@ -30,7 +30,15 @@ from engine.report.lines import (
 )
 from engine.report.plot import MARK, METADATA, X_LABELS
 from engine.report.sections import Table, class_section, data_uri, short_name
-from engine.runs.comparison import Comparison, RunGroup, compare_runs, has_key, require_comparable, spread_text
+from engine.runs.comparison import (
+    MAX_REPORTED_RUNS,
+    Comparison,
+    RunGroup,
+    compare_runs,
+    has_key,
+    require_comparable,
+    spread_text,
+)
 from engine.runs.curves import default_axis
 from engine.runs.find import OpenedRun
 from engine.runs.labels import NO_LABELS, read_labels
@@ -126,7 +134,7 @@ def make_page(
 
     Raises UsageError if there are too many runs, or if matplotlib or jinja2 is not installed.
     """
-    require_comparable(len(found))
+    require_comparable(len(found), MAX_REPORTED_RUNS)
     environment = _environment()
     runs = [read_reported_run(run, PAGE_COLUMNS, on_read) for run in found]
     comparison = compare_runs([run.row for run in runs], directions)

@@ -16,9 +16,15 @@ from typing import Any
 import numpy as np
 
 from engine.config.command_line import format_value
-from engine.config.differences import is_neutral
 from engine.report.lines import Line, ReportedRun, chart_lines, draw_lines, drawing, read_reported_run, shortened
-from engine.runs.comparison import Comparison, RunGroup, compare_runs, has_key, require_comparable
+from engine.runs.comparison import (
+    MAX_REPORTED_RUNS,
+    Comparison,
+    RunGroup,
+    compare_runs,
+    has_key,
+    require_comparable,
+)
 from engine.runs.curves import XAxis, default_axis
 from engine.runs.fields import ALIASES
 from engine.runs.find import OpenedRun
@@ -147,7 +153,7 @@ def make_plot(
 
     Raises UsageError if a metric is unknown or has no value in any run, or if matplotlib is not installed.
     """
-    require_comparable(len(found))
+    require_comparable(len(found), MAX_REPORTED_RUNS)
     runs = [read_reported_run(run, on_read=on_read) for run in found]
     axis = _axis(runs, options.axis)
     comparison = compare_runs([run.row for run in runs])
@@ -237,7 +243,6 @@ def column_labels(comparison: Comparison, columns: Sequence[RunGroup], max_chara
             f"{_key_name(difference.key)} {_value(difference.values[first])}"
             for difference in comparison.differences
             if has_key(run, difference.key)
-            and not is_neutral(difference.key)
             # In a group, the seeds differ.
             and all(len({_value(difference.values[run]) for run in other.runs}) == 1 for other in columns)
         ]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +14,14 @@ from typing import Any
 
 import yaml
 
-from engine.config.differences import SEED_KEY, KeyDifference, differing_keys, flat_values, seed_group_key
+from engine.config.differences import (
+    SEED_KEY,
+    KeyDifference,
+    changes_results,
+    differing_keys,
+    flat_values,
+    seed_group_key,
+)
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import (
@@ -25,6 +33,7 @@ from engine.runs.metrics import (
     own_metrics,
     recorded_metrics,
 )
+from engine.runs.monitor import record_monitor
 from engine.runs.record_completion import open_run
 from engine.runs.run_record import RunRecord
 from engine.runs.run_row import RunRow
@@ -32,12 +41,13 @@ from engine.utils.codec import replace, to_builtins
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
 
-# Each run has a letter of its own.
-MAX_RUNS = 16
+MAX_RUNS = 200
+MAX_REPORTED_RUNS = 16
+"""Of a page or a figure, where each run has a color or a letter of its own."""
 DATASETS_WITHOUT_FILES = {"digits", "fake"}
 # Tables show all other metrics of the registry.
 OMITTED_KEYS = {
-    *("val_accuracy", "val_loss", "train_accuracy", "total_epochs", "step", "steps", "eta_seconds", "rate_now"),
+    *("best", "val_accuracy", "val_loss", "train_accuracy", "total_epochs", "step", "steps", "eta_seconds", "rate_now"),
     *("data_wait", "mfu", "grad_norm", "parameters", "queue_place"),
 }
 
@@ -65,14 +75,16 @@ class RunGroup:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs, the metrics of their records, the config keys that differ, the groups that differ in the seed alone, and
-    what the reader should know."""
+    """Runs, the metrics of their records, the config keys that differ, the groups that differ in the seed alone, what
+    the reader should know, and the metric by which all runs of gputrain choose their best epoch, None if they differ.
+    """
 
     runs: tuple[RunRow, ...]
     metrics: tuple[Metric, ...]
     differences: tuple[KeyDifference, ...]
     seed_groups: tuple[tuple[int, ...], ...]
     notes: tuple[Problem, ...]
+    monitor: Metric | None = None
 
     def columns(self, *, grouped: bool) -> list[RunGroup]:
         """Return a column for each run, or for each group and each other run, in the order of their first runs."""
@@ -84,15 +96,13 @@ class Comparison:
 
     @property
     def shown_metrics(self) -> list[Metric]:
-        """The metrics with a value in at least one run, except for `OMITTED_KEYS`, and for the GPUs if only other
-        programs without any are compared."""
+        """The metrics with a value in at least one run, that of the best epoch first, except for `OMITTED_KEYS`, and
+        for the GPUs if only other programs without any are compared."""
         without_gpus = all(run.formats and not run.record.values.get("gpus") for run in self.runs)
-        omitted = {*OMITTED_KEYS, *(("gpus",) if without_gpus else ())}
-        return [
-            metric
-            for metric in self.metrics
-            if metric.key not in omitted and any(metric.of_run(run.record) is not None for run in self.runs)
-        ]
+        first = () if self.monitor is None else (self.monitor,)
+        omitted = {*OMITTED_KEYS, *(("gpus",) if without_gpus else ()), *(metric.key for metric in first)}
+        shown = [*first, *(metric for metric in self.metrics if metric.key not in omitted)]
+        return [metric for metric in shown if any(metric.of_run(run.record) is not None for run in self.runs)]
 
     def value(self, column: RunGroup, metric: Metric) -> Spread | None:
         """Return the mean and spread of a metric over the runs of a column; None if it is unknown."""
@@ -176,12 +186,20 @@ def compare_runs(runs: Sequence[RunRow], directions: Mapping[str, Better] = NO_M
     foreign = own_metrics(run.record for run in runs if run.formats)
     for name in sorted(foreign.keys() - own.keys()):
         metrics += foreign_metrics(name, directions.get(name))
-    differences = _differences(runs)
+    differing = _differences(runs)
     notes = [Problem(run.name, run.problem, code="damaged") for run in runs if run.problem is not None]
-    if _datasets_differ(runs, {difference.key for difference in differences}):
+    if _datasets_differ(runs, {difference.key for difference in differing}):
         reason = "The runs train on different datasets, so their accuracies and losses do not compare"
         notes.insert(0, Problem("", reason, code="not-comparable"))
-    return Comparison(tuple(runs), tuple(metrics), tuple(differences), _seed_groups(runs), tuple(notes))
+    differences = tuple(difference for difference in differing if changes_results(difference))
+    monitors = {each.label: each for each in (record_monitor(run.record) for run in runs if not run.formats)}
+    monitor = next(iter(monitors.values())) if len(monitors) == 1 else None
+    if len(monitors) > 1:
+        reason = f"The runs choose their best epochs by different metrics: {', '.join(monitors)}"
+        notes.append(Problem("", reason, code="not-comparable"))
+    better = Better.NEITHER if monitor is None else monitor.better
+    known = (dataclasses.replace(metric, better=better) if metric.key == "best" else metric for metric in metrics)
+    return Comparison(tuple(runs), tuple(known), differences, _seed_groups(runs), tuple(notes), monitor)
 
 
 def _differences(runs: Sequence[RunRow]) -> list[KeyDifference]:
@@ -222,10 +240,10 @@ def _dataset(run: RunRow) -> tuple[int | None, ...]:
     return () if record.train_images is None else (record.train_images, record.val_images, record.classes)
 
 
-def require_comparable(count: int) -> None:
+def require_comparable(count: int, limit: int = MAX_RUNS) -> None:
     """Raise UsageError if this number of runs cannot be compared."""
-    if count > MAX_RUNS:
-        raise UsageError.one("compare", f"takes at most {MAX_RUNS} runs, not {count}; choose fewer", code="too-many")
+    if count > limit:
+        raise UsageError.one("compare", f"takes at most {limit} runs, not {count}; choose fewer", code="too-many")
     if count == 0:
         raise UsageError.one("compare", "needs at least one run", code="missing-value")
 

@@ -20,7 +20,7 @@ from engine.runs.comparison import (
     compared_row,
     read_flat_config,
 )
-from engine.runs.curves import CurveReader, Curves
+from engine.runs.curves import MAX_METRIC_COLUMNS, MIN_METRIC_COLUMNS, CurveReader, Curves
 from engine.runs.find import OpenedRun
 from engine.runs.folder import LIVE_STATES, RunFolder
 from engine.runs.journal_source import journal_run
@@ -36,6 +36,8 @@ from tui.pollers.watched import Poller
 # A run that takes longer to read is shown in parts.
 POLL_INTERVAL_SECONDS = 0.5
 PART_SECONDS = 1.0
+# More runs than these have fewer blocks per curve.
+MANY_RUNS = 16
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,11 @@ def _stamps(folder: RunFolder) -> _Stamps:
 class _Follower:
     """Reads one run: all of its logs at first, then what is new, and of a command the logs that it begins later."""
 
-    def __init__(self, run: OpenedRun) -> None:
+    def __init__(self, run: OpenedRun, max_columns: int) -> None:
+        self._max_columns = max_columns
         self._finder = MetricsFinder(RunFolder(run.folder)) if isinstance(run, CommandMetrics) else None
         self._folder = run if isinstance(run, RunFolder) else None
-        self._reader = CurveReader(journal_run(run) if isinstance(run, RunFolder) else run)
+        self._reader = CurveReader(journal_run(run) if isinstance(run, RunFolder) else run, max_columns)
         self.state = ReadRun(run, foreign=None if self._folder is None else self._folder.owner_problem())
         self._described_stamps: _Stamps | None = None
         self._stored: tuple[FileStamp | None, tuple[dict[str, Any] | None, str | None]] | None = None
@@ -101,7 +104,7 @@ class _Follower:
     def _describe(self, before: ReadRun) -> ReadRun:
         """Describe a foreign run as far as it has been read."""
         if self._finder is not None and (found := self._finder.find()).log_ids() != self._reader.run.log_ids():
-            self._reader = CurveReader(found)
+            self._reader = CurveReader(found, self._max_columns)
         reader = self._reader
         if not reader.run.changed_at() and before.described is not None:
             return replace(before, is_missing=True)
@@ -134,7 +137,9 @@ class ComparePoller(Poller):
         super().__init__("compare", POLL_INTERVAL_SECONDS)
         roots = [run.path.parent for run in runs if isinstance(run, RunFolder)]
         self._directions = read_directions(roots[0]) if roots else NO_METRICS
-        self._followers = [_Follower(run) for run in runs]
+        # Twice as many runs have half of the blocks each, so the memory does not grow with the runs.
+        columns = max(MAX_METRIC_COLUMNS * MANY_RUNS // max(len(runs), MANY_RUNS), MIN_METRIC_COLUMNS)
+        self._followers = [_Follower(run, columns) for run in runs]
         self.runs: tuple[ReadRun, ...] = ()
         self.comparison: Comparison | None = None
         self.version = 0

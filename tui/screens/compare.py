@@ -1,27 +1,26 @@
-"""Several runs side by side: their curves on the same charts, the config keys that differ, and their metrics.
+"""Several runs side by side: the curves of one metric of the selected runs, and a table with a row a run.
 
-`tui.pollers.compare` reads the runs, `tui.tables.compare` makes the tables.
+`tui.pollers.compare` reads the runs, `tui.tables.compare` makes the table.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
 
 from engine.command.metric_files import CommandMetrics
-from engine.runs.comparison import Comparison
 from engine.runs.curves import NO_BLOCKS, X_AXES, Curves, XAxis, default_axis
 from engine.runs.find import OpenedRun
-from engine.runs.folder import RunFolder
-from engine.runs.metrics import metric_of_key
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.metrics import format_metric, metric_of_key
 from engine.show.charts import Chart, Place, charts_of, compared_charts
-from engine.show.table import fit
 from engine.utils.text import pluralize, printable
+from engine.utils.units import UNKNOWN
 from tui.charts.plot import Curve
 from tui.charts.view import ChartView
 from tui.keymap import COMPARE_KEYS, Key
@@ -30,102 +29,59 @@ from tui.pollers.compare import ComparePoller, ReadRun
 from tui.screens.base import AppServices
 from tui.screens.chart_panels import ChartPanels
 from tui.screens.charts import ChartScreen
+from tui.screens.dialogs import ChoiceDialog
 from tui.screens.run_layout import GRID_COLUMNS, Layout
 from tui.tables import styled
-from tui.tables.compare import (
-    ENTRY_COLUMNS,
-    CompareEntry,
-    compare_rows,
-    differences_header,
-    fit_differences,
-    run_letter,
-)
+from tui.tables.compare import STATE_LABEL, ComparedRun, ComparedValue, compared_values, fit_runs, run_letter
 from tui.widgets.chart import ChartPanel, curve_value
-from tui.widgets.lines import KeyedRow, Lines, escape_markup
+from tui.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
 from tui.widgets.text_line import TextLine
 
-RUNS_PANEL, TABLE_PANEL = "compared-runs", "differences"
-MIN_COLUMNS_OF_TWO_CHARTS, MIN_ROWS_OF_FOUR_CHARTS = 100, 40
-# Maximum share of the height for the tables, and their minimum number of rows.
-MAX_TABLE_SHARE, MIN_TABLE_ROWS, FRAME_ROWS = 0.45, 6, 2
-# Runs of gputrain have all charts but that of the gradient norm; further ones are those of foreign runs.
-MIN_CHARTS = 4
-FURTHER_PANELS = ("chart-5", "chart-6", "chart-7")
-# The panel of the runs needs fewer columns than the table.
-RUNS_SPAN, WIDE_RUNS_SPAN, MIN_WIDE_COLUMNS = 5, 4, 140
+CHART_PANEL, TABLE_PANEL = "compare-chart", "compared-runs"
+# Lines of the table beside its runs: frame, and names of the columns. A short one has room for a few runs.
+TABLE_FRAME_ROWS, MIN_TABLE_ROWS, MAX_TABLE_SHARE = 3, 6, 0.5
+# Runs that are selected at first, as many as there are colors.
+FIRST_SELECTED = 8
 
 
-@dataclass(frozen=True)
-class CompareRoom:
-    """What the layout depends on: cells for the panels, lines of the longer one of the lower panels, and how many of
-    the charts there are."""
+class ComparePanels(ChartPanels[tuple[int, int]]):
+    """The curves of a metric above the table of the runs. `f` fills the screen with the panel that has the focus. The
+    room is the lines for the panels, and the number of runs."""
 
-    width: int
-    height: int
-    lines: int
-    charts: int = MIN_CHARTS
-
-
-class ComparePanels(ChartPanels[CompareRoom]):
-    """Charts above, runs and differences below. `f` fills the screen with the panel that has the focus."""
-
-    OTHER_PANELS = (RUNS_PANEL, TABLE_PANEL)
+    OTHER_PANELS = (TABLE_PANEL,)
 
     def __init__(self, id: str) -> None:  # noqa: A002 (Textual's name)
-        self._full_panel = ""
-        further = [Chart(panel, "", {}) for panel in FURTHER_PANELS]
-        super().__init__(id, CompareRoom(0, 0, 0), [*charts_of(Place.COMPARE), *further])
+        self._full_panel = CHART_PANEL
+        super().__init__(id, (0, 0), [Chart(CHART_PANEL, "", {})])
 
     def compose(self) -> ComposeResult:
-        yield from self.make_charts()
-        yield Lines(selectable=True, id=RUNS_PANEL)
-        yield Lines(id=TABLE_PANEL, empty_text=Text("Reading the runs …", MUTED))
+        for chart in self.make_charts():
+            chart.has_legend = False
+            yield chart
+        yield Lines(selectable=True, id=TABLE_PANEL, empty_text=Text("Reading the runs …", MUTED))
 
-    def layout_of(self, room: CompareRoom) -> Layout:
-        charts = self.charts[: max(room.charts, 1)]
+    def layout_of(self, room: tuple[int, int]) -> Layout:
+        if self.is_full and self._full_panel == TABLE_PANEL:
+            return Layout((), ("1fr",), (), {TABLE_PANEL: GRID_COLUMNS})
         if self.is_full:
-            if self._full_panel:
-                return Layout((), ("1fr",), (), {self._full_panel: GRID_COLUMNS})
-            return Layout((charts,), ("1fr",), (GRID_COLUMNS,))
-        slots: Sequence[tuple[str, ...]] = (charts,)
-        if room.width >= MIN_COLUMNS_OF_TWO_CHARTS:
-            slots = ((charts[0], *charts[3:]), charts[1:3])
-            if room.height >= MIN_ROWS_OF_FOUR_CHARTS:
-                slots = (charts[:1], charts[1:2], charts[2:3], charts[3:])
-            slots = tuple(filter(None, slots))
-        slot_spans = [GRID_COLUMNS // 2] * len(slots)
-        if len(slots) % 2:
-            # The last chart fills its row.
-            slot_spans[-1] = GRID_COLUMNS
-        rows = ["1fr"] * -(-len(slots) // 2)
-        below = min(max(room.lines + FRAME_ROWS, MIN_TABLE_ROWS), int(room.height * MAX_TABLE_SHARE))
-        runs_span = WIDE_RUNS_SPAN if room.width >= MIN_WIDE_COLUMNS else RUNS_SPAN
-        spans = {RUNS_PANEL: runs_span, TABLE_PANEL: GRID_COLUMNS - runs_span}
-        return Layout(tuple(slots), (*rows, str(below)), tuple(slot_spans), spans)
-
-    def rename_charts(self, charts: Mapping[str, Chart]) -> None:
-        """Give the panels the titles of these charts, by the ids of the panels."""
-        for widget in self.chart_widgets:
-            widget.rename(charts[str(widget.id)].title)
+            return Layout((self.charts,), ("1fr",), (GRID_COLUMNS,))
+        height, runs = room
+        below = min(max(runs + TABLE_FRAME_ROWS, MIN_TABLE_ROWS), int(height * MAX_TABLE_SHARE))
+        return Layout((self.charts,), ("1fr", str(below)), (GRID_COLUMNS,), {TABLE_PANEL: GRID_COLUMNS})
 
     def toggle_full(self) -> None:
         """Show only the panel that has the focus, or all panels."""
         focused = self.screen.focused
-        panel = str(focused.id) if focused is not None else ""
-        self._full_panel = panel if panel in self.OTHER_PANELS and not self.is_full else ""
-        self.is_full = not self.is_full
-        self.fit(self._room)
-        if panel in self.OTHER_PANELS:
-            self.query_one(f"#{panel}").focus()
-        else:
-            self.active_chart.focus()
+        self._full_panel = CHART_PANEL if focused is None else str(focused.id)
+        super().toggle_full()
+        self.query_one(f"#{self._full_panel}").focus()
 
 
 DRAIN_INTERVAL_SECONDS = 0.05
 # While runs are read, seconds from one drawing of all charts to the next.
 READING_DRAW_SECONDS = 0.5
 # Losses of single steps of several runs cover each other.
-INITIAL_SMOOTHING = 0.02
+INITIAL_SMOOTHING = 0.1
 # With more runs, the pale curves of all points hide the smoothed ones.
 MAX_RAW_CURVES = 2
 
@@ -146,20 +102,17 @@ class CompareData:
         limits = [run.odd_limits(map(run.name_of, names), axis) for run in self.known]
         return next(filter(None, limits), None)
 
-    def curves_for(self, chart_id: str, axis: XAxis) -> list[Curve]:
-        """Return a curve for each run, with its letter."""
-        return [_curve(index, run, chart_id, axis) for index, run in enumerate(self.runs)]
-
-
-def _curve(index: int, run: Curves | None, chart_id: str, axis: XAxis) -> Curve:
-    blocks = NO_BLOCKS if run is None else run.over(run.name_of(chart_id), axis)
-    best = None if run is None or chart_id != "best_val_accuracy" else run.best(axis)
-    star_x = None if best is None else best.x
-    return Curve("", blocks, series_style(index + 1), star_x=star_x, mark=run_letter(index))
+    def curve(self, index: int, letter: int, chart_id: str, axis: XAxis) -> Curve:
+        """Return the curve of a run, with its letter."""
+        run = self.runs[index]
+        blocks = NO_BLOCKS if run is None else run.over(run.name_of(chart_id), axis)
+        best = None if run is None or chart_id != "best_val_accuracy" else run.best(axis)
+        star_x = None if best is None else best.x
+        return Curve("", blocks, series_style(letter + 1), star_x=star_x, mark=run_letter(letter))
 
 
 class CompareScreen(ChartScreen):
-    """Compares runs, live or ended."""
+    """Compares runs, live or ended: the curves of the selected ones, and a row of the table for each."""
 
     CSS_PATH = "compare.tcss"
     SCREEN_KEYS: ClassVar[Sequence[Key]] = COMPARE_KEYS
@@ -170,9 +123,13 @@ class CompareScreen(ChartScreen):
         self.compare_poller = self.follow(ComparePoller(runs))
         self.data = CompareData()
         self._runs: tuple[ReadRun, ...] = ()
-        self._comparison: Comparison | None = None
-        self._chosen: Collection[str] = ()
-        self._num_charts = 0
+        self._values: list[ComparedValue] = []
+        """The columns of the table."""
+        self._letters: dict[int, int] | None = None
+        """The numbers of the letters of the selected runs, by the indices of those; None before a run is read."""
+        self._baseline: int | None = None
+        self._chart_id = self._sorted_by = ""
+        self._first_value = 0
         self._shown = (-1, False)
         """Version of what is shown, and whether all had been read."""
         self._next_draw_time = 0.0
@@ -183,7 +140,7 @@ class CompareScreen(ChartScreen):
 
     def on_mount(self) -> None:
         self.set_interval(DRAIN_INTERVAL_SECONDS, self._show_news)
-        self.query_one(ComparePanels).active_chart.focus()
+        self._table.focus()
         self._rebuild()
 
     def _show_news(self) -> None:
@@ -199,38 +156,53 @@ class CompareScreen(ChartScreen):
         poller = self.compare_poller
         interval = self.gputrain_app.intervals.charts_s if poller.caught_up else READING_DRAW_SECONDS
         self._next_draw_time, self._shown = time.monotonic() + interval, (poller.version, poller.caught_up)
-        self._comparison, self._runs = poller.comparison, poller.runs
+        self._runs, comparison = poller.runs, poller.comparison
         self.data = CompareData([run.curves for run in self._runs])
-        self._choose_charts()
+        if comparison is not None:
+            groups = comparison.columns(grouped=False)
+            baseline = None if self._baseline is None else groups[self._baseline]
+            values = compared_values(comparison, groups, baseline)
+            # The name of a run has its state.
+            self._values = [value for value in values if value.label != STATE_LABEL]
+            if self._letters is None:
+                self._letters = {run: letter for letter, run in enumerate(self._order()[:FIRST_SELECTED])}
+        self._choose_chart()
         self.update_content()
         self.draw_charts()
         self.update_keys()
 
     @property
-    def _selected(self) -> int:
-        """Index of the run under the cursor of the list."""
-        key = self.query_one(f"#{RUNS_PANEL}", Lines).selected_key
-        return min(int(key), max(len(self._runs) - 1, 0)) if key is not None else 0
+    def _sort_value(self) -> ComparedValue | None:
+        """What the runs are sorted by: the chosen value, else the most important metric."""
+        values = {value.label: value for value in self._values}
+        return values.get(self._sorted_by) or next((value for value in self._values if value.better), None)
+
+    def _order(self) -> list[int]:
+        """Return the indices of the runs in the order of the table, which is empty before they are described."""
+        value = self._sort_value
+        return list(range(len(self._runs))) if value is None else value.order()
 
     @property
-    def _names(self) -> list[str]:
-        return [printable(run.run.name) for run in self._runs]
+    def _table(self) -> Lines:
+        return self.query_one(f"#{TABLE_PANEL}", Lines)
+
+    @property
+    def _selected(self) -> int:
+        """Index of the run under the cursor."""
+        return int(self._table.selected_key or 0)
 
     @property
     def chart_data(self) -> CompareData:
         return self.data
 
     def draw_chart(self, chart: ChartPanel) -> None:
-        chart_id = str(chart.id)
-        window = replace(self.view.window(self.data, chart_id), with_raw=len(self.data.runs) <= MAX_RAW_CURVES)
-        chart.draw(
-            self.data.curves_for(self.view.charts[chart_id].id, self.view.axis),
-            window,
-            self.chart_note(chart_id),
-            self.view.cursor,
-        )
-        if chart is self.active_chart:
-            self._show_runs()
+        letters, selected = self._letters or {}, self._selected
+        window = replace(self.view.window(self.data, CHART_PANEL), with_raw=len(letters) <= MAX_RAW_CURVES)
+        # The curve of the run under the cursor is on top.
+        drawn = sorted(letters.items(), key=lambda item: (item[0] == selected, item[1]))
+        row = self.view.charts[CHART_PANEL]
+        curves = [self.data.curve(index, letter, row.id, self.view.axis) for index, letter in drawn]
+        chart.draw(curves, window, self.chart_note(CHART_PANEL), self.view.cursor)
 
     def chart_note(self, chart_id: str) -> str:
         words = self.view.settings(chart_id)
@@ -241,11 +213,7 @@ class CompareScreen(ChartScreen):
 
     def _set_view(self, view: ChartView) -> None:
         super()._set_view(view)
-        self._show_runs()
-
-    def action_sideways(self, columns: int) -> None:
-        super().action_sideways(columns)
-        self._show_runs()
+        self._show_table()
 
     def update_content(self) -> None:
         self.show_title(f"compare {pluralize(len(self._runs), 'run')}", right=self._reading_note())
@@ -253,13 +221,13 @@ class CompareScreen(ChartScreen):
         line = self.query_one("#message", TextLine)
         line.display = bool(message.plain)
         line.show(message)
-        self._show_table(bool(message.plain))
-        self._show_runs()
+        self._show_table()
+        if self.query_one(ComparePanels).fit((self.size.height - 2 - line.display, len(self._runs))):
+            self.call_after_refresh(self.draw_charts)
 
     def _reading_note(self) -> str:
-        runs = self._runs
-        read = sum(run.curves is not None for run in runs)
-        return "" if self.compare_poller.caught_up else f"{read} of {len(runs)} read "
+        read = sum(run.curves is not None for run in self._runs)
+        return "" if self.compare_poller.caught_up else f"{read} of {len(self._runs)} read "
 
     def _message(self) -> Text:
         """Return what the user should know of the runs, in one line."""
@@ -270,62 +238,57 @@ class CompareScreen(ChartScreen):
         parts += [
             (f"{run.run.name} was deleted; this is its last known state", BAD) for run in self._runs if run.is_missing
         ]
-        parts += [(str(note), WARNING) for note in (self._comparison.notes if self._comparison else ())]
+        comparison = self.compare_poller.comparison
+        parts += [(str(note), WARNING) for note in (comparison.notes if comparison else ())]
         parts += [(f"{run.run.name}: this run {run.foreign}", WARNING) for run in self._runs if run.foreign]
         for text, style in parts:
             line.append("   " if line.plain else " ").append(printable(text), style)
         return line
 
-    def _show_table(self, with_message: bool) -> None:
-        comparison = self._comparison
-        panel = self.query_one(f"#{TABLE_PANEL}", Lines)
-        lines = len(self._runs)
-        if comparison is not None:
-            # The states are in the list of the runs.
-            names, rows = self._names, compare_rows(comparison, comparison.columns(grouped=False))[1:]
-            table = fit_differences(rows, len(names), self._selected, panel.text_width)
-            lines = max(len(rows), len(names)) + 1
-            panel.set_texts([styled(table.line(row)) for row in rows], [styled(differences_header(table, names))])
-            keys = len(comparison.differences)
-            kind = "parameter" if all(run.formats for run in comparison.runs) else "config key"
-            panel.set_titles(f"{pluralize(keys, kind)} differ{'s' if keys == 1 else ''}, and figures")
-        room = CompareRoom(self.size.width, self.size.height - 2 - with_message, lines, self._num_charts)
-        if self.query_one(ComparePanels).fit(room):
-            self.call_after_refresh(self.draw_charts)
+    def _show_table(self) -> None:
+        """Show a row for each run, the best ones first, as many columns as fit, and where the others are."""
+        values, panel, letters = self._values, self._table, self._letters or {}
+        if self.view.cursor is not None:
+            values = [self._value_at_cursor(self.view.cursor), *values]
+        runs = [
+            ComparedRun(index, printable(run.run.name), self._state_of(run), letters.get(index), self._note_on(index))
+            for index, run in enumerate(self._runs)
+        ]
+        table, self._first_value, hidden = fit_runs(runs, values, self._first_value, panel.text_width)
+        order = [] if self._letters is None else self._order()
+        rows = LazyRows(list(map(str, order)), lambda row: styled(table.line(runs[order[row]])))
+        panel.set_rows(rows, [styled(table.header(MUTED))])
+        sides = [f"← {self._first_value} more" * bool(self._first_value), f"{hidden} more →" * bool(hidden)]
+        order_name = "" if (value := self._sort_value) is None else f", by {value.label}"
+        title = escape_markup(f"{len(letters)} of {pluralize(len(runs), 'run')} selected{order_name}")
+        panel.set_titles(title, "  ".join(filter(None, sides)))
 
-    def _show_runs(self) -> None:
-        """Show the runs with their values at the cursor, or the latest ones."""
-        panel, chart = self.query_one(f"#{RUNS_PANEL}", Lines), self.active_chart
-        row = self.view.charts[str(chart.id)]
-        entries = []
-        for index, (name, run) in enumerate(zip(self._names, self._runs, strict=True)):
-            curve = chart.curves[index] if index < len(chart.curves) else None
-            value = None if curve is None else curve_value(curve, self.view.cursor)
-            entries.append(CompareEntry(index, name, self._note_on(run), metric_of_key(row.id), value))
-        table = fit(ENTRY_COLUMNS, entries, panel.text_width)
-        panel.set_rows([KeyedRow(str(index), styled(table.line(entry))) for index, entry in enumerate(entries)])
-        where = "latest" if self.view.cursor is None else f"{self.view.axis} {self.view.cursor:,.6g}"
-        panel.set_titles(escape_markup(f"{row.title}, {where}"))
+    def _value_at_cursor(self, x: float) -> ComparedValue:
+        """Return the column of the values of the selected runs at the cursor."""
+        letters, chart = self._letters or {}, self.view.charts[CHART_PANEL]
+        values = [
+            curve_value(self.data.curve(index, 0, chart.id, self.view.axis), x) if index in letters else None
+            for index in range(len(self._runs))
+        ]
+        metric = metric_of_key(chart.id)
+        cells = tuple(UNKNOWN if value is None else format_metric(metric, value) for value in values)
+        return ComparedValue(f"at {self.view.axis} {x:,.4g}", cells, tuple(values))
 
-    def _note_on(self, run: ReadRun) -> str:
-        if run.is_missing:
-            return "deleted"
-        if run.curves is None and not self.compare_poller.caught_up:
-            return "reading"
-        return "" if run.described is None or run.described.state == "finished" else run.described.state
+    def _state_of(self, run: ReadRun) -> str:
+        return "" if run.described is None else run.described.shown_state
+
+    def _note_on(self, index: int) -> str:
+        run = self._runs[index]
+        is_unread = run.curves is None and not self.compare_poller.caught_up
+        notes = {"deleted": run.is_missing, "reading": is_unread, "baseline": index == self._baseline}
+        state = "" if (state := self._state_of(run)) == RunState.FINISHED else state
+        return ", ".join(filter(None, [state, *(note for note, holds in notes.items() if holds)]))
 
     def on_lines_moved(self, event: Lines.Moved) -> None:
-        if event.lines.id == RUNS_PANEL:
-            self._show_table(self.query_one("#message").display)
-            self.update_keys()
+        self.draw_charts()
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         self.action_open()
-
-    @property
-    def _foreign(self) -> list[Curves]:
-        """The curves of the foreign runs that have been read."""
-        return [run for run in self.data.known if not run.is_own]
 
     def _chart_rows(self) -> list[Chart]:
         """Return the charts that the runs have a value for: those of every comparison, then those of foreign runs.
@@ -333,40 +296,78 @@ class CompareScreen(ChartScreen):
         Runs of gputrain have all of the first ones before they have values, except for optional ones."""
         runs, charts = self.data.known, charts_of(Place.COMPARE)
         rows = compared_charts(runs, charts)
-        return rows if self._foreign else [row for row in charts if row in rows or not (row.is_optional and runs)]
+        if any(not run.is_own for run in runs):
+            return rows
+        return [row for row in charts if row in rows or not (row.is_optional and runs)]
 
-    def _choose_charts(self) -> None:
-        """Give each panel its chart."""
-        panels, rows, runs = self.query_one(ComparePanels), self._chart_rows(), self.data.known
-        if self._chosen:
-            rows = [row for row in rows if row.id in self._chosen] or rows
-        rows = rows[: len(panels.charts)]
-        self._num_charts = len(rows)
+    def _choose_chart(self) -> None:
+        """Give the panel its chart, the first one unless another one is chosen."""
+        rows, runs = self._chart_rows(), self.data.known
+        row = next((row for row in rows if row.id == self._chart_id), next(iter(rows), Chart("", "", {})))
         # Curves with values of epochs are not averaged.
-        is_long = {row.id: all(run.is_long(row.id) for run in runs if run.has(row.id)) for row in rows}
-        rows = [replace(row, smoothed=row.smoothed and is_long[row.id]) for row in rows]
-        charts = dict.fromkeys(panels.charts, Chart("", "", {})) | dict(zip(panels.charts, rows, strict=False))
-        self.view = replace(self.view, charts=charts)
-        panels.rename_charts(charts)
+        is_long = all(run.is_long(row.id) for run in runs if run.has(row.id))
+        self.view = replace(self.view, charts={CHART_PANEL: replace(row, smoothed=row.smoothed and is_long)})
+        self.active_chart.rename(row.title)
         axes = tuple(axis for axis in X_AXES if all(axis in run.axes for run in runs))
         if axes != self.view.axes:
             axis = default_axis(runs) if self.view.axes == X_AXES else self.view.axis
             self.view = replace(self.view, axes=axes, axis=axis if axis in axes else "step")
 
-    def chart_choices(self) -> Sequence[Chart]:
-        return self._chart_rows()
+    # Keys
 
-    def show_charts(self, chosen: Collection[str]) -> None:
-        self._chosen = chosen
+    def action_sideways(self, columns: int) -> None:
+        """Show other columns of the table, or move the cursor of the chart if that has the focus."""
+        if self._table.has_focus:
+            self._first_value = max(self._first_value + columns, 0)
+        else:
+            super().action_sideways(columns)
+        self._show_table()
+
+    def action_charts(self) -> None:
+        """Choose the metric whose curves are drawn."""
+        self._choose("Curves of", {row.id: row.title for row in self._chart_rows()}, "_chart_id")
+
+    def action_sort(self) -> None:
+        """Choose the value that the runs are sorted by, the best ones first."""
+        self._choose("Sort by", {value.label: value.label for value in self._values}, "_sorted_by")
+
+    def _choose(self, title: str, choices: Mapping[str, str], name: str) -> None:
+        def answer(key: str | None) -> None:
+            if key is not None:
+                setattr(self, name, key)
+                self._rebuild()
+
+        rows = [KeyedRow(key, Text(printable(label))) for key, label in choices.items()]
+        self.app.push_screen(ChoiceDialog(title, rows, selected=getattr(self, name)), answer)
+
+    def action_select(self) -> None:
+        """Draw the curve of the run under the cursor, or no longer."""
+        letters = self._letters
+        if letters is None:
+            return
+        if letters.pop(self._selected, None) is None:
+            free = set(range(len(letters) + 1)).difference(letters.values())
+            letters[self._selected] = min(free)
+        self._table.action_move(1)
+        self._redraw()
+
+    def action_select_all(self) -> None:
+        """Draw the curves of all runs, or of none if all are drawn."""
+        is_all = len(self._letters or ()) == len(self._runs)
+        self._letters = {} if is_all else {run: letter for letter, run in enumerate(self._order())}
+        self._redraw()
+
+    def _redraw(self) -> None:
+        self._show_table()
+        self.draw_charts()
+
+    def action_baseline(self) -> None:
+        """Show the differences from the run under the cursor, or no longer."""
+        self._baseline = None if self._baseline == self._selected else self._selected
         self._rebuild()
 
-    def is_available(self, action: str) -> bool:
-        if action == "charts":
-            return bool(self._foreign)
-        return super().is_available(action)
-
     def action_open(self) -> None:
-        """Open the screen of the selected run."""
+        """Open the screen of the run under the cursor."""
         if not self._runs:
             return
         run = self._runs[self._selected].run

@@ -29,6 +29,8 @@ class ChartPanel(Lines):
     def __init__(self, title: str, id: str) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
         self._title = title
+        self.has_legend = True
+        """Whether the title has the values of the curves; else, a table beside the chart has them."""
         self.drawn_plot = Plot([])
         self._cursor_x: float | None = None
         self._cursor_column: int | None = None
@@ -137,13 +139,14 @@ class ChartPanel(Lines):
 
     def _update_titles(self) -> None:
         """Show the legend: marker, label and value of each curve in its color, with the digits that fit."""
+        curves = self.curves if self.has_legend else []
         for decimals, gap in LEGEND_FORMATS:
-            parts = [self._legend_part(curve, decimals) for curve in self.curves]
+            parts = [self._legend_part(curve, decimals) for curve in curves]
             columns = len(gap.join(filter(None, [self._title, *parts]))) + TITLE_MARGIN
             if columns <= self.size.width:
                 break
         in_title = columns + len(f"  {self._best}") <= self.size.width
-        pairs = zip(self.curves, parts, strict=True)
+        pairs = zip(curves, parts, strict=True)
         legend = [f"[{theme_variable(curve.style)}]{escape_markup(part)}[/]" for curve, part in pairs if part]
         self.set_titles(
             gap.join(filter(None, [escape_markup(self._title), *legend, self._best if in_title else ""])),

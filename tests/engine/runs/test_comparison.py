@@ -159,3 +159,15 @@ def test_comparison_shows_own_metrics_with_the_best_in_their_direction(tmp_path:
 )
 def test_format_metric_shows_the_digits_that_people_compare(key: str, value: float, text: str) -> None:
     assert format_metric(METRICS[key], value) == text
+
+
+def test_metric_of_the_best_epoch_comes_first_if_all_runs_choose_by_it(tmp_path: Path) -> None:
+    def run(name: str, monitor: str) -> RunFolder:
+        started = replace(make_run_started(), monitor=monitor)
+        return make_run(tmp_path, name, started, make_epoch(1, 0.5), END)
+
+    by_loss = compare(run("a", "loss"), run("b", "loss"))
+    assert by_loss.shown_metrics[0].key == "best_val_loss"
+    assert next(metric for metric in by_loss.metrics if metric.key == "best").better is Better.LOW
+    mixed = compare(run("c", "loss"), run("d", "accuracy"))
+    assert mixed.monitor is None and has_problem(mixed.notes, "not-comparable", "", "lowest val loss, best val acc")

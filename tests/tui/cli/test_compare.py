@@ -40,16 +40,22 @@ def lines_of(text: str) -> dict[str, list[str]]:
 
 
 def test_compare_prints_differences_from_the_baseline(three_runs: Path) -> None:
-    lines = lines_of(call("compare", "alpha", "gam", "--baseline", "gamma").stdout)
+    lines = lines_of(call("compare", "alpha", "gam", "--baseline", "gamma", "--transpose").stdout)
     assert lines["best val acc"] == ["0.7000 (-0.2000)", "0.9000*"]
     assert lines["duration"] == ["20s", "20s"]
 
 
-def test_compare_puts_columns_that_do_not_fit_below(three_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_prints_a_row_a_run_and_columns_that_do_not_fit_below(
+    three_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    text = call("compare", "alpha", "beta", "gamma").stdout
-    assert max(map(len, text.split("\n\n")[0].splitlines())) <= 40
-    assert text.count("best val acc") == 3
+    runs, _, groups = call("compare", "alpha", "beta", "gamma").stdout.partition("\n\nMean")
+    assert "alpha ×2" in groups
+    tables = [block.splitlines() for block in runs.split("\n\n")]
+    assert len(tables) > 1 and max(len(line) for table in tables for line in table) <= 40
+    for table in tables:
+        assert [line.split()[0] for line in table[:4]] == ["run", "alpha", "beta", "gamma"]
+    assert lines_of(runs)["gamma"][0] == "0.9000*"
 
 
 def test_compare_notes_other_datasets_on_stderr(three_runs: Path) -> None:
@@ -77,5 +83,5 @@ def test_code_that_changed_before_the_start_is_marked(three_runs: Path) -> None:
             journal.writelines(to_line(event) + "\n" for event in (*events, *changes))
         write_run_record(folder)
     commit = "a" * 10
-    cells = lines_of(call("compare", *codes).stdout)["code"]
+    cells = lines_of(call("compare", *codes, "--transpose").stdout)["code"]
     assert cells == [commit, f"{commit}+f00d", f"{commit}, then changed"]

@@ -13,8 +13,9 @@ from support.runs.compared_runs import make_compared_run
 from support.screen.demo_app import visible_text, wait_until
 from support.screen.screen_driver import drive, real_app
 from tui.app import GputrainApp
-from tui.screens.compare import RUNS_PANEL, TABLE_PANEL, CompareScreen
+from tui.screens.compare import CHART_PANEL, TABLE_PANEL, CompareScreen
 from tui.screens.run import RunScreen
+from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 SIZE = (120, 40)
@@ -46,12 +47,12 @@ def test_compare_follows_a_foreign_run_beside_an_own_one_and_opens_it(tmp_path: 
 
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_compare(pilot, root, (own.path,))
-        assert screen.view.charts["train_loss"].title == "train loss"
+        assert screen.view.charts[CHART_PANEL].title == "train loss"
         with (root / "second" / "metrics.jsonl").open("a") as log:
             log.write('{"step": 11, "val/loss": 0.001}\n')
         await wait_until(pilot, lambda: "0.0010" in visible_text(pilot, f"#{TABLE_PANEL}"))
-        screen.query_one(f"#{RUNS_PANEL}").focus()
-        await pilot.press("down", "enter")
+        screen.query_one(f"#{TABLE_PANEL}", Lines).select_key("1")
+        await pilot.press("enter")
         await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
 
     drive(real_app(tmp_path / "runs"), act, SIZE)

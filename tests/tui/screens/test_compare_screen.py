@@ -17,10 +17,10 @@ from support.replace import replace
 from support.runs.compared_runs import STEPS_PER_EPOCH, compared_events, make_compared_run
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import append_to_journal, make_run_folder
-from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import visible_text, wait_until
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
-from tui.screens.compare import RUNS_PANEL, CompareScreen
+from tui.screens.compare import TABLE_PANEL, CompareScreen
 from tui.screens.run import RunScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -58,11 +58,10 @@ async def until_shown(pilot: Pilot[None], screen: CompareScreen) -> None:
 def test_compare_opens_the_selected_run(root: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await compare(pilot, root, ["slow", "fast"])
-        await pilot.press("shift+tab", "shift+tab", "down")
-        await press(pilot, "enter")
+        await press(pilot, "down", "enter")
         screen = pilot.app.screen
         assert isinstance(screen, RunScreen)
-        assert screen.folder.name == "fast"
+        assert screen.folder.name == "slow"
         await press(pilot, "escape")
         assert isinstance(pilot.app.screen, CompareScreen)
 
@@ -78,7 +77,7 @@ def test_compare_follows_a_live_run(root: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         screen = await compare(pilot, root, ["slow", "live"])
         steps = screen.data.runs[1].last_x("step")  # type: ignore[union-attr]
-        assert "running" in visible_text(pilot, f"#{RUNS_PANEL}")
+        assert "running" in visible_text(pilot, f"#{TABLE_PANEL}")
         append_to_journal(live, "".join(to_line(event) + "\n" for event in events[half:]))
         await wait_until(pilot, lambda: screen.compare_poller.runs[1].curves.last_x("step") > steps)  # type: ignore[union-attr]
         append_to_journal(live, to_line(RunFinished(time=50.0, state="finished")) + "\n")
@@ -97,7 +96,7 @@ def test_compare_keeps_a_run_that_is_deleted(root: Path) -> None:
         await wait_until(pilot, lambda: screen.compare_poller.runs[1].is_missing)
         await until_shown(pilot, screen)
         assert "fast was deleted" in visible_text(pilot, "#message")
-        assert len(screen.active_chart.curves[1].series.x) == 4 * STEPS_PER_EPOCH
+        assert [len(curve.series.x) for curve in screen.active_chart.curves] == [4 * STEPS_PER_EPOCH] * 2
 
     drive(real_app(root), act, SIZE)
 
@@ -115,8 +114,65 @@ def test_compare_of_runs_without_steps_damaged_journals_and_nan_losses(root: Pat
     async def act(pilot: Pilot[None]) -> None:
         await compare(pilot, root, ["empty", "damaged", "nan", "slow"])
         assert "config.yaml cannot be read" in visible_text(pilot, "#message")
-        await pilot.press("L", "m", "x", "x", "x", "plus", "left", "tab", "tab", "tab", "tab", "f", "f")
-        await wait_until_idle(pilot)
-        assert "D slow" in visible_text(pilot, f"#{RUNS_PANEL}")
+        await press(pilot, "L", "m", "x", "x", "x", "plus", "tab", "left", "f", "f", "tab")
+        assert "◆A○ slow" in visible_text(pilot, f"#{TABLE_PANEL}")
+        assert "empty" in visible_text(pilot, f"#{TABLE_PANEL}")
 
     drive(real_app(root), act, SIZE)
+
+
+def test_compare_draws_the_curves_of_selected_runs_and_keeps_their_letters(root: Path) -> None:
+    make_compared_run(root, "middle", lr=0.1)
+
+    def marks(screen: CompareScreen) -> list[str]:
+        return sorted(curve.mark for curve in screen.active_chart.curves)
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await compare(pilot, root, ["slow", "fast", "middle"])
+        assert marks(screen) == ["A", "B", "C"]
+        await press(pilot, "down", "space")
+        assert marks(screen) == ["A", "C"] and "2 of 3 runs selected" in visible_text(pilot, f"#{TABLE_PANEL}")
+        await press(pilot, "up", "space")
+        assert marks(screen) == ["A", "B", "C"]
+        await press(pilot, "M")
+        assert marks(screen) == [] and "No data yet" in visible_text(pilot, "#compare-chart")
+
+    drive(real_app(root), act, SIZE)
+
+
+def test_compare_sorts_best_first_and_shows_differences_from_the_baseline(root: Path) -> None:
+    def names(pilot: Pilot[None]) -> list[str]:
+        lines = visible_text(pilot, f"#{TABLE_PANEL}").splitlines()[2:4]
+        return [line.split()[1] for line in lines]
+
+    async def act(pilot: Pilot[None]) -> None:
+        await compare(pilot, root, ["slow", "fast"])
+        assert names(pilot) == ["fast", "slow"]
+        await press(pilot, "down", "B")
+        assert "slow baseline" in " ".join(visible_text(pilot, f"#{TABLE_PANEL}").split())
+        assert "(+0." in visible_text(pilot, f"#{TABLE_PANEL}")
+        await press(pilot, "B")
+        assert "baseline" not in visible_text(pilot, f"#{TABLE_PANEL}")
+        await press(pilot, "o", "down", "enter")
+        assert "by optim.lr" in visible_text(pilot, f"#{TABLE_PANEL}") and names(pilot) == ["slow", "fast"]
+
+    drive(real_app(root), act, SIZE)
+
+
+def test_compare_of_many_runs_selects_the_best_and_scrolls_columns(tmp_path: Path) -> None:
+    runs = [f"run-{number}" for number in range(12)]
+    for number, name in enumerate(runs):
+        make_compared_run(tmp_path, name, lr=0.02 * (number + 1), seed=number % 2, epochs=1)
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await compare(pilot, tmp_path, runs)
+        assert len(screen.active_chart.curves) == 8
+        first = visible_text(pilot, f"#{TABLE_PANEL}")
+        assert "best val acc" in first and "more →" in first
+        await press(pilot, "right", "right")
+        after = visible_text(pilot, f"#{TABLE_PANEL}")
+        assert "best val acc" not in after.splitlines()[1] and "← 2 more" in after and "run-" in after
+        await press(pilot, "e", "down", "enter")
+        assert screen.active_chart.border_title == "val acc"
+
+    drive(real_app(tmp_path), act, (80, 24))

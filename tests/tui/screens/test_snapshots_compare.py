@@ -38,6 +38,7 @@ def test_compare_two_runs(snap_compare: Compare) -> None:
 
     async def with_cursor(pilot: Pilot[None]) -> None:
         await until_drawn(pilot)
+        await pilot.press("tab")
         for _ in range(40):
             await pilot.press("left")
         await wait_until_idle(pilot)
