@@ -194,7 +194,7 @@ RUNS_KEYS = screen_keys(
 # Refused for runs of other programs, with the reason.
 CHANGE_KEYS = screen_keys("stop resume again archive delete")
 PROCESS_KEYS = screen_keys("open next_panel(1)")
-SWEEP_KEYS = screen_keys("open stop")
+SWEEP_KEYS = screen_keys("open select compare again stop whole_range", "next_panel(1)")
 QUEUE_KEYS = screen_keys("open hold shift(-1) shift(1) stop resume app.new_run")
 _VIEW = "x_axis smooth log_scale whole_range zoom(0.5) zoom(2.0) zoom_all"
 _MOVES = "sideways(-1) sideways(1) pan(-0.25) pan(0.25)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -39,10 +40,15 @@ def write_best(folder: SweepFolder, settings: SweepSettings, best: FrozenTrial) 
     replace_file(folder.best, lambda file: file.write(text.encode()))
 
 
+def longer_arguments(folder: SweepFolder, params: Mapping[str, Value]) -> list[str]:
+    """Return the arguments of `gputrain` that train the best config longer."""
+    config = {**default_values(), **(read_changed_config(folder.config) or {}), **params}
+    epochs = int(config["run.epochs"]) * LONGER_FACTOR
+    return ["run", str(folder.best), "--epochs", str(epochs), "--name", f"{folder.name}-best"]
+
+
 def best_command(folder: SweepFolder, settings: SweepSettings, params: Mapping[str, Value]) -> str:
     """Return what trains the best config longer, as a clause, or the command of the best trial without secrets."""
     if not settings.command:
-        config = {**default_values(), **(read_changed_config(folder.config) or {}), **params}
-        epochs = int(config["run.epochs"]) * LONGER_FACTOR
-        return f"train it longer with `gputrain run {folder.best} --epochs {epochs} --name {folder.name}-best`"
+        return f"train it longer with `gputrain {shlex.join(longer_arguments(folder, params))}`"
     return f"its command: {trial_line(settings, params)}"

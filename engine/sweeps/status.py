@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,8 @@ class SweepStatus:
 
     `trials` are in the order of their numbers. `best` is the completed trial with the best value. `counts` is the
     number of trials by state. `running` means that a controller on this host runs it. `started_at` is the start of
-    trial 0 in Unix seconds.
+    trial 0 in Unix seconds. `importances` are shares of 1 (`SweepStudy.importances`). `curves` has the epochs or steps
+    of each trial with their values, NaN for one that is not finite.
     """
 
     name: str
@@ -71,6 +72,8 @@ class SweepStatus:
     best: TrialRow | None
     trials: tuple[TrialRow, ...]
     started_at: float | None = None
+    importances: Mapping[str, float] = field(default_factory=dict)
+    curves: Sequence[Mapping[int, float]] = ()
 
     @property
     def state(self) -> str:
@@ -89,8 +92,10 @@ class SweepStatus:
         return sorted(self.trials, key=lambda row: (order.index(row.state), row.rank(metric)), reverse=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON of `gputrain sweep show --json`."""
-        return asdict(self)
+        """Return the JSON of `gputrain sweep show --json`: all but the curves."""
+        values = asdict(replace(self, curves=()))
+        del values["curves"]
+        return values
 
     def summary(self) -> dict[str, Any]:
         """Return the JSON of the sweep in `gputrain sweep list --json`."""
@@ -113,6 +118,8 @@ class SweepReader:
     def __init__(self, folder: SweepFolder) -> None:
         self.folder = folder
         self._study: SweepStudy | None = None
+        self._importances: tuple[int, dict[str, float]] = (0, {})
+        """Those of a number of completed trials."""
 
     def poll(self) -> SweepStatus:
         """Return the current status. Raises UsageError if the files of the sweep are not valid."""
@@ -126,6 +133,8 @@ class SweepReader:
         rows = tuple(self._row(trial, has_controller=running) for trial in trials)
         complete = [row for row in rows if row.state == "complete" and row.value is not None]
         started = trials[0].datetime_start if trials else None
+        if self._study is not None and self._importances[0] != len(complete):
+            self._importances = len(complete), self._study.importances()
         return SweepStatus(
             name=self.folder.name,
             folder=str(self.folder.path),
@@ -135,6 +144,8 @@ class SweepReader:
             best=max(complete, key=lambda row: row.rank(settings.objective), default=None),
             counts=dict(Counter(row.state for row in rows)),
             started_at=None if started is None else started.timestamp(),
+            importances=self._importances[1],
+            curves=[trial.intermediate_values for trial in trials],
         )
 
     def _row(self, trial: FrozenTrial, *, has_controller: bool) -> TrialRow:

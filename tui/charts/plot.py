@@ -88,6 +88,8 @@ class PlotWindow:
     """Whether a pale curve of all points is behind a smoothed one."""
     whole: bool = False
     """Whether the y axis has room for all points, also for outliers."""
+    x_ticks: Sequence[tuple[float, str]] = ()
+    """Positions on the x axis and their labels, in place of round numbers."""
 
 
 Piece = tuple[str, str]
@@ -358,12 +360,13 @@ def _x_axis(window: PlotWindow, left: int, width: int, axis_lines: int) -> list[
     columns = width - left
     max_ticks = max(columns // X_TICK_COLUMNS, 2)
     values = ticks(window.low, window.high, max_ticks, whole=window.x_name in WHOLE_AXES)
+    labeled = window.x_ticks or list(zip(values, tick_labels(values), strict=True))
     rule, labels = ["─"] * columns, [" "] * (width + 1)
     name = f" {window.x_name}" if window.x_name else ""
     end = width - len(name)
     labels[end:] = name
     free_from = 0
-    for value, label in zip(values, tick_labels(values), strict=True):
+    for value, label in labeled:
         column = round((value - window.low) / max(window.high - window.low, 1e-300) * (columns - 1))
         rule[column] = "┬"
         start = min(max(left + column - (len(label) - 1) // 2, free_from), width - len(label))

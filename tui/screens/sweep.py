@@ -1,34 +1,45 @@
-"""The screen of a sweep: its trials, live, the best value first.
+"""The screen of a sweep: the curves of its trials, live, and what its values depend on.
 
-`tui.pollers.files` reads the sweep; each trial opens as a run.
+`tui.pollers.files` reads the sweep, `tui.charts.sweep` makes the curves; each trial opens as a run.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.containers import Container
 
 from engine.runs.control import send_request
 from engine.runs.folder import sweep_of_trial
 from engine.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
+from tui.charts.sweep import axis_position, param_curves, trial_curves
 from tui.keymap import SWEEP_KEYS, Key
 from tui.palette import BAD, MUTED
 from tui.pollers.files import watch_sweep
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import confirm
+from tui.screens.run_changes import RunChanges
 from tui.tables import styled
-from tui.tables.sweeps import status_line, trial_table
-from tui.widgets.lines import LazyRows, Lines
+from tui.tables.sweeps import param_table, status_lines, trial_table
+from tui.widgets.chart import ChartPanel
+from tui.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
 from tui.widgets.text_line import TextLine
 
 if TYPE_CHECKING:
     from engine.sweeps.status import SweepStatus
+
+# Of the lists below the charts, with their frame and their header.
+HEADER_ROWS, MIN_ROWS = 3, 5
+TRIAL_ACTIONS = ("open", "select", "compare")
 
 
 def make_sweep_screen(app: AppServices, run_name: str) -> SweepScreen:
@@ -47,7 +58,7 @@ def make_sweep_screen(app: AppServices, run_name: str) -> SweepScreen:
 
 
 class SweepScreen(GputrainScreen):
-    """The trials of one sweep."""
+    """The trials of one sweep: their curves, their values over a searched key, and what that key decides."""
 
     CSS_PATH = "sweep.tcss"
     SCREEN_KEYS: ClassVar[Sequence[Key]] = SWEEP_KEYS
@@ -55,67 +66,161 @@ class SweepScreen(GputrainScreen):
     def __init__(self, app: AppServices, folder: SweepFolder, trial: int | None = None) -> None:
         """`trial` is the number of the trial to select."""
         super().__init__(app)
-        self._selected = trial
+        self._wanted = trial
+        self._whole = False
+        """Whether the charts have room for outliers."""
         self.folder = folder
         self.sweep_poller = self.follow(watch_sweep(folder, app.intervals.poll_s))
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="sweep-status")
-        yield Lines(selectable=True, id="trials", empty_text=Text("No trial has begun", MUTED))
+        with Container(id="sweep-panels"):
+            for chart in (ChartPanel("", "trial-curves"), ChartPanel("", "param-chart")):
+                chart.can_focus = chart.has_legend = False
+                yield chart
+            yield Lines(selectable=True, id="trials", empty_text=Text("No trial has begun", MUTED))
+            yield Lines(selectable=True, id="params")
 
     def on_mount(self) -> None:
-        self.query_one("#trials").focus()
+        self._trials.focus()
+
+    @property
+    def _trials(self) -> Lines:
+        return self.query_one("#trials", Lines)
+
+    @property
+    def _params(self) -> Lines:
+        return self.query_one("#params", Lines)
 
     def update_content(self) -> None:
         status, problem = self.sweep_poller.value, self.sweep_poller.problem or self.sweep_poller.unexpected_error
         self.show_title(f"sweep {printable(self.folder.name)}")
         if problem is not None:
-            self.show_line("#sweep-status", Text(f" {printable(str(problem))}", BAD, no_wrap=True, end=""))
+            self._show_status([Text(printable(str(problem)), BAD)])
         elif status is None:
             is_gone = self.sweep_poller.has_polled
-            missing = f" {self.folder.settings} does not exist anymore" if is_gone else " Loading …"
-            self.show_line("#sweep-status", Text(printable(missing), MUTED, no_wrap=True, end=""))
+            missing = f"{self.folder.settings} does not exist anymore" if is_gone else "Loading …"
+            self._show_status([Text(printable(missing), MUTED)])
         else:
-            self.show_line("#sweep-status", status_line(status))
-            self._draw_status(status)
+            self._show_status(status_lines(status, self.size.width - 2))
+            self._draw_trials(status)
+            self._draw_selected(status)
 
-    def _draw_status(self, status: SweepStatus) -> None:
-        trials = self.query_one("#trials", Lines)
-        rows = status.by_value()
-        table = trial_table(status, trials.text_width)
-        header = styled(table.header(MUTED))
+    def _show_status(self, lines: Sequence[Text]) -> None:
+        line = self.query_one("#sweep-status", TextLine)
+        line.styles.height = len(lines)
+        line.show(Text("\n", end="").join(lines))
+
+    def _draw_trials(self, status: SweepStatus) -> None:
+        trials, rows, marked = self._trials, status.by_value(), self.gputrain_app.marked_runs
+        # As high as they are long, up to half of the room.
+        panels, lines = self.query_one("#sweep-panels"), max(len(rows), len(status.settings.space))
+        panels.styles.grid_rows = f"1fr {min(lines + HEADER_ROWS, max(panels.size.height // 2, MIN_ROWS))}"
+        table = trial_table(status, trials.text_width, lambda row: self._path(row.number) in marked)
         keys = [str(row.number) for row in rows]
-        trials.set_rows(LazyRows(keys, lambda index: styled(table.line(rows[index]))), [header])
-        trials.set_titles("Trials, best value first")
-        if self._selected is not None and self._selected < len(rows):
-            trials.select_key(str(self._selected))
-            self._selected = None
+        trials.set_rows(LazyRows(keys, lambda index: styled(table.line(rows[index]))), [styled(table.header(MUTED))])
+        selected = sum(self._path(row.number) in marked for row in rows)
+        trials.set_titles("Trials, best first" + (f", [$accent]{selected} selected[/]" if selected else ""))
+        if self._wanted is not None and self._wanted < len(rows):
+            trials.select_key(str(self._wanted))
+            self._wanted = None
+
+    def _draw_selected(self, status: SweepStatus) -> None:
+        """Show the trial under the cursor in the charts and beside the best one."""
+        number, params = self._trials.selected_key, self._params
+        selected = None if number is None else status.trials[int(number)]
+        keys = sorted(status.settings.space, key=lambda key: -status.importances.get(key, 0.0))
+        table = param_table(status, selected, params.text_width)
+        params.set_rows([KeyedRow(key, styled(table.line(key))) for key in keys], [styled(table.header(MUTED))])
+        params.set_titles("Parameters by importance" if status.importances else "Parameters")
+        key, label = params.selected_key, status.settings.objective.label
+        if selected is None or key is None:
+            return
+        curves, window = trial_curves(status, selected)
+        chart = self.query_one("#trial-curves", ChartPanel)
+        chart.rename(escape_markup(f"{label}: trial {selected.number}, others dashed"))
+        chart.draw(
+            curves,
+            replace(window, whole=self._whole),
+            f"best {len(curves)} trials" if len(curves) < len(status.trials) else "",
+        )
+        points, axis = param_curves(status, key)
+        cursor = axis_position(status.settings.spaces()[key], selected.params[key]) if key in selected.params else None
+        chart = self.query_one("#param-chart", ChartPanel)
+        chart.rename(escape_markup(f"{label} by {key}"))
+        chart.draw(points, replace(axis, whole=self._whole), f"│ trial {selected.number}  ★ best", cursor)
+
+    def on_lines_moved(self, event: Lines.Moved) -> None:
+        if (status := self.sweep_poller.value) is not None:
+            self._draw_selected(status)
 
     def is_available(self, action: str) -> bool:
         status = self.sweep_poller.value
         if action == "stop":
             return status is not None and status.running
-        return bool(status and status.trials) or action != "open"
+        if action == "again":
+            return status is not None and status.best is not None
+        return bool(status and status.trials) or action not in TRIAL_ACTIONS
+
+    def title_of(self, key: Key) -> str:
+        return "again for longer" if key.action == "again" else super().title_of(key)
 
     # Commands
 
-    def _selected_run(self) -> str | None:
-        key = self.query_one("#trials", Lines).selected_key
-        if key is None:
-            return None
-        run = self.folder.trial(int(key))
-        if not run.path.is_dir():
-            self.gputrain_app.show_toast(Problem("", f"{run.name} has no folder yet", code="not-found"))
-            return None
-        return str(run.path)
+    def _path(self, number: int) -> str:
+        return str(self.folder.trial(number).path)
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         self.action_open()
 
     def action_open(self) -> None:
         """Open the run of the trial under the cursor."""
-        if (run := self._selected_run()) is not None:
-            self.gputrain_app.open_run(run)
+        key = self._trials.selected_key
+        if key is None:
+            return
+        run = self.folder.trial(int(key))
+        if run.path.is_dir():
+            self.gputrain_app.open_run(str(run.path))
+        else:
+            self.gputrain_app.show_toast(Problem("", f"{run.name} has no folder yet", code="not-found"))
+
+    def action_select(self) -> None:
+        """Select the trial under the cursor, or undo that."""
+        marked, key = self.gputrain_app.marked_runs, self._trials.selected_key
+        if key is not None:
+            path = self._path(int(key))
+            marked.pop(path) if path in marked else marked.setdefault(path)
+            self.update_content()
+            self._trials.action_move(1)
+
+    def action_whole_range(self) -> None:
+        self._whole = not self._whole
+        self.update_content()
+
+    def action_compare(self) -> None:
+        """Compare the runs of the selected trials."""
+        status, marked = self.sweep_poller.value, self.gputrain_app.marked_runs
+        paths = [self._path(row.number) for row in status.by_value()] if status is not None else []
+        chosen = [Path(path) for path in paths if path in marked]
+        if len(chosen) < 2:
+            self.gputrain_app.show_toast("Select two trials or more with space to compare them")
+        else:
+            self.gputrain_app.open_compare(chosen)
+
+    def action_again(self) -> None:
+        """Start the best trial again: its config for longer, or the command of its script."""
+        status = self.sweep_poller.value
+        if status is None or status.best is None:
+            return
+        from engine.sweeps.best import longer_arguments
+
+        if status.settings.command:
+            RunChanges(self.gputrain_app, self).again(self.folder.trial(status.best.number))
+            return
+        arguments = longer_arguments(self.folder, status.best.params)
+        start = partial(self.gputrain_app.launch, [*arguments, "--headless"])
+        question = f"Train the config of trial {status.best.number} for longer?"
+        confirm(self.app, question, "Do not start", "Start", start, f"gputrain {shlex.join(arguments)}")
 
     def action_stop(self) -> None:
         """Ask the controller to stop the sweep."""

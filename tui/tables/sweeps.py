@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from engine.runs.folder import RunState
 from engine.runs.metrics import format_metric
-from engine.show.table import Align, Column, FittedTable, Shorten, fit, plain_lines
+from engine.show.table import Align, Column, FittedTable, Line, Shorten, fit, plain_lines
+from engine.sweeps.folder import SweepFolder
 from engine.utils.text import pluralize, printable
-from engine.utils.units import UNKNOWN, format_age, format_duration, format_number
-from tui.palette import BAD, GOOD, MUTED, STRONG
-from tui.phrases import state_symbol
+from engine.utils.units import UNKNOWN, format_age, format_duration, format_number, format_share
+from tui.charts.meter import SQUARE
+from tui.palette import ACCENT, BAD, GOOD, MUTED, STRONG
+from tui.phrases import MARK, state_symbol
+from tui.tables import wrap_text
 
 if TYPE_CHECKING:
     from engine.runs.metrics import Metric
@@ -29,7 +34,7 @@ SYMBOLS = {
 }
 STATES_WITH_REASON = ("failed", "complete")
 MIN_PARAM_COLUMNS, MAX_PARAM_COLUMNS, MIN_NOTE_COLUMNS = 7, 22, 5
-SIGN: Column[TrialRow] = Column("sign", "", lambda row: (SYMBOLS[row.state],), priority=2)
+MIN_BAR_COLUMNS, MAX_BAR_COLUMNS = 6, 24
 NUMBER: Column[TrialRow] = Column("trial", "trial", lambda row: str(row.number), Align.RIGHT, priority=2)
 RUN: Column[TrialRow] = Column("run", "run", lambda row: row.run)
 STATE: Column[TrialRow] = Column(
@@ -97,11 +102,56 @@ def param_columns(keys: Sequence[str]) -> list[Column[TrialRow]]:
     return [column(key) for key in keys]
 
 
-def trial_table(status: SweepStatus, width: int) -> FittedTable[TrialRow]:
-    """Return the table of the screen."""
+def trial_table(
+    status: SweepStatus, width: int, is_marked: Callable[[TrialRow], bool] = lambda row: False
+) -> FittedTable[TrialRow]:
+    """Return the table of the screen: trials as bars up to the best value, and their parameters."""
+    metric = status.settings.objective
+    merits = sorted(metric.merit(row.value) for row in status.trials if row.value is not None)
+    # A few bad trials would make the bars of all others equal.
+    low, high = (merits[len(merits) // 4], merits[-1]) if merits else (0.0, 0.0)
+    columns = min(max(width // 8, MIN_BAR_COLUMNS), MAX_BAR_COLUMNS)
+
+    def bar(row: TrialRow) -> Line:
+        if row.value is None:
+            return ()
+        share = max(metric.merit(row.value) - low, 0.0) / (high - low) if high > low else 1.0
+        filled = 1 + round(share * (columns - 1))
+        return ((SQUARE * filled, GOOD if row.state == "complete" else MUTED),)
+
+    sign: Column[TrialRow] = Column(
+        "sign", "", lambda row: ((MARK if is_marked(row) else " ", ACCENT), SYMBOLS[row.state]), priority=2
+    )
+    bars = Column("bar", "", bar, width=columns, max_width=columns, priority=2)
+    state, step = replace(STATE, priority=0), replace(step_column(status), priority=0)
     params = param_columns(list(status.settings.space))
-    columns = [SIGN, NUMBER, STATE, value_column(status), step_column(status), *params, NOTE]
-    return fit(columns, status.trials, width)
+    return fit([sign, NUMBER, value_column(status), bars, state, step, *params, NOTE], status.trials, width)
+
+
+def param_table(status: SweepStatus, selected: TrialRow | None, width: int) -> FittedTable[str]:
+    """Return the table of the searched keys: what they decide, and their values in the selected and the best trial."""
+    importances, best = status.importances, status.best
+
+    def value(row: TrialRow | None) -> Callable[[str], str]:
+        return lambda key: UNKNOWN if row is None else param_text(row, key)
+
+    def bar(key: str) -> Line:
+        return (((SQUARE * max(round(importances[key] * MIN_BAR_COLUMNS), 1)), ACCENT),) if key in importances else ()
+
+    title = "trial" if selected is None else f"trial {selected.number}"
+    columns: list[Column[str]] = [
+        Column(
+            "key", "", lambda key: key, max_width=max(width // 2, MIN_PARAM_COLUMNS), priority=2, shorten=Shorten.MIDDLE
+        ),
+        Column(
+            "share", "", lambda key: format_share(importances[key]) if key in importances else "", Align.RIGHT,
+            priority=1, optional=True,
+        ),
+        Column("bar", "", bar, width=MIN_BAR_COLUMNS, optional=True),
+        Column("trial", title, value(selected), max_width=MAX_PARAM_COLUMNS, priority=2),
+        Column("best", "best", value(best), max_width=MAX_PARAM_COLUMNS, priority=1, style=GOOD),
+    ]  # fmt: skip
+    return fit(columns, list(status.settings.space), width)
 
 
 def sweep_lines(status: SweepStatus) -> Iterator[str]:
@@ -129,10 +179,7 @@ def sweep_lines(status: SweepStatus) -> Iterator[str]:
         yield from plain_lines(columns, status.by_value())
         yield ""
     if status.best is not None:
-        from pathlib import Path
-
         from engine.sweeps.best import best_command
-        from engine.sweeps.folder import SweepFolder
 
         best, name = status.best, settings.metric_name
         values = " ".join(f"{key}={format_param(value)}" for key, value in best.params.items())
@@ -161,16 +208,25 @@ def param_text(row: TrialRow, key: str) -> str:
     return format_param(row.params[key]) if key in row.params else UNKNOWN
 
 
-def status_line(status: SweepStatus) -> Text:
-    """Return the line below the title: whether the sweep runs, its trials by state, and the best value."""
-    line = Text(no_wrap=True, overflow="ellipsis", end="")
+def status_lines(status: SweepStatus, width: int) -> list[Text]:
+    """Return the lines above the panels: whether the sweep runs, its trials by state, the best one, and the command
+    that repeats it. What does not fit a line goes on in the next one."""
+    from engine.sweeps.best import best_command
+
     sign, style = SYMBOLS["running"] if status.running else SYMBOLS["stopped"]
-    line.append(f" {sign} ", style).append(status.state, STRONG)
-    if status.state == "not running":
-        line.append(f" (gputrain sweep resume {printable(status.name)})", MUTED)
-    line.append(f"   {status.done} of {pluralize(status.settings.trials, 'trial')} done")
-    line.append(f"   {', '.join(state_counts(status))}", MUTED)
-    if status.best is not None:
-        value = format_value(status.settings.objective, status.best.value)
-        line.append("   best ").append(value, GOOD).append(f" in trial {status.best.number}")
-    return line
+    resume = f" (gputrain sweep resume {printable(status.name)})" if status.state == "not running" else ""
+    done = f"   {status.done} of {pluralize(status.settings.trials, 'trial')} done   "
+    counts = ", ".join(state_counts(status))
+    lines = [Text.assemble((f"{sign} ", style), (status.state, STRONG), (resume, MUTED), done, (counts, MUTED))]
+    if (best := status.best) is not None:
+        objective = status.settings.objective
+        values = "  ".join(f"{key}={format_param(value)}" for key, value in best.params.items())
+        lines.append(
+            Text.assemble(
+                (f"★ {objective.label} {format_value(objective, best.value)}", GOOD),
+                f" in trial {best.number}  ", (printable(values), MUTED),
+            )
+        )  # fmt: skip
+        command = best_command(SweepFolder(Path(status.folder)), status.settings, best.params)
+        lines.append(Text(printable(f"a  {command}"), MUTED))
+    return [line for text in lines for line in wrap_text(text, width)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 from pathlib import Path
@@ -184,3 +185,25 @@ def test_pruner_stops_poor_trial_after_a_third_and_five_finished_trials(
         assert not study.should_prune(number, 0)
         decisions.append(study.should_prune(number, 9))
     assert decisions == [False] * (epoch - 1) + [is_pruned]
+
+
+def test_importances_name_the_key_that_decides_and_need_some_trials(tmp_path: Path) -> None:
+    settings = SweepSettings(config="digits", space={"optim.lr": "log:1e-3..1", "run.seed": "int:0..9"})
+    study = open_study(make_sweep(tmp_path, settings), settings, create=True)
+    assert study.importances() == {}
+    for number in range(20):
+        lr = 10 ** (-3 * (number % 7) / 6)
+        study.add({"optim.lr": lr, "run.seed": number * 3 % 10}, {})
+        study.end(number, "COMPLETE", 1 - abs(math.log10(lr) + 1))
+    importances = study.importances()
+    assert sum(importances.values()) == pytest.approx(1)
+    assert importances["optim.lr"] > 0.6 > importances["run.seed"]
+
+
+def test_importances_of_equal_results_are_no_error(tmp_path: Path) -> None:
+    settings = SweepSettings(config="digits", space={"optim.lr": "log:1e-3..1", "optim.name": "sgd,adamw"})
+    study = open_study(make_sweep(tmp_path, settings), settings, create=True)
+    for number in range(8):
+        study.add({"optim.name": "sgd"} if number == 0 else {"optim.lr": 0.1, "optim.name": "sgd"}, {})
+        study.end(number, "COMPLETE", 0.5)
+    assert all(0 <= share <= 1 for share in study.importances().values())

@@ -98,16 +98,16 @@ async def open_compare(pilot: Pilot[None]) -> None:
             make_runs_to_compare,
             open_compare,
             {
-                SMALLEST: "train_loss / compared-runs differences",
-                LARGE: "train_loss best_val_accuracy / best_val_loss lr / compared-runs differences",
+                SMALLEST: "compare-chart / compared-runs",
+                LARGE: "compare-chart / compared-runs",
             },
         ),
         (
             make_finished_trials,
             open_sweep,
             {
-                LOWEST: "sweep-status / trials",
-                LARGE: "sweep-status / trials",
+                LOWEST: "sweep-status / trial-curves param-chart / trials params",
+                LARGE: "sweep-status / trial-curves param-chart / trials params",
             },
         ),
         (make_profiled_run, open_profile, {SMALLEST: "profile-status / profile"}),

@@ -9,8 +9,10 @@ import pytest
 from textual.pilot import Pilot
 
 from support.runs.sweeps import make_finished_trials
-from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import toasts, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, open_sweep, press, real_app
+from tui.app import GputrainApp
+from tui.screens.compare import CompareScreen
 from tui.screens.run import RunScreen
 from tui.screens.sweep import SweepScreen
 from tui.widgets.lines import Lines
@@ -59,3 +61,61 @@ def test_sweep_screen_selects_the_trial_and_stops_the_sweep(tmp_path: Path) -> N
         assert [request["request"] for request in requests] == ["stop"]
 
     drive(real_app(tmp_path / "runs"), act)
+
+
+@pytest.mark.usefixtures("isolated_folder")
+def test_sweep_screen_draws_the_selected_trial_over_the_searched_keys(tmp_path: Path) -> None:
+    make_finished_trials(tmp_path / "runs")
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await open_sweep(pilot)
+        assert "trial 2, others dashed" in visible_text(pilot, "#trial-curves")
+        assert "best val acc by optim." in visible_text(pilot, "#param-chart")
+        screen.query_one("#trials", Lines).select_key("4")
+        await press(pilot, "tab")
+        assert "trial 4, others dashed" in visible_text(pilot, "#trial-curves")
+        shown = visible_text(pilot, "#params")
+        assert "trial 4" in shown and "0.007" in shown and "0.07" in shown and "%" in shown
+        screen.query_one("#params", Lines).select_key("optim.name")
+        await press(pilot)
+        await wait_until(pilot, lambda: "adamw" in visible_text(pilot, "#param-chart"))
+
+    drive(real_app(tmp_path / "runs"), act, size=(120, 34))
+
+
+@pytest.mark.usefixtures("isolated_folder")
+def test_sweep_screen_selects_and_compares_trials(tmp_path: Path) -> None:
+    make_finished_trials(tmp_path / "runs")
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_sweep(pilot)
+        await press(pilot, "c")
+        assert "Select two trials" in toasts(pilot)[-1]
+        await press(pilot, "space", "space")
+        assert visible_text(pilot, "#trials").count("◆") == 2 and "2 selected" in visible_text(pilot, "#trials")
+        await press(pilot, "c")
+        screen = pilot.app.screen
+        assert isinstance(screen, CompareScreen)
+        await wait_until(pilot, lambda: [run.run.name for run in screen.compare_poller.runs] == ["s-002", "s-007"])
+
+    drive(real_app(tmp_path / "runs"), act)
+
+
+@pytest.mark.usefixtures("isolated_folder")
+def test_sweep_screen_starts_the_best_config_for_longer_after_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = make_finished_trials(tmp_path / "runs")
+    started: list[list[str]] = []
+    monkeypatch.setattr(GputrainApp, "launch", lambda self, arguments: started.append(list(arguments)))
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_sweep(pilot)
+        await press(pilot, "a")
+        assert "--epochs 50 --name s-best" in " ".join(visible_text(pilot).split())
+        await press(pilot, "enter")
+        assert started == []
+        await press(pilot, "a", "down", "enter")
+        assert started == [["run", str(folder.best), "--epochs", "50", "--name", "s-best", "--headless"]]
+
+    drive(real_app(tmp_path / "runs"), act, size=(160, 48))
