@@ -284,15 +284,25 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         self.pending_runs.append(launched)
         self.push_screen(StartingScreen(self, launched))
 
-    def launch(self, arguments: Sequence[str], runs_dir: Path | None = None, title: str = "new run") -> bool:
-        """Start `gputrain` with these arguments and show its start. Return whether it was started; the demo refuses."""
+    def launch(
+        self,
+        arguments: Sequence[str],
+        runs_dir: Path | None = None,
+        title: str = "new run",
+        begun: Callable[[], object] = lambda: None,
+    ) -> bool:
+        """Start `gputrain` with these arguments and show its start. Return whether it was started; the demo refuses.
+
+        `begun` is called when the run has begun."""
         from tui.launcher import launch_run
 
         if self.demo_notice:
             self.show_toast(Problem("", "Demo mode: runs cannot be started", code="not-supported"))
             return False
         try:
-            self.show_launch(launch_run(arguments, runs_dir or self.runs_dir, title))
+            launched = launch_run(arguments, runs_dir or self.runs_dir, title)
+            launched.begun = begun
+            self.show_launch(launched)
         except UsageError as error:
             self.show_toast(error)
             return False
@@ -337,6 +347,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
             return
         if folder is not None:
             self.pending_runs.remove(launched)
+            launched.begun()
             self.opened_runs.append(folder)
             self.show_toast(f"{folder.name} has started")
         elif code is not None:

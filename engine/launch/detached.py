@@ -43,6 +43,10 @@ class LaunchedRun:
     """What was started, for the title of the screen."""
     start_ticks: int | None = None
     """When the process started, in clock ticks since the boot; None if that is unknown."""
+    begun: Callable[[], object] = lambda: None
+    """What the screen does when the run has begun."""
+    claimed: RunFolder | None = None
+    """The folder of the run, before it has begun there."""
     _other_owners: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Modification time and inode of each `owner.json` that names another process."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -62,7 +66,9 @@ class LaunchedRun:
         except UsageError:
             return None
         with self._lock:
-            return next((run for run in runs if (claim := self._claim(run)) and _has_begun(run, claim)), None)
+            claims = ((run, claim) for run in runs if (claim := self._claim(run)))
+            self.claimed, claim = next(claims, (None, None))
+        return self.claimed if claim is not None and self.claimed and _has_begun(self.claimed, claim) else None
 
     def wait_until_accepted(self) -> RunFolder | None:
         """Return the folder of a run that was started with `--detach`, once it stays whatever becomes of the run.

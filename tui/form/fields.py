@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -113,6 +113,12 @@ def form_sections() -> list[FormSection]:
 def form_fields() -> list[ConfigField]:
     """Return all fields in form order."""
     return [info for section in form_sections() for info in section.fields]
+
+
+@lru_cache
+def required_keys() -> frozenset[str]:
+    """Return the keys that must have a value: null is none of theirs."""
+    return frozenset(key for key, info in fields() if NoneType not in get_args(info.annotation))
 
 
 def field_kind(annotation: Any) -> tuple[tuple[str, ...], bool]:

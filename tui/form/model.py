@@ -29,7 +29,7 @@ from engine.utils.codec import ENTRIES, FileRecord, find_user_record, write_user
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import state_folder
 from tui.flags import run_arguments
-from tui.form.fields import form_fields
+from tui.form.fields import form_fields, required_keys
 
 FORM_FILE = "form.json"
 # Keys that the next form does not repeat: the name must be unique, and no file may set the others.
@@ -37,7 +37,7 @@ TYPED_ONCE_KEYS = {"run.name", *UNSTORED_KEYS}
 
 
 class StoredForm(FileRecord, frozen=True, kw_only=True, omit_defaults=True):
-    """The last submitted form: its base, None if there is none, and the text of the keys that the user typed."""
+    """The form of the last run that began: its base, None if there is none, and the keys that were typed, as text."""
 
     base: str | None = None
     typed: Annotated[dict[str, str], ENTRIES] = codec.field(default_factory=dict)
@@ -123,13 +123,13 @@ class Form:
         return Form(self.base, dict(self.overrides))
 
     def set_value(self, key: str, text: str) -> None:
-        """Override a key, or drop its override if the text equals the value of the base."""
+        """Override a key. A text that equals the value of the base, or is empty and must not be, drops the override."""
         self.overrides.pop(key, None)
         if key == "optim.name":
             # Those typed for the previous optimizer do not apply to the new one either.
             for parameter in OPTIMIZER_SPECIFIC_KEYS:
                 self.overrides.pop(f"optim.{parameter}", None)
-        if self.values().get(key) != text:
+        if self.values().get(key) != text and (text.strip() or key not in required_keys()):
             self.overrides[key] = text
 
     def arguments(self) -> list[str]:
@@ -165,18 +165,18 @@ def next_run_name(form: Form, config: Config, runs_dir: Path) -> str:
 
 
 def load_last_form() -> Form:
-    """Return the last submitted form; a new one if there is none or its base cannot be read."""
+    """Return the form of the last run that began, without values that are refused by now; a new one if there is none or
+    its base cannot be read."""
     stored = find_user_record(state_folder(), FORM_FILE, StoredForm)
     if stored is None:
         return Form.new()
     known_keys = {info.key for info in form_fields()} - TYPED_ONCE_KEYS
     form = Form(stored.base, {key: text for key, text in stored.typed.items() if key in known_keys})
-    try:
-        _ = form.base_config
-    except UsageError:
-        # The preset was deleted.
-        return Form.new()
-    return form
+    config, problems = validate_form(form)
+    for problem in problems:
+        form.overrides.pop(problem.location, None)
+    # Without a config, the preset was deleted.
+    return Form.new() if config is None else form
 
 
 def save_last_form(form: Form) -> None:

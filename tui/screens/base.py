@@ -208,7 +208,13 @@ class AppServices(Protocol):
 
     def open_sweep(self, run_name: str = "") -> None: ...
 
-    def launch(self, arguments: Sequence[str], runs_dir: Path | None = None, title: str = "new run") -> bool: ...
+    def launch(
+        self,
+        arguments: Sequence[str],
+        runs_dir: Path | None = None,
+        title: str = "new run",
+        begun: Callable[[], object] = ...,
+    ) -> bool: ...
 
     def resume_run(self, folder: RunFolder, state: RunState | None) -> None: ...
 

@@ -61,7 +61,7 @@ class FormScreen(GputrainScreen):
     AUTO_FOCUS = "#field-entry"
 
     def __init__(self, app: AppServices, run_config: Path | None = None) -> None:
-        """Start from the config of an existing run (`run_config`), or from the last submitted form."""
+        """Start from the config of an existing run (`run_config`), or from the form of the last run that began."""
         super().__init__(app)
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (TWO_COLUMNS_MIN_WIDTH, "-wide")]
         self._run_config = run_config
@@ -108,8 +108,6 @@ class FormScreen(GputrainScreen):
         self._gpu_use = gpu_use(self.gputrain_app.gpu_poller.snapshot)
         self._show_rows()
         self._begin_check()
-        if self._is_draft:
-            self.gputrain_app.show_toast(DRAFT_NOTE, timeout_s=8)
 
     def on_resize(self, event: events.Resize) -> None:
         # The widgets have their new sizes after the refresh.
@@ -308,9 +306,9 @@ class FormScreen(GputrainScreen):
         ask_to_share_gpus(self.app, self.gputrain_app, config, self._start)
 
     def _start(self) -> None:
-        if self.gputrain_app.launch([*self._command_arguments(), "--headless"]):
-            save_last_form(self.form)
-            self._saved = self.form.copy()
+        started = self.form.copy()
+        if self.gputrain_app.launch([*self._command_arguments(), "--headless"], begun=partial(save_last_form, started)):
+            self._saved = started
 
     def action_search(self) -> None:
         self.fields.start_search()
@@ -344,7 +342,6 @@ class FormScreen(GputrainScreen):
 
 
 NEEDS_VALID_CONFIG = Problem("", "Fix the errors first; the command needs a valid config", code="invalid-value")
-DRAFT_NOTE = "These are the values of your last form. ^r starts a new one."
 
 
 def problems_dialog(problems: Sequence[Problem]) -> TextDialog:

@@ -10,6 +10,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.worker import get_current_worker
 
+from engine.command.spec import has_command
 from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem
@@ -66,13 +67,14 @@ class StartingScreen(GputrainScreen):
             if self.launched.warning is not None:
                 self.gputrain_app.show_toast(self.launched.warning, timeout_s=15)
             self.gputrain_app.pending_runs.remove(self.launched)
+            self.launched.begun()
             self.gputrain_app.switch_to_run(folder)
             return
         self.update_if_on_top()
 
     def update_content(self) -> None:
         code, launched = self.launched.exit_code, self.launched
-        self.show_title(printable(launched.title))
+        self.show_title(printable(launched.title if launched.claimed is None else launched.claimed.name))
         self.show_line("#launch-state", self._state_line(code))
         texts = [Text(printable(line), BAD if line.startswith("error:") else "") for line in launched.output_lines()]
         if launched.warning is not None:
@@ -83,12 +85,20 @@ class StartingScreen(GputrainScreen):
     def _state_line(self, code: int | None) -> Text:
         if code is None:
             seconds = max(time.time() - self.launched.launched_at, 0.0)
-            state, style, note = "◌ starting", WARNING, f"{seconds:.0f} s; the run continues when you leave this screen"
+            doing = "checking the config and the GPUs" if self.launched.claimed is None else self._doing
+            note = f"{doing}, {seconds:.0f} s; the run continues when you leave this screen"
+            state, style = "◌ starting", WARNING
         elif code == 0:
             state, style, note = "○ nothing left to do", STRONG, "press esc to go back"
         else:
             state, style, note = "✗ not started", BAD, "nothing was changed; press esc to go back and correct it"
         return Text.assemble(" ", (state, style), ("   " + note, MUTED), no_wrap=True, end="", overflow="ellipsis")
+
+    @property
+    def _doing(self) -> str:
+        """What happens in the folder of the run before it begins."""
+        folder = self.launched.claimed
+        return "starting the command" if folder is not None and has_command(folder) else "loading torch"
 
     def is_available(self, action: str) -> bool:
         return action != "stop" or self.launched.exit_code is None

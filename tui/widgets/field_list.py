@@ -125,6 +125,12 @@ class FieldList(Container):
         elif self._key not in self._rows:
             nearest = [key for key in (*before[index:], *reversed(before[:index])) if key in self._rows]
             self._go_to((nearest or self._order or [""])[0])
+        elif not self._shown_text:
+            # Emptied a moment ago, or empty: what that stands for is dimmed.
+            row = self._rows[self._key]
+            self._entry.placeholder = row.placeholder or row.text
+            self._lines.select_key(self._key)
+            self._place_entry()
         elif self._rows[self._key].text != self._shown_text:
             self._go_to(self._key)
         else:

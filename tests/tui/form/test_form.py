@@ -105,6 +105,11 @@ def test_form_choices_are_remembered_without_name() -> None:
     assert load_last_form() == Form("digits", {"optim.lr": "0.3"})
 
 
+def test_form_begins_without_values_that_are_refused() -> None:
+    save_last_form(Form("digits", {"run.epochs": "0", "optim.lr": "0.3"}))
+    assert load_last_form() == Form("digits", {"optim.lr": "0.3"})
+
+
 def test_form_never_stores_url_that_was_typed_instead_of_reference() -> None:
     references = {"notify.urls": "[env:NTFY]", "optim.lr": "0.3"}
     save_last_form(Form("digits", references))

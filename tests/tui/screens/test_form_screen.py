@@ -16,8 +16,9 @@ from support.screen.demo_app import FROZEN_NOW, demo_app, demo_snapshot, visible
 from support.screen.form_driver import form_of, type_into
 from support.screen.screen_driver import drive, press, real_app
 from tui.form.model import Form, load_last_form, save_last_form
-from tui.screens.form import DRAFT_NOTE, FormScreen
+from tui.screens.form import FormScreen
 from tui.screens.monitor import MonitorScreen
+from tui.widgets.field_lines import FieldEntry
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
@@ -54,7 +55,7 @@ def test_form_screen_asks_before_it_starts_on_gpu_that_is_not_free(tmp_path: Pat
     busy = next(gpu.index for gpu in snapshot.gpus if "user" in str(find_current_use(gpu)))
     app: Any = real_app(tmp_path / "runs")
     app.gpu_poller.snapshot = snapshot
-    app.launch = started.append
+    app.launch = lambda arguments, **_: started.append(arguments)
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
@@ -73,6 +74,20 @@ def test_form_screen_asks_before_it_starts_on_gpu_that_is_not_free(tmp_path: Pat
         assert len(started) == 3
 
     drive(app, act, (100, 30))
+
+
+def test_field_that_is_emptied_has_its_default_again(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        form_of(pilot).fields.select("run.epochs")
+        await press(pilot, "backspace")
+        entry = pilot.app.screen.query_one(FieldEntry)
+        assert (entry.value, entry.placeholder, form_of(pilot).form) == ("", "15", Form.new())
+        assert "errors" not in visible_text(pilot, "#title")
+        await press(pilot, "7")
+        assert form_of(pilot).form.overrides == {"run.epochs": "7"}
+
+    drive(real_app(tmp_path / "runs"), act, (100, 30))
 
 
 # Leaving the form
@@ -116,7 +131,6 @@ def test_form_screen_says_that_it_continues_the_last_form_until_it_is_changed(tm
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
         assert title in visible_text(pilot, "#title")
-        assert [toast.message for toast in pilot.app._notifications] == [DRAFT_NOTE] and "^r" in DRAFT_NOTE
         await press(pilot, "ctrl+r")
         assert form_of(pilot).form == Form.new()
         assert "last form" not in visible_text(pilot, "#title")

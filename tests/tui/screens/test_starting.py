@@ -92,12 +92,14 @@ async def wait_for_warning(pilot: Pilot[None]) -> None:
 def test_starting_screen_keeps_reason_of_refused_start_after_warning(
     app: GputrainApp, searches: list[RunFolder | None]
 ) -> None:
+    begun: list[str] = []
+
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
         form: Any = pilot.app.screen
         form.fields.select("run.name")
         await press(pilot, *"my-name")
-        assert app.launch(["refused"])
+        assert app.launch(["refused"], begun=lambda: begun.append("refused"))
         await wait_for_warning(pilot)
         let_go(app)
         await wait_until(pilot, lambda: "✗ not started" in visible_text(pilot, "#launch-state"))
@@ -114,23 +116,26 @@ def test_starting_screen_keeps_reason_of_refused_start_after_warning(
         await press(pilot, "s", "escape")
         assert pilot.app.screen is form
         assert "my-name" in visible_text(pilot)
-        assert not app.pending_runs
+        assert not app.pending_runs and not begun
 
     drive(app, act, (60, 20))
 
 
 def test_starting_screen_opens_run_that_begins(app: GputrainApp) -> None:
+    begun: list[str] = []
+
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
-        app.launch(["started"])
+        app.launch(["started"], begun=lambda: begun.append("started"))
         await wait_for_warning(pilot)
-        assert "new run" in visible_text(pilot, "#title")
+        await wait_until(pilot, lambda: "loading torch" in visible_text(pilot, "#launch-state"))
+        assert "a-run" in visible_text(pilot, "#title") and not begun
         [launched] = app.pending_runs
         let_go(app)
         await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
         await wait_until_idle(pilot)
         assert not any(isinstance(screen, FormScreen) for screen in app.screen_stack)
-        assert [folder.name for folder in app.opened_runs] == ["a-run"]
+        assert [folder.name for folder in app.opened_runs] == ["a-run"] and begun == ["started"]
         launched.process.kill()
         launched.process.wait()
 
