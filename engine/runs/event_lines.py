@@ -174,10 +174,10 @@ def epoch_values(epoch: EpochEvent) -> list[str]:
     wait = valid_share(epoch.data_wait) or 0.0
     values = (
         epoch_name(epoch.epoch),
-        f"train loss {shown('train_loss')} acc {shown('train_accuracy')}",
-        f"val loss {shown('val_loss')} acc {shown('val_accuracy')}",
+        f"train loss {shown('train_loss')}{_accuracy('acc', epoch.train_accuracy)}",
+        f"val loss {shown('val_loss')}{_accuracy('acc', epoch.val_accuracy)}",
         *(f"{name} {shown(METRIC_PREFIX + name)}" for name in epoch.metrics),
-        "" if epoch.ema is None else f"ema {shown('ema_val_accuracy')}",
+        "" if epoch.ema is None else _accuracy("ema", epoch.ema.accuracy).strip() or f"ema {shown('ema_val_loss')}",
         f"lr {format_known('lr', epoch.lr, 'nan')}",
         format_known("seconds", epoch.seconds),
         f"data wait {format_share(wait)}" if wait > MAX_DATA_WAIT_SHARE else "",
@@ -190,16 +190,20 @@ def epoch_values(epoch: EpochEvent) -> list[str]:
 
 def test_values(test: FinalTest) -> list[str]:
     """Return the parts of the line of the test images, which is like that of an epoch."""
-    loss, accuracy = format_known("test_loss", test.loss, "nan"), format_known("test_accuracy", test.accuracy, "nan")
     values = (
         f"{'test':<{len(epoch_name(0))}}",
-        f"loss {loss} acc {accuracy}",
+        f"loss {format_known('test_loss', test.loss, 'nan')}{_accuracy('acc', test.accuracy)}",
         *(f"{name} {'nan' if value is None else format_score(value)}" for name, value in test.metrics.items()),
         f"weights of epoch {test.epoch}",
         pluralize(test.images, "image"),
         f"{pluralize(test.skipped_images, 'image')} skipped" if test.skipped_images else "",
     )
     return [printable(value) for value in values if value]
+
+
+def _accuracy(label: str, value: float | None) -> str:
+    """Return an accuracy as a part of a line; "" for a task without one."""
+    return "" if value is None else f" {label} {format_score(value)}"
 
 
 def epoch_name(number: int) -> str:

@@ -194,7 +194,8 @@ class EpochEvent(AtStep, frozen=True, kw_only=True, tag="epoch"):
     """An epoch was trained and evaluated."""
 
     train_loss: Finite | None
-    """Mean training loss of the epoch; null if not finite, like all losses, accuracies and metrics."""
+    """Mean training loss of the epoch; null if not finite, like all losses, accuracies and metrics, of which a task may
+    have none."""
     train_accuracy: Finite | None
     """Training accuracy of the epoch, 0 to 1."""
     val_loss: Finite | None
@@ -210,7 +211,7 @@ class EpochEvent(AtStep, frozen=True, kw_only=True, tag="epoch"):
     ema_val_top5: Finite | UnsetType | None = UNSET
     """Top-5 validation accuracy of the EMA (averaged) weights, 0 to 1."""
     metrics: dict[str, Finite | None]
-    """The metrics of `eval.metrics` and `run.monitor` beside loss, accuracy and top-5, by name."""
+    """The metrics of the task, `eval.metrics` and `run.monitor` beside loss, accuracy and top-5, by name."""
     ema_metrics: dict[str, Finite | None] | UnsetType = UNSET
     """The user's own metrics of the EMA (averaged) weights."""
     lr: Finite | None
@@ -274,7 +275,7 @@ class FinalTest(Event, frozen=True, kw_only=True, tag="test"):
     top5: Finite | None
     """Top-5 accuracy of these weights, 0 to 1."""
     metrics: dict[str, Finite | None]
-    """The metrics of `eval.metrics` and `run.monitor` beside loss, accuracy and top-5, by name."""
+    """The metrics of the task, `eval.metrics` and `run.monitor` beside loss, accuracy and top-5, by name."""
 
 
 class CheckpointSaved(AtStep, frozen=True, kw_only=True, tag="checkpoint"):
