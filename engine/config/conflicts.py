@@ -302,6 +302,7 @@ _CONFLICTS = (
     ),
     _range_rule("crop_scale", 1.0, " and at most 1"),
     _range_rule("crop_ratio", math.inf, ""),
+    _range_rule("scale", math.inf, ""),
     *map(_alpha_rule, ("mixup", "cutmix")),
     Rule(
         "augment.crop_padding",

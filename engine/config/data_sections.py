@@ -17,6 +17,8 @@ OTHER_LABELS_ADVICE = (
     "built in are images in one folder per class, and a CSV file with a line image,label for each image; with other "
     "labels, run a script of yours: gputrain run -- python train.py"
 )
+# Highest magnitude of torchvision's RandAugment.
+MAX_POLICY_MAGNITUDE = 30
 Fit = Literal["crop", "squash"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder", "csv", "webdataset", "fake"]
@@ -90,7 +92,7 @@ class DataConfig(Section):
         title="kind of workers",
         description="What loads images when streaming: threads, processes or auto. threads are those of one loader "
         "process per rank; processes are DataLoader workers. auto uses threads for image files without "
-        "augmentation per image (policy, color jitter, transform), else processes.",
+        "augmentation per image (affine, policy, color jitter, grayscale, blur, transform), else processes.",
     )
     prefetch: int = Field(4, ge=1, description="Number of batches that each loader process prefetches.")
     image_size: int | None = Field(
@@ -224,6 +226,31 @@ class AugmentConfig(Section):
     flip: bool = Field(
         False, title="horizontal flip", description="Flip training images horizontally with probability 0.5."
     )
+    vertical_flip: bool = Field(False, description="Flip training images vertically with probability 0.5.")
+    rotation: float = Field(
+        0.0,
+        ge=0,
+        le=180,
+        description="Random affine transform: maximum rotation in degrees, in both directions; 0 disables. Pixels from "
+        "outside the image get the mean color. The labels stay the same, also numbers such as an angle.",
+    )
+    translate: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        title="translation",
+        description="Random affine transform: maximum shift along each axis, as a fraction of the image; 0 disables.",
+    )
+    scale: FloatPair = Field(
+        (1.0, 1.0),
+        description="Random affine transform: minimum and maximum scale factor. Example: [0.8, 1.2].",
+    )
+    shear: float = Field(
+        0.0,
+        ge=0,
+        lt=90,
+        description="Random affine transform: maximum horizontal shear in degrees, in both directions; 0 disables.",
+    )
     brightness: float = Field(
         0.0, ge=0, le=10, description="Color jitter: maximum relative change of brightness; 0 disables."
     )
@@ -242,6 +269,21 @@ class AugmentConfig(Section):
         le=0.5,
         description="Color jitter: maximum hue shift, 0 to 0.5 of the color wheel. No effect on grayscale images.",
     )
+    grayscale: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Probability of converting a training image to gray, with all its channels. No effect on grayscale "
+        "images.",
+    )
+    blur: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        title="Gaussian blur",
+        description="Probability of Gaussian blur: a kernel of a tenth of the image, with a standard deviation of 0.1 "
+        "to 2 pixels.",
+    )
     policy: Literal["none", "randaugment", "trivialaugment"] = Field(
         "none", description="Automatic augmentation: none, randaugment or trivialaugment."
     )
@@ -249,7 +291,19 @@ class AugmentConfig(Section):
         2, ge=1, le=14, title="operations", description="Number of operations that randaugment applies to each image."
     )
     policy_magnitude: int = Field(
-        9, ge=0, le=30, title="magnitude", description="Magnitude of randaugment's operations, from 0 to 30."
+        9,
+        ge=0,
+        le=MAX_POLICY_MAGNITUDE,
+        title="magnitude",
+        description="Magnitude of randaugment's operations, from 0 to 30.",
+    )
+    policy_magnitude_std: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        title="magnitude std",
+        description="Standard deviation of the magnitude of randaugment, which each operation draws anew; 0 disables. "
+        "timm's mstd of 0.5, on its scale of 0 to 10, is 1.5.",
     )
     erasing: float = Field(
         0.0,
@@ -269,10 +323,15 @@ class AugmentConfig(Section):
         description="Alpha of CutMix, which pastes a patch of another image; 0 disables. If augment.mixup is set too, "
         "each batch uses one of the two at random.",
     )
+    mix_probability: float = Field(1.0, gt=0, le=1, description="Probability that a batch is mixed by mixup or CutMix.")
+    mix_epochs: int | None = Field(
+        None, ge=1, description="Number of epochs with mixup and CutMix, from the first one on. Default: all epochs."
+    )
     transform: UserCodePath | None = Field(
         None,
         description="User code (module:name) that transforms each training image. It is called with a uint8 tensor of "
         "shape (C, H, W), or with the floating-point tensor of a user dataset, and returns one of the same shape and "
-        "dtype. It runs after crop, flip, policy and color jitter, and before erasing, mixup and normalization. "
+        "dtype. It runs after crop, flips, affine transform, policy, color jitter, grayscale and blur, and "
+        "before erasing, mixup and normalization. "
         "Example: engine/OWN_CODE.md.",
     )

@@ -276,7 +276,18 @@ _RULES = (
                 "on grayscale images",
             ),
         )
-        for key in ("augment.saturation", "augment.hue")
+        for key in ("augment.saturation", "augment.hue", "augment.grayscale")
+    ),
+    *(
+        Rule(
+            key,
+            ("augment.mixup", "augment.cutmix"),
+            broken_if(
+                lambda config: not (config.augment.mixup or config.augment.cutmix),
+                "without augment.mixup and augment.cutmix",
+            ),
+        )
+        for key in ("augment.mix_probability", "augment.mix_epochs")
     ),
     *(
         Rule(key, ("task.name",), partial(_outside_task, key))

@@ -31,6 +31,7 @@ _KEY_MESSAGES = {
     "optim.betas": "must be two numbers, such as [0.9, 0.999]",
     "augment.crop_scale": "must be two numbers, such as [0.08, 1]",
     "augment.crop_ratio": "must be two numbers, such as [0.75, 1.33]",
+    "augment.scale": "must be two numbers, such as [0.8, 1.2]",
     "eval.metrics": f"must be {', '.join(CLASS_METRICS)}, or names of user code, such as [metrics:f1]",
     "model.freeze": "must be none, backbone, or parameter name prefixes such as [layer1, layer2]",
     "queue.time_limit": "must be a number of minutes from 0 to 1000000, such as 90",

@@ -55,6 +55,7 @@ DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "augment.crop_ratio": ("augment.resized_crop", {"true"}),
     "augment.policy_ops": ("augment.policy", {"randaugment"}),
     "augment.policy_magnitude": ("augment.policy", {"randaugment"}),
+    "augment.policy_magnitude_std": ("augment.policy", {"randaugment"}),
     "model.sync_bn": ("device.parallel", {"ddp"}),
     "model.compile_mode": ("model.compile", {"true"}),
     "model.init_std": ("model.init", {"normal"}),
@@ -114,7 +115,8 @@ def key_of_original_size(config: Config) -> str | None:
 def key_of_image_transform(config: Config) -> str | None:
     """Return a key that transforms the training images one by one in Python, on the CPU; None if none does."""
     augment, default = config.augment, AugmentConfig()
-    names = ("policy", "brightness", "contrast", "saturation", "hue", "transform")
+    affine, color = ("rotation", "translate", "scale", "shear"), ("brightness", "contrast", "saturation", "hue")
+    names = (*affine, "policy", *color, "grayscale", "blur", "transform")
     return next((f"augment.{name}" for name in names if getattr(augment, name) != getattr(default, name)), None)
 
 

@@ -40,6 +40,10 @@ class RandomStream(IntEnum):
     ERASING_SHAPE = 13
     ERASING_POSITION = 14
     RESIZED_CROP_POSITION = 15
+    VERTICAL_FLIP = 16
+    AFFINE = 17
+    GRAYSCALE = 18
+    BLUR = 19
 
 
 def _splitmix64(value: int) -> int:

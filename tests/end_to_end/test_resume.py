@@ -39,7 +39,8 @@ HARD += [
     "data.fake_val=40",
 ]
 VARIED = ["augment.flip=true", "augment.policy=trivialaugment", "augment.brightness=0.3", "augment.hue=0.1"]
-VARIED += ["augment.erasing=0.5", "augment.mixup=0.4", "augment.cutmix=1.0"]
+VARIED += ["augment.erasing=0.5", "augment.mixup=0.4", "augment.cutmix=1.0", "augment.mix_probability=0.8"]
+VARIED += ["augment.vertical_flip=true", "augment.rotation=10", "augment.grayscale=0.2", "augment.blur=0.2"]
 HARD += ["data.image_size=32", "data.batch_size=20", "augment.resized_crop=true", *VARIED]
 
 

@@ -8,7 +8,7 @@ and then restored, so that the model's dropout does not depend on the input pipe
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,12 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.config.data_sections import AugmentConfig
+from engine.config.data_sections import MAX_POLICY_MAGNITUDE, AugmentConfig
+from engine.config.rules import key_of_image_transform
 from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
 from engine.config.user_code import describe_value, load_user_function
 from engine.config.user_errors import UserCodeError, describe_exception
-from engine.data.augment.batch_ops import erase, horizontal_flip, pad_and_crop, to_device
+from engine.data.augment.batch_ops import erase, flip, pad_and_crop, to_device
 from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_box, random_resized_crop_boxes
 from engine.data.sampler import Indices, RandomStream, random_bits, random_integers
 from engine.data.sources.formats import ImageFormat, Preprocessing
@@ -43,6 +44,8 @@ class AugmentParams:
     """Top row and left column of each crop in the padded image, N x 2."""
     flip_mask: NDArray[np.bool_] | None
     """Images to flip horizontally, N."""
+    vertical_flip_mask: NDArray[np.bool_] | None
+    """Images to flip vertically, N."""
     erase_boxes: Indices | None
     """Rectangle to erase in each image (left, top, right, bottom), N x 4."""
     crop_padding: int
@@ -51,13 +54,8 @@ class AugmentParams:
 
     def __getitem__(self, rows: slice) -> AugmentParams:
         """Return the parameters of a slice of the images."""
-        offsets, mask, boxes = self.crop_offsets, self.flip_mask, self.erase_boxes
-        return replace(
-            self,
-            crop_offsets=None if offsets is None else offsets[rows],
-            flip_mask=None if mask is None else mask[rows],
-            erase_boxes=None if boxes is None else boxes[rows],
-        )
+        drawn = {key: getattr(self, key) for key in ("crop_offsets", "flip_mask", "vertical_flip_mask", "erase_boxes")}
+        return replace(self, **{key: values[rows] for key, values in drawn.items() if values is not None})
 
 
 def apply_batch_params(images: Tensor, params: AugmentParams, *, may_overwrite: bool = False) -> Tensor:
@@ -70,7 +68,10 @@ def apply_batch_params(images: Tensor, params: AugmentParams, *, may_overwrite: 
         images = pad_and_crop(images, params.crop_padding, to_device(torch.from_numpy(params.crop_offsets), device))
     if params.flip_mask is not None:
         mask = to_device(torch.from_numpy(params.flip_mask), device)
-        images = horizontal_flip(images, mask, may_overwrite=may_overwrite)
+        images = flip(images, mask, may_overwrite=may_overwrite)
+    if params.vertical_flip_mask is not None:
+        mask = to_device(torch.from_numpy(params.vertical_flip_mask), device)
+        images = flip(images, mask, -2, may_overwrite=may_overwrite)
     if params.erase_boxes is not None:
         images = erase(images, to_device(torch.from_numpy(params.erase_boxes), device), params.erase_value)
     return images
@@ -118,7 +119,7 @@ class Augmentation:
         self._format = image_format
         # The mean is 0 after normalization.
         self._erase_value = tuple(min(max(round(255 * value), 0), 255) for value in image_format.mean)
-        self._transforms = list(_image_transforms(config, image_format))
+        self._transforms = list(_image_transforms(config, image_format, self._erase_value))
 
     @property
     def has_image_transforms(self) -> bool:
@@ -180,7 +181,7 @@ class Augmentation:
     def draw_batch_params(self, epoch: int, indices: Indices) -> AugmentParams:
         """Draw the parameters of the batch transforms that `apply_image_transforms` has not applied, on the CPU."""
         params = (
-            AugmentParams(None, None, None, 0, self._erase_value)
+            AugmentParams(None, None, None, None, 0, self._erase_value)
             if self._transforms
             else self._draw_crop_and_flip(epoch, indices)
         )
@@ -192,28 +193,55 @@ class Augmentation:
 
     def _draw_crop_and_flip(self, epoch: int, indices: Indices) -> AugmentParams:
         padding, seed = self._augment.crop_padding, self._seed
-        crop_offsets = flip_mask = None
+        crop_offsets = None
         if padding:
             rows_and_columns = [
                 random_integers(2 * padding + 1, seed, stream, epoch, indices)
                 for stream in (RandomStream.CROP_ROW, RandomStream.CROP_COLUMN)
             ]
             crop_offsets = np.stack(rows_and_columns, 1)
-        if self._augment.flip:
-            flip_mask = random_integers(2, seed, RandomStream.FLIP, epoch, indices).astype(np.bool_)
-        return AugmentParams(crop_offsets, flip_mask, None, padding, self._erase_value)
+
+        def flip_mask(stream: RandomStream) -> NDArray[np.bool_]:
+            return random_integers(2, seed, stream, epoch, indices).astype(np.bool_)
+
+        horizontal = flip_mask(RandomStream.FLIP) if self._augment.flip else None
+        vertical = flip_mask(RandomStream.VERTICAL_FLIP) if self._augment.vertical_flip else None
+        return AugmentParams(crop_offsets, horizontal, vertical, None, padding, self._erase_value)
 
 
-def _image_transforms(config: Config, image_format: ImageFormat) -> Iterator[tuple[RandomStream, ImageTransform]]:
-    """Yield the enabled per-image transforms in order, each with its random stream."""
+def _image_transforms(
+    config: Config, image_format: ImageFormat, fill: Sequence[int]
+) -> Iterator[tuple[RandomStream, ImageTransform]]:
+    """Yield the enabled per-image transforms in order, each with its random stream. `fill` is the color of pixels that
+    an affine transform moves in from outside the image."""
+    if key_of_image_transform(config) is None:
+        return
+    from torchvision.transforms import InterpolationMode, v2
+
     augment, is_rgb = config.augment, image_format.channels == 3
+    if augment.rotation or augment.translate or augment.shear or augment.scale != (1.0, 1.0):
+        yield (
+            RandomStream.AFFINE,
+            v2.RandomAffine(
+                augment.rotation,
+                (augment.translate, augment.translate),
+                augment.scale,
+                augment.shear,
+                InterpolationMode.BILINEAR,
+                list(fill),
+            ),
+        )
     if augment.policy != "none":
         yield RandomStream.POLICY, _policy_transform(augment)
     saturation, hue = (augment.saturation, augment.hue) if is_rgb else (0.0, 0.0)
     if any((augment.brightness, augment.contrast, saturation, hue)):
-        from torchvision.transforms import v2
-
         yield RandomStream.COLOR_JITTER, v2.ColorJitter(augment.brightness, augment.contrast, saturation, hue)
+    if augment.grayscale and is_rgb:
+        yield RandomStream.GRAYSCALE, v2.RandomGrayscale(augment.grayscale)
+    if augment.blur:
+        # SimCLR's: a tenth of the image.
+        kernel_size = max(image_format.size // 20 * 2 + 1, 3)
+        yield RandomStream.BLUR, v2.RandomApply([v2.GaussianBlur(kernel_size, (0.1, 2.0))], augment.blur)
     if augment.transform is not None:
         yield RandomStream.USER_TRANSFORM, _user_transform(augment.transform, config.run)
 
@@ -223,12 +251,23 @@ def _policy_transform(augment: AugmentConfig) -> ImageTransform:
     from torchvision.transforms import InterpolationMode, v2
 
     bilinear = InterpolationMode.BILINEAR
-    policy: ImageTransform = (
-        v2.RandAugment(augment.policy_ops, augment.policy_magnitude, interpolation=bilinear)
-        if augment.policy == "randaugment"
-        else v2.TrivialAugmentWide(interpolation=bilinear)
-    )
-    return policy
+    if augment.policy == "trivialaugment":
+        trivial: ImageTransform = v2.TrivialAugmentWide(interpolation=bilinear)
+        return trivial
+    if not augment.policy_magnitude_std:
+        fixed: ImageTransform = v2.RandAugment(augment.policy_ops, augment.policy_magnitude, interpolation=bilinear)
+        return fixed
+    operation = v2.RandAugment(1, interpolation=bilinear)
+
+    def randaugment(image: Tensor) -> Tensor:
+        # As timm does, which draws a magnitude for each operation.
+        for _ in range(augment.policy_ops):
+            magnitude = round(random.gauss(augment.policy_magnitude, augment.policy_magnitude_std))
+            operation.magnitude = min(max(magnitude, 0), MAX_POLICY_MAGNITUDE)
+            image = operation(image)
+        return image
+
+    return randaugment
 
 
 def _user_transform(name: str, run: RunConfig) -> ImageTransform:

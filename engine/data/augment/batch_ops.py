@@ -1,6 +1,6 @@
 """Batch transforms on uint8 images: convert, crop, flip, erase and normalize with parameters drawn in advance.
 
-They run on the device of the images and never synchronize with it. `horizontal_flip`, `erase` and `normalize` keep the
+They run on the device of the images and never synchronize with it. `flip`, `erase` and `normalize` keep the
 memory format channels_last, in which images are decoded. `engine.data.augment.crops` draws the rectangles.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import torch
@@ -180,27 +181,27 @@ def pad_and_crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
     return rows.index_select(0, starts.flatten()).view(count, channels, height, width)
 
 
-def horizontal_flip(images: Tensor, mask: Tensor, *, may_overwrite: bool = False) -> Tensor:
-    """Flip the images for which `mask` (N, bool) is true from left to right.
+def flip(images: Tensor, mask: Tensor, dim: Literal[-1, -2] = -1, *, may_overwrite: bool = False) -> Tensor:
+    """Flip the images for which `mask` (N, bool) is true: horizontally along dimension -1, vertically along -2.
 
     With `may_overwrite`, the result may be `images` themselves, which saves memory and the copy of the other images.
     """
     if images.device.type == "cpu" and images[:1].numel() >= MIN_SINGLE_COPY_BYTES:
         if may_overwrite and is_channels_last(images):
             for row in mask.nonzero()[:, 0].tolist():
-                images[row].copy_(images[row].flip(-1))
+                images[row].copy_(images[row].flip(dim))
             return images
         flipped = torch.empty_like(images)
         for image, copy, is_flipped in zip(images, flipped, mask.tolist(), strict=True):
-            copy.copy_(image.flip(-1) if is_flipped else image)
+            copy.copy_(image.flip(dim) if is_flipped else image)
         return flipped
     rows = torch.arange(len(images), device=images.device) + len(images) * mask
     # Copying whole images is several times faster than torch.where per pixel.
     if not is_channels_last(images):
-        return torch.cat([images, images.flip(-1)]).index_select(0, rows)
+        return torch.cat([images, images.flip(dim)]).index_select(0, rows)
     # index_select returns contiguous tensors, so it must see the channels as the last dimension to keep the format.
     pixels = images.permute(0, 2, 3, 1)
-    return torch.cat([pixels, pixels.flip(2)]).index_select(0, rows).permute(0, 3, 1, 2)
+    return torch.cat([pixels, pixels.flip(dim - 1)]).index_select(0, rows).permute(0, 3, 1, 2)
 
 
 def erase(images: Tensor, boxes: Tensor, fill: Sequence[int]) -> Tensor:

@@ -44,6 +44,7 @@ def no_effect(*overrides: str, base: str | None = "digits") -> list[Problem]:
             ["data.size_schedule", "data.val_crop"],
         ),
         (["augment.hue=0.1"], []),
+        (["augment.mix_epochs=3"], ["augment.mixup", "augment.cutmix"]),
         (["optim.clip_norm_type=inf"], ["optim.clip_norm"]),
         (["optim.weight_decay=0", "optim.decay_norms=false"], ["optim.weight_decay"]),
         (["device.gpus=free:2", "device.ranks=3"], ["device.gpus"]),

@@ -44,7 +44,7 @@ def test_random_bits_match_scalar_splitmix64() -> None:
 def test_random_draws_are_those_of_earlier_versions() -> None:
     # A run of an earlier version resumes with the same split, order and augmentation.
     per_stream = [image_random_bits(7, stream, 2, 5) >> 56 for stream in RandomStream]
-    assert per_stream == [93, 95, 16, 123, 86, 54, 90, 35, 54, 159, 212, 223, 167, 169, 49]
+    assert per_stream == [93, 95, 16, 123, 86, 54, 90, 35, 54, 159, 212, 223, 167, 169, 49, 68, 114, 13, 249]
     per_batch = [
         batch_random_bits(7, RandomStream.MIXUP, 2, batch, rank) >> 56 for batch in range(4) for rank in range(2)
     ]

@@ -59,6 +59,13 @@ def transform_one_by_one(transform: v2.Transform, stream: RandomStream, images: 
             RandomStream.COLOR_JITTER,
             v2.ColorJitter(0.4, 0.3, 0.2, 0.1),
         ),
+        (
+            ("rotation=30", "translate=0.2", "scale=[0.8, 1.2]", "shear=10"),
+            RandomStream.AFFINE,
+            v2.RandomAffine(30, (0.2, 0.2), (0.8, 1.2), 10, BILINEAR, [128, 102, 76]),
+        ),
+        (("grayscale=0.5",), RandomStream.GRAYSCALE, v2.RandomGrayscale(0.5)),
+        (("blur=0.5",), RandomStream.BLUR, v2.RandomApply([v2.GaussianBlur(3, (0.1, 2.0))], 0.5)),
     ],
 )
 def test_augmentation_matches_torchvision_seeded_per_image(
@@ -69,13 +76,41 @@ def test_augmentation_matches_torchvision_seeded_per_image(
     assert not torch.equal(augmented, IMAGES)
 
 
-def test_augmentation_applies_crop_flip_policy_jitter_erasing_in_order() -> None:
-    expected = augmentation("crop_padding=2", "flip=true")(IMAGES, 1, ALL)
-    expected = augmentation("policy=trivialaugment")(expected, 1, ALL)
-    expected = augmentation("contrast=0.8")(expected, 1, ALL)
-    expected = augmentation("erasing=1.0")(expected, 1, ALL)
-    combined = augmentation("crop_padding=2", "flip=true", "policy=trivialaugment", "contrast=0.8", "erasing=1.0")
-    assert torch.equal(combined(IMAGES, 1, ALL), expected)
+def test_augmentation_applies_transforms_in_order() -> None:
+    steps = [("crop_padding=2", "flip=true"), ("vertical_flip=true",), ("rotation=20",), ("policy=trivialaugment",)]
+    steps += [("contrast=0.8",), ("grayscale=0.5",), ("blur=0.5",), ("erasing=1.0",)]
+    expected = IMAGES
+    for step in steps:
+        expected = augmentation(*step)(expected, 1, ALL)
+    assert torch.equal(augmentation(*(key for step in steps for key in step))(IMAGES, 1, ALL), expected)
+
+
+def test_vertical_flip_flips_half_of_the_images_independently_of_horizontal_flip() -> None:
+    many, indices = IMAGES.repeat(50, 1, 1, 1), np.arange(400)
+    flipped = (augmentation("vertical_flip=true")(many, 1, indices) == many.flip(-2)).flatten(1).all(1)
+    mirrored = (augmentation("flip=true")(many, 1, indices) == many.flip(-1)).flatten(1).all(1)
+    assert 160 < flipped.sum() < 240
+    assert 160 < (flipped == mirrored).sum() < 240
+
+
+def test_randaugment_draws_magnitude_of_each_operation() -> None:
+    augmented = augmentation("policy=randaugment", "policy_magnitude=15", "policy_magnitude_std=9")(IMAGES, 3, ALL)
+    magnitudes = []
+    for image, result, seed in zip(
+        IMAGES, augmented, random_bits(0, RandomStream.POLICY, 3, ALL).tolist(), strict=True
+    ):
+        random.seed(seed)
+        torch.manual_seed(seed)
+        for _ in range(2):
+            magnitudes.append(min(max(round(random.gauss(15, 9)), 0), 30))
+            image = v2.RandAugment(1, magnitudes[-1], interpolation=BILINEAR)(image)
+        assert torch.equal(result, image)
+    assert len(set(magnitudes)) > 10
+
+
+def test_grayscale_has_no_effect_on_images_of_one_channel() -> None:
+    gray = augmentation("grayscale=1", images=ImageFormat(16, 1, (0.5,), (0.5,)))
+    assert not gray.has_image_transforms
 
 
 @pytest.fixture
@@ -185,6 +220,13 @@ def test_mixer_applies_mixup_or_cutmix_per_batch() -> None:
     mixed = [mix(FLOATS, LABELS, 1, batch, 0)[0] for batch in range(40)]
     num_cutmix = sum(bool(((images == FLOATS) | (images == FLOATS.roll(1, 0))).all()) for images in mixed)
     assert 8 < num_cutmix < 32
+
+
+def test_mixer_mixes_a_share_of_the_batches_of_the_first_epochs() -> None:
+    mix = mixer("mixup=0.5", "mix_probability=0.25", "mix_epochs=2")
+    mixed = [[mix(FLOATS, LABELS, epoch, batch, 0)[1] is not LABELS for batch in range(80)] for epoch in (1, 2, 3)]
+    assert [10 < sum(epoch) < 30 for epoch in mixed[:2]] == [True, True]
+    assert not any(mixed[2])
 
 
 def test_mixer_depends_only_on_seed_epoch_batch_and_rank() -> None:

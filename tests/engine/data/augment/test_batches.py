@@ -21,7 +21,14 @@ from engine.data.stream import BatchLoader
 
 # Everything that draws random numbers, except the crop.
 RANDOM_OVERRIDES = ["augment.flip=true", "augment.policy=randaugment", "augment.brightness=0.4", "augment.contrast=0.4"]
-RANDOM_OVERRIDES += ["augment.hue=0.1", "augment.erasing=0.5", "data.channels=3", "data.batch_size=16"]
+RANDOM_OVERRIDES += ["augment.vertical_flip=true", "augment.rotation=20", "augment.grayscale=0.2", "augment.blur=0.3"]
+RANDOM_OVERRIDES += [
+    "augment.policy_magnitude_std=1.5",
+    "augment.hue=0.1",
+    "augment.erasing=0.5",
+    "data.channels=3",
+    "data.batch_size=16",
+]
 CROP_OVERRIDES = {"padded": "augment.crop_padding=2", "resized": "augment.resized_crop=true"}
 
 
