@@ -10,7 +10,8 @@ from rich.text import Text
 from engine.show.table import Line
 from tui.palette import LOADS, MUTED, TRACK
 
-SQUARE = "■"
+# They differ without color, too.
+SQUARE, EMPTY = "■", "□"
 
 
 def meter(share: float | None, columns: int, style: str) -> Text:
@@ -18,7 +19,7 @@ def meter(share: float | None, columns: int, style: str) -> Text:
     filled = SQUARE * _filled(share or 0.0, columns)
     bar = Text(no_wrap=True, end="")
     bar.append(filled, style)
-    return bar.append(SQUARE * (columns - len(filled)), TRACK)
+    return bar.append(EMPTY * (columns - len(filled)), TRACK)
 
 
 def load_meter(share: float | None, columns: int) -> Line:
@@ -37,7 +38,7 @@ def _load_bar(length: int, columns: int) -> Line:
         (SQUARE * (min(end, length) - start), style)
         for start, end, style in zip(starts, starts[1:], LOADS, strict=False)
     ]
-    return tuple((text, style) for text, style in (*pieces, (SQUARE * (columns - length), TRACK)) if text)
+    return tuple((text, style) for text, style in (*pieces, (EMPTY * (columns - length), TRACK)) if text)
 
 
 def _filled(share: float, columns: int) -> int:

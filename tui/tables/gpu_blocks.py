@@ -28,6 +28,7 @@ from tui.charts.history import DOTS_PER_COLUMN, GpuLoads, history_graph, shown_s
 from tui.charts.meter import load_meter
 from tui.palette import ACCENT, BAD, FREE, MUTED, STRONG, TRACK, WARNING
 from tui.phrases import (
+    MARK,
     common_name,
     gpu_key,
     is_free,
@@ -42,7 +43,6 @@ from tui.phrases import (
 from tui.tables import styled
 from tui.tables.gpus import GpuRow, gpu_columns, silence, value_style
 
-PICKED_MARK = "●"
 INDEX_COLUMNS = 4
 # One line per GPU: from these widths, there are graphs of a sixth of the width, and meters.
 GRAPHS_MIN_WIDTH, METERS_MIN_WIDTH, GRAPH_SHARE = 72, 90, 6
@@ -98,7 +98,7 @@ class GpuBlocks:
     def _make(self, gpu: Gpu, *, picked: bool) -> Iterator[Text]:
         style = ACCENT if picked else FREE if is_free(gpu) else STRONG
         # A blank has no style: a cursor of reversed colors would show it.
-        mark = (f"{PICKED_MARK} ", ACCENT) if picked else ("  ", "")
+        mark = (f"{MARK} ", ACCENT) if picked else ("  ", "")
         start: Line = (mark, (pad(str(gpu.index), INDEX_COLUMNS - 2, Align.RIGHT), style))
         for body, graph in zip(*self._parts[gpu_key(gpu)], strict=True):
             line = styled((*start, (GAP, ""), *body, (GAP, ""))).append_text(graph)

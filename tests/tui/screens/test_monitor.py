@@ -46,7 +46,7 @@ def picked(pilot: Pilot[None]) -> list[int]:
 def test_monitor_picked_gpus_fill_form(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "down", "j", "space", "down", "space")
-        assert visible_text(pilot, "#gpus").count("●") == 2
+        assert visible_text(pilot, "#gpus").count("◆") == 2
         assert "selected: 2, 3" in visible_text(pilot, "#gpus")
         assert "n new run on 2, 3" in visible_text(pilot, "Keys")
         await press(pilot, "n")
