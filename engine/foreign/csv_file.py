@@ -36,9 +36,10 @@ _TEXT_NAME = re.compile(rf"(?:{'|'.join(SPLIT_NAMES)})|(?:.*[_ ])?(?:date|time|t
 AXES_OF_NUMBERS = {1: (), 2: ("step",), 3: ("epoch", "step")}
 
 
-def is_log(lines: Iterable[bytes], stem: str, choice: ColumnChoice = NO_CHOICE) -> bool:
+def is_log(lines: Iterable[bytes], stem: str, choice: ColumnChoice = NO_CHOICE, *, is_known: bool = False) -> bool:
     """Whether the first lines of a table are those of a log: with a column of steps or epochs and another one, or with
-    results in rows of numbers, or of numbers without a heading in a file with the name of a result."""
+    results in rows of numbers, or of numbers without a heading in a file with the name of a result. The columns of a
+    table whose name is known may have any names."""
     first, *rows = [line for line in lines if line.strip() and not line.startswith(COMMENT)][:3] or [b""]
     if name_columns(first, stem):
         return all(name_columns(row, stem) for row in rows) and _are_axes([numbers_of(row) for row in (first, *rows)])
@@ -46,7 +47,7 @@ def is_log(lines: Iterable[bytes], stem: str, choice: ColumnChoice = NO_CHOICE) 
     columns = Columns.find(heading, choice.x)
     if len(heading) > 1 and (columns.step or columns.epoch):
         return True
-    if not any(choice.is_metric(name) if choice.metrics else is_result(name) for name in heading):
+    if not is_known and not any(choice.is_metric(name) if choice.metrics else is_result(name) for name in heading):
         return False
     # A table of runs has their settings and the names of their models.
     has_texts = any(
@@ -54,7 +55,7 @@ def is_log(lines: Iterable[bytes], stem: str, choice: ColumnChoice = NO_CHOICE) 
         for row in rows
         for name, cell in zip(heading, split_row(row, delimiter)[0], strict=False)
     )
-    return bool(rows) and not has_texts and not any(map(is_setting, heading))
+    return not has_texts and (is_known or (bool(rows) and not any(map(is_setting, heading))))
 
 
 def name_columns(line: bytes, stem: str) -> list[str]:

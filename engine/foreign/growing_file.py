@@ -219,6 +219,9 @@ class RowFile:
             return
         if texts:
             row = _named(row, columns, texts)
+            if columns.step and source_of_row(texts) and row.get(columns.step, math.inf) < self._last_step:
+                # The batches of a validation: it is of the latest step of the training.
+                row = {**row, columns.step: float(self._last_step)}
         self._lacks_x = bool(self._choice.x) and not columns.epoch
         epoch = row.get(columns.epoch, math.nan) if columns.epoch else math.nan
         # One rule for all rows from there on: whole epochs between fractions are no steps, nor is a counter that starts

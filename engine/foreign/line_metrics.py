@@ -227,9 +227,14 @@ class LineParser:
     def _parse_object(self, before: str, text: str) -> ParsedLine | None:
         """Return the numbers of an object of JSON or Python. The text before it may have a position."""
         row = _read_object(text) or _read_objects(before + text)
-        if not row or len(_WORDS.findall(before)) > 2 * MAX_OTHER_WORDS or not are_results(list(row), has_axis=False):
-            return None
         columns = Columns.find(row)
+        has_axis = columns.step is not None or columns.epoch is not None
+        if (
+            not row
+            or len(_WORDS.findall(before)) > 2 * MAX_OTHER_WORDS
+            or not are_results(list(row), has_axis=has_axis)
+        ):
+            return None
         texts, numbers = _split(before)
         line = self._read(replace(make_plan(texts), pairs=[], ratios=[]), numbers) if texts else ParsedLine()
         line.step = to_step(row.get(columns.step)) if columns.step else line.step
@@ -278,7 +283,7 @@ def _split(text: str) -> tuple[list[str], list[str]]:
 
 # Objects
 
-_SPLIT = re.compile(rf"['\"](?:{'|'.join(SPLIT_NAMES)})['\"]:\s{{0,4}}['\"](\w{{2,12}})['\"]")
+_SPLIT = re.compile(rf"['\"]_?(?:{'|'.join(SPLIT_NAMES)})['\"]:\s{{0,4}}['\"](\w{{2,12}})['\"]")
 
 _OBJECTS = re.compile(r"(?<!\w)(\w{1,40}+)\W{1,3}(\{[^{}]*+\})")
 
@@ -287,7 +292,8 @@ _WRAPPED = re.compile(
     rf"(?<=[:,\s])(?:\w{{1,20}}\.)?(?:tensor|float\d{{1,3}}|int\d{{1,3}}|Array)\(({_JSON_NUMBER})[^()]{{0,80}}\)",
     re.IGNORECASE,
 )
-_QUOTED = re.compile(rf"(?<=[:\s])\"({_JSON_NUMBER})\"(?=\s{{0,4}}[,}}])", re.IGNORECASE)
+# `"epoch": "1/10"`, too
+_QUOTED = re.compile(rf"(?<=[:\s])\"({_JSON_NUMBER})(?:/\d+)?\"(?=\s{{0,4}}[,}}])", re.IGNORECASE)
 _LITERALS = {"None": "null", "True": "true", "False": "false", "nan": "NaN", "inf": "Infinity"}
 _LITERAL = re.compile(rf"(?<=[:,\s\[-])(?:{'|'.join(_LITERALS)})(?=\s{{0,4}}[,}}\]])")
 

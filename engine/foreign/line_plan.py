@@ -46,10 +46,12 @@ _EPOCH_WORD = re.compile("epoch", re.IGNORECASE)
 _STEP = re.compile(
     r"(?<![\w/.-])(?<!per )(?P<name>(?:(?:global|train|training|current|env|learning|completed|gradient)[ _])?"
     r"(?:steps?|iterations?|iters?|itr?|updates?|upd?\.|batch|rounds?|episodes?|time_?steps?)"
-    r"|num_updates|total[ _]timesteps|num_env_steps|num_timesteps|current_steps|n_iter|training_iteration)"
+    r"|num_updates|globalstep|total[ _]timesteps|num_env_steps|num_timesteps|current_steps|n_iter|training_iteration)"
     r"[\s:=#\[(]{0,8}$",
     re.IGNORECASE,
 )
+# `Val steps: 20` says how many there are.
+_NUM_STEPS = re.compile(r"[A-Za-z]{2,12} steps\W{1,4}$", re.IGNORECASE)
 _GLOBAL_STEPS = frozenset(
     {"global_step", "num_updates", "total_timesteps", "num_env_steps", "num_timesteps", "current_steps"}
 )
@@ -200,7 +202,8 @@ class _PlanMaker:
                 self._read_value(number)
             elif self._roles[number] is Role.POSITION:
                 # `Epoch(val)` says what the values were measured on.
-                self._others.append(_STEP.sub("", _EPOCH_WORD.sub("", self._left[number])))
+                left = _NUM_STEPS.sub("", self._left[number])
+                self._others.append(_STEP.sub("", _EPOCH_WORD.sub("", left)))
         self._others.append(self._left[-1])
         others = " | ".join(self._others)
         source = source_of(others if self._label is None else self._label)

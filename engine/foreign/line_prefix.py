@@ -21,6 +21,8 @@ _ITEM = re.compile(
     rf"|[IWEF]\d{{4,8}} {_TIME}\s+\d+\s(?:\w{{1,40}}\s)?[\w.]{{1,80}}:\d+\]"
     # `[logging.py:96:log_dist]`, `train.py:12`, `name.of.logger:143`
     r"|\[?(?:[\w/-]+\.)+\w+:\d+(?::\w+)?\]?:?"
+    # `[0101 10:00:00 @monitor.py:467]`
+    r"|\[\d{4} [\d:]{8} @[\w.]{1,60}:\d+\]"
     r"|\[(?:DEBUG|INFO|NOTICE)\]"
     # `root - `, `name.of.logger ` before a level
     r"|[\w.]{1,60} -(?= )"

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from engine.foreign.line_names import is_result
 from engine.foreign.points import Point, Points, StepAxes
 from engine.utils.text import printable
 
@@ -50,7 +51,7 @@ _GROUP = re.compile(r"^(?:.*[/.])?(?:(?:train|valid|val|test|eval)_)?")
 IGNORED_NAMES = frozenset({
     "_runtime", "batch", "batch_idx", "rank", "total_steps", "max_steps", "percentage", "elapsed_time",
     "remaining_time", "remaining", "passed", "iter", "iterations", "pid", "lineno", "time_ms", "unnamed: 0",
-    "iterations_since_restore", "timesteps_since_restore", "time_since_restore",
+    "seed", "best_epoch", "iterations_since_restore", "timesteps_since_restore", "time_since_restore",
 })  # fmt: skip
 PARAMETER_NAMES = frozenset({"config", "cfg", "hparams", "hyperparameters", "params", "args", "run"})
 """Names of the objects in a row that are the parameters of the run, and of the groups of such columns."""
@@ -301,7 +302,7 @@ def flat_numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 def _numbers(row: Mapping[str, Any], prefix: str, depth: int, left: list[int]) -> Iterator[tuple[str, float]]:
     # W&B and trackio describe an image, a table or a histogram by an object with the key `_type`.
-    if "_type" in row:
+    if "_type" in row and prefix:
         return
     for key, value in row.items():
         if left[0] <= 0 or len(prefix) + len(key) > MAX_NAME_LENGTH:
@@ -319,8 +320,8 @@ def first_column(names: Iterable[str], wanted: tuple[str, ...]) -> str | None:
     by_key = {name.lower(): name for name in names}
     found = next((by_key[key] for key in wanted if key in by_key), None)
     if found is None and wanted is not TIME_NAMES:
-        # `time/total_timesteps`, `valid_num_updates`
-        by_end = {_GROUP.sub("", key): by_key[key] for key in reversed(list(by_key))}
+        # `time/total_timesteps`, `valid_num_updates`, but not `rewards/iter`
+        by_end = {_GROUP.sub("", key): by_key[key] for key in reversed(list(by_key)) if not is_result(key)}
         found = next((by_end[key] for key in wanted if key in by_end), None)
     return found
 

@@ -99,9 +99,8 @@ def _log(path: Path, head: bytes, listing: Listing) -> Log | None:
         return None
     is_whole = len(head) < SNIFFED_BYTES
     if path.suffix in TABLE_ENDINGS:
-        if _is_known(path.name) or csv_file.is_log(lines, path.stem, choice):
-            return _csv(path, listing)
-        return None
+        is_log = csv_file.is_log(lines, path.stem, choice, is_known=_is_known(path.name))
+        return _csv(path, listing) if is_log else None
     # A program may have written other lines before.
     first = lines[: json_lines.MAX_SNIFFED_LINES] if path.suffix in (".jsonl", ".ndjson") else lines[:1]
     rows = next(filter(None, map(json_lines.rows_of_line, first)), [])

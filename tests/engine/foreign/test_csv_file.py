@@ -155,6 +155,14 @@ def test_table_is_a_log_by_its_heading(tmp_path: Path, content: str, expected: b
     assert bool(row_files.find(list_folder(tmp_path))) == expected
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"), [("q,r\n", True), ("q,r\n1,2\n", True), ("model,acc\nvit,0.5\n", False)]
+)
+def test_table_of_known_name_is_a_log_unless_it_has_texts(tmp_path: Path, content: str, expected: bool) -> None:
+    (tmp_path / "results.csv").write_text(content)
+    assert bool(find_runs(tmp_path).runs) is expected
+
+
 def test_rows_of_fractional_epochs_are_all_kept(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("epoch,loss\n" + "".join(f"{row / 4},{row}\n" for row in range(10)))

@@ -83,6 +83,13 @@ def test_lines_are_a_log_by_the_first_ones(tmp_path: Path, rows: list[object], e
     assert bool(row_files.find(list_folder(tmp_path))) == expected
 
 
+def test_batches_of_a_validation_are_no_step(tmp_path: Path) -> None:
+    rows = [{"mode": mode, "epoch": 1, "iter": step, "loss": 2.0} for mode, step in (("train", 50), ("val", 20))]
+    reading = JsonLines(write_lines(tmp_path / "log.json", *rows)).poll()
+    assert [(point.name, point.step) for point in reading.points] == [("loss", 50), ("val/loss", 50)]
+    assert not reading.restarts
+
+
 @pytest.mark.parametrize("indent", [None, 2])
 def test_objects_one_behind_another_are_rows(tmp_path: Path, indent: int | None) -> None:
     text = "".join(json.dumps({"step": step, "loss": step / 2}, indent=indent) for step in range(3))

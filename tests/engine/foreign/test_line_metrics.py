@@ -45,6 +45,13 @@ def values_of(text: str) -> dict[str, float] | None:
             "step 100: {'loss': tensor(0.25, device='cuda:0'), 'acc': np.float64(0.5)}",
             ParsedLine({"loss": 0.25, "acc": 0.5}, step=100),
         ),
+        (
+            'json_stats: {"_type": "val_epoch", "epoch": "1/10", "top1_err": 60.5}',
+            ParsedLine({"val/top1_err": 60.5}, None, None, 1, True, True),
+        ),
+        # how many steps a validation has, a time with the line of a file
+        ("Epoch: 1/5 Train steps: 9 Val steps: 2 1.0s loss: 0.5", ParsedLine({"loss": 0.5}, epoch=1)),
+        ("[0101 12:00:00 @monitor.py:467] GlobalStep: 500, loss: 0.5", ParsedLine({"loss": 0.5}, 500)),
         # functions, a dash, Chinese
         ("Loss_D: 1.5\tD(x): 0.5\tG(z): 0.25", ParsedLine({"Loss_D": 1.5, "D_x": 0.5, "G_z": 0.25})),
         ("epoch 3 loss - 6.5", ParsedLine({"loss": 6.5}, epoch=3)),
