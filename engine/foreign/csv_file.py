@@ -14,7 +14,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
-from pathlib import Path
 
 from engine.foreign.growing_file import VALUE_NAMES, RowFile
 from engine.foreign.line_names import SPLIT_NAMES, is_result, is_setting
@@ -100,24 +99,13 @@ def split_row(line: bytes, delimiter: str = "") -> tuple[list[str], str]:
 class CsvFile(RowFile):
     """Follows one CSV file."""
 
-    def __init__(
-        self,
-        path: Path,
-        limit: int | None = None,
-        choice: ColumnChoice = NO_CHOICE,
-        group: str = "",
-        begin: int = 0,
-    ) -> None:
-        super().__init__(path, limit, choice, group, begin)
+    def restart(self) -> None:
         self._heading: list[str] = []
         self._comment = b""
         """The last line before the heading, which may be it."""
         self._is_cut = self._has_long_rows = self._has_texts = self._is_bare = False
         self._columns = Columns(None, None, None)
         self._delimiter = ""
-
-    def restart(self) -> None:
-        self._heading = []
 
     def read(self, max_bytes: int, reading: Reading) -> None:
         for line in self._file.read_lines(max_bytes):

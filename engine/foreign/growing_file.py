@@ -159,13 +159,10 @@ class RowFile:
         """With a `group`, the names of the metrics begin with it. Of the rows before `begin`, only headings count."""
         self._begin = begin
         self._file = GrowingFile(path, limit)
-        self._names = MetricNames()
-        self._restarts = Restarts()
+        self._names, self._lacks_x = MetricNames(), False
         self._choice, self._group = choice, f"{group}/" if group else ""
-        self._num_rows = self._num_damaged = 0
-        self._last_step, self._last_epoch, self._counts_rows = -1, -math.inf, False
-        self._lacks_x = False
-        self._rank: float | None = None
+        self._forget_rows()
+        self.restart()
 
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
         """Read the complete rows of at most about `max_bytes`."""
@@ -188,9 +185,10 @@ class RowFile:
         return reading
 
     def _forget_rows(self) -> None:
-        self._num_rows, self._restarts, self._rank = 0, Restarts(), None
-        self._num_damaged, self._last_step, self._last_epoch = 0, -1, -math.inf
-        self._counts_rows = False
+        self._num_rows = self._num_damaged = 0
+        self._restarts = Restarts()
+        self._rank: float | None = None
+        self._last_step, self._last_epoch, self._counts_rows = -1, -math.inf, False
 
     @property
     def problem(self) -> str | None:
@@ -244,7 +242,7 @@ class RowFile:
         self._num_rows += 1
 
     def restart(self) -> None:
-        """Forget what was read before the file was replaced."""
+        """Begin to read the file, also after it was replaced."""
 
     def read(self, max_bytes: int, reading: Reading) -> None:
         """Add what is new in the open file. Raises OSError."""

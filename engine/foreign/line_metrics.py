@@ -248,12 +248,6 @@ class LineParser:
         return line
 
 
-def parse_line(text: str) -> ParsedLine | None:
-    """Return what a line says by itself; None if it has no metric."""
-    found = LineParser().parse(text)
-    return found if found is not None and found.values and not found.candidate else None
-
-
 def _candidate(line: ParsedLine, *, has_axis: bool) -> Candidate:
     """Return what may make the names of a line metrics. Without a position, its first value may be a step."""
     # Units may differ between lines with the same names.

@@ -10,11 +10,19 @@ from pathlib import Path, PurePath
 
 from engine.foreign import csv_file, json_file, json_lines
 from engine.foreign.csv_file import CsvFile
-from engine.foreign.growing_file import lines_of, read_head
+from engine.foreign.growing_file import RowFile, lines_of, read_head
 from engine.foreign.json_file import SERIES_FILE, JsonFile
 from engine.foreign.json_lines import JsonLines
 from engine.foreign.line_names import is_result, may_be_metric
-from engine.foreign.reading import MAX_SNIFFED_FILES, SNIFFED_BYTES, Listing, Log, flat_numbers, list_folder
+from engine.foreign.reading import (
+    MAX_SNIFFED_FILES,
+    SNIFFED_BYTES,
+    ColumnChoice,
+    Listing,
+    Log,
+    flat_numbers,
+    list_folder,
+)
 from engine.foreign.trainer_state import STATE_FILE
 
 TABLE_ENDINGS, TEXT_ENDINGS = (".csv", ".tsv"), (".txt", ".log", ".dat")
@@ -100,29 +108,25 @@ def _log(path: Path, head: bytes, listing: Listing) -> Log | None:
     is_whole = len(head) < SNIFFED_BYTES
     if path.suffix in TABLE_ENDINGS:
         is_log = csv_file.is_log(lines, path.stem, choice, is_known=_is_known(path.name))
-        return _csv(path, listing) if is_log else None
+        return _rows("csv", CsvFile, path, choice) if is_log else None
     # A program may have written other lines before.
     first = lines[: json_lines.MAX_SNIFFED_LINES] if path.suffix in (".jsonl", ".ndjson") else lines[:1]
     rows = next(filter(None, map(json_lines.rows_of_line, first)), [])
     is_document = path.suffix == ".json" and is_whole and len([line for line in lines if line.strip()]) == 1
     is_row = path.name in KNOWN_ROWS and not any(json_file.rows_of(row, path.stem) for row in rows)
     if rows and (not is_document or is_row) and json_lines.is_log(lines, choice):
-        return Log(
-            "json", (path,), lambda: JsonLines(path, None, choice),
-            open_from=lambda begin, end: JsonLines(path, end, choice, begin=begin),
-        )  # fmt: skip
+        return _rows("json", JsonLines, path, choice)
     if path.suffix in JSON_ENDINGS:
         text = b"\n".join(lines).decode(errors="replace")
         is_log = text.lstrip()[:1] in ("[", "{") and json_file.is_log(text, path.stem, is_whole=is_whole, choice=choice)
         return Log("json", (path,), lambda: JsonFile(path, choice)) if is_log else None
-    return _csv(path, listing) if csv_file.is_log(lines, path.stem, choice) else None
+    return _rows("csv", CsvFile, path, choice) if csv_file.is_log(lines, path.stem, choice) else None
 
 
-def _csv(path: Path, listing: Listing, group: str = "") -> Log:
-    choice = listing.choice
+def _rows(name: str, kind: type[RowFile], path: Path, choice: ColumnChoice, group: str = "") -> Log:
     return Log(
-        "csv", (path,), lambda: CsvFile(path, None, choice, group),
-        open_from=lambda begin, end: CsvFile(path, end, choice, group, begin),
+        name, (path,), lambda: kind(path, None, choice, group),
+        open_from=lambda begin, end: kind(path, end, choice, group, begin),
     )  # fmt: skip
 
 
@@ -148,5 +152,5 @@ def _plots(listing: Listing) -> Iterator[Log]:
             if name.endswith(TABLE_ENDINGS) and num_logs < MAX_PLOTS:
                 num_logs += 1
                 group = str(inner.folder.relative_to(top))
-                log = _csv(inner.folder / name, listing, "" if group == "." else group)
+                log = _rows("csv", CsvFile, inner.folder / name, listing.choice, "" if group == "." else group)
                 yield replace(log, owned_folders=(PLOTS[0],))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.foreign.line_metrics import MAX_LINE_LENGTH, MAX_NUMBERS, LineParser, ParsedLine, parse_line
+from engine.foreign.line_metrics import MAX_LINE_LENGTH, MAX_NUMBERS, LineParser, ParsedLine
 from engine.foreign.line_names import is_result
 from engine.foreign.output_metrics import OutputMetrics
 
@@ -20,6 +20,12 @@ STAMP = "2026-11-27 22:25:22,123"
 HUGGING_FACE = {"loss": 0.5, "grad_norm": 1.25, "learning_rate": 5e-05}
 BAR = "12/100 [00:01<00:08,  9.9it/s"
 TORCHTITAN = "step:  1  loss:  8.1025  grad_norm:  1.2  memory:  1.22GiB(3.0%)  tps: 1,234  tflops: 1.20  mfu: 3.1%"
+
+
+def parse_line(text: str) -> ParsedLine | None:
+    """Return what a line says by itself; None if it has no metric."""
+    found = LineParser().parse(text)
+    return found if found is not None and found.values and not found.candidate else None
 
 
 def values_of(text: str) -> dict[str, float] | None:
