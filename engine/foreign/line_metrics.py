@@ -34,6 +34,7 @@ MAX_LINE_LENGTH = 4000
 MAX_NUMBERS = 128
 """Of a line with more characters or numbers, nothing is read."""
 MAX_TEXT_LENGTH = 400  # before a number; it is prose
+MAX_OBJECTS = 40  # of a line
 MAX_PLANS = 2048
 
 _NUMBER = re.compile(
@@ -294,9 +295,10 @@ _LITERAL = re.compile(rf"(?<=[:,\s\[-])(?:{'|'.join(_LITERALS)})(?=\s{{0,4}}[,}}
 
 def _read_objects(text: str) -> dict[str, float]:
     """Return the numbers of several objects with a word before each: `train: {'loss': 3}, val: {'loss': 4}`."""
+    parts = _OBJECTS.findall(text) if text.count("{") <= MAX_OBJECTS else ()
     return {
         name if word.isdigit() else f"{word}/{name}": value
-        for word, part in _OBJECTS.findall(text)
+        for word, part in parts
         for name, value in _read_object(part).items()
     }
 

@@ -85,11 +85,13 @@ def is_position(name: str) -> bool:
     return _POSITIONS.fullmatch(folded(name)) is not None and not is_result(name)
 
 
+@lru_cache(maxsize=2048)
 def is_setting(name: str) -> bool:
     """Whether a name is that of a configuration."""
     return _SETTINGS.search(folded(name)) is not None
 
 
+@lru_cache(maxsize=2048)
 def is_weak_result(name: str) -> bool:
     """Whether a name is that of a result beside a position or another result."""
     words = folded(name)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 
 from engine.foreign.line_names import (
     LineNames,
@@ -336,9 +337,9 @@ class _PlanMaker:
         if not words or scale is None or not (is_explicit or self._is_bare_pair(words, rest, number)):
             self._others.append(" ".join(words))
             return
-        if (match := _LABEL.search(rest)) is not None:
+        if rest.rstrip().endswith((":", ")", "]")) and (match := _LABEL.search(rest)) is not None:
             self._heading = source_of(match[1]) or self._heading
-        if (match := _GROUP.search(rest)) is not None:
+        if rest.endswith("[") and (match := _GROUP.search(rest)) is not None:
             self._group = match[1]
         if len(words) == 1 and is_source(words[0]) and self._plan.pairs and not self._heading:
             # `loss train: 2, val: 3`
@@ -418,6 +419,8 @@ def _scale_of(unit: str, right: str) -> float | None:
     return 1.0 if _OF.match(right) or right in _DEVIATIONS or not _NO_NUMBER.match(right) else None
 
 
+# The shapes of a program have many texts in common.
+@lru_cache(maxsize=2048)
 def _find_name(left: str) -> tuple[list[str], bool, str]:
     """Return the words of the name that ends a text, whether a separator follows it, and the rest of the text."""
     opener = _OPENER.search(left) if left.endswith(("(", "[")) else None
@@ -428,7 +431,7 @@ def _find_name(left: str) -> tuple[list[str], bool, str]:
         return [], False, left
     # `accuracy: 0.9 - 3s`
     named, is_explicit = text[: separator.start()], separator[0].strip() not in ("", "-")
-    parenthesis = _PARENTHESIS.search(named)
+    parenthesis = _PARENTHESIS.search(named) if named.endswith(")") or " in " in named else None
     if parenthesis is not None and (is_explicit or may_be_metric(named[: parenthesis.start()] + "0")):
         named = named[: parenthesis.start()]
     if is_explicit:
