@@ -19,7 +19,7 @@ import yaml
 from pydantic import ValidationError
 
 from engine.config.conflicts import config_conflicts
-from engine.config.data_sections import CSV_SUFFIXES, OTHER_LABELS_ADVICE
+from engine.config.data_sections import CSV_SUFFIXES, OTHER_LABELS_ADVICE, DatasetName
 from engine.config.effects import NoEffect, keys_without_effect, lr_without_effect, removed_key, typed_without_effect
 from engine.config.file_layers import ConfigLayer, Layer, read_file_layers
 from engine.config.key_names import key_hint
@@ -292,12 +292,14 @@ def _infer_dataset(merged: ConfigLayer, sources: dict[str, str]) -> None:
     """Set the dataset that the file or folder of `data.path` is, unless a layer sets `data.dataset`."""
     data = merged.get("data", {})
     if data.get("dataset") is None and isinstance(path := data.get("path"), str):
-        suffix, dataset = Path(path).suffix.lower(), "folder"
-        if suffix in CSV_SUFFIXES:
-            dataset = "csv"
-        elif suffix == SHARD_SUFFIX or _has_shards(expand_user(path)):
-            dataset = "webdataset"
-        data["dataset"], sources["data.dataset"] = dataset, sources["data.path"]
+        data["dataset"], sources["data.dataset"] = dataset_of(path), sources["data.path"]
+
+
+def dataset_of(path: str) -> DatasetName:
+    """Return the dataset that a file or folder is."""
+    if Path(path).suffix.lower() in CSV_SUFFIXES:
+        return "csv"
+    return "webdataset" if Path(path).suffix == SHARD_SUFFIX or _has_shards(expand_user(path)) else "folder"
 
 
 def _has_shards(folder: Path) -> bool:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config.code_trust import CodeTrust
-from engine.config.data_sections import AugmentConfig
-from engine.config.loader import parse_value, validate_config
+from engine.config.data_sections import ENCODED_DATASETS, AugmentConfig
+from engine.config.loader import dataset_of, parse_value, validate_config
 from engine.config.schema import Config, as_dict
 from engine.data.plan import auto_workers
 from engine.data.sampler import BatchRequest, Indices, Part
@@ -163,7 +163,8 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
     if data["num_classes"] is not None:
         # The dataset fake generates as many, and somebody else's checkpoint can name any number.
         data |= {"num_classes": len(checkpoint.classes)}
-    if any(override.partition("=")[0].strip() in ("data.dataset", "data.path") for override in overrides):
+    overridden = {override.partition("=")[0].strip() for override in overrides}
+    if not overridden.isdisjoint(("data.dataset", "data.path")):
         # The number of classes and the validation shards are those of the training data.
         data |= {"num_classes": None, "val_path": None}
     images = checkpoint.image_format
@@ -190,6 +191,8 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
                 problems += error.problems
     if problems:
         raise UsageError(problems)
+    if "data.path" in overridden and "data.dataset" not in overridden and data["dataset"] in ENCODED_DATASETS:
+        data["dataset"] = dataset_of(str(data["path"]))
     if not images.is_float:
         data |= {"image_size": images.size, "channels": images.channels, "mean": images.mean, "std": images.std}
     return validate_config(values | {"augment": AugmentConfig().model_dump(mode="json")})

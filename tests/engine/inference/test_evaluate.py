@@ -105,6 +105,16 @@ def test_evaluation_of_other_data_ignores_validation_shards_of_run(run: RunFolde
     assert evaluation_config(saved, ["data.path=/other.tar", "data.val_path=/x.tar"]).data.val_path == "/x.tar"
 
 
+@pytest.mark.parametrize(
+    ("path", "dataset"), [("/photos", "folder"), ("/labels.csv", "csv"), ("/val.tar", "webdataset")]
+)
+def test_evaluation_takes_the_dataset_that_a_path_is(run: RunFolder, path: str, dataset: str) -> None:
+    saved = read_trained_checkpoint(run)
+    data = saved.config.data.model_copy(update={"dataset": "csv", "path": "/train.csv"})
+    saved = replace(saved, config=saved.config.model_copy(update={"data": data}))
+    assert evaluation_config(saved, [f"data.path={path}"]).data.dataset == dataset
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_inference_on_gpu_matches_cpu(run: RunFolder) -> None:
