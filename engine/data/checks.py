@@ -172,7 +172,7 @@ def _similar_class_warnings(source: ImageSource) -> Iterator[Problem]:
     similar = [" and ".join(names) for names in by_name.values() if len(names) > 1]
     if similar:
         reason = f"classes differ in case only: {list_names(similar)}"
-        advice = "move their images into one folder if they are one class"
+        advice = "merge them if they are one class"
         yield Problem("data", reason, advice, code="similar-classes")
 
 

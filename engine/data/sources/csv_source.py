@@ -16,7 +16,7 @@ import numpy as np
 from engine.config.data_sections import DataConfig
 from engine.config.schema import Config
 from engine.data.sampler import Part
-from engine.data.sources.csv_table import TARGET_READERS, LabelTable, Targets, folded, read_table
+from engine.data.sources.csv_table import TARGET_READERS, LabelTable, Targets, folded, read_table, shown
 from engine.data.sources.folder import (
     ALLOW_EMPTY,
     FolderScan,
@@ -24,6 +24,7 @@ from engine.data.sources.folder import (
     check_images,
     open_scan,
     repeated_image_warnings,
+    usage_error_on_os_error,
 )
 from engine.data.sources.folder_layout import PART_NAMES, PART_NOUNS, walk_files
 from engine.data.sources.tar_index import IMAGE_EXTENSIONS
@@ -97,16 +98,20 @@ class _Rows:
 
 def open_csv(config: Config) -> FolderSource:
     """Open the images that a table names, with its labels and its splits. Raises UsageError."""
-    data, rows = config.data, _read_rows(config)
-    paths, skipped = _find_files(rows, data)
-    kept, repeated = _without_repeated_rows(rows, paths)
-    skipped = [*(f"column {name} (not used)" for name in rows.unused), *skipped, *repeated]
-    return open_scan(_scan(rows, paths, kept, skipped, data), rows.root, data, config.run.seed)
+    data, root = config.data, Path(str(config.data.path)).parent
+    with usage_error_on_os_error(root):
+        rows = _read_rows(config)
+        paths, skipped = _find_files(rows, data)
+        kept, repeated = _without_repeated_rows(rows, paths)
+        skipped = [*(f"column {name} (not used)" for name in rows.unused), *skipped, *repeated]
+        scan = _scan(rows, paths, kept, skipped, data)
+    return open_scan(scan, root, data, config.run.seed)
 
 
 def class_names(config: Config) -> tuple[str, ...]:
     """Return the names of the classes, labels or numbers of a table without opening any image. Raises UsageError."""
-    return _read_rows(config).targets.names
+    with usage_error_on_os_error(Path(str(config.data.path))):
+        return _read_rows(config).targets.names
 
 
 def _read_rows(config: Config) -> _Rows:
@@ -166,19 +171,20 @@ def _find_files(rows: _Rows, data: DataConfig) -> tuple[list[str], list[str]]:
     table, cells = rows.table, rows.table.columns[rows.image_column]
     found = [rows.finder.find(cell) for cell in cells]
     if outside := [row for row, paths in enumerate(found) if paths is None]:
-        reason = f"{cells[outside[0]]} is outside of {rows.root}, the folder of the table"
+        reason = f"{shown(cells[outside[0]])} is outside of {rows.root}, the folder of the table"
         raise table.error(outside, reason, "move the table to a folder that contains all images", code="not-supported")
     if ambiguous := [row for row, paths in enumerate(found) if paths and len(paths) > 1]:
-        reason = f"{cells[ambiguous[0]]} may be {list_names(found[ambiguous[0]] or [])}"
+        reason = f"{shown(cells[ambiguous[0]])} may be {list_names(found[ambiguous[0]] or [])}"
         advice = f"write paths relative to {rows.root}"
         raise table.error(ambiguous, reason, advice, code="ambiguous-name")
     missing = [row for row, paths in enumerate(found) if not paths]
     if missing and (data.on_bad == "fail" or len(missing) == len(found)):
-        names = list_names([cells[row] for row in missing])
+        names = list_names([shown(cells[row]) for row in missing])
         reason = f"{len(missing)} of {pluralize(len(found), 'image')} do not exist below {rows.root}: {names}"
-        advice = "correct the names, or skip these lines with data.on_bad=skip"
+        advice = "correct the names"
+        advice += ", or skip these lines with data.on_bad=skip" if len(missing) < len(found) else ""
         raise table.error(missing, reason, advice, code="not-found")
-    skipped = [f"{cells[row]} (line {table.lines[row]}: no such file)" for row in missing]
+    skipped = [f"{shown(cells[row])} (line {table.lines[row]}: no such file)" for row in missing]
     return [paths[0] if paths else "" for paths in found], skipped
 
 

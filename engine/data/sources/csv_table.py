@@ -36,6 +36,7 @@ LABEL_COLUMNS = (
     *("tags", "findinglabels", "diagnosis"),
 )
 ZERO_OR_ONE = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+MAX_SHOWN_CHARACTERS = 60
 MISSING_CELLS = ("", "nan")
 COLUMNS_ADVICE = "name the columns of the labels with data.label_columns"
 UNKNOWN_ADVICE = "no training image has it; add some, or delete the line"
@@ -45,6 +46,11 @@ MAX_FLOAT32 = float(np.finfo(np.float32).max)
 def folded(name: str) -> str:
     """Return the name of a column in lower case, without spaces, `-` and `_`."""
     return re.sub(r"[\s_-]", "", name).casefold()
+
+
+def shown(cell: str) -> str:
+    """Return a cell for messages, with the end of a long one cut off."""
+    return cell if len(cell) <= MAX_SHOWN_CHARACTERS else f"{cell[:MAX_SHOWN_CHARACTERS]}…"
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class LabelTable:
         """Raise UsageError if a cell of a column is bad."""
         cells = self.columns[column]
         if rows := [row for row, cell in enumerate(cells) if is_bad(cell)]:
-            reason = f"{column} is {cells[rows[0]]!r}" if cells[rows[0]] else f"{column} is empty"
+            reason = f"{column} is {shown(cells[rows[0]])!r}" if cells[rows[0]] else f"{column} is empty"
             raise self.error(rows, reason, advice)
 
 
@@ -191,7 +197,7 @@ def _read_label_lists(table: LabelTable, columns: tuple[str, ...], is_training: 
         raise table.error([], reason, "add images with other labels", code="too-few-classes")
     index = {name: label for label, name in enumerate(names)}
     if unknown := [row for row, labels in enumerate(rows) if not labels <= index.keys()]:
-        reason = f"{columns[0]} has {min(rows[unknown[0]] - index.keys())!r}"
+        reason = f"{columns[0]} has {shown(min(rows[unknown[0]] - index.keys()))!r}"
         raise table.error(unknown, reason, UNKNOWN_ADVICE)
     values = np.zeros((len(rows), len(names)), np.uint8)
     for row, labels in enumerate(rows):

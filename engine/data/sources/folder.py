@@ -167,19 +167,20 @@ def encoded_format(data: DataConfig) -> ImageFormat:
 
 def scan_folder(root: Path, *, allow_empty: bool) -> FolderScan:
     """Find the readable images of a folder. Raises UsageError with every problem found, among them empty classes."""
-    with _usage_error_on_os_error(root):
+    with usage_error_on_os_error(root):
         return _scan_folder(root, allow_empty=allow_empty)
 
 
 def class_names(data: DataConfig) -> tuple[str, ...]:
     """Return the class names of a folder without opening any image. Raises UsageError."""
     root = Path(str(data.path))
-    with _usage_error_on_os_error(root):
+    with usage_error_on_os_error(root):
         return find_layout(root).classes
 
 
 @contextmanager
-def _usage_error_on_os_error(root: Path) -> Iterator[None]:
+def usage_error_on_os_error(root: Path) -> Iterator[None]:
+    """Raise an OSError of the block as a UsageError."""
     try:
         yield
     except OSError as error:
